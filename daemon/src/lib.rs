@@ -1,0 +1,15 @@
+//! The profiler process. Modules stand in the order the data takes:
+//! source (events in) -> process (who) -> unwind + sample (stacks) -> symbolize (names) -> aggregate (count)
+//! -> pprof (encode) -> sink (out). `run` joins them; nothing else knows all stages.
+
+pub mod aggregate;
+pub mod attach;
+pub mod embedded;
+pub mod pprof;
+pub mod process;
+pub mod report;
+pub mod sample;
+pub mod sink;
+pub mod source;
+pub mod symbolize;
+pub mod unwind;

@@ -1,0 +1,72 @@
+//! What a frame is before it has a name.
+
+/// A process of this recording: index into the process table, unique per (pid, start time, exec count).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessId(pub u32);
+
+/// A file that was mapped: index into the image table, unique per (device, inode, ctime, size).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ImageId(pub u32);
+
+/// One frame. Addresses of callers are already the return address minus one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FrameKey {
+    /// Kernel text address.
+    Kernel(u64),
+    /// Native code: virtual address inside the ELF file (as its program headers number it).
+    Native {
+        /// The file.
+        image: ImageId,
+        /// ELF virtual address.
+        address: u64,
+    },
+    /// Managed code, JIT-compiled or ReadyToRun: the body's first address in the process. `generation` grows when code at this
+    /// address was unloaded and replaced.
+    Managed {
+        /// The process.
+        process: ProcessId,
+        /// Start of the method body (of its main function, also for a frame inside a funclet).
+        start: u64,
+        /// How often this address was given to new code before.
+        generation: u32,
+    },
+    /// A runtime stub in JIT memory (precode, dispatch): no method of its own.
+    Stub {
+        /// The process.
+        process: ProcessId,
+        /// Its address.
+        address: u64,
+    },
+    /// Code no mapping explains.
+    Unknown {
+        /// The process.
+        process: ProcessId,
+        /// Its address.
+        address: u64,
+    },
+    /// Not a frame of the program: something the profiler has to say at this place.
+    Marker(Marker),
+}
+
+/// Synthetic frames. Each has a counter of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Marker {
+    /// The copy of the stack ended before the stack did.
+    TruncatedCopy,
+    /// More frames than the limit.
+    TruncatedDepth,
+    /// No rule and no guess led on from the innermost known frame.
+    TruncatedNoRule,
+    /// Memory that was needed (code or unwind data) could not be read.
+    TruncatedUnreadable,
+    /// The process was gone before its mappings could be read.
+    TruncatedProcessGone,
+    /// The frame above this one (its caller) was guessed by frame pointer.
+    Guessed,
+    /// The wait began before the recording: no stack was seen.
+    WaitingSinceBefore,
+    /// On CPU for less than a sampling period: no stack was seen.
+    NotSampled,
+    /// Parent of all frames of collector threads.
+    GarbageCollector,
+}

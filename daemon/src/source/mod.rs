@@ -1,0 +1,349 @@
+//! 1. EVENTS IN. [`Event`] is the only type the stages behind this one see: what a record looked like in the
+//! kernel's or a shim's ring stays in `kernel/` and `shim/`. No symbols, no procfs here.
+
+pub mod kernel;
+pub mod order;
+pub mod shim;
+
+/// CLOCK_MONOTONIC of the initial time namespace, in nanoseconds (`bpf_ktime_get_ns`, perf's `clockid`, the shim's clock
+/// with its namespace offset removed).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MonotonicNs(pub u64);
+
+/// A thread, by its ids in the initial pid namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ThreadId {
+    /// Thread group id: what users call the pid.
+    pub pid: u32,
+    /// The kernel's id of the thread itself.
+    pub tid: u32,
+}
+
+/// General registers of the interrupted or captured user context, x86-64, in DWARF order
+/// (0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8–15 r8–r15; System V ABI x86-64, figure 3.36).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UserRegs {
+    /// Values by DWARF number; meaningful only where `known` has the bit set.
+    pub gpr: [u64; 16],
+    /// Bit n set: `gpr[n]` was captured. A sample from the kernel knows all; the shim knows the callee-saved ones and rsp.
+    pub known: u16,
+    /// The instruction pointer: the exact instruction, not a return address.
+    pub ip: u64,
+}
+
+/// A user context: registers and a bounded copy of the stack that starts at rsp.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UserContext {
+    /// Registers at the moment of capture.
+    pub regs: UserRegs,
+    /// Bytes from `regs.gpr[7]` (rsp) upwards; shorter than asked where the stack's mapping ends.
+    pub stack: Vec<u8>,
+    /// True when the copy ended because the limit was reached, not because memory did.
+    pub limited: bool,
+}
+
+/// One thing that happened, with the time it happened.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// When.
+    pub time: MonotonicNs,
+    /// What.
+    pub kind: EventKind,
+}
+
+/// All kinds of events, from both sources.
+#[derive(Clone, Debug)]
+pub enum EventKind {
+    /// The CPU sampler's timer found this thread running.
+    CpuSample(CpuSample),
+    /// A thread left the CPU and its stack was kept by the coin.
+    WaitStart(WaitStart),
+    /// A thread whose `WaitStart` was kept got the CPU again.
+    WaitEnd(WaitEnd),
+    /// A thread's last switch: its exact totals since the recording began.
+    ThreadEnd(ThreadTimes),
+    /// `execve` succeeded: the process has a new image; all mappings before this are gone.
+    Exec {
+        /// The process.
+        pid: u32,
+        /// New command name (at most 15 bytes).
+        comm: String,
+    },
+    /// A thread was named.
+    Comm {
+        /// The thread.
+        thread: ThreadId,
+        /// Its new name (at most 15 bytes).
+        comm: String,
+    },
+    /// A thread or process was made. `thread.pid == parent.pid` means a thread.
+    Fork {
+        /// Who called clone.
+        parent: ThreadId,
+        /// The new one.
+        thread: ThreadId,
+    },
+    /// A thread ended; when `thread.tid == thread.pid` the main thread did.
+    Exit {
+        /// The thread.
+        thread: ThreadId,
+    },
+    /// A new executable mapping.
+    Mmap(Mmap),
+    /// Something a shim said about its own process.
+    Shim {
+        /// Process in the initial pid namespace, as the finder established it (never from the record).
+        pid: u32,
+        /// Which region (one per attached instance) said it.
+        region: RegionId,
+        /// What it said.
+        event: ShimEvent,
+    },
+}
+
+/// The CPU sampler's record.
+#[derive(Clone, Debug)]
+pub struct CpuSample {
+    /// Thread that was running.
+    pub thread: ThreadId,
+    /// Command name at that moment.
+    pub comm: [u8; 16],
+    /// User context; `None` for kernel threads.
+    pub user: Option<UserContext>,
+    /// Kernel return addresses, innermost first; empty when user code was interrupted.
+    pub kernel: Vec<u64>,
+}
+
+/// Why a thread left the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitState {
+    /// Preempted or yielded: it could have gone on.
+    Runnable,
+    /// TASK_INTERRUPTIBLE.
+    Interruptible,
+    /// TASK_UNINTERRUPTIBLE.
+    Uninterruptible,
+    /// Stopped, traced, parked or dead, by the raw state bits.
+    Other(u32),
+}
+
+/// A thread leaves the CPU.
+#[derive(Clone, Debug)]
+pub struct WaitStart {
+    /// The thread.
+    pub thread: ThreadId,
+    /// Command name.
+    pub comm: [u8; 16],
+    /// User context; `None` for kernel threads.
+    pub user: Option<UserContext>,
+    /// Kernel return addresses, innermost first.
+    pub kernel: Vec<u64>,
+    /// State it left in.
+    pub state: WaitState,
+    /// Nanoseconds it had been on CPU since its last switch-in.
+    pub ran_ns: u64,
+    /// System call it is in (`orig_ax`), if any.
+    pub syscall: Option<u32>,
+    /// One over the probability with which this stack was kept; at least 1.
+    pub weight: f64,
+}
+
+/// The end of a kept wait; pairs with the `WaitStart` of the same thread whose time is `start`.
+#[derive(Clone, Debug)]
+pub struct WaitEnd {
+    /// The thread.
+    pub thread: ThreadId,
+    /// Time of the switch-out that began it.
+    pub start: MonotonicNs,
+    /// Nanoseconds it waited for something.
+    pub blocked_ns: u64,
+    /// Nanoseconds it then (or from the start) waited for a CPU.
+    pub runnable_ns: u64,
+    /// Who woke it: thread and command name; `None` when it was never blocked. tid 0 is the idle task: an interrupt woke it.
+    pub waker: Option<(ThreadId, [u8; 16])>,
+}
+
+/// Exact scheduler times of one thread since the recording began. Law: the three sum to the time it existed in the recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadTimes {
+    /// The thread.
+    pub thread: ThreadId,
+    /// Nanoseconds on a CPU.
+    pub oncpu_ns: u64,
+    /// Nanoseconds runnable, waiting for a CPU.
+    pub runnable_ns: u64,
+    /// Nanoseconds blocked.
+    pub blocked_ns: u64,
+    /// When the thread entered the recording.
+    pub since: MonotonicNs,
+}
+
+/// A new executable mapping, as perf's MMAP2 record tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mmap {
+    /// The process.
+    pub pid: u32,
+    /// First address.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Offset in the file, bytes.
+    pub file_offset: u64,
+    /// Device (major, minor) and inode; inode 0 for anonymous memory.
+    pub device: (u32, u32),
+    /// Inode.
+    pub inode: u64,
+    /// Path as the process's mount namespace shows it, `//anon`, `[vdso]`, or `/memfd:NAME (deleted)`.
+    pub path: String,
+}
+
+/// Identity of one shim region in this daemon's life; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RegionId(pub u32);
+
+/// Which heap an object went to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Heap {
+    /// Small object heap.
+    Small,
+    /// Large object heap.
+    Large,
+    /// Pinned object heap.
+    Pinned,
+}
+
+/// How an allocation was chosen, which says what it stands for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum AllocationKind {
+    /// AllocationTick (.NET 6–9): a fixed stride of about 100 KiB; it stands for `amount` bytes. No unbiased estimator exists.
+    Tick {
+        /// Bytes allocated on this heap since the last tick.
+        amount: u64,
+    },
+    /// AllocationSampled (.NET 10+): each byte is an independent trial with p = 1/102400.
+    Sampled,
+}
+
+/// One sampled allocation.
+#[derive(Clone, Debug)]
+pub struct Allocation {
+    /// Identity of the sample within its region; later `ObjectsDead`/`ObjectsAlive` name it.
+    pub sample: u64,
+    /// Allocating thread.
+    pub tid: u32,
+    /// The runtime's ClassID; its name comes as `TypeName`.
+    pub type_id: u64,
+    /// Object size in bytes.
+    pub size: u64,
+    /// Which heap.
+    pub heap: Heap,
+    /// How it was chosen.
+    pub kind: AllocationKind,
+    /// True when a weak handle watches it.
+    pub tracked: bool,
+    /// Registers and stack of the allocating thread, inside the shim's callback.
+    pub user: UserContext,
+}
+
+/// Name and code of one managed method body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Method {
+    /// The address that was asked about.
+    pub asked: u64,
+    /// Module identity inside the process (ModuleID), with `token` and `instantiation` the function's identity.
+    pub module_id: u64,
+    /// MethodDef token; 0 for dynamic methods.
+    pub token: u32,
+    /// True for dynamic methods (LCG, IL stubs).
+    pub dynamic: bool,
+    /// `Namespace.Type<Args>.Method<Args>(ParameterTypes)`.
+    pub name: String,
+    /// Simple name of the module's file, or empty.
+    pub module: String,
+    /// Code ranges of this body: (start, length in bytes); hot part first.
+    pub ranges: Vec<(u64, u32)>,
+}
+
+/// What a shim says, decoded and bounds-checked, still only believed about its own process.
+#[derive(Clone, Debug)]
+pub enum ShimEvent {
+    /// The instance is up: runtime version as (major, minor, build) and the instance's number in its process.
+    Hello {
+        /// Runtime version.
+        runtime: (u16, u16, u16),
+    },
+    /// A sampled allocation.
+    Allocation(Box<Allocation>),
+    /// Name of a type, sent before or after the first allocation that needs it.
+    TypeName {
+        /// ClassID.
+        type_id: u64,
+        /// C# form with generic arguments.
+        name: String,
+        /// Module's simple file name.
+        module: String,
+    },
+    /// Answer to a name request.
+    Method(Box<Method>),
+    /// The runtime does not know the address; the HRESULT says why.
+    NoMethod {
+        /// The address asked about.
+        asked: u64,
+        /// The runtime's answer.
+        hresult: i32,
+    },
+    /// Code in these ranges is gone (dynamic method collected, module unloaded): names and rules die.
+    CodeUnloaded {
+        /// (start, length).
+        ranges: Vec<(u64, u64)>,
+    },
+    /// A collection began.
+    GcStart {
+        /// The runtime's count of collections.
+        number: u32,
+        /// Generation condemned.
+        generation: u8,
+        /// The runtime's reason code (`reference` A7: 0 small alloc, 1 induced, …).
+        reason: u8,
+        /// 0 blocking, 1 background, 2 foreground during background.
+        kind: u8,
+        /// Thread that started it.
+        tid: u32,
+    },
+    /// A collection ended.
+    GcEnd {
+        /// The runtime's count of collections.
+        number: u32,
+    },
+    /// All managed threads are being suspended.
+    PauseBegin {
+        /// The runtime's suspension reason (1 = GC, 6 = GC preparation, …).
+        reason: u8,
+        /// Thread that suspends.
+        tid: u32,
+    },
+    /// Managed threads run again.
+    PauseEnd {
+        /// Thread that resumed them.
+        tid: u32,
+    },
+    /// These sampled objects were found dead at a collection's end.
+    ObjectsDead {
+        /// Their `Allocation::sample`.
+        samples: Vec<u64>,
+    },
+    /// These sampled objects survived, with the generation they are in now.
+    ObjectsAlive {
+        /// (sample, generation).
+        samples: Vec<(u64, u8)>,
+    },
+    /// A managed thread's OS id and name (empty when it has none).
+    ThreadName {
+        /// OS thread id in the initial pid namespace (translated by the reader when it can), else as the process sees it.
+        tid: u32,
+        /// The name.
+        name: String,
+    },
+    /// The instance says goodbye: detach finished or the process shuts down.
+    Bye,
+}

@@ -1,0 +1,1 @@
+//! Merges the streams of all sources into one, by time.
