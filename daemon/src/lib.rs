@@ -4,6 +4,7 @@
 
 pub mod aggregate;
 pub mod attach;
+pub mod cli;
 pub mod embedded;
 pub mod pprof;
 pub mod process;

@@ -1,0 +1,216 @@
+//! The command line: clap types and the parsing of units, nothing else. `main` maps each command to its stage.
+
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use std::{path::PathBuf, time::Duration};
+
+/// Exit codes, also in `--help`.
+pub mod exit {
+    /// Something not listed below.
+    pub const OTHER: u8 = 1;
+    /// The command line was wrong.
+    pub const USAGE: u8 = 2;
+    /// No such process, or it ended before the recording began.
+    pub const NO_TARGET: u8 = 3;
+    /// A privilege or a kernel feature is missing.
+    pub const NOT_PERMITTED: u8 = 4;
+    /// The output cannot be written.
+    pub const OUTPUT: u8 = 5;
+    /// The command to start was not found or cannot be executed (as shells say it).
+    pub const COMMAND: u8 = 127;
+}
+
+const EXIT_CODES: &str = "Exit codes:
+  0    done (record -- CMD: CMD ended with 0)
+  N    record -- CMD: CMD's own exit code; 128+S if signal S ended it
+  1    an error not listed here
+  2    wrong command line
+  3    no such process, or it ended before the recording began
+  4    a privilege or a kernel feature is missing (`perfusion doctor` says which)
+  5    the output cannot be written
+  127  record -- CMD: CMD cannot be started";
+
+/// System profiler for .NET and native code: CPU, waiting, allocation and live heap in one pprof file.
+#[derive(Debug, Parser)]
+#[command(name = "perfusion", version, after_help = EXIT_CODES, max_term_width = 110)]
+pub struct Cli {
+    /// Say less: errors only.
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// Say more: the daemon's own log (repeat for debug output).
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Profile running processes, a new one, or the whole host, into one pprof file.
+    Record(Record),
+    /// Print a profile: top table, folded stacks, or a flame graph as one HTML file.
+    Report(Report),
+    /// List processes: runtime and version, container, what profiling they allow and why not more.
+    Ps(Json),
+    /// Check what this machine allows, and say what to do about what it does not.
+    Doctor(Json),
+    /// Runs a command when the recorder says so. Internal.
+    #[command(hide = true)]
+    ExecWhenReady(ExecWhenReady),
+}
+
+/// `perfusion record`.
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES, group = ArgGroup::new("target").required(true).multiple(false))]
+pub struct Record {
+    /// Processes to profile, with the children they make from now on.
+    #[arg(short, long, value_name = "PID", value_delimiter = ',', group = "target", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Vec<u32>,
+    /// Profile every process of the host.
+    #[arg(short, long, group = "target")]
+    pub all: bool,
+    /// Start this program and profile it from its first instruction until it ends.
+    #[arg(last = true, value_name = "CMD", group = "target")]
+    pub command: Vec<String>,
+    /// Stop after this long (500ms, 10s, 5m, 1h). Default: until Ctrl-C or until every target has ended.
+    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
+    /// The profile's file.
+    #[arg(short, long, value_name = "FILE", default_value = "perfusion.pb.gz")]
+    pub output: PathBuf,
+    /// CPU samples per second and CPU.
+    #[arg(short = 'F', long, value_name = "HZ", default_value_t = 99, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub frequency: u32,
+    /// Load the shim into .NET processes even with --all (with --pid and CMD it is loaded anyway).
+    #[arg(long, conflicts_with = "no_attach")]
+    pub attach: bool,
+    /// Never load the shim: no managed names beyond a perf map, no allocations.
+    #[arg(long)]
+    pub no_attach: bool,
+    /// Bytes of user stack copied per sample, in KiB.
+    #[arg(long, value_name = "KIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(4..=64))]
+    pub stack_kib: u32,
+    /// Budget for the stacks of waits, in MiB per second and CPU: above it, waits keep their exact timing and their stacks are
+    /// sampled with a known probability.
+    #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub wait_stack_mib: u32,
+}
+
+/// `perfusion report`.
+#[derive(Debug, Args)]
+pub struct Report {
+    /// A pprof file, gzipped or not.
+    pub file: PathBuf,
+    /// Sample type, for example cpu, blocked, alloc_space, inuse_space. Default: the profile's own default.
+    #[arg(short = 't', long = "type", value_name = "TYPE")]
+    pub sample_type: Option<String>,
+    /// top: table of functions; folded: one stack a line; flame: one HTML file with all sample types.
+    #[arg(short, long, value_enum, default_value_t = Format::Top)]
+    pub format: Format,
+    /// Rows of the top table.
+    #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 20)]
+    pub rows: usize,
+    /// Write here instead of to stdout.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Show threads that are parked for work (pool workers, timers) in waiting types too.
+    #[arg(long)]
+    pub idle: bool,
+}
+
+/// Output formats of `report`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Table of functions.
+    Top,
+    /// One stack a line, root first, `;` between frames, a space, the value.
+    Folded,
+    /// One self-contained HTML file.
+    Flame,
+}
+
+/// Commands whose only option is machine-readable output.
+#[derive(Debug, Args)]
+pub struct Json {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The internal command that waits for one byte on stdin's stand-in before it becomes the program.
+#[derive(Debug, Args)]
+pub struct ExecWhenReady {
+    /// Descriptor to read the byte from.
+    pub gate: i32,
+    /// The program and its arguments.
+    #[arg(last = true, required = true)]
+    pub command: Vec<String>,
+}
+
+/// Reads `500ms`, `10s`, `5m`, `1h` or plain seconds, fractions allowed.
+///
+/// # Errors
+/// Says what was found and what is expected.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match &text[digits.len()..] {
+        "" | "s" => 1.0,
+        "ms" => 1e-3,
+        "m" => 60.0,
+        "h" => 3600.0,
+        unit => {
+            return Err(format!("unknown unit `{unit}`: expected ms, s, m or h, as in 500ms, 10s, 5m, 1h"));
+        }
+    };
+    let number: f64 = digits
+        .parse()
+        .map_err(|_| format!("`{digits}` is no number: expected for example 500ms, 10s, 5m, 1h"))?;
+    Duration::try_from_secs_f64(number * factor)
+        .ok()
+        .filter(|d| !d.is_zero() && *d <= Duration::from_secs(366 * 86_400))
+        .ok_or_else(|| format!("{text} is out of range: expected more than 0 and at most a year"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cli, Command, parse_duration};
+    use clap::{CommandFactory as _, Parser as _};
+    use std::time::Duration;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_have_units_and_limits() {
+        assert_eq!(parse_duration("10s"), Ok(Duration::from_secs(10)));
+        assert_eq!(parse_duration("1.5m"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        for bad in ["", "0", "-1s", "10 days", "nan", "inf", "1e300h", "s", "10é"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn everything_after_the_dashes_belongs_to_the_program() {
+        let cli =
+            Cli::try_parse_from(["perfusion", "record", "-o", "x", "--", "dotnet", "app.dll", "--all", "-d"]);
+        let Ok(Cli { command: Command::Record(record), .. }) = cli else { panic!("{cli:?}") };
+        assert_eq!(record.command, ["dotnet", "app.dll", "--all", "-d"]);
+        assert!(!record.all);
+    }
+
+    #[test]
+    fn exactly_one_target_is_needed() {
+        for bad in [
+            &["perfusion", "record"][..],
+            &["perfusion", "record", "--all", "-p", "1"],
+            &["perfusion", "record", "-p", "0"],
+        ] {
+            assert!(Cli::try_parse_from(bad).is_err(), "{bad:?}");
+        }
+        assert!(Cli::try_parse_from(["perfusion", "record", "-p", "1,2", "-p", "3"]).is_ok());
+    }
+}
