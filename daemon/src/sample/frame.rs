@@ -67,6 +67,8 @@ pub enum Marker {
     WaitingSinceBefore,
     /// On CPU for less than a sampling period: no stack was seen.
     NotSampled,
+    /// A wait whose stack was lost on the way (ring full): its time is exact, its place is not known.
+    StackLost,
     /// Parent of all frames of collector threads.
     GarbageCollector,
 }
