@@ -138,11 +138,11 @@ pub struct Json {
     pub json: bool,
 }
 
-/// The internal command that waits for one byte on stdin's stand-in before it becomes the program.
+/// The internal command that waits for one byte before it becomes the program.
 #[derive(Debug, Args)]
 pub struct ExecWhenReady {
-    /// Descriptor to read the byte from.
-    pub gate: i32,
+    /// The pipe to read the byte from.
+    pub gate: PathBuf,
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub command: Vec<String>,
