@@ -1,0 +1,321 @@
+//! Workloads: compiled once per source text, started, spoken to, and killed when dropped.
+//!
+//! A workload is `workloads/dotnet/NAME/NAME.cs` compiled with `workloads/dotnet/Workload.cs` (the demo stands alone).
+//! It prints `ready {json}` when its threads run, and on the line `stop` (or the end) of its stdin `truth {json}`: what it
+//! knows about itself, against which its profile is judged.
+
+use std::collections::hash_map::DefaultHasher;
+use std::ffi::OsString;
+use std::fs;
+use std::hash::{Hash as _, Hasher as _};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::Value;
+
+use crate::environment::{Runtime, cache_dir, csc, sources};
+use crate::wait;
+
+/// Longest wait for a workload to say that it runs: a cold .NET start on a busy machine of two cores.
+const READY_DEADLINE: Duration = Duration::from_secs(30);
+/// Longest wait for a workload to stop and tell its truth.
+const STOP_DEADLINE: Duration = Duration::from_secs(20);
+
+/// A compiled program and how to start it.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    program: PathBuf,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+}
+
+impl Workload {
+    /// The C# workload `name` on `runtime`, with the C libraries `native` (sources in `workloads/native/`) beside it.
+    ///
+    /// # Errors
+    /// When a compiler fails; its output is in the error.
+    pub fn dotnet(runtime: Runtime, name: &str, native: &[&str]) -> anyhow::Result<Self> {
+        let dll = compile_dotnet(name, native)?;
+        let program = runtime.dotnet().with_context(|| format!("no {runtime}"))?;
+        Ok(Self { program, args: vec![dll.into_os_string()], env: Vec::new() })
+    }
+
+    /// The C program `workloads/native/NAME.c`, built with `flags`.
+    ///
+    /// # Errors
+    /// When the compiler fails.
+    pub fn native(name: &str, flags: &[&str]) -> anyhow::Result<Self> {
+        Ok(Self { program: compile_c(name, name, flags)?, args: Vec::new(), env: Vec::new() })
+    }
+
+    /// Any program.
+    pub fn program(path: impl Into<PathBuf>) -> Self {
+        Self { program: path.into(), args: Vec::new(), env: Vec::new() }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Sets an environment variable.
+    #[must_use]
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Program and arguments, as `perfusion record --` wants them.
+    pub fn command_line(&self) -> Vec<OsString> {
+        let mut line = vec![self.program.clone().into_os_string()];
+        line.extend(self.args.iter().cloned());
+        line
+    }
+
+    /// A command that runs it.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    /// Starts it and waits for its `ready` line.
+    ///
+    /// # Errors
+    /// When it cannot be started, ends or stays silent.
+    pub fn start(&self) -> anyhow::Result<App> {
+        let mut app = self.spawn()?;
+        app.await_ready()?;
+        Ok(app)
+    }
+
+    /// Starts it without waiting for anything.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn(&self) -> anyhow::Result<App> {
+        let mut child = self
+            .command()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.program.display()))?;
+        let stdin = child.stdin.take();
+        let stdout = child.stdout.take().context("stdout was not piped")?;
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines() {
+                let Ok(line) = line else { return };
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(App { child, stdin, lines, ready: Value::Null })
+    }
+}
+
+/// A running workload. Dropping it kills it.
+#[derive(Debug)]
+pub struct App {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    ready: Value,
+}
+
+impl App {
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it said in its `ready` line, such as the OS ids of its threads.
+    pub fn ready(&self) -> &Value {
+        &self.ready
+    }
+
+    /// The OS thread id it gave in its `ready` line under `name`.
+    ///
+    /// # Panics
+    /// When it gave none: the workload is wrong then.
+    pub fn thread(&self, name: &str) -> u32 {
+        let id = self.ready.get(name).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
+        id.unwrap_or_else(|| panic_missing(name, &self.ready))
+    }
+
+    /// Waits for the line `ready {json}`.
+    ///
+    /// # Errors
+    /// When it ends or stays silent.
+    pub fn await_ready(&mut self) -> anyhow::Result<()> {
+        self.ready = self.await_line("ready", READY_DEADLINE)?;
+        Ok(())
+    }
+
+    /// Asks it to stop and returns its `truth` line; it has ended with exit code 0 then.
+    ///
+    /// # Errors
+    /// When it does not answer or ends badly: a workload that fails under the profiler is the worst finding there is.
+    pub fn stop(mut self) -> anyhow::Result<Value> {
+        self.send_stop();
+        let truth = self.await_line("truth", STOP_DEADLINE)?;
+        let status = wait::wait_for_exit(&mut self.child, STOP_DEADLINE)?;
+        ensure!(status.success(), "the workload ended with {status}");
+        Ok(truth)
+    }
+
+    /// Writes the line `stop` and closes its stdin.
+    pub fn send_stop(&mut self) {
+        if let Some(mut stdin) = self.stdin.take() {
+            // It may be dead already; then its truth line will be missed.
+            stdin.write_all(b"stop\n").ok();
+        }
+    }
+
+    /// Waits until it ends by itself.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn await_exit(&mut self, deadline: Duration) -> anyhow::Result<ExitStatus> {
+        wait::wait_for_exit(&mut self.child, deadline)
+    }
+
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn signal(&self, signal: rustix::process::Signal) -> anyhow::Result<()> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).with_context(|| format!("kill {}", self.pid()))
+    }
+
+    /// Fails unless it still runs.
+    ///
+    /// # Errors
+    /// Its exit status.
+    pub fn ensure_alive(&mut self) -> anyhow::Result<()> {
+        match self.child.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("the workload died: {status}, signal {:?}", status.signal()),
+        }
+    }
+
+    /// The next line on stdout that starts with `word`; the rest of it as JSON (null when empty).
+    ///
+    /// # Errors
+    /// When none comes, or it is no JSON.
+    pub fn await_line(&mut self, word: &str, deadline: Duration) -> anyhow::Result<Value> {
+        let end = Instant::now() + deadline;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) => {
+                    let Some(rest) = line.strip_prefix(word) else { continue };
+                    if rest.trim().is_empty() {
+                        return Ok(Value::Null);
+                    }
+                    return serde_json::from_str(rest).with_context(|| format!("not JSON: {line}"));
+                }
+                Err(RecvTimeoutError::Timeout) => bail!("no line `{word}` within {deadline:?}"),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = wait::wait_for_exit(&mut self.child, STOP_DEADLINE)?;
+                    bail!("the workload ended ({status}) before it said `{word}`");
+                }
+            }
+        }
+    }
+}
+
+#[allow(clippy::panic, reason = "called by tests only; a missing name is a bug of the workload")]
+fn panic_missing(name: &str, ready: &Value) -> u32 {
+    panic!("the workload's ready line has no thread {name}: {ready}")
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        // Already dead is fine.
+        wait::kill(&mut self.child).ok();
+    }
+}
+
+/// Compiles `workloads/dotnet/NAME/NAME.cs`; returns the path of the assembly.
+fn compile_dotnet(name: &str, native: &[&str]) -> anyhow::Result<PathBuf> {
+    let workloads = sources().join("workloads");
+    let own = workloads.join("dotnet").join(name).join(format!("{name}.cs"));
+    let mut inputs = vec![own];
+    if name != "demo" {
+        inputs.push(workloads.join("dotnet/Workload.cs"));
+    }
+    let native_sources: Vec<PathBuf> = native.iter().map(|library| workloads.join("native").join(format!("{library}.c"))).collect();
+    let hash = hash_of(inputs.iter().chain(&native_sources), "")?;
+    cached(name, hash, &format!("{name}.dll"), |dir| {
+        let compiler = csc().context("no C# compiler")?;
+        run_compiler(Command::new(compiler).arg(dir.join(format!("{name}.dll"))).args(&inputs))?;
+        for library in native {
+            let source = workloads.join("native").join(format!("{library}.c"));
+            // No frame pointers: only unwind tables lead through this code, as through most of a distribution's.
+            let flags = ["-shared", "-fPIC", "-O2", "-fomit-frame-pointer", "-Wall", "-Werror", "-o"];
+            run_compiler(Command::new("gcc").args(flags).arg(dir.join(format!("lib{library}.so"))).arg(source))?;
+        }
+        Ok(())
+    })
+}
+
+/// Compiles `workloads/native/NAME.c` with `flags` to a file called `output`.
+///
+/// # Errors
+/// When the compiler fails.
+pub fn compile_c(name: &str, output: &str, flags: &[&str]) -> anyhow::Result<PathBuf> {
+    let source = sources().join("workloads/native").join(format!("{name}.c"));
+    let hash = hash_of([&source], &flags.join(" "))?;
+    cached(name, hash, output, |dir| {
+        run_compiler(Command::new("gcc").args(["-O2", "-Wall", "-Werror"]).arg(&source).args(flags).arg("-o").arg(dir.join(output)))
+    })
+}
+
+fn hash_of<'a>(files: impl IntoIterator<Item = &'a PathBuf>, flags: &str) -> anyhow::Result<u64> {
+    let mut hasher = DefaultHasher::new();
+    flags.hash(&mut hasher);
+    for file in files {
+        fs::read(file).with_context(|| format!("cannot read {}", file.display()))?.hash(&mut hasher);
+    }
+    Ok(hasher.finish())
+}
+
+/// The file `output` of the build `name`-`hash`, made by `build` in a fresh directory that gets its final name when complete.
+fn cached(name: &str, hash: u64, output: &str, build: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<PathBuf> {
+    let root = cache_dir();
+    let dir = root.join(format!("{name}-{hash:016x}"));
+    if !dir.join(output).exists() {
+        fs::create_dir_all(&root)?;
+        let fresh = tempfile::Builder::new().prefix(name).tempdir_in(&root)?;
+        build(fresh.path())?;
+        let fresh = fresh.keep();
+        if fs::rename(&fresh, &dir).is_err() {
+            // Another run was quicker; its result is the same.
+            fs::remove_dir_all(&fresh)?;
+        }
+    }
+    Ok(dir.canonicalize()?.join(output))
+}
+
+fn run_compiler(command: &mut Command) -> anyhow::Result<()> {
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    ensure!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}

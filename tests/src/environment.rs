@@ -1,0 +1,154 @@
+//! What a test needs from the machine, where it is, and what happens when it is not there.
+
+use std::env;
+use std::fmt;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A .NET runtime by its major version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Runtime {
+    /// .NET 8.
+    Net8,
+    /// .NET 9: the one every test runs on.
+    Net9,
+    /// .NET 10.
+    Net10,
+}
+
+impl Runtime {
+    /// All of them, oldest first.
+    pub const ALL: [Self; 3] = [Self::Net8, Self::Net9, Self::Net10];
+
+    /// 8, 9 or 10.
+    pub fn major(self) -> u32 {
+        match self {
+            Self::Net8 => 8,
+            Self::Net9 => 9,
+            Self::Net10 => 10,
+        }
+    }
+
+    /// The `dotnet` executable of this runtime: `$PERFUSION_DOTNET_ROOTS/MAJOR/dotnet`.
+    pub fn dotnet(self) -> Option<PathBuf> {
+        let dotnet = env_path("PERFUSION_DOTNET_ROOTS")?.join(self.major().to_string()).join("dotnet");
+        dotnet.exists().then_some(dotnet)
+    }
+}
+
+impl fmt::Display for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, ".NET {}", self.major())
+    }
+}
+
+/// Something a test cannot do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Effective user id 0.
+    Root,
+    /// The kernel's type information, which the probes are relocated with.
+    Btf,
+    /// The `perfusion` binary with probes and shim inside (`PERFUSION_BIN`).
+    Perfusion,
+    /// A runtime and the C# compiler.
+    Clr(Runtime),
+    /// A C compiler (`gcc`).
+    C,
+    /// The Go tool chain.
+    Go,
+    /// A program on PATH.
+    Program(&'static str),
+}
+
+impl Need {
+    /// Why this need is not met here, or `None`.
+    fn missing(self) -> Option<String> {
+        match self {
+            Self::Root => (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned()),
+            Self::Btf => {
+                (!Path::new("/sys/kernel/btf/vmlinux").exists()).then(|| "the kernel has no BTF (/sys/kernel/btf/vmlinux)".to_owned())
+            }
+            Self::Perfusion => perfusion_bin().is_none().then(|| "PERFUSION_BIN names no perfusion binary".to_owned()),
+            Self::Clr(runtime) => {
+                if runtime.dotnet().is_none() {
+                    Some(format!("no {runtime} below PERFUSION_DOTNET_ROOTS"))
+                } else if csc().is_none() {
+                    Some("PERFUSION_CSC names no C# compiler".to_owned())
+                } else {
+                    None
+                }
+            }
+            Self::C => (!runs("gcc", "--version")).then(|| "no gcc".to_owned()),
+            Self::Go => (!runs("go", "version")).then(|| "no go".to_owned()),
+            Self::Program(name) => (!runs(name, "--version")).then(|| format!("no {name}")),
+        }
+    }
+}
+
+/// The needs of every test that records a .NET 9 application.
+pub const RECORD_NET9: &[Need] = &[Need::Root, Need::Btf, Need::Perfusion, Need::Clr(Runtime::Net9)];
+
+fn runs(program: &str, argument: &str) -> bool {
+    Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success())
+}
+
+fn env_path(name: &str) -> Option<PathBuf> {
+    env::var_os(name).map(PathBuf::from).filter(|path| path.exists())
+}
+
+/// The `perfusion` binary under test.
+pub fn perfusion_bin() -> Option<PathBuf> {
+    env_path("PERFUSION_BIN")
+}
+
+/// The C# compiler: a program called as `csc OUT.dll SOURCE.cs…`.
+pub fn csc() -> Option<PathBuf> {
+    env_path("PERFUSION_CSC")
+}
+
+/// The directory `tests/` of the sources.
+pub fn sources() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Where compiled workloads are kept between runs.
+pub fn cache_dir() -> PathBuf {
+    sources().join("../target/workloads")
+}
+
+/// True when the long forms of the tests are asked for (`PERFUSION_TESTS_LONG=1`): the durations and counts the promises
+/// are stated with, instead of the shortest the statistics allow.
+pub fn long_form() -> bool {
+    env::var_os("PERFUSION_TESTS_LONG").is_some_and(|value| value == "1")
+}
+
+/// The turn of one test. System tests measure time on the same few CPUs, so they run one after the other.
+#[derive(Debug)]
+pub struct Turn {
+    _guard: MutexGuard<'static, ()>,
+}
+
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Begins the test `name`: waits for its turn and checks its needs. `None` means skip (said on stderr).
+///
+/// # Panics
+/// When a need is missing and `PERFUSION_TESTS_REQUIRED=1`: in CI a skipped test is a failed one.
+pub fn begin(name: &str, needs: &[Need]) -> Option<Turn> {
+    // A failed test poisons the lock; the next one starts from nothing all the same.
+    let guard = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let missing: Vec<String> = needs.iter().filter_map(|need| need.missing()).collect();
+    if missing.is_empty() {
+        return Some(Turn { _guard: guard });
+    }
+    let reason = missing.join("; ");
+    drop(guard);
+    let required = env::var_os("PERFUSION_TESTS_REQUIRED").is_some_and(|value| value == "1");
+    assert!(!required, "{name} cannot run: {reason}");
+    // Past the capture of the test runner, so that nobody takes a skipped test for a passed one. Nothing to do if stderr is closed.
+    writeln!(std::io::stderr(), "SKIPPED {name}: {reason}").ok();
+    None
+}

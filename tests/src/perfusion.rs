@@ -1,0 +1,217 @@
+//! Runs the `perfusion` binary: short commands to their end, recordings in the background.
+
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+use crate::environment::perfusion_bin;
+use crate::profile::Profile;
+use crate::wait;
+
+/// Time beyond a recording's own length that it may take to start, to resolve names and to write its file.
+pub const SLACK: Duration = Duration::from_secs(30);
+
+/// How a command ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Exit status.
+    pub status: ExitStatus,
+    /// Data.
+    pub stdout: String,
+    /// Progress and errors.
+    pub stderr: String,
+}
+
+impl Outcome {
+    /// Exit code; -1 when a signal ended it.
+    pub fn code(&self) -> i32 {
+        self.status.code().unwrap_or(-1)
+    }
+}
+
+/// A `perfusion` command with these arguments.
+///
+/// # Panics
+/// Without `PERFUSION_BIN`: the test should have said `Need::Perfusion`.
+pub fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(perfusion_bin().unwrap_or_default());
+    command.args(args);
+    command
+}
+
+/// Runs a command to its end.
+///
+/// # Errors
+/// When it cannot be started or passes the deadline (it is killed then).
+pub fn run(command: &mut Command, deadline: Duration) -> anyhow::Result<Outcome> {
+    Recording::spawn(command)?.finish(deadline)
+}
+
+/// A `perfusion` that runs in the background. Dropping it kills it.
+#[derive(Debug)]
+pub struct Recording {
+    child: Child,
+    stdout: Option<JoinHandle<String>>,
+    stderr: Option<JoinHandle<()>>,
+    progress: Arc<Mutex<String>>,
+}
+
+impl Recording {
+    /// Starts `perfusion record` on a process into `output`, with further arguments.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn of_pid(pid: u32, output: &Path, args: &[&str]) -> anyhow::Result<Self> {
+        let mut command = command(["record", "--pid"]);
+        command.arg(pid.to_string()).arg("-o").arg(output).args(args);
+        Self::spawn(&mut command)
+    }
+
+    /// Starts a command.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn(command: &mut Command) -> anyhow::Result<Self> {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {command:?}"))?;
+        let mut out = child.stdout.take().context("stdout was not piped")?;
+        let err = child.stderr.take().context("stderr was not piped")?;
+        let progress = Arc::new(Mutex::new(String::new()));
+        let seen = Arc::clone(&progress);
+        let stdout = thread::spawn(move || {
+            let mut bytes = Vec::new();
+            // A read error ends the text early; the assertions on it will say so.
+            out.read_to_end(&mut bytes).ok();
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        let stderr = thread::spawn(move || {
+            for line in BufReader::new(err).lines() {
+                let Ok(line) = line else { return };
+                let mut text = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                text.push_str(&line);
+                text.push('\n');
+            }
+        });
+        Ok(Self { child, stdout: Some(stdout), stderr: Some(stderr), progress })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has said on stderr so far.
+    pub fn progress(&self) -> String {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until stderr contains `text`.
+    ///
+    /// # Errors
+    /// When it ends or stays silent; with what it said.
+    pub fn await_progress(&mut self, text: &str, deadline: Duration) -> anyhow::Result<()> {
+        let progress = Arc::clone(&self.progress);
+        let child = &mut self.child;
+        let found = wait::wait_until(&format!("`{text}` on perfusion's stderr"), deadline, || {
+            if progress.lock().unwrap_or_else(PoisonError::into_inner).contains(text) {
+                return Some(true);
+            }
+            child.try_wait().ok().flatten().map(|_| false)
+        });
+        ensure!(found.is_ok_and(|found| found), "perfusion never said `{text}`:\n{}", self.progress());
+        Ok(())
+    }
+
+    /// Sends a signal to it.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn signal(&self, signal: rustix::process::Signal) -> anyhow::Result<()> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).with_context(|| format!("kill perfusion {}", self.child.id()))
+    }
+
+    /// SIGKILL, and wait until it is gone.
+    ///
+    /// # Errors
+    /// When it was gone already.
+    pub fn kill(mut self) -> anyhow::Result<()> {
+        ensure!(self.child.try_wait()?.is_none(), "perfusion ended by itself:\n{}", self.progress());
+        wait::kill(&mut self.child).context("cannot kill perfusion")
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// When it passes the deadline (it is killed then); with what it said.
+    pub fn finish(mut self, deadline: Duration) -> anyhow::Result<Outcome> {
+        let status = wait::wait_for_exit(&mut self.child, deadline).with_context(|| format!("perfusion:\n{}", self.progress()))?;
+        let stdout = self.stdout.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        if let Some(thread) = self.stderr.take() {
+            thread.join().ok();
+        }
+        Ok(Outcome { status, stdout, stderr: self.progress() })
+    }
+
+    /// Waits for its end, which must be a good one.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish), and when the exit code is not 0.
+    pub fn finish_well(self, deadline: Duration) -> anyhow::Result<Outcome> {
+        let outcome = self.finish(deadline)?;
+        ensure!(outcome.status.success(), "perfusion ended with {}:\n{}", outcome.status, outcome.stderr);
+        Ok(outcome)
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // Already dead is fine.
+        wait::kill(&mut self.child).ok();
+    }
+}
+
+/// Output files of one test, removed with it.
+#[derive(Debug)]
+pub struct Scratch {
+    dir: tempfile::TempDir,
+}
+
+impl Scratch {
+    /// A fresh directory.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn new() -> anyhow::Result<Self> {
+        Ok(Self { dir: tempfile::Builder::new().prefix("perfusion-test").tempdir()? })
+    }
+
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}
+
+/// Records a process for `duration` and reads the profile.
+///
+/// # Errors
+/// When the recording fails or its file cannot be read.
+pub fn record_pid(pid: u32, duration: Duration, args: &[&str]) -> anyhow::Result<(Profile, Outcome)> {
+    let scratch = Scratch::new()?;
+    let file = scratch.path("profile.pb.gz");
+    let length = format!("{}ms", duration.as_millis());
+    let mut all = vec!["--duration", length.as_str()];
+    all.extend(args);
+    let outcome = Recording::of_pid(pid, &file, &all)?.finish_well(duration + SLACK)?;
+    Ok((Profile::read(&file)?, outcome))
+}

@@ -1,0 +1,102 @@
+// What every test workload shares: how it tells the harness that it is ready and what is true about it.
+using System;
+using System.Collections.Generic;
+using System.Globalization;
+using System.Runtime.InteropServices;
+using System.Threading;
+
+static class Workload
+{
+    static readonly SortedDictionary<string, string> ready = new SortedDictionary<string, string>();
+    static readonly SortedDictionary<string, string> truth = new SortedDictionary<string, string>();
+    static readonly CountdownGate started = new CountdownGate();
+    public static volatile bool Stopping;
+
+    // A named thread whose OS id is in the `ready` line under `name`.
+    public static Thread Start(string name, Action body)
+    {
+        started.Expect();
+        var thread = new Thread(() =>
+        {
+            lock (ready)
+                ready[name] = CurrentThreadId().ToString(CultureInfo.InvariantCulture);
+            started.Arrive();
+            body();
+        })
+        { Name = name, IsBackground = true };
+        thread.Start();
+        return thread;
+    }
+
+    // Prints `ready {...}` when all threads have started.
+    public static void Ready()
+    {
+        started.Wait();
+        Print("ready", ready);
+    }
+
+    public static void Truth(string name, double value)
+    {
+        lock (truth)
+            truth[name] = value.ToString("R", CultureInfo.InvariantCulture);
+    }
+
+    // Blocks until the line `stop` or the end of stdin, then raises Stopping.
+    public static void WaitForStop()
+    {
+        string line;
+        do
+            line = Console.In.ReadLine();
+        while (line != null && line != "stop");
+        Stopping = true;
+    }
+
+    public static void PrintTruth()
+    {
+        lock (truth)
+            Print("truth", truth);
+    }
+
+    static void Print(string word, SortedDictionary<string, string> values)
+    {
+        var parts = new List<string>();
+        lock (values)
+            foreach (var pair in values)
+                parts.Add("\"" + pair.Key + "\":" + pair.Value);
+        Console.Out.WriteLine(word + " {" + string.Join(",", parts) + "}");
+        Console.Out.Flush();
+    }
+
+    [DllImport("libc", EntryPoint = "gettid")]
+    static extern int gettid();
+
+    public static int CurrentThreadId()
+    {
+        return gettid();
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    struct Timespec
+    {
+        public long Seconds;
+        public long Nanoseconds;
+    }
+
+    [DllImport("libc", EntryPoint = "clock_gettime")]
+    static extern int clock_gettime(int clock, out Timespec time);
+
+    // CLOCK_THREAD_CPUTIME_ID: what the kernel says this thread has had of a CPU.
+    public static long ThreadCpuNanoseconds()
+    {
+        clock_gettime(3, out Timespec time);
+        return time.Seconds * 1_000_000_000 + time.Nanoseconds;
+    }
+
+    sealed class CountdownGate
+    {
+        int missing;
+        public void Expect() { lock (this) missing++; }
+        public void Arrive() { lock (this) { missing--; Monitor.PulseAll(this); } }
+        public void Wait() { lock (this) while (missing > 0) Monitor.Wait(this); }
+    }
+}
