@@ -71,4 +71,6 @@ pub enum Marker {
     StackLost,
     /// Parent of all frames of collector threads.
     GarbageCollector,
+    /// The window had no room for another stack: only the sums are kept.
+    Overflow,
 }

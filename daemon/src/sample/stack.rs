@@ -28,6 +28,17 @@ impl StackTable {
         Some(id)
     }
 
+    /// The id of `frames` if they were interned.
+    #[must_use]
+    pub fn find(&self, frames: &[FrameKey]) -> Option<StackId> {
+        self.ids.get(frames).copied()
+    }
+
+    /// All stacks, in the order of their ids.
+    pub fn iter(&self) -> impl Iterator<Item = &[FrameKey]> {
+        self.stacks.iter().map(|frames| &**frames)
+    }
+
     /// The frames of `id`; empty for an id of another table.
     #[must_use]
     pub fn frames(&self, id: StackId) -> &[FrameKey] {

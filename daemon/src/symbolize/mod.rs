@@ -1,1 +1,332 @@
-//! Being written.
+//! 4. NAMES: [`FrameKey`] -> [`Symbol`], once per distinct frame.
+//!
+//! ```text
+//! let mut symbolizer = Symbolizer::default();
+//! symbolizer.observe(process, &shim_event);              // Method, NoMethod, CodeUnloaded; others are ignored
+//! symbolizer.resolve(window.frames(), &directory);       // at the window's end: one batch per image
+//! let symbol = symbolizer.symbol(frame);                 // total: what has no name says what it is, never a wrong name
+//! ```
+//! [`Directory`] is what this stage must be told about processes and files; the process table implements it. blazesym is used
+//! in `kernel.rs` and `native.rs` only. Every frame that could not be named is counted by reason ([`Symbolizer::counters`]).
+
+pub mod kernel;
+pub mod managed;
+pub mod native;
+pub mod perf_map;
+pub mod pretty;
+
+use crate::sample::frame::{FrameKey, ImageId, Marker, ProcessId};
+use crate::source::ShimEvent;
+use managed::{ManagedNames, Missing};
+use perf_map::PerfMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::sync::Arc;
+
+/// Cached symbols beyond this number are dropped when a later window does not use them.
+const MAX_CACHED: usize = 500_000;
+
+/// A mapped file, as the process table knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct ImageFile<'a> {
+    /// Path as its process saw it, or a name in brackets such as `[vdso]`.
+    pub path: &'a str,
+    /// The file, open for reading since it was mapped; `None` when it could not be opened.
+    pub file: Option<&'a File>,
+}
+
+/// Where names come from that only the process table can tell.
+pub trait Directory {
+    /// The file behind `image`.
+    fn image(&self, image: ImageId) -> Option<ImageFile<'_>>;
+    /// The pid, in the initial pid namespace, of a process that is still the same one; `None` when it is gone.
+    fn live_pid(&self, process: ProcessId) -> Option<u32>;
+}
+
+/// Identity of a managed function within a [`Symbolizer`]: all code bodies and tiers of a method share one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FunctionId(pub u32);
+
+/// What a frame's code belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Module {
+    /// The kernel.
+    Kernel,
+    /// A native file.
+    Image(ImageId),
+    /// A managed module, by its simple file name.
+    Managed(Arc<str>),
+    /// Managed code of unknown module, stubs.
+    Jit,
+    /// No code: the profiler's own remarks.
+    None,
+}
+
+/// A frame's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Symbol {
+    /// For people: demangled, control characters escaped, bounded in length.
+    pub name: Arc<str>,
+    /// As the symbol table or the runtime has it (escaped and bounded too).
+    pub system_name: Arc<str>,
+    /// What it belongs to.
+    pub module: Module,
+    /// Set for managed code whose function is known.
+    pub function: Option<FunctionId>,
+    /// False when `name` only says where the code is.
+    pub resolved: bool,
+}
+
+/// Why a frame has no name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unresolved {
+    /// Kernel addresses are hidden (`kptr_restrict`) or no symbol covers the address.
+    Kernel,
+    /// The file could not be opened when it was mapped.
+    ImageNotOpen,
+    /// The file's symbol tables could not be read.
+    ImageUnreadable,
+    /// No symbol of the file covers the address.
+    NoSymbol,
+    /// Managed: nobody answered for the address.
+    NotAnswered,
+    /// Managed: the runtime said it has no method there.
+    NoMethod,
+    /// Managed: two different methods claim the address.
+    Conflict,
+    /// Managed: the store of names was full.
+    StoreFull,
+    /// No mapping explains the address.
+    NoMapping,
+}
+
+impl Unresolved {
+    /// Name of the counter.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "symbolize_kernel_unknown",
+            Self::ImageNotOpen => "symbolize_image_not_open",
+            Self::ImageUnreadable => "symbolize_image_unreadable",
+            Self::NoSymbol => "symbolize_no_symbol",
+            Self::NotAnswered => "symbolize_managed_not_answered",
+            Self::NoMethod => "symbolize_managed_no_method",
+            Self::Conflict => "symbolize_managed_conflict",
+            Self::StoreFull => "symbolize_managed_store_full",
+            Self::NoMapping => "symbolize_no_mapping",
+        }
+    }
+}
+
+/// Names of frames, kept from window to window.
+#[derive(Default)]
+pub struct Symbolizer {
+    managed: ManagedNames,
+    cache: HashMap<FrameKey, Arc<Symbol>>,
+    unresolved: BTreeMap<Unresolved, u64>,
+    perf_maps: perf_map::Counters,
+}
+
+impl Symbolizer {
+    /// Takes what a shim said about code of its own process.
+    pub fn observe(&mut self, process: ProcessId, event: &ShimEvent) {
+        self.managed.observe(process, event);
+    }
+
+    /// How often code at `address` was unloaded so far: the `generation` of a [`FrameKey::Managed`] sampled now.
+    #[must_use]
+    pub fn generation(&self, process: ProcessId, address: u64) -> u32 {
+        self.managed.generation(process, address)
+    }
+
+    /// True when the name of the method at `address` is known, so that nobody needs to ask for it.
+    #[must_use]
+    pub fn knows(&self, process: ProcessId, address: u64) -> bool {
+        self.managed.find(process, address, self.generation(process, address)).is_ok()
+    }
+
+    /// Forgets a process: its frames keep the names they were resolved to, until the cache drops them.
+    pub fn forget(&mut self, process: ProcessId) {
+        self.managed.forget(process);
+    }
+
+    /// Looks up all `frames` that are not known yet, in one batch per image.
+    pub fn resolve(&mut self, frames: impl IntoIterator<Item = FrameKey>, directory: &dyn Directory) {
+        let frames: HashSet<FrameKey> = frames.into_iter().collect();
+        if self.cache.len() > MAX_CACHED {
+            self.cache.retain(|frame, _| frames.contains(frame));
+        }
+        let mut kernel = Vec::new();
+        let mut images: BTreeMap<ImageId, Vec<u64>> = BTreeMap::new();
+        let mut maps: HashMap<ProcessId, Option<PerfMap>> = HashMap::new();
+        // The name of a managed frame may come later than the first window that needs it.
+        let again =
+            |frame: &FrameKey, symbol: &Symbol| !symbol.resolved && matches!(frame, FrameKey::Managed { .. });
+        let new = |frame: &FrameKey| self.cache.get(frame).is_none_or(|symbol| again(frame, symbol));
+        let mut todo: Vec<FrameKey> = frames.into_iter().filter(new).collect();
+        todo.sort_unstable();
+        for frame in todo {
+            match frame {
+                FrameKey::Kernel(address) => kernel.push(address),
+                FrameKey::Native { image, address } => images.entry(image).or_default().push(address),
+                FrameKey::Managed { process, start, generation } => {
+                    let map = maps
+                        .entry(process)
+                        .or_insert_with(|| perf_map::open(directory.live_pid(process)?, &mut self.perf_maps));
+                    self.managed_symbol(frame, process, start, generation, map.as_mut());
+                }
+                FrameKey::Stub { .. } => self.put(frame, plain("[runtime stub]", Module::Jit)),
+                FrameKey::Unknown { address, .. } => {
+                    self.miss(Unresolved::NoMapping);
+                    self.put(frame, unnamed(&format!("[unknown] 0x{address:x}"), Module::None));
+                }
+                FrameKey::Marker(marker) => self.put(frame, plain(marker_name(marker), Module::None)),
+            }
+        }
+        self.kernel_symbols(&kernel);
+        for (image, addresses) in images {
+            self.native_symbols(image, &addresses, directory.image(image));
+        }
+    }
+
+    /// The name of a frame; one that was never resolved says so.
+    #[must_use]
+    pub fn symbol(&self, frame: FrameKey) -> Arc<Symbol> {
+        self.cache.get(&frame).cloned().unwrap_or_else(|| Arc::new(unnamed("[not resolved]", Module::None)))
+    }
+
+    /// Frames without a name by reason, perf-map lines skipped, and names a shim sent that were refused.
+    #[must_use]
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut counters: Vec<_> = self.unresolved.iter().map(|(why, &count)| (why.name(), count)).collect();
+        counters.extend(self.perf_maps.list());
+        counters.extend(self.managed.counters());
+        counters
+    }
+
+    fn miss(&mut self, why: Unresolved) {
+        *self.unresolved.entry(why).or_insert(0) += 1;
+    }
+
+    fn put(&mut self, frame: FrameKey, symbol: Symbol) {
+        self.cache.insert(frame, Arc::new(symbol));
+    }
+
+    fn kernel_symbols(&mut self, addresses: &[u64]) {
+        for (&address, name) in addresses.iter().zip(kernel::names(addresses)) {
+            let symbol = match name {
+                Some(name) => plain(&name, Module::Kernel),
+                None => {
+                    self.miss(Unresolved::Kernel);
+                    unnamed(&format!("[kernel] 0x{address:x}"), Module::Kernel)
+                }
+            };
+            self.put(FrameKey::Kernel(address), symbol);
+        }
+    }
+
+    fn native_symbols(&mut self, image: ImageId, addresses: &[u64], file: Option<ImageFile<'_>>) {
+        let path = file.map_or("[unknown image]", |file| file.path);
+        let (names, why) = match file.and_then(|file| file.file) {
+            None => (Vec::new(), Unresolved::ImageNotOpen),
+            Some(file) => match native::names(file, addresses) {
+                Ok(names) => (names, Unresolved::NoSymbol),
+                Err(error) => {
+                    tracing::debug!(path = %pretty::clean(path), %error, "symbols not read");
+                    (Vec::new(), Unresolved::ImageUnreadable)
+                }
+            },
+        };
+        let mut names = names.into_iter();
+        let module = Module::Image(image);
+        for &address in addresses {
+            let symbol = match names.next().flatten() {
+                Some(native::Name { name, system_name }) => Symbol {
+                    name: pretty::clean(&name).as_ref().into(),
+                    system_name: pretty::clean(&system_name).as_ref().into(),
+                    module: module.clone(),
+                    function: None,
+                    resolved: true,
+                },
+                None => {
+                    self.miss(why);
+                    unnamed(&format!("[{}]+0x{address:x}", file_name(path)), module.clone())
+                }
+            };
+            self.put(FrameKey::Native { image, address }, symbol);
+        }
+    }
+
+    fn managed_symbol(
+        &mut self,
+        frame: FrameKey,
+        process: ProcessId,
+        start: u64,
+        generation: u32,
+        map: Option<&mut PerfMap>,
+    ) {
+        let found = match self.managed.find(process, start, generation) {
+            // A perf map has no generations: it can only speak for code that was never replaced.
+            Err(Missing::NotAnswered) if generation == 0 => match map.and_then(|map| map.name(start)) {
+                Some(name) => self.managed.named_by_perf_map(process, name).ok_or(Missing::StoreFull),
+                None => Err(Missing::NotAnswered),
+            },
+            found => found,
+        };
+        let symbol = match found {
+            Ok(id) => self.managed.symbol(id),
+            Err(missing) => {
+                self.miss(missing.into());
+                None
+            }
+        };
+        let unknown = || unnamed(&format!("[managed] 0x{start:x}"), Module::Jit);
+        self.put(frame, symbol.unwrap_or_else(unknown));
+    }
+}
+
+impl From<Missing> for Unresolved {
+    fn from(missing: Missing) -> Self {
+        match missing {
+            Missing::NotAnswered => Self::NotAnswered,
+            Missing::NoMethod => Self::NoMethod,
+            Missing::Conflict => Self::Conflict,
+            Missing::StoreFull => Self::StoreFull,
+        }
+    }
+}
+
+fn plain(name: &str, module: Module) -> Symbol {
+    let name: Arc<str> = pretty::clean(name).as_ref().into();
+    Symbol { system_name: Arc::clone(&name), name, module, function: None, resolved: true }
+}
+
+fn unnamed(name: &str, module: Module) -> Symbol {
+    Symbol { resolved: false, ..plain(name, module) }
+}
+
+/// Last component of a path, without the kernel's ` (deleted)`.
+#[must_use]
+pub fn file_name(path: &str) -> &str {
+    let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+    let name = path.rsplit('/').next().unwrap_or(path);
+    if name.is_empty() { path } else { name.trim_matches(['[', ']']) }
+}
+
+/// What a synthetic frame is called in a profile.
+#[must_use]
+pub const fn marker_name(marker: Marker) -> &'static str {
+    match marker {
+        Marker::TruncatedCopy => "[truncated: stack copy ended]",
+        Marker::TruncatedDepth => "[truncated: too deep]",
+        Marker::TruncatedNoRule => "[truncated: no unwind rule]",
+        Marker::TruncatedUnreadable => "[truncated: memory unreadable]",
+        Marker::TruncatedProcessGone => "[truncated: process gone]",
+        Marker::Guessed => "[guessed caller]",
+        Marker::WaitingSinceBefore => "[waiting since before the recording]",
+        Marker::NotSampled => "[not sampled]",
+        Marker::StackLost => "[stack lost]",
+        Marker::GarbageCollector => "Garbage Collector",
+        Marker::Overflow => "[other stacks]",
+    }
+}

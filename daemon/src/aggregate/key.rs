@@ -1,0 +1,195 @@
+//! What a value is counted under: the sample types and the label set. Plain data.
+
+use crate::source::Heap;
+use std::sync::Arc;
+
+/// One column of a profile. The order is the order in the file and part of the format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SampleType {
+    /// Times the CPU sampler found this stack.
+    Samples,
+    /// Nanoseconds on a CPU.
+    Cpu,
+    /// Nanoseconds ready to run, waiting for a CPU.
+    Runnable,
+    /// Nanoseconds waiting for something else.
+    Blocked,
+    /// The sum of the three above.
+    Wall,
+    /// Objects allocated.
+    AllocObjects,
+    /// Bytes allocated.
+    AllocSpace,
+    /// Objects alive at the window's end.
+    InuseObjects,
+    /// Bytes alive at the window's end.
+    InuseSpace,
+    /// Exceptions thrown.
+    Exceptions,
+    /// Contended lock acquisitions.
+    Contentions,
+    /// Nanoseconds waiting for contended locks.
+    Delay,
+    /// Nanoseconds managed threads were paused by the collector.
+    GcPause,
+}
+
+impl SampleType {
+    /// Number of sample types.
+    pub const COUNT: usize = 13;
+    /// All, in file order.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Samples,
+        Self::Cpu,
+        Self::Runnable,
+        Self::Blocked,
+        Self::Wall,
+        Self::AllocObjects,
+        Self::AllocSpace,
+        Self::InuseObjects,
+        Self::InuseSpace,
+        Self::Exceptions,
+        Self::Contentions,
+        Self::Delay,
+        Self::GcPause,
+    ];
+
+    /// Position in the file.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Name in the file, what `--type` takes.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Samples => "samples",
+            Self::Cpu => "cpu",
+            Self::Runnable => "runnable",
+            Self::Blocked => "blocked",
+            Self::Wall => "wall",
+            Self::AllocObjects => "alloc_objects",
+            Self::AllocSpace => "alloc_space",
+            Self::InuseObjects => "inuse_objects",
+            Self::InuseSpace => "inuse_space",
+            Self::Exceptions => "exceptions",
+            Self::Contentions => "contentions",
+            Self::Delay => "delay",
+            Self::GcPause => "gc_pause",
+        }
+    }
+
+    /// Unit in the file.
+    #[must_use]
+    pub const fn unit(self) -> &'static str {
+        match self {
+            Self::Samples
+            | Self::AllocObjects
+            | Self::InuseObjects
+            | Self::Exceptions
+            | Self::Contentions => "count",
+            Self::AllocSpace | Self::InuseSpace => "bytes",
+            Self::Cpu | Self::Runnable | Self::Blocked | Self::Wall | Self::Delay | Self::GcPause => {
+                "nanoseconds"
+            }
+        }
+    }
+}
+
+/// Label value of a heap.
+#[must_use]
+pub const fn heap_name(heap: Heap) -> &'static str {
+    match heap {
+        Heap::Small => "soh",
+        Heap::Large => "loh",
+        Heap::Pinned => "poh",
+    }
+}
+
+/// All labels a value can carry. Absent ones are `None`; strings are shared, so that a clone is cheap.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Labels {
+    /// Process id in the initial pid namespace.
+    pub pid: Option<u32>,
+    /// Thread id in the initial pid namespace.
+    pub thread_id: Option<u32>,
+    /// The thread's name.
+    pub thread_name: Option<Arc<str>>,
+    /// What the thread is for (`aggregate::thread_role`).
+    pub thread_role: Option<&'static str>,
+    /// Name of the process.
+    pub process: Option<Arc<str>>,
+    /// Container the process runs in.
+    pub container_id: Option<Arc<str>>,
+    /// What a thread waits for (`aggregate::wait_reason`).
+    pub wait_reason: Option<&'static str>,
+    /// Parked for want of work (`wait_kind=idle`): kept in the sums, hidden from default views.
+    pub idle: bool,
+    /// Who ended the wait.
+    pub waker: Option<Arc<str>>,
+    /// Type of the allocated object.
+    pub type_name: Option<Arc<str>>,
+    /// Heap of the allocated object.
+    pub heap: Option<Heap>,
+    /// Age of a live object, a power of two (`aggregate::heap`).
+    pub age_seconds: Option<u64>,
+    /// Generation of a live object, or the one a collection condemned.
+    pub generation: Option<u8>,
+    /// Type of the exception thrown.
+    pub exception_type: Option<Arc<str>>,
+    /// Why a collection or suspension happened.
+    pub gc_reason: Option<Arc<str>>,
+}
+
+/// A label's value as the file stores it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LabelValue<'a> {
+    /// Text.
+    Text(&'a str),
+    /// Number with its unit; the unit may be empty.
+    Number(i64, &'static str),
+}
+
+impl Labels {
+    /// Calls `emit` with name and value of each label that is set, in a fixed order.
+    pub fn each<'a>(&'a self, mut emit: impl FnMut(&'static str, LabelValue<'a>)) {
+        let mut number = |name, value: Option<i64>, unit| {
+            if let Some(value) = value {
+                emit(name, LabelValue::Number(value, unit));
+            }
+        };
+        number("pid", self.pid.map(i64::from), "");
+        number("thread_id", self.thread_id.map(i64::from), "");
+        number("age_seconds", self.age_seconds.map(|age| i64::try_from(age).unwrap_or(i64::MAX)), "seconds");
+        number("generation", self.generation.map(i64::from), "");
+        let mut text = |name, value: Option<&'a str>| {
+            if let Some(value) = value {
+                emit(name, LabelValue::Text(value));
+            }
+        };
+        text("thread_name", self.thread_name.as_deref());
+        text("thread_role", self.thread_role);
+        text("process", self.process.as_deref());
+        text("container_id", self.container_id.as_deref());
+        text("wait_reason", self.wait_reason);
+        text("wait_kind", self.idle.then_some("idle"));
+        text("waker", self.waker.as_deref());
+        text("type", self.type_name.as_deref());
+        text("heap", self.heap.map(heap_name));
+        text("exception_type", self.exception_type.as_deref());
+        text("gc_reason", self.gc_reason.as_deref());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sample_types_stand_in_file_order() {
+        for (position, sample_type) in SampleType::ALL.into_iter().enumerate() {
+            assert_eq!(sample_type.index(), position);
+        }
+    }
+}

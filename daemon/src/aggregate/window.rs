@@ -1,0 +1,347 @@
+//! [`Window`]: the values of one recording interval. Bounded in keys and in distinct values per label; every loss of detail
+//! is counted, no value is lost.
+
+use super::key::{Labels, SampleType};
+use crate::sample::frame::{FrameKey, Marker};
+use crate::sample::stack::{StackId, StackTable};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// Label value that stands for all values beyond a label's cap.
+pub const OTHER: &str = "[other]";
+
+/// Bounds of a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Distinct (stack, labels) pairs.
+    pub max_keys: usize,
+    /// Distinct values of each open-ended label (waker, type, exception_type, gc_reason, thread_name).
+    pub max_label_values: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_keys: 200_000, max_label_values: 2_000 }
+    }
+}
+
+/// Values of one (stack, labels) pair, as [`Window::entries`] shows them.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    /// Innermost first.
+    pub frames: &'a [FrameKey],
+    /// The labels.
+    pub labels: &'a Labels,
+    /// By [`SampleType::index`]; finite, not negative.
+    pub values: &'a [f64; SampleType::COUNT],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct LabelsId(usize);
+
+struct Row {
+    stack: StackId,
+    labels: LabelsId,
+    values: [f64; SampleType::COUNT],
+}
+
+/// Distinct values seen of one label.
+#[derive(Default)]
+struct Cap {
+    seen: HashSet<Arc<str>>,
+}
+
+impl Cap {
+    /// Puts [`OTHER`] in place of a value beyond the cap; true when it did.
+    fn apply(&mut self, value: &mut Option<Arc<str>>, limit: usize) -> bool {
+        let Some(text) = value else { return false };
+        if self.seen.contains(text) {
+            return false;
+        }
+        if self.seen.len() < limit {
+            self.seen.insert(Arc::clone(text));
+            return false;
+        }
+        *text = OTHER.into();
+        true
+    }
+}
+
+/// What a window could not keep apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WindowCounters {
+    /// Additions that went to the overflow entry because `max_keys` was reached.
+    pub overflowed: u64,
+    /// Additions one of whose labels became [`OTHER`].
+    pub capped_labels: u64,
+    /// Values refused because they were negative or not finite.
+    pub refused: u64,
+}
+
+/// Values per (stack, labels).
+pub struct Window {
+    limits: Limits,
+    stacks: StackTable,
+    labels: Vec<Arc<Labels>>,
+    label_ids: HashMap<Arc<Labels>, LabelsId>,
+    rows: Vec<Row>,
+    row_ids: HashMap<(StackId, LabelsId), usize>,
+    caps: [Cap; 5],
+    counters: WindowCounters,
+}
+
+impl Window {
+    /// An empty window.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            stacks: StackTable::default(),
+            labels: Vec::new(),
+            label_ids: HashMap::new(),
+            rows: Vec::new(),
+            row_ids: HashMap::new(),
+            caps: Default::default(),
+            counters: WindowCounters::default(),
+        }
+    }
+
+    /// Adds `value` to one column of (frames, labels). Frames are innermost first.
+    pub fn add(&mut self, frames: &[FrameKey], labels: &Labels, sample_type: SampleType, value: f64) {
+        self.add_all(frames, labels, &[(sample_type, value)]);
+    }
+
+    /// Adds several columns of the same (frames, labels) at once.
+    pub fn add_all(&mut self, frames: &[FrameKey], labels: &Labels, values: &[(SampleType, f64)]) {
+        let good = |value: f64| value.is_finite() && value >= 0.0;
+        let refused = values.iter().filter(|(_, value)| !good(*value)).count();
+        self.counters.refused =
+            self.counters.refused.saturating_add(u64::try_from(refused).unwrap_or(u64::MAX));
+        if values.iter().all(|(_, value)| !good(*value) || *value == 0.0) {
+            return;
+        }
+        let row = self.row(frames, labels);
+        let Some(row) = row.and_then(|index| self.rows.get_mut(index)) else { return };
+        for &(sample_type, value) in values.iter().filter(|(_, value)| good(*value)) {
+            row.values[sample_type.index()] += value;
+        }
+    }
+
+    /// Index of the row of (frames, labels), made if there is room, else the overflow row.
+    fn row(&mut self, frames: &[FrameKey], labels: &Labels) -> Option<usize> {
+        let capped = self.capped(labels);
+        let labels = capped.as_ref().unwrap_or(labels);
+        if let (Some(stack), Some(&labels)) = (self.stacks.find(frames), self.label_ids.get(labels))
+            && let Some(&row) = self.row_ids.get(&(stack, labels))
+        {
+            return Some(row);
+        }
+        if self.rows.len() < self.limits.max_keys {
+            return self.insert(frames, labels);
+        }
+        self.counters.overflowed = self.counters.overflowed.saturating_add(1);
+        let key = self
+            .stacks
+            .find(&[FrameKey::Marker(Marker::Overflow)])
+            .zip(self.label_ids.get(&Labels::default()).copied());
+        match key.and_then(|key| self.row_ids.get(&key)) {
+            Some(&row) => Some(row),
+            None => self.insert(&[FrameKey::Marker(Marker::Overflow)], &Labels::default()),
+        }
+    }
+
+    fn insert(&mut self, frames: &[FrameKey], labels: &Labels) -> Option<usize> {
+        let stack = self.stacks.intern(frames)?;
+        let labels = match self.label_ids.get(labels) {
+            Some(&id) => id,
+            None => {
+                let id = LabelsId(self.labels.len());
+                let labels = Arc::new(labels.clone());
+                self.labels.push(Arc::clone(&labels));
+                self.label_ids.insert(labels, id);
+                id
+            }
+        };
+        let row = self.rows.len();
+        self.rows.push(Row { stack, labels, values: [0.0; SampleType::COUNT] });
+        self.row_ids.insert((stack, labels), row);
+        Some(row)
+    }
+
+    /// `labels` with values beyond their caps replaced, or `None` when nothing had to be.
+    fn capped(&mut self, labels: &Labels) -> Option<Labels> {
+        if self.label_ids.contains_key(labels) {
+            return None;
+        }
+        let mut changed = labels.clone();
+        let limit = self.limits.max_label_values;
+        let [waker, type_name, exception, reason, thread] = &mut self.caps;
+        let replaced = [
+            waker.apply(&mut changed.waker, limit),
+            type_name.apply(&mut changed.type_name, limit),
+            exception.apply(&mut changed.exception_type, limit),
+            reason.apply(&mut changed.gc_reason, limit),
+            thread.apply(&mut changed.thread_name, limit),
+        ];
+        if !replaced.contains(&true) {
+            return None;
+        }
+        self.counters.capped_labels = self.counters.capped_labels.saturating_add(1);
+        Some(changed)
+    }
+
+    /// All rows, in the order they were first seen.
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> {
+        self.rows.iter().map(|row| Entry {
+            frames: self.stacks.frames(row.stack),
+            labels: &self.labels[row.labels.0],
+            values: &row.values,
+        })
+    }
+
+    /// Every distinct frame of the window.
+    #[must_use]
+    pub fn frames(&self) -> HashSet<FrameKey> {
+        self.stacks.iter().flatten().copied().collect()
+    }
+
+    /// Multiplies one column of each row by what `factor` says for its labels; a factor that is negative or not finite is
+    /// taken as 1.
+    pub fn scale(&mut self, sample_type: SampleType, factor: impl Fn(&Labels) -> f64) {
+        for row in &mut self.rows {
+            let factor = factor(&self.labels[row.labels.0]);
+            if factor.is_finite() && factor >= 0.0 {
+                row.values[sample_type.index()] *= factor;
+            }
+        }
+    }
+
+    /// Sets column `target` of each row to the sum of the columns `parts`.
+    pub fn sum_into(&mut self, target: SampleType, parts: &[SampleType]) {
+        for row in &mut self.rows {
+            row.values[target.index()] = parts.iter().map(|part| row.values[part.index()]).sum();
+        }
+    }
+
+    /// Sum of one column over the rows `keep` chooses.
+    pub fn total(&self, sample_type: SampleType, keep: impl Fn(&Labels) -> bool) -> f64 {
+        let kept = self.entries().filter(|entry| keep(entry.labels));
+        kept.map(|entry| entry.values[sample_type.index()]).sum()
+    }
+
+    /// Sum of one column for each (pid, thread id).
+    #[must_use]
+    pub fn thread_totals(&self, sample_type: SampleType) -> HashMap<(u32, u32), f64> {
+        let mut totals = HashMap::new();
+        for entry in self.entries() {
+            if let (Some(pid), Some(tid)) = (entry.labels.pid, entry.labels.thread_id) {
+                *totals.entry((pid, tid)).or_insert(0.0) += entry.values[sample_type.index()];
+            }
+        }
+        totals
+    }
+
+    /// The same values with other labels: rows whose labels become equal are added up. For labels that are only needed while
+    /// counting.
+    #[must_use]
+    pub fn relabel(&self, change: impl Fn(&mut Labels)) -> Self {
+        let mut changed = Self::new(self.limits);
+        changed.counters = self.counters;
+        for entry in self.entries() {
+            let mut labels = entry.labels.clone();
+            change(&mut labels);
+            let values: Vec<_> =
+                SampleType::ALL.into_iter().zip(entry.values).map(|(t, &value)| (t, value)).collect();
+            changed.add_all(entry.frames, &labels, &values);
+        }
+        changed
+    }
+
+    /// What could not be kept apart.
+    #[must_use]
+    pub fn counters(&self) -> WindowCounters {
+        self.counters
+    }
+
+    /// True when nothing was added.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn thread(tid: u32) -> Labels {
+        Labels { pid: Some(1), thread_id: Some(tid), ..Labels::default() }
+    }
+
+    #[test]
+    fn equal_keys_add_up_and_others_stay_apart() {
+        let mut window = Window::new(Limits::default());
+        let stack = [FrameKey::Kernel(1), FrameKey::Kernel(2)];
+        window.add(&stack, &thread(1), SampleType::Cpu, 2.0);
+        window.add(&stack, &thread(1), SampleType::Cpu, 3.0);
+        window.add(&stack, &thread(2), SampleType::Cpu, 7.0);
+        window.add(&stack[..1], &thread(1), SampleType::Blocked, 1.0);
+        assert_eq!(window.entries().len(), 3);
+        assert_eq!(window.thread_totals(SampleType::Cpu), HashMap::from([((1, 1), 5.0), ((1, 2), 7.0)]));
+        assert_eq!(window.total(SampleType::Cpu, |labels| labels.thread_id == Some(2)), 7.0);
+        assert_eq!(window.frames().len(), 2);
+    }
+
+    #[test]
+    fn past_the_limit_values_go_to_the_overflow_entry_and_sums_hold() {
+        let mut window = Window::new(Limits { max_keys: 10, ..Limits::default() });
+        for address in 0..1000 {
+            window.add(&[FrameKey::Kernel(address)], &thread(1), SampleType::Cpu, 1.0);
+        }
+        assert_eq!(window.total(SampleType::Cpu, |_| true), 1000.0);
+        assert_eq!(window.counters().overflowed, 990);
+        assert_eq!(window.entries().len(), 11);
+        let overflow = window.entries().find(|entry| entry.frames == [FrameKey::Marker(Marker::Overflow)]);
+        assert_eq!(overflow.map(|entry| entry.values[SampleType::Cpu.index()]), Some(990.0));
+        window.add(&[FrameKey::Kernel(3)], &thread(1), SampleType::Cpu, 1.0);
+        assert_eq!(window.counters().overflowed, 990, "a known key is never pushed out");
+    }
+
+    #[test]
+    fn a_label_with_too_many_values_gets_a_named_rest() {
+        let mut window = Window::new(Limits { max_label_values: 2, ..Limits::default() });
+        for waker in ["a", "b", "c", "d", "a", "d"] {
+            let labels = Labels { waker: Some(waker.into()), ..Labels::default() };
+            window.add(&[FrameKey::Kernel(1)], &labels, SampleType::Blocked, 1.0);
+        }
+        let mut by_waker: Vec<_> = window
+            .entries()
+            .map(|entry| (entry.labels.waker.clone().unwrap().to_string(), entry.values[3]))
+            .collect();
+        by_waker.sort_by(|a, b| a.0.cmp(&b.0));
+        assert_eq!(by_waker, [(OTHER.to_owned(), 3.0), ("a".to_owned(), 2.0), ("b".to_owned(), 1.0)]);
+        assert_eq!(window.counters().capped_labels, 3);
+    }
+
+    #[test]
+    fn bad_values_are_refused_and_counted() {
+        let mut window = Window::new(Limits::default());
+        for value in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
+            window.add(&[FrameKey::Kernel(1)], &thread(1), SampleType::Cpu, value);
+        }
+        assert!(window.is_empty());
+        assert_eq!(window.counters().refused, 3);
+    }
+
+    #[test]
+    fn relabel_adds_up_what_became_equal() {
+        let mut window = Window::new(Limits::default());
+        window.add(&[FrameKey::Kernel(1)], &thread(1), SampleType::Cpu, 1.0);
+        window.add(&[FrameKey::Kernel(1)], &thread(2), SampleType::Cpu, 2.0);
+        window.scale(SampleType::Cpu, |labels| if labels.thread_id == Some(2) { 10.0 } else { 1.0 });
+        window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Blocked]);
+        let merged = window.relabel(|labels| labels.thread_id = None);
+        assert_eq!(merged.entries().len(), 1);
+        assert_eq!(merged.total(SampleType::Wall, |_| true), 21.0);
+    }
+}
