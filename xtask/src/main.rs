@@ -1,2 +1,63 @@
-//! See the crate description.
-fn main() {}
+//! Dispatch of `cargo xtask …`: every development command that is not plain cargo. Depends on no member of the workspace, so that it
+//! builds in seconds on a bare machine. What a command does lives in the module of its name.
+
+mod bench;
+mod build;
+mod ci;
+mod demo;
+mod exec;
+mod helm;
+mod paths;
+mod setup;
+mod test;
+mod tidy;
+
+use std::{env, process::ExitCode};
+
+use crate::{exec::Steps, paths::Paths};
+
+const HELP: &str = "\
+cargo xtask COMMAND
+
+  run             set up, build, start the demo app, profile it for 10 s, show the profile (root)
+  setup           install what is missing: eBPF toolchain, .NET runtimes, C# compiler; print versions
+  build           eBPF object, shim and target/release/perfusion with both inside
+  test [FILTER]   every test, system tests on the real kernel and CLRs included (root)
+  bench [FIGURE]  measure what the profiler costs; writes docs/benchmarks.md (root)
+  tidy            rules no compiler checks: crate edges, first lines of files, documents locked to code
+  ci              format, lints, docs, tidy, no_std builds, chart, tests
+
+Everything made lies below target/. PERFUSION_TOOLCHAIN names another folder for what setup installs, so that checkouts can share it.
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = Paths::find().and_then(|paths| {
+        let steps = Steps::start();
+        match words.as_slice() {
+            ["run"] => demo::run(&paths, &steps),
+            ["setup"] => setup::setup(&paths, &steps).map(|_| ()),
+            ["build"] => build::build(&paths, &steps).map(|_| ()),
+            ["test"] => test::test(&paths, &steps, None),
+            ["test", filter] => test::test(&paths, &steps, Some(filter)),
+            ["bench"] => bench::bench(&paths, &steps, None),
+            ["bench", figure] => bench::bench(&paths, &steps, Some(figure)),
+            ["tidy"] => tidy::tidy(&paths, &steps),
+            ["ci"] => ci::ci(&paths, &steps),
+            ["help" | "--help" | "-h"] => {
+                print!("{HELP}");
+                Ok(())
+            }
+            [] => Err(anyhow::anyhow!("no command given\n\n{HELP}")),
+            other => Err(anyhow::anyhow!("unknown command `{}`\n\n{HELP}", other.join(" "))),
+        }
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! `cargo xtask build`: the eBPF object, the shim, and the daemon with both inside. What is fresh is decided by cargo alone.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    exec::{Steps, run, write_if_changed},
+    paths::Paths,
+    setup::{self, EbpfToolchain},
+};
+
+const BPF_TARGET: &str = "bpfel-unknown-none";
+
+/// What `rustup` and an outer cargo put into the environment and another toolchain's cargo must not see.
+const INHERITED: [&str; 8] = [
+    "CARGO",
+    "CARGO_BUILD_TARGET",
+    "CARGO_ENCODED_RUSTFLAGS",
+    "CARGO_TARGET_DIR",
+    "RUSTC_WORKSPACE_WRAPPER",
+    "RUSTC_WRAPPER",
+    "RUSTDOC",
+    "RUSTUP_TOOLCHAIN",
+];
+
+/// Sets up, builds everything, and returns the program's path.
+pub(crate) fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
+    let ebpf = setup::setup(paths, steps)?;
+    build_with(paths, steps, &ebpf)
+}
+
+/// Builds everything with tools that are known to be there.
+pub(crate) fn build_with(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> Result<PathBuf> {
+    steps.step("building the eBPF object");
+    run(bpf_cargo(paths, ebpf, "build", "ebpf-probes").args(["--quiet", "--release"]))?;
+    take(&ebpf_target(paths).join(BPF_TARGET).join("release/ebpf-probes"), &paths.probes())?;
+
+    steps.step("building perfusion");
+    run(Command::new("cargo")
+        .args(["build", "--release", "--package", "perfusion"])
+        .current_dir(&paths.root)
+        .env("PERFUSION_PROBES", paths.probes()))?;
+    Ok(paths.perfusion())
+}
+
+/// A cargo command on one package, for the BPF target. Alone, because features must not mix with the workspace's: `ebpf-common` has one
+/// for the daemon that needs std.
+pub(crate) fn bpf_cargo(paths: &Paths, ebpf: &EbpfToolchain, subcommand: &str, package: &str) -> Command {
+    let mut command = Command::new(&ebpf.cargo);
+    for name in INHERITED {
+        command.env_remove(name);
+    }
+    command
+        .args([subcommand, "--package", package, "--target", BPF_TARGET, "--target-dir"])
+        .arg(ebpf_target(paths))
+        .current_dir(&paths.root)
+        .env("RUSTC", &ebpf.rustc)
+        // The target is tier 3: inline assembly and some attributes of aya-ebpf are unstable there.
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &ebpf.linker)
+        // The target cannot unwind; BTF is made from debug information.
+        .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
+        .env("RUSTFLAGS", "-C debuginfo=2 -C link-arg=--btf");
+    command
+}
+
+/// Lints one package for the BPF target. Not `cargo clippy`: cargo prefers the `cargo-clippy` of rustup, whose driver has no such target.
+pub(crate) fn bpf_clippy(paths: &Paths, ebpf: &EbpfToolchain, package: &str) -> Command {
+    let mut command = bpf_cargo(paths, ebpf, "check", package);
+    command
+        .env("RUSTC_WORKSPACE_WRAPPER", &ebpf.clippy)
+        // How cargo-clippy hands `-D warnings` to its driver.
+        .env("CLIPPY_ARGS", "-Dwarnings__CLIPPY_HACKERY__");
+    command
+}
+
+fn ebpf_target(paths: &Paths) -> PathBuf {
+    paths.target.join("ebpf")
+}
+
+/// Copies a product to where the daemon's build reads it, keeping the old file when it is the same.
+fn take(product: &Path, artifact: &Path) -> Result<()> {
+    let bytes = fs::read(product)
+        .with_context(|| format!("{}: expected the build to leave it there", product.display()))?;
+    write_if_changed(artifact, &bytes)
+}

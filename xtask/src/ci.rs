@@ -1,0 +1,56 @@
+//! `cargo xtask ci`: all that must hold before a change lands. CI adds nothing of its own.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::{
+    build::{bpf_cargo, bpf_clippy},
+    exec::{Steps, run},
+    helm,
+    paths::Paths,
+    setup::{self, debian},
+    test, tidy,
+};
+
+pub(crate) fn ci(paths: &Paths, steps: &Steps) -> Result<()> {
+    steps.step("format");
+    run(cargo(paths).args(["fmt", "--all", "--check"]))?;
+    tidy::tidy(paths, steps)?;
+    let ebpf = setup::setup(paths, steps)?;
+    debian::install(steps, &[("rust-web-clippy", "lints of the eBPF crate")])?;
+
+    steps.step("lints");
+    run(cargo(paths).args([
+        "clippy",
+        "--workspace",
+        "--exclude",
+        "ebpf-probes",
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ]))?;
+    steps.step("lints of the eBPF crate");
+    run(&mut bpf_clippy(paths, &ebpf, "ebpf-probes"))?;
+
+    steps.step("documentation");
+    run(cargo(paths)
+        .args(["doc", "--workspace", "--exclude", "ebpf-probes", "--no-deps", "--document-private-items"])
+        .env("RUSTDOCFLAGS", "-D warnings"))?;
+
+    // That target has `core` and nothing else: no std, no alloc.
+    for abi in ["ebpf-common", "profiler-protocol"] {
+        steps.step(&format!("{abi} without std"));
+        run(&mut bpf_cargo(paths, &ebpf, "check", abi))?;
+    }
+
+    helm::lint(paths, steps)?;
+    test::test(paths, steps, None)
+}
+
+fn cargo(paths: &Paths) -> Command {
+    let mut command = Command::new("cargo");
+    command.current_dir(&paths.root);
+    command
+}

@@ -1,0 +1,113 @@
+//! Steps with their time, and child processes whose failure says which command, what it returned and what it printed.
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader},
+    path::Path,
+    process::{Command, Output, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail};
+
+/// Prints one line per step, each with the time since the command began.
+pub(crate) struct Steps {
+    began: Instant,
+}
+
+impl Steps {
+    pub(crate) fn start() -> Steps {
+        Steps { began: Instant::now() }
+    }
+
+    /// Announces the step that begins now.
+    pub(crate) fn step(&self, what: &str) {
+        println!("[{:>6.1} s] {what}", self.began.elapsed().as_secs_f64());
+    }
+}
+
+/// The command as a person would type it.
+fn typed(command: &Command) -> String {
+    let mut line = command.get_program().to_string_lossy().into_owned();
+    for argument in command.get_args() {
+        line.push(' ');
+        line.push_str(&argument.to_string_lossy());
+    }
+    line
+}
+
+/// Runs a command that talks to the person itself.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("`{}` did not start", typed(command)))?;
+    if !status.success() {
+        bail!("`{}` failed: expected exit code 0, found {status}", typed(command));
+    }
+    Ok(())
+}
+
+/// Runs a command and returns all it said, whatever its exit code.
+pub(crate) fn outcome(command: &mut Command) -> Result<Output> {
+    command.stdin(Stdio::null()).output().with_context(|| format!("`{}` did not start", typed(command)))
+}
+
+/// Runs a quiet command and returns its standard output; the error has the end of its standard error.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output = outcome(command)?;
+    if !output.status.success() {
+        let said =
+            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let lines: Vec<&str> = said.lines().collect();
+        let end = lines.get(lines.len().saturating_sub(30)..).unwrap_or_default().join("\n");
+        bail!("`{}` failed: expected exit code 0, found {}\n{end}", typed(command), output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Runs a command, passing on all it says line by line, each line shown to `see` too. Returns whether it exited with 0.
+pub(crate) fn watch(command: &mut Command, mut see: impl FnMut(&str)) -> Result<bool> {
+    let line = typed(command);
+    let (reader, writer) = io::pipe().with_context(|| format!("a pipe for `{line}`"))?;
+    let other = writer.try_clone().with_context(|| format!("a pipe for `{line}`"))?;
+    let mut child =
+        command.stdout(writer).stderr(other).spawn().with_context(|| format!("`{line}` did not start"))?;
+    // The command holds the writing ends; reading would never end while we hold them too.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    for text in BufReader::new(reader).split(b'\n') {
+        let text = text.with_context(|| format!("output of `{line}`"))?;
+        let text = String::from_utf8_lossy(&text);
+        println!("{text}");
+        see(&text);
+    }
+    let status = child.wait().with_context(|| format!("waiting for `{line}`"))?;
+    Ok(status.success())
+}
+
+/// Whether this process may do what only root may.
+pub(crate) fn is_root() -> Result<bool> {
+    Ok(output(Command::new("id").arg("-u"))?.trim() == "0")
+}
+
+/// Fails with what to do when this process is not root.
+pub(crate) fn need_root(what_for: &str) -> Result<()> {
+    if !is_root()? {
+        bail!("{what_for} needs root: run this command with sudo, or in a root shell");
+    }
+    Ok(())
+}
+
+/// First line a tool prints when asked for its version, or `None` when it is not there.
+pub(crate) fn version(command: &mut Command) -> Option<String> {
+    let text = output(command).ok()?;
+    Some(text.lines().next().unwrap_or_default().to_owned())
+}
+
+/// Writes a file only when its content changes, so that cargo's and our own freshness checks by time stay true.
+pub(crate) fn write_if_changed(path: &Path, content: &[u8]) -> Result<()> {
+    if fs::read(path).is_ok_and(|old| old == content) {
+        return Ok(());
+    }
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+    }
+    fs::write(path, content).with_context(|| format!("{}: cannot be written", path.display()))
+}

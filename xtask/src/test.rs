@@ -1,0 +1,146 @@
+//! `cargo xtask test [FILTER]`: every test, from plain ones without privilege to real CLRs under a real kernel, and one sum at the end.
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::{
+    build,
+    exec::{Steps, is_root, watch},
+    paths::Paths,
+};
+
+/// What became of the tests of all runs so far.
+#[derive(Default)]
+struct Sum {
+    /// As libtest counts: skipped ones of our harness are among them.
+    passed: usize,
+    failed: usize,
+    /// How many of those.
+    skipped_as_passed: usize,
+    /// "name: reason" each.
+    skipped: Vec<String>,
+    /// Runs that ended badly without a failed test, such as one that did not compile.
+    broken: Vec<&'static str>,
+}
+
+pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>) -> Result<()> {
+    let mut sum = Sum::default();
+
+    steps.step("tests without privilege");
+    let mut plain = cargo_test(paths);
+    sum.run(
+        "plain tests",
+        plain.args(["--workspace", "--exclude", "ebpf-probes", "--exclude", "system-tests"]).args(filter),
+    )?;
+
+    steps.step("model checking of the shared ring (loom)");
+    let mut loom = cargo_test(paths);
+    loom.args(["--release", "--package", "profiler-protocol", "--test", "loom", "--target-dir"])
+        .arg(paths.target.join("loom"))
+        .args(filter)
+        .env("RUSTFLAGS", "--cfg loom");
+    sum.run("loom tests", &mut loom)?;
+
+    let perfusion = build::build(paths, steps)?;
+    steps.step("system tests: real kernel, real CLRs");
+    let mut system = cargo_test(paths);
+    system
+        .args(["--package", "system-tests"])
+        .args(filter)
+        // They measure time on the same few CPUs.
+        .args(["--", "--test-threads=1"])
+        .env("PERFUSION_BIN", &perfusion)
+        .env("PERFUSION_SHIM", paths.shim())
+        .env("PERFUSION_DOTNET_ROOTS", paths.dotnet_roots())
+        .env("PERFUSION_CSC", paths.csc());
+    sum.run("system tests", &mut system)?;
+
+    for skipped in &sum.skipped {
+        println!("SKIPPED {skipped}");
+    }
+    if !sum.skipped.is_empty() && !is_root()? {
+        println!("run `cargo xtask test` as root to run all of them");
+    }
+    println!(
+        "{} passed, {} failed, {} skipped",
+        sum.passed.saturating_sub(sum.skipped_as_passed),
+        sum.failed,
+        sum.skipped.len()
+    );
+    if sum.failed > 0 || !sum.broken.is_empty() {
+        bail!(
+            "tests failed{}",
+            sum.broken.iter().map(|run| format!("; {run} ended badly")).collect::<String>()
+        );
+    }
+    Ok(())
+}
+
+/// `--no-fail-fast`: one failed test must not hide the next one.
+fn cargo_test(paths: &Paths) -> Command {
+    let mut command = Command::new("cargo");
+    command.args(["test", "--no-fail-fast"]).current_dir(&paths.root);
+    command
+}
+
+impl Sum {
+    /// Runs one `cargo test` and adds what it says of its tests.
+    fn run(&mut self, name: &'static str, command: &mut Command) -> Result<()> {
+        let failed_before = self.failed;
+        let succeeded = watch(command, |line| self.see(line))?;
+        if !succeeded && self.failed == failed_before {
+            self.broken.push(name);
+        }
+        Ok(())
+    }
+
+    /// Reads libtest's sum, `test NAME ... ignored, REASON`, and `SKIPPED NAME: REASON`, which our harness prints for a test whose needs
+    /// are not met (libtest counts it as passed).
+    fn see(&mut self, line: &str) {
+        if let Some(reason) = line.find("SKIPPED ").and_then(|at| line.get(at + "SKIPPED ".len()..)) {
+            self.skipped.push(reason.to_owned());
+            self.skipped_as_passed += 1;
+        } else if let Some((name, reason)) =
+            line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ignored"))
+        {
+            self.skipped.push(format!("{name}: ignored{reason}"));
+        } else if let Some((_, counts)) = line.split_once("test result: ") {
+            self.passed += count(counts, "passed");
+            self.failed += count(counts, "failed");
+        }
+    }
+}
+
+/// The number before `word` in "ok. 3 passed; 0 failed; …".
+fn count(counts: &str, word: &str) -> usize {
+    let words: Vec<&str> = counts.split([' ', ';', '.']).filter(|part| !part.is_empty()).collect();
+    words
+        .windows(2)
+        .find(|pair| pair.get(1) == Some(&word))
+        .and_then(|pair| pair.first()?.parse().ok())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sum;
+
+    #[test]
+    fn sums_what_libtest_and_the_harness_say() {
+        let mut sum = Sum::default();
+        for line in [
+            "test a ... ok",
+            "test b ... ignored, takes an hour",
+            "SKIPPED stacks::exact: no .NET 10 below PERFUSION_DOTNET_ROOTS",
+            "test result: FAILED. 3 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+        ] {
+            sum.see(line);
+        }
+        assert_eq!((sum.passed, sum.skipped_as_passed, sum.failed), (3, 1, 2));
+        assert_eq!(
+            sum.skipped,
+            ["b: ignored, takes an hour", "stacks::exact: no .NET 10 below PERFUSION_DOTNET_ROOTS"]
+        );
+    }
+}

@@ -1,0 +1,298 @@
+//! `cargo xtask tidy`: rules of this project that no compiler checks. Each broken one is a line `file:line: what, and what to do`.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::{
+    exec::{Steps, output},
+    paths::Paths,
+};
+
+/// Which member may depend on which. `system-tests` may use any; `xtask` none, for it must build before setup.
+const EDGES: [(&str, &[&str]); 6] = [
+    ("ebpf-common", &[]),
+    ("ebpf-probes", &["ebpf-common"]),
+    ("perfusion", &["ebpf-common", "profiler-protocol"]),
+    ("profiler-protocol", &[]),
+    ("profiler-shim", &["profiler-protocol"]),
+    ("xtask", &[]),
+];
+
+/// Files and folders where `unsafe` may be written: the kernel's and the CLR's interfaces, and memory shared with others.
+const UNSAFE_ALLOWED: [&str; 8] = [
+    "ebpf-probes/src/",
+    "ebpf-common/src/",
+    "profiler-protocol/src/region.rs",
+    "profiler-shim/src/com/",
+    "profiler-shim/src/region.rs",
+    "profiler-shim/src/syscall.rs",
+    "daemon/src/source/kernel/perf.rs",
+    "daemon/src/source/kernel/maps.rs",
+];
+
+/// A module of these names says nothing about what lives in it.
+const EMPTY_NAMES: [&str; 3] = ["utils", "helpers", "common"];
+
+/// Lists of counters, each `Variant "name" "help";`, whose every entry has a row in docs/metrics.md.
+const COUNTER_LISTS: [&str; 2] = ["ebpf-common/src/counter.rs", "profiler-protocol/src/counter.rs"];
+
+/// Folders of the root directory that are the same on every machine; another one there is somebody's own.
+const STANDARD_FOLDERS: [&str; 17] = [
+    "bin", "boot", "dev", "etc", "lib", "lib64", "media", "mnt", "opt", "proc", "run", "sbin", "srv", "sys",
+    "tmp", "usr", "var",
+];
+
+pub(crate) fn tidy(paths: &Paths, steps: &Steps) -> Result<()> {
+    steps.step("tidy");
+    let mut broken = Vec::new();
+    check_edges(paths, &mut broken)?;
+    check_dependency_reasons(paths, &mut broken)?;
+
+    let machine_paths = machine_paths(paths);
+    let mut files = Vec::new();
+    list(&paths.root, &paths.root, &mut files)?;
+    for file in &files {
+        let Ok(text) = fs::read_to_string(paths.root.join(file)) else {
+            continue; // not text
+        };
+        let name = file.to_string_lossy();
+        check_machine_paths(&name, &text, &machine_paths, &mut broken);
+        if file.extension().is_some_and(|extension| extension == "rs") {
+            check_rust(&name, &text, &mut broken);
+        }
+    }
+    check_counters(paths, &mut broken)?;
+
+    if !broken.is_empty() {
+        bail!("tidy: {} broken rule(s)\n{}", broken.len(), broken.join("\n"));
+    }
+    Ok(())
+}
+
+fn check_edges(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
+    let text = output(
+        Command::new("cargo")
+            .args(["metadata", "--no-deps", "--format-version", "1"])
+            .current_dir(&paths.root),
+    )?;
+    let metadata: Value = serde_json::from_str(&text).context("output of `cargo metadata`")?;
+    for package in metadata["packages"].as_array().into_iter().flatten() {
+        let name = package["name"].as_str().unwrap_or_default();
+        let Some((_, allowed)) = EDGES.iter().find(|(member, _)| *member == name) else {
+            if name != "system-tests" {
+                broken
+                    .push(format!("{name}: unknown member; say in xtask/src/tidy.rs what it may depend on"));
+            }
+            continue;
+        };
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let other = dependency["name"].as_str().unwrap_or_default();
+            if !dependency["path"].is_null() && !allowed.contains(&other) {
+                broken.push(format!(
+                    "{name} depends on {other}: that edge is not allowed, see xtask/src/tidy.rs"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Every dependency is justified in its line.
+fn check_dependency_reasons(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
+    let manifest = paths.root.join("Cargo.toml");
+    let text =
+        fs::read_to_string(&manifest).with_context(|| format!("{}: cannot be read", manifest.display()))?;
+    let mut inside = false;
+    for (number, line) in numbered(&text) {
+        if line.starts_with('[') {
+            inside = line == "[workspace.dependencies]";
+        } else if inside && line.contains('=') && !line.contains("path =") && !line.contains('#') {
+            broken.push(format!(
+                "Cargo.toml:{number}: a dependency without its reason; add it as a comment in the line"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// All files of the checkout but those that git ignores or that belong to git.
+fn list(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("{}: cannot be listed", folder.display()))? {
+        let entry = entry.with_context(|| format!("{}: cannot be listed", folder.display()))?;
+        let path = entry.path();
+        let name = entry.file_name();
+        if name == ".git" || name == "target" {
+            continue;
+        }
+        let kind = entry.file_type().with_context(|| format!("{}: its kind", path.display()))?;
+        if kind.is_dir() {
+            list(root, &path, files)?;
+        } else if kind.is_file() {
+            files.push(path.strip_prefix(root).unwrap_or(&path).to_path_buf());
+        }
+    }
+    Ok(())
+}
+
+/// Beginnings of paths that exist on this machine only.
+fn machine_paths(paths: &Paths) -> Vec<String> {
+    let mut found = vec!["/home/".to_owned(), "/Users/".to_owned()];
+    if let Some(home) = env::var_os("HOME") {
+        found.push(format!("{}/", home.to_string_lossy()));
+    }
+    let top = paths
+        .root
+        .components()
+        .nth(1)
+        .map(|part| part.as_os_str().to_string_lossy().into_owned())
+        .unwrap_or_default();
+    if !STANDARD_FOLDERS.contains(&top.as_str()) {
+        found.push(format!("/{top}/"));
+    }
+    found.push(format!("{}/", paths.root.display()));
+    found
+}
+
+fn check_machine_paths(name: &str, text: &str, machine_paths: &[String], broken: &mut Vec<String>) {
+    if name == "xtask/src/tidy.rs" {
+        return; // it names them to find them
+    }
+    for (number, line) in numbered(text) {
+        for path in machine_paths {
+            // "daemon/src/" is no path below /src/: a path begins where no path goes on.
+            let starts = line.match_indices(path.as_str()).any(|(at, _)| {
+                !line
+                    .get(..at)
+                    .unwrap_or_default()
+                    .ends_with(|before: char| before.is_alphanumeric() || "._-/*}$".contains(before))
+            });
+            if starts {
+                broken.push(format!("{name}:{number}: {path}: a path of somebody's machine; make it relative or take it from the environment"));
+            }
+        }
+    }
+}
+
+fn check_rust(name: &str, text: &str, broken: &mut Vec<String>) {
+    if !text.starts_with("//!") {
+        broken.push(format!("{name}:1: expected `//!`: say in one line what lives in this file"));
+    }
+    let path = Path::new(name);
+    let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    if EMPTY_NAMES.contains(&stem.as_str()) {
+        broken.push(format!("{name}: a module called `{stem}` says nothing; name it after what it does"));
+    }
+    let may_be_unsafe = UNSAFE_ALLOWED.iter().any(|allowed| name.starts_with(allowed));
+    for (number, line) in numbered(text) {
+        let code = without_comment_and_strings(line);
+        if !may_be_unsafe && words(&code).any(|word| word == "unsafe") {
+            broken.push(format!(
+                "{name}:{number}: `unsafe` is not allowed here; xtask/src/tidy.rs lists where it is"
+            ));
+        }
+        let reexport =
+            code.trim_start().starts_with("pub use ") || code.trim_start().starts_with("pub(crate) use ");
+        if reexport && code.contains("::*") {
+            broken.push(format!(
+                "{name}:{number}: a re-export of everything hides where names come from; list them"
+            ));
+        }
+    }
+}
+
+/// Every counter has its row in the document, with the same help.
+fn check_counters(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
+    let document = fs::read_to_string(paths.root.join("docs/metrics.md")).unwrap_or_default();
+    let mut rows = BTreeMap::new();
+    for list in COUNTER_LISTS {
+        let path = paths.root.join(list);
+        if !path.exists() {
+            continue;
+        }
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
+        for line in text.lines().filter(|line| line.trim_end().ends_with("\";")) {
+            let strings: Vec<&str> = line.split('"').skip(1).step_by(2).collect();
+            if let [name, help] = strings.as_slice() {
+                rows.insert(format!("| `{name}` | {help} |"), list);
+            }
+        }
+    }
+    for (row, list) in rows {
+        if !document.contains(&row) {
+            broken.push(format!("docs/metrics.md: expected this row, from {list}: {row}"));
+        }
+    }
+    Ok(())
+}
+
+fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines().enumerate().map(|(index, line)| (index + 1, line))
+}
+
+fn words(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|letter: char| !letter.is_alphanumeric() && letter != '_')
+}
+
+/// A line's code. A string over several lines is taken for code, which errs to the safe side.
+fn without_comment_and_strings(line: &str) -> String {
+    let mut code = String::new();
+    let mut inside = false;
+    let mut letters = line.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' if inside => {
+                letters.next();
+            }
+            '"' => inside = !inside,
+            '/' if !inside && letters.peek() == Some(&'/') => break,
+            _ if !inside => code.push(letter),
+            _ => {}
+        }
+    }
+    code
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{check_machine_paths, check_rust, without_comment_and_strings};
+
+    fn rust(name: &str, text: &str) -> Vec<String> {
+        let mut broken = Vec::new();
+        check_rust(name, text, &mut broken);
+        broken
+    }
+
+    #[test]
+    fn unsafe_is_found_in_code_only() {
+        assert_eq!(rust("daemon/src/run.rs", "//! x\nlet a = unsafe { b() };").len(), 1);
+        assert_eq!(
+            rust("daemon/src/run.rs", "//! x\nlet a = \"unsafe\"; // unsafe\n#![deny(unsafe_code)]").len(),
+            0
+        );
+        assert_eq!(rust("daemon/src/source/kernel/perf.rs", "//! x\nlet a = unsafe { b() };").len(), 0);
+        assert_eq!(without_comment_and_strings(r#"a("\"//", b) // c"#), "a(, b) ");
+    }
+
+    #[test]
+    fn files_say_what_they_are_and_reexport_by_name() {
+        assert_eq!(rust("daemon/src/utils.rs", "use a::b;\npub use c::*;").len(), 3);
+    }
+
+    #[test]
+    fn paths_of_a_machine_are_found_where_they_begin() {
+        let mut broken = Vec::new();
+        let machine = ["/src/".to_owned()];
+        check_machine_paths("a.md", "see daemon/src/main.rs and ./src/a", &machine, &mut broken);
+        assert!(broken.is_empty(), "{broken:?}");
+        check_machine_paths("a.md", "see `/src/perfusion`", &machine, &mut broken);
+        assert_eq!(broken.len(), 1);
+    }
+}
