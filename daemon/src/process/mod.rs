@@ -1,1 +1,47 @@
-//! Being written.
+//! 2. WHO: a live view of processes with their epochs, mappings and mapped files, and the stacks of their threads finished
+//! by `unwind`. The only folder that reads procfs. No symbols here.
+
+pub mod image;
+pub mod mapping;
+pub mod memory;
+pub mod table;
+
+pub use image::{Image, ImageError};
+pub use table::{Counters, ProcessInfo, ProcessTable};
+
+/// Start time of a process in clock ticks since boot: with the pid, it tells a process from a later one with the same pid.
+/// `None` when there is no such process.
+#[must_use]
+pub fn start_ticks(pid: u32) -> Option<u64> {
+    let pid = i32::try_from(pid).ok()?;
+    procfs::process::Process::new(pid).and_then(|p| p.stat()).ok().map(|s| s.starttime)
+}
+
+/// Why a process could not be taken up.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// There is no such process.
+    #[error("pid {pid}: no such process")]
+    Gone {
+        /// The pid.
+        pid: u32,
+    },
+    /// Its mappings could not be read.
+    #[error("pid {pid}: cannot read {path}: {source}")]
+    Read {
+        /// The pid.
+        pid: u32,
+        /// The file in /proc.
+        path: String,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The table is full.
+    #[error("pid {pid}: more than {limit} processes")]
+    Full {
+        /// The pid.
+        pid: u32,
+        /// Most processes there may be.
+        limit: usize,
+    },
+}

@@ -1,0 +1,638 @@
+//! Files that are mapped as code: opened safely, identified, and read piece by piece. A target's file is never mapped, for
+//! whoever may write it could truncate it under us; every size it states is checked against the file and a cap.
+
+use super::mapping::Mapping;
+use crate::sample::frame::ImageId;
+use crate::unwind::eh_frame::{Section, UnwindSections};
+use crate::unwind::managed::{ExceptionDirectory, PeImage};
+use object::elf;
+use object::endian::LittleEndian as LE;
+use object::pod;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+
+/// Most images known in one run.
+const MAX_IMAGES: usize = 16_384;
+/// Most files kept open.
+const MAX_OPEN: usize = 512;
+/// Most bytes of unwind data loaded from one image; Chromium has 12 MiB.
+const MAX_UNWIND_BYTES: u64 = 32 << 20;
+/// Most bytes of unwind data held at once.
+const MAX_HELD_BYTES: usize = 48 << 20;
+/// Most program headers, section headers, PE sections, and bytes of names and notes that are read.
+const MAX_PROGRAM_HEADERS: u16 = 128;
+const MAX_SECTION_HEADERS: u16 = 4096;
+const MAX_PE_SECTIONS: u16 = 96;
+const MAX_NAMES_BYTES: u64 = 1 << 20;
+const MAX_NOTE_BYTES: u64 = 64 << 10;
+
+/// Why a mapped file could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// It could not be opened.
+    #[error("pid {pid}: cannot open mapped file {path}: {source}")]
+    Open {
+        /// Process that maps it.
+        pid: u32,
+        /// Path as the process sees it.
+        path: Arc<str>,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// Something else is at its path now.
+    #[error("pid {pid}: {path}: expected regular file with inode {expected}, found inode {found}")]
+    Changed {
+        /// Process that maps it.
+        pid: u32,
+        /// Path as the process sees it.
+        path: Arc<str>,
+        /// Inode of the mapping.
+        expected: u64,
+        /// Inode found, 0 when it is no regular file.
+        found: u64,
+    },
+    /// [`MAX_IMAGES`] images are known.
+    #[error("too many mapped files")]
+    Full,
+}
+
+/// What makes two mappings the same file: never the build id, which anyone can forge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    ctime: (i64, i64),
+    size: u64,
+}
+
+/// Where an image's bytes are.
+#[derive(Debug)]
+enum Source {
+    File(File),
+    Bytes(Vec<u8>),
+    /// Closed to make room.
+    Closed,
+}
+
+impl Source {
+    fn read(&self, offset: u64, into: &mut [u8]) -> usize {
+        match self {
+            Self::File(file) => {
+                let mut done = 0;
+                while let Some(rest) = into.get_mut(done..).filter(|r| !r.is_empty()) {
+                    match file.read_at(rest, offset.saturating_add(done as u64)) {
+                        Ok(0) => break,
+                        Ok(n) => done += n,
+                        Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                        Err(_) => break,
+                    }
+                }
+                done
+            }
+            Self::Bytes(bytes) => {
+                let there = usize::try_from(offset).ok().and_then(|o| bytes.get(o..)).unwrap_or_default();
+                let length = there.len().min(into.len());
+                if let (Some(to), Some(from)) = (into.get_mut(..length), there.get(..length)) {
+                    to.copy_from_slice(from);
+                }
+                length
+            }
+            Self::Closed => 0,
+        }
+    }
+
+    /// Exactly `length` bytes at `offset`; `None` when they are not there or more than `cap`.
+    fn bytes(&self, offset: u64, length: u64, cap: u64) -> Option<Vec<u8>> {
+        let end = offset.checked_add(length)?;
+        let size = match self {
+            Self::File(file) => file.metadata().ok()?.size(),
+            Self::Bytes(bytes) => u64::try_from(bytes.len()).ok()?,
+            Self::Closed => 0,
+        };
+        if end > size || length > cap {
+            return None;
+        }
+        let mut bytes = vec![0u8; usize::try_from(length).ok()?];
+        (self.read(offset, &mut bytes) == bytes.len()).then_some(bytes)
+    }
+}
+
+/// One loadable segment: file offsets to addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Segment {
+    offset: u64,
+    size: u64,
+    address: u64,
+    executable: bool,
+}
+
+/// One PE section: file offsets to relative virtual addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PeSection {
+    offset: u32,
+    size: u32,
+    rva: u32,
+}
+
+/// What kind of file it is.
+#[derive(Debug)]
+enum Format {
+    /// x86-64 ELF.
+    Elf { segments: Vec<Segment>, unwind: Option<Arc<UnwindSections>> },
+    /// x86-64 PE: a ReadyToRun image when it has an exception directory.
+    Pe { sections: Vec<PeSection>, exception: (u32, u32), directory: Option<Arc<ExceptionDirectory>> },
+    /// Neither, or of another machine.
+    Other,
+}
+
+/// A mapped file.
+#[derive(Debug)]
+pub struct Image {
+    /// Path in the mount namespace of the first process it was seen in; `[vdso]` for the vDSO.
+    pub path: Arc<str>,
+    /// GNU build id, at most 64 bytes; names the file to the outside only.
+    pub build_id: Option<Vec<u8>>,
+    /// Device (major, minor) as the mapping states it.
+    pub device: (u32, u32),
+    /// Inode.
+    pub inode: u64,
+    source: Source,
+    format: Format,
+    /// Highest when used last.
+    used: u64,
+}
+
+impl Image {
+    /// The open file, for reading by others; `None` for the vDSO and when it was closed to bound the number of open files.
+    #[must_use]
+    pub fn file(&self) -> Option<&File> {
+        match &self.source {
+            Source::File(file) => Some(file),
+            _ => None,
+        }
+    }
+
+    /// True when its file was closed to make room; resolving a mapping of it opens it again.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        matches!(self.source, Source::Closed)
+    }
+
+    /// The whole image where it is held in memory: the vDSO.
+    #[must_use]
+    pub fn bytes(&self) -> Option<&[u8]> {
+        match &self.source {
+            Source::Bytes(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
+    /// True for x86-64 ELF.
+    #[must_use]
+    pub fn is_elf(&self) -> bool {
+        matches!(self.format, Format::Elf { .. })
+    }
+
+    /// True for x86-64 PE.
+    #[must_use]
+    pub fn is_pe(&self) -> bool {
+        matches!(self.format, Format::Pe { .. })
+    }
+
+    /// ELF virtual address of the byte at `offset` in the file.
+    #[must_use]
+    pub fn elf_address(&self, offset: u64) -> Option<u64> {
+        let Format::Elf { segments, .. } = &self.format else { return None };
+        let within = |s: &&Segment| offset.checked_sub(s.offset).is_some_and(|o| o < s.size);
+        let best = segments.iter().filter(within).find(|s| s.executable);
+        let segment = best.or_else(|| segments.iter().find(within))?;
+        Some(offset - segment.offset + segment.address)
+    }
+
+    /// Relative virtual address of the byte at `offset` in a PE file.
+    #[must_use]
+    pub fn rva(&self, offset: u64) -> Option<u32> {
+        let Format::Pe { sections, .. } = &self.format else { return None };
+        let offset = u32::try_from(offset).ok()?;
+        let within = |s: &&PeSection| offset.checked_sub(s.offset).is_some_and(|o| o < s.size);
+        let section = sections.iter().find(within)?;
+        section.rva.checked_add(offset - section.offset)
+    }
+
+    fn parse(path: Arc<str>, device: (u32, u32), inode: u64, source: Source) -> Self {
+        let mut magic = [0u8; 4];
+        source.read(0, &mut magic);
+        let (format, build_id) = match magic {
+            elf::ELFMAG => parse_elf(&source)
+                .map_or((Format::Other, None), |(segments, id)| (Format::Elf { segments, unwind: None }, id)),
+            [b'M', b'Z', ..] => (parse_pe(&source).unwrap_or(Format::Other), None),
+            _ => (Format::Other, None),
+        };
+        Self { path, build_id, device, inode, source, format, used: 0 }
+    }
+
+    fn held_bytes(&self) -> usize {
+        match &self.format {
+            Format::Elf { unwind: Some(unwind), .. } => unwind.size_bytes(),
+            Format::Pe { directory: Some(directory), .. } => directory.size_bytes(),
+            _ => 0,
+        }
+    }
+
+    fn release(&mut self) {
+        match &mut self.format {
+            Format::Elf { unwind, .. } => *unwind = None,
+            Format::Pe { directory, .. } => *directory = None,
+            Format::Other => {}
+        }
+    }
+}
+
+impl PeImage for Image {
+    fn read(&self, rva: u32, into: &mut [u8]) -> usize {
+        let Format::Pe { sections, .. } = &self.format else { return 0 };
+        let within = |s: &&PeSection| rva.checked_sub(s.rva).is_some_and(|o| o < s.size);
+        let Some(section) = sections.iter().find(within) else { return 0 };
+        let from = rva - section.rva;
+        let length = into.len().min(usize::try_from(section.size - from).unwrap_or(0));
+        let into = into.get_mut(..length).unwrap_or_default();
+        self.source.read(u64::from(section.offset) + u64::from(from), into)
+    }
+}
+
+fn parse_elf(source: &Source) -> Option<(Vec<Segment>, Option<Vec<u8>>)> {
+    let header = elf_header(source)?;
+    let mut segments = Vec::new();
+    let mut build_id = None;
+    for program in program_headers(source, &header)? {
+        let (offset, size, address) =
+            (program.p_offset.get(LE), program.p_filesz.get(LE), program.p_vaddr.get(LE));
+        match program.p_type.get(LE) {
+            elf::PT_LOAD => {
+                // Addresses that wrap would turn one PC into two.
+                address.checked_add(size)?;
+                offset.checked_add(size)?;
+                let executable = program.p_flags.get(LE) & elf::PF_X != 0;
+                segments.push(Segment { offset, size, address, executable });
+            }
+            elf::PT_NOTE if build_id.is_none() => {
+                build_id = source.bytes(offset, size, MAX_NOTE_BYTES).as_deref().and_then(find_build_id);
+            }
+            _ => {}
+        }
+    }
+    Some((segments, build_id))
+}
+
+fn elf_header(source: &Source) -> Option<elf::FileHeader64<LE>> {
+    let mut bytes = [0u8; size_of::<elf::FileHeader64<LE>>()];
+    if source.read(0, &mut bytes) < bytes.len() {
+        return None;
+    }
+    let (header, _) = pod::from_bytes::<elf::FileHeader64<LE>>(&bytes).ok()?;
+    let ident = &header.e_ident;
+    let native = ident.class == elf::ELFCLASS64
+        && ident.data == elf::ELFDATA2LSB
+        && header.e_machine.get(LE) == elf::EM_X86_64;
+    native.then_some(*header)
+}
+
+fn program_headers(source: &Source, header: &elf::FileHeader64<LE>) -> Option<Vec<elf::ProgramHeader64<LE>>> {
+    let count = header.e_phnum.get(LE).min(MAX_PROGRAM_HEADERS);
+    let length = u64::from(count) * size_of::<elf::ProgramHeader64<LE>>() as u64;
+    let bytes = source.bytes(header.e_phoff.get(LE), length, length)?;
+    let (headers, _) = pod::slice_from_bytes(&bytes, usize::from(count)).ok()?;
+    Some(headers.to_vec())
+}
+
+/// Walks the notes of a PT_NOTE segment (gABI: name size, descriptor size, type, each part padded to 4 bytes).
+fn find_build_id(notes: &[u8]) -> Option<Vec<u8>> {
+    let mut rest = notes;
+    loop {
+        let word = |i: usize| {
+            let bytes = rest.get(i * 4..)?.first_chunk::<4>()?;
+            usize::try_from(u32::from_le_bytes(*bytes)).ok()
+        };
+        let (name_len, desc_len, kind) = (word(0)?, word(1)?, word(2)?);
+        let desc_at = 12 + name_len.checked_next_multiple_of(4)?;
+        let desc_end = desc_at.checked_add(desc_len)?;
+        let (name, desc) = (rest.get(12..)?.get(..name_len)?, rest.get(desc_at..desc_end)?);
+        if name == b"GNU\0" && kind == elf::NT_GNU_BUILD_ID as usize && (1..=64).contains(&desc_len) {
+            return Some(desc.to_vec());
+        }
+        rest = rest.get(desc_end.checked_next_multiple_of(4)?..)?;
+    }
+}
+
+/// Reads the unwind sections; by section headers, or by PT_GNU_EH_FRAME where those were stripped.
+fn load_unwind(source: &Source) -> Option<UnwindSections> {
+    let header = elf_header(source)?;
+    let mut found: [Option<Section>; 3] = [None, None, None];
+    if let Some(sections) = section_headers(source, &header) {
+        let names = usize::from(header.e_shstrndx.get(LE));
+        let names = sections.get(names)?;
+        let names = source.bytes(names.sh_offset.get(LE), names.sh_size.get(LE), MAX_NAMES_BYTES)?;
+        for section in &sections {
+            let name = usize::try_from(section.sh_name.get(LE)).ok().and_then(|at| names.get(at..));
+            let name = name.and_then(|n| n.split(|&b| b == 0).next());
+            let place = match name {
+                Some(b".eh_frame_hdr") => 0,
+                Some(b".eh_frame") => 1,
+                Some(b".debug_frame") => 2,
+                _ => continue,
+            };
+            let skip = section.sh_type.get(LE) == elf::SHT_NOBITS
+                || section.sh_flags.get(LE) & u64::from(elf::SHF_COMPRESSED) != 0;
+            if !skip && let Some(slot) = found.get_mut(place) {
+                let bytes =
+                    source.bytes(section.sh_offset.get(LE), section.sh_size.get(LE), MAX_UNWIND_BYTES);
+                *slot = bytes.map(|bytes| Section { address: section.sh_addr.get(LE), bytes });
+            }
+        }
+    }
+    if found.iter().all(Option::is_none) {
+        let programs = program_headers(source, &header)?;
+        let hdr = programs.iter().find(|p| p.p_type.get(LE) == elf::PT_GNU_EH_FRAME)?;
+        let hdr_bytes = source.bytes(hdr.p_offset.get(LE), hdr.p_filesz.get(LE), MAX_UNWIND_BYTES)?;
+        let hdr_address = hdr.p_vaddr.get(LE);
+        // Version 1, then encodings; the linkers write `.eh_frame`'s place as a 32-bit offset from the field itself.
+        let (&[1, 0x1b, ..], Some(distance)) = (hdr_bytes.get(..4)?, hdr_bytes.get(4..)?.first_chunk::<4>())
+        else {
+            return None;
+        };
+        let eh_address =
+            hdr_address.wrapping_add(4).wrapping_add_signed(i64::from(i32::from_le_bytes(*distance)));
+        let load = programs.iter().find(|p| {
+            let from = p.p_vaddr.get(LE);
+            p.p_type.get(LE) == elf::PT_LOAD && eh_address >= from && eh_address - from < p.p_filesz.get(LE)
+        })?;
+        let into = eh_address - load.p_vaddr.get(LE);
+        // Its length is stated nowhere: to the end of the segment; a zero length word ends it.
+        let length = load.p_filesz.get(LE) - into;
+        let bytes = source.bytes(load.p_offset.get(LE).checked_add(into)?, length, MAX_UNWIND_BYTES)?;
+        found[0] = Some(Section { address: hdr_address, bytes: hdr_bytes });
+        found[1] = Some(Section { address: eh_address, bytes });
+    }
+    let [hdr, eh, debug] = found;
+    Some(UnwindSections::new(hdr, eh, debug))
+}
+
+fn section_headers(source: &Source, header: &elf::FileHeader64<LE>) -> Option<Vec<elf::SectionHeader64<LE>>> {
+    let count = header.e_shnum.get(LE);
+    if !(1..=MAX_SECTION_HEADERS).contains(&count) {
+        return None;
+    }
+    let length = u64::from(count) * size_of::<elf::SectionHeader64<LE>>() as u64;
+    let bytes = source.bytes(header.e_shoff.get(LE), length, length)?;
+    let (headers, _) = pod::slice_from_bytes(&bytes, usize::from(count)).ok()?;
+    Some(headers.to_vec())
+}
+
+/// Reads headers of a PE32+ image (Microsoft PE format): sections and the exception directory's place.
+fn parse_pe(source: &Source) -> Option<Format> {
+    const MACHINE_AMD64: u16 = 0x8664;
+    /// crossgen marks the target system in the machine field (runtime src/coreclr/inc/pedecoder.h, IMAGE_FILE_MACHINE_OS_MASK_LINUX).
+    const MACHINE_AMD64_LINUX: u16 = MACHINE_AMD64 ^ 0x7b79;
+    const COFF_BYTES: usize = 24;
+    const DIRECTORIES_AT: usize = 112;
+    let u16_at = |b: &[u8], at: usize| b.get(at..)?.first_chunk::<2>().map(|b| u16::from_le_bytes(*b));
+    let u32_at = |b: &[u8], at: usize| b.get(at..)?.first_chunk::<4>().map(|b| u32::from_le_bytes(*b));
+
+    let dos = source.bytes(0, 64, 64)?;
+    let coff_at = u64::from(u32_at(&dos, 0x3c)?);
+    let coff = source.bytes(coff_at, COFF_BYTES as u64, 64)?;
+    let machine = u16_at(&coff, 4)?;
+    if coff.get(..4)? != b"PE\0\0" || ![MACHINE_AMD64, MACHINE_AMD64_LINUX].contains(&machine) {
+        return None;
+    }
+    let optional_len = u16_at(&coff, 20)?;
+    let optional_at = coff_at + COFF_BYTES as u64;
+    let optional = source.bytes(optional_at, u64::from(optional_len), 4096)?;
+    if u16_at(&optional, 0)? != 0x20b {
+        return None;
+    }
+    let has_exceptions = u32_at(&optional, DIRECTORIES_AT - 4)? > 3;
+    let directory =
+        |at| u32_at(&optional, DIRECTORIES_AT + 3 * 8 + at).filter(|_| has_exceptions).unwrap_or(0);
+    let exception = (directory(0), directory(4));
+    let count = u16_at(&coff, 6)?.min(MAX_PE_SECTIONS);
+    let table = source.bytes(optional_at + u64::from(optional_len), u64::from(count) * 40, 4096)?;
+    let sections = table
+        .chunks_exact(40)
+        .filter_map(|s| Some(PeSection { rva: u32_at(s, 12)?, size: u32_at(s, 16)?, offset: u32_at(s, 20)? }))
+        .collect();
+    Some(Format::Pe { sections, exception, directory: None })
+}
+
+/// All images of a run.
+#[derive(Debug, Default)]
+pub struct Images {
+    images: Vec<Image>,
+    by_identity: HashMap<Identity, ImageId>,
+    /// Last image seen for (device, inode) of a mapping: for processes that are gone before their file could be opened.
+    by_mapping: HashMap<((u32, u32), u64), ImageId>,
+    clock: u64,
+    open: usize,
+    held_bytes: usize,
+    /// Times an image's unwind data was dropped to stay within memory.
+    pub evictions: u64,
+}
+
+impl Images {
+    /// The image; `None` for an id of another run.
+    #[must_use]
+    pub fn get(&self, id: ImageId) -> Option<&Image> {
+        self.images.get(usize::try_from(id.0).ok()?)
+    }
+
+    fn get_mut(&mut self, id: ImageId) -> Option<&mut Image> {
+        self.images.get_mut(usize::try_from(id.0).ok()?)
+    }
+
+    /// True when a file with this device and inode was seen before.
+    #[must_use]
+    pub fn knows(&self, mapping: &Mapping) -> bool {
+        self.by_mapping.contains_key(&(mapping.device, mapping.inode))
+    }
+
+    /// The image behind a file mapping of `pid`.
+    ///
+    /// # Errors
+    /// [`ImageError`] when it cannot be opened and was never seen, or there is no room.
+    pub fn resolve(&mut self, pid: u32, mapping: &Mapping) -> Result<ImageId, ImageError> {
+        let key = (mapping.device, mapping.inode);
+        let file = match open_mapped(pid, mapping) {
+            Ok(file) => file,
+            // The process is gone, or renamed its file away: the same inode was mapped before.
+            Err(error) => return self.by_mapping.get(&key).copied().ok_or(error),
+        };
+        let open_error = |source| ImageError::Open { pid, path: Arc::clone(&mapping.path), source };
+        let meta = file.metadata().map_err(open_error)?;
+        let identity = Identity {
+            device: meta.dev(),
+            inode: meta.ino(),
+            ctime: (meta.ctime(), meta.ctime_nsec()),
+            size: meta.size(),
+        };
+        let id = match self.by_identity.get(&identity).copied() {
+            Some(id) => {
+                if let Some(image) = self.get_mut(id)
+                    && matches!(image.source, Source::Closed)
+                {
+                    image.source = Source::File(file);
+                    self.open += 1;
+                }
+                id
+            }
+            None => {
+                let id = self.add(Image::parse(
+                    Arc::clone(&mapping.path),
+                    mapping.device,
+                    mapping.inode,
+                    Source::File(file),
+                ))?;
+                self.by_identity.insert(identity, id);
+                self.open += 1;
+                id
+            }
+        };
+        self.touch(id);
+        self.by_mapping.insert(key, id);
+        self.close_least_used();
+        Ok(id)
+    }
+
+    /// The vDSO with these bytes.
+    ///
+    /// # Errors
+    /// [`ImageError::Full`].
+    pub fn vdso(&mut self, bytes: Vec<u8>) -> Result<ImageId, ImageError> {
+        let known = self.images.iter().position(|i| i.bytes() == Some(&bytes));
+        match known.and_then(|i| u32::try_from(i).ok()) {
+            Some(id) => Ok(ImageId(id)),
+            None => self.add(Image::parse("[vdso]".into(), (0, 0), 0, Source::Bytes(bytes))),
+        }
+    }
+
+    fn add(&mut self, image: Image) -> Result<ImageId, ImageError> {
+        if self.images.len() >= MAX_IMAGES {
+            return Err(ImageError::Full);
+        }
+        let id = u32::try_from(self.images.len()).map_err(|_| ImageError::Full)?;
+        self.images.push(image);
+        Ok(ImageId(id))
+    }
+
+    fn touch(&mut self, id: ImageId) {
+        self.clock += 1;
+        let clock = self.clock;
+        if let Some(image) = self.get_mut(id) {
+            image.used = clock;
+        }
+    }
+
+    fn close_least_used(&mut self) {
+        while self.open > MAX_OPEN {
+            let open = self.images.iter_mut().filter(|i| matches!(i.source, Source::File(_)));
+            if let Some(image) = open.min_by_key(|i| i.used) {
+                image.source = Source::Closed;
+            }
+            self.open -= 1;
+        }
+    }
+
+    /// The unwind sections of an ELF image, loaded now if they were not.
+    pub fn unwind(&mut self, id: ImageId) -> Option<Arc<UnwindSections>> {
+        self.touch(id);
+        let image = self.get_mut(id)?;
+        let Format::Elf { unwind, .. } = &mut image.format else { return None };
+        if let Some(unwind) = unwind {
+            return Some(Arc::clone(unwind));
+        }
+        if matches!(image.source, Source::Closed) {
+            return None;
+        }
+        let loaded = Arc::new(load_unwind(&image.source).unwrap_or_default());
+        *unwind = Some(Arc::clone(&loaded));
+        self.make_room(id);
+        Some(loaded)
+    }
+
+    /// The exception directory of a PE image, loaded now if it was not.
+    pub fn exceptions(&mut self, id: ImageId) -> Option<Arc<ExceptionDirectory>> {
+        self.touch(id);
+        let image = self.get_mut(id)?;
+        let Format::Pe { exception: (rva, size), directory, .. } = &image.format else { return None };
+        if let Some(directory) = directory {
+            return Some(Arc::clone(directory));
+        }
+        if matches!(image.source, Source::Closed) {
+            return None;
+        }
+        let mut bytes = vec![0u8; usize::try_from(u64::from(*size).min(MAX_UNWIND_BYTES)).ok()?];
+        let read = PeImage::read(image, *rva, &mut bytes);
+        bytes.truncate(read);
+        bytes.shrink_to_fit();
+        let loaded = Arc::new(ExceptionDirectory::new(bytes));
+        if let Format::Pe { directory, .. } = &mut image.format {
+            *directory = Some(Arc::clone(&loaded));
+        }
+        self.make_room(id);
+        Some(loaded)
+    }
+
+    /// Drops the unwind data least recently used until all fits again; never that of `keep`.
+    fn make_room(&mut self, keep: ImageId) {
+        self.held_bytes = self.images.iter().map(Image::held_bytes).sum();
+        let keep = usize::try_from(keep.0).unwrap_or(usize::MAX);
+        while self.held_bytes > MAX_HELD_BYTES {
+            let others =
+                self.images.iter_mut().enumerate().filter(|(i, image)| *i != keep && image.held_bytes() > 0);
+            let Some((_, image)) = others.min_by_key(|(_, image)| image.used) else { return };
+            self.held_bytes -= image.held_bytes();
+            image.release();
+            self.evictions += 1;
+        }
+    }
+}
+
+/// Opens the file behind a mapping for reading, never a device or a pipe, and never one the mapping does not hold.
+fn open_mapped(pid: u32, mapping: &Mapping) -> Result<File, ImageError> {
+    let error = |source: rustix::io::Errno| ImageError::Open {
+        pid,
+        path: Arc::clone(&mapping.path),
+        source: source.into(),
+    };
+    let path = OFlags::PATH | OFlags::CLOEXEC;
+    // The kernel's own link to the mapped file: right even when the path names something else by now.
+    let link = format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.range.start, mapping.range.end);
+    let (handle, by_link) = match rustix::fs::openat(CWD, link, path, Mode::empty()) {
+        Ok(handle) => (handle, true),
+        // The mapping was split or grew, or the process is in exec: by path below the process's root, with nothing followed.
+        Err(_) => (by_path(pid, mapping).map_err(error)?, false),
+    };
+    let stat = rustix::fs::fstat(&handle).map_err(error)?;
+    let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+    // Behind the kernel's link only the inode is compared: maps and stat state different devices on overlayfs and btrfs.
+    let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    if !regular || stat.st_ino != mapping.inode || !(by_link || device == mapping.device) {
+        let found = if regular { stat.st_ino } else { 0 };
+        let path = Arc::clone(&mapping.path);
+        return Err(ImageError::Changed { pid, path, expected: mapping.inode, found });
+    }
+    let reopen = format!("/proc/self/fd/{}", handle.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    rustix::fs::openat(CWD, reopen, flags, Mode::empty()).map(File::from).map_err(error)
+}
+
+fn by_path(pid: u32, mapping: &Mapping) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let root =
+        rustix::fs::openat(CWD, format!("/proc/{pid}/root"), flags | OFlags::DIRECTORY, Mode::empty())?;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(root, &*mapping.path, flags | OFlags::NOFOLLOW, Mode::empty(), resolve)
+}

@@ -1,0 +1,278 @@
+//! The executable mappings of one process: what each is, and which one an address is in. Text of `/proc/PID/maps` is parsed
+//! here; nothing is opened.
+
+use crate::source::Mmap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Most executable mappings kept of one process: a runtime with write-xor-execute has a few thousand.
+pub const MAX_MAPPINGS: usize = 16_384;
+
+/// What an executable mapping holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Region {
+    /// Part of a file: native code or a ReadyToRun image; the file's first bytes say which.
+    File,
+    /// Memory a JIT writes code to: the CLR's `/memfd:doublemapper` (src/coreclr/minipal/Unix/doublemapping.cpp), or anonymous.
+    Jit {
+        /// True for the CLR's own.
+        doublemapped: bool,
+    },
+    /// The kernel's vDSO.
+    Vdso,
+    /// Anything else (vsyscall, shared memory, devices).
+    Other,
+}
+
+/// One executable mapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Addresses in the process.
+    pub range: Range<u64>,
+    /// Offset of its first byte in the file, bytes.
+    pub file_offset: u64,
+    /// Device (major, minor) of the file.
+    pub device: (u32, u32),
+    /// Inode of the file; 0 for anonymous memory.
+    pub inode: u64,
+    /// Path as the process's mount namespace shows it.
+    pub path: Arc<str>,
+    /// What it holds.
+    pub region: Region,
+}
+
+impl Mapping {
+    /// The mapping a record describes; `None` when its range is empty or wraps.
+    #[must_use]
+    pub fn new(mmap: &Mmap) -> Option<Self> {
+        let end = mmap.start.checked_add(mmap.len).filter(|&end| end > mmap.start)?;
+        let doublemapped = mmap.path.starts_with("/memfd:doublemapper");
+        let region = if mmap.path == "[vdso]" {
+            Region::Vdso
+        } else if doublemapped || is_anonymous(mmap) {
+            Region::Jit { doublemapped }
+        } else if mmap.inode != 0 && mmap.path.starts_with('/') {
+            Region::File
+        } else {
+            Region::Other
+        };
+        Some(Self {
+            range: mmap.start..end,
+            file_offset: mmap.file_offset,
+            device: mmap.device,
+            inode: mmap.inode,
+            path: mmap.path.as_str().into(),
+            region,
+        })
+    }
+
+    /// Offset in the file of what is at `address`, which the mapping covers.
+    #[must_use]
+    pub fn file_offset_of(&self, address: u64) -> u64 {
+        address.wrapping_sub(self.range.start).wrapping_add(self.file_offset)
+    }
+
+    /// True when `self` is `other` grown, shrunk or seen again: the same bytes at the same addresses where both are.
+    fn continues(&self, other: &Self) -> bool {
+        self.region == other.region
+            && (self.device, self.inode) == (other.device, other.inode)
+            && self.range.start.wrapping_sub(self.file_offset)
+                == other.range.start.wrapping_sub(other.file_offset)
+            && self.path == other.path
+            && self.inode != 0
+    }
+}
+
+fn is_anonymous(mmap: &Mmap) -> bool {
+    mmap.inode == 0
+        && (mmap.path.is_empty()
+            || mmap.path == "//anon"
+            || mmap.path.starts_with("[anon:")
+            || mmap.path == "[heap]"
+            || mmap.path == "[stack]")
+}
+
+/// What an insertion did to code that was there before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replaced {
+    /// Nothing was there, or the same file at the same place.
+    Nothing,
+    /// Anonymous or JIT memory lies over JIT memory: it may be the old memory with new protections, or new.
+    Perhaps,
+    /// Other code was there.
+    Certainly,
+    /// The table is full: the mapping was not taken.
+    Refused,
+}
+
+/// All executable mappings of a process, sorted, without overlaps.
+#[derive(Clone, Debug, Default)]
+pub struct Mappings {
+    sorted: Vec<Mapping>,
+}
+
+impl Mappings {
+    /// The mapping that covers `address`.
+    #[must_use]
+    pub fn find(&self, address: u64) -> Option<&Mapping> {
+        let after = self.sorted.partition_point(|m| m.range.start <= address);
+        self.sorted.get(after.checked_sub(1)?).filter(|m| address < m.range.end)
+    }
+
+    /// All mappings by address.
+    pub fn iter(&self) -> impl Iterator<Item = &Mapping> {
+        self.sorted.iter()
+    }
+
+    /// Puts `new` in place of whatever was in its range.
+    pub fn insert(&mut self, new: Mapping) -> Replaced {
+        let from = self.sorted.partition_point(|m| m.range.end <= new.range.start);
+        let to = self.sorted.partition_point(|m| m.range.start < new.range.end).max(from);
+        if self.sorted.len() + 2 > MAX_MAPPINGS + (to - from) {
+            return Replaced::Refused;
+        }
+        let over = self.sorted.get(from..to).unwrap_or_default();
+        let replaced = if over.iter().all(|old| new.continues(old)) {
+            Replaced::Nothing
+        } else if over.iter().all(|old| {
+            matches!(new.region, Region::Jit { .. }) && matches!(old.region, Region::Jit { .. })
+                || new.continues(old)
+        }) {
+            Replaced::Perhaps
+        } else {
+            Replaced::Certainly
+        };
+        // The parts of old mappings that stick out on either side stay.
+        let below = over.first().filter(|old| old.range.start < new.range.start).map(|old| {
+            let mut part = old.clone();
+            part.range.end = new.range.start;
+            part
+        });
+        let above = over.last().filter(|old| old.range.end > new.range.end).map(|old| {
+            let mut part = old.clone();
+            part.file_offset = old.file_offset_of(new.range.end);
+            part.range.start = new.range.end;
+            part
+        });
+        self.sorted.splice(from..to, below.into_iter().chain([new]).chain(above));
+        replaced
+    }
+}
+
+/// Parses one line of `/proc/PID/maps`; `None` when it is malformed or the mapping is not executable.
+#[must_use]
+pub fn parse_maps_line(pid: u32, line: &str) -> Option<Mmap> {
+    let mut fields = line.splitn(6, ' ');
+    let (start, end) = fields.next()?.split_once('-')?;
+    let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+    if fields.next()?.as_bytes().get(2) != Some(&b'x') {
+        return None;
+    }
+    let file_offset = u64::from_str_radix(fields.next()?, 16).ok()?;
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let device = (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
+    let inode = fields.next()?.parse().ok()?;
+    // The kernel pads before the path, and writes a newline in it as \012 (fs/proc/task_mmu.c, `show_map_vma`).
+    let path = fields.next().unwrap_or("").trim_start_matches(' ').replace("\\012", "\n");
+    Some(Mmap { pid, start, len: end.checked_sub(start)?, file_offset, device, inode, path })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::{any, prop, proptest};
+
+    fn mapping(start: u64, len: u64, inode: u64) -> Mapping {
+        let path = if inode == 0 { String::new() } else { format!("/lib/{inode}.so") };
+        Mapping::new(&Mmap { pid: 1, start, len, file_offset: 0x1000, device: (8, 1), inode, path }).unwrap()
+    }
+
+    fn ranges(mappings: &Mappings) -> Vec<(u64, u64, u64)> {
+        mappings.iter().map(|m| (m.range.start, m.range.end, m.inode)).collect()
+    }
+
+    #[test]
+    fn a_line_of_maps_is_read_and_data_is_skipped() {
+        let line =
+            "7f10a000-7f10c000 r-xp 00001000 fd:01 1234                       /usr/lib/a b.so (deleted)";
+        let mmap = parse_maps_line(7, line).unwrap();
+        assert_eq!((mmap.start, mmap.len, mmap.file_offset), (0x7f10_a000, 0x2000, 0x1000));
+        assert_eq!(
+            (mmap.device, mmap.inode, mmap.path.as_str()),
+            ((0xfd, 1), 1234, "/usr/lib/a b.so (deleted)")
+        );
+        assert_eq!(parse_maps_line(7, &line.replace("r-xp", "rw-p")), None);
+        assert_eq!(parse_maps_line(7, "7ffd-7fff r-xp 00000000 00:00 0").unwrap().path, "");
+    }
+
+    #[test]
+    fn regions_are_told_apart() {
+        let region = |path: &str, inode| {
+            let mmap = Mmap {
+                pid: 1,
+                start: 0x1000,
+                len: 16,
+                file_offset: 0,
+                device: (0, 1),
+                inode,
+                path: path.into(),
+            };
+            Mapping::new(&mmap).unwrap().region
+        };
+        assert_eq!(region("/memfd:doublemapper (deleted)", 9), Region::Jit { doublemapped: true });
+        assert_eq!(region("//anon", 0), Region::Jit { doublemapped: false });
+        assert_eq!(region("[vdso]", 0), Region::Vdso);
+        assert_eq!(region("/lib/libc.so.6", 3), Region::File);
+        assert_eq!(region("[vsyscall]", 0), Region::Other);
+    }
+
+    #[test]
+    fn a_new_mapping_cuts_a_hole_in_an_old_one() {
+        let mut mappings = Mappings::default();
+        mappings.insert(mapping(0x1_0000, 0x1_0000, 1));
+        assert_eq!(mappings.insert(mapping(0x1_4000, 0x1000, 2)), Replaced::Certainly);
+        assert_eq!(
+            ranges(&mappings),
+            [(0x1_0000, 0x1_4000, 1), (0x1_4000, 0x1_5000, 2), (0x1_5000, 0x2_0000, 1)]
+        );
+        assert_eq!(mappings.find(0x1_5000).unwrap().file_offset, 0x6000);
+        assert_eq!(mappings.find(0x2_0000), None);
+    }
+
+    #[test]
+    fn the_same_file_at_the_same_place_replaces_nothing() {
+        let mut mappings = Mappings::default();
+        mappings.insert(mapping(0x1_0000, 0x1000, 1));
+        assert_eq!(mappings.insert(mapping(0x1_0000, 0x2000, 1)), Replaced::Nothing);
+        assert_eq!(mappings.insert(mapping(0x1_0000, 0x2000, 0)), Replaced::Certainly);
+        assert_eq!(mappings.insert(mapping(0x1_0000, 0x3000, 0)), Replaced::Perhaps);
+    }
+
+    #[test]
+    fn the_number_of_mappings_is_bounded() {
+        let mut mappings = Mappings::default();
+        for i in 0..u64::try_from(MAX_MAPPINGS).unwrap() + 10 {
+            mappings.insert(mapping(i * 0x2000, 0x1000, 1));
+        }
+        assert!(mappings.iter().count() <= MAX_MAPPINGS);
+    }
+
+    proptest! {
+        #[test]
+        fn random_lines_end_in_an_answer(line in ".*") {
+            std::hint::black_box(parse_maps_line(1, &line));
+        }
+
+        #[test]
+        fn mappings_stay_sorted_and_apart(all in prop::collection::vec((0u64..64, 1u64..16, 0u64..4), 1..40), probe in any::<u64>()) {
+            let mut mappings = Mappings::default();
+            for (start, len, inode) in all {
+                mappings.insert(mapping(start << 12, len << 12, inode));
+                assert_eq!(mappings.find(start << 12).unwrap().inode, inode);
+            }
+            let sorted = ranges(&mappings);
+            assert!(sorted.windows(2).all(|w| w[0].1 <= w[1].0));
+            std::hint::black_box(mappings.find(probe));
+        }
+    }
+}

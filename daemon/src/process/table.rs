@@ -1,0 +1,662 @@
+//! The table of processes: fed by events, or by /proc for those that were there before, and asked for finished stacks.
+//!
+//! A process is (pid, start time, exec count). Its mappings are kept by epoch: whatever is mapped over code takes the old
+//! code's rules and methods with it. An unmapping alone is not reported and harmless: no thread can run there.
+//! JIT memory is looked at again once a second per method that is in use: a body that was replaced gets a new generation.
+
+use super::ProcessError;
+use super::image::{Image, Images};
+use super::mapping::{Mapping, Mappings, Region, Replaced, parse_maps_line};
+use super::memory::ProcessMemory;
+use crate::sample::frame::{FrameKey, ImageId, Marker, ProcessId};
+use crate::source::{Event, EventKind, MonotonicNs, ShimEvent, UserContext};
+use crate::unwind::TargetMemory;
+use crate::unwind::epilogue::ends_with_call;
+use crate::unwind::finish::{Code, Finished, Limits, Step, walk};
+use crate::unwind::managed::{Budget, JitBody, stub_rule};
+use crate::unwind::rule::{Refusal, Rule};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::io::Read;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Most live processes.
+const MAX_PROCESSES: usize = 8192;
+/// Most processes, dead or alive, whose name and pid are remembered.
+const MAX_INFOS: usize = 65_536;
+/// How long an exited process is kept for samples that come late.
+const KEEP_EXITED: Duration = Duration::from_secs(10);
+/// Most bytes read from one `/proc/PID/maps`.
+const MAX_MAPS_BYTES: u64 = 32 << 20;
+/// Most PCs whose step is remembered per process, and most JIT bodies.
+const MAX_STEPS: usize = 16_384;
+const MAX_BODIES: usize = 16_384;
+/// Most start addresses whose generation is remembered per process.
+const MAX_REPLACED: usize = 16_384;
+/// Most distinct rules shared between processes.
+const MAX_RULES: usize = 32_768;
+/// Most `/proc/PID/mem` kept open.
+const MAX_MEMORIES: usize = 256;
+/// Most bytes of a vDSO.
+const MAX_VDSO_BYTES: u64 = 64 << 10;
+/// Bytes of JIT memory one process may have searched per [`BUDGET_PERIOD`].
+const BUDGET_BYTES: u64 = 64 << 20;
+const BUDGET_PERIOD: Duration = Duration::from_secs(1);
+/// How long a look at JIT memory holds.
+const RECHECK: Duration = Duration::from_secs(1);
+/// Shortest time between two readings of a process's maps because of an address no mapping covers.
+const REFRESH: Duration = Duration::from_millis(100);
+
+/// Who a process is; stays known after it is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessInfo {
+    /// Pid in the initial pid namespace.
+    pub pid: u32,
+    /// Start time in clock ticks since boot, when it was read from /proc.
+    pub start_ticks: Option<u64>,
+    /// How many `execve` were seen.
+    pub exec_count: u32,
+    /// Command name, at most 15 bytes.
+    pub comm: String,
+    /// True when it runs a CLR.
+    pub is_clr: bool,
+}
+
+/// What the table lost or gave up, and why; each grows only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Processes not taken up because the table was full.
+    pub processes_refused: u64,
+    /// Mappings not taken because a process had too many.
+    pub mappings_refused: u64,
+    /// Mapped files that could not be opened or identified.
+    pub images_failed: u64,
+    /// Times a process's remembered rules were dropped because they were too many.
+    pub steps_cleared: u64,
+    /// Look-ups put off because a process had used its share of work.
+    pub budget_refusals: u64,
+    /// Times maps were read again because no mapping covered an address.
+    pub refreshes: u64,
+    /// Method bodies found replaced by others without notice.
+    pub bodies_replaced: u64,
+    /// Stacks of processes that were gone.
+    pub stacks_of_gone_processes: u64,
+    /// Stacks finished.
+    pub stacks: u64,
+    /// Of these, stacks that did not reach the thread's start.
+    pub stacks_broken: u64,
+    /// Of these, stacks with at least one guessed caller.
+    pub stacks_guessed: u64,
+}
+
+#[derive(Debug)]
+struct CachedStep {
+    step: Step,
+    /// For JIT memory: when it was last looked at.
+    checked: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct KnownBody {
+    body: JitBody,
+    generation: u32,
+    checked: Instant,
+}
+
+/// A live process.
+#[derive(Debug)]
+struct Process {
+    id: ProcessId,
+    pid: u32,
+    start_ticks: Option<u64>,
+    is_clr: bool,
+    mappings: Arc<Mappings>,
+    /// Files of its mappings, once resolved; `None` for those that cannot be.
+    images: HashMap<((u32, u32), u64), Option<ImageId>>,
+    vdso: Option<ImageId>,
+    memory: Option<ProcessMemory>,
+    /// By address and whether it is exact (lowest bit).
+    steps: HashMap<u64, CachedStep>,
+    bodies: BTreeMap<u64, KnownBody>,
+    replaced: HashMap<u64, u32>,
+    /// Generation of starts `replaced` has forgotten.
+    oldest_generation: u32,
+    budget: Budget,
+    budget_since: Instant,
+    refreshed: Option<Instant>,
+}
+
+impl Process {
+    fn new(id: ProcessId, pid: u32, start_ticks: Option<u64>, mappings: Arc<Mappings>) -> Self {
+        let mut process = Self {
+            id,
+            pid,
+            start_ticks,
+            is_clr: false,
+            mappings,
+            images: HashMap::new(),
+            vdso: None,
+            memory: None,
+            steps: HashMap::new(),
+            bodies: BTreeMap::new(),
+            replaced: HashMap::new(),
+            oldest_generation: 0,
+            budget: Budget { bytes: BUDGET_BYTES },
+            budget_since: Instant::now(),
+            refreshed: None,
+        };
+        process.is_clr = process.mappings.iter().any(belongs_to_clr);
+        process
+    }
+
+    fn map(&mut self, mapping: Mapping, counters: &mut Counters) {
+        self.is_clr |= belongs_to_clr(&mapping);
+        let range = mapping.range.clone();
+        let key = (mapping.device, mapping.inode);
+        match Arc::make_mut(&mut self.mappings).insert(mapping) {
+            Replaced::Nothing => {}
+            Replaced::Perhaps => self.recheck(&range),
+            Replaced::Certainly => self.forget(&range),
+            Replaced::Refused => counters.mappings_refused += 1,
+        }
+        // A file that could not be opened may be another by now.
+        if self.images.get(&key) == Some(&None) {
+            self.images.remove(&key);
+        }
+    }
+
+    /// Code in `range` is gone.
+    fn forget(&mut self, range: &Range<u64>) {
+        let starts: Vec<u64> = self.bodies_in(range);
+        for start in starts {
+            if let Some(known) = self.bodies.remove(&start) {
+                if self.replaced.len() >= MAX_REPLACED {
+                    let newest = self.replaced.values().copied().max().unwrap_or(0);
+                    self.oldest_generation = self.oldest_generation.max(newest);
+                    self.replaced.clear();
+                }
+                self.replaced.insert(start, known.generation.saturating_add(1));
+                let body = known.body.range;
+                self.steps.retain(|key, _| !body.contains(&(key >> 1)));
+            }
+        }
+        self.steps.retain(|key, _| !range.contains(&(key >> 1)));
+    }
+
+    /// Code in `range` may have changed: the next use looks again.
+    fn recheck(&mut self, range: &Range<u64>) {
+        let Some(past) = Instant::now().checked_sub(RECHECK) else { return self.forget(range) };
+        for start in self.bodies_in(range) {
+            if let Some(known) = self.bodies.get_mut(&start) {
+                known.checked = past;
+            }
+        }
+        for (key, cached) in &mut self.steps {
+            if range.contains(&(key >> 1)) && cached.checked.is_some() {
+                cached.checked = Some(past);
+            }
+        }
+    }
+
+    fn bodies_in(&self, range: &Range<u64>) -> Vec<u64> {
+        let first =
+            self.bodies.range(..range.start).next_back().filter(|(_, k)| k.body.range.end > range.start);
+        first.into_iter().chain(self.bodies.range(range.clone())).map(|(start, _)| *start).collect()
+    }
+
+    fn memory(&mut self) -> Option<&ProcessMemory> {
+        if self.memory.is_none() {
+            self.memory = ProcessMemory::open(self.pid, self.start_ticks);
+        }
+        self.memory.as_ref()
+    }
+
+    fn read(&mut self, address: u64, into: &mut [u8]) -> usize {
+        self.memory().map_or(0, |m| m.read(address, into))
+    }
+}
+
+fn belongs_to_clr(mapping: &Mapping) -> bool {
+    mapping.region == Region::Jit { doublemapped: true } || mapping.path.ends_with("/libcoreclr.so")
+}
+
+/// Everything a walk needs of one process.
+struct View<'a> {
+    process: &'a mut Process,
+    images: &'a mut Images,
+    rules: &'a mut HashSet<Arc<Rule>>,
+    counters: &'a mut Counters,
+    now: Instant,
+}
+
+impl View<'_> {
+    fn find(&mut self, pc: u64) -> Option<Mapping> {
+        if let Some(mapping) = self.process.mappings.find(pc) {
+            return Some(mapping.clone());
+        }
+        let recent = self.process.refreshed.is_some_and(|at| self.now.duration_since(at) < REFRESH);
+        if recent {
+            return None;
+        }
+        self.process.refreshed = Some(self.now);
+        self.counters.refreshes += 1;
+        if self.process.start_ticks.is_some()
+            && super::start_ticks(self.process.pid) != self.process.start_ticks
+        {
+            return None;
+        }
+        for mapping in read_maps(self.process.pid).ok()? {
+            self.process.map(mapping, self.counters);
+        }
+        self.process.mappings.find(pc).cloned()
+    }
+
+    fn intern(&mut self, rule: Rule) -> Arc<Rule> {
+        if let Some(known) = self.rules.get(&rule) {
+            return Arc::clone(known);
+        }
+        if self.rules.len() >= MAX_RULES {
+            self.rules.clear();
+        }
+        let rule = Arc::new(rule);
+        self.rules.insert(Arc::clone(&rule));
+        rule
+    }
+
+    fn unknown(&self, address: u64) -> FrameKey {
+        FrameKey::Unknown { process: self.process.id, address }
+    }
+
+    fn resolve(&mut self, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
+        let Some(mapping) = self.find(pc) else { return (self.unknown(pc), Err(Refusal::NoEntry)) };
+        match mapping.region {
+            Region::File => self.in_file(&mapping, pc, exact),
+            Region::Vdso => self.in_vdso(&mapping, pc),
+            Region::Jit { .. } if self.process.is_clr => self.in_jit(&mapping, pc, exact),
+            Region::Jit { .. } | Region::Other => (self.unknown(pc), Err(Refusal::NoEntry)),
+        }
+    }
+
+    fn image(&mut self, mapping: &Mapping) -> Option<ImageId> {
+        let key = (mapping.device, mapping.inode);
+        match self.process.images.get(&key) {
+            Some(None) => return None,
+            Some(Some(id)) if self.images.get(*id).is_some_and(|i| !i.is_closed()) => return Some(*id),
+            _ => {}
+        }
+        let resolved = self.images.resolve(self.process.pid, mapping);
+        if let Err(error) = &resolved {
+            self.counters.images_failed += 1;
+            tracing::debug!(%error, "mapped file not usable");
+        }
+        let id = resolved.ok();
+        self.process.images.insert(key, id);
+        id
+    }
+
+    fn in_file(&mut self, mapping: &Mapping, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
+        let Some(id) = self.image(mapping) else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
+        let Some(image) = self.images.get(id) else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
+        let offset = mapping.file_offset_of(pc);
+        if let Some(address) = image.elf_address(offset) {
+            let rule = self.images.unwind(id).ok_or(Refusal::Unreadable).and_then(|u| u.rule(address));
+            return (FrameKey::Native { image: id, address }, rule);
+        }
+        let Some(rva) = image.rva(offset) else { return (self.unknown(pc), Err(Refusal::NoEntry)) };
+        let Some(directory) = self.images.exceptions(id) else {
+            return (self.unknown(pc), Err(Refusal::Unreadable));
+        };
+        let Some(function) = directory.function(rva) else { return self.stub(pc) };
+        let Some(image) = self.images.get(id) else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
+        let start = pc.wrapping_sub(u64::from(rva - function.begin));
+        let frame = FrameKey::Managed { process: self.process.id, start, generation: 0 };
+        (frame, directory.rule(image, function, rva, exact))
+    }
+
+    fn in_vdso(&mut self, mapping: &Mapping, pc: u64) -> (FrameKey, Result<Rule, Refusal>) {
+        if self.process.vdso.is_none() {
+            let length = (mapping.range.end - mapping.range.start).min(MAX_VDSO_BYTES);
+            let mut bytes = vec![0u8; usize::try_from(length).unwrap_or(0)];
+            if self.process.read(mapping.range.start, &mut bytes) == bytes.len() {
+                self.process.vdso = self.images.vdso(bytes).ok();
+            }
+        }
+        let Some(id) = self.process.vdso else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
+        let offset = pc - mapping.range.start;
+        let Some(address) = self.images.get(id).and_then(|i| i.elf_address(offset)) else {
+            return (self.unknown(pc), Err(Refusal::NoEntry));
+        };
+        let rule = self.images.unwind(id).ok_or(Refusal::Unreadable).and_then(|u| u.rule(address));
+        (FrameKey::Native { image: id, address }, rule)
+    }
+
+    /// The known body that covers `pc`, looked at again when that is due.
+    fn known_body(&mut self, pc: u64) -> Option<&KnownBody> {
+        let (&start, known) = self.process.bodies.range(..=pc).next_back()?;
+        if !known.body.range.contains(&pc) {
+            return None;
+        }
+        if self.now.duration_since(known.checked) >= RECHECK {
+            let body = known.body.clone();
+            if self.process.memory().is_some_and(|m| !body.is_current(m)) {
+                self.counters.bodies_replaced += 1;
+                self.process.forget(&body.range);
+                return None;
+            }
+        }
+        let now = self.now;
+        let known = self.process.bodies.get_mut(&start)?;
+        known.checked = now;
+        Some(known)
+    }
+
+    fn in_jit(&mut self, mapping: &Mapping, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
+        if self.known_body(pc).is_none() {
+            if self.now.duration_since(self.process.budget_since) >= BUDGET_PERIOD {
+                self.process.budget = Budget { bytes: BUDGET_BYTES };
+                self.process.budget_since = self.now;
+            }
+            let mut budget = self.process.budget;
+            let Some(memory) = self.process.memory() else {
+                return (self.unknown(pc), Err(Refusal::Unreadable));
+            };
+            let found = JitBody::find(memory, pc, mapping.range.start, &mut budget);
+            self.process.budget = budget;
+            match found {
+                Ok(Some(body)) => self.learn(body),
+                Ok(None) => return self.stub(pc),
+                Err(refusal) => {
+                    self.counters.budget_refusals += u64::from(refusal == Refusal::Budget);
+                    return (self.unknown(pc), Err(refusal));
+                }
+            }
+        }
+        let Some((start, known)) = self.process.bodies.range(..=pc).next_back() else {
+            return (self.unknown(pc), Err(Refusal::NoEntry));
+        };
+        let frame =
+            FrameKey::Managed { process: self.process.id, start: *start, generation: known.generation };
+        let Some(memory) = &self.process.memory else { return (frame, Err(Refusal::Unreadable)) };
+        (frame, known.body.rule(memory, pc, exact))
+    }
+
+    fn learn(&mut self, body: JitBody) {
+        let process = &mut *self.process;
+        // A body that was known in this range and is not there any more was replaced.
+        if !process.bodies_in(&body.range).is_empty() {
+            process.forget(&body.range);
+        }
+        if process.bodies.len() >= MAX_BODIES {
+            process.bodies.clear();
+            process.steps.clear();
+            self.counters.steps_cleared += 1;
+        }
+        let start = body.range.start;
+        let generation = process.replaced.get(&start).copied().unwrap_or(process.oldest_generation);
+        process.bodies.insert(start, KnownBody { body, generation, checked: self.now });
+    }
+
+    fn stub(&mut self, pc: u64) -> (FrameKey, Result<Rule, Refusal>) {
+        let frame = FrameKey::Stub { process: self.process.id, address: pc };
+        let rule = self.process.memory().map_or(Err(Refusal::Unreadable), |m| stub_rule(m, pc));
+        (frame, rule)
+    }
+}
+
+impl Code for View<'_> {
+    fn step(&mut self, pc: u64, exact: bool) -> Step {
+        let key = pc << 1 | u64::from(exact);
+        if let Some(cached) = self.process.steps.get(&key)
+            && cached.checked.is_none_or(|at| self.now.duration_since(at) < RECHECK)
+        {
+            return cached.step.clone();
+        }
+        let (frame, rule) = self.resolve(pc, exact);
+        let step = Step { frame, rule: rule.map(|rule| self.intern(rule)) };
+        // What could not be looked at may be there next time; addresses outside all mappings are not worth a place.
+        let lasting = !matches!(step.rule, Err(Refusal::Budget | Refusal::Unreadable));
+        if lasting && pc >> 63 == 0 && self.process.mappings.find(pc).is_some() {
+            if self.process.steps.len() >= MAX_STEPS {
+                self.process.steps.clear();
+                self.counters.steps_cleared += 1;
+            }
+            let jit = self.process.mappings.find(pc).is_some_and(|m| matches!(m.region, Region::Jit { .. }));
+            self.process
+                .steps
+                .insert(key, CachedStep { step: step.clone(), checked: jit.then_some(self.now) });
+        }
+        step
+    }
+
+    fn is_executable(&mut self, address: u64) -> bool {
+        self.process.mappings.find(address).is_some()
+    }
+
+    fn follows_call(&mut self, address: u64) -> bool {
+        let mut code = [0u8; 8];
+        self.is_executable(address.wrapping_sub(1))
+            && self.process.read(address.wrapping_sub(8), &mut code) == code.len()
+            && ends_with_call(&code)
+    }
+}
+
+/// All processes of a run.
+#[derive(Debug, Default)]
+pub struct ProcessTable {
+    live: HashMap<u32, Process>,
+    infos: HashMap<ProcessId, ProcessInfo>,
+    next_id: u32,
+    /// Exited, by time.
+    exited: VecDeque<(MonotonicNs, ProcessId, u32)>,
+    images: Images,
+    rules: HashSet<Arc<Rule>>,
+    counters: Counters,
+}
+
+impl ProcessTable {
+    /// An empty table.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes up what an event says about processes and code; ignores all others.
+    pub fn observe(&mut self, event: &Event) {
+        match &event.kind {
+            EventKind::Exec { pid, comm } => {
+                let (exec_count, start_ticks) = match self.live.remove(pid) {
+                    Some(old) => (self.info(old.id).map_or(0, |i| i.exec_count) + 1, old.start_ticks),
+                    None => (1, None),
+                };
+                self.insert(*pid, start_ticks, exec_count, comm.clone(), Arc::default()).ok();
+            }
+            EventKind::Fork { parent, thread } if parent.pid != thread.pid => {
+                // A fork of a process never seen is read from /proc when its first sample comes.
+                if let Some(from) = self.live.get(&parent.pid) {
+                    let mappings = Arc::clone(&from.mappings);
+                    let comm = self.infos.get(&from.id).map(|i| i.comm.clone()).unwrap_or_default();
+                    self.insert(thread.pid, None, 0, comm, mappings).ok();
+                } else {
+                    self.live.remove(&thread.pid);
+                }
+            }
+            EventKind::Exit { thread } if thread.tid == thread.pid => {
+                if let Some(process) = self.live.get(&thread.pid) {
+                    self.exited.push_back((event.time, process.id, thread.pid));
+                }
+            }
+            EventKind::Comm { thread, comm } if thread.tid == thread.pid => {
+                if let Some(info) = self.live.get(&thread.pid).and_then(|p| self.infos.get_mut(&p.id)) {
+                    info.comm.clone_from(comm);
+                }
+            }
+            EventKind::Mmap(mmap) => {
+                let Some(mapping) = Mapping::new(mmap) else { return };
+                let Some(process) = self.live.get_mut(&mmap.pid) else { return };
+                // Opened while the process is surely there, unless the file is known anyway.
+                if mapping.region == Region::File && !self.images.knows(&mapping) {
+                    self.images.resolve(mmap.pid, &mapping).ok();
+                }
+                process.map(mapping, &mut self.counters);
+                if let Some(info) = self.infos.get_mut(&process.id) {
+                    info.is_clr = process.is_clr;
+                }
+            }
+            EventKind::Shim { pid, event: ShimEvent::CodeUnloaded { ranges }, .. } => {
+                if let Some(process) = self.live.get_mut(pid) {
+                    for (start, length) in ranges {
+                        process.forget(&(*start..start.saturating_add(*length)));
+                    }
+                }
+            }
+            _ => {}
+        }
+        self.drop_exited(event.time);
+    }
+
+    fn drop_exited(&mut self, now: MonotonicNs) {
+        let keep = u64::try_from(KEEP_EXITED.as_nanos()).unwrap_or(u64::MAX);
+        while let Some((at, id, pid)) = self.exited.front().copied() {
+            let crowded = self.live.len() >= MAX_PROCESSES || self.exited.len() > MAX_PROCESSES;
+            if now.0.saturating_sub(at.0) < keep && !crowded {
+                break;
+            }
+            self.exited.pop_front();
+            if self.live.get(&pid).is_some_and(|p| p.id == id) {
+                self.live.remove(&pid);
+            }
+        }
+    }
+
+    /// Takes up a process that was there before the recording, from /proc. Known ones are left as they are.
+    ///
+    /// # Errors
+    /// [`ProcessError`] when it is gone, unreadable or the table is full.
+    pub fn adopt(&mut self, pid: u32) -> Result<ProcessId, ProcessError> {
+        if let Some(process) = self.live.get(&pid) {
+            return Ok(process.id);
+        }
+        let stat = i32::try_from(pid)
+            .ok()
+            .and_then(|p| procfs::process::Process::new(p).and_then(|p| p.stat()).ok());
+        let stat = stat.ok_or(ProcessError::Gone { pid })?;
+        let mut mappings = Mappings::default();
+        let mut refused = 0;
+        for mapping in read_maps(pid)? {
+            refused += u64::from(mappings.insert(mapping) == Replaced::Refused);
+        }
+        self.counters.mappings_refused += refused;
+        self.insert(pid, Some(stat.starttime), 0, stat.comm, Arc::new(mappings))
+    }
+
+    fn insert(
+        &mut self,
+        pid: u32,
+        start_ticks: Option<u64>,
+        exec_count: u32,
+        comm: String,
+        mappings: Arc<Mappings>,
+    ) -> Result<ProcessId, ProcessError> {
+        let full = self.live.len() >= MAX_PROCESSES && !self.live.contains_key(&pid);
+        let Some(next) = self.next_id.checked_add(1).filter(|_| !full) else {
+            self.counters.processes_refused += 1;
+            return Err(ProcessError::Full { pid, limit: MAX_PROCESSES });
+        };
+        let id = ProcessId(self.next_id);
+        self.next_id = next;
+        let process = Process::new(id, pid, start_ticks, mappings);
+        if self.infos.len() >= MAX_INFOS {
+            let live: HashSet<ProcessId> = self.live.values().map(|p| p.id).collect();
+            self.infos.retain(|id, _| live.contains(id));
+        }
+        self.infos.insert(id, ProcessInfo { pid, start_ticks, exec_count, comm, is_clr: process.is_clr });
+        self.live.insert(pid, process);
+        Ok(id)
+    }
+
+    /// The process that has `pid` now, if it is known.
+    #[must_use]
+    pub fn id(&self, pid: u32) -> Option<ProcessId> {
+        self.live.get(&pid).map(|p| p.id)
+    }
+
+    /// Who `id` is or was.
+    #[must_use]
+    pub fn info(&self, id: ProcessId) -> Option<&ProcessInfo> {
+        self.infos.get(&id)
+    }
+
+    /// The executable mappings of `pid`, by address.
+    pub fn mappings(&self, pid: u32) -> impl Iterator<Item = &Mapping> {
+        self.live.get(&pid).into_iter().flat_map(|p| p.mappings.iter())
+    }
+
+    /// A mapped file; `None` for an id of another run.
+    #[must_use]
+    pub fn image(&self, id: ImageId) -> Option<&Image> {
+        self.images.get(id)
+    }
+
+    /// What was lost so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Times unwind data of an image was dropped to stay within memory.
+    #[must_use]
+    pub fn image_evictions(&self) -> u64 {
+        self.images.evictions
+    }
+
+    /// Walks a context of a thread of `pid` to the thread's start. A process not seen before is taken up from /proc.
+    pub fn finish(&mut self, pid: u32, context: &UserContext, limits: Limits) -> Finished {
+        self.counters.stacks += 1;
+        self.close_memories();
+        self.adopt(pid).ok();
+        let Some(process) = self.live.get_mut(&pid) else {
+            self.counters.stacks_of_gone_processes += 1;
+            self.counters.stacks_broken += 1;
+            let broken = Marker::TruncatedProcessGone;
+            return Finished {
+                frames: vec![FrameKey::Marker(broken)],
+                broken: Some(broken),
+                ..Finished::default()
+            };
+        };
+        let mut view = View {
+            process,
+            images: &mut self.images,
+            rules: &mut self.rules,
+            counters: &mut self.counters,
+            now: Instant::now(),
+        };
+        let finished = walk(context, &mut view, limits);
+        self.counters.stacks_broken += u64::from(!finished.reached_thread_start);
+        self.counters.stacks_guessed += u64::from(finished.guessed > 0);
+        finished
+    }
+
+    /// Bounds the number of open memory files: all are closed when there are too many, and reopen when needed.
+    fn close_memories(&mut self) {
+        if self.live.len() > MAX_MEMORIES
+            && self.live.values().filter(|p| p.memory.is_some()).count() > MAX_MEMORIES
+        {
+            for process in self.live.values_mut() {
+                process.memory = None;
+            }
+        }
+    }
+}
+
+/// Executable mappings of a process; a line that does not parse is left out.
+fn read_maps(pid: u32) -> Result<Vec<Mapping>, ProcessError> {
+    let path = format!("/proc/{pid}/maps");
+    let mut text = Vec::new();
+    std::fs::File::open(&path)
+        .and_then(|file| file.take(MAX_MAPS_BYTES).read_to_end(&mut text))
+        .map_err(|source| ProcessError::Read { pid, path, source })?;
+    let lines = text.split(|&b| b == b'\n').map(String::from_utf8_lossy);
+    Ok(lines.filter_map(|line| parse_maps_line(pid, &line)).filter_map(|m| Mapping::new(&m)).collect())
+}

@@ -1,0 +1,377 @@
+//! (DWARF call frame information, address) → rule, for native code. One address at a time: no table is compiled.
+//!
+//! `.eh_frame` is found through the sorted table of `.eh_frame_hdr` (LSB 5.0, 10.6.2); where that table is missing, and for
+//! `.debug_frame`, an index of (start, end, offset) is made once by reading the section from end to end.
+//! Facts relied on: a CIE with augmentation `S` marks a signal frame (gcc unwind-dw2.c); glibc's `clone3`, `_start` and the
+//! vDSO state the end of the stack by an undefined return address (glibc sysdeps/unix/sysv/linux/x86_64/clone3.S).
+//! Of DWARF expressions those that occur are evaluated: PLT entries (binutils elf_x86_64_eh_frame_plt: the place in the
+//! 16-byte entry decides, and the address is known here), signal frames (glibc sigaction.c: register plus offset, one
+//! dereference) and hand-written assembly that keeps the CFA in its frame (OpenSSL).
+
+use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use gimli::{
+    BaseAddresses, CfaRule, DebugFrame, EhFrame, EhFrameHdr, EndianSlice, LittleEndian, Operation,
+    ParsedEhFrameHdr, RegisterRule, UnwindContext, UnwindSection,
+};
+use std::sync::OnceLock;
+
+type Bytes<'a> = EndianSlice<'a, LittleEndian>;
+
+/// Longest FDE that is executed, bytes: the longest of Chromium's has under 20 KiB.
+const MAX_FDE_BYTES: usize = 256 << 10;
+/// Most entries an index made by reading the whole section may have.
+const MAX_INDEX: usize = 2 << 20;
+/// Most operations of one DWARF expression, and values on its stack.
+const MAX_OPERATIONS: usize = 64;
+/// DWARF number of the return address column on x86-64.
+const RETURN_ADDRESS: gimli::Register = gimli::Register(16);
+
+/// A section's bytes and the address the file gives it.
+#[derive(Debug, Default, Clone)]
+pub struct Section {
+    /// Virtual address in the file's own numbering.
+    pub address: u64,
+    /// Contents.
+    pub bytes: Vec<u8>,
+}
+
+/// The unwind sections of one ELF image; each may be missing.
+#[derive(Debug, Default)]
+pub struct UnwindSections {
+    /// `.eh_frame_hdr`.
+    pub eh_frame_hdr: Option<Section>,
+    /// `.eh_frame`.
+    pub eh_frame: Option<Section>,
+    /// `.debug_frame`.
+    pub debug_frame: Option<Section>,
+    eh_index: OnceLock<Vec<IndexEntry>>,
+    debug_index: OnceLock<Vec<IndexEntry>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct IndexEntry {
+    start: u64,
+    end: u64,
+    offset: usize,
+}
+
+impl UnwindSections {
+    /// Sections with the given contents.
+    #[must_use]
+    pub fn new(
+        eh_frame_hdr: Option<Section>,
+        eh_frame: Option<Section>,
+        debug_frame: Option<Section>,
+    ) -> Self {
+        Self { eh_frame_hdr, eh_frame, debug_frame, eh_index: OnceLock::new(), debug_index: OnceLock::new() }
+    }
+
+    /// Bytes held.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        let sections = [&self.eh_frame_hdr, &self.eh_frame, &self.debug_frame];
+        let indexes = [&self.eh_index, &self.debug_index];
+        let index_bytes =
+            indexes.iter().filter_map(|i| i.get()).map(|i| i.len() * size_of::<IndexEntry>()).sum::<usize>();
+        sections.iter().filter_map(|s| s.as_ref()).map(|s| s.bytes.len()).sum::<usize>() + index_bytes
+    }
+
+    /// The rule at `address` (the file's numbering).
+    ///
+    /// # Errors
+    /// [`Refusal`] when no table covers it or what covers it cannot be used.
+    pub fn rule(&self, address: u64) -> Result<Rule, Refusal> {
+        match self.eh_rule(address) {
+            Err(Refusal::NoEntry) => self.debug_rule(address),
+            found => found,
+        }
+    }
+
+    fn eh_rule(&self, address: u64) -> Result<Rule, Refusal> {
+        let section = self.eh_frame.as_ref().ok_or(Refusal::NoEntry)?;
+        let eh_frame = EhFrame::new(&section.bytes, LittleEndian);
+        let mut bases = BaseAddresses::default().set_eh_frame(section.address);
+        if let Some(hdr) = &self.eh_frame_hdr {
+            bases = bases.set_eh_frame_hdr(hdr.address);
+            if let Ok(parsed) = EhFrameHdr::new(&hdr.bytes, LittleEndian).parse(&bases, 8)
+                && let Some(found) = by_table(&parsed, &eh_frame, section.address, &bases, address)
+            {
+                return found;
+            }
+        }
+        let index = self.eh_index.get_or_init(|| make_index(&eh_frame, &bases));
+        by_index(index, &eh_frame, &bases, address)
+    }
+
+    fn debug_rule(&self, address: u64) -> Result<Rule, Refusal> {
+        let section = self.debug_frame.as_ref().ok_or(Refusal::NoEntry)?;
+        let mut debug_frame = DebugFrame::new(&section.bytes, LittleEndian);
+        debug_frame.set_address_size(8);
+        let bases = BaseAddresses::default();
+        let index = self.debug_index.get_or_init(|| make_index(&debug_frame, &bases));
+        by_index(index, &debug_frame, &bases, address)
+    }
+}
+
+/// Looks in the sorted table. `None` when there is none that can be searched.
+fn by_table(
+    hdr: &ParsedEhFrameHdr<Bytes<'_>>,
+    eh_frame: &EhFrame<Bytes<'_>>,
+    eh_frame_address: u64,
+    bases: &BaseAddresses,
+    address: u64,
+) -> Option<Result<Rule, Refusal>> {
+    let table = hdr.table()?;
+    let pointer = match table.lookup(address, bases) {
+        Ok(pointer) => pointer,
+        Err(gimli::Error::UnsupportedPointerEncoding(_)) => return None,
+        Err(_) => return Some(Err(Refusal::Malformed)),
+    };
+    let gimli::Pointer::Direct(fde) = pointer else { return Some(Err(Refusal::Unsupported)) };
+    // Not `pointer_to_offset`: it subtracts without a check.
+    let offset = fde.checked_sub(eh_frame_address).and_then(|o| usize::try_from(o).ok());
+    let Some(offset) = offset else { return Some(Err(Refusal::Malformed)) };
+    Some(fde_rule(eh_frame, bases, offset, address, EhFrame::cie_from_offset))
+}
+
+/// Reads every FDE of a section once.
+fn make_index<'a, S: UnwindSection<Bytes<'a>>>(section: &S, bases: &BaseAddresses) -> Vec<IndexEntry> {
+    let mut index = Vec::new();
+    let mut entries = section.entries(bases);
+    // An entry that does not parse ends the section: what follows has no known place.
+    while let Ok(Some(entry)) = entries.next() {
+        let gimli::CieOrFde::Fde(partial) = entry else { continue };
+        let offset = partial.offset().into();
+        // An FDE of a CIE this reader cannot parse is skipped alone.
+        let Ok(fde) = partial.parse(S::cie_from_offset) else { continue };
+        let (start, end) = (fde.initial_address(), fde.end_address());
+        if start < end {
+            index.push(IndexEntry { start, end, offset });
+        }
+        if index.len() == MAX_INDEX {
+            break;
+        }
+    }
+    index.sort_unstable_by_key(|e| e.start);
+    index
+}
+
+fn by_index<'a, S: UnwindSection<Bytes<'a>>>(
+    index: &[IndexEntry],
+    section: &S,
+    bases: &BaseAddresses,
+    address: u64,
+) -> Result<Rule, Refusal> {
+    let after = index.partition_point(|e| e.start <= address);
+    let entry = after.checked_sub(1).and_then(|i| index.get(i)).ok_or(Refusal::NoEntry)?;
+    if address >= entry.end {
+        return Err(Refusal::NoEntry);
+    }
+    fde_rule(section, bases, entry.offset, address, S::cie_from_offset)
+}
+
+fn fde_rule<'a, S, F>(
+    section: &S,
+    bases: &BaseAddresses,
+    offset: usize,
+    address: u64,
+    cie: F,
+) -> Result<Rule, Refusal>
+where
+    S: UnwindSection<Bytes<'a>>,
+    F: FnMut(&S, &BaseAddresses, S::Offset) -> gimli::Result<gimli::CommonInformationEntry<Bytes<'a>>>,
+{
+    let fde = section.fde_from_offset(bases, S::Offset::from(offset), cie).map_err(|_| Refusal::Malformed)?;
+    if !fde.contains(address) {
+        return Err(Refusal::NoEntry);
+    }
+    if fde.entry_len() > MAX_FDE_BYTES || fde.cie().entry_len() > MAX_FDE_BYTES {
+        return Err(Refusal::Unsupported);
+    }
+    if fde.cie().return_address_register() != RETURN_ADDRESS {
+        return Err(Refusal::Unsupported);
+    }
+    let mut context = UnwindContext::new();
+    let row =
+        fde.unwind_info_for_address(section, bases, &mut context, address).map_err(|_| Refusal::Malformed)?;
+    let cfa = match row.cfa() {
+        CfaRule::RegisterAndOffset { register, offset } => {
+            Cfa::Register { base: general(*register)?, offset: narrow(*offset)? }
+        }
+        CfaRule::Expression(expression) => {
+            let expression = expression.get(section).map_err(|_| Refusal::Malformed)?;
+            match evaluate(expression, fde.cie().encoding(), address)? {
+                Value::Register { base, offset } => Cfa::Register { base, offset: narrow(offset)? },
+                Value::Deref { base, offset, add } => {
+                    Cfa::Deref { base, offset: narrow(offset)?, add: narrow(add)? }
+                }
+                Value::Constant(_) => return Err(Refusal::Unsupported),
+            }
+        }
+    };
+    let mut rule = Rule::call(cfa);
+    if fde.is_signal_trampoline() {
+        rule.kind = FrameKind::Signal;
+    }
+    for (register, how) in row.registers() {
+        let saved = match how {
+            RegisterRule::Undefined => Saved::Lost,
+            RegisterRule::SameValue => Saved::Same,
+            RegisterRule::Offset(offset) => Saved::AtCfa(narrow(*offset)?),
+            RegisterRule::ValOffset(offset) => Saved::CfaPlus(narrow(*offset)?),
+            RegisterRule::Register(other) => Saved::InRegister(general(*other)?),
+            RegisterRule::Expression(expression) => {
+                let expression = expression.get(section).map_err(|_| Refusal::Malformed)?;
+                match evaluate(expression, fde.cie().encoding(), address)? {
+                    Value::Register { base, offset } => Saved::AtRegister { base, offset: narrow(offset)? },
+                    Value::Deref { .. } | Value::Constant(_) => Saved::Lost,
+                }
+            }
+            RegisterRule::ValExpression(_) | RegisterRule::Architectural | RegisterRule::Constant(_) => {
+                Saved::Lost
+            }
+        };
+        if *register == RETURN_ADDRESS {
+            // A return address that is saved in a way not understood must not look like the start of the thread.
+            if saved == Saved::Lost && !matches!(how, RegisterRule::Undefined) {
+                return Err(Refusal::Unsupported);
+            }
+            rule.return_address = saved;
+        } else if let Some(register) = Register::from_dwarf(register.0) {
+            rule.registers[register.index()] = saved;
+        }
+    }
+    // `Same` for the return address would mean the frame has none of its own: a loop.
+    if rule.return_address == Saved::Same {
+        return Err(Refusal::Malformed);
+    }
+    Ok(rule)
+}
+
+fn general(register: gimli::Register) -> Result<Register, Refusal> {
+    Register::from_dwarf(register.0).ok_or(Refusal::Unsupported)
+}
+
+fn narrow(offset: i64) -> Result<i32, Refusal> {
+    i32::try_from(offset).map_err(|_| Refusal::Unsupported)
+}
+
+/// Value of an expression as far as it can be known before a frame is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Value {
+    Constant(u64),
+    Register { base: Register, offset: i64 },
+    Deref { base: Register, offset: i64, add: i64 },
+}
+
+impl Value {
+    fn plus(self, n: i64) -> Self {
+        match self {
+            Self::Constant(c) => Self::Constant(c.wrapping_add_signed(n)),
+            Self::Register { base, offset } => Self::Register { base, offset: offset.wrapping_add(n) },
+            Self::Deref { base, offset, add } => Self::Deref { base, offset, add: add.wrapping_add(n) },
+        }
+    }
+
+    fn constant(self) -> Result<u64, Refusal> {
+        match self {
+            Self::Constant(c) => Ok(c),
+            _ => Err(Refusal::Unsupported),
+        }
+    }
+}
+
+/// Evaluates an expression at `address`, the only register whose value is known.
+fn evaluate(
+    expression: gimli::Expression<Bytes<'_>>,
+    encoding: gimli::Encoding,
+    address: u64,
+) -> Result<Value, Refusal> {
+    let mut operations = expression.operations(encoding);
+    let mut stack: Vec<Value> = Vec::new();
+    for _ in 0..MAX_OPERATIONS {
+        let Some(operation) = operations.next().map_err(|_| Refusal::Malformed)? else {
+            return stack.pop().ok_or(Refusal::Malformed);
+        };
+        let mut pop = || stack.pop().ok_or(Refusal::Malformed);
+        let value = match operation {
+            Operation::Nop => continue,
+            Operation::UnsignedConstant { value } => Value::Constant(value),
+            Operation::SignedConstant { value } => Value::Constant(value.cast_unsigned()),
+            Operation::RegisterOffset { register: RETURN_ADDRESS, offset, .. } => {
+                Value::Constant(address.wrapping_add_signed(offset))
+            }
+            Operation::RegisterOffset { register, offset, .. } => {
+                Value::Register { base: general(register)?, offset }
+            }
+            Operation::PlusConstant { value } => pop()?.plus(value.cast_signed()),
+            Operation::Plus => match (pop()?, pop()?) {
+                (Value::Constant(c), other) | (other, Value::Constant(c)) => other.plus(c.cast_signed()),
+                _ => return Err(Refusal::Unsupported),
+            },
+            Operation::Minus => {
+                let right = pop()?.constant()?;
+                pop()?.plus(right.wrapping_neg().cast_signed())
+            }
+            Operation::And => Value::Constant(pop()?.constant()? & pop()?.constant()?),
+            Operation::Shl => {
+                let count = pop()?.constant()?;
+                let value = pop()?.constant()?;
+                Value::Constant(u32::try_from(count).ok().and_then(|c| value.checked_shl(c)).unwrap_or(0))
+            }
+            Operation::Ge => {
+                let right = pop()?.constant()?.cast_signed();
+                Value::Constant(u64::from(pop()?.constant()?.cast_signed() >= right))
+            }
+            Operation::Deref { size: 8, space: false, .. } => match pop()? {
+                Value::Register { base, offset } => Value::Deref { base, offset, add: 0 },
+                _ => return Err(Refusal::Unsupported),
+            },
+            _ => return Err(Refusal::Unsupported),
+        };
+        stack.push(value);
+    }
+    Err(Refusal::Unsupported)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::{any, proptest};
+
+    fn at(bytes: &[u8], address: u64) -> Result<Value, Refusal> {
+        let encoding = gimli::Encoding { address_size: 8, format: gimli::Format::Dwarf32, version: 4 };
+        evaluate(gimli::Expression(EndianSlice::new(bytes, LittleEndian)), encoding, address)
+    }
+
+    #[test]
+    fn a_plt_entry_has_one_word_more_once_it_pushed_its_index() {
+        // breg7 8; breg16 0; lit15; and; lit11; ge; lit3; shl; plus
+        let plt = [0x77, 8, 0x80, 0, 0x3f, 0x1a, 0x3b, 0x2a, 0x33, 0x24, 0x22];
+        assert_eq!(at(&plt, 0x1020), Ok(Value::Register { base: Register::RSP, offset: 8 }));
+        assert_eq!(at(&plt, 0x102b), Ok(Value::Register { base: Register::RSP, offset: 16 }));
+    }
+
+    #[test]
+    fn a_cfa_kept_in_the_frame_is_one_dereference() {
+        // breg7 40; deref; plus_uconst 8
+        let saved = [0x77, 40, 0x06, 0x23, 8];
+        assert_eq!(at(&saved, 0), Ok(Value::Deref { base: Register::RSP, offset: 40, add: 8 }));
+    }
+
+    proptest! {
+        #[test]
+        fn random_sections_give_a_rule_or_a_refusal(
+            hdr in any::<Vec<u8>>(), eh in any::<Vec<u8>>(), debug in any::<Vec<u8>>(), address in any::<u64>(),
+        ) {
+            let section = |bytes| Some(Section { address: 0x1000, bytes });
+            let sections = UnwindSections::new(section(hdr), section(eh), section(debug));
+            sections.rule(address).ok();
+        }
+
+        #[test]
+        fn random_expressions_end(bytes in any::<Vec<u8>>(), address in any::<u64>()) {
+            at(&bytes, address).ok();
+        }
+    }
+}

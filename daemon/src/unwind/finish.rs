@@ -1,0 +1,378 @@
+//! The finisher: walks a captured context (registers and a copy of the stack) to the thread's start, frame by frame, by the
+//! rules a [`Code`] gives. Knows nothing of files or processes.
+//!
+//! Invariants: the stack pointer grows with every frame, so a walk ends; it has at most `max_frames` frames; a register that was
+//! not captured or not saved is never used as if it were. A frame without a rule is left by its frame pointer, last and
+//! marked, because about a third of optimised managed methods and all of glibc keep none.
+
+use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use crate::sample::frame::{FrameKey, Marker};
+use crate::source::UserContext;
+use std::sync::Arc;
+
+/// How far a word of a stub's own may lie between the place its rule names and the return address, words.
+const STUB_WORDS: u64 = 3;
+
+/// Bounds of one walk.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most frames.
+    pub max_frames: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_frames: 512 }
+    }
+}
+
+/// What is known about one PC.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The frame.
+    pub frame: FrameKey,
+    /// How to leave it.
+    pub rule: Result<Arc<Rule>, Refusal>,
+}
+
+/// Looks PCs up.
+pub trait Code {
+    /// What is at `pc`. `exact`: `pc` is the next instruction to run (innermost or interrupted by a signal); else it is a
+    /// return address minus one, inside a call.
+    fn step(&mut self, pc: u64, exact: bool) -> Step;
+    /// True when `address` is in executable memory.
+    fn is_executable(&mut self, address: u64) -> bool;
+    /// True when `address` is in executable memory and the instruction before it is a call.
+    fn follows_call(&mut self, address: u64) -> bool;
+}
+
+/// A finished stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Finished {
+    /// User frames, innermost first, with [`Marker`]s where the walk guessed or ended early.
+    pub frames: Vec<FrameKey>,
+    /// True when the last frame is the thread's first.
+    pub reached_thread_start: bool,
+    /// Callers found by frame pointer only.
+    pub guessed: u32,
+    /// Why the walk ended before the thread's start; also the last frame.
+    pub broken: Option<Marker>,
+}
+
+/// A walk in progress.
+struct Walk<'a> {
+    context: &'a UserContext,
+    stack_start: u64,
+    registers: [u64; 16],
+    known: u16,
+}
+
+/// Why a value is not to be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Missing {
+    /// Above the end of a copy that was cut.
+    BeyondCopy,
+    /// Elsewhere, or in a register that is not known.
+    Unknown,
+}
+
+impl From<Missing> for Marker {
+    fn from(missing: Missing) -> Self {
+        match missing {
+            Missing::BeyondCopy => Self::TruncatedCopy,
+            Missing::Unknown => Self::TruncatedNoRule,
+        }
+    }
+}
+
+impl Walk<'_> {
+    fn register(&self, register: Register) -> Result<u64, Missing> {
+        let known = self.known & (1 << register.index()) != 0;
+        if known { Ok(self.registers[register.index()]) } else { Err(Missing::Unknown) }
+    }
+
+    fn plus(&self, base: Register, offset: i32) -> Result<u64, Missing> {
+        Ok(self.register(base)?.wrapping_add_signed(i64::from(offset)))
+    }
+
+    /// The word at `address` in the copy.
+    fn word(&self, address: u64) -> Result<u64, Missing> {
+        let offset = address.checked_sub(self.stack_start).ok_or(Missing::Unknown)?;
+        let offset = usize::try_from(offset).map_err(|_| Missing::Unknown)?;
+        match self.context.stack.get(offset..).and_then(|rest| rest.first_chunk::<8>()) {
+            Some(word) => Ok(u64::from_le_bytes(*word)),
+            // A wild address is no reason to ask for a larger copy: only one a larger copy could have held.
+            None if self.context.limited && offset < MAX_STACK_BYTES => Err(Missing::BeyondCopy),
+            None => Err(Missing::Unknown),
+        }
+    }
+
+    fn cfa(&self, cfa: Cfa) -> Result<u64, Missing> {
+        match cfa {
+            Cfa::Register { base, offset } => self.plus(base, offset),
+            Cfa::Deref { base, offset, add } => {
+                Ok(self.word(self.plus(base, offset)?)?.wrapping_add_signed(i64::from(add)))
+            }
+        }
+    }
+
+    fn saved(&self, saved: Saved, own: Result<u64, Missing>, cfa: u64) -> Result<u64, Missing> {
+        match saved {
+            Saved::Same => own,
+            Saved::Lost => Err(Missing::Unknown),
+            Saved::AtCfa(offset) => self.word(cfa.wrapping_add_signed(i64::from(offset))),
+            Saved::AtRegister { base, offset } => self.word(self.plus(base, offset)?),
+            Saved::CfaPlus(offset) => Ok(cfa.wrapping_add_signed(i64::from(offset))),
+            Saved::InRegister(other) => self.register(other),
+        }
+    }
+
+    /// Goes to the caller and returns its PC.
+    fn leave(&mut self, rule: &Rule, code: &mut dyn Code) -> Result<u64, Missing> {
+        let cfa = self.cfa(rule.cfa)?;
+        let return_address = self.saved(rule.return_address, Err(Missing::Unknown), cfa)?;
+        if rule.kind == FrameKind::Stub {
+            return self.leave_stub(rule, cfa, code);
+        }
+        let mut registers = [0; 16];
+        let mut known = 0u16;
+        for (i, saved) in rule.registers.iter().enumerate() {
+            let own = if self.known & (1 << i) != 0 { Ok(self.registers[i]) } else { Err(Missing::Unknown) };
+            if let Ok(value) = self.saved(*saved, own, cfa) {
+                registers[i] = value;
+                known |= 1 << i;
+            }
+        }
+        let before = self.register(Register::RSP)?;
+        (self.registers, self.known) = (registers, known);
+        // The stack pointer must grow. A signal handler on its own stack is the one exception, and its frame is found only
+        // when both stacks are in the copy, so there it must grow as well.
+        if self.register(Register::RSP)? <= before {
+            return Err(Missing::Unknown);
+        }
+        Ok(return_address)
+    }
+
+    /// Leaves a stub: its caller's return address is the first word from where the rule says that follows a call.
+    fn leave_stub(&mut self, rule: &Rule, cfa: u64, code: &mut dyn Code) -> Result<u64, Missing> {
+        for word in 0..STUB_WORDS {
+            let at = cfa.wrapping_add(word * 8);
+            let candidate = self.word(at.wrapping_sub(8))?;
+            if code.follows_call(candidate) {
+                for (i, saved) in rule.registers.iter().enumerate() {
+                    match self.saved(*saved, Ok(self.registers[i]), cfa) {
+                        Ok(value) => self.registers[i] = value,
+                        Err(_) => self.known &= !(1 << i),
+                    }
+                }
+                self.registers[Register::RSP.index()] = at;
+                return Ok(candidate);
+            }
+        }
+        Err(Missing::Unknown)
+    }
+
+    /// Leaves a frame by its frame pointer, if that leads up the stack and to code.
+    fn guess(&mut self, code: &mut dyn Code) -> Option<u64> {
+        let frame = self.register(Register::RBP).ok()?;
+        if frame < self.register(Register::RSP).ok()? || !frame.is_multiple_of(8) {
+            return None;
+        }
+        let caller = self.word(frame.checked_add(8)?).ok()?;
+        let saved = self.word(frame).ok()?;
+        if !code.is_executable(caller.wrapping_sub(1)) {
+            return None;
+        }
+        // Nothing is known of the other registers: this frame may have changed and saved any of them.
+        self.known = 0;
+        for (register, value) in [(Register::RBP, saved), (Register::RSP, frame + 16)] {
+            self.registers[register.index()] = value;
+            self.known |= 1 << register.index();
+        }
+        Some(caller)
+    }
+}
+
+/// Largest copy any source takes, bytes.
+const MAX_STACK_BYTES: usize = 64 << 10;
+
+/// Walks `context` and appends to nothing: the result holds all frames.
+pub fn walk(context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finished {
+    let regs = &context.regs;
+    let stack_start = regs.gpr[Register::RSP.index()];
+    let mut walk = Walk { context, stack_start, registers: regs.gpr, known: regs.known };
+    let mut done = Finished::default();
+    let (mut pc, mut exact) = (regs.ip, true);
+    let broken = loop {
+        if done.frames.len() >= limits.max_frames {
+            break Marker::TruncatedDepth;
+        }
+        let at = if exact { pc } else { pc.wrapping_sub(1) };
+        let step = code.step(at, exact);
+        done.frames.push(step.frame);
+        let left = match &step.rule {
+            Ok(rule) if rule.is_thread_start() => {
+                done.reached_thread_start = true;
+                return done;
+            }
+            Ok(rule) => match walk.leave(rule, code) {
+                Ok(caller) => Ok((caller, rule.kind == FrameKind::Signal)),
+                Err(missing) => Err(missing.into()),
+            },
+            Err(Refusal::Unreadable) => Err(Marker::TruncatedUnreadable),
+            Err(_) => Err(Marker::TruncatedNoRule),
+        };
+        (pc, exact) = match left {
+            // A zero where the return address belongs: libraries without an end-of-stack mark (musl's clone) start threads so.
+            Ok((0, false)) => break Marker::TruncatedNoRule,
+            Ok(caller) => caller,
+            Err(Marker::TruncatedCopy) => break Marker::TruncatedCopy,
+            Err(marker) => match walk.guess(code) {
+                Some(caller) => {
+                    done.guessed += 1;
+                    done.frames.push(FrameKey::Marker(Marker::Guessed));
+                    (caller, false)
+                }
+                None => break marker,
+            },
+        };
+    };
+    done.frames.push(FrameKey::Marker(broken));
+    done.broken = Some(broken);
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::frame::ProcessId;
+    use crate::source::UserRegs;
+    use proptest::prelude::{any, prop, proptest};
+    use std::collections::HashMap;
+
+    const STACK: u64 = 0x7ffc_0000_0000;
+    const TEXT: u64 = 0x1000;
+
+    #[derive(Default)]
+    struct Rules(HashMap<u64, Rule>);
+
+    fn frame(address: u64) -> FrameKey {
+        FrameKey::Unknown { process: ProcessId(0), address }
+    }
+
+    impl Code for Rules {
+        fn step(&mut self, pc: u64, _exact: bool) -> Step {
+            Step { frame: frame(pc), rule: self.0.get(&pc).copied().map(Arc::new).ok_or(Refusal::NoEntry) }
+        }
+        fn is_executable(&mut self, address: u64) -> bool {
+            (TEXT..2 * TEXT).contains(&address)
+        }
+        fn follows_call(&mut self, address: u64) -> bool {
+            self.is_executable(address)
+        }
+    }
+
+    fn context(ip: u64, rbp: u64, stack: &[u64]) -> UserContext {
+        let mut regs = UserRegs { ip, known: u16::MAX, ..UserRegs::default() };
+        regs.gpr[7] = STACK;
+        regs.gpr[6] = rbp;
+        UserContext { regs, stack: stack.iter().flat_map(|w| w.to_le_bytes()).collect(), limited: true }
+    }
+
+    fn walk_with(rules: &[(u64, Rule)], context: &UserContext) -> Finished {
+        walk(context, &mut Rules(rules.iter().copied().collect()), Limits::default())
+    }
+
+    fn rsp_plus(offset: i32) -> Rule {
+        Rule::call(Cfa::Register { base: Register::RSP, offset })
+    }
+
+    #[test]
+    fn callers_are_looked_up_one_byte_before_the_return_address() {
+        let done = walk_with(
+            &[(0x1010, rsp_plus(16)), (0x101f, Rule::frameless()), (0x102f, Rule::thread_start())],
+            &context(0x1010, 0, &[7, 0x1020, 0x1030]),
+        );
+        assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
+        assert!(done.reached_thread_start && done.broken.is_none() && done.guessed == 0);
+    }
+
+    #[test]
+    fn code_interrupted_by_a_signal_is_looked_up_where_it_stands() {
+        let mut signal = Rule::call(Cfa::Deref { base: Register::RSP, offset: 8, add: 0 });
+        signal.kind = FrameKind::Signal;
+        signal.return_address = Saved::AtRegister { base: Register::RSP, offset: 16 };
+        let done = walk_with(
+            &[(0x1010, signal), (0x1020, Rule::thread_start())],
+            &context(0x1010, 0, &[0, STACK + 24, 0x1020]),
+        );
+        assert_eq!(done.frames, [frame(0x1010), frame(0x1020)]);
+    }
+
+    #[test]
+    fn a_guess_is_marked_between_the_frames_and_counted() {
+        let done = walk_with(&[(0x102f, Rule::thread_start())], &context(0x1010, STACK + 8, &[1, 2, 0x1030]));
+        assert_eq!(done.frames, [frame(0x1010), FrameKey::Marker(Marker::Guessed), frame(0x102f)]);
+        assert_eq!(done.guessed, 1);
+    }
+
+    #[test]
+    fn a_return_address_beyond_the_copy_is_told_from_no_rule() {
+        let done = walk_with(&[(0x1010, rsp_plus(64))], &context(0x1010, 0, &[0]));
+        assert_eq!(done.broken, Some(Marker::TruncatedCopy));
+        let done = walk_with(&[], &context(0x1010, 0, &[0]));
+        assert_eq!((done.broken, done.frames.len()), (Some(Marker::TruncatedNoRule), 2));
+    }
+
+    #[test]
+    fn a_register_that_was_not_captured_is_not_used() {
+        let by_rax = Rule::call(Cfa::Register { base: Register::from_dwarf(0).unwrap(), offset: 16 });
+        let mut context = context(0x1010, 0, &[0, 0, 0]);
+        context.regs.known = 1 << 7;
+        assert_eq!(walk_with(&[(0x1010, by_rax)], &context).broken, Some(Marker::TruncatedNoRule));
+    }
+
+    #[test]
+    fn a_rule_that_makes_no_progress_ends_the_walk() {
+        let done =
+            walk_with(&[(0x1010, rsp_plus(0)), (0x100f, rsp_plus(0))], &context(0x1010, 0, &[0x1010; 4]));
+        assert_eq!(done.frames.len(), 2);
+        assert!(done.broken.is_some());
+    }
+
+    #[test]
+    fn depth_is_bounded() {
+        let stack = vec![0x1011; 4096];
+        let done = walk_with(&[(0x1010, Rule::frameless())], &context(0x1010, 0, &stack));
+        assert_eq!((done.frames.len(), done.broken), (513, Some(Marker::TruncatedDepth)));
+    }
+
+    #[test]
+    fn a_stubs_own_words_are_skipped() {
+        let mut stub = Rule::frameless();
+        stub.kind = FrameKind::Stub;
+        let done = walk_with(
+            &[(0x1010, stub), (0x102f, Rule::frameless()), (0x103f, Rule::thread_start())],
+            &context(0x1010, 0, &[5, 0x9999_0000, 0x1030, 0x1040]),
+        );
+        assert_eq!(done.frames, [frame(0x1010), frame(0x102f), frame(0x103f)]);
+    }
+
+    proptest! {
+        #[test]
+        fn random_contexts_end(
+            stack in prop::collection::vec(0x1000u64..0x1040, 0..64),
+            rules in prop::collection::vec((0x1000u64..0x1040, -16i32..64, 0u16..16, any::<bool>()), 0..64),
+            known in any::<u16>(),
+        ) {
+            let rules: Vec<_> = rules.iter().map(|&(at, offset, base, stub)| {
+                let mut rule = Rule::call(Cfa::Register { base: Register::from_dwarf(base).unwrap(), offset });
+                if stub { rule.kind = FrameKind::Stub; }
+                (at, rule)
+            }).collect();
+            let mut context = context(0x1010, STACK + 8, &stack);
+            context.regs.known = known;
+            proptest::prop_assert!(walk_with(&rules, &context).frames.len() <= 1026);
+        }
+    }
+}
