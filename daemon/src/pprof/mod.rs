@@ -1,1 +1,30 @@
-//! Being written.
+//! 6. ENCODE: a [`Window`](crate::aggregate::Window) and its names -> one gzipped pprof; and back, for reports and tests.
+//!
+//! ```text
+//! symbolizer.resolve(window.frames(), &directory);
+//! let about = About { start, duration, period_ns, main_image, comments };
+//! let bytes = pprof::encode(&window, &symbolizer, &directory, &about)?;    // checked before it is returned
+//! let profile = pprof::decode(&bytes)?;                                    // gunzip + validate
+//! ```
+//! - all thirteen sample types in one profile; `default_sample_type` is cpu, period and period type are cpu's;
+//! - a native or kernel location is an address, a managed one a function, whatever body or tier ran;
+//! - addresses are those of the ELF file, so that the mapping's start, limit and offset are the file's own and a server can
+//!   symbolize again; managed code has one pseudo mapping per module;
+//! - values are rounded so that each column's sum is right: what is cut from one sample is added to the next.
+//!
+//! Samples are encoded one at a time into the compressor: memory is the output and the tables, never the whole message.
+
+pub mod builder;
+pub mod encode;
+pub mod proto;
+pub mod validate;
+
+pub use encode::{About, PprofError, decode, encode};
+pub use validate::{Invalid, validate};
+
+/// Comments that begin with this are the loss line, which reports show.
+pub const LOSS_PREFIX: &str = "loss: ";
+/// File name of the mapping of kernel code.
+pub const KERNEL_MAPPING: &str = "[kernel.kallsyms]";
+/// File name of the mapping of managed code whose module is not known, and of runtime stubs.
+pub const MANAGED_MAPPING: &str = "[managed]";

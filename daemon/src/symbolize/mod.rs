@@ -33,6 +33,8 @@ pub struct ImageFile<'a> {
     pub path: &'a str,
     /// The file, open for reading since it was mapped; `None` when it could not be opened.
     pub file: Option<&'a File>,
+    /// The GNU build id, if it has one.
+    pub build_id: Option<&'a [u8]>,
 }
 
 /// Where names come from that only the process table can tell.

@@ -18,6 +18,8 @@ const MAX_COPIED_BYTES: u64 = 256 << 20;
 /// Copied per read.
 const CHUNK_BYTES: usize = 1 << 20;
 
+/// e_ident: magic, ELFCLASS64, ELFDATA2LSB (System V gABI, chapter 4).
+const ELF_IDENT: [u8; 6] = [0x7f, b'E', b'L', b'F', 2, 1];
 const ELF_HEADER_BYTES: usize = 64;
 const SECTION_HEADER_BYTES: usize = 64;
 const SHT_SYMTAB: u32 = 2;
@@ -111,8 +113,7 @@ fn sparse_copy(file: &File) -> Result<File, NativeError> {
     file.read_exact_at(&mut header, 0)?;
     let u16_at = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
     let u64_at = |at: usize| u64_in(&header, at);
-    // e_ident: magic, ELFCLASS64, ELFDATA2LSB (System V gABI, chapter 4).
-    if header[..6] != [0x7f, b'E', b'L', b'F', 2, 1] {
+    if header[..6] != ELF_IDENT {
         return Err(NativeError::Format("no 64-bit little-endian ELF header"));
     }
     let (program_offset, section_offset) = (u64_at(32), u64_at(40));
@@ -161,6 +162,47 @@ fn sparse_copy(file: &File) -> Result<File, NativeError> {
     Ok(copy)
 }
 
+/// Where a file's code lies in its ELF address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextSegment {
+    /// First address.
+    pub start: u64,
+    /// Address after the last.
+    pub limit: u64,
+    /// Offset of `start` in the file, bytes.
+    pub file_offset: u64,
+}
+
+/// The first executable `PT_LOAD` segment, widened to whole pages as the loader maps it. `None` for anything unusual.
+#[must_use]
+pub fn text_segment(file: &File) -> Option<TextSegment> {
+    const PAGE_BYTES: u64 = 4096;
+    const PROGRAM_HEADER_BYTES: u64 = 56;
+    let mut header = [0; ELF_HEADER_BYTES];
+    file.read_exact_at(&mut header, 0).ok()?;
+    let u16_at = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+    if header[..6] != ELF_IDENT || u64::from(u16_at(54)) != PROGRAM_HEADER_BYTES {
+        return None;
+    }
+    for index in 0..u64::from(u16_at(56)) {
+        let mut program = [0; 64];
+        let at = u64_in(&header, 32).checked_add(index * PROGRAM_HEADER_BYTES)?;
+        file.read_exact_at(&mut program[..56], at).ok()?;
+        // PT_LOAD with PF_X.
+        if program[..4] != [1, 0, 0, 0] || program[4] & 1 == 0 {
+            continue;
+        }
+        let (offset, address, len) = (u64_in(&program, 8), u64_in(&program, 16), u64_in(&program, 40));
+        let before = address % PAGE_BYTES;
+        return Some(TextSegment {
+            start: address - before,
+            limit: address.checked_add(len)?.checked_next_multiple_of(PAGE_BYTES)?,
+            file_offset: offset.checked_sub(before)?,
+        });
+    }
+    None
+}
+
 fn u64_in(bytes: &[u8; 64], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
@@ -199,6 +241,14 @@ mod tests {
             name.system_name
         );
         assert_eq!(found[1], None);
+    }
+
+    #[test]
+    fn the_text_segment_holds_this_binary_s_code() {
+        let (file, base) = own_image();
+        let text = text_segment(&file).unwrap();
+        let address = a_function_with_a_known_name() - base;
+        assert!((text.start..text.limit).contains(&address), "{address:x} in {text:x?}");
     }
 
     #[test]

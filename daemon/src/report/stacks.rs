@@ -1,0 +1,155 @@
+//! A profile as reports see it: samples as stacks of named frames with their kind, values of one or all types, labels.
+
+use super::ReportError;
+use crate::pprof::proto::{Profile, Sample};
+use crate::pprof::{KERNEL_MAPPING, LOSS_PREFIX, MANAGED_MAPPING};
+use crate::symbolize::pretty::clean;
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+/// What kind of code a frame is, by its mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Kernel code.
+    Kernel,
+    /// Native code of a file.
+    Native,
+    /// Managed code and runtime stubs.
+    Managed,
+    /// Not code: the collector's parent frame, the profiler's remarks.
+    Note,
+}
+
+/// One frame.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Frame<'a> {
+    /// Function name, control characters escaped.
+    pub name: Cow<'a, str>,
+    /// File name of the mapping, without directories; empty when there is none.
+    pub module: &'a str,
+    /// Kind of code.
+    pub kind: Kind,
+}
+
+/// A profile with its tables indexed.
+pub struct Stacks<'a> {
+    profile: &'a Profile,
+    /// Frames of each location, innermost first, by location id.
+    locations: HashMap<u64, Vec<Frame<'a>>>,
+}
+
+impl<'a> Stacks<'a> {
+    /// Indexes a profile that was validated.
+    #[must_use]
+    pub fn new(profile: &'a Profile) -> Self {
+        let functions: HashMap<u64, &str> =
+            profile.function.iter().map(|function| (function.id, text(profile, function.name))).collect();
+        let mappings: HashMap<u64, &str> =
+            profile.mapping.iter().map(|mapping| (mapping.id, text(profile, mapping.filename))).collect();
+        let frames = |location: &crate::pprof::proto::Location| {
+            let file = mappings.get(&location.mapping_id).copied();
+            let kind = file.map_or(Kind::Note, kind);
+            let module = file.map_or("", |file| file.rsplit('/').next().unwrap_or(file));
+            let frame = |name| Frame { name, module, kind };
+            if location.line.is_empty() {
+                return vec![frame(Cow::Owned(format!("0x{:x}", location.address)))];
+            }
+            let name = |id| functions.get(&id).copied().unwrap_or_default();
+            location.line.iter().map(|line| frame(clean(name(line.function_id)))).collect()
+        };
+        let locations = profile.location.iter().map(|location| (location.id, frames(location))).collect();
+        Self { profile, locations }
+    }
+
+    /// Position of a sample type in the values of a sample.
+    ///
+    /// # Errors
+    /// When the profile has no such type; the error lists those it has.
+    pub fn sample_type(&self, name: &str) -> Result<usize, ReportError> {
+        let found = self.sample_types().position(|(found, _)| found == name);
+        found.ok_or_else(|| ReportError::NoSampleType {
+            asked: clean(name).into_owned(),
+            available: self.sample_types().map(|(name, _)| clean(name)).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// (name, unit) of each sample type.
+    pub fn sample_types(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let profile = self.profile;
+        profile.sample_type.iter().map(move |each| (text(profile, each.r#type), text(profile, each.unit)))
+    }
+
+    /// Name of the sample type to show first.
+    #[must_use]
+    pub fn default_sample_type(&self) -> &'a str {
+        match text(self.profile, self.profile.default_sample_type) {
+            // profile.proto: without a default it is the last one.
+            "" => self.sample_types().last().map_or("", |(name, _)| name),
+            name => name,
+        }
+    }
+
+    /// All samples.
+    pub fn samples(&self) -> impl Iterator<Item = &'a Sample> {
+        self.profile.sample.iter()
+    }
+
+    /// Frames of a sample, innermost first.
+    pub fn frames(&self, sample: &Sample) -> impl Iterator<Item = &Frame<'a>> {
+        sample.location_id.iter().filter_map(|id| self.locations.get(id)).flatten()
+    }
+
+    /// Text of a label, if the sample has it.
+    #[must_use]
+    pub fn label(&self, sample: &Sample, key: &str) -> Option<&'a str> {
+        let label = sample.label.iter().find(|label| text(self.profile, label.key) == key)?;
+        Some(text(self.profile, label.str))
+    }
+
+    /// Number of a label, if the sample has it.
+    #[must_use]
+    pub fn number(&self, sample: &Sample, key: &str) -> Option<i64> {
+        Some(sample.label.iter().find(|label| text(self.profile, label.key) == key)?.num)
+    }
+
+    /// True for the time of a thread that was parked for want of work.
+    #[must_use]
+    pub fn is_idle(&self, sample: &Sample) -> bool {
+        self.label(sample, "wait_kind") == Some("idle")
+    }
+
+    /// All comments, control characters escaped.
+    pub fn comments(&self) -> impl Iterator<Item = Cow<'a, str>> {
+        let profile = self.profile;
+        profile.comment.iter().map(move |&comment| clean(text(profile, comment)))
+    }
+
+    /// What the loss line says, if the profile has one.
+    #[must_use]
+    pub fn loss(&self) -> Option<String> {
+        self.comments().find_map(|comment| Some(comment.strip_prefix(LOSS_PREFIX)?.to_owned()))
+    }
+
+    /// Length of the recording, nanoseconds.
+    #[must_use]
+    pub fn duration_ns(&self) -> i64 {
+        self.profile.duration_nanos
+    }
+}
+
+/// An entry of the string table; empty for an index outside it.
+fn text(profile: &Profile, index: i64) -> &str {
+    usize::try_from(index).ok().and_then(|index| profile.string_table.get(index)).map_or("", String::as_str)
+}
+
+/// Native files have a path or a name in brackets; a managed module is a bare file name.
+fn kind(file: &str) -> Kind {
+    match file {
+        KERNEL_MAPPING => Kind::Kernel,
+        MANAGED_MAPPING => Kind::Managed,
+        "" => Kind::Note,
+        _ if file.starts_with("[kernel") => Kind::Kernel,
+        _ if file.contains('/') || file.starts_with('[') => Kind::Native,
+        _ => Kind::Managed,
+    }
+}
