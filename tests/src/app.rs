@@ -123,6 +123,22 @@ impl Workload {
     }
 }
 
+/// What a workload said about itself at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    /// Bytes allocated by all threads since the process began.
+    pub allocated_bytes: f64,
+    /// CLOCK_MONOTONIC.
+    pub wall_ns: f64,
+}
+
+impl Mark {
+    /// Bytes allocated a second between two marks.
+    pub fn bytes_per_second(self, later: Self) -> f64 {
+        (later.allocated_bytes - self.allocated_bytes) / (later.wall_ns - self.wall_ns) * 1e9
+    }
+}
+
 /// A running workload. Dropping it kills it.
 #[derive(Debug)]
 pub struct App {
@@ -173,6 +189,18 @@ impl App {
         Ok(truth)
     }
 
+    /// How far it has come: bytes it has allocated since its start, and its clock.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn mark(&mut self) -> anyhow::Result<Mark> {
+        let stdin = self.stdin.as_mut().context("it was stopped")?;
+        stdin.write_all(b"mark\n")?;
+        let answer = self.await_line("mark", STOP_DEADLINE)?;
+        let number = |name: &str| answer.get(name).and_then(Value::as_f64).with_context(|| format!("no {name} in {answer}"));
+        Ok(Mark { allocated_bytes: number("allocated_bytes")?, wall_ns: number("wall_ns")? })
+    }
+
     /// Writes the line `stop` and closes its stdin.
     pub fn send_stop(&mut self) {
         if let Some(mut stdin) = self.stdin.take() {
@@ -209,21 +237,27 @@ impl App {
         }
     }
 
-    /// The next line on stdout that starts with `word`; the rest of it as JSON (null when empty).
+    /// The next line on stdout that starts with `word`; the rest of it as JSON.
     ///
     /// # Errors
     /// When none comes, or it is no JSON.
     pub fn await_line(&mut self, word: &str, deadline: Duration) -> anyhow::Result<Value> {
+        let rest = self.await_text(word, deadline)?;
+        serde_json::from_str(&rest).with_context(|| format!("not JSON after `{word}`: {rest}"))
+    }
+
+    /// What follows `word` on the next line on stdout that starts with it.
+    ///
+    /// # Errors
+    /// When none comes.
+    pub fn await_text(&mut self, word: &str, deadline: Duration) -> anyhow::Result<String> {
         let end = Instant::now() + deadline;
         loop {
             let left = end.saturating_duration_since(Instant::now());
             match self.lines.recv_timeout(left) {
                 Ok(line) => {
                     let Some(rest) = line.strip_prefix(word) else { continue };
-                    if rest.trim().is_empty() {
-                        return Ok(Value::Null);
-                    }
-                    return serde_json::from_str(rest).with_context(|| format!("not JSON: {line}"));
+                    return Ok(rest.trim().to_owned());
                 }
                 Err(RecvTimeoutError::Timeout) => bail!("no line `{word}` within {deadline:?}"),
                 Err(RecvTimeoutError::Disconnected) => {
@@ -268,6 +302,11 @@ fn compile_dotnet(name: &str, native: &[&str]) -> anyhow::Result<PathBuf> {
         }
         Ok(())
     })
+}
+
+/// Where the C and assembler sources are.
+pub fn sources_of_native() -> PathBuf {
+    sources().join("workloads/native")
 }
 
 /// Compiles `workloads/native/NAME.c` with `flags` to a file called `output`.

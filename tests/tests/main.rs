@@ -5,4 +5,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod coexistence;
+mod death;
+mod demo;
+mod errors;
 mod harness;
+mod memory;
+mod names;
+mod restart;
+mod threads;
+mod unwind;

@@ -1,6 +1,7 @@
 // What every test workload shares: how it tells the harness that it is ready and what is true about it.
 using System;
 using System.Collections.Generic;
+using System.Diagnostics;
 using System.Globalization;
 using System.Runtime.InteropServices;
 using System.Threading;
@@ -41,13 +42,20 @@ static class Workload
             truth[name] = value.ToString("R", CultureInfo.InvariantCulture);
     }
 
-    // Blocks until the line `stop` or the end of stdin, then raises Stopping.
+    // Blocks until the line `stop` or the end of stdin, then raises Stopping. The line `mark` is answered with how far the
+    // process has come: bytes allocated, and when.
     public static void WaitForStop()
     {
         string line;
-        do
-            line = Console.In.ReadLine();
-        while (line != null && line != "stop");
+        while ((line = Console.In.ReadLine()) != null && line != "stop")
+        {
+            if (line != "mark")
+                continue;
+            var mark = new SortedDictionary<string, string>();
+            mark["wall_ns"] = (Stopwatch.GetTimestamp() * (1e9 / Stopwatch.Frequency)).ToString("R", CultureInfo.InvariantCulture);
+            mark["allocated_bytes"] = GC.GetTotalAllocatedBytes(true).ToString(CultureInfo.InvariantCulture);
+            Print("mark", mark);
+        }
         Stopping = true;
     }
 

@@ -28,7 +28,6 @@ namespace Memory
             Workload.Start("garbage", GarbageLoop);
             Workload.Start("collector", CollectLoop);
             Workload.Ready();
-            // A line `mark` on stdin would need a protocol of its own; the totals at `ready` and at the end are enough.
             Workload.WaitForStop();
             Workload.Truth("leaked_objects", Volatile.Read(ref leaked));
             Workload.Truth("cached_objects", Volatile.Read(ref cached));

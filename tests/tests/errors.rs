@@ -1,0 +1,260 @@
+//! Show 10: bad input gives one clear error and the exit code that `--help` names; what can be profiled partly, is.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use system_tests::app::{compile_c, sources_of_native};
+use system_tests::environment::{Need, RECORD_NET9, begin, cache_dir, perfusion_bin};
+use system_tests::perfusion::{self, Outcome, SLACK, Scratch, record_pid};
+use system_tests::{App, Recording, Runtime, Workload};
+
+const RECORD: &[Need] = &[Need::Root, Need::Btf, Need::Perfusion];
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A process to point at that does nothing and needs no CLR.
+fn sleeper() -> App {
+    Workload::program("/bin/sleep").arg("60").spawn().unwrap()
+}
+
+fn record_args(pid: u32, output: &Path) -> Vec<String> {
+    ["record", "--duration", "1s", "--pid", &pid.to_string(), "-o", &output.display().to_string()].map(str::to_owned).to_vec()
+}
+
+/// One clear error: the expected exit code, and on stderr one line `error: …` with every word of `words`.
+fn assert_error(outcome: &Outcome, code: i32, words: &[&str]) {
+    assert_eq!(outcome.code(), code, "stderr:\n{}", outcome.stderr);
+    let errors: Vec<&str> = outcome.stderr.lines().filter(|line| line.to_lowercase().starts_with("error")).collect();
+    assert_eq!(errors.len(), 1, "one error, not {}:\n{}", errors.len(), outcome.stderr);
+    for word in words {
+        assert!(outcome.stderr.to_lowercase().contains(&word.to_lowercase()), "no word of `{word}`:\n{}", outcome.stderr);
+    }
+    assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
+}
+
+/// `perfusion` where everyone may run it.
+fn public_copy(scratch: &Scratch) -> PathBuf {
+    let copy = scratch.path("perfusion");
+    fs::copy(perfusion_bin().unwrap(), &copy).unwrap();
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(copy.parent().unwrap(), fs::Permissions::from_mode(0o777)).unwrap();
+    copy
+}
+
+#[test]
+fn help_names_every_exit_code() {
+    let Some(_turn) = begin("errors::help_names_every_exit_code", &[Need::Perfusion]) else { return };
+    let outcome = perfusion::run(&mut perfusion::command(["record", "--help"]), DEADLINE).unwrap();
+    assert_eq!(outcome.code(), 0);
+    for code in ["0 ", "1 ", "2 ", "3 ", "4 ", "5 "] {
+        assert!(outcome.stdout.lines().any(|line| line.trim_start().starts_with(code)), "no {code}:\n{}", outcome.stdout);
+    }
+}
+
+#[test]
+fn wrong_command_lines_end_with_2() {
+    let Some(_turn) = begin("errors::wrong_command_lines", &[Need::Perfusion]) else { return };
+    for args in [&["record"][..], &["record", "--pid", "1", "--all"], &["record", "--pid", "x"], &["record", "--all", "--duration", "soon"]] {
+        let outcome = perfusion::run(&mut perfusion::command(args), DEADLINE).unwrap();
+        assert_eq!(outcome.code(), 2, "{args:?}:\n{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn no_such_process_ends_with_3() {
+    let Some(_turn) = begin("errors::no_such_process", RECORD) else { return };
+    let scratch = Scratch::new().unwrap();
+    let mut gone = Workload::program("/bin/true").spawn().unwrap();
+    gone.await_exit(DEADLINE).unwrap();
+    let pid = gone.pid();
+    let output = scratch.path("none.pb.gz");
+    let outcome = perfusion::run(&mut perfusion::command(record_args(pid, &output)), DEADLINE).unwrap();
+    assert_error(&outcome, 3, &[&pid.to_string()]);
+    assert!(!output.exists());
+}
+
+#[test]
+fn without_root_it_ends_with_4_and_says_so() {
+    let needs = [RECORD, &[Need::Program("setpriv")]].concat();
+    let Some(_turn) = begin("errors::without_root", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let app = sleeper();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(public_copy(&scratch));
+    let outcome = perfusion::run(command.args(record_args(app.pid(), &scratch.path("nobody.pb.gz"))), DEADLINE).unwrap();
+    assert_error(&outcome, 4, &["root"]);
+}
+
+#[test]
+fn a_missing_capability_ends_with_4_and_is_named() {
+    let needs = [RECORD, &[Need::Program("setpriv")]].concat();
+    let Some(_turn) = begin("errors::a_missing_capability", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let app = sleeper();
+    // CAP_SYS_ADMIN stands in for both others in the kernel (capable(CAP_X) || capable(CAP_SYS_ADMIN)), so it goes with each.
+    for (dropped, named) in [("-bpf,-sys_admin", "CAP_BPF"), ("-perfmon,-sys_admin", "CAP_PERFMON")] {
+        let mut command = Command::new("setpriv");
+        command.arg(format!("--bounding-set={dropped}")).arg(format!("--inh-caps={dropped}")).arg(perfusion_bin().unwrap());
+        let outcome = perfusion::run(command.args(record_args(app.pid(), &scratch.path("caps.pb.gz"))), DEADLINE).unwrap();
+        assert_error(&outcome, 4, &[named]);
+    }
+}
+
+/// Runs `perfusion record` after `setup`, a line of shell, in a mount namespace of its own.
+fn in_own_mounts(setup: &str, args: &[String]) -> Outcome {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-ec"]);
+    command.arg(format!("{setup}\nexec \"$@\"")).arg("sh").arg(perfusion_bin().unwrap()).args(args);
+    perfusion::run(&mut command, DEADLINE).unwrap()
+}
+
+#[test]
+fn a_kernel_without_btf_ends_with_4_and_says_so() {
+    let needs = [RECORD, &[Need::Program("unshare")]].concat();
+    let Some(_turn) = begin("errors::a_kernel_without_btf", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let app = sleeper();
+    let outcome = in_own_mounts("mount -t tmpfs none /sys/kernel/btf", &record_args(app.pid(), &scratch.path("btf.pb.gz")));
+    assert_error(&outcome, 4, &["BTF", "/sys/kernel/btf/vmlinux"]);
+}
+
+#[test]
+fn without_tracefs_and_debugfs_it_records_all_the_same() {
+    let needs = [RECORD, &[Need::Program("unshare")]].concat();
+    let Some(_turn) = begin("errors::without_tracefs", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let app = sleeper();
+    let file = scratch.path("no-tracefs.pb.gz");
+    let outcome = in_own_mounts("mount -t tmpfs none /sys/kernel/debug; mount -t tmpfs none /sys/kernel/tracing", &record_args(app.pid(), &file));
+    assert_eq!(outcome.code(), 0, "tp_btf and perf need no tracefs:\n{}", outcome.stderr);
+    system_tests::Profile::read(&file).unwrap();
+}
+
+#[test]
+fn an_output_that_cannot_be_written_ends_with_5_before_anything_is_recorded() {
+    let Some(_turn) = begin("errors::an_output_that_cannot_be_written", RECORD) else { return };
+    let app = sleeper();
+    for output in ["/nonexistent/directory/profile.pb.gz", "/proc/profile.pb.gz", "/tmp"] {
+        let mut args = record_args(app.pid(), Path::new(output));
+        // A minute: an error that waits for the end of the recording would miss the deadline.
+        args[2] = "60s".to_owned();
+        let outcome = perfusion::run(&mut perfusion::command(args), DEADLINE).unwrap();
+        assert_error(&outcome, 5, &[output]);
+    }
+}
+
+#[test]
+fn a_full_disk_ends_with_5_and_leaves_nothing_partial() {
+    let needs = [RECORD, &[Need::Program("unshare")]].concat();
+    let Some(_turn) = begin("errors::a_full_disk", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let app = sleeper();
+    let disk = scratch.path("disk");
+    fs::create_dir(&disk).unwrap();
+    let shown = disk.display();
+    // Room for the directory and the filler, not for a page more. What is left is listed by the same shell, in whose namespace alone
+    // the disk is.
+    let script = format!(
+        "mount -t tmpfs -o size=4k none {shown}\ncat /dev/zero > {shown}/filler 2>/dev/null || true\nset +e\n\"$@\"\ncode=$?\nls -A {shown}\nexit $code"
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-ec", &script, "sh"]);
+    command.arg(perfusion_bin().unwrap()).args(record_args(app.pid(), &disk.join("full.pb.gz")));
+    let outcome = perfusion::run(&mut command, DEADLINE).unwrap();
+    assert_error(&outcome, 5, &["full.pb.gz"]);
+    let left: Vec<&str> = outcome.stdout.lines().filter(|line| *line != "filler").collect();
+    assert!(left.is_empty(), "left on the disk: {left:?}");
+}
+
+#[test]
+fn an_app_with_diagnostics_off_is_profiled_without_names_and_the_reason_is_shown() {
+    let Some(_turn) = begin("errors::diagnostics_off", RECORD_NET9) else { return };
+    let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().env("DOTNET_EnableDiagnostics", "0").start().unwrap();
+    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
+    let ps = perfusion::run(&mut perfusion::command(["ps"]), DEADLINE).unwrap();
+    let thread = app.thread("callheavy").to_string();
+    let pid = app.pid().to_string();
+    app.stop().unwrap();
+    let cpu = profile.sum("cpu", |sample| sample.label("thread_id") == thread);
+    let unnamed = profile.sum("cpu", |sample| sample.label("thread_id") == thread && sample.has("[managed]"));
+    // Never a wrong name: the whole chain is there, as addresses.
+    assert!(cpu > 0 && unnamed * 10 >= cpu * 9, "{unnamed} of {cpu} ns:\n{}", profile.describe("cpu", |_| true));
+    let reason = format!("{}\n{}", outcome.stderr, profile.comments.join("\n")).to_lowercase();
+    assert!(reason.contains("diagnostic"), "no reason given:\n{reason}");
+    let line = ps.stdout.lines().find(|line| line.contains(&pid)).unwrap_or_else(|| panic!("ps has no line for {pid}:\n{}", ps.stdout));
+    assert!(line.to_lowercase().contains("diagnostic"), "ps does not say why: {line}");
+}
+
+#[test]
+fn a_musl_process_is_profiled_by_name() {
+    let needs = [RECORD, &[Need::C, Need::Program("musl-gcc")]].concat();
+    let Some(_turn) = begin("errors::a_musl_process", &needs) else { return };
+    let program = cache_dir().join("spin-musl");
+    let source = sources_of_native().join("spin.c");
+    let built = Command::new("musl-gcc").args(["-O1", "-g", "-o"]).arg(&program).arg(source).status().unwrap();
+    assert!(built.success());
+    let app = Workload::program(program).start().unwrap();
+    let (profile, _) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
+    let cpu = profile.sum("cpu", |_| true);
+    let here = profile.sum("cpu", |sample| sample.positions(&["main", "spin_here"]).is_some());
+    assert!(cpu > 0 && here * 10 >= cpu * 9, "{here} of {cpu} ns:\n{}", profile.describe("cpu", |_| true));
+}
+
+#[test]
+fn a_32_bit_process_is_timed_and_named_as_what_it_is() {
+    let needs = [RECORD, &[Need::Program("as"), Need::Program("ld")]].concat();
+    let Some(_turn) = begin("errors::a_32_bit_process", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let (object, program) = (scratch.path("spin32.o"), scratch.path("spin32"));
+    assert!(Command::new("as").args(["--32", "-o"]).arg(&object).arg(sources_of_native().join("spin32.S")).status().unwrap().success());
+    assert!(Command::new("ld").args(["-m", "elf_i386", "-o"]).arg(&program).arg(&object).status().unwrap().success());
+    let app = Workload::program(&program).spawn().unwrap();
+    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
+    // Asleep 10 of every 10 ms: known from the scheduler, whatever the stack is.
+    let blocked = profile.sum("blocked", |_| true);
+    assert!(blocked * 10 > profile.duration_ns * 8, "{blocked} of {} ns:\n{}", profile.duration_ns, profile.describe("blocked", |_| true));
+    let said = format!("{}\n{}", outcome.stderr, profile.comments.join("\n"));
+    assert!(said.contains("32-bit"), "nothing says that it is a 32-bit process:\n{said}");
+}
+
+#[test]
+fn a_command_that_cannot_be_started_ends_with_127() {
+    let Some(_turn) = begin("errors::a_command_that_cannot_be_started", RECORD) else { return };
+    let scratch = Scratch::new().unwrap();
+    let mut command = perfusion::command(["record", "-o"]);
+    command.arg(scratch.path("x.pb.gz")).args(["--", "/nonexistent/program"]);
+    let outcome = perfusion::run(&mut command, DEADLINE).unwrap();
+    assert_error(&outcome, 127, &["/nonexistent/program"]);
+}
+
+#[test]
+fn ps_and_doctor_say_what_they_see() {
+    let Some(_turn) = begin("errors::ps_and_doctor", RECORD_NET9) else { return };
+    let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
+    let ps = perfusion::run(&mut perfusion::command(["ps"]), DEADLINE).unwrap();
+    assert_eq!(ps.code(), 0, "{}", ps.stderr);
+    let line = ps.stdout.lines().find(|line| line.contains(&app.pid().to_string()));
+    assert!(line.is_some_and(|line| line.contains("9.0")), "no line with pid {} and its version:\n{}", app.pid(), ps.stdout);
+    for command in ["ps", "doctor"] {
+        let json = perfusion::run(&mut perfusion::command([command, "--json"]), DEADLINE).unwrap();
+        let parsed: Result<serde_json::Value, _> = serde_json::from_str(&json.stdout);
+        assert!(parsed.is_ok(), "{command} --json: {}", json.stdout);
+    }
+    app.stop().unwrap();
+    // A recording started while another runs is nobody's error.
+    let sleeper = sleeper();
+    let scratch = Scratch::new().unwrap();
+    let first = Recording::of_pid(sleeper.pid(), &scratch.path("a.pb.gz"), &["--duration", "1s"]).unwrap();
+    let second = Recording::of_pid(sleeper.pid(), &scratch.path("b.pb.gz"), &["--duration", "1s"]).unwrap();
+    first.finish_well(SLACK).unwrap();
+    second.finish_well(SLACK).unwrap();
+}
+
+#[test]
+fn the_c_workloads_compile() {
+    let Some(_turn) = begin("errors::the_c_workloads_compile", &[Need::C]) else { return };
+    compile_c("spin", "spin", &[]).unwrap();
+    compile_c("main_profiler", "main_profiler.so", &["-shared", "-fPIC"]).unwrap();
+}

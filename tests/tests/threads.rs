@@ -1,0 +1,101 @@
+//! Show 4: how much time each thread had, waited for a CPU and was blocked: exact, whatever the sampling rate.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use system_tests::environment::{RECORD_NET9, begin};
+use system_tests::perfusion::record_pid;
+use system_tests::{Profile, Runtime, Workload};
+
+/// Nanoseconds on a CPU of each thread, by /proc/PID/task/TID/schedstat.
+fn schedstat(pid: u32) -> BTreeMap<u32, i64> {
+    let mut times = BTreeMap::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+        let path = entry.unwrap().path();
+        let tid = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
+        let oncpu = fs::read_to_string(path.join("schedstat")).ok().and_then(|text| text.split(' ').next()?.parse().ok());
+        if let (Some(tid), Some(oncpu)) = (tid, oncpu) {
+            times.insert(tid, oncpu);
+        }
+    }
+    times
+}
+
+struct Times {
+    oncpu: i64,
+    runnable: i64,
+    blocked: i64,
+    wall: i64,
+}
+
+fn times(profile: &Profile, tid: u32) -> Times {
+    let tid = tid.to_string();
+    let sum = |column| profile.sum(column, |sample| sample.label("thread_id") == tid);
+    Times { oncpu: sum("cpu"), runnable: sum("runnable"), blocked: sum("blocked"), wall: sum("wall") }
+}
+
+#[test]
+fn duty_cycles_and_the_sum_of_states_and_schedstat_agree() {
+    let Some(_turn) = begin("threads::duty_cycles", RECORD_NET9) else { return };
+    let app = Workload::dotnet(Runtime::Net9, "dutycycle", &[]).unwrap().start().unwrap();
+    // The promise is stated over 10 s.
+    let length = Duration::from_secs(10);
+    let (before, clock) = (schedstat(app.pid()), Instant::now());
+    let (profile, outcome) = record_pid(app.pid(), length, &[]).unwrap();
+    let (after, between) = (schedstat(app.pid()), clock.elapsed());
+    let threads: Vec<(i64, u32)> = [20, 50, 90].map(|percent| (percent, app.thread(&format!("duty-{percent}")))).to_vec();
+    let truth = app.stop().unwrap();
+    let duration = profile.duration_ns as f64;
+    // Started and written around the recording; the profile says how long it was itself.
+    assert!((duration / 1e9 - 10.0).abs() < 0.5, "{duration} ns:\n{}", outcome.stderr);
+
+    for (percent, tid) in threads {
+        let Times { oncpu, runnable, blocked, wall } = times(&profile, tid);
+        let share = oncpu as f64 / duration;
+        let own = truth[format!("cpu_ns_{percent}")].as_f64().unwrap() / truth[format!("wall_ns_{percent}")].as_f64().unwrap();
+        let picture = format!(
+            "duty-{percent}: on-CPU {oncpu} + runnable {runnable} + blocked {blocked} ns, wall {wall}, recording {duration} ns; by its own clocks {own:.4}"
+        );
+        // 3 points, as promised; first against what the thread itself measured, for on a machine with too few CPUs the thread
+        // cannot have its duty. (Its own figure covers some seconds more than the recording.)
+        assert!((share - own).abs() < 0.03, "{picture}");
+        if (own - percent as f64 / 100.0).abs() < 0.01 {
+            assert!((share - percent as f64 / 100.0).abs() < 0.03, "{picture}");
+        } else {
+            eprintln!("the machine is too busy for a duty of {percent} %: {picture}");
+        }
+        // The law of D2.
+        let sum = (oncpu + runnable + blocked) as f64;
+        assert!((sum - duration).abs() <= duration * 0.01, "{picture}");
+        assert!((wall as f64 - sum).abs() <= sum * 0.001, "the wall column is the sum of the three: {picture}");
+        // schedstat was read outside the recording, so rates are compared. 1 % as promised, and one period (20 ms of spinning or
+        // none) at each end of the two windows.
+        let kernel = (after[&tid] - before[&tid]) as f64 / between.as_nanos() as f64;
+        assert!((share - kernel).abs() <= kernel * 0.01 + 2.0 * 0.02 / 10.0, "schedstat says {kernel:.4}, the profile {share:.4}: {picture}");
+    }
+}
+
+#[test]
+fn every_thread_of_the_process_adds_up_to_its_time() {
+    let Some(_turn) = begin("threads::every_thread_adds_up", RECORD_NET9) else { return };
+    let app = Workload::dotnet(Runtime::Net9, "waits", &[]).unwrap().start().unwrap();
+    let before: Vec<u32> = schedstat(app.pid()).into_keys().collect();
+    let (profile, _) = record_pid(app.pid(), Duration::from_secs(4), &[]).unwrap();
+    let after = schedstat(app.pid());
+    // Threads that were there all the time, asleep or not: a sleeper that never switched is found only by looking.
+    let all: Vec<u32> = before.into_iter().filter(|tid| after.contains_key(tid)).collect();
+    assert!(all.len() > 8, "{all:?}");
+    for tid in all {
+        let Times { oncpu, runnable, blocked, wall } = times(&profile, tid);
+        let sum = oncpu + runnable + blocked;
+        let name = fs::read_to_string(format!("/proc/{}/task/{tid}/comm", app.pid())).unwrap_or_default();
+        assert!(
+            (sum - profile.duration_ns).abs() * 100 <= profile.duration_ns,
+            "{} {tid}: {oncpu} + {runnable} + {blocked} = {sum} (wall {wall}), recording {} ns",
+            name.trim(),
+            profile.duration_ns
+        );
+    }
+    app.stop().unwrap();
+}
