@@ -1,0 +1,91 @@
+//! The one list of what the shim counts: index in the header, name, help. It only grows, and never changes order:
+//! a shim may be older than the daemon that reads it.
+
+macro_rules! counters {
+    ($($(#[doc = $help:literal])+ $id:ident = $index:literal, $name:literal;)+) => {
+        /// A counter of the shim; the number is its place among the header's counter words.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum Counter { $($(#[doc = $help])+ $id = $index,)+ }
+
+        /// All counters: id, metric name, help.
+        pub const ALL: &[(Counter, &str, &str)] = &[$((Counter::$id, $name, concat!($($help),+)),)+];
+    };
+}
+
+counters! {
+    /// Records written to the ring.
+    RecordsWritten = 0, "shim_records_written";
+    /// Records dropped because the ring was full.
+    RecordsDroppedFull = 1, "shim_records_dropped_full";
+    /// Records given up half way (their space is skipped).
+    RecordsAbandoned = 2, "shim_records_abandoned";
+    /// Allocation samples delivered by the runtime, repeats not counted.
+    AllocationSamples = 3, "shim_allocation_samples";
+    /// Allocation samples dropped because the ring was full.
+    AllocationsDroppedFull = 4, "shim_allocations_dropped_full";
+    /// Allocation events dropped because another EventPipe session had delivered the same before.
+    AllocationRepeats = 5, "shim_allocation_repeats";
+    /// Events whose payload was not what the runtime's manifest says.
+    EventsMalformed = 6, "shim_events_malformed";
+    /// Events of other providers or other kinds.
+    EventsForeign = 7, "shim_events_foreign";
+    /// Allocation stacks that were cut because memory above the stack pointer could not be read.
+    StacksCut = 8, "shim_stacks_cut";
+    /// Sampled objects without a weak handle because all handles were in use.
+    HandlesFull = 9, "shim_handles_full";
+    /// Sampled objects without a weak handle because the runtime refused it.
+    HandlesRefused = 10, "shim_handles_refused";
+    /// Weak handles made.
+    HandlesCreated = 11, "shim_handles_created";
+    /// Sampled objects found dead.
+    ObjectsDead = 12, "shim_objects_dead";
+    /// Reports of dead or surviving objects put off to the next collection because the ring was full.
+    SurveysDeferred = 13, "shim_surveys_deferred";
+    /// Collections at whose end objects could not be surveyed (their start was not seen, or handles were being freed).
+    SurveysSkipped = 14, "shim_surveys_skipped";
+    /// Requests taken from the request ring.
+    RequestsTaken = 15, "shim_requests_taken";
+    /// Requests that made no sense.
+    RequestsMalformed = 16, "shim_requests_malformed";
+    /// Addresses resolved to a method.
+    NamesFound = 17, "shim_names_found";
+    /// Addresses the runtime did not know.
+    NamesMissing = 18, "shim_names_missing";
+    /// Names cut because they were longer than the limit.
+    NamesCut = 19, "shim_names_cut";
+    /// Types whose name could not be asked later because the queue was full (they are queued again with their next allocation).
+    TypesQueueFull = 20, "shim_types_queue_full";
+    /// Type names sent.
+    TypeNames = 21, "shim_type_names";
+    /// Unloads that waited for a look-up in flight.
+    UnloadsWaited = 22, "shim_unloads_waited";
+    /// Unloads that went on although a look-up was in flight, because it took too long.
+    UnloadsOverran = 23, "shim_unloads_overran";
+    /// EventPipe sessions started.
+    SessionsStarted = 24, "shim_sessions_started";
+    /// EventPipe sessions the runtime refused.
+    SessionsRefused = 25, "shim_sessions_refused";
+    /// Times the daemon fell silent and the instance went quiet.
+    LeasesLost = 26, "shim_leases_lost";
+    /// Calls into the runtime that answered an error nothing else counts.
+    RuntimeRefusals = 27, "shim_runtime_refusals";
+    /// GC events dropped because another EventPipe session had delivered the same before.
+    GcRepeats = 28, "shim_gc_repeats";
+    /// Records about code that was unloaded whose ranges the runtime no longer told.
+    UnloadsUnknown = 29, "shim_unloads_unknown";
+}
+
+impl Counter {
+    /// Offset of its word in the header, bytes.
+    #[must_use]
+    pub const fn offset(self) -> u64 {
+        crate::layout::COUNTERS_AT.wrapping_add(8u64.wrapping_mul(self.index() as u64))
+    }
+
+    /// Its place in the list.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}

@@ -1,0 +1,58 @@
+//! Does anybody listen? A beat is a *change* of the heartbeat word, timed by the shim's own clock. Pure.
+
+/// Without a beat for this long the shim goes quiet, unless three periods are longer.
+pub const SILENCE_NS: u64 = 1_800_000_000;
+/// A daemon cannot ask for more patience than this.
+pub const MOST_SILENCE_NS: u64 = 10_000_000_000;
+/// Without a beat for this long the instance detaches.
+pub const DETACH_NS: u64 = 600_000_000_000;
+
+/// What the shim knows about its listener.
+#[derive(Clone, Copy, Debug)]
+pub struct Lease {
+    heartbeat: u64,
+    period_ns: u64,
+    last_beat_ns: u64,
+    released: bool,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Somebody listens.
+    Listening,
+    /// Nobody does for now.
+    Quiet,
+    /// Nobody has for ten minutes.
+    Abandoned,
+}
+
+impl Lease {
+    /// A fresh lease at `now_ns`: being loaded counts as a beat.
+    #[must_use]
+    pub const fn new(now_ns: u64) -> Self {
+        Self { heartbeat: 0, period_ns: 0, last_beat_ns: now_ns, released: false }
+    }
+
+    /// Takes in the three lease words as read at `now_ns`.
+    pub fn observe(&mut self, listener: u64, heartbeat: u64, period_ns: u64, now_ns: u64) -> Verdict {
+        if heartbeat != self.heartbeat {
+            self.heartbeat = heartbeat;
+            self.period_ns = period_ns;
+            // A listener that leaves writes 0 with its last change; the next one's first beat ends that.
+            self.released = listener == 0;
+            if !self.released {
+                self.last_beat_ns = now_ns;
+            }
+        }
+        let silent_ns = now_ns.saturating_sub(self.last_beat_ns);
+        let patience_ns = SILENCE_NS.max(self.period_ns.saturating_mul(3)).min(MOST_SILENCE_NS);
+        if silent_ns >= DETACH_NS {
+            Verdict::Abandoned
+        } else if self.released || silent_ns >= patience_ns {
+            Verdict::Quiet
+        } else {
+            Verdict::Listening
+        }
+    }
+}

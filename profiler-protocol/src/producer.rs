@@ -1,0 +1,217 @@
+//! The shim's side of the region: reserve → fill → commit. Never waits, never allocates; what does not fit is counted.
+//! All access goes through bounds-checked words; the mapping itself is the caller's business.
+
+use crate::counter::Counter;
+use crate::layout::{
+    COMMIT_OFFSET_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT, FEATURES_AT, Geometry,
+    HEADER_BYTES, HEARTBEAT_AT, INSTANCE_AT, LISTENER_AT, MAGIC, MAGIC_AT, MAX_RECORD_BYTES, PERIOD_AT,
+    PID_AT, REGION_BYTES_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, RUNTIME_AT, STATE_AT, State, UNITS_AT,
+    VERSION, VERSION_AT,
+};
+use crate::position::{Extent, commit_word, free, index, units_for};
+use crate::sync::{AtomicU64, Ordering};
+
+/// A region as its maker sees it. `words` is all of it, in words.
+#[derive(Clone, Copy)]
+pub struct Region<'a> {
+    words: &'a [AtomicU64],
+    geometry: Geometry,
+}
+
+/// What the header says about the instance; written once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// Random number of the instance.
+    pub instance: u64,
+    /// The process as it sees itself.
+    pub pid: u64,
+    /// When the region was made.
+    pub created_ns: u64,
+    /// [`crate::layout::pack_runtime`].
+    pub runtime: u64,
+    /// Feature bits.
+    pub features: u64,
+}
+
+impl<'a> Region<'a> {
+    /// The region in `words`; `None` when there are too few for `geometry`.
+    #[must_use]
+    pub fn new(words: &'a [AtomicU64], geometry: Geometry) -> Option<Self> {
+        let bytes = (words.len() as u64).checked_mul(8)?;
+        (geometry.region_bytes() <= bytes).then_some(Self { words, geometry })
+    }
+
+    /// Writes the header of fresh (zeroed) memory. The magic comes last, with release ordering: it pairs with the
+    /// consumer's first read, which accepts nothing before it.
+    pub fn publish(&self, identity: Identity) {
+        let version = u64::from(VERSION) | HEADER_BYTES << 32;
+        for (at, value) in [
+            (VERSION_AT, version),
+            (REGION_BYTES_AT, self.geometry.region_bytes()),
+            (REQUEST_OFFSET_AT, self.geometry.request_offset()),
+            (REQUEST_SLOTS_AT, self.geometry.request_slots),
+            (COMMIT_OFFSET_AT, self.geometry.commit_offset()),
+            (DATA_OFFSET_AT, self.geometry.data_offset()),
+            (UNITS_AT, self.geometry.units),
+            (INSTANCE_AT, identity.instance),
+            (PID_AT, identity.pid),
+            (CREATED_AT, identity.created_ns),
+            (RUNTIME_AT, identity.runtime),
+            (FEATURES_AT, identity.features),
+        ] {
+            self.store(at, value, Ordering::Relaxed);
+        }
+        self.store(MAGIC_AT, MAGIC, Ordering::Release);
+    }
+
+    /// Tells the daemon what the instance is doing (release: what was written before is visible with it).
+    pub fn set_state(&self, state: State) {
+        self.store(STATE_AT, state.word(), Ordering::Release);
+    }
+
+    /// The lease words (listener, heartbeat, period), written by the consumer's `beat`. Relaxed: each is judged by itself.
+    #[must_use]
+    pub fn lease_words(&self) -> (u64, u64, u64) {
+        let load = |at| self.load(at, Ordering::Relaxed);
+        (load(LISTENER_AT), load(HEARTBEAT_AT), load(PERIOD_AT))
+    }
+
+    /// Adds to a counter. Relaxed: the daemon only reads totals.
+    pub fn count(&self, counter: Counter, by: u64) {
+        if let Some(word) = self.word(counter.offset()) {
+            word.fetch_add(by, Ordering::Relaxed);
+        }
+    }
+
+    /// A counter's value (relaxed).
+    #[must_use]
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.load(counter.offset(), Ordering::Relaxed)
+    }
+
+    /// Where the parts lie.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    pub(crate) fn word(&self, offset: u64) -> Option<&'a AtomicU64> {
+        usize::try_from(offset >> 3).ok().and_then(|i| self.words.get(i))
+    }
+
+    pub(crate) fn load(&self, offset: u64, order: Ordering) -> u64 {
+        self.word(offset).map_or(0, |w| w.load(order))
+    }
+
+    pub(crate) fn store(&self, offset: u64, value: u64, order: Ordering) {
+        if let Some(word) = self.word(offset) {
+            word.store(value, order);
+        }
+    }
+
+    /// Reserves room for a record of `bytes` (at most 32 KiB). `None`: the ring is full, or the record too long; counted.
+    #[must_use]
+    pub fn try_reserve(&self, bytes: u64) -> Option<Grant<'a>> {
+        let units = units_for(bytes);
+        let (Some(head_word), Some(tail_word)) = (self.word(EVENT_HEAD_AT), self.word(EVENT_TAIL_AT)) else {
+            return None;
+        };
+        let mut head = head_word.load(Ordering::Relaxed);
+        loop {
+            // Acquire: pairs with the consumer's write of event_tail, which it does after copying the units out.
+            let tail = tail_word.load(Ordering::Acquire);
+            if units == 0 || bytes > MAX_RECORD_BYTES || free(head, tail, self.geometry.units) < units {
+                self.count(Counter::RecordsDroppedFull, 1);
+                return None;
+            }
+            // Relaxed: the units' owner is decided by the value alone; the consumer trusts only commit words.
+            match head_word.compare_exchange_weak(
+                head,
+                head.wrapping_add(units),
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => {
+                    return Some(Grant { region: *self, position: head, units, word: 0, committed: false });
+                }
+                Err(now) => head = now,
+            }
+        }
+    }
+}
+
+/// Units that belong to one producer until it commits them. Dropped without a commit, they are committed as a Skip.
+pub struct Grant<'a> {
+    region: Region<'a>,
+    position: u64,
+    units: u64,
+    word: u64,
+    committed: bool,
+}
+
+impl<'a> Grant<'a> {
+    /// Appends a word. Words beyond the reservation are ignored, and the record is then abandoned at its commit.
+    pub fn put(&mut self, value: u64) {
+        let unit = self.position.wrapping_add(self.word >> 3);
+        if self.word < self.units << 3 {
+            let geometry = self.region.geometry;
+            let at = index(unit, geometry.units) << 6 | (self.word & 7) << 3;
+            // Relaxed: made visible by the release store of the commit word.
+            self.region.store(geometry.data_offset().wrapping_add(at), value, Ordering::Relaxed);
+        }
+        self.word = self.word.wrapping_add(1);
+    }
+
+    /// Where the next `words` words go, as up to two runs of ring memory (the second one when they wrap round the end), and moves
+    /// past them. For a caller that copies faster than word by word; `None` when they do not fit.
+    pub fn skip(&mut self, words: u64) -> Option<[&'a [AtomicU64]; 2]> {
+        let end = self.word.checked_add(words)?;
+        if end > self.units << 3 {
+            return None;
+        }
+        let ring_words = self.region.geometry.units << 3;
+        let first = (self.position << 3).wrapping_add(self.word) & ring_words.wrapping_sub(1);
+        let before_end = ring_words.wrapping_sub(first).min(words);
+        let data = usize::try_from(self.region.geometry.data_offset() >> 3).ok()?;
+        let first = data.checked_add(usize::try_from(first).ok()?)?;
+        let first_end = first.checked_add(usize::try_from(before_end).ok()?)?;
+        let second_end = data.checked_add(usize::try_from(words.wrapping_sub(before_end)).ok()?)?;
+        let runs = [self.region.words.get(first..first_end)?, self.region.words.get(data..second_end)?];
+        self.word = end;
+        Some(runs)
+    }
+
+    /// Hands the record to the consumer. The release store pairs with the consumer's copy of the commit words, after which
+    /// it copies the data.
+    pub fn commit(mut self) {
+        if self.word <= self.units << 3 {
+            self.committed = true;
+            self.region.count(Counter::RecordsWritten, 1);
+            self.finish(self.word << 3);
+        }
+    }
+
+    /// The record's sequence number.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    fn finish(&self, bytes: u64) {
+        let geometry = self.region.geometry;
+        let word = commit_word(self.position, geometry.units, Extent { units: self.units, bytes });
+        let at = geometry.commit_offset().wrapping_add(index(self.position, geometry.units) << 3);
+        self.region.store(at, word, Ordering::Release);
+    }
+}
+
+impl Drop for Grant<'_> {
+    fn drop(&mut self) {
+        if !self.committed {
+            self.region.count(Counter::RecordsAbandoned, 1);
+            self.word = 0;
+            self.put(0);
+            self.finish(8);
+        }
+    }
+}

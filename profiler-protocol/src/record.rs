@@ -1,0 +1,567 @@
+//! Records ↔ bytes. Encoding writes words through [`Put`]; decoding is total: any bytes give a record, "unknown" or an error.
+
+use crate::producer::Grant;
+
+/// Longest name or module name in a record, bytes.
+pub const MAX_NAME_BYTES: usize = 2_048;
+/// Most ranges in one record.
+pub const MAX_RANGES: usize = 256;
+/// Most objects in one record.
+pub const MAX_OBJECTS: usize = 512;
+
+/// Where an encoder's words go.
+pub trait Put {
+    /// Appends a word.
+    fn put(&mut self, word: u64);
+}
+
+impl Put for Grant<'_> {
+    fn put(&mut self, word: u64) {
+        Grant::put(self, word);
+    }
+}
+
+/// Registers captured inside the shim's callback, x86-64.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Registers {
+    /// Instruction pointer.
+    pub rip: u64,
+    /// Stack pointer; the copied stack starts here.
+    pub rsp: u64,
+    /// Callee-saved.
+    pub rbp: u64,
+    /// Callee-saved.
+    pub rbx: u64,
+    /// Callee-saved.
+    pub r12: u64,
+    /// Callee-saved.
+    pub r13: u64,
+    /// Callee-saved.
+    pub r14: u64,
+    /// Callee-saved.
+    pub r15: u64,
+}
+
+/// All of an allocation record but its stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AllocationHead {
+    /// Identity of the sample; below 2⁵⁶.
+    pub sample: u64,
+    /// ClassID.
+    pub type_id: u64,
+    /// Object size, bytes.
+    pub size: u64,
+    /// Bytes an AllocationTick stands for; 0 for AllocationSampled.
+    pub amount: u64,
+    /// 0 small, 1 large, 2 pinned.
+    pub heap: u8,
+    /// True for AllocationSampled.
+    pub sampled: bool,
+    /// True when a weak handle watches the object.
+    pub tracked: bool,
+    /// True when the copy of the stack ended because of its limit.
+    pub limited: bool,
+    /// Bytes of stack that follow.
+    pub stack_bytes: u32,
+    /// Registers.
+    pub registers: Registers,
+}
+
+impl AllocationHead {
+    /// Words of the body before the stack.
+    pub const WORDS: u64 = 13;
+
+    /// Writes the body before the stack.
+    pub fn encode(&self, out: &mut dyn Put) {
+        out.put(self.sample);
+        out.put(self.type_id);
+        out.put(self.size);
+        out.put(self.amount);
+        let [a, b, c, d] = self.stack_bytes.to_le_bytes();
+        out.put(u64::from_le_bytes([
+            self.heap,
+            u8::from(self.sampled),
+            u8::from(self.tracked),
+            u8::from(self.limited),
+            a,
+            b,
+            c,
+            d,
+        ]));
+        let r = &self.registers;
+        for word in [r.rip, r.rsp, r.rbp, r.rbx, r.r12, r.r13, r.r14, r.r15] {
+            out.put(word);
+        }
+    }
+}
+
+/// A list of words inside a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Words<'a>(&'a [u8]);
+
+impl<'a> Words<'a> {
+    /// A list over `bytes`; a tail shorter than a word is ignored.
+    #[must_use]
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    /// The words in order.
+    pub fn iter(self) -> impl Iterator<Item = u64> + use<'a> {
+        self.0.chunks_exact(8).map(|bytes| {
+            let mut word = [0; 8];
+            for (to, from) in word.iter_mut().zip(bytes) {
+                *to = *from;
+            }
+            u64::from_le_bytes(word)
+        })
+    }
+
+    /// The words two by two.
+    pub fn pairs(self) -> impl Iterator<Item = (u64, u64)> + use<'a> {
+        let words = self;
+        let seconds = words.iter().skip(1).step_by(2);
+        words.iter().step_by(2).zip(seconds)
+    }
+}
+
+/// What a record says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body<'a> {
+    /// Nothing: space given up by a producer.
+    Skip,
+    /// The instance is up.
+    Hello {
+        /// [`crate::layout::pack_runtime`].
+        runtime: u64,
+    },
+    /// A sampled allocation with its stack (from `registers.rsp` upwards).
+    Allocation(AllocationHead, &'a [u8]),
+    /// A type's name.
+    TypeName {
+        /// ClassID.
+        type_id: u64,
+        /// Name with generic arguments.
+        name: &'a str,
+        /// Module's simple file name.
+        module: &'a str,
+    },
+    /// A method body.
+    Method {
+        /// The address that was asked about.
+        asked: u64,
+        /// ModuleID.
+        module_id: u64,
+        /// MethodDef token; 0 for a dynamic method.
+        token: u32,
+        /// True for a dynamic method.
+        dynamic: bool,
+        /// (start, bytes) pairs, hot part first.
+        ranges: Words<'a>,
+        /// Full name.
+        name: &'a str,
+        /// Module's simple file name.
+        module: &'a str,
+    },
+    /// The runtime does not know the address.
+    NoMethod {
+        /// The address that was asked about.
+        asked: u64,
+        /// Why.
+        hresult: i32,
+    },
+    /// Code is gone.
+    CodeUnloaded {
+        /// All code of this module, unless 0.
+        module_id: u64,
+        /// And these (start, bytes) pairs.
+        ranges: Words<'a>,
+    },
+    /// A collection began.
+    GcStart {
+        /// The runtime's count.
+        number: u32,
+        /// Generation.
+        generation: u8,
+        /// The runtime's reason code.
+        reason: u8,
+        /// 0 blocking, 1 background, 2 foreground during background.
+        kind: u8,
+    },
+    /// A collection ended.
+    GcEnd {
+        /// The runtime's count.
+        number: u32,
+    },
+    /// Managed threads are being suspended.
+    PauseBegin {
+        /// The runtime's reason code.
+        reason: u64,
+    },
+    /// Managed threads run again.
+    PauseEnd,
+    /// Sampled objects that died.
+    ObjectsDead(Words<'a>),
+    /// Sampled objects that live: sample << 8 | generation.
+    ObjectsAlive(Words<'a>),
+    /// A managed thread.
+    ThreadName {
+        /// Its id as the process sees it.
+        os_tid: u32,
+        /// Its name, or empty.
+        name: &'a str,
+    },
+    /// Nothing more comes.
+    Bye,
+}
+
+/// A record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// Thread that wrote it, as the process sees it.
+    pub tid: u32,
+    /// When, by the process's CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    /// What.
+    pub body: Body<'a>,
+}
+
+/// Why bytes are not a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordError {
+    /// Fewer bytes than the kind's fixed part, or than its own lengths say.
+    Short {
+        /// Record kind.
+        kind: u16,
+        /// Bytes there were.
+        bytes: usize,
+    },
+    /// A count or length above its limit.
+    TooMany {
+        /// Record kind.
+        kind: u16,
+        /// The count.
+        count: u64,
+    },
+    /// A string that is not UTF-8.
+    NotUtf8 {
+        /// Record kind.
+        kind: u16,
+    },
+    /// A field with a value it cannot have.
+    BadField {
+        /// Record kind.
+        kind: u16,
+        /// The value.
+        value: u64,
+    },
+}
+
+impl core::fmt::Display for RecordError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Short { kind, bytes } => {
+                write!(f, "record of kind {kind} does not fit in its {bytes} bytes")
+            }
+            Self::TooMany { kind, count } => write!(f, "record of kind {kind} claims {count} elements"),
+            Self::NotUtf8 { kind } => write!(f, "record of kind {kind} has a string that is not UTF-8"),
+            Self::BadField { kind, value } => write!(f, "record of kind {kind} has a field of value {value}"),
+        }
+    }
+}
+
+impl core::error::Error for RecordError {}
+
+/// Words of a record before its body.
+pub const PREFIX_WORDS: u64 = 2;
+
+const fn padded_words(bytes: usize) -> u64 {
+    (bytes as u64).div_ceil(8)
+}
+
+fn put_bytes(out: &mut dyn Put, bytes: &[u8]) {
+    for chunk in bytes.chunks(8) {
+        let mut word = [0; 8];
+        for (to, from) in word.iter_mut().zip(chunk) {
+            *to = *from;
+        }
+        out.put(u64::from_le_bytes(word));
+    }
+}
+
+const fn two(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+fn length(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+/// Writes a record's prefix.
+pub fn encode_prefix(out: &mut dyn Put, kind: u16, tid: u32, time_ns: u64) {
+    out.put(two(u32::from(kind), tid));
+    out.put(time_ns);
+}
+
+impl Body<'_> {
+    /// The number that stands for the kind in the region.
+    #[must_use]
+    pub const fn kind(&self) -> u16 {
+        match self {
+            Self::Skip => 0,
+            Self::Hello { .. } => 1,
+            Self::Allocation(..) => 2,
+            Self::TypeName { .. } => 3,
+            Self::Method { .. } => 4,
+            Self::NoMethod { .. } => 5,
+            Self::CodeUnloaded { .. } => 6,
+            Self::GcStart { .. } => 7,
+            Self::GcEnd { .. } => 8,
+            Self::PauseBegin { .. } => 9,
+            Self::PauseEnd => 10,
+            Self::ObjectsDead(_) => 11,
+            Self::ObjectsAlive(_) => 12,
+            Self::ThreadName { .. } => 13,
+            Self::Bye => 14,
+        }
+    }
+
+    /// Bytes a record with this body takes.
+    #[must_use]
+    pub fn record_bytes(&self) -> u64 {
+        let words = match self {
+            Self::Skip | Self::PauseEnd | Self::Bye => 0,
+            Self::Hello { .. } | Self::GcStart { .. } | Self::GcEnd { .. } | Self::PauseBegin { .. } => 1,
+            Self::NoMethod { .. } => 2,
+            Self::Allocation(_, stack) => AllocationHead::WORDS.wrapping_add(padded_words(stack.len())),
+            Self::TypeName { name, module, .. } => {
+                2u64.wrapping_add(padded_words(name.len())).wrapping_add(padded_words(module.len()))
+            }
+            Self::Method { ranges, name, module, .. } => 4u64
+                .wrapping_add(padded_words(ranges.0.len()))
+                .wrapping_add(padded_words(name.len()))
+                .wrapping_add(padded_words(module.len())),
+            Self::CodeUnloaded { ranges, .. } => 2u64.wrapping_add(padded_words(ranges.0.len())),
+            Self::ObjectsDead(words) | Self::ObjectsAlive(words) => {
+                1u64.wrapping_add(padded_words(words.0.len()))
+            }
+            Self::ThreadName { name, .. } => 1u64.wrapping_add(padded_words(name.len())),
+        };
+        PREFIX_WORDS.wrapping_add(words).wrapping_mul(8)
+    }
+}
+
+impl Record<'_> {
+    /// Writes the record as words.
+    pub fn encode(&self, out: &mut dyn Put) {
+        encode_prefix(out, self.body.kind(), self.tid, self.time_ns);
+        match self.body {
+            Body::Skip | Body::PauseEnd | Body::Bye => {}
+            Body::Hello { runtime } => out.put(runtime),
+            Body::Allocation(head, stack) => {
+                head.encode(out);
+                put_bytes(out, stack);
+            }
+            Body::TypeName { type_id, name, module } => {
+                out.put(type_id);
+                out.put(two(length(name.len()), length(module.len())));
+                put_bytes(out, name.as_bytes());
+                put_bytes(out, module.as_bytes());
+            }
+            Body::Method { asked, module_id, token, dynamic, ranges, name, module } => {
+                out.put(asked);
+                out.put(module_id);
+                out.put(two(token, u32::from(dynamic)));
+                let count = u32::try_from(ranges.0.len() >> 4).unwrap_or(u32::MAX);
+                out.put(two(length(name.len()), (length(module.len()) & 0xffff) | count << 16));
+                put_bytes(out, ranges.0);
+                put_bytes(out, name.as_bytes());
+                put_bytes(out, module.as_bytes());
+            }
+            Body::NoMethod { asked, hresult } => {
+                out.put(asked);
+                out.put(u64::from(hresult.cast_unsigned()));
+            }
+            Body::CodeUnloaded { module_id, ranges } => {
+                out.put(module_id);
+                out.put(ranges.0.len() as u64 >> 4);
+                put_bytes(out, ranges.0);
+            }
+            Body::GcStart { number, generation, reason, kind } => {
+                out.put(two(number, u32::from_le_bytes([generation, reason, kind, 0])));
+            }
+            Body::GcEnd { number } => out.put(u64::from(number)),
+            Body::PauseBegin { reason } => out.put(reason),
+            Body::ObjectsDead(words) | Body::ObjectsAlive(words) => {
+                out.put(words.0.len() as u64 >> 3);
+                put_bytes(out, words.0);
+            }
+            Body::ThreadName { os_tid, name } => {
+                out.put(two(os_tid, length(name.len())));
+                put_bytes(out, name.as_bytes());
+            }
+        }
+    }
+}
+
+/// Reads words and byte strings off the front of a body.
+struct Cursor<'a> {
+    kind: u16,
+    rest: &'a [u8],
+    total: usize,
+}
+
+impl<'a> Cursor<'a> {
+    fn word(&mut self) -> Result<u64, RecordError> {
+        let Some((word, rest)) = self.rest.split_first_chunk::<8>() else {
+            return Err(self.short());
+        };
+        self.rest = rest;
+        Ok(u64::from_le_bytes(*word))
+    }
+
+    fn halves(&mut self) -> Result<(u32, u32), RecordError> {
+        let word = self.word()?;
+        // Both halves fit in u32 by construction.
+        Ok(((word & 0xffff_ffff) as u32, (word >> 32) as u32))
+    }
+
+    /// `bytes` bytes, padded to words.
+    fn bytes(&mut self, bytes: usize) -> Result<&'a [u8], RecordError> {
+        let padded = bytes.checked_next_multiple_of(8).ok_or(self.short())?;
+        let (taken, rest) = self.rest.split_at_checked(padded).ok_or(self.short())?;
+        self.rest = rest;
+        taken.get(..bytes).ok_or(self.short())
+    }
+
+    fn text(&mut self, bytes: usize) -> Result<&'a str, RecordError> {
+        if bytes > MAX_NAME_BYTES {
+            return Err(RecordError::TooMany { kind: self.kind, count: bytes as u64 });
+        }
+        core::str::from_utf8(self.bytes(bytes)?).map_err(|_| RecordError::NotUtf8 { kind: self.kind })
+    }
+
+    fn list(&mut self, count: u64, limit: usize, words_each: usize) -> Result<Words<'a>, RecordError> {
+        match usize::try_from(count) {
+            Ok(count) if count <= limit => {
+                Ok(Words(self.bytes(count.saturating_mul(words_each).saturating_mul(8))?))
+            }
+            _ => Err(RecordError::TooMany { kind: self.kind, count }),
+        }
+    }
+
+    fn short(&self) -> RecordError {
+        RecordError::Short { kind: self.kind, bytes: self.total }
+    }
+
+    fn flag(&self, value: u8) -> Result<bool, RecordError> {
+        match value {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(RecordError::BadField { kind: self.kind, value: u64::from(value) }),
+        }
+    }
+}
+
+/// A record out of its bytes; `Ok(None)` for a kind this version does not know.
+///
+/// # Errors
+/// The bytes contradict themselves.
+pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
+    let mut cursor = Cursor { kind: 0, rest: bytes, total: bytes.len() };
+    let (kind_and_flags, tid) = cursor.halves()?;
+    let kind = (kind_and_flags & 0xffff) as u16;
+    cursor.kind = kind;
+    if kind == 0 {
+        return Ok(Some(Record { tid, time_ns: 0, body: Body::Skip }));
+    }
+    let time_ns = cursor.word()?;
+    let body = match kind {
+        1 => Body::Hello { runtime: cursor.word()? },
+        2 => decode_allocation(&mut cursor)?,
+        3 => {
+            let type_id = cursor.word()?;
+            let (name, module) = cursor.halves()?;
+            Body::TypeName {
+                type_id,
+                name: cursor.text(name as usize)?,
+                module: cursor.text(module as usize)?,
+            }
+        }
+        4 => {
+            let asked = cursor.word()?;
+            let module_id = cursor.word()?;
+            let (token, flags) = cursor.halves()?;
+            let (name, module_and_ranges) = cursor.halves()?;
+            Body::Method {
+                asked,
+                module_id,
+                token,
+                dynamic: flags & 1 != 0,
+                ranges: cursor.list(u64::from(module_and_ranges >> 16), MAX_RANGES, 2)?,
+                name: cursor.text(name as usize)?,
+                module: cursor.text((module_and_ranges & 0xffff) as usize)?,
+            }
+        }
+        5 => Body::NoMethod { asked: cursor.word()?, hresult: cursor.halves()?.0.cast_signed() },
+        6 => {
+            let module_id = cursor.word()?;
+            let count = cursor.word()?;
+            Body::CodeUnloaded { module_id, ranges: cursor.list(count, MAX_RANGES, 2)? }
+        }
+        7 => {
+            let (number, rest) = cursor.halves()?;
+            let [generation, reason, gc_kind, _] = rest.to_le_bytes();
+            Body::GcStart { number, generation, reason, kind: gc_kind }
+        }
+        8 => Body::GcEnd { number: cursor.halves()?.0 },
+        9 => Body::PauseBegin { reason: cursor.word()? },
+        10 => Body::PauseEnd,
+        11 | 12 => {
+            let count = cursor.word()?;
+            let words = cursor.list(count, MAX_OBJECTS, 1)?;
+            if kind == 11 { Body::ObjectsDead(words) } else { Body::ObjectsAlive(words) }
+        }
+        13 => {
+            let (os_tid, name) = cursor.halves()?;
+            Body::ThreadName { os_tid, name: cursor.text(name as usize)? }
+        }
+        14 => Body::Bye,
+        _ => return Ok(None),
+    };
+    Ok(Some(Record { tid, time_ns, body }))
+}
+
+fn decode_allocation<'a>(cursor: &mut Cursor<'a>) -> Result<Body<'a>, RecordError> {
+    let (sample, type_id, size, amount) = (cursor.word()?, cursor.word()?, cursor.word()?, cursor.word()?);
+    let [heap, sampled, tracked, limited, a, b, c, d] = cursor.word()?.to_le_bytes();
+    if heap > 2 {
+        return Err(RecordError::BadField { kind: cursor.kind, value: u64::from(heap) });
+    }
+    let stack_bytes = u32::from_le_bytes([a, b, c, d]);
+    let registers = Registers {
+        rip: cursor.word()?,
+        rsp: cursor.word()?,
+        rbp: cursor.word()?,
+        rbx: cursor.word()?,
+        r12: cursor.word()?,
+        r13: cursor.word()?,
+        r14: cursor.word()?,
+        r15: cursor.word()?,
+    };
+    let head = AllocationHead {
+        sample,
+        type_id,
+        size,
+        amount,
+        heap,
+        sampled: cursor.flag(sampled)?,
+        tracked: cursor.flag(tracked)?,
+        limited: cursor.flag(limited)?,
+        stack_bytes,
+        registers,
+    };
+    let stack = cursor.bytes(usize::try_from(stack_bytes).map_err(|_| cursor.short())?)?;
+    Ok(Body::Allocation(head, stack))
+}

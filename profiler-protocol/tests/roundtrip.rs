@@ -1,0 +1,321 @@
+//! What one side writes the other reads: records, requests, lease; full rings; wrapping; holes.
+#![cfg(not(loom))]
+
+mod shared;
+
+use profiler_protocol::consumer::{Consumer, Quota, SCRATCH_BYTES};
+use profiler_protocol::counter::Counter;
+use profiler_protocol::layout::{Geometry, State, pack_runtime, unpack_runtime};
+use profiler_protocol::lease::{Lease, SILENCE_NS, Verdict};
+use profiler_protocol::producer::{Identity, Region};
+use profiler_protocol::record::{AllocationHead, Body, Put, Record, Registers, Words, decode};
+use profiler_protocol::request::{Request, RequestReader};
+use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
+use shared::SharedWords;
+
+const SMALL: Geometry = Geometry { units: 1024, request_slots: 8 };
+
+struct Bytes(Vec<u8>);
+
+impl Put for Bytes {
+    fn put(&mut self, word: u64) {
+        self.0.extend_from_slice(&word.to_le_bytes());
+    }
+}
+
+fn write(region: &Region<'_>, record: &Record<'_>) -> bool {
+    let Some(mut grant) = region.try_reserve(record.body.record_bytes()) else { return false };
+    record.encode(&mut grant);
+    grant.commit();
+    true
+}
+
+#[derive(Clone, Debug)]
+enum Owned {
+    Hello(u64),
+    Allocation(AllocationHead, Vec<u64>),
+    TypeName(u64, String, String),
+    Method(u64, u64, u32, bool, Vec<u64>, String, String),
+    NoMethod(u64, i32),
+    CodeUnloaded(u64, Vec<u64>),
+    GcStart(u32, u8, u8, u8),
+    GcEnd(u32),
+    PauseBegin(u64),
+    PauseEnd,
+    Dead(Vec<u64>),
+    Alive(Vec<u64>),
+    ThreadName(u32, String),
+    Bye,
+}
+
+fn bytes_of(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+}
+
+fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
+    let list = match owned {
+        Owned::Allocation(_, w) | Owned::Method(_, _, _, _, w, ..) | Owned::CodeUnloaded(_, w) => bytes_of(w),
+        Owned::Dead(w) | Owned::Alive(w) => bytes_of(w),
+        _ => Vec::new(),
+    };
+    let ranges = Words::new(&list);
+    f(match owned {
+        Owned::Hello(runtime) => Body::Hello { runtime: *runtime },
+        Owned::Allocation(head, _) => Body::Allocation(*head, &list),
+        Owned::TypeName(type_id, name, module) => Body::TypeName { type_id: *type_id, name, module },
+        Owned::Method(asked, module_id, token, dynamic, _, name, module) => Body::Method {
+            asked: *asked,
+            module_id: *module_id,
+            token: *token,
+            dynamic: *dynamic,
+            ranges,
+            name,
+            module,
+        },
+        Owned::NoMethod(asked, hresult) => Body::NoMethod { asked: *asked, hresult: *hresult },
+        Owned::CodeUnloaded(module_id, _) => Body::CodeUnloaded { module_id: *module_id, ranges },
+        Owned::GcStart(number, generation, reason, kind) => {
+            Body::GcStart { number: *number, generation: *generation, reason: *reason, kind: *kind }
+        }
+        Owned::GcEnd(number) => Body::GcEnd { number: *number },
+        Owned::PauseBegin(reason) => Body::PauseBegin { reason: *reason },
+        Owned::PauseEnd => Body::PauseEnd,
+        Owned::Dead(_) => Body::ObjectsDead(ranges),
+        Owned::Alive(_) => Body::ObjectsAlive(ranges),
+        Owned::ThreadName(os_tid, name) => Body::ThreadName { os_tid: *os_tid, name },
+        Owned::Bye => Body::Bye,
+    })
+}
+
+fn allocation() -> impl Strategy<Value = Owned> {
+    let words = proptest::collection::vec(any::<u64>(), 0..64);
+    (any::<[u64; 12]>(), any::<[bool; 3]>(), 0u8..3, words).prop_map(|(w, b, heap, stack)| {
+        let registers = Registers {
+            rip: w[4],
+            rsp: w[5],
+            rbp: w[6],
+            rbx: w[7],
+            r12: w[8],
+            r13: w[9],
+            r14: w[10],
+            r15: w[11],
+        };
+        let head = AllocationHead {
+            sample: w[0],
+            type_id: w[1],
+            size: w[2],
+            amount: w[3],
+            heap,
+            sampled: b[0],
+            tracked: b[1],
+            limited: b[2],
+            stack_bytes: 8 * u32::try_from(stack.len()).expect("short"),
+            registers,
+        };
+        Owned::Allocation(head, stack)
+    })
+}
+
+fn owned() -> impl Strategy<Value = Owned> {
+    let pairs = || {
+        proptest::collection::vec(any::<(u64, u64)>(), 0..8)
+            .prop_map(|v| v.into_iter().flat_map(|(a, b)| [a, b]).collect::<Vec<_>>())
+    };
+    let words = || proptest::collection::vec(any::<u64>(), 0..100);
+    prop_oneof![
+        any::<u64>().prop_map(Owned::Hello),
+        allocation(),
+        (any::<u64>(), ".{0,40}", ".{0,20}").prop_map(|(t, n, m)| Owned::TypeName(t, n, m)),
+        (any::<(u64, u64, u32, bool)>(), pairs(), ".{0,60}", ".{0,20}")
+            .prop_map(|((a, m, t, d), r, n, s)| Owned::Method(a, m, t, d, r, n, s)),
+        any::<(u64, i32)>().prop_map(|(a, h)| Owned::NoMethod(a, h)),
+        (any::<u64>(), pairs()).prop_map(|(m, r)| Owned::CodeUnloaded(m, r)),
+        any::<(u32, u8, u8, u8)>().prop_map(|(n, g, r, k)| Owned::GcStart(n, g, r, k)),
+        any::<u32>().prop_map(Owned::GcEnd),
+        any::<u64>().prop_map(Owned::PauseBegin),
+        Just(Owned::PauseEnd),
+        words().prop_map(Owned::Dead),
+        words().prop_map(Owned::Alive),
+        (any::<u32>(), ".{0,30}").prop_map(|(t, n)| Owned::ThreadName(t, n)),
+        Just(Owned::Bye),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_record_reads_as_it_was_written(owned in owned(), tid: u32, time_ns: u64) {
+        with_body(&owned, |body| {
+            let record = Record { tid, time_ns, body };
+            let mut bytes = Bytes(Vec::new());
+            record.encode(&mut bytes);
+            assert_eq!(bytes.0.len() as u64, body.record_bytes());
+            assert_eq!(decode(&bytes.0), Ok(Some(record)));
+        });
+    }
+
+    #[test]
+    fn any_bytes_decode_to_something_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 0u16..16) {
+        let mut bytes = bytes;
+        for (to, from) in bytes.iter_mut().zip(kind.to_le_bytes()) {
+            *to = from;
+        }
+        std::hint::black_box(decode(&bytes).is_ok());
+    }
+
+    #[test]
+    fn records_of_all_sizes_wrap_and_arrive_in_order(sizes in proptest::collection::vec(0usize..600, 1..200)) {
+        let shared = SharedWords::new(SMALL);
+        let region = shared.region();
+        region.publish(Identity::default());
+        let mut consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
+        let mut scratch = vec![0; SCRATCH_BYTES];
+        let (mut written, mut read) = (Vec::new(), Vec::new());
+        for (number, size) in sizes.iter().enumerate() {
+            let samples = bytes_of(&vec![number as u64; *size]);
+            let record = Record { tid: 1, time_ns: number as u64, body: Body::ObjectsDead(Words::new(&samples)) };
+            let record = if *size > 512 { Record { body: Body::PauseEnd, ..record } } else { record };
+            if write(&region, &record) {
+                written.push(number as u64);
+            }
+            if number % 3 == 0 {
+                let drained = consumer.drain(&mut scratch, Quota::RING, &mut |r| {
+                    if let Body::ObjectsDead(words) = r.body {
+                        assert!(words.iter().all(|w| w == r.time_ns));
+                    }
+                    read.push(r.time_ns);
+                }).expect("an honest peer");
+                assert_eq!(drained.malformed + drained.unknown, 0);
+            }
+        }
+        consumer.drain(&mut scratch, Quota::RING, &mut |r| read.push(r.time_ns)).expect("an honest peer");
+        assert_eq!(written, read);
+        assert_eq!(region.counter(Counter::RecordsWritten) + region.counter(Counter::RecordsDroppedFull), sizes.len() as u64);
+    }
+}
+
+#[test]
+fn a_full_ring_drops_and_counts_and_recovers() {
+    let shared = SharedWords::new(SMALL);
+    let region = shared.region();
+    region.publish(Identity { instance: 7, ..Identity::default() });
+    let bye = Record { tid: 1, time_ns: 2, body: Body::Bye };
+    let fit = (0..2000).filter(|_| write(&region, &bye)).count();
+    assert_eq!(fit, 1024);
+    assert_eq!(region.counter(Counter::RecordsDroppedFull), 2000 - 1024);
+    let mut consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
+    assert_eq!(consumer.identity().instance, 7);
+    let mut scratch = vec![0; SCRATCH_BYTES];
+    let quota = Quota { records: 100, bytes: u64::MAX };
+    let drained = consumer.drain(&mut scratch, quota, &mut |_| {}).expect("an honest peer");
+    assert_eq!((drained.records, drained.more), (100, true));
+    assert_eq!((0..2000).filter(|_| write(&region, &bye)).count(), 100);
+    let drained = consumer.drain(&mut scratch, Quota::RING, &mut |_| {}).expect("an honest peer");
+    assert_eq!((drained.records, drained.more, drained.pending), (1024, false, None));
+}
+
+#[test]
+fn a_second_consumer_goes_on_where_the_first_one_stopped() {
+    let shared = SharedWords::new(SMALL);
+    let region = shared.region();
+    region.publish(Identity::default());
+    let mut scratch = vec![0; SCRATCH_BYTES];
+    for time_ns in 0..10 {
+        assert!(write(&region, &Record { tid: 1, time_ns, body: Body::PauseEnd }));
+        if time_ns == 4 {
+            let mut first = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
+            first.drain(&mut scratch, Quota::RING, &mut |_| {}).expect("an honest peer");
+        }
+    }
+    let mut second = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
+    let mut times = Vec::new();
+    second.drain(&mut scratch, Quota::RING, &mut |r| times.push(r.time_ns)).expect("an honest peer");
+    assert_eq!(times, [5, 6, 7, 8, 9]);
+}
+
+#[test]
+fn a_hole_left_by_a_dead_producer_is_waited_for_then_skipped() {
+    let shared = SharedWords::new(SMALL);
+    let region = shared.region();
+    region.publish(Identity::default());
+    let mut consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
+    let mut scratch = vec![0; SCRATCH_BYTES];
+    let lost = region.try_reserve(200).expect("room");
+    assert!(write(&region, &Record { tid: 1, time_ns: 5, body: Body::PauseEnd }));
+    let drained = consumer.drain(&mut scratch, Quota::RING, &mut |_| {}).expect("an honest peer");
+    assert_eq!((drained.records, drained.pending), (0, Some(0)));
+    assert_eq!(consumer.skip_hole(&mut scratch, false), Ok(4));
+    let drained = consumer.drain(&mut scratch, Quota::RING, &mut |_| {}).expect("an honest peer");
+    assert_eq!((drained.records, drained.pending), (1, None));
+    // The producer was only slow: its late commit is of an old position and hurts nobody.
+    drop(lost);
+    assert_eq!(consumer.drain(&mut scratch, Quota::RING, &mut |_| {}).expect("an honest peer").units, 0);
+    std::mem::forget(region.try_reserve(64));
+    assert_eq!(consumer.skip_hole(&mut scratch, false), Ok(0), "nothing committed behind it yet");
+    assert_eq!(consumer.skip_hole(&mut scratch, true), Ok(1), "the process is gone");
+}
+
+#[test]
+fn an_abandoned_record_is_skipped() {
+    let shared = SharedWords::new(SMALL);
+    let region = shared.region();
+    region.publish(Identity::default());
+    let mut consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
+    drop(region.try_reserve(100));
+    let drained =
+        consumer.drain(&mut vec![0; SCRATCH_BYTES], Quota::RING, &mut |_| {}).expect("an honest peer");
+    assert_eq!((drained.records, drained.skipped), (0, 1));
+    assert_eq!(region.counter(Counter::RecordsAbandoned), 1);
+}
+
+#[test]
+fn requests_arrive_once_and_in_order_over_many_laps() {
+    let shared = SharedWords::new(SMALL);
+    let region = shared.region();
+    region.publish(Identity::default());
+    let mut consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
+    let mut reader = RequestReader::new();
+    let asked: Vec<Request> = (0..50).map(Request::Name).collect();
+    let (mut next, mut seen) = (0, Vec::new());
+    while seen.len() < asked.len() {
+        next += consumer.request(&asked[next..]).expect("an honest peer");
+        for _ in 0..3 {
+            seen.extend(reader.take(&region));
+        }
+    }
+    assert_eq!(seen, asked);
+    assert_eq!(consumer.request(&[Request::Detach, Request::NoMoreQuestions]), Ok(2));
+    assert_eq!(reader.take(&region), Some(Request::Detach));
+    assert_eq!(reader.take(&region), Some(Request::NoMoreQuestions));
+    assert_eq!(reader.take(&region), None);
+    region.set_state(State::Closing);
+    assert_eq!(consumer.refresh().expect("an honest peer").state, State::Closing);
+}
+
+#[test]
+fn the_lease_counts_changes_of_the_heartbeat_only() {
+    let shared = SharedWords::new(SMALL);
+    let region = shared.region();
+    region.publish(Identity::default());
+    let consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
+    let mut lease = Lease::new(0);
+    let mut at = |now| {
+        let (listener, heartbeat, period) = region.lease_words();
+        lease.observe(listener, heartbeat, period, now)
+    };
+    assert_eq!(at(1), Verdict::Listening, "being loaded counts as a beat");
+    assert_eq!(at(SILENCE_NS), Verdict::Quiet);
+    consumer.beat(9, 77, 100_000_000).expect("memory");
+    assert_eq!(at(3_000_000_000), Verdict::Listening);
+    assert_eq!(at(4_700_000_000), Verdict::Listening);
+    assert_eq!(at(4_800_000_000), Verdict::Quiet, "the same value is no beat");
+    consumer.beat(9, 78, 100_000_000).expect("memory");
+    assert_eq!(at(5_000_000_000), Verdict::Listening);
+    consumer.release(79).expect("memory");
+    assert_eq!(at(5_000_000_001), Verdict::Quiet, "released: at once");
+    assert_eq!(at(605_000_000_000), Verdict::Abandoned);
+}
+
+#[test]
+fn runtime_versions_pack() {
+    assert_eq!(unpack_runtime(pack_runtime(10, 0, 13, 9)), (10, 0, 13, 9));
+}
