@@ -20,12 +20,15 @@ pub(crate) fn lint(paths: &Paths, steps: &Steps) -> Result<()> {
     let validator = install_validator(paths, steps)?;
     steps.step("chart: helm lint, schemas");
     let chart = paths.root.join("helm");
-    output(Command::new(&helm).args(["lint", "--strict"]).arg(&chart))?;
-    let rendered = output(Command::new(&helm).args(["template", "perfusion"]).arg(&chart))?;
-    let manifest = paths.target.join("helm/rendered.yaml");
-    fs::create_dir_all(paths.target.join("helm")).context("target/helm: cannot be made")?;
-    fs::write(&manifest, rendered).with_context(|| format!("{}: cannot be written", manifest.display()))?;
+    let folder = paths.target.join("helm");
+    fs::create_dir_all(&folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
     for kubernetes in KUBERNETES {
+        let version = ["--kube-version", kubernetes];
+        output(Command::new(&helm).args(["lint", "--strict"]).args(version).arg(&chart))?;
+        let rendered = output(Command::new(&helm).args(["template", "perfusion"]).args(version).arg(&chart))?;
+        let manifest = folder.join(format!("rendered-{kubernetes}.yaml"));
+        fs::write(&manifest, rendered)
+            .with_context(|| format!("{}: cannot be written", manifest.display()))?;
         output(
             Command::new(validator.join("bin/kubernetes-validate"))
                 .env("PYTHONPATH", &validator)
@@ -57,7 +60,16 @@ fn install_validator(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
         steps.step(&format!("installing {VALIDATOR}"));
         output(
             Command::new("python3")
-                .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"])
+                .args([
+                    "-m",
+                    "pip",
+                    "install",
+                    "--quiet",
+                    "--disable-pip-version-check",
+                    "--root-user-action",
+                    "ignore",
+                    "--target",
+                ])
                 .arg(&folder)
                 .arg(VALIDATOR),
         )?;
