@@ -25,6 +25,7 @@ cargo xtask COMMAND
   test [FILTER]   every test, system tests on the real kernel and CLRs included (root)
   bench [FIGURE]  measure what the profiler costs; writes docs/benchmarks.md (root)
   tidy            rules no compiler checks: crate edges, first lines of files, documents locked to code
+  helm            lint the chart, render it, check it against Kubernetes' schemas
   ci              format, lints, docs, tidy, no_std builds, chart, tests
 
 Everything made lies below target/. PERFUSION_TOOLCHAIN names another folder for what setup installs, so that checkouts can share it.
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
             ["bench"] => bench::bench(&paths, &steps, None),
             ["bench", figure] => bench::bench(&paths, &steps, Some(figure)),
             ["tidy"] => tidy::tidy(&paths, &steps),
+            ["helm"] => helm::lint(&paths, &steps),
             ["ci"] => ci::ci(&paths, &steps),
             ["help" | "--help" | "-h"] => {
                 print!("{HELP}");
