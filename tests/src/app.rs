@@ -197,7 +197,9 @@ impl App {
         let stdin = self.stdin.as_mut().context("it was stopped")?;
         stdin.write_all(b"mark\n")?;
         let answer = self.await_line("mark", STOP_DEADLINE)?;
-        let number = |name: &str| answer.get(name).and_then(Value::as_f64).with_context(|| format!("no {name} in {answer}"));
+        let number = |name: &str| {
+            answer.get(name).and_then(Value::as_f64).with_context(|| format!("no {name} in {answer}"))
+        };
         Ok(Mark { allocated_bytes: number("allocated_bytes")?, wall_ns: number("wall_ns")? })
     }
 
@@ -289,7 +291,8 @@ fn compile_dotnet(name: &str, native: &[&str]) -> anyhow::Result<PathBuf> {
     if name != "demo" {
         inputs.push(workloads.join("dotnet/Workload.cs"));
     }
-    let native_sources: Vec<PathBuf> = native.iter().map(|library| workloads.join("native").join(format!("{library}.c"))).collect();
+    let native_sources: Vec<PathBuf> =
+        native.iter().map(|library| workloads.join("native").join(format!("{library}.c"))).collect();
     let hash = hash_of(inputs.iter().chain(&native_sources), "")?;
     cached(name, hash, &format!("{name}.dll"), |dir| {
         let compiler = csc().context("no C# compiler")?;
@@ -298,7 +301,9 @@ fn compile_dotnet(name: &str, native: &[&str]) -> anyhow::Result<PathBuf> {
             let source = workloads.join("native").join(format!("{library}.c"));
             // No frame pointers: only unwind tables lead through this code, as through most of a distribution's.
             let flags = ["-shared", "-fPIC", "-O2", "-fomit-frame-pointer", "-Wall", "-Werror", "-o"];
-            run_compiler(Command::new("gcc").args(flags).arg(dir.join(format!("lib{library}.so"))).arg(source))?;
+            run_compiler(
+                Command::new("gcc").args(flags).arg(dir.join(format!("lib{library}.so"))).arg(source),
+            )?;
         }
         Ok(())
     })
@@ -317,7 +322,14 @@ pub fn compile_c(name: &str, output: &str, flags: &[&str]) -> anyhow::Result<Pat
     let source = sources().join("workloads/native").join(format!("{name}.c"));
     let hash = hash_of([&source], &flags.join(" "))?;
     cached(name, hash, output, |dir| {
-        run_compiler(Command::new("gcc").args(["-O2", "-Wall", "-Werror"]).arg(&source).args(flags).arg("-o").arg(dir.join(output)))
+        run_compiler(
+            Command::new("gcc")
+                .args(["-O2", "-Wall", "-Werror"])
+                .arg(&source)
+                .args(flags)
+                .arg("-o")
+                .arg(dir.join(output)),
+        )
     })
 }
 
@@ -331,7 +343,12 @@ fn hash_of<'a>(files: impl IntoIterator<Item = &'a PathBuf>, flags: &str) -> any
 }
 
 /// The file `output` of the build `name`-`hash`, made by `build` in a fresh directory that gets its final name when complete.
-fn cached(name: &str, hash: u64, output: &str, build: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<PathBuf> {
+fn cached(
+    name: &str,
+    hash: u64,
+    output: &str,
+    build: impl FnOnce(&Path) -> anyhow::Result<()>,
+) -> anyhow::Result<PathBuf> {
     let root = cache_dir();
     let dir = root.join(format!("{name}-{hash:016x}"));
     if !dir.join(output).exists() {

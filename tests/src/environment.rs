@@ -68,10 +68,11 @@ impl Need {
     fn missing(self) -> Option<String> {
         match self {
             Self::Root => (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned()),
-            Self::Btf => {
-                (!Path::new("/sys/kernel/btf/vmlinux").exists()).then(|| "the kernel has no BTF (/sys/kernel/btf/vmlinux)".to_owned())
+            Self::Btf => (!Path::new("/sys/kernel/btf/vmlinux").exists())
+                .then(|| "the kernel has no BTF (/sys/kernel/btf/vmlinux)".to_owned()),
+            Self::Perfusion => {
+                perfusion_bin().is_none().then(|| "PERFUSION_BIN names no perfusion binary".to_owned())
             }
-            Self::Perfusion => perfusion_bin().is_none().then(|| "PERFUSION_BIN names no perfusion binary".to_owned()),
             Self::Clr(runtime) => {
                 if runtime.dotnet().is_none() {
                     Some(format!("no {runtime} below PERFUSION_DOTNET_ROOTS"))
@@ -88,8 +89,16 @@ impl Need {
     }
 }
 
+/// The needs of every test that records.
+pub const RECORD: &[Need] = &[Need::Root, Need::Btf, Need::Perfusion];
+
 /// The needs of every test that records a .NET 9 application.
 pub const RECORD_NET9: &[Need] = &[Need::Root, Need::Btf, Need::Perfusion, Need::Clr(Runtime::Net9)];
+
+/// The needs of a test that records an application on `runtime`.
+pub fn record_on(runtime: Runtime) -> Vec<Need> {
+    [RECORD, &[Need::Clr(runtime)]].concat()
+}
 
 fn runs(program: &str, argument: &str) -> bool {
     Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success())
@@ -116,7 +125,9 @@ pub fn sources() -> &'static Path {
 
 /// Where compiled workloads are kept between runs.
 pub fn cache_dir() -> PathBuf {
-    sources().join("../target/workloads")
+    let target = env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| sources().join("../target"), |dir| sources().join("..").join(dir));
+    target.join("workloads")
 }
 
 /// True when the long forms of the tests are asked for (`PERFUSION_TESTS_LONG=1`): the durations and counts the promises
@@ -148,7 +159,24 @@ pub fn begin(name: &str, needs: &[Need]) -> Option<Turn> {
     drop(guard);
     let required = env::var_os("PERFUSION_TESTS_REQUIRED").is_some_and(|value| value == "1");
     assert!(!required, "{name} cannot run: {reason}");
-    // Past the capture of the test runner, so that nobody takes a skipped test for a passed one. Nothing to do if stderr is closed.
-    writeln!(std::io::stderr(), "SKIPPED {name}: {reason}").ok();
+    // Past the capture of the test runner, so that nobody takes a skipped test for a passed one, on a line of its own, in one write.
+    // Nothing to do if stderr is closed.
+    std::io::stderr().write_all(format!("\nSKIPPED {name}: {reason}\n").as_bytes()).ok();
     None
+}
+
+/// One test per runtime from a function that takes a [`Runtime`]: `on_runtimes!(names_are_complete: net8 Net8, net9 Net9)` makes
+/// `names_are_complete::net8` and so on, so that one runtime's failure or absence hides no other's result.
+#[macro_export]
+macro_rules! on_runtimes {
+    ($function:ident: $($test:ident $runtime:ident),+) => {
+        mod $function {
+            $(
+                #[test]
+                fn $test() {
+                    super::$function($crate::Runtime::$runtime);
+                }
+            )+
+        }
+    };
 }

@@ -138,7 +138,8 @@ impl Recording {
     /// When it is gone.
     pub fn signal(&self, signal: rustix::process::Signal) -> anyhow::Result<()> {
         let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).with_context(|| format!("kill perfusion {}", self.child.id()))
+        rustix::process::kill_process(pid, signal)
+            .with_context(|| format!("kill perfusion {}", self.child.id()))
     }
 
     /// SIGKILL, and wait until it is gone.
@@ -155,7 +156,8 @@ impl Recording {
     /// # Errors
     /// When it passes the deadline (it is killed then); with what it said.
     pub fn finish(mut self, deadline: Duration) -> anyhow::Result<Outcome> {
-        let status = wait::wait_for_exit(&mut self.child, deadline).with_context(|| format!("perfusion:\n{}", self.progress()))?;
+        let status = wait::wait_for_exit(&mut self.child, deadline)
+            .with_context(|| format!("perfusion:\n{}", self.progress()))?;
         let stdout = self.stdout.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         if let Some(thread) = self.stderr.take() {
             thread.join().ok();

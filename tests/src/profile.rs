@@ -136,7 +136,8 @@ impl Sample {
         let mut found = Vec::new();
         let mut from = 0;
         for part in parts {
-            let at = self.stack.iter().enumerate().skip(from).find(|(_, frame)| frame.function.contains(part))?.0;
+            let at =
+                self.stack.iter().enumerate().skip(from).find(|(_, frame)| frame.function.contains(part))?.0;
             found.push(at);
             from = at + 1;
         }
@@ -175,10 +176,21 @@ impl Profile {
     fn build(raw: &proto::Profile) -> anyhow::Result<Self> {
         let text = |index: i64| -> anyhow::Result<String> {
             let index = usize::try_from(index)?;
-            raw.string_table.get(index).cloned().with_context(|| format!("string {index} is not in the table"))
+            raw.string_table
+                .get(index)
+                .cloned()
+                .with_context(|| format!("string {index} is not in the table"))
         };
-        let functions = raw.function.iter().map(|f| Ok((f.id, text(f.name)?))).collect::<anyhow::Result<BTreeMap<_, _>>>()?;
-        let mappings = raw.mapping.iter().map(|m| Ok((m.id, text(m.filename)?))).collect::<anyhow::Result<BTreeMap<_, _>>>()?;
+        let functions = raw
+            .function
+            .iter()
+            .map(|f| Ok((f.id, text(f.name)?)))
+            .collect::<anyhow::Result<BTreeMap<_, _>>>()?;
+        let mappings = raw
+            .mapping
+            .iter()
+            .map(|m| Ok((m.id, text(m.filename)?)))
+            .collect::<anyhow::Result<BTreeMap<_, _>>>()?;
         // Inlined native callers come as further lines of one location, innermost first: each is a frame here.
         let mut locations: BTreeMap<u64, Vec<Frame>> = BTreeMap::new();
         for location in &raw.location {
@@ -189,7 +201,8 @@ impl Profile {
             let mut frames = Vec::new();
             for line in location.line.iter().rev() {
                 let function = functions.get(&line.function_id).cloned();
-                let function = function.with_context(|| format!("function {} is not there", line.function_id))?;
+                let function =
+                    function.with_context(|| format!("function {} is not there", line.function_id))?;
                 frames.push(Frame { function, mapping: mapping.clone(), location: location.id });
             }
             if frames.is_empty() {
@@ -199,10 +212,17 @@ impl Profile {
         }
         let mut samples = Vec::with_capacity(raw.sample.len());
         for sample in &raw.sample {
-            ensure!(sample.value.len() == raw.sample_type.len(), "{} values, {} types", sample.value.len(), raw.sample_type.len());
+            ensure!(
+                sample.value.len() == raw.sample_type.len(),
+                "{} values, {} types",
+                sample.value.len(),
+                raw.sample_type.len()
+            );
             let mut stack = Vec::new();
             for id in sample.location_id.iter().rev() {
-                stack.extend(locations.get(id).with_context(|| format!("location {id} is not there"))?.iter().cloned());
+                stack.extend(
+                    locations.get(id).with_context(|| format!("location {id} is not there"))?.iter().cloned(),
+                );
             }
             let mut labels = BTreeMap::new();
             for label in &sample.label {
@@ -212,7 +232,11 @@ impl Profile {
             samples.push(Sample { stack, labels, values: sample.value.clone() });
         }
         Ok(Self {
-            types: raw.sample_type.iter().map(|t| Ok((text(t.r#type)?, text(t.unit)?))).collect::<anyhow::Result<_>>()?,
+            types: raw
+                .sample_type
+                .iter()
+                .map(|t| Ok((text(t.r#type)?, text(t.unit)?)))
+                .collect::<anyhow::Result<_>>()?,
             default_type: text(raw.default_sample_type)?,
             samples,
             comments: raw.comment.iter().map(|index| text(*index)).collect::<anyhow::Result<_>>()?,

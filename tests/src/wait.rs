@@ -12,7 +12,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 ///
 /// # Errors
 /// Names `what` and the time waited.
-pub fn wait_until<T>(what: &str, deadline: Duration, mut condition: impl FnMut() -> Option<T>) -> anyhow::Result<T> {
+pub fn wait_until<T>(
+    what: &str,
+    deadline: Duration,
+    mut condition: impl FnMut() -> Option<T>,
+) -> anyhow::Result<T> {
     let start = Instant::now();
     loop {
         if let Some(value) = condition() {

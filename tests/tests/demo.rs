@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use system_tests::environment::{Need, RECORD_NET9, begin, cache_dir};
-use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, gotool, perfusion};
+use system_tests::environment::{Need, RECORD_NET9, begin, cache_dir, record_on};
+use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, gotool, on_runtimes, perfusion};
 
 /// Long enough for 3 full collections and 4 pipe reads a bucket; the demo's rarest event comes once in 2 s.
 const LENGTH: Duration = Duration::from_secs(8);
@@ -39,7 +39,10 @@ fn demo() -> &'static Demo {
 }
 
 fn has_cpu<'a>(profile: &'a Profile, parts: &'a [&'a str]) -> impl Iterator<Item = &'a Sample> {
-    profile.samples.iter().filter(move |sample| profile.value(sample, "cpu") > 0 && sample.positions(parts).is_some())
+    profile
+        .samples
+        .iter()
+        .filter(move |sample| profile.value(sample, "cpu") > 0 && sample.positions(parts).is_some())
 }
 
 #[test]
@@ -61,14 +64,18 @@ fn all_thirteen_sample_types_are_there_in_order_and_cpu_comes_first() {
         ("delay", "nanoseconds"),
         ("gc_pause", "nanoseconds"),
     ];
-    let found: Vec<(&str, &str)> = profile.types.iter().map(|(name, unit)| (name.as_str(), unit.as_str())).collect();
+    let found: Vec<(&str, &str)> =
+        profile.types.iter().map(|(name, unit)| (name.as_str(), unit.as_str())).collect();
     assert_eq!(found, expected);
     assert_eq!(profile.default_type, "cpu");
 }
 
 #[test]
 fn google_pprof_calls_the_file_valid() {
-    let Some(_turn) = begin("demo::google_pprof_calls_the_file_valid", &[RECORD_NET9, &[Need::Go]].concat()) else { return };
+    let Some(_turn) = begin("demo::google_pprof_calls_the_file_valid", &[RECORD_NET9, &[Need::Go]].concat())
+    else {
+        return;
+    };
     let said = gotool::check_valid(&demo().file).unwrap();
     assert!(said.contains("valid"), "{said}");
 }
@@ -89,7 +96,9 @@ fn perfusion_report_prints_top_folded_and_flame_of_its_own_file() {
     let demo = demo();
     let scratch = perfusion::Scratch::new().unwrap();
     let run = |args: &[&str]| {
-        let outcome = perfusion::run(perfusion::command(["report"]).arg(&demo.file).args(args), perfusion::SLACK).unwrap();
+        let outcome =
+            perfusion::run(perfusion::command(["report"]).arg(&demo.file).args(args), perfusion::SLACK)
+                .unwrap();
         assert_eq!(outcome.code(), 0, "report {args:?}: {}", outcome.stderr);
         outcome.stdout
     };
@@ -114,24 +123,26 @@ fn perfusion_report_prints_top_folded_and_flame_of_its_own_file() {
     }
 }
 
-#[test]
-fn cpu_and_allocations_of_one_method_meet_on_one_location_on_every_runtime() {
-    for runtime in Runtime::ALL {
-        let needs = [RECORD_NET9, &[Need::Clr(runtime)]].concat();
-        let Some(_turn) = begin(&format!("demo::cpu_and_allocations_meet on {runtime}"), &needs) else { continue };
-        let recorded;
-        let profile = if runtime == Runtime::Net9 {
-            &demo().profile
-        } else {
-            recorded = record(runtime, Duration::from_secs(4));
-            &recorded.profile
-        };
-        let cpu = profile.locations("cpu", "Demo.Orders.PriceOrders");
-        let allocated = profile.locations("alloc_space", "Demo.Orders.PriceOrders");
-        assert!(cpu.intersection(&allocated).next().is_some(), "{runtime}: cpu {cpu:?}, alloc_space {allocated:?}");
-        assert!(cpu.len() == 1, "{runtime}: tiers and bodies of one method are one location, found {cpu:?}");
-        assert_unresolved_managed_share(profile, runtime);
-    }
+on_runtimes!(cpu_and_allocations_of_one_method_meet_on_one_location: net8 Net8, net9 Net9, net10 Net10);
+
+fn cpu_and_allocations_of_one_method_meet_on_one_location(runtime: Runtime) {
+    let needs = record_on(runtime);
+    let Some(_turn) = begin(&format!("demo::cpu_and_allocations_meet on {runtime}"), &needs) else { return };
+    let recorded;
+    let profile = if runtime == Runtime::Net9 {
+        &demo().profile
+    } else {
+        recorded = record(runtime, Duration::from_secs(4));
+        &recorded.profile
+    };
+    let cpu = profile.locations("cpu", "Demo.Orders.PriceOrders");
+    let allocated = profile.locations("alloc_space", "Demo.Orders.PriceOrders");
+    assert!(
+        cpu.intersection(&allocated).next().is_some(),
+        "{runtime}: cpu {cpu:?}, alloc_space {allocated:?}"
+    );
+    assert!(cpu.len() == 1, "{runtime}: tiers and bodies of one method are one location, found {cpu:?}");
+    assert_unresolved_managed_share(profile, runtime);
 }
 
 /// Names come from the shim, for every body the stacks meet: what stays `[managed] 0x…` is a failure of the look-up.
@@ -154,21 +165,33 @@ fn waiting_methods_are_blocked_with_their_managed_callers() {
     let length = LENGTH.as_nanos() as i64;
     // Asleep 100 of every 100 ms and a bit, waiting for a byte 50 of 50: nearly all the time. 90 % leaves room for the wait that was
     // in progress when the recording began, whose stack nobody saw (100 ms of 8 s), and for a busy machine.
-    for chain in [["Demo.Mailer.Run", "Demo.Mailer.WaitForSlot"], ["Demo.Audit.Run", "Demo.Audit.ReadEntry"]] {
+    for chain in [["Demo.Mailer.Run", "Demo.Mailer.WaitForSlot"], ["Demo.Audit.Run", "Demo.Audit.ReadEntry"]]
+    {
         let value = blocked(&chain);
-        assert!(value > length * 9 / 10, "{chain:?}: blocked {value} of {length} ns:\n{}", profile.describe("blocked", |_| true));
+        assert!(
+            value > length * 9 / 10,
+            "{chain:?}: blocked {value} of {length} ns:\n{}",
+            profile.describe("blocked", |_| true)
+        );
     }
     // The lock is held 30 of 50 ms; its owner never waits for it long.
     let lock = blocked(&["Demo.Stock.Run", "Demo.Stock.WaitForShelf"]);
-    assert!(lock > length * 4 / 10 && lock < length * 7 / 10, "waited {lock} of {length} ns for a lock held 60 % of the time");
+    assert!(
+        lock > length * 4 / 10 && lock < length * 7 / 10,
+        "waited {lock} of {length} ns for a lock held 60 % of the time"
+    );
 }
 
 #[test]
 fn a_generic_method_shows_its_real_type_argument() {
     let Some(_turn) = begin("demo::a_generic_method", RECORD_NET9) else { return };
     let profile = &demo().profile;
-    let median: Vec<&str> = profile.functions().into_iter().filter(|name| name.contains("Demo.Statistics.Median")).collect();
-    assert!(median.iter().any(|name| name.contains("Demo.Money")), "Median is called with Demo.Money; found {median:?}");
+    let median: Vec<&str> =
+        profile.functions().into_iter().filter(|name| name.contains("Demo.Statistics.Median")).collect();
+    assert!(
+        median.iter().any(|name| name.contains("Demo.Money")),
+        "Median is called with Demo.Money; found {median:?}"
+    );
 }
 
 #[test]
@@ -176,7 +199,8 @@ fn an_async_method_has_its_readable_name() {
     let Some(_turn) = begin("demo::an_async_method", RECORD_NET9) else { return };
     let profile = &demo().profile;
     let cpu = profile.sum("cpu", |sample| sample.has("Demo.Frontend.HandleRequestAsync"));
-    let generated: Vec<&str> = profile.functions().into_iter().filter(|name| name.contains("<HandleRequestAsync>d__")).collect();
+    let generated: Vec<&str> =
+        profile.functions().into_iter().filter(|name| name.contains("<HandleRequestAsync>d__")).collect();
     assert!(cpu > 0, "no cpu in Demo.Frontend.HandleRequestAsync; the compiler's name for it: {generated:?}");
     assert!(generated.is_empty(), "the compiler's name is shown: {generated:?}");
 }
@@ -186,10 +210,19 @@ fn a_native_function_sits_between_the_managed_ones_around_it() {
     let Some(_turn) = begin("demo::a_native_function", RECORD_NET9) else { return };
     let profile = &demo().profile;
     let inside = ["Demo.Codec.Run", "Demo.Codec.Encode", "shop_encode", "Demo.Codec.OnBlock"];
-    assert!(has_cpu(profile, &inside).count() > 0, "no stack {inside:?}:\n{}", profile.describe("cpu", |s| s.has("Codec")));
-    let native = profile.sum("cpu", |sample| sample.stack.last().is_some_and(|frame| frame.function.contains("shop_encode")));
-    let orphans = profile.sum("cpu", |sample| sample.has("shop_encode") && sample.positions(&inside[..3]).is_none());
-    assert!(native > 0 && orphans == 0, "shop_encode's own cpu {native} ns, of which {orphans} ns without its managed caller");
+    assert!(
+        has_cpu(profile, &inside).count() > 0,
+        "no stack {inside:?}:\n{}",
+        profile.describe("cpu", |s| s.has("Codec"))
+    );
+    let native = profile
+        .sum("cpu", |sample| sample.stack.last().is_some_and(|frame| frame.function.contains("shop_encode")));
+    let orphans =
+        profile.sum("cpu", |sample| sample.has("shop_encode") && sample.positions(&inside[..3]).is_none());
+    assert!(
+        native > 0 && orphans == 0,
+        "shop_encode's own cpu {native} ns, of which {orphans} ns without its managed caller"
+    );
 }
 
 #[test]
@@ -199,7 +232,11 @@ fn garbage_collection_has_cpu_and_pauses_under_one_frame() {
     let cpu = profile.sum("cpu", |sample| sample.has("Garbage Collector"));
     let pauses = profile.sum("gc_pause", |_| true);
     // 8 induced full collections of a few MiB: at least a tenth of a millisecond each, and less than a tenth of the time in all.
-    assert!(cpu > 800_000, "Garbage Collector has {cpu} ns of cpu:\n{}", profile.describe("cpu", |s| s.has("Collect")));
+    assert!(
+        cpu > 800_000,
+        "Garbage Collector has {cpu} ns of cpu:\n{}",
+        profile.describe("cpu", |s| s.has("Collect"))
+    );
     assert!(pauses > 800_000 && pauses < LENGTH.as_nanos() as i64 / 10, "gc_pause is {pauses} ns");
 }
 
@@ -207,7 +244,17 @@ fn garbage_collection_has_cpu_and_pauses_under_one_frame() {
 fn threads_carry_their_full_managed_names() {
     let Some(_turn) = begin("demo::threads_carry_their_names", RECORD_NET9) else { return };
     let walls = demo().profile.sum_by("wall", "thread_name");
-    for name in ["orders", "statistics", "stock-owner", "stock-waiter", "mailer", "audit", "sessions", "payments", "housekeeping"] {
+    for name in [
+        "orders",
+        "statistics",
+        "stock-owner",
+        "stock-waiter",
+        "mailer",
+        "audit",
+        "sessions",
+        "payments",
+        "housekeeping",
+    ] {
         assert!(walls.get(name).is_some_and(|wall| *wall > 0), "no thread {name}: {walls:?}");
     }
 }

@@ -7,11 +7,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use system_tests::app::{compile_c, sources_of_native};
-use system_tests::environment::{Need, RECORD_NET9, begin, cache_dir, perfusion_bin};
+use system_tests::environment::{Need, RECORD, RECORD_NET9, begin, cache_dir, perfusion_bin};
 use system_tests::perfusion::{self, Outcome, SLACK, Scratch, record_pid};
 use system_tests::{App, Recording, Runtime, Workload};
 
-const RECORD: &[Need] = &[Need::Root, Need::Btf, Need::Perfusion];
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A process to point at that does nothing and needs no CLR.
@@ -20,16 +19,23 @@ fn sleeper() -> App {
 }
 
 fn record_args(pid: u32, output: &Path) -> Vec<String> {
-    ["record", "--duration", "1s", "--pid", &pid.to_string(), "-o", &output.display().to_string()].map(str::to_owned).to_vec()
+    ["record", "--duration", "1s", "--pid", &pid.to_string(), "-o", &output.display().to_string()]
+        .map(str::to_owned)
+        .to_vec()
 }
 
 /// One clear error: the expected exit code, and on stderr one line `error: …` with every word of `words`.
 fn assert_error(outcome: &Outcome, code: i32, words: &[&str]) {
     assert_eq!(outcome.code(), code, "stderr:\n{}", outcome.stderr);
-    let errors: Vec<&str> = outcome.stderr.lines().filter(|line| line.to_lowercase().starts_with("error")).collect();
+    let errors: Vec<&str> =
+        outcome.stderr.lines().filter(|line| line.to_lowercase().starts_with("error")).collect();
     assert_eq!(errors.len(), 1, "one error, not {}:\n{}", errors.len(), outcome.stderr);
     for word in words {
-        assert!(outcome.stderr.to_lowercase().contains(&word.to_lowercase()), "no word of `{word}`:\n{}", outcome.stderr);
+        assert!(
+            outcome.stderr.to_lowercase().contains(&word.to_lowercase()),
+            "no word of `{word}`:\n{}",
+            outcome.stderr
+        );
     }
     assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
 }
@@ -49,14 +55,23 @@ fn help_names_every_exit_code() {
     let outcome = perfusion::run(&mut perfusion::command(["record", "--help"]), DEADLINE).unwrap();
     assert_eq!(outcome.code(), 0);
     for code in ["0 ", "1 ", "2 ", "3 ", "4 ", "5 "] {
-        assert!(outcome.stdout.lines().any(|line| line.trim_start().starts_with(code)), "no {code}:\n{}", outcome.stdout);
+        assert!(
+            outcome.stdout.lines().any(|line| line.trim_start().starts_with(code)),
+            "no {code}:\n{}",
+            outcome.stdout
+        );
     }
 }
 
 #[test]
 fn wrong_command_lines_end_with_2() {
     let Some(_turn) = begin("errors::wrong_command_lines", &[Need::Perfusion]) else { return };
-    for args in [&["record"][..], &["record", "--pid", "1", "--all"], &["record", "--pid", "x"], &["record", "--all", "--duration", "soon"]] {
+    for args in [
+        &["record"][..],
+        &["record", "--pid", "1", "--all"],
+        &["record", "--pid", "x"],
+        &["record", "--all", "--duration", "soon"],
+    ] {
         let outcome = perfusion::run(&mut perfusion::command(args), DEADLINE).unwrap();
         assert_eq!(outcome.code(), 2, "{args:?}:\n{}", outcome.stderr);
     }
@@ -83,7 +98,9 @@ fn without_root_it_ends_with_4_and_says_so() {
     let app = sleeper();
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(public_copy(&scratch));
-    let outcome = perfusion::run(command.args(record_args(app.pid(), &scratch.path("nobody.pb.gz"))), DEADLINE).unwrap();
+    let outcome =
+        perfusion::run(command.args(record_args(app.pid(), &scratch.path("nobody.pb.gz"))), DEADLINE)
+            .unwrap();
     assert_error(&outcome, 4, &["root"]);
 }
 
@@ -96,8 +113,13 @@ fn a_missing_capability_ends_with_4_and_is_named() {
     // CAP_SYS_ADMIN stands in for both others in the kernel (capable(CAP_X) || capable(CAP_SYS_ADMIN)), so it goes with each.
     for (dropped, named) in [("-bpf,-sys_admin", "CAP_BPF"), ("-perfmon,-sys_admin", "CAP_PERFMON")] {
         let mut command = Command::new("setpriv");
-        command.arg(format!("--bounding-set={dropped}")).arg(format!("--inh-caps={dropped}")).arg(perfusion_bin().unwrap());
-        let outcome = perfusion::run(command.args(record_args(app.pid(), &scratch.path("caps.pb.gz"))), DEADLINE).unwrap();
+        command
+            .arg(format!("--bounding-set={dropped}"))
+            .arg(format!("--inh-caps={dropped}"))
+            .arg(perfusion_bin().unwrap());
+        let outcome =
+            perfusion::run(command.args(record_args(app.pid(), &scratch.path("caps.pb.gz"))), DEADLINE)
+                .unwrap();
         assert_error(&outcome, 4, &[named]);
     }
 }
@@ -116,7 +138,10 @@ fn a_kernel_without_btf_ends_with_4_and_says_so() {
     let Some(_turn) = begin("errors::a_kernel_without_btf", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let app = sleeper();
-    let outcome = in_own_mounts("mount -t tmpfs none /sys/kernel/btf", &record_args(app.pid(), &scratch.path("btf.pb.gz")));
+    let outcome = in_own_mounts(
+        "mount -t tmpfs none /sys/kernel/btf",
+        &record_args(app.pid(), &scratch.path("btf.pb.gz")),
+    );
     assert_error(&outcome, 4, &["BTF", "/sys/kernel/btf/vmlinux"]);
 }
 
@@ -127,7 +152,10 @@ fn without_tracefs_and_debugfs_it_records_all_the_same() {
     let scratch = Scratch::new().unwrap();
     let app = sleeper();
     let file = scratch.path("no-tracefs.pb.gz");
-    let outcome = in_own_mounts("mount -t tmpfs none /sys/kernel/debug; mount -t tmpfs none /sys/kernel/tracing", &record_args(app.pid(), &file));
+    let outcome = in_own_mounts(
+        "mount -t tmpfs none /sys/kernel/debug; mount -t tmpfs none /sys/kernel/tracing",
+        &record_args(app.pid(), &file),
+    );
     assert_eq!(outcome.code(), 0, "tp_btf and perf need no tracefs:\n{}", outcome.stderr);
     system_tests::Profile::read(&file).unwrap();
 }
@@ -171,7 +199,11 @@ fn a_full_disk_ends_with_5_and_leaves_nothing_partial() {
 #[test]
 fn an_app_with_diagnostics_off_is_profiled_without_names_and_the_reason_is_shown() {
     let Some(_turn) = begin("errors::diagnostics_off", RECORD_NET9) else { return };
-    let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().env("DOTNET_EnableDiagnostics", "0").start().unwrap();
+    let app = Workload::dotnet(Runtime::Net9, "callheavy", &[])
+        .unwrap()
+        .env("DOTNET_EnableDiagnostics", "0")
+        .start()
+        .unwrap();
     let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
     let ps = perfusion::run(&mut perfusion::command(["ps"]), DEADLINE).unwrap();
     let thread = app.thread("callheavy").to_string();
@@ -180,10 +212,18 @@ fn an_app_with_diagnostics_off_is_profiled_without_names_and_the_reason_is_shown
     let cpu = profile.sum("cpu", |sample| sample.label("thread_id") == thread);
     let unnamed = profile.sum("cpu", |sample| sample.label("thread_id") == thread && sample.has("[managed]"));
     // Never a wrong name: the whole chain is there, as addresses.
-    assert!(cpu > 0 && unnamed * 10 >= cpu * 9, "{unnamed} of {cpu} ns:\n{}", profile.describe("cpu", |_| true));
+    assert!(
+        cpu > 0 && unnamed * 10 >= cpu * 9,
+        "{unnamed} of {cpu} ns:\n{}",
+        profile.describe("cpu", |_| true)
+    );
     let reason = format!("{}\n{}", outcome.stderr, profile.comments.join("\n")).to_lowercase();
     assert!(reason.contains("diagnostic"), "no reason given:\n{reason}");
-    let line = ps.stdout.lines().find(|line| line.contains(&pid)).unwrap_or_else(|| panic!("ps has no line for {pid}:\n{}", ps.stdout));
+    let line = ps
+        .stdout
+        .lines()
+        .find(|line| line.contains(&pid))
+        .unwrap_or_else(|| panic!("ps has no line for {pid}:\n{}", ps.stdout));
     assert!(line.to_lowercase().contains("diagnostic"), "ps does not say why: {line}");
 }
 
@@ -193,7 +233,8 @@ fn a_musl_process_is_profiled_by_name() {
     let Some(_turn) = begin("errors::a_musl_process", &needs) else { return };
     let program = cache_dir().join("spin-musl");
     let source = sources_of_native().join("spin.c");
-    let built = Command::new("musl-gcc").args(["-O1", "-g", "-o"]).arg(&program).arg(source).status().unwrap();
+    let built =
+        Command::new("musl-gcc").args(["-O1", "-g", "-o"]).arg(&program).arg(source).status().unwrap();
     assert!(built.success());
     let app = Workload::program(program).start().unwrap();
     let (profile, _) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
@@ -208,13 +249,34 @@ fn a_32_bit_process_is_timed_and_named_as_what_it_is() {
     let Some(_turn) = begin("errors::a_32_bit_process", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let (object, program) = (scratch.path("spin32.o"), scratch.path("spin32"));
-    assert!(Command::new("as").args(["--32", "-o"]).arg(&object).arg(sources_of_native().join("spin32.S")).status().unwrap().success());
-    assert!(Command::new("ld").args(["-m", "elf_i386", "-o"]).arg(&program).arg(&object).status().unwrap().success());
+    assert!(
+        Command::new("as")
+            .args(["--32", "-o"])
+            .arg(&object)
+            .arg(sources_of_native().join("spin32.S"))
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert!(
+        Command::new("ld")
+            .args(["-m", "elf_i386", "-o"])
+            .arg(&program)
+            .arg(&object)
+            .status()
+            .unwrap()
+            .success()
+    );
     let app = Workload::program(&program).spawn().unwrap();
     let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
     // Asleep 10 of every 10 ms: known from the scheduler, whatever the stack is.
     let blocked = profile.sum("blocked", |_| true);
-    assert!(blocked * 10 > profile.duration_ns * 8, "{blocked} of {} ns:\n{}", profile.duration_ns, profile.describe("blocked", |_| true));
+    assert!(
+        blocked * 10 > profile.duration_ns * 8,
+        "{blocked} of {} ns:\n{}",
+        profile.duration_ns,
+        profile.describe("blocked", |_| true)
+    );
     let said = format!("{}\n{}", outcome.stderr, profile.comments.join("\n"));
     assert!(said.contains("32-bit"), "nothing says that it is a 32-bit process:\n{said}");
 }
@@ -236,7 +298,12 @@ fn ps_and_doctor_say_what_they_see() {
     let ps = perfusion::run(&mut perfusion::command(["ps"]), DEADLINE).unwrap();
     assert_eq!(ps.code(), 0, "{}", ps.stderr);
     let line = ps.stdout.lines().find(|line| line.contains(&app.pid().to_string()));
-    assert!(line.is_some_and(|line| line.contains("9.0")), "no line with pid {} and its version:\n{}", app.pid(), ps.stdout);
+    assert!(
+        line.is_some_and(|line| line.contains("9.0")),
+        "no line with pid {} and its version:\n{}",
+        app.pid(),
+        ps.stdout
+    );
     for command in ["ps", "doctor"] {
         let json = perfusion::run(&mut perfusion::command([command, "--json"]), DEADLINE).unwrap();
         let parsed: Result<serde_json::Value, _> = serde_json::from_str(&json.stdout);

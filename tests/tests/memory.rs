@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use system_tests::environment::{Need, RECORD_NET9, begin, long_form};
+use system_tests::environment::{begin, long_form, record_on};
 use system_tests::perfusion::record_pid;
-use system_tests::{Profile, Runtime, Sample, Workload};
+use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes};
 
 /// Bytes of one object of each class of `memory.cs` with its array: 24 + (24 + 1000).
 const OBJECT_BYTES: f64 = 1048.0;
@@ -14,56 +14,90 @@ const CACHED_OBJECTS: f64 = 4000.0;
 
 fn assert_near(what: &str, found: i64, expected: f64, tolerance: f64, profile: &Profile, column: &str) {
     let error = (found as f64 - expected).abs() / expected;
-    assert!(error <= tolerance, "{what}: {found}, expected {expected:.0} ± {tolerance}:\n{}", profile.describe(column, |_| true));
+    assert!(
+        error <= tolerance,
+        "{what}: {found}, expected {expected:.0} ± {tolerance}:\n{}",
+        profile.describe(column, |_| true)
+    );
 }
 
-#[test]
-fn leak_cache_and_garbage_are_told_apart_by_bytes_and_age() {
-    // .NET 9 samples by a fixed stride (AllocationTick), 10 by chance (AllocationSampled).
-    for runtime in [Runtime::Net9, Runtime::Net10] {
-        let name = format!("memory::leak_cache_and_garbage on {runtime}");
-        let Some(_turn) = begin(&name, &[RECORD_NET9, &[Need::Clr(runtime)]].concat()) else { continue };
-        let app = Workload::dotnet(runtime, "memory", &[]).unwrap().start().unwrap();
-        let length = Duration::from_secs(if long_form() { 30 } else { 12 });
-        let (profile, _) = record_pid(app.pid(), length, &[]).unwrap();
-        app.stop().unwrap();
-        let seconds = profile.duration_ns as f64 / 1e9;
-        let column = |column: &str, method: &str| profile.sum(column, |sample| sample.has(method));
-        let (leak, garbage, cache) = ("Memory.Program.Leak", "Memory.Program.MakeGarbage", "Memory.Program.RefreshCache");
+// .NET 9 samples by a fixed stride (AllocationTick), 10 by chance (AllocationSampled).
+on_runtimes!(leak_cache_and_garbage_are_told_apart_by_bytes_and_age: net9 Net9, net10 Net10);
 
-        // Bytes allocated. One sample stands for about 100 KiB: 12 s give 250 of the leak and 2500 of the garbage, so 1/√n is
-        // 6 % and 2 %; four of those, as one test in ten thousand may fail by chance.
-        let leaked_bytes = LEAKED_PER_SECOND * OBJECT_BYTES * seconds;
-        let garbage_bytes = GARBAGE_PER_SECOND * OBJECT_BYTES * seconds;
-        assert_near("alloc_space of the leak", column("alloc_space", leak), leaked_bytes, 0.25, &profile, "alloc_space");
-        assert_near("alloc_space of the garbage", column("alloc_space", garbage), garbage_bytes, 0.08, &profile, "alloc_space");
-        // Each sample says which of the two objects it met; nearly all bytes are the arrays'.
-        let arrays = profile.sum("alloc_space", |sample| sample.has(garbage) && sample.label("type") == "System.Byte[]");
-        assert!(arrays as f64 > garbage_bytes * 0.85, "System.Byte[]: {arrays} of {garbage_bytes:.0}");
+fn leak_cache_and_garbage_are_told_apart_by_bytes_and_age(runtime: Runtime) {
+    let name = format!("memory::leak_cache_and_garbage on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let app = Workload::dotnet(runtime, "memory", &[]).unwrap().start().unwrap();
+    let length = Duration::from_secs(if long_form() { 30 } else { 12 });
+    let (profile, _) = record_pid(app.pid(), length, &[]).unwrap();
+    app.stop().unwrap();
+    let seconds = profile.duration_ns as f64 / 1e9;
+    let column = |column: &str, method: &str| profile.sum(column, |sample| sample.has(method));
+    let (leak, garbage, cache) =
+        ("Memory.Program.Leak", "Memory.Program.MakeGarbage", "Memory.Program.RefreshCache");
 
-        // Bytes alive at the end: all of the leak, one cache (or two, in the moment of its replacement), and of the garbage what was
-        // made since the last collection 250 ms before (a second of it for a slow machine).
-        assert_near("inuse_space of the leak", column("inuse_space", leak), leaked_bytes, 0.25, &profile, "inuse_space");
-        let cached = column("inuse_space", cache) as f64;
-        let one_cache = CACHED_OBJECTS * OBJECT_BYTES;
-        // One cache is 41 samples: 4/√41 is 62 %.
-        assert!(cached > one_cache * 0.38 && cached < one_cache * 2.62, "cache: {cached} bytes alive, one is {one_cache}");
-        let garbage_alive = column("inuse_space", garbage) as f64;
-        assert!(garbage_alive < garbage_bytes / seconds, "garbage: {garbage_alive} bytes alive");
+    // Bytes allocated. One sample stands for about 100 KiB: 12 s give 250 of the leak and 2500 of the garbage, so 1/√n is
+    // 6 % and 2 %; four of those, as one test in ten thousand may fail by chance.
+    let leaked_bytes = LEAKED_PER_SECOND * OBJECT_BYTES * seconds;
+    let garbage_bytes = GARBAGE_PER_SECOND * OBJECT_BYTES * seconds;
+    assert_near(
+        "alloc_space of the leak",
+        column("alloc_space", leak),
+        leaked_bytes,
+        0.25,
+        &profile,
+        "alloc_space",
+    );
+    assert_near(
+        "alloc_space of the garbage",
+        column("alloc_space", garbage),
+        garbage_bytes,
+        0.08,
+        &profile,
+        "alloc_space",
+    );
+    // Each sample says which of the two objects it met; nearly all bytes are the arrays'.
+    let arrays =
+        profile.sum("alloc_space", |sample| sample.has(garbage) && sample.label("type") == "System.Byte[]");
+    assert!(arrays as f64 > garbage_bytes * 0.85, "System.Byte[]: {arrays} of {garbage_bytes:.0}");
 
-        // Ages, in powers of two.
-        let ages = |method: &str| -> Vec<f64> {
-            let alive = |sample: &&Sample| sample.has(method) && profile.value(sample, "inuse_space") > 0;
-            profile.samples.iter().filter(alive).map(|sample| sample.label("age_seconds").parse().unwrap()).collect()
-        };
-        let oldest = |method: &str| ages(method).into_iter().fold(0.0, f64::max);
-        // A label 2^k stands for ages from 2^k to 2^(k+1).
-        assert!(oldest(leak) * 2.0 > seconds * 0.9, "the leak's oldest object: {} of {seconds} s", oldest(leak));
-        assert!(oldest(cache) < 3.0, "the cache's oldest object: {} s", oldest(cache));
-        assert!(ages(leak).iter().any(|age| *age <= 2.0), "young leaked objects are there too: {:?}", ages(leak));
-        // Long-lived objects have been promoted.
-        let generation_2 =
-            profile.sum("inuse_space", |sample| sample.has(leak) && sample.label("generation") == "2");
-        assert!(generation_2 as f64 > leaked_bytes * 0.5, "generation 2: {generation_2}");
-    }
+    // Bytes alive at the end: all of the leak, one cache (or two, in the moment of its replacement), and of the garbage what was
+    // made since the last collection 250 ms before (a second of it for a slow machine).
+    assert_near(
+        "inuse_space of the leak",
+        column("inuse_space", leak),
+        leaked_bytes,
+        0.25,
+        &profile,
+        "inuse_space",
+    );
+    let cached = column("inuse_space", cache) as f64;
+    let one_cache = CACHED_OBJECTS * OBJECT_BYTES;
+    // One cache is 41 samples: 4/√41 is 62 %.
+    assert!(
+        cached > one_cache * 0.38 && cached < one_cache * 2.62,
+        "cache: {cached} bytes alive, one is {one_cache}"
+    );
+    let garbage_alive = column("inuse_space", garbage) as f64;
+    assert!(garbage_alive < garbage_bytes / seconds, "garbage: {garbage_alive} bytes alive");
+
+    // Ages, in powers of two.
+    let ages = |method: &str| -> Vec<f64> {
+        let alive = |sample: &&Sample| sample.has(method) && profile.value(sample, "inuse_space") > 0;
+        profile
+            .samples
+            .iter()
+            .filter(alive)
+            .map(|sample| sample.label("age_seconds").parse().unwrap())
+            .collect()
+    };
+    let oldest = |method: &str| ages(method).into_iter().fold(0.0, f64::max);
+    // A label 2^k stands for ages from 2^k to 2^(k+1).
+    assert!(oldest(leak) * 2.0 > seconds * 0.9, "the leak's oldest object: {} of {seconds} s", oldest(leak));
+    assert!(oldest(cache) < 3.0, "the cache's oldest object: {} s", oldest(cache));
+    assert!(ages(leak).iter().any(|age| *age <= 2.0), "young leaked objects are there too: {:?}", ages(leak));
+    // Long-lived objects have been promoted.
+    let generation_2 =
+        profile.sum("inuse_space", |sample| sample.has(leak) && sample.label("generation") == "2");
+    assert!(generation_2 as f64 > leaked_bytes * 0.5, "generation 2: {generation_2}");
 }

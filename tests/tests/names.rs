@@ -3,10 +3,10 @@
 use std::fs;
 use std::time::Duration;
 
-use system_tests::environment::{Need, RECORD_NET9, begin, long_form};
+use system_tests::environment::{Need, RECORD, RECORD_NET9, begin, long_form, record_on};
 use system_tests::perfusion::{self, SLACK, Scratch, record_pid};
 use system_tests::wait::let_pass;
-use system_tests::{Profile, Recording, Runtime, Sample, Workload, wait_until};
+use system_tests::{Profile, Recording, Runtime, Sample, Workload, on_runtimes, wait_until};
 
 /// Share of cpu in `samples` whose stack has a managed frame without a name.
 fn unnamed_share(profile: &Profile, fits: impl Fn(&Sample) -> bool) -> f64 {
@@ -45,17 +45,21 @@ fn a_recorded_process_is_left_as_it_was_found() {
     let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
     let ours = || {
         let maps = fs::read_to_string(format!("/proc/{}/maps", app.pid())).unwrap();
-        let left: Vec<String> = maps.lines().filter(|line| line.contains("perfusion")).map(str::to_owned).collect();
+        let left: Vec<String> =
+            maps.lines().filter(|line| line.contains("perfusion")).map(str::to_owned).collect();
         (!left.is_empty()).then_some(left)
     };
     for round in 0..2 {
         let (profile, _) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
         assert_named(&profile);
         // The runtime unloads the library some 0.3 s after the detach was asked for (up to 5 s with a GC in the way).
-        let gone = wait_until("shim and region to leave the process", Duration::from_secs(8), || ours().is_none().then_some(()));
+        let gone = wait_until("shim and region to leave the process", Duration::from_secs(8), || {
+            ours().is_none().then_some(())
+        });
         assert!(gone.is_ok(), "round {round}: still mapped: {:?}", ours());
         let fds = fs::read_dir(format!("/proc/{}/fd", app.pid())).unwrap();
-        let links: Vec<String> = fds.filter_map(|fd| Some(fs::read_link(fd.ok()?.path()).ok()?.display().to_string())).collect();
+        let links: Vec<String> =
+            fds.filter_map(|fd| Some(fs::read_link(fd.ok()?.path()).ok()?.display().to_string())).collect();
         assert!(!links.iter().any(|link| link.contains("perfusion")), "round {round}: {links:?}");
     }
     app.stop().unwrap();
@@ -91,59 +95,68 @@ fn a_killed_process_keeps_the_names_asked_before() {
     assert!(unnamed < 0.05, "{unnamed}:\n{}", profile.describe("cpu", |_| true));
 }
 
-#[test]
-fn record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_programs_code() {
-    for runtime in Runtime::ALL {
-        let name = format!("names::record_dash_dash on {runtime}");
-        let Some(_turn) = begin(&name, &[RECORD_NET9, &[Need::Clr(runtime)]].concat()) else { continue };
-        let scratch = Scratch::new().unwrap();
-        let file = scratch.path("launched.pb.gz");
-        let program = Workload::dotnet(runtime, "callheavy", &[]).unwrap().arg("1");
-        let mut command = perfusion::command(["record", "-o"]);
-        command.arg(&file).arg("--").args(program.command_line());
-        let outcome = perfusion::run(&mut command, SLACK).unwrap();
-        assert_eq!(outcome.code(), 7, "the program's own code is 7:\n{}", outcome.stderr);
-        assert!(outcome.stdout.contains("ready"), "the program's stdout is its own: {}", outcome.stdout);
-        let profile = Profile::read(&file).unwrap();
-        assert_named(&profile);
-        // From the first instruction: the host that loads the runtime is in it.
-        let hosting = profile.sum("cpu", |sample| sample.stack.iter().any(|frame| frame.mapping.contains("libhostfxr")));
-        assert!(hosting > 0, "nothing of libhostfxr:\n{}", profile.describe("cpu", |_| true));
-    }
+on_runtimes!(record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_programs_code: net8 Net8, net9 Net9, net10 Net10);
+
+fn record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_programs_code(runtime: Runtime) {
+    let name = format!("names::record_dash_dash on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("launched.pb.gz");
+    let program = Workload::dotnet(runtime, "callheavy", &[]).unwrap().arg("1");
+    let mut command = perfusion::command(["record", "-o"]);
+    command.arg(&file).arg("--").args(program.command_line());
+    let outcome = perfusion::run(&mut command, SLACK).unwrap();
+    assert_eq!(outcome.code(), 7, "the program's own code is 7:\n{}", outcome.stderr);
+    assert!(outcome.stdout.contains("ready"), "the program's stdout is its own: {}", outcome.stdout);
+    let profile = Profile::read(&file).unwrap();
+    assert_named(&profile);
+    // From the first instruction: the host that loads the runtime is in it.
+    let hosting =
+        profile.sum("cpu", |sample| sample.stack.iter().any(|frame| frame.mapping.contains("libhostfxr")));
+    assert!(hosting > 0, "nothing of libhostfxr:\n{}", profile.describe("cpu", |_| true));
 }
 
 #[test]
-fn two_runtimes_at_once_are_told_apart() {
-    for pair in [[Runtime::Net8, Runtime::Net9], [Runtime::Net9, Runtime::Net10]] {
-        let name = format!("names::two_runtimes_at_once {} and {}", pair[0], pair[1]);
-        let needs = [RECORD_NET9, &pair.map(Need::Clr)].concat();
-        let Some(_turn) = begin(&name, &needs) else { continue };
-        let scratch = Scratch::new().unwrap();
-        let file = scratch.path("two.pb.gz");
-        let apps = pair.map(|runtime| Workload::dotnet(runtime, "callheavy", &[]).unwrap().start().unwrap());
-        let pids = format!("{},{}", apps[0].pid(), apps[1].pid());
-        let mut command = perfusion::command(["record", "--duration", "4s", "--pid", &pids, "-o"]);
-        Recording::spawn(command.arg(&file)).unwrap().finish_well(SLACK).unwrap();
-        let profile = Profile::read(&file).unwrap();
-        for (runtime, app) in pair.iter().zip(&apps) {
-            let pid = app.pid().to_string();
-            let of_app = |sample: &Sample| sample.label("pid") == pid;
-            let chain = profile.sum("cpu", |sample| of_app(sample) && sample.positions(&CHAIN).is_some());
-            let all = profile.sum("cpu", of_app);
-            assert!(chain * 2 > all, "{runtime}: {chain} of {all} ns:\n{}", profile.describe("cpu", of_app));
-            assert!(unnamed_share(&profile, of_app) <= 0.01, "{runtime}: {}", profile.describe("cpu", of_app));
-            // No frame of one runtime's libraries in the other's process.
-            let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-            let own = maps.lines().find_map(|line| line.find('/').map(|at| &line[at..]).filter(|path| path.ends_with("/libcoreclr.so")));
-            let own = own.unwrap();
-            for frame in profile.samples.iter().filter(|sample| of_app(sample)).flat_map(|sample| &sample.stack) {
-                if frame.mapping.ends_with("/libcoreclr.so") {
-                    assert_eq!(frame.mapping, own, "{runtime}");
-                }
+fn net8_and_net9_at_once_are_told_apart() {
+    two_runtimes_at_once_are_told_apart([Runtime::Net8, Runtime::Net9]);
+}
+
+#[test]
+fn net9_and_net10_at_once_are_told_apart() {
+    two_runtimes_at_once_are_told_apart([Runtime::Net9, Runtime::Net10]);
+}
+
+fn two_runtimes_at_once_are_told_apart(pair: [Runtime; 2]) {
+    let name = format!("names::two_runtimes_at_once {} and {}", pair[0], pair[1]);
+    let needs = [RECORD, &pair.map(Need::Clr)].concat();
+    let Some(_turn) = begin(&name, &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("two.pb.gz");
+    let apps = pair.map(|runtime| Workload::dotnet(runtime, "callheavy", &[]).unwrap().start().unwrap());
+    let pids = format!("{},{}", apps[0].pid(), apps[1].pid());
+    let mut command = perfusion::command(["record", "--duration", "4s", "--pid", &pids, "-o"]);
+    Recording::spawn(command.arg(&file)).unwrap().finish_well(SLACK).unwrap();
+    let profile = Profile::read(&file).unwrap();
+    for (runtime, app) in pair.iter().zip(&apps) {
+        let pid = app.pid().to_string();
+        let of_app = |sample: &Sample| sample.label("pid") == pid;
+        let chain = profile.sum("cpu", |sample| of_app(sample) && sample.positions(&CHAIN).is_some());
+        let all = profile.sum("cpu", of_app);
+        assert!(chain * 2 > all, "{runtime}: {chain} of {all} ns:\n{}", profile.describe("cpu", of_app));
+        assert!(unnamed_share(&profile, of_app) <= 0.01, "{runtime}: {}", profile.describe("cpu", of_app));
+        // No frame of one runtime's libraries in the other's process.
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        let own = maps.lines().find_map(|line| {
+            line.find('/').map(|at| &line[at..]).filter(|path| path.ends_with("/libcoreclr.so"))
+        });
+        let own = own.unwrap();
+        for frame in profile.samples.iter().filter(|sample| of_app(sample)).flat_map(|sample| &sample.stack) {
+            if frame.mapping.ends_with("/libcoreclr.so") {
+                assert_eq!(frame.mapping, own, "{runtime}");
             }
         }
-        for app in apps {
-            app.stop().unwrap();
-        }
+    }
+    for app in apps {
+        app.stop().unwrap();
     }
 }

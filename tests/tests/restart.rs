@@ -19,7 +19,9 @@ fn bpf_objects(pid: u32) -> BTreeSet<(&'static str, u32)> {
     for text in entries.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok()) {
         for line in text.lines() {
             for word in ["prog_id", "map_id"] {
-                if let Some(id) = line.strip_prefix(word).and_then(|rest| rest.trim_start_matches(':').trim().parse().ok()) {
+                if let Some(id) =
+                    line.strip_prefix(word).and_then(|rest| rest.trim_start_matches(':').trim().parse().ok())
+                {
                     ids.insert((word, id));
                 }
             }
@@ -30,7 +32,8 @@ fn bpf_objects(pid: u32) -> BTreeSet<(&'static str, u32)> {
 
 /// Those of `ids` that the kernel still has.
 fn still_loaded(ids: &BTreeSet<(&'static str, u32)>) -> BTreeSet<(&'static str, u32)> {
-    let programs = aya::programs::loaded_programs().filter_map(Result::ok).map(|program| ("prog_id", program.id()));
+    let programs =
+        aya::programs::loaded_programs().filter_map(Result::ok).map(|program| ("prog_id", program.id()));
     let maps = aya::maps::loaded_maps().filter_map(Result::ok).map(|map| ("map_id", map.id()));
     programs.chain(maps).filter(|id| ids.contains(id)).collect()
 }
@@ -39,7 +42,10 @@ fn still_loaded(ids: &BTreeSet<(&'static str, u32)>) -> BTreeSet<(&'static str, 
 fn regions(app: &App) -> Vec<PathBuf> {
     let maps = fs::read_to_string(format!("/proc/{}/maps", app.pid())).unwrap();
     let ours = maps.lines().filter(|line| line.contains("/memfd:") && line.contains("perfusion"));
-    ours.filter_map(|line| Some(PathBuf::from(format!("/proc/{}/map_files/{}", app.pid(), line.split(' ').next()?)))).collect()
+    ours.filter_map(|line| {
+        Some(PathBuf::from(format!("/proc/{}/map_files/{}", app.pid(), line.split(' ').next()?)))
+    })
+    .collect()
 }
 
 /// A digest of all bytes of the regions: it changes whenever the shim writes anything.
@@ -85,8 +91,14 @@ fn killing_the_profiler_at_random_moments_never_hurts_the_app() {
         let objects = bpf_objects(recording.pid());
         recording.kill().unwrap();
         app.ensure_alive().unwrap();
-        let gone = wait_until("BPF objects to go", Duration::from_secs(5), || still_loaded(&objects).is_empty().then_some(()));
-        assert!(gone.is_ok(), "round {round}, killed after {moment:?}: left behind {:?}", still_loaded(&objects));
+        let gone = wait_until("BPF objects to go", Duration::from_secs(5), || {
+            still_loaded(&objects).is_empty().then_some(())
+        });
+        assert!(
+            gone.is_ok(),
+            "round {round}, killed after {moment:?}: left behind {:?}",
+            still_loaded(&objects)
+        );
     }
 
     // The last one is killed while it surely receives events; then the shim must notice by itself.
@@ -128,7 +140,8 @@ fn an_interrupted_recording_writes_its_file_and_leaves_nothing() {
     let file = scratch.path("interrupted.pb.gz");
     let app = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().start().unwrap();
     let recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
-    let attached = wait_until("the region", Duration::from_secs(20), || (!regions(&app).is_empty()).then_some(()));
+    let attached =
+        wait_until("the region", Duration::from_secs(20), || (!regions(&app).is_empty()).then_some(()));
     assert!(attached.is_ok(), "{}", recording.progress());
     let_pass(Duration::from_secs(1));
     let objects = bpf_objects(recording.pid());

@@ -14,7 +14,9 @@ fn schedstat(pid: u32) -> BTreeMap<u32, i64> {
     for entry in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
         let path = entry.unwrap().path();
         let tid = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
-        let oncpu = fs::read_to_string(path.join("schedstat")).ok().and_then(|text| text.split(' ').next()?.parse().ok());
+        let oncpu = fs::read_to_string(path.join("schedstat"))
+            .ok()
+            .and_then(|text| text.split(' ').next()?.parse().ok());
         if let (Some(tid), Some(oncpu)) = (tid, oncpu) {
             times.insert(tid, oncpu);
         }
@@ -44,7 +46,8 @@ fn duty_cycles_and_the_sum_of_states_and_schedstat_agree() {
     let (before, clock) = (schedstat(app.pid()), Instant::now());
     let (profile, outcome) = record_pid(app.pid(), length, &[]).unwrap();
     let (after, between) = (schedstat(app.pid()), clock.elapsed());
-    let threads: Vec<(i64, u32)> = [20, 50, 90].map(|percent| (percent, app.thread(&format!("duty-{percent}")))).to_vec();
+    let threads: Vec<(i64, u32)> =
+        [20, 50, 90].map(|percent| (percent, app.thread(&format!("duty-{percent}")))).to_vec();
     let truth = app.stop().unwrap();
     let duration = profile.duration_ns as f64;
     // Started and written around the recording; the profile says how long it was itself.
@@ -53,7 +56,8 @@ fn duty_cycles_and_the_sum_of_states_and_schedstat_agree() {
     for (percent, tid) in threads {
         let Times { oncpu, runnable, blocked, wall } = times(&profile, tid);
         let share = oncpu as f64 / duration;
-        let own = truth[format!("cpu_ns_{percent}")].as_f64().unwrap() / truth[format!("wall_ns_{percent}")].as_f64().unwrap();
+        let own = truth[format!("cpu_ns_{percent}")].as_f64().unwrap()
+            / truth[format!("wall_ns_{percent}")].as_f64().unwrap();
         let picture = format!(
             "duty-{percent}: on-CPU {oncpu} + runnable {runnable} + blocked {blocked} ns, wall {wall}, recording {duration} ns; by its own clocks {own:.4}"
         );
@@ -68,11 +72,17 @@ fn duty_cycles_and_the_sum_of_states_and_schedstat_agree() {
         // The law of D2.
         let sum = (oncpu + runnable + blocked) as f64;
         assert!((sum - duration).abs() <= duration * 0.01, "{picture}");
-        assert!((wall as f64 - sum).abs() <= sum * 0.001, "the wall column is the sum of the three: {picture}");
+        assert!(
+            (wall as f64 - sum).abs() <= sum * 0.001,
+            "the wall column is the sum of the three: {picture}"
+        );
         // schedstat was read outside the recording, so rates are compared. 1 % as promised, and one period (20 ms of spinning or
         // none) at each end of the two windows.
         let kernel = (after[&tid] - before[&tid]) as f64 / between.as_nanos() as f64;
-        assert!((share - kernel).abs() <= kernel * 0.01 + 2.0 * 0.02 / 10.0, "schedstat says {kernel:.4}, the profile {share:.4}: {picture}");
+        assert!(
+            (share - kernel).abs() <= kernel * 0.01 + 2.0 * 0.02 / 10.0,
+            "schedstat says {kernel:.4}, the profile {share:.4}: {picture}"
+        );
     }
 }
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use system_tests::environment::{Need, RECORD_NET9, begin, long_form};
+use system_tests::environment::{begin, long_form, record_on};
 use system_tests::perfusion::record_pid;
 use system_tests::profile::Frame;
-use system_tests::{Profile, Runtime, Sample, Workload};
+use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes};
 
 /// The call chain of `callheavy.cs` from the method that loops to the innermost.
 const CHAIN: [&str; 10] = ["Root", "L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "Tiny"];
@@ -28,7 +28,8 @@ fn is_exact(frames: &[&Frame], root: &[String]) -> bool {
         return false;
     }
     let inner = names.get(root.len()..).unwrap_or_default();
-    inner.len() <= CHAIN.len() && inner.iter().zip(CHAIN).all(|(name, link)| *name == format!("CallHeavy.Program.{link}"))
+    inner.len() <= CHAIN.len()
+        && inner.iter().zip(CHAIN).all(|(name, link)| *name == format!("CallHeavy.Program.{link}"))
 }
 
 /// What precedes Root in most of the samples: the way from the thread's start to the loop.
@@ -36,7 +37,8 @@ fn usual_root(profile: &Profile, samples: &[&Sample]) -> Vec<String> {
     let mut counts: BTreeMap<Vec<String>, i64> = BTreeMap::new();
     for sample in samples {
         let frames = user_frames(sample);
-        let names: Vec<String> = frames.iter().map(|frame| without_parameters(&frame.function).to_owned()).collect();
+        let names: Vec<String> =
+            frames.iter().map(|frame| without_parameters(&frame.function).to_owned()).collect();
         if let Some(at) = names.iter().position(|name| name == "CallHeavy.Program.Root") {
             *counts.entry(names[..at].to_vec()).or_insert(0) += profile.value(sample, "samples");
         }
@@ -44,74 +46,104 @@ fn usual_root(profile: &Profile, samples: &[&Sample]) -> Vec<String> {
     counts.into_iter().max_by_key(|(_, count)| *count).map(|(names, _)| names).unwrap_or_default()
 }
 
-#[test]
-fn tier1_call_chains_without_frame_pointers_are_exact_on_every_runtime() {
-    for runtime in Runtime::ALL {
-        let name = format!("unwind::tier1_call_chains on {runtime}");
-        let Some(_turn) = begin(&name, &[RECORD_NET9, &[Need::Clr(runtime)]].concat()) else { continue };
-        let app = Workload::dotnet(runtime, "callheavy", &[]).unwrap().start().unwrap();
-        // 999 Hz: the promise is 1 bad stack in 1000, so it takes thousands to see it kept.
-        let length = Duration::from_secs(if long_form() { 30 } else { 6 });
-        let (profile, outcome) = record_pid(app.pid(), length, &["--frequency", "999"]).unwrap();
-        let thread = app.thread("callheavy").to_string();
-        app.stop().unwrap();
+on_runtimes!(tier1_call_chains_without_frame_pointers_are_exact: net8 Net8, net9 Net9, net10 Net10);
 
-        let samples: Vec<&Sample> =
-            profile.samples.iter().filter(|s| s.label("thread_id") == thread && profile.value(s, "samples") > 0).collect();
-        let root = usual_root(&profile, &samples);
-        let total: i64 = samples.iter().map(|sample| profile.value(sample, "samples")).sum();
-        let mut wrong: Vec<(i64, String)> = Vec::new();
-        for sample in samples.iter().filter(|sample| !is_exact(&user_frames(sample), &root)) {
-            wrong.push((profile.value(sample, "samples"), sample.text()));
-        }
-        wrong.sort();
-        wrong.reverse();
-        let bad: i64 = wrong.iter().map(|(count, _)| count).sum();
-        let picture = format!(
-            "{runtime}: {bad} of {total} stacks are not exact; root {root:?}\n{}\n{}",
-            wrong.iter().take(20).map(|(count, text)| format!("{count:>6} {text}")).collect::<Vec<_>>().join("\n"),
-            outcome.stderr
-        );
-        // The root itself: the thread's start in libc, the runtime, managed start, the loop.
-        let first = samples.iter().find(|sample| is_exact(&user_frames(sample), &root)).map(|sample| sample.stack[0].mapping.clone());
-        assert!(first.is_some_and(|mapping| mapping.contains("libc")), "the stack does not begin in libc: {picture}");
-        assert!(root.last().is_some_and(|name| name == "CallHeavy.Program.Loop"), "{picture}");
-        assert!(root.iter().any(|name| name.starts_with("System.Threading.Thread.StartCallback")), "{picture}");
-        // Half of 6 s at 999 Hz, for a machine that gives the thread half a CPU; below that the share below says little.
-        assert!(total >= 3000, "only {total} samples: {picture}");
-        assert!(bad * 1000 <= total, "{picture}");
+fn tier1_call_chains_without_frame_pointers_are_exact(runtime: Runtime) {
+    let name = format!("unwind::tier1_call_chains on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let app = Workload::dotnet(runtime, "callheavy", &[]).unwrap().start().unwrap();
+    // 999 Hz: the promise is 1 bad stack in 1000, so it takes thousands to see it kept.
+    let length = Duration::from_secs(if long_form() { 30 } else { 6 });
+    let (profile, outcome) = record_pid(app.pid(), length, &["--frequency", "999"]).unwrap();
+    let thread = app.thread("callheavy").to_string();
+    app.stop().unwrap();
+
+    let samples: Vec<&Sample> = profile
+        .samples
+        .iter()
+        .filter(|s| s.label("thread_id") == thread && profile.value(s, "samples") > 0)
+        .collect();
+    let root = usual_root(&profile, &samples);
+    let total: i64 = samples.iter().map(|sample| profile.value(sample, "samples")).sum();
+    let mut wrong: Vec<(i64, String)> = Vec::new();
+    for sample in samples.iter().filter(|sample| !is_exact(&user_frames(sample), &root)) {
+        wrong.push((profile.value(sample, "samples"), sample.text()));
     }
+    wrong.sort();
+    wrong.reverse();
+    let bad: i64 = wrong.iter().map(|(count, _)| count).sum();
+    let picture = format!(
+        "{runtime}: {bad} of {total} stacks are not exact; root {root:?}\n{}\n{}",
+        wrong
+            .iter()
+            .take(20)
+            .map(|(count, text)| format!("{count:>6} {text}"))
+            .collect::<Vec<_>>()
+            .join("\n"),
+        outcome.stderr
+    );
+    // The root itself: the thread's start in libc, the runtime, managed start, the loop.
+    let first = samples
+        .iter()
+        .find(|sample| is_exact(&user_frames(sample), &root))
+        .map(|sample| sample.stack[0].mapping.clone());
+    assert!(
+        first.is_some_and(|mapping| mapping.contains("libc")),
+        "the stack does not begin in libc: {picture}"
+    );
+    assert!(root.last().is_some_and(|name| name == "CallHeavy.Program.Loop"), "{picture}");
+    assert!(root.iter().any(|name| name.starts_with("System.Threading.Thread.StartCallback")), "{picture}");
+    // Half of 6 s at 999 Hz, for a machine that gives the thread half a CPU; below that the share below says little.
+    assert!(total >= 3000, "only {total} samples: {picture}");
+    assert!(bad * 1000 <= total, "{picture}");
 }
 
-#[test]
-fn waiting_threads_show_their_whole_stack_down_to_the_start() {
-    // The short form proves it where glibc, the runtime and the kernel differ least from the tests above; the long form everywhere.
-    for runtime in if long_form() { Runtime::ALL.to_vec() } else { vec![Runtime::Net9] } {
-        let name = format!("unwind::waiting_threads on {runtime}");
-        let Some(_turn) = begin(&name, &[RECORD_NET9, &[Need::Clr(runtime)]].concat()) else { continue };
-        let app = Workload::dotnet(runtime, "waits", &[]).unwrap().start().unwrap();
-        let length = Duration::from_secs(6);
-        let (profile, _) = record_pid(app.pid(), length, &[]).unwrap();
-        for (thread, chain, longest_ns) in [
-            ("wait-monitor", ["Waits.Program.MonitorLoop", "Waits.Program.MonitorOuter", "Waits.Program.MonitorInner"], 90_000_000),
-            ("wait-sleep", ["Waits.Program.SleepLoop", "Waits.Program.SleepOuter", "Waits.Program.SleepInner"], 51_000_000),
-            ("wait-pipe", ["Waits.Program.PipeLoop", "Waits.Program.PipeOuter", "Waits.Program.PipeInner"], 41_000_000),
-        ] {
-            let id = app.thread(thread).to_string();
-            let of_thread = |sample: &Sample| sample.label("thread_id") == id;
-            let blocked = profile.sum("blocked", of_thread);
-            let whole = profile.sum("blocked", |sample| {
-                of_thread(sample) && sample.stack[0].mapping.contains("libc") && sample.positions(&chain).is_some_and(|at| {
+on_runtimes!(waiting_threads_show_their_whole_stack_down_to_the_start: net8 Net8, net9 Net9, net10 Net10);
+
+fn waiting_threads_show_their_whole_stack_down_to_the_start(runtime: Runtime) {
+    let name = format!("unwind::waiting_threads on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let app = Workload::dotnet(runtime, "waits", &[]).unwrap().start().unwrap();
+    let length = Duration::from_secs(6);
+    let (profile, _) = record_pid(app.pid(), length, &[]).unwrap();
+    for (thread, chain, longest_ns) in [
+        (
+            "wait-monitor",
+            ["Waits.Program.MonitorLoop", "Waits.Program.MonitorOuter", "Waits.Program.MonitorInner"],
+            90_000_000,
+        ),
+        (
+            "wait-sleep",
+            ["Waits.Program.SleepLoop", "Waits.Program.SleepOuter", "Waits.Program.SleepInner"],
+            51_000_000,
+        ),
+        (
+            "wait-pipe",
+            ["Waits.Program.PipeLoop", "Waits.Program.PipeOuter", "Waits.Program.PipeInner"],
+            41_000_000,
+        ),
+    ] {
+        let id = app.thread(thread).to_string();
+        let of_thread = |sample: &Sample| sample.label("thread_id") == id;
+        let blocked = profile.sum("blocked", of_thread);
+        let whole = profile.sum("blocked", |sample| {
+            of_thread(sample)
+                && sample.stack[0].mapping.contains("libc")
+                && sample.positions(&chain).is_some_and(|at| {
                     // The three are neighbours, and what is below them is the way from the thread's start.
-                    at[1] == at[0] + 1 && at[2] == at[1] + 1 && sample.positions(&["Thread.StartCallback", chain[0]]).is_some()
+                    at[1] == at[0] + 1
+                        && at[2] == at[1] + 1
+                        && sample.positions(&["Thread.StartCallback", chain[0]]).is_some()
                 })
-            });
-            let picture = format!("{runtime} {thread}: {whole} of {blocked} ns blocked\n{}", profile.describe("blocked", of_thread));
-            assert!(blocked > profile.duration_ns * 95 / 100, "it does nothing but wait: {picture}");
-            // All but the wait in progress when the recording began (its stack was taken before anyone looked), twice over for one
-            // more that a GC or the attach itself causes.
-            assert!(blocked - whole <= 2 * longest_ns, "{picture}");
-        }
-        app.stop().unwrap();
+        });
+        let picture = format!(
+            "{runtime} {thread}: {whole} of {blocked} ns blocked\n{}",
+            profile.describe("blocked", of_thread)
+        );
+        assert!(blocked > profile.duration_ns * 95 / 100, "it does nothing but wait: {picture}");
+        // All but the wait in progress when the recording began (its stack was taken before anyone looked), twice over for one
+        // more that a GC or the attach itself causes.
+        assert!(blocked - whole <= 2 * longest_ns, "{picture}");
     }
+    app.stop().unwrap();
 }
