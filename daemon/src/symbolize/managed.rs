@@ -1,22 +1,22 @@
-//! Names of managed code, as shims tell them: code range -> function, by process and generation.
+//! Names of managed code, as shims tell them, bound to the frames that wanted them.
 //!
-//! A process is believed about itself only: everything is kept under the [`ProcessId`] the finder established. What is
-//! kept is bounded, and two methods that claim the same code make it nameless rather than wrong.
+//! A frame is (process, first address of the body, generation), and the finisher decides when an address gets a new generation.
+//! So an answer is about the code that is there when it is given: it names the frames that wait for it, and it is kept for
+//! other frames in its ranges until that code is unloaded or a frame of a newer generation shows that it was replaced. A frame
+//! keeps its name for ever; one that was still waiting when its code went stays nameless. A process is believed about
+//! itself only, what is kept is bounded, and two methods that claim the same code make it nameless rather than wrong.
 
 use super::perf_map::PerfMapName;
 use super::{FunctionId, Module, Symbol, pretty};
 use crate::sample::frame::ProcessId;
 use crate::source::{Method, ShimEvent};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Code ranges kept per process.
+/// Code ranges, and frames, kept per process.
 const MAX_RANGES: usize = 300_000;
 /// Functions kept of all processes.
 const MAX_FUNCTIONS: usize = 1_000_000;
-/// Boundaries of unloaded ranges kept per process; past it the process has no managed names any more.
-const MAX_UNLOAD_BOUNDARIES: usize = 200_000;
-
 /// Why an address has no name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
@@ -24,6 +24,8 @@ pub enum Missing {
     NotAnswered,
     /// The runtime said it has no method there.
     NoMethod,
+    /// Its code was unloaded before the answer came.
+    Unloaded,
     /// Two methods claim it.
     Conflict,
     /// The store was full.
@@ -48,14 +50,19 @@ struct Range {
     function: Option<FunctionId>,
 }
 
+/// First address and generation of a body.
+type Body = (u64, u32);
+
 #[derive(Default)]
 struct Process {
-    /// By (generation, first address).
-    ranges: BTreeMap<(u32, u64), Range>,
-    /// Step function: from this address on, code was unloaded so many times.
-    unloaded: BTreeMap<u64, u32>,
-    /// (generation, address) pairs the runtime has no method for.
-    no_method: HashSet<(u32, u64)>,
+    /// Code that is there now, by first address.
+    live: BTreeMap<u64, Range>,
+    /// What each frame is bound to.
+    bound: HashMap<Body, Result<FunctionId, Missing>>,
+    /// Frames that wait for an answer: first address -> generation.
+    waiting: BTreeMap<u64, u32>,
+    /// Newest generation seen of an address, where it is not 0.
+    newest: HashMap<u64, u32>,
     full: bool,
 }
 
@@ -77,8 +84,8 @@ impl ManagedNames {
             ShimEvent::Method(method) => self.learn(process, method),
             ShimEvent::NoMethod { asked, .. } => {
                 let entry = self.processes.entry(process).or_default();
-                if entry.no_method.len() < MAX_RANGES {
-                    entry.no_method.insert((entry.generation(*asked), *asked));
+                if let Some(generation) = entry.waiting.remove(asked) {
+                    entry.bound.insert((*asked, generation), Err(Missing::NoMethod));
                 }
             }
             ShimEvent::CodeUnloaded { ranges } => {
@@ -89,6 +96,16 @@ impl ManagedNames {
             }
             _ => {}
         }
+    }
+
+    /// Notes that a frame needs a name. True when nobody was asked for it yet and the name is not known.
+    pub(super) fn want(&mut self, process: ProcessId, start: u64, generation: u32) -> bool {
+        self.processes.entry(process).or_default().want(start, generation)
+    }
+
+    /// Addresses of a process nobody answered for yet.
+    pub(super) fn waiting(&self, process: ProcessId) -> impl Iterator<Item = u64> {
+        self.processes.get(&process).into_iter().flat_map(|entry| entry.waiting.keys().copied())
     }
 
     fn learn(&mut self, process: ProcessId, method: &Method) {
@@ -149,35 +166,24 @@ impl ManagedNames {
         self.function(process, (0, 0), &name.name, module)
     }
 
-    /// The function whose code was at `address` in `generation`.
+    /// The function a frame belongs to.
     ///
     /// # Errors
     /// Why there is none.
     pub(super) fn find(
         &self,
         process: ProcessId,
-        address: u64,
+        start: u64,
         generation: u32,
     ) -> Result<FunctionId, Missing> {
         let entry = self.processes.get(&process).ok_or(Missing::NotAnswered)?;
-        let last = entry.ranges.range((generation, 0)..=(generation, address)).next_back();
-        if let Some((_, range)) = last.filter(|(_, range)| address < range.end) {
-            return range.function.ok_or(Missing::Conflict);
-        }
-        if entry.no_method.contains(&(generation, address)) {
-            return Err(Missing::NoMethod);
-        }
-        Err(if entry.full { Missing::StoreFull } else { Missing::NotAnswered })
+        let unbound = if entry.full { Missing::StoreFull } else { Missing::NotAnswered };
+        entry.bound.get(&(start, generation)).copied().unwrap_or(Err(unbound))
     }
 
     /// The symbol of a function.
     pub(super) fn symbol(&self, id: FunctionId) -> Option<Symbol> {
         self.symbols.get(&id).cloned()
-    }
-
-    /// How often code at `address` was unloaded.
-    pub(super) fn generation(&self, process: ProcessId, address: u64) -> u32 {
-        self.processes.get(&process).map_or(0, |entry| entry.generation(address))
     }
 
     /// Drops all that is known of a process.
@@ -206,25 +212,58 @@ enum Inserted {
 }
 
 impl Process {
-    fn generation(&self, address: u64) -> u32 {
-        self.unloaded.range(..=address).next_back().map_or(0, |(_, &count)| count)
+    fn want(&mut self, start: u64, generation: u32) -> bool {
+        if self.bound.contains_key(&(start, generation)) || self.waiting.get(&start) == Some(&generation) {
+            return false;
+        }
+        if self.bound.len() + self.waiting.len() >= MAX_RANGES {
+            self.full = true;
+            return false;
+        }
+        let newest = self.newest.get(&start).copied().unwrap_or(0);
+        if generation < newest {
+            self.bound.insert((start, generation), Err(Missing::Unloaded));
+            return false;
+        }
+        if generation > newest {
+            self.unload(start, start.saturating_add(1));
+            self.newest.insert(start, generation);
+        }
+        match self.live_at(start) {
+            Some(range) => {
+                self.bound.insert((start, generation), range.function.ok_or(Missing::Conflict));
+                false
+            }
+            None => {
+                self.waiting.insert(start, generation);
+                true
+            }
+        }
+    }
+
+    fn live_at(&self, address: u64) -> Option<Range> {
+        let (_, range) = self.live.range(..=address).next_back()?;
+        (address < range.end).then_some(*range)
+    }
+
+    /// First addresses of the live ranges that overlap `start..end`; live ranges never overlap each other.
+    fn overlapping(&self, start: u64, end: u64) -> Vec<u64> {
+        let before = self.live.range(..start).next_back().filter(|(_, range)| range.end > start);
+        before.into_iter().chain(self.live.range(start..end)).map(|(&first, _)| first).collect()
     }
 
     fn unload(&mut self, start: u64, end: u64) {
         if start >= end {
             return;
         }
-        if self.unloaded.len() >= MAX_UNLOAD_BOUNDARIES {
-            self.ranges.clear();
-            self.full = true;
-            return;
+        for first in self.overlapping(start, end) {
+            self.live.remove(&first);
         }
-        for boundary in [start, end] {
-            let count = self.generation(boundary);
-            self.unloaded.insert(boundary, count);
-        }
-        for (_, count) in self.unloaded.range_mut(start..end) {
-            *count = count.saturating_add(1);
+        let gone: Vec<Body> =
+            self.waiting.range(start..end).map(|(&start, &generation)| (start, generation)).collect();
+        for (start, generation) in gone {
+            self.waiting.remove(&start);
+            self.bound.insert((start, generation), Err(Missing::Unloaded));
         }
     }
 
@@ -232,32 +271,27 @@ impl Process {
         if start >= end {
             return Inserted::Yes;
         }
-        if self.full || self.ranges.len() >= MAX_RANGES {
+        if self.live.len() >= MAX_RANGES {
             self.full = true;
             return Inserted::Full;
         }
-        let generation = self.generation(start);
-        // A neighbour that overlaps and is another function: the code was replaced and nobody said so.
-        let mut conflict = false;
-        let overlapping: Vec<u64> = self
-            .ranges
-            .range((generation, 0)..(generation, end))
-            .rev()
-            .take_while(|(_, range)| range.end > start)
-            .map(|(&(_, first), _)| first)
-            .collect();
-        for first in overlapping {
-            if let Some(range) = self.ranges.get_mut(&(generation, first))
-                && range.function != Some(function)
-            {
-                range.function = None;
-                conflict = true;
+        // A range that overlaps and is another function: the code was replaced and nobody said so, or somebody lies.
+        let overlapping = self.overlapping(start, end);
+        let (mut first, mut last, mut agreed) = (start, end, Some(function));
+        for known in overlapping {
+            if let Some(range) = self.live.remove(&known) {
+                (first, last) = (first.min(known), last.max(range.end));
+                agreed = agreed.filter(|_| range.function == Some(function));
             }
         }
-        let function = (!conflict).then_some(function);
-        let entry = self.ranges.entry((generation, start)).or_insert(Range { end, function });
-        entry.end = entry.end.max(end);
-        if conflict { Inserted::Conflict } else { Inserted::Yes }
+        self.live.insert(first, Range { end: last, function: agreed });
+        let named: Vec<Body> =
+            self.waiting.range(first..last).map(|(&start, &generation)| (start, generation)).collect();
+        for (start, generation) in named {
+            self.waiting.remove(&start);
+            self.bound.insert((start, generation), agreed.ok_or(Missing::Conflict));
+        }
+        if agreed.is_none() { Inserted::Conflict } else { Inserted::Yes }
     }
 }
 
@@ -272,6 +306,7 @@ fn module_name(path: &str) -> Arc<str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::{prop_assert, proptest};
 
     const PROCESS: ProcessId = ProcessId(7);
 
@@ -287,7 +322,8 @@ mod tests {
         }))
     }
 
-    fn name(names: &ManagedNames, address: u64, generation: u32) -> Result<String, Missing> {
+    fn name(names: &mut ManagedNames, address: u64, generation: u32) -> Result<String, Missing> {
+        names.want(PROCESS, address, generation);
         let id = names.find(PROCESS, address, generation)?;
         Ok(names.symbol(id).unwrap().name.to_string())
     }
@@ -295,6 +331,10 @@ mod tests {
     #[test]
     fn bodies_of_one_method_share_its_identity_and_instantiations_do_not() {
         let mut names = ManagedNames::default();
+        for start in [0x1000, 0x900f, 0x2000, 0x3000, 0x1100] {
+            assert!(names.want(PROCESS, start, 0), "asked once");
+            assert!(!names.want(PROCESS, start, 0), "and not again");
+        }
         names.observe(PROCESS, &method(1, "A.B<System.Int32>.M()", &[(0x1000, 0x100), (0x9000, 0x10)]));
         names.observe(PROCESS, &method(1, "A.B<System.Int32>.M()", &[(0x2000, 0x100)]));
         names.observe(PROCESS, &method(1, "A.B<System.String>.M()", &[(0x3000, 0x100)]));
@@ -303,23 +343,43 @@ mod tests {
         assert_eq!(id(0x1000), id(0x900f));
         assert_ne!(id(0x1000), id(0x3000));
         assert_eq!(id(0x1100), Err(Missing::NotAnswered));
+        assert_eq!(names.waiting(PROCESS).collect::<Vec<_>>(), [0x1100]);
         assert_eq!(names.symbol(id(0x1000).unwrap()).unwrap().module, Module::Managed("App.dll".into()));
         assert_eq!(names.find(ProcessId(8), 0x1000, 0), Err(Missing::NotAnswered));
+        assert!(!names.want(PROCESS, 0x2010, 0), "an answer serves the whole method");
+        assert_eq!(names.find(PROCESS, 0x2010, 0), names.find(PROCESS, 0x1000, 0));
     }
 
     #[test]
     fn code_that_replaced_unloaded_code_has_its_own_name_and_the_old_keeps_its() {
         let mut names = ManagedNames::default();
-        names.observe(PROCESS, &method(1, "Old.M()", &[(0x1000, 0x100)]));
+        names.want(PROCESS, 0x1000, 0);
+        names.want(PROCESS, 0x1040, 0);
+        names.observe(PROCESS, &method(1, "Old.M()", &[(0x1000, 0x40)]));
         names.observe(PROCESS, &method(3, "Stays.M()", &[(0x2000, 0x100)]));
         names.observe(PROCESS, &ShimEvent::CodeUnloaded { ranges: vec![(0x1000, 0x100)] });
-        assert_eq!(names.generation(PROCESS, 0x1000), 1);
-        assert_eq!(names.generation(PROCESS, 0x1100), 0);
-        assert_eq!(name(&names, 0x1000, 1), Err(Missing::NotAnswered));
+        assert_eq!(name(&mut names, 0x1040, 0), Err(Missing::Unloaded));
+        assert_eq!(name(&mut names, 0x1000, 1), Err(Missing::NotAnswered));
         names.observe(PROCESS, &method(2, "New.M()", &[(0x1000, 0x80)]));
-        assert_eq!(name(&names, 0x1000, 0).as_deref(), Ok("Old.M()"));
-        assert_eq!(name(&names, 0x1000, 1).as_deref(), Ok("New.M()"));
-        assert_eq!(name(&names, 0x2000, 0).as_deref(), Ok("Stays.M()"));
+        assert_eq!(name(&mut names, 0x1000, 0).as_deref(), Ok("Old.M()"));
+        assert_eq!(name(&mut names, 0x1000, 1).as_deref(), Ok("New.M()"));
+        assert_eq!(
+            name(&mut names, 0x1040, 0),
+            Err(Missing::Unloaded),
+            "an answer about later code is not for it"
+        );
+        assert_eq!(name(&mut names, 0x2000, 0).as_deref(), Ok("Stays.M()"));
+    }
+
+    #[test]
+    fn a_newer_generation_is_asked_about_although_nobody_reported_an_unload() {
+        let mut names = ManagedNames::default();
+        names.want(PROCESS, 0x1000, 0);
+        names.observe(PROCESS, &method(1, "Old.M()", &[(0x1000, 0x100)]));
+        assert!(names.want(PROCESS, 0x1000, 1));
+        names.observe(PROCESS, &method(2, "New.M()", &[(0x1000, 0x80)]));
+        assert_eq!(name(&mut names, 0x1000, 0).as_deref(), Ok("Old.M()"));
+        assert_eq!(name(&mut names, 0x1000, 1).as_deref(), Ok("New.M()"));
     }
 
     #[test]
@@ -327,30 +387,37 @@ mod tests {
         let mut names = ManagedNames::default();
         names.observe(PROCESS, &method(1, "A.M()", &[(0x1000, 0x100)]));
         names.observe(PROCESS, &method(2, "B.M()", &[(0x1080, 0x100)]));
-        assert_eq!(name(&names, 0x1000, 0), Err(Missing::Conflict));
-        assert_eq!(name(&names, 0x1100, 0), Err(Missing::Conflict));
+        assert_eq!(name(&mut names, 0x1000, 0), Err(Missing::Conflict));
+        assert_eq!(name(&mut names, 0x1100, 0), Err(Missing::Conflict));
         assert_eq!(names.counters()[1].1, 1);
     }
 
     #[test]
     fn no_method_is_its_own_reason_and_forgetting_a_process_frees_its_names() {
         let mut names = ManagedNames::default();
+        names.want(PROCESS, 0x5000, 0);
         names.observe(PROCESS, &ShimEvent::NoMethod { asked: 0x5000, hresult: -1 });
-        assert_eq!(name(&names, 0x5000, 0), Err(Missing::NoMethod));
+        assert_eq!(name(&mut names, 0x5000, 0), Err(Missing::NoMethod));
         names.observe(PROCESS, &method(1, "A.M()", &[(0x1000, 0x100)]));
         names.forget(PROCESS);
         assert!(names.ids.is_empty() && names.symbols.is_empty() && names.processes.is_empty());
     }
 
-    #[test]
-    fn overlapping_unloads_add_up() {
-        let mut process = Process::default();
-        process.unload(10, 20);
-        process.unload(15, 30);
-        process.unload(0, 100);
-        process.unload(5, 5);
-        let counts: Vec<u32> =
-            [0, 9, 10, 15, 19, 20, 29, 30, 99, 100].map(|at| process.generation(at)).into();
-        assert_eq!(counts, [1, 1, 2, 3, 3, 2, 2, 1, 1, 0]);
+    proptest! {
+        /// Whatever a process says in whatever order, live ranges stay apart, so a look-up has one answer.
+        #[test]
+        fn live_ranges_never_overlap(steps in proptest::collection::vec((0u8..3, 0u64..64, 0u64..16, 0u32..4), 0..60)) {
+            let mut process = Process::default();
+            for (step, start, len, function) in steps {
+                match step {
+                    0 => process.unload(start, start + len),
+                    1 => { process.insert(start, start + len, FunctionId(function)); }
+                    _ => { process.want(start, function); }
+                }
+                let ends: Vec<u64> = process.live.values().map(|range| range.end).collect();
+                let starts = process.live.keys().copied().skip(1);
+                prop_assert!(ends.iter().zip(starts).all(|(&end, start)| end <= start));
+            }
+        }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! let mut symbolizer = Symbolizer::default();
+//! if symbolizer.wants_answer(frame) { /* ask the shim of its process about the frame's start */ }  // when first seen
 //! symbolizer.observe(process, &shim_event);              // Method, NoMethod, CodeUnloaded; others are ignored
 //! symbolizer.resolve(window.frames(), &directory);       // at the window's end: one batch per image
 //! let symbol = symbolizer.symbol(frame);                 // total: what has no name says what it is, never a wrong name
@@ -41,6 +42,10 @@ pub struct ImageFile<'a> {
 pub trait Directory {
     /// The file behind `image`.
     fn image(&self, image: ImageId) -> Option<ImageFile<'_>>;
+    /// The bytes of an image that is no file: the vDSO.
+    fn image_bytes(&self, _image: ImageId) -> Option<&[u8]> {
+        None
+    }
     /// The pid, in the initial pid namespace, of a process that is still the same one; `None` when it is gone.
     fn live_pid(&self, process: ProcessId) -> Option<u32>;
 }
@@ -94,6 +99,8 @@ pub enum Unresolved {
     NotAnswered,
     /// Managed: the runtime said it has no method there.
     NoMethod,
+    /// Managed: the code was unloaded before the answer came.
+    Unloaded,
     /// Managed: two different methods claim the address.
     Conflict,
     /// Managed: the store of names was full.
@@ -113,6 +120,7 @@ impl Unresolved {
             Self::NoSymbol => "symbolize_no_symbol",
             Self::NotAnswered => "symbolize_managed_not_answered",
             Self::NoMethod => "symbolize_managed_no_method",
+            Self::Unloaded => "symbolize_managed_unloaded",
             Self::Conflict => "symbolize_managed_conflict",
             Self::StoreFull => "symbolize_managed_store_full",
             Self::NoMapping => "symbolize_no_mapping",
@@ -135,16 +143,18 @@ impl Symbolizer {
         self.managed.observe(process, event);
     }
 
-    /// How often code at `address` was unloaded so far: the `generation` of a [`FrameKey::Managed`] sampled now.
-    #[must_use]
-    pub fn generation(&self, process: ProcessId, address: u64) -> u32 {
-        self.managed.generation(process, address)
+    /// Notes that `frame` will need a name. True when it is managed, the name is not known and nobody was asked for it yet: then
+    /// the shim of its process should be, about its start.
+    pub fn wants_answer(&mut self, frame: FrameKey) -> bool {
+        match frame {
+            FrameKey::Managed { process, start, generation } => self.managed.want(process, start, generation),
+            _ => false,
+        }
     }
 
-    /// True when the name of the method at `address` is known, so that nobody needs to ask for it.
-    #[must_use]
-    pub fn knows(&self, process: ProcessId, address: u64) -> bool {
-        self.managed.find(process, address, self.generation(process, address)).is_ok()
+    /// Addresses of a process that were asked about and not answered yet, to ask again where a question was lost.
+    pub fn unanswered(&self, process: ProcessId) -> impl Iterator<Item = u64> {
+        self.managed.waiting(process)
     }
 
     /// Forgets a process: its frames keep the names they were resolved to, until the cache drops them.
@@ -172,6 +182,7 @@ impl Symbolizer {
                 FrameKey::Kernel(address) => kernel.push(address),
                 FrameKey::Native { image, address } => images.entry(image).or_default().push(address),
                 FrameKey::Managed { process, start, generation } => {
+                    self.managed.want(process, start, generation);
                     let map = maps
                         .entry(process)
                         .or_insert_with(|| perf_map::open(directory.live_pid(process)?, &mut self.perf_maps));
@@ -187,7 +198,7 @@ impl Symbolizer {
         }
         self.kernel_symbols(&kernel);
         for (image, addresses) in images {
-            self.native_symbols(image, &addresses, directory.image(image));
+            self.native_symbols(image, &addresses, directory);
         }
     }
 
@@ -227,11 +238,17 @@ impl Symbolizer {
         }
     }
 
-    fn native_symbols(&mut self, image: ImageId, addresses: &[u64], file: Option<ImageFile<'_>>) {
+    fn native_symbols(&mut self, image: ImageId, addresses: &[u64], directory: &dyn Directory) {
+        let file = directory.image(image);
         let path = file.map_or("[unknown image]", |file| file.path);
-        let (names, why) = match file.and_then(|file| file.file) {
+        let found = match (file.and_then(|file| file.file), directory.image_bytes(image)) {
+            (Some(file), _) => Some(native::names(file, addresses)),
+            (None, Some(bytes)) => Some(native::names_in(bytes, addresses)),
+            (None, None) => None,
+        };
+        let (names, why) = match found {
             None => (Vec::new(), Unresolved::ImageNotOpen),
-            Some(file) => match native::names(file, addresses) {
+            Some(found) => match found {
                 Ok(names) => (names, Unresolved::NoSymbol),
                 Err(error) => {
                     tracing::debug!(path = %pretty::clean(path), %error, "symbols not read");
@@ -269,10 +286,12 @@ impl Symbolizer {
     ) {
         let found = match self.managed.find(process, start, generation) {
             // A perf map has no generations: it can only speak for code that was never replaced.
-            Err(Missing::NotAnswered) if generation == 0 => match map.and_then(|map| map.name(start)) {
-                Some(name) => self.managed.named_by_perf_map(process, name).ok_or(Missing::StoreFull),
-                None => Err(Missing::NotAnswered),
-            },
+            Err(Missing::NotAnswered | Missing::NoMethod) if generation == 0 => {
+                match map.and_then(|map| map.name(start)) {
+                    Some(name) => self.managed.named_by_perf_map(process, name).ok_or(Missing::StoreFull),
+                    None => self.managed.find(process, start, generation),
+                }
+            }
             found => found,
         };
         let symbol = match found {
@@ -292,6 +311,7 @@ impl From<Missing> for Unresolved {
         match missing {
             Missing::NotAnswered => Self::NotAnswered,
             Missing::NoMethod => Self::NoMethod,
+            Missing::Unloaded => Self::Unloaded,
             Missing::Conflict => Self::Conflict,
             Missing::StoreFull => Self::StoreFull,
         }

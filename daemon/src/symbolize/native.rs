@@ -7,6 +7,7 @@
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Symbolizer};
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -68,7 +69,21 @@ pub struct Name {
 /// # Errors
 /// When the file cannot be read, is no ELF file, or is beyond the limits.
 pub fn names(file: &File, addresses: &[u64]) -> Result<Vec<Option<Name>>, NativeError> {
-    let copy = sparse_copy(file)?;
+    symbolize(&sparse_copy(file)?, addresses)
+}
+
+/// The same for an image that is held in memory.
+///
+/// # Errors
+/// As [`names`].
+pub fn names_in(image: &[u8], addresses: &[u64]) -> Result<Vec<Option<Name>>, NativeError> {
+    let mut file = memfd()?;
+    file.write_all(image)?;
+    names(&file, addresses)
+}
+
+/// Looks addresses up in a file nobody else can change.
+fn symbolize(copy: &File, addresses: &[u64]) -> Result<Vec<Option<Name>>, NativeError> {
     let mut source = Elf::new(format!("/proc/self/fd/{}", copy.as_raw_fd()));
     source.debug_syms = false;
     // A fresh symbolizer per file: descriptors are reused, so a cache by path could mix files up.
@@ -101,6 +116,10 @@ fn demangle(system_name: String) -> Name {
     });
     let name = readable.ok().flatten().filter(|name| !name.is_empty());
     Name { name: name.unwrap_or_else(|| system_name.clone()), system_name }
+}
+
+fn memfd() -> Result<File, NativeError> {
+    Ok(File::from(rustix::fs::memfd_create("perfusion-symbols", rustix::fs::MemfdFlags::CLOEXEC)?))
 }
 
 /// A memfd as long as `file` that holds its headers and its symbol and string tables, and holes elsewhere.
@@ -142,7 +161,7 @@ fn sparse_copy(file: &File) -> Result<File, NativeError> {
     if found > MAX_COPIED_BYTES {
         return Err(NativeError::TooLarge { found, limit: MAX_COPIED_BYTES });
     }
-    let copy = File::from(rustix::fs::memfd_create("perfusion-symbols", rustix::fs::MemfdFlags::CLOEXEC)?);
+    let copy = memfd()?;
     copy.set_len(len)?;
     let mut chunk = vec![0; CHUNK_BYTES];
     for (start, part_len) in parts {
@@ -212,7 +231,6 @@ fn u64_in(bytes: &[u8; 64], at: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
 
     /// The test binary itself: PIE, with `.symtab`, Rust names.
     fn own_image() -> (File, u64) {
