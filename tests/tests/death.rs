@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use system_tests::environment::{RECORD_NET9, begin};
-use system_tests::perfusion::{SLACK, Scratch};
+use system_tests::perfusion::{SLACK, Scratch, record_pid};
 use system_tests::wait::let_pass;
 use system_tests::{Profile, Recording, Runtime, Workload};
 
@@ -52,4 +52,19 @@ fn assert_losses_add_up(profile: &Profile, stderr: &str) {
     let checked =
         profile.comments.iter().filter(|line| line.contains("produced") && line.contains('=')).count();
     assert!(checked > 0, "no line says produced = stored + dropped: {:#?}\n{stderr}", profile.comments);
+}
+
+#[test]
+fn more_events_than_anyone_can_record_are_dropped_and_counted() {
+    let Some(_turn) = begin("death::more_events_than_anyone_can_record", RECORD_NET9) else { return };
+    let mut app = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().arg("flat-out").start().unwrap();
+    let before = app.mark().unwrap();
+    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(4), &[]).unwrap();
+    let rate = before.bytes_per_second(app.mark().unwrap());
+    let truth = app.stop().unwrap();
+    assert_eq!(truth["mistakes"], 0, "{truth}");
+    assert_losses_add_up(&profile, &outcome.stderr);
+    // Never more than there was, and still a sample of it.
+    let share = profile.sum("alloc_space", |_| true) as f64 / (profile.duration_ns as f64 / 1e9) / rate;
+    assert!(share > 0.02 && share < 1.25, "{share:.3} of {rate:.0} bytes/s:\n{}", outcome.stderr);
 }
