@@ -203,6 +203,11 @@ impl Image {
         matches!(self.format, Format::Pe { .. })
     }
 
+    /// Reads from `offset` in the file; fewer bytes than asked where it ends.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> usize {
+        self.source.read(offset, into)
+    }
+
     /// ELF virtual address of the byte at `offset` in the file.
     #[must_use]
     pub fn elf_address(&self, offset: u64) -> Option<u64> {
@@ -332,6 +337,7 @@ fn find_build_id(notes: &[u8]) -> Option<Vec<u8>> {
 fn load_unwind(source: &Source) -> Option<UnwindSections> {
     let header = elf_header(source)?;
     let mut found: [Option<Section>; 3] = [None, None, None];
+    let mut plt = Vec::new();
     if let Some(sections) = section_headers(source, &header) {
         let names = usize::from(header.e_shstrndx.get(LE));
         let names = sections.get(names)?;
@@ -343,6 +349,11 @@ fn load_unwind(source: &Source) -> Option<UnwindSections> {
                 Some(b".eh_frame_hdr") => 0,
                 Some(b".eh_frame") => 1,
                 Some(b".debug_frame") => 2,
+                Some(b".plt" | b".plt.got" | b".plt.sec") => {
+                    let start = section.sh_addr.get(LE);
+                    plt.extend(start.checked_add(section.sh_size.get(LE)).map(|end| start..end).filter(|_| plt.len() < 8));
+                    continue;
+                }
                 _ => continue,
             };
             let skip = section.sh_type.get(LE) == elf::SHT_NOBITS
@@ -378,7 +389,9 @@ fn load_unwind(source: &Source) -> Option<UnwindSections> {
         found[1] = Some(Section { address: eh_address, bytes });
     }
     let [hdr, eh, debug] = found;
-    Some(UnwindSections::new(hdr, eh, debug))
+    let mut sections = UnwindSections::new(hdr, eh, debug);
+    sections.plt = plt;
+    Some(sections)
 }
 
 fn section_headers(source: &Source, header: &elf::FileHeader64<LE>) -> Option<Vec<elf::SectionHeader64<LE>>> {

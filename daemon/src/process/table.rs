@@ -11,7 +11,7 @@ use super::memory::ProcessMemory;
 use crate::sample::frame::{FrameKey, ImageId, Marker, ProcessId};
 use crate::source::{Event, EventKind, MonotonicNs, ShimEvent, UserContext};
 use crate::unwind::TargetMemory;
-use crate::unwind::epilogue::ends_with_call;
+use crate::unwind::epilogue::{CODE_BYTES, ends_with_call, stub};
 use crate::unwind::finish::{Code, Finished, Limits, Step, walk};
 use crate::unwind::managed::{Budget, JitBody, stub_rule};
 use crate::unwind::rule::{Refusal, Rule};
@@ -300,7 +300,7 @@ impl View<'_> {
         let Some(image) = self.images.get(id) else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
         let offset = mapping.file_offset_of(pc);
         if let Some(address) = image.elf_address(offset) {
-            let rule = self.images.unwind(id).ok_or(Refusal::Unreadable).and_then(|u| u.rule(address));
+            let rule = self.native_rule(id, address, offset, exact);
             return (FrameKey::Native { image: id, address }, rule);
         }
         let Some(rva) = image.rva(offset) else { return (self.unknown(pc), Err(Refusal::NoEntry)) };
@@ -312,6 +312,18 @@ impl View<'_> {
         let start = pc.wrapping_sub(u64::from(rva - function.begin));
         let frame = FrameKey::Managed { process: self.process.id, start, generation: 0 };
         (frame, directory.rule(image, function, rva, exact))
+    }
+
+    fn native_rule(&mut self, id: ImageId, address: u64, offset: u64, exact: bool) -> Result<Rule, Refusal> {
+        let unwind = self.images.unwind(id).ok_or(Refusal::Unreadable)?;
+        match unwind.rule(address) {
+            Err(Refusal::NoEntry) if exact && unwind.is_plt(address) => {
+                let mut code = [0u8; CODE_BYTES];
+                let length = self.images.get(id).map_or(0, |i| i.read_at(offset, &mut code));
+                stub(code.get(..length).unwrap_or_default(), address)
+            }
+            found => found,
+        }
     }
 
     fn in_vdso(&mut self, mapping: &Mapping, pc: u64) -> (FrameKey, Result<Rule, Refusal>) {

@@ -13,6 +13,7 @@ use gimli::{
     BaseAddresses, CfaRule, DebugFrame, EhFrame, EhFrameHdr, EndianSlice, LittleEndian, Operation,
     ParsedEhFrameHdr, RegisterRule, UnwindContext, UnwindSection,
 };
+use std::ops::Range;
 use std::sync::OnceLock;
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
@@ -44,6 +45,8 @@ pub struct UnwindSections {
     pub eh_frame: Option<Section>,
     /// `.debug_frame`.
     pub debug_frame: Option<Section>,
+    /// Addresses of `.plt`, `.plt.got` and `.plt.sec`: lld writes no call frame information for them.
+    pub plt: Vec<Range<u64>>,
     eh_index: OnceLock<Vec<IndexEntry>>,
     debug_index: OnceLock<Vec<IndexEntry>>,
 }
@@ -63,7 +66,7 @@ impl UnwindSections {
         eh_frame: Option<Section>,
         debug_frame: Option<Section>,
     ) -> Self {
-        Self { eh_frame_hdr, eh_frame, debug_frame, eh_index: OnceLock::new(), debug_index: OnceLock::new() }
+        Self { eh_frame_hdr, eh_frame, debug_frame, ..Self::default() }
     }
 
     /// Bytes held.
@@ -74,6 +77,12 @@ impl UnwindSections {
         let index_bytes =
             indexes.iter().filter_map(|i| i.get()).map(|i| i.len() * size_of::<IndexEntry>()).sum::<usize>();
         sections.iter().filter_map(|s| s.as_ref()).map(|s| s.bytes.len()).sum::<usize>() + index_bytes
+    }
+
+    /// True when `address` is in a procedure linkage table: straight code of which a replay finds the rule.
+    #[must_use]
+    pub fn is_plt(&self, address: u64) -> bool {
+        self.plt.iter().any(|range| range.contains(&address))
     }
 
     /// The rule at `address` (the file's numbering).
