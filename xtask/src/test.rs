@@ -24,7 +24,8 @@ struct Sum {
     broken: Vec<&'static str>,
 }
 
-pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>) -> Result<()> {
+/// `required`: a system test whose needs are not met fails instead of being skipped.
+pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, required: bool) -> Result<()> {
     let mut sum = Sum::default();
 
     steps.step("tests without privilege");
@@ -54,6 +55,9 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>) -> Result
         .env("PERFUSION_SHIM", paths.shim())
         .env("PERFUSION_DOTNET_ROOTS", paths.dotnet_roots())
         .env("PERFUSION_CSC", paths.csc());
+    if required {
+        system.env("PERFUSION_TESTS_REQUIRED", "1");
+    }
     sum.run("system tests", &mut system)?;
 
     for skipped in &sum.skipped {

@@ -18,6 +18,7 @@ pub(super) const PACKAGES: [Package; 9] = [
     ("libzstd-dev", "bpf-linker"),
     ("zlib1g-dev", "bpf-linker"),
     ("gcc", "native halves of the demo and the tests"),
+    ("musl-tools", "the musl process of the tests"),
     ("mono-mcs", "compiles the C# compiler's driver once"),
     ("python3-pip", "fetches .NET runtimes from PyPI"),
 ];
