@@ -10,7 +10,7 @@ use crate::exec::{Steps, is_root, outcome, output, run};
 pub(crate) type Package = (&'static str, &'static str);
 
 /// What every command needs.
-pub(super) const PACKAGES: [Package; 9] = [
+pub(super) const PACKAGES: [Package; 10] = [
     ("rustc-web", "a rustc whose LLVM fits bpf-linker's"),
     ("cargo-web", "its cargo"),
     ("libstd-rust-web-dev-bpf", "prebuilt core for bpfel-unknown-none"),
