@@ -1,6 +1,214 @@
-//! x
-use crate::{exec::Steps, paths::Paths};
-use anyhow::Result;
-pub(crate) fn bench(_: &Paths, _: &Steps, _: Option<&str>) -> Result<()> {
+//! `cargo xtask bench [FIGURE]`: what profiling costs, measured on a real CLR under a real kernel, one function per figure. A run of all
+//! figures writes docs/benchmarks.md. Nothing here judges: the budgets stand beside the values.
+
+mod daemon;
+mod load;
+mod statistics;
+
+use std::{fs, process::Command};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    build,
+    exec::{Steps, need_root, output},
+    paths::Paths,
+    setup::debian,
+};
+
+/// One line of the result.
+struct Row {
+    what: &'static str,
+    measured: String,
+    budget: &'static str,
+}
+
+/// What a figure needs.
+struct Bench<'a> {
+    paths: &'a Paths,
+    steps: &'a Steps,
+}
+
+type Figure = fn(&Bench<'_>) -> Result<Vec<Row>>;
+
+/// Name on the command line, what it measures and how, and the code that does it.
+const FIGURES: [(&str, &str, Figure); 3] = [
+    ("start", "From starting `perfusion record` to the first sample in the kernel", start_to_first_sample),
+    ("steady", "One recording of 10 s with everything on, 99 Hz, the app busy on all CPUs", steady),
+    (
+        "throughput",
+        "Operations per second of the app, recorded against not recorded, in alternation",
+        throughput,
+    ),
+];
+
+pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<()> {
+    need_root("measuring probes")?;
+    let known: Vec<&str> = FIGURES.iter().map(|(name, ..)| *name).collect();
+    if let Some(name) = only.filter(|name| !known.contains(name)) {
+        bail!("unknown figure `{name}`: expected one of {}", known.join(", "));
+    }
+    build::build(paths, steps)?;
+    debian::install(steps, &[("bpftool", "names and run times of loaded programs")])?;
+    load::compile(paths)?;
+    let _statistics = statistics::Enabled::enable()?;
+    let bench = Bench { paths, steps };
+
+    let mut text = String::new();
+    for (name, how, figure) in FIGURES {
+        if only.is_some_and(|only| only != name) {
+            continue;
+        }
+        steps.step(&format!("measuring {name}"));
+        text.push_str(&format!("\n## {how}\n| what | measured | budget |\n|---|---|---|\n"));
+        for row in figure(&bench).with_context(|| format!("figure {name}"))? {
+            text.push_str(&format!("| {} | {} | {} |\n", row.what, row.measured, row.budget));
+        }
+    }
+    print!("{text}");
+    if only.is_none() {
+        let document = paths.root.join("docs/benchmarks.md");
+        let head = format!(
+            "# What profiling costs\nWritten by `cargo xtask bench` on {}. Probe times are the kernel's own (`kernel.bpf_stats_enabled`).\n",
+            machine()?
+        );
+        fs::write(&document, head + &text)
+            .with_context(|| format!("{}: cannot be written", document.display()))?;
+        steps.step(&format!("wrote {}", document.display()));
+    }
     Ok(())
+}
+
+/// Kernel, processor and number of CPUs: what another machine's figures differ by.
+fn machine() -> Result<String> {
+    let cpu = fs::read_to_string("/proc/cpuinfo").context("/proc/cpuinfo")?;
+    let model = cpu
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("unknown", |(_, name)| name);
+    let kernel = output(Command::new("uname").arg("-r"))?;
+    let cpus = output(&mut Command::new("nproc"))?;
+    Ok(format!("Linux {}, {} × {model}", kernel.trim(), cpus.trim()))
+}
+
+/// Median of 5 starts.
+fn start_to_first_sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
+    let app = load::App::start(bench.paths)?;
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        let mut daemon = daemon::Recorder::start(bench.paths, app.pid())?;
+        times.push(daemon.first_sample()?.as_secs_f64() * 1e3);
+        daemon.finish()?;
+    }
+    Ok(vec![Row {
+        what: "start to first sample, median of 5",
+        measured: format!("{:.0} ms", median(times)),
+        budget: "300 ms",
+    }])
+}
+
+fn steady(bench: &Bench<'_>) -> Result<Vec<Row>> {
+    const SECONDS: f64 = 10.0;
+    let app = load::App::start(bench.paths)?;
+    let mut daemon = daemon::Recorder::start(bench.paths, app.pid())?;
+    daemon.first_sample()?;
+    let (programs_before, cpu_before) = (daemon.programs()?, daemon.cpu_seconds()?);
+    load::pass(SECONDS);
+    let (programs_after, cpu_after) = (daemon.programs()?, daemon.cpu_seconds()?);
+    let (rss, maps) = (daemon.rss_bytes()?, daemon.map_bytes()?);
+    daemon.finish()?;
+
+    let mut rows = Vec::new();
+    let mut probes_ns = 0.0;
+    for (id, program) in &programs_after {
+        let before = programs_before.get(id).map_or((0, 0), |program| (program.runs, program.run_ns));
+        let (runs, ns) = ((program.runs - before.0) as f64, (program.run_ns - before.1) as f64);
+        probes_ns += ns;
+        if runs > 0.0 {
+            rows.push(Row {
+                what: program.what(),
+                measured: format!(
+                    "{:.2} µs a run of `{}`, {:.0} runs/s",
+                    ns / runs / 1e3,
+                    program.name,
+                    runs / SECONDS
+                ),
+                budget: program.budget(),
+            });
+        }
+    }
+    let probes = probes_ns / 1e9 / SECONDS;
+    let cpu = (cpu_after - cpu_before) / SECONDS;
+    let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    rows.push(Row {
+        what: "CPU of daemon + probes, of one CPU",
+        measured: format!("{:.2} % + {:.2} %", cpu * 100.0, probes * 100.0),
+        budget: "1 % of the node",
+    });
+    rows.push(Row {
+        what: "memory: RSS + BPF maps",
+        measured: format!("{:.1} MiB + {:.1} MiB", mebibytes(rss), mebibytes(maps)),
+        budget: "100 MiB with 50 processes",
+    });
+    Ok(rows)
+}
+
+/// Pairs of windows of 2 s; each pair begins with the other one, so that drift cancels out.
+fn throughput(bench: &Bench<'_>) -> Result<Vec<Row>> {
+    const PAIRS: usize = 12;
+    const WINDOW_SECONDS: f64 = 2.0;
+    let mut app = load::App::start(bench.paths)?;
+    load::pass(WINDOW_SECONDS); // tiered compilation settles
+    let mut ratios = Vec::new();
+    for pair in 0..PAIRS {
+        let mut rates = [0.0; 2];
+        for window in 0..2 {
+            let recorded = (pair + window) % 2 == 0;
+            let daemon = if recorded {
+                let mut daemon = daemon::Recorder::start(bench.paths, app.pid())?;
+                daemon.first_sample()?;
+                Some(daemon)
+            } else {
+                None
+            };
+            let rate = app.rate(WINDOW_SECONDS)?;
+            if let Some(daemon) = daemon {
+                daemon.finish()?;
+            }
+            rates[usize::from(recorded)] = rate;
+        }
+        let [without, with] = rates;
+        ratios.push(with / without);
+        bench.steps.step(&format!("pair {} of {PAIRS}: {:.2} %", pair + 1, with / without * 100.0));
+    }
+    let mut sorted = ratios.clone();
+    sorted.sort_by(f64::total_cmp);
+    let (least, most) =
+        (sorted.first().copied().unwrap_or_default(), sorted.last().copied().unwrap_or_default());
+    Ok(vec![Row {
+        what: "throughput with everything on, of without; median of 12 pairs",
+        measured: format!("{:.2} % ({:.2} to {:.2})", median(ratios) * 100.0, least * 100.0, most * 100.0),
+        budget: "99 %",
+    }])
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match (values.get(middle), values.get(middle.wrapping_sub(1))) {
+        (Some(upper), Some(lower)) if values.len().is_multiple_of(2) => f64::midpoint(*upper, *lower),
+        (Some(upper), _) => *upper,
+        (None, _) => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn median_of_odd_and_even() {
+        assert!((median(vec![3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
+        assert!((median(vec![4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
+    }
 }

@@ -40,7 +40,7 @@ const UNSAFE_ALLOWED: [&str; 8] = [
 /// A module of these names says nothing about what lives in it.
 const EMPTY_NAMES: [&str; 3] = ["utils", "helpers", "common"];
 
-/// Lists of counters, each `Variant "name" "help";`, whose every entry has a row in docs/metrics.md.
+/// Lists of counters whose every entry has a row in docs/metrics.md.
 const COUNTER_LISTS: [&str; 2] = ["ebpf-common/src/counter.rs", "profiler-protocol/src/counter.rs"];
 
 /// Folders of the root directory that are the same on every machine; another one there is somebody's own.
@@ -218,11 +218,8 @@ fn check_counters(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
         }
         let text =
             fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
-        for line in text.lines().filter(|line| line.trim_end().ends_with("\";")) {
-            let strings: Vec<&str> = line.split('"').skip(1).step_by(2).collect();
-            if let [name, help] = strings.as_slice() {
-                rows.insert(format!("| `{name}` | {help} |"), list);
-            }
+        for (name, help) in counters(&text) {
+            rows.insert(format!("| `{name}` | {help} |"), list);
         }
     }
     for (row, list) in rows {
@@ -231,6 +228,26 @@ fn check_counters(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Name and help of each counter of a list: `Variant "name" "help";`, or `Variant = 1, "name";` below its help as a doc comment.
+fn counters(list: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut comment = String::new();
+    for line in list.lines().map(str::trim) {
+        if let Some(text) = line.strip_prefix("///") {
+            comment.push_str(text);
+            continue;
+        }
+        let strings: Vec<&str> = line.split('"').skip(1).step_by(2).collect();
+        match strings.as_slice() {
+            [name, help] if line.ends_with("\";") => found.push(((*name).to_owned(), (*help).to_owned())),
+            [name] if line.ends_with("\";") => found.push(((*name).to_owned(), comment.trim().to_owned())),
+            _ => {}
+        }
+        comment.clear();
+    }
+    found
 }
 
 fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
@@ -262,7 +279,7 @@ fn without_comment_and_strings(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{check_machine_paths, check_rust, without_comment_and_strings};
+    use super::{check_machine_paths, check_rust, counters, without_comment_and_strings};
 
     fn rust(name: &str, text: &str) -> Vec<String> {
         let mut broken = Vec::new();
@@ -284,6 +301,14 @@ mod tests {
     #[test]
     fn files_say_what_they_are_and_reexport_by_name() {
         assert_eq!(rust("daemon/src/utils.rs", "use a::b;\npub use c::*;").len(), 3);
+    }
+
+    #[test]
+    fn counters_of_both_forms_are_read() {
+        let list =
+            "/// An enum.\nenum A {\nFull \"full\" \"no room\";\n/// Two\n/// lines.\nLost = 1, \"lost\";\n";
+        let expected = [("full", "no room"), ("lost", "Two lines.")];
+        assert_eq!(counters(list), expected.map(|(name, help)| (name.to_owned(), help.to_owned())));
     }
 
     #[test]

@@ -1,0 +1,86 @@
+// The program that `cargo xtask bench` measures with. Half of its threads work through deep call chains and allocate; the others hand a
+// token to each other, so that threads switch all the time. Each line on standard input is answered with "OPERATIONS NANOSECONDS":
+// work done by all threads since the start, and when it was read. "exit" or the end of the input ends it.
+using System;
+using System.Diagnostics;
+using System.Runtime.CompilerServices;
+using System.Threading;
+
+static class Load
+{
+    // Depth of the call chains: with the frames of Main and of the runtime about 40 in all.
+    const int Depth = 32;
+    // One counter per cache line.
+    const int Stride = 16;
+
+    static readonly long[] Operations = new long[64 * Stride];
+    static byte[] kept = new byte[0];
+
+    static void Main(string[] args)
+    {
+        int workers = args.Length > 0 ? int.Parse(args[0]) : Environment.ProcessorCount;
+        for (int i = 0; i < workers; i++)
+        {
+            int slot = (i + 1) * Stride;
+            new Thread(() => Work(slot)) { IsBackground = true, Name = "worker" }.Start();
+        }
+        var ping = new SemaphoreSlim(0);
+        var pong = new SemaphoreSlim(0);
+        new Thread(() => Hand(ping, pong, 0)) { IsBackground = true, Name = "ping" }.Start();
+        new Thread(() => Hand(pong, ping, 1)) { IsBackground = true, Name = "pong" }.Start();
+        ping.Release();
+
+        Console.WriteLine("ready");
+        for (string line = Console.ReadLine(); line != null && line != "exit"; line = Console.ReadLine())
+        {
+            long sum = 0;
+            for (int slot = 0; slot < Operations.Length; slot += Stride) sum += Volatile.Read(ref Operations[slot]);
+            Console.WriteLine(sum + " " + (long)(Stopwatch.GetTimestamp() * (1e9 / Stopwatch.Frequency)));
+        }
+    }
+
+    static void Work(int slot)
+    {
+        ulong seed = (ulong)slot;
+        while (true)
+        {
+            seed = Down(seed, Depth);
+            Volatile.Write(ref Operations[slot], Operations[slot] + 1);
+        }
+    }
+
+    // Not inlined and not a tail call: each level is a frame.
+    [MethodImpl(MethodImplOptions.NoInlining)]
+    static ulong Down(ulong seed, int depth)
+    {
+        ulong below = depth == 0 ? Leaf(seed) : Down(seed + 1, depth - 1);
+        return below ^ (ulong)depth;
+    }
+
+    // About 10 µs of work and 1 KiB allocated.
+    [MethodImpl(MethodImplOptions.NoInlining)]
+    static ulong Leaf(ulong seed)
+    {
+        var buffer = new byte[1000];
+        for (int i = 0; i < 8000; i++)
+        {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            buffer[seed % 1000] = (byte)seed;
+        }
+        kept = buffer;
+        return seed;
+    }
+
+    // Two of these make about 2,000 switches a second: a pause keeps them from taking the CPUs for themselves.
+    static void Hand(SemaphoreSlim mine, SemaphoreSlim other, int pause)
+    {
+        while (true)
+        {
+            mine.Wait();
+            if (pause != 0) Thread.Sleep(pause);
+            other.Release();
+        }
+    }
+}

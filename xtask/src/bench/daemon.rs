@@ -1,0 +1,174 @@
+//! A running `perfusion record`, seen from outside: its BPF programs and maps, its time and its memory, all as the kernel counts them.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::{exec::output, paths::Paths};
+
+/// `BPF_PROG_TYPE_PERF_EVENT`, as /proc/PID/fdinfo shows it: the CPU sampler.
+const PERF_EVENT: &str = "7";
+/// How long a start may take before it counts as failed.
+const START_DEADLINE: Duration = Duration::from_secs(20);
+
+/// What the kernel knows of one loaded program.
+pub(super) struct Program {
+    pub(super) name: String,
+    pub(super) runs: u64,
+    pub(super) run_ns: u64,
+}
+
+impl Program {
+    /// What one run of it is, told by its name.
+    pub(super) fn what(&self) -> &'static str {
+        match self.name.as_str() {
+            name if name.contains("switch") => "one context switch",
+            name if name.contains("wak") => "one wake-up",
+            name if name.contains("sample") || name.contains("cpu") => "one CPU sample",
+            _ => "another event",
+        }
+    }
+
+    pub(super) fn budget(&self) -> &'static str {
+        match self.what() {
+            "one CPU sample" => "4 µs, 40 frames",
+            "one context switch" => "0.4 µs with its wake-up",
+            _ => "",
+        }
+    }
+}
+
+/// A recording in progress. Dropping it kills it.
+pub(super) struct Recorder {
+    child: Child,
+    began: Instant,
+}
+
+impl Recorder {
+    /// Begins to record a process.
+    pub(super) fn start(paths: &Paths, pid: u32) -> Result<Recorder> {
+        let began = Instant::now();
+        let child = Command::new(paths.perfusion())
+            .args(["--quiet", "record", "--pid", &pid.to_string(), "--output"])
+            .arg(paths.target.join("bench/profile.pb.gz"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| format!("{}: did not start", paths.perfusion().display()))?;
+        Ok(Recorder { child, began })
+    }
+
+    /// Waits until the sampler has run, and returns how long after the start that was.
+    pub(super) fn first_sample(&mut self) -> Result<Duration> {
+        loop {
+            let sampled = self.descriptors()?.iter().any(|facts| {
+                facts.get("prog_type").is_some_and(|kind| kind == PERF_EVENT)
+                    && facts.get("run_cnt").is_some_and(|runs| runs != "0")
+            });
+            if sampled {
+                return Ok(self.began.elapsed());
+            }
+            if let Some(status) = self.child.try_wait().context("waiting for perfusion")? {
+                bail!("perfusion ended before its first sample: {status}");
+            }
+            if self.began.elapsed() > START_DEADLINE {
+                bail!("no sample within {} s of the start", START_DEADLINE.as_secs());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Its programs by id.
+    pub(super) fn programs(&self) -> Result<BTreeMap<u64, Program>> {
+        let mut programs = BTreeMap::new();
+        for facts in self.descriptors()?.iter().filter(|facts| facts.contains_key("prog_type")) {
+            let Some(id) = facts.get("prog_id") else { continue };
+            let text = output(Command::new("bpftool").args(["--json", "prog", "show", "id", id]))?;
+            let program: Value = serde_json::from_str(&text).context("output of bpftool")?;
+            let number = |key: &str| program[key].as_u64().unwrap_or(0);
+            let name = program["name"].as_str().unwrap_or("?").to_owned();
+            programs.insert(
+                number("id"),
+                Program { name, runs: number("run_cnt"), run_ns: number("run_time_ns") },
+            );
+        }
+        if programs.is_empty() {
+            bail!("perfusion (pid {}) holds no BPF program", self.child.id());
+        }
+        Ok(programs)
+    }
+
+    /// User and system time it has used.
+    pub(super) fn cpu_seconds(&self) -> Result<f64> {
+        let path = format!("/proc/{}/stat", self.child.id());
+        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+        // proc(5): utime and stime are fields 14 and 15; field 3 follows the name in parentheses, which may hold anything.
+        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks: f64 = fields.iter().skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
+        let per_second: f64 =
+            output(Command::new("getconf").arg("CLK_TCK"))?.trim().parse().context("getconf CLK_TCK")?;
+        Ok(ticks / per_second)
+    }
+
+    /// Memory of its own, page tables aside.
+    pub(super) fn rss_bytes(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.child.id());
+        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .with_context(|| format!("{path}: no VmRSS"))?;
+        let kibibytes: u64 =
+            line.trim().trim_end_matches(" kB").parse().with_context(|| format!("{path}: VmRSS:{line}"))?;
+        Ok(kibibytes * 1024)
+    }
+
+    /// Memory of its BPF maps, each counted once.
+    pub(super) fn map_bytes(&self) -> Result<u64> {
+        let mut maps = BTreeMap::new();
+        for facts in self.descriptors()? {
+            if let (Some(id), Some(bytes)) = (facts.get("map_id"), facts.get("memlock")) {
+                maps.insert(id.clone(), bytes.parse::<u64>().unwrap_or(0));
+            }
+        }
+        Ok(maps.values().sum())
+    }
+
+    /// Ends the recording as Ctrl-C does and waits until the profile is written.
+    pub(super) fn finish(mut self) -> Result<()> {
+        output(Command::new("kill").args(["-INT", &self.child.id().to_string()]))?;
+        let status = self.child.wait().context("waiting for perfusion")?;
+        if !status.success() {
+            bail!("perfusion record: expected exit code 0, found {status}");
+        }
+        Ok(())
+    }
+
+    /// `key: value` of each of its open descriptors.
+    fn descriptors(&self) -> Result<Vec<BTreeMap<String, String>>> {
+        let folder = format!("/proc/{}/fdinfo", self.child.id());
+        let mut all = Vec::new();
+        for entry in fs::read_dir(&folder).with_context(|| folder.clone())? {
+            // A descriptor may be closed between listing and reading.
+            let Ok(text) = entry.and_then(|entry| fs::read_to_string(entry.path())) else { continue };
+            let facts = text.lines().filter_map(|line| line.split_once(':'));
+            all.push(facts.map(|(key, value)| (key.to_owned(), value.trim().to_owned())).collect());
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        // Finished ones are gone already.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
