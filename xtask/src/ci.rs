@@ -16,7 +16,7 @@ use crate::{
 pub(crate) fn ci(paths: &Paths, steps: &Steps) -> Result<()> {
     steps.step("format");
     run(cargo(paths).args(["fmt", "--all", "--check"]))?;
-    tidy::tidy(paths, steps)?;
+    tidy::tidy(paths, steps, false)?;
     let ebpf = setup::setup(paths, steps)?;
     debian::install(steps, &[("rust-web-clippy", "lints of the eBPF crate")])?;
 

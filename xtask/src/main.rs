@@ -24,7 +24,7 @@ cargo xtask COMMAND
   build           eBPF object, shim and target/release/perfusion with both inside
   test [FILTER]   every test, system tests on the real kernel and CLRs included (root)
   bench [FIGURE]  measure what the profiler costs; writes docs/benchmarks.md (root)
-  tidy            rules no compiler checks: crate edges, first lines of files, documents locked to code
+  tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to code
   helm            lint the chart, render it, check it against Kubernetes' schemas
   ci              format, lints, docs, tidy, no_std builds, chart, tests
 
@@ -44,7 +44,8 @@ fn main() -> ExitCode {
             ["test", filter] => test::test(&paths, &steps, Some(filter), false),
             ["bench"] => bench::bench(&paths, &steps, None),
             ["bench", figure] => bench::bench(&paths, &steps, Some(figure)),
-            ["tidy"] => tidy::tidy(&paths, &steps),
+            ["tidy"] => tidy::tidy(&paths, &steps, false),
+            ["tidy", "--fix"] => tidy::tidy(&paths, &steps, true),
             ["helm"] => helm::lint(&paths, &steps),
             ["ci"] => ci::ci(&paths, &steps),
             ["help" | "--help" | "-h"] => {

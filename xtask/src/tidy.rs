@@ -1,7 +1,6 @@
 //! `cargo xtask tidy`: rules of this project that no compiler checks. Each broken one is a line `file:line: what, and what to do`.
 
 use std::{
-    collections::BTreeMap,
     env, fs,
     path::{Path, PathBuf},
     process::Command,
@@ -11,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::{
-    exec::{Steps, output},
+    exec::{Steps, output, write_if_changed},
     paths::Paths,
 };
 
@@ -40,8 +39,11 @@ const UNSAFE_ALLOWED: [&str; 8] = [
 /// A module of these names says nothing about what lives in it.
 const EMPTY_NAMES: [&str; 3] = ["utils", "helpers", "common"];
 
-/// Lists of counters whose every entry has a row in docs/metrics.md.
-const COUNTER_LISTS: [&str; 2] = ["ebpf-common/src/counter.rs", "profiler-protocol/src/counter.rs"];
+/// Lists of counters, and what they count.
+const COUNTER_LISTS: [(&str, &str); 2] = [
+    ("ebpf-common/src/counter.rs", "eBPF probes and their reader"),
+    ("profiler-protocol/src/counter.rs", "Shim"),
+];
 
 /// Folders of the root directory that are the same on every machine; another one there is somebody's own.
 const STANDARD_FOLDERS: [&str; 17] = [
@@ -49,7 +51,8 @@ const STANDARD_FOLDERS: [&str; 17] = [
     "tmp", "usr", "var",
 ];
 
-pub(crate) fn tidy(paths: &Paths, steps: &Steps) -> Result<()> {
+/// Checks all rules; with `fix` documents that are written from code are written anew.
+pub(crate) fn tidy(paths: &Paths, steps: &Steps, fix: bool) -> Result<()> {
     steps.step("tidy");
     let mut broken = Vec::new();
     check_edges(paths, &mut broken)?;
@@ -68,7 +71,7 @@ pub(crate) fn tidy(paths: &Paths, steps: &Steps) -> Result<()> {
             check_rust(&name, &text, &mut broken);
         }
     }
-    check_counters(paths, &mut broken)?;
+    check_counters(paths, fix, &mut broken)?;
 
     if !broken.is_empty() {
         bail!("tidy: {} broken rule(s)\n{}", broken.len(), broken.join("\n"));
@@ -207,25 +210,28 @@ fn check_rust(name: &str, text: &str, broken: &mut Vec<String>) {
     }
 }
 
-/// Every counter has its row in the document, with the same help.
-fn check_counters(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
-    let document = fs::read_to_string(paths.root.join("docs/metrics.md")).unwrap_or_default();
-    let mut rows = BTreeMap::new();
-    for list in COUNTER_LISTS {
+/// docs/metrics.md is written from the lists of counters, so that none can be missing or say something else.
+fn check_counters(paths: &Paths, fix: bool, broken: &mut Vec<String>) -> Result<()> {
+    let mut text = String::from(
+        "# Counters\n\nWritten by `cargo xtask tidy --fix` from the lists in the code. Every loss has its counter; a profile has all of them in its \
+         comments.\n",
+    );
+    for (list, what) in COUNTER_LISTS {
         let path = paths.root.join(list);
-        if !path.exists() {
-            continue;
-        }
-        let text =
+        let source =
             fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
-        for (name, help) in counters(&text) {
-            rows.insert(format!("| `{name}` | {help} |"), list);
+        text.push_str(&format!("\n## {what}\n`{list}`\n\n| name | meaning |\n|---|---|\n"));
+        for (name, help) in counters(&source) {
+            text.push_str(&format!("| `{name}` | {help} |\n"));
         }
     }
-    for (row, list) in rows {
-        if !document.contains(&row) {
-            broken.push(format!("docs/metrics.md: expected this row, from {list}: {row}"));
-        }
+    let document = paths.root.join("docs/metrics.md");
+    if fix {
+        write_if_changed(&document, text.as_bytes())?;
+    } else if !fs::read_to_string(&document).is_ok_and(|found| found == text) {
+        broken.push(
+            "docs/metrics.md: differs from the lists of counters; run `cargo xtask tidy --fix`".to_owned(),
+        );
     }
     Ok(())
 }
