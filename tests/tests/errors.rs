@@ -325,3 +325,32 @@ fn the_c_workloads_compile() {
     compile_c("spin", "spin", &[]).unwrap();
     compile_c("main_profiler", "main_profiler.so", &["-shared", "-fPIC"]).unwrap();
 }
+
+#[test]
+fn a_file_that_is_no_profile_is_refused_by_name() {
+    let Some(_turn) = begin("errors::a_file_that_is_no_profile", &[Need::Perfusion]) else { return };
+    let scratch = Scratch::new().unwrap();
+    let gzip_header = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
+    for (name, bytes) in [("empty", &b""[..]), ("text", b"not a profile\n"), ("cut.gz", &gzip_header)] {
+        let file = scratch.path(name);
+        fs::write(&file, bytes).unwrap();
+        let outcome = perfusion::run(perfusion::command(["report"]).arg(&file), DEADLINE).unwrap();
+        assert_error(&outcome, 1, &[name]);
+    }
+    let missing = scratch.path("missing.pb.gz");
+    let outcome = perfusion::run(perfusion::command(["report"]).arg(&missing), DEADLINE).unwrap();
+    assert_error(&outcome, 1, &["missing.pb.gz"]);
+}
+
+#[test]
+fn a_recorded_command_keeps_its_own_exit_code_and_signal() {
+    let Some(_turn) = begin("errors::a_recorded_command_keeps_its_exit_code", RECORD) else { return };
+    let scratch = Scratch::new().unwrap();
+    for (script, code) in [("exit 0", 0), ("exit 42", 42), ("kill -KILL $$", 128 + 9)] {
+        let mut command = perfusion::command(["record", "-o"]);
+        command.arg(scratch.path("x.pb.gz")).args(["--", "/bin/sh", "-c", script]);
+        let outcome = perfusion::run(&mut command, DEADLINE).unwrap();
+        assert_eq!(outcome.code(), code, "{script}:\n{}", outcome.stderr);
+        system_tests::Profile::read(&scratch.path("x.pb.gz")).unwrap();
+    }
+}

@@ -160,3 +160,16 @@ fn two_runtimes_at_once_are_told_apart(pair: [Runtime; 2]) {
         app.stop().unwrap();
     }
 }
+
+#[test]
+fn children_of_a_recorded_command_are_recorded_with_names() {
+    let Some(_turn) = begin("names::children_of_a_recorded_command", RECORD_NET9) else { return };
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("children.pb.gz");
+    let program = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("1");
+    let mut command = perfusion::command(["record", "-o"]);
+    command.arg(&file).args(["--", "/bin/sh", "-c", "\"$@\"; exit 5", "sh"]).args(program.command_line());
+    let outcome = perfusion::run(&mut command, SLACK).unwrap();
+    assert_eq!(outcome.code(), 5, "the shell's code, not its child's:\n{}", outcome.stderr);
+    assert_named(&Profile::read(&file).unwrap());
+}
