@@ -1,1 +1,219 @@
-//! Being written.
+//! Brings the shim into a process and out of it again: [`attach()`] for a running one, [`launch::launch`] for one that is about
+//! to start. `policy` decides whether it can be done, `place` puts the library where the process can load it, `ipc` talks to
+//! its runtime. Nothing here stops, signals or traces the process; each wait has a deadline.
+
+pub mod hresult;
+pub mod ipc;
+pub mod launch;
+pub mod place;
+pub mod policy;
+pub mod target;
+
+use self::ipc::{AttachProfiler, IpcError, ProcessInfo};
+use self::policy::{Inspection, WhyNot};
+use self::target::Target;
+use crate::source::shim::finder;
+use rustix::io::Errno;
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
+/// Class id the runtime asks the library for. Any would do; this one is ours in logs of the runtime.
+/// {9A1B7B5E-5F0B-4C0E-9B5F-50455246494E}, in memory order.
+const CLASS_ID: [u8; 16] =
+    [0x5e, 0x7b, 0x1b, 0x9a, 0x0b, 0x5f, 0x0e, 0x4c, 0x9b, 0x5f, 0x50, 0x45, 0x52, 0x46, 0x49, 0x4e];
+
+/// A runtime that has just started needs this long at most before it listens.
+const SOCKET_WAIT: Duration = Duration::from_secs(2);
+/// A first event session takes up to 70 ms; an attach behind another profiler's detach waits up to 5 s.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(15);
+const WAIT_FOR_GC: Duration = Duration::from_secs(5);
+const INFO_TIMEOUT: Duration = Duration::from_secs(2);
+/// The region is mapped before the attach returns; this is for a machine that is overloaded.
+const REGION_WAIT: Duration = Duration::from_secs(2);
+/// Between looks at something that has no notification.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Why the shim is not in the process.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// This binary has no shim inside.
+    #[error("this perfusion was built without its shim: build it with `cargo xtask build`")]
+    NoShim,
+    /// No such process.
+    #[error("no process {pid}")]
+    NoSuchProcess {
+        /// Asked for.
+        pid: u32,
+    },
+    /// It ended meanwhile.
+    #[error("process {pid} ended during the attach")]
+    Ended {
+        /// The process.
+        pid: u32,
+    },
+    /// `/proc` could not be read.
+    #[error("process {pid}: /proc/{pid}/maps: {source}")]
+    Look {
+        /// The process.
+        pid: u32,
+        /// The system's answer.
+        source: Errno,
+    },
+    /// It cannot be done with this process.
+    #[error("process {pid}: {why}")]
+    Unsuitable {
+        /// The process.
+        pid: u32,
+        /// The reason.
+        why: WhyNot,
+    },
+    /// The library has no place.
+    #[error(transparent)]
+    Place(Box<place::PlaceError>),
+    /// The diagnostics socket.
+    #[error(transparent)]
+    Ipc(Box<IpcError>),
+    /// The runtime says it has loaded the shim, but its region is not mapped.
+    #[error("process {pid}: the runtime loaded the shim, but no region of it appeared within {} ms", waited.as_millis())]
+    NoRegion {
+        /// The process.
+        pid: u32,
+        /// How long was waited.
+        waited: Duration,
+    },
+}
+
+/// What a shim is told when it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The recorder its region is made for; see [`crate::source::shim::registry`]. Never 0.
+    pub owner: u64,
+}
+
+impl Settings {
+    /// As the client data of an attach: `PERFOWN1`, owner (docs/shim-protocol.md).
+    fn client_data(self) -> [u8; 16] {
+        let mut data = *b"PERFOWN1\0\0\0\0\0\0\0\0";
+        data[8..].copy_from_slice(&self.owner.to_le_bytes());
+        data
+    }
+
+    /// As environment variables.
+    fn environment(self) -> [(OsString, OsString); 1] {
+        [("PERFUSION_OWNER".into(), format!("{:016x}", self.owner).into())]
+    }
+}
+
+/// A shim that was attached.
+#[derive(Clone, Debug)]
+pub struct Attached {
+    /// The process.
+    pub pid: u32,
+    /// What its runtime says about itself.
+    pub info: ProcessInfo,
+    /// From the call of [`attach()`] until the region was there.
+    pub took: Duration,
+}
+
+/// Brings the shim into a running process and waits until its region is mapped. The library's file is gone when this returns.
+///
+/// # Errors
+/// See [`AttachError`].
+pub fn attach(pid: u32, settings: Settings) -> Result<Attached, AttachError> {
+    let library = crate::embedded::shim().ok_or(AttachError::NoShim)?;
+    attach_library(pid, settings, library)
+}
+
+fn attach_library(pid: u32, settings: Settings, library: &[u8]) -> Result<Attached, AttachError> {
+    let begin = Instant::now();
+    let target = Target::open(pid).map_err(|_| AttachError::NoSuchProcess { pid })?;
+    let or_ended = |error| if target.is_alive() { error } else { AttachError::Ended { pid } };
+    wait_until_attachable(&target).map_err(or_ended)?;
+    let ipc = |error| or_ended(AttachError::Ipc(Box::new(error)));
+    let info = ipc::process_info(&target, INFO_TIMEOUT).map_err(ipc)?;
+    if info.runtime_version.split('.').next().and_then(|major| major.parse().ok()).is_some_and(|m: u32| m < 6) {
+        return Err(AttachError::Unsuitable { pid, why: WhyNot::TooOld(info.runtime_version) });
+    }
+    let placed =
+        place::place(&target, library).map_err(|error| or_ended(AttachError::Place(Box::new(error))))?;
+    let client_data = settings.client_data();
+    let request = AttachProfiler {
+        class_id: CLASS_ID,
+        path: placed.path(),
+        client_data: &client_data,
+        wait_for_gc: WAIT_FOR_GC,
+    };
+    let deadline = begin + ATTACH_TIMEOUT;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match ipc::attach_profiler(&target, &request, left) {
+            Ok(()) => break,
+            Err(IpcError::Refused { code, .. }) if code.is_transient() && !left.is_zero() => {
+                std::thread::sleep(LOOK_AGAIN * 10);
+            }
+            Err(error) => return Err(ipc(error)),
+        }
+    }
+    drop(placed);
+    wait_for_region(&target, settings.owner).map_err(or_ended)?;
+    Ok(Attached { pid, info, took: begin.elapsed() })
+}
+
+/// A runtime that is starting has its library mapped a little before its socket is there.
+fn wait_until_attachable(target: &Target) -> Result<(), AttachError> {
+    let pid = target.pid();
+    let deadline = Instant::now() + SOCKET_WAIT;
+    loop {
+        let inspection = policy::inspect(target, None).map_err(|source| AttachError::Look { pid, source })?;
+        match inspection {
+            Inspection { why_not: None, .. } => return Ok(()),
+            Inspection { why_not: Some(WhyNot::NoSocket), .. } if Instant::now() < deadline => {
+                std::thread::sleep(LOOK_AGAIN * 4);
+            }
+            Inspection { why_not: Some(why), .. } => return Err(AttachError::Unsuitable { pid, why }),
+        }
+    }
+}
+
+fn wait_for_region(target: &Target, owner: u64) -> Result<(), AttachError> {
+    let begin = Instant::now();
+    loop {
+        let found = finder::find(target, &|_| false);
+        let found = found.map_err(|source| AttachError::Look { pid: target.pid(), source })?;
+        if found.regions.iter().any(|region| region.owner() == Some(owner)) {
+            return Ok(());
+        }
+        let waited = begin.elapsed();
+        if waited > REGION_WAIT || !target.is_alive() {
+            return Err(AttachError::NoRegion { pid: target.pid(), waited });
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// The class id as the runtime's environment variables spell it.
+fn class_id_text() -> String {
+    let [a, b, c, d, e, f, g, h, rest @ ..] = CLASS_ID;
+    let (first, second, third) =
+        (u32::from_le_bytes([a, b, c, d]), u16::from_le_bytes([e, f]), u16::from_le_bytes([g, h]));
+    let [i, j, k, l, m, n, o, p] = rest;
+    format!(
+        "{{{first:08X}-{second:04X}-{third:04X}-{i:02X}{j:02X}-{k:02X}{l:02X}{m:02X}{n:02X}{o:02X}{p:02X}}}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Settings, class_id_text};
+
+    #[test]
+    fn the_class_id_is_spelled_as_the_runtime_reads_it() {
+        assert_eq!(class_id_text(), "{9A1B7B5E-5F0B-4C0E-9B5F-50455246494E}");
+    }
+
+    #[test]
+    fn client_data_is_as_documented() {
+        let data = Settings { owner: 0x0102_0304_0506_0708 }.client_data();
+        assert_eq!(data, *b"PERFOWN1\x08\x07\x06\x05\x04\x03\x02\x01");
+    }
+}

@@ -1,1 +1,5 @@
-//! Being written.
+//! Shims as a source of events.
+
+pub mod finder;
+mod region;
+pub use region::RegionError;

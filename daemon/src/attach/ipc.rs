@@ -1,0 +1,521 @@
+//! The runtime's diagnostics socket: one request a connection, as documented in dotnet/diagnostics
+//! `documentation/design-docs/ipc-protocol.md`. The peer is the profiled process, so it may lie, stall or send noise: its socket
+//! is opened below its own root without following a link at the end, it must be the peer the kernel names, all I/O has one
+//! deadline, and an answer is at most 64 KiB.
+
+use super::hresult::Hresult;
+use super::target::{Target, printable};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Dir, FileType, Mode, OFlags, fstat, openat};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
+};
+use std::fmt;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+const MAGIC: &[u8; 14] = b"DOTNET_IPC_V1\0";
+const HEADER_BYTES: usize = 20;
+/// Entries of a temporary directory looked at, and sockets tried, at most: both are the process's to fill.
+const DIRECTORY_ENTRIES: usize = 65_536;
+const CANDIDATES: usize = 8;
+
+const SET_PROFILER: u8 = 0x03;
+const SET_PROCESS: u8 = 0x04;
+const SET_SERVER: u8 = 0xff;
+const ATTACH_PROFILER: u8 = 0x01;
+const PROCESS_INFO_2: u8 = 0x04;
+const SERVER_OK: u8 = 0x00;
+
+/// Why a request had no good answer.
+#[derive(Debug, thiserror::Error)]
+pub enum IpcError {
+    /// No socket of this process.
+    #[error("process {pid} has no diagnostics socket (looked in {})", Directories(looked_in))]
+    NoSocket {
+        /// The process.
+        pid: u32,
+        /// Directories below its root.
+        looked_in: Vec<PathBuf>,
+    },
+    /// A socket was there, but another process answers on it.
+    #[error("the diagnostics socket of process {pid} belongs to process {found}")]
+    WrongPeer {
+        /// Expected.
+        pid: u32,
+        /// Found, as the kernel says (`SO_PEERCRED`).
+        found: u32,
+    },
+    /// A system call failed.
+    #[error("process {pid}: diagnostics socket: {step}: {source}")]
+    System {
+        /// The process.
+        pid: u32,
+        /// What was tried.
+        step: &'static str,
+        /// The system's answer.
+        source: Errno,
+    },
+    /// Nothing came in time.
+    #[error("process {pid}: no answer on the diagnostics socket within {} ms (is the process stopped?)", waited.as_millis())]
+    TimedOut {
+        /// The process.
+        pid: u32,
+        /// How long.
+        waited: Duration,
+    },
+    /// The answer does not follow the protocol.
+    #[error("process {pid}: diagnostics socket: expected {expected}, found {found}")]
+    Malformed {
+        /// The process.
+        pid: u32,
+        /// What the protocol says.
+        expected: &'static str,
+        /// What came.
+        found: String,
+    },
+    /// The runtime says no.
+    #[error("process {pid}: the runtime refused: {code}")]
+    Refused {
+        /// The process.
+        pid: u32,
+        /// Its reason.
+        code: Hresult,
+    },
+}
+
+struct Directories<'a>(&'a [PathBuf]);
+
+impl fmt::Display for Directories<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, path) in self.0.iter().enumerate() {
+            write!(f, "{}{}", if index == 0 { "" } else { ", " }, printable(&path.to_string_lossy()))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a runtime says about itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessInfo {
+    /// Pid as the process sees itself.
+    pub pid: u64,
+    /// Architecture, `x64` or `arm64`.
+    pub architecture: String,
+    /// Simple name of the assembly it was started with.
+    pub entry_assembly: String,
+    /// Version of the runtime, for example `9.0.5`.
+    pub runtime_version: String,
+}
+
+/// What to load into a runtime.
+#[derive(Debug)]
+pub struct AttachProfiler<'a> {
+    /// Class id the library answers to, in memory order.
+    pub class_id: [u8; 16],
+    /// Path of the library in the target's mount namespace.
+    pub path: &'a str,
+    /// Handed to the library as client data.
+    pub client_data: &'a [u8],
+    /// How long the runtime waits for a background GC to end.
+    pub wait_for_gc: Duration,
+}
+
+/// Asks for the runtime's version and the program's name. Harmless: the runtime only answers.
+///
+/// # Errors
+/// See [`IpcError`].
+pub fn process_info(target: &Target, timeout: Duration) -> Result<ProcessInfo, IpcError> {
+    let answer = request(target, SET_PROCESS, PROCESS_INFO_2, &[], timeout)?;
+    let mut reader = Reader { pid: target.pid(), rest: &answer };
+    let pid = u64::from_le_bytes(reader.array()?);
+    let _runtime_cookie: [u8; 16] = reader.array()?;
+    let _command_line = reader.string()?;
+    let _operating_system = reader.string()?;
+    let architecture = reader.string()?;
+    let entry_assembly = reader.string()?;
+    let runtime_version = reader.string()?;
+    // "9.0.5" of a release, "9.0.5+hash" or "9.0.5 @Commit: hash" of other builds.
+    let runtime_version = runtime_version.split(['+', ' ']).next().unwrap_or_default().to_owned();
+    Ok(ProcessInfo { pid, architecture, entry_assembly, runtime_version })
+}
+
+/// Makes the runtime load a library as a profiler; returns when the library's initialization has.
+///
+/// # Errors
+/// See [`IpcError`]; `Refused` carries the runtime's or the library's own code.
+pub fn attach_profiler(target: &Target, what: &AttachProfiler<'_>, timeout: Duration) -> Result<(), IpcError> {
+    let pid = target.pid();
+    let mut payload = Vec::new();
+    payload.extend(u32::try_from(what.wait_for_gc.as_millis()).unwrap_or(u32::MAX).to_le_bytes());
+    payload.extend(what.class_id);
+    let path: Vec<u16> = what.path.encode_utf16().chain([0]).collect();
+    payload.extend(count(path.len(), pid)?);
+    payload.extend(path.into_iter().flat_map(u16::to_le_bytes));
+    payload.extend(count(what.client_data.len(), pid)?);
+    payload.extend(what.client_data);
+    let answer = request(target, SET_PROFILER, ATTACH_PROFILER, &payload, timeout)?;
+    let code = u32::from_le_bytes(Reader { pid, rest: &answer }.array()?);
+    // Failure is the sign bit; S_FALSE and friends are successes.
+    if code & 0x8000_0000 != 0 { Err(IpcError::Refused { pid, code: Hresult(code) }) } else { Ok(()) }
+}
+
+fn count(len: usize, pid: u32) -> Result<[u8; 4], IpcError> {
+    let len = u32::try_from(len).map_err(|_| IpcError::Malformed {
+        pid,
+        expected: "a request below 4 GiB",
+        found: len.to_string(),
+    })?;
+    Ok(len.to_le_bytes())
+}
+
+/// True when a file with the name of this process's diagnostics socket exists.
+#[must_use]
+pub fn has_socket(target: &Target) -> bool {
+    candidates(target).is_ok_and(|found| !found.is_empty())
+}
+
+fn request(target: &Target, set: u8, command: u8, payload: &[u8], timeout: Duration) -> Result<Vec<u8>, IpcError> {
+    let pid = target.pid();
+    let size = HEADER_BYTES + payload.len();
+    let Ok(size) = u16::try_from(size) else {
+        return Err(IpcError::Malformed { pid, expected: "a request below 64 KiB", found: size.to_string() });
+    };
+    let mut message = Vec::with_capacity(usize::from(size));
+    message.extend(MAGIC);
+    message.extend(size.to_le_bytes());
+    message.extend([set, command, 0, 0]);
+    message.extend(payload);
+
+    let mut connection = Connection::open(target, timeout)?;
+    connection.send(&message)?;
+    let header: [u8; HEADER_BYTES] = connection.receive(HEADER_BYTES)?.try_into().unwrap_or([0; HEADER_BYTES]);
+    let (magic, rest) = header.split_at(MAGIC.len());
+    if magic != MAGIC {
+        return Err(connection.malformed("DOTNET_IPC_V1", printable(&String::from_utf8_lossy(magic))));
+    }
+    let &[low, high, answer_set, answer_id, ..] = rest else {
+        return Err(connection.malformed("a header of 20 bytes", format!("{rest:?}")));
+    };
+    let total = usize::from(u16::from_le_bytes([low, high]));
+    let Some(body) = total.checked_sub(HEADER_BYTES) else {
+        return Err(connection.malformed("a size of at least 20", total.to_string()));
+    };
+    let body = connection.receive(body)?;
+    match (answer_set, answer_id) {
+        (SET_SERVER, SERVER_OK) => Ok(body),
+        (SET_SERVER, _) => {
+            let code = Hresult(u32::from_le_bytes(Reader { pid, rest: &body }.array()?));
+            Err(IpcError::Refused { pid, code })
+        }
+        _ => Err(connection.malformed("an answer of set 0xff", format!("set {answer_set:#x}, id {answer_id:#x}"))),
+    }
+}
+
+/// Sockets with this process's name, likeliest first, opened without following a link at the end (O_PATH).
+fn candidates(target: &Target) -> Result<Vec<OwnedFd>, IpcError> {
+    let pid = target.pid();
+    let system = |step| move |source| IpcError::System { pid, step, source };
+    let inner_pid = target.namespace_pid().map_err(system("reading NSpid"))?;
+    let prefix = format!("dotnet-diagnostic-{inner_pid}-");
+    // The key is the start time as the process reads it; in a time namespace it differs from what is read here.
+    let exact = format!("{prefix}{}-socket", target.start_ticks().map_err(system("reading stat"))?);
+    let mut sockets = Vec::new();
+    for path in target.temporary_directories() {
+        let Ok(directory) = target.open_in_root(&path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK) else {
+            continue;
+        };
+        let open = |name: &str| {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = openat(&directory, name, flags, Mode::empty()).ok()?;
+            let status = fstat(&file).ok()?;
+            (FileType::from_raw_mode(status.st_mode) == FileType::Socket).then_some((status.st_mtime, file))
+        };
+        if let Some((_, socket)) = open(&exact) {
+            sockets.push(socket);
+            continue;
+        }
+        let Ok(entries) = Dir::read_from(&directory) else { continue };
+        let mut named: Vec<_> = entries
+            .take(DIRECTORY_ENTRIES)
+            .map_while(Result::ok)
+            .filter_map(|entry| {
+                let name = entry.file_name().to_str().ok()?;
+                let key = name.strip_prefix(&prefix)?.strip_suffix("-socket")?;
+                key.bytes().all(|b| b.is_ascii_digit()).then(|| open(name))?
+            })
+            .collect();
+        named.sort_by_key(|(modified, _)| std::cmp::Reverse(*modified));
+        sockets.extend(named.into_iter().map(|(_, socket)| socket));
+    }
+    sockets.truncate(CANDIDATES);
+    Ok(sockets)
+}
+
+struct Connection {
+    pid: u32,
+    socket: OwnedFd,
+    timeout: Duration,
+    deadline: Instant,
+}
+
+impl Connection {
+    fn open(target: &Target, timeout: Duration) -> Result<Self, IpcError> {
+        let pid = target.pid();
+        let deadline = Instant::now() + timeout;
+        let mut last = IpcError::NoSocket { pid, looked_in: target.temporary_directories() };
+        for file in candidates(target)? {
+            match Self::connect(pid, &file, timeout, deadline) {
+                Ok(connection) => return Ok(connection),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn connect(pid: u32, file: &OwnedFd, timeout: Duration, deadline: Instant) -> Result<Self, IpcError> {
+        let system = |step| move |source| IpcError::System { pid, step, source };
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(system("socket"))?;
+        // A full backlog makes connect wait; unix sockets wait as long as SO_SNDTIMEO says (af_unix.c, unix_wait_for_peer).
+        let wait = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        set_socket_timeout(&socket, Timeout::Send, Some(wait)).map_err(system("SO_SNDTIMEO"))?;
+        // The descriptor names the very file that was examined; nothing is looked up by name again.
+        let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(system("address"))?;
+        match connect(&socket, &address) {
+            Err(Errno::AGAIN) => return Err(IpcError::TimedOut { pid, waited: timeout }),
+            other => other.map_err(system("connect"))?,
+        }
+        // Credentials of whoever called listen(), by the kernel: a link or a forged socket cannot fake them.
+        let found = socket_peercred(&socket).map_err(system("SO_PEERCRED"))?.pid.as_raw_nonzero().get();
+        let found = u32::try_from(found).unwrap_or(0);
+        if found != pid {
+            return Err(IpcError::WrongPeer { pid, found });
+        }
+        Ok(Self { pid, socket, timeout, deadline })
+    }
+
+    fn malformed(&self, expected: &'static str, found: String) -> IpcError {
+        IpcError::Malformed { pid: self.pid, expected, found }
+    }
+
+    fn wait_for(&self, events: PollFlags) -> Result<(), IpcError> {
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 0 });
+            match poll(&mut [PollFd::new(&self.socket, events)], Some(&timeout)) {
+                Ok(0) => return Err(IpcError::TimedOut { pid: self.pid, waited: self.timeout }),
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(source) => return Err(IpcError::System { pid: self.pid, step: "poll", source }),
+            }
+        }
+    }
+
+    fn send(&mut self, mut bytes: &[u8]) -> Result<(), IpcError> {
+        while !bytes.is_empty() {
+            self.wait_for(PollFlags::OUT)?;
+            match send(&self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(source) => return Err(IpcError::System { pid: self.pid, step: "send", source }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Exactly `len` bytes; `len` is below 64 KiB at every caller.
+    fn receive(&mut self, len: usize) -> Result<Vec<u8>, IpcError> {
+        let mut bytes = vec![0; len];
+        let mut filled = 0;
+        while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            self.wait_for(PollFlags::IN)?;
+            match recv(&self.socket, rest, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => {
+                    return Err(self.malformed("a whole answer", format!("end of file after {filled} of {len} bytes")));
+                }
+                Ok((read, _)) => filled += read,
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(source) => return Err(IpcError::System { pid: self.pid, step: "receive", source }),
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+/// Takes fields off the front of an answer.
+struct Reader<'a> {
+    pid: u32,
+    rest: &'a [u8],
+}
+
+impl Reader<'_> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], IpcError> {
+        let Some((field, rest)) = self.rest.split_first_chunk::<N>() else {
+            return Err(self.short("a field", N));
+        };
+        let field = *field;
+        self.rest = rest;
+        Ok(field)
+    }
+
+    fn short(&self, expected: &'static str, bytes: usize) -> IpcError {
+        let found = format!("{} bytes where {bytes} are needed", self.rest.len());
+        IpcError::Malformed { pid: self.pid, expected, found }
+    }
+
+    /// A count of UTF-16 units, the zero at the end included, and the units.
+    fn string(&mut self) -> Result<String, IpcError> {
+        let units = usize::try_from(u32::from_le_bytes(self.array()?)).unwrap_or(usize::MAX);
+        let bytes = units.saturating_mul(2);
+        let Some((text, rest)) = self.rest.split_at_checked(bytes) else {
+            return Err(self.short("a string", bytes));
+        };
+        self.rest = rest;
+        let units = text.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
+        let text: String = char::decode_utf16(units.take_while(|&unit| unit != 0))
+            .map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER))
+            .collect();
+        Ok(printable(&text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AttachProfiler, HEADER_BYTES, IpcError, MAGIC, Reader, attach_profiler, process_info};
+    use crate::attach::target::Target;
+    use proptest::{collection::vec, prelude::any, proptest};
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::time::{Duration, Instant};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A socket named as this process's runtime would name it, in the first of this process's temporary directories. Tests of
+    /// one process share the name, so they take turns.
+    fn with_peer<T>(peer: impl FnOnce(UnixStream) + Send + 'static, test: impl FnOnce(&Target) -> T) -> T {
+        static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let me = Target::open(std::process::id()).unwrap();
+        let directory = me.temporary_directories().remove(0);
+        let name = format!(
+            "dotnet-diagnostic-{}-{}-socket",
+            me.namespace_pid().unwrap(),
+            me.start_ticks().unwrap()
+        );
+        let path = directory.join(name);
+        let listener = UnixListener::bind(&path).unwrap();
+        let thread = std::thread::spawn(move || peer(listener.accept().unwrap().0));
+        let result = test(&me);
+        std::fs::remove_file(path).unwrap();
+        thread.join().unwrap();
+        result
+    }
+
+    fn answer(set: u8, id: u8, payload: &[u8]) -> Vec<u8> {
+        let size = u16::try_from(HEADER_BYTES + payload.len()).unwrap();
+        [&MAGIC[..], &size.to_le_bytes(), &[set, id, 0, 0], payload].concat()
+    }
+
+    fn string(text: &str) -> Vec<u8> {
+        let units: Vec<u16> = text.encode_utf16().chain([0]).collect();
+        let count = u32::try_from(units.len()).unwrap();
+        count.to_le_bytes().into_iter().chain(units.into_iter().flat_map(u16::to_le_bytes)).collect()
+    }
+
+    #[test]
+    fn process_info_is_read_as_the_runtime_sends_it() {
+        let peer = |mut stream: UnixStream| {
+            let mut request = [0; HEADER_BYTES];
+            stream.read_exact(&mut request).unwrap();
+            assert_eq!(request[14..18], [20, 0, 0x04, 0x04]);
+            let mut payload = 7u64.to_le_bytes().to_vec();
+            payload.extend([0; 16]);
+            for text in ["dotnet app.dll", "Linux", "x64", "app", "9.0.5+abc"] {
+                payload.extend(string(text));
+            }
+            stream.write_all(&answer(0xff, 0, &payload)).unwrap();
+        };
+        let info = with_peer(peer, |me| process_info(me, SECOND)).unwrap();
+        assert_eq!((info.pid, info.architecture.as_str(), info.entry_assembly.as_str()), (7, "x64", "app"));
+        assert_eq!(info.runtime_version, "9.0.5");
+    }
+
+    #[test]
+    fn a_refusal_carries_the_runtimes_code() {
+        let peer = |mut stream: UnixStream| {
+            let mut request = [0; 64];
+            let read = stream.read(&mut request).unwrap();
+            assert_eq!(request[..read][20..24], 500u32.to_le_bytes());
+            stream.write_all(&answer(0xff, 0xff, &0x8007_007eu32.to_le_bytes())).unwrap();
+        };
+        let what = AttachProfiler {
+            class_id: [1; 16],
+            path: "/x",
+            client_data: b"abc",
+            wait_for_gc: Duration::from_millis(500),
+        };
+        let error = with_peer(peer, |me| attach_profiler(me, &what, SECOND)).unwrap_err();
+        assert!(matches!(error, IpcError::Refused { code, .. } if code.0 == 0x8007_007e), "{error}");
+    }
+
+    #[test]
+    fn a_silent_peer_costs_the_timeout_and_no_more() {
+        let (done, wait) = std::sync::mpsc::channel::<()>();
+        let peer = move |stream: UnixStream| {
+            wait.recv().ok();
+            drop(stream);
+        };
+        let begin = Instant::now();
+        let error = with_peer(peer, |me| {
+            let result = process_info(me, Duration::from_millis(50));
+            drop(done);
+            result
+        })
+        .unwrap_err();
+        assert!(matches!(error, IpcError::TimedOut { .. }), "{error}");
+        assert!(begin.elapsed() < 5 * SECOND);
+    }
+
+    #[test]
+    fn noise_from_the_peer_is_an_error() {
+        for noise in [
+            b"".to_vec(),
+            b"DOTNET_IPC_V1".to_vec(),
+            vec![0xff; 40],
+            answer(0xff, 0, b""),
+            answer(0xff, 0, &[0xff; 60]),
+            answer(0x01, 0, &[0; 60]),
+            [&MAGIC[..], &[3, 0, 0xff, 0, 0, 0]].concat(),
+        ] {
+            let sent = noise.clone();
+            let peer = move |mut stream: UnixStream| {
+                stream.read_exact(&mut [0; HEADER_BYTES]).unwrap();
+                stream.write_all(&sent).ok();
+            };
+            let error = with_peer(peer, |me| process_info(me, SECOND)).unwrap_err();
+            assert!(matches!(error, IpcError::Malformed { .. }), "{noise:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_process_without_a_socket_is_told_from_a_silent_one() {
+        // The parent of a test is cargo, or whatever shell: no .NET program.
+        let parent = Target::open(std::os::unix::process::parent_id()).unwrap();
+        match process_info(&parent, SECOND) {
+            Err(IpcError::NoSocket { looked_in, .. }) => assert!(!looked_in.is_empty()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn strings_of_any_length_are_read_or_refused(bytes in vec(any::<u8>(), 0..64)) {
+            let mut reader = Reader { pid: 1, rest: &bytes };
+            while reader.string().is_ok() {}
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! What a process is, what profiling it allows, and why not more: the one place that decides it, for `attach` and for `ps`.
+
+use super::ipc::{self, ProcessInfo};
+use super::target::{MapLine, Target};
+use rustix::fs::{Dir, Mode, OFlags, openat};
+use rustix::io::Errno;
+use serde::Serialize;
+use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
+
+/// What runs the process's code.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Runtime {
+    /// CoreCLR as a shared library.
+    CoreClr {
+        /// Version, when the path of the library or the runtime itself tells it; several when several are loaded.
+        versions: Vec<String>,
+    },
+    /// CoreCLR linked into the executable (single-file program).
+    SingleFile {
+        /// Version, when the runtime tells it.
+        versions: Vec<String>,
+    },
+    /// Compiled ahead of time: there is no profiling interface.
+    NativeAot,
+    /// Anything else.
+    Native,
+    /// It cannot be looked at.
+    Unseen,
+}
+
+impl fmt::Display for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, versions) = match self {
+            Self::CoreClr { versions } => (".NET", versions.as_slice()),
+            Self::SingleFile { versions } => (".NET single-file", versions.as_slice()),
+            Self::NativeAot => (".NET NativeAOT", [].as_slice()),
+            Self::Native => ("native", [].as_slice()),
+            Self::Unseen => ("?", [].as_slice()),
+        };
+        f.write_str(name)?;
+        for (index, version) in versions.iter().enumerate() {
+            write!(f, "{}{version}", if index == 0 { " " } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+/// Why the shim cannot be brought into a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
+pub enum WhyNot {
+    /// It has no CLR.
+    #[error("no .NET runtime in it")]
+    NotDotnet,
+    /// NativeAOT.
+    #[error("NativeAOT has no profiling interface; it is profiled as native code")]
+    NativeAot,
+    /// Not our architecture.
+    #[error("a {0} process; the shim is for 64-bit x86")]
+    Architecture(String),
+    /// Switched off in its environment.
+    #[error("started with {0}=0: profiled without managed names and allocations; start it without")]
+    DiagnosticsOff(String),
+    /// The runtime is there, its socket is not.
+    #[error("no diagnostics socket: diagnostics are switched off in runtimeconfig.json, the socket was deleted, or TMPDIR is longer than 108 bytes")]
+    NoSocket,
+    /// Older than .NET 6.
+    #[error(".NET {0} is older than 6, the first with notification profilers")]
+    TooOld(String),
+    /// We may not look.
+    #[error("not permitted to look at it; run as root")]
+    NotPermitted,
+}
+
+/// A process as far as attaching is concerned.
+#[derive(Clone, Debug)]
+pub struct Inspection {
+    /// What runs its code.
+    pub runtime: Runtime,
+    /// True when a shim's region is mapped already.
+    pub shim_loaded: bool,
+    /// Why a shim cannot be attached; `None` when it can, as far as can be seen from outside.
+    pub why_not: Option<WhyNot>,
+}
+
+/// Looks at `target` from outside. When `ask` is given, a runtime whose version cannot be seen is asked for it over its
+/// diagnostics socket, with that timeout.
+///
+/// # Errors
+/// When the process is gone.
+pub fn inspect(target: &Target, ask: Option<Duration>) -> Result<Inspection, Errno> {
+    let mut clr_paths: Vec<String> = Vec::new();
+    let mut shim_loaded = false;
+    let look = |line: MapLine| {
+        let name = line.name.strip_suffix(" (deleted)").unwrap_or(&line.name);
+        if name.ends_with("/libcoreclr.so") && clr_paths.len() < 8 && !clr_paths.iter().any(|p| p == name) {
+            clr_paths.push(name.to_owned());
+        }
+        shim_loaded |= crate::source::shim::finder::is_region_name(&line.name);
+        true
+    };
+    match target.maps(look) {
+        Ok(()) => {}
+        Err(Errno::ACCESS | Errno::PERM) => {
+            let why_not = Some(WhyNot::NotPermitted);
+            return Ok(Inspection { runtime: Runtime::Unseen, shim_loaded: false, why_not });
+        }
+        Err(error) => return Err(error),
+    }
+    let has_socket = ipc::has_socket(target);
+    let mut versions: Vec<String> = clr_paths.iter().filter_map(|path| version_in_path(path)).collect();
+    if versions.is_empty() && has_socket
+        && let Some(timeout) = ask
+        && let Ok(ProcessInfo { runtime_version, .. }) = ipc::process_info(target, timeout)
+    {
+        versions.push(runtime_version);
+    }
+    let executable = Executable::of(target);
+    let runtime = match (clr_paths.is_empty(), has_socket) {
+        (false, _) => Runtime::CoreClr { versions },
+        (true, _) if executable.native_aot => Runtime::NativeAot,
+        (true, true) => Runtime::SingleFile { versions },
+        (true, false) if has_runtime_thread(target) => Runtime::SingleFile { versions },
+        (true, false) => Runtime::Native,
+    };
+    let why_not = why_not(target, &runtime, &executable, has_socket);
+    Ok(Inspection { runtime, shim_loaded, why_not })
+}
+
+fn why_not(target: &Target, runtime: &Runtime, executable: &Executable, has_socket: bool) -> Option<WhyNot> {
+    if let Some(other) = &executable.foreign {
+        return Some(WhyNot::Architecture(other.clone()));
+    }
+    let versions = match runtime {
+        Runtime::NativeAot => return Some(WhyNot::NativeAot),
+        Runtime::Native => return Some(WhyNot::NotDotnet),
+        Runtime::Unseen => return Some(WhyNot::NotPermitted),
+        Runtime::CoreClr { versions } | Runtime::SingleFile { versions } => versions,
+    };
+    if let Some(variable) = diagnostics_off(target) {
+        return Some(WhyNot::DiagnosticsOff(variable));
+    }
+    if !has_socket {
+        return Some(WhyNot::NoSocket);
+    }
+    let major = |version: &String| version.split('.').next()?.parse::<u32>().ok();
+    versions.iter().find(|version| major(version).is_some_and(|m| m < 6)).cloned().map(WhyNot::TooOld)
+}
+
+/// The environment variable that keeps profilers out of the process, if there is one.
+fn diagnostics_off(target: &Target) -> Option<String> {
+    ["DOTNET", "COMPlus"].into_iter().find_map(|prefix| {
+        ["EnableDiagnostics", "EnableDiagnostics_IPC", "EnableDiagnostics_Profiler"].into_iter().find_map(|knob| {
+            let variable = format!("{prefix}_{knob}");
+            let value = target.environment(&variable).ok()??;
+            // The runtime reads these as hexadecimal numbers (clrconfignative).
+            (u64::from_str_radix(value.trim(), 16) == Ok(0)).then_some(variable)
+        })
+    })
+}
+
+/// `9.0.5` of `/usr/share/dotnet/shared/Microsoft.NETCore.App/9.0.5/libcoreclr.so`.
+fn version_in_path(path: &str) -> Option<String> {
+    let version = path.rsplit('/').nth(1)?;
+    let mut parts = version.split(['.', '-']);
+    let numbers = parts.by_ref().take(3).filter(|part| part.parse::<u32>().is_ok()).count();
+    (numbers == 3).then(|| super::target::printable(version))
+}
+
+/// What the process's executable file tells.
+#[derive(Default)]
+struct Executable {
+    /// Name of its architecture when it is not ours.
+    foreign: Option<String>,
+    native_aot: bool,
+}
+
+impl Executable {
+    fn of(target: &Target) -> Self {
+        let Ok(mut file) = target.file("exe") else { return Self::default() };
+        let mut start = [0; 64];
+        if file.read_exact(&mut start).is_err() || !start.starts_with(b"\x7fELF") {
+            return Self::default();
+        }
+        // e_ident[EI_CLASS] 1 is 32-bit; e_machine at 18 (ELF specification, figure 1-3).
+        let machine = u16::from_le_bytes([start[18], start[19]]);
+        let foreign = match (start[4], machine) {
+            (2, 62) => None,
+            (1, _) => Some("32-bit".to_owned()),
+            (_, 183) => Some("64-bit ARM".to_owned()),
+            (_, other) => Some(format!("foreign (ELF machine {other})")),
+        };
+        if foreign.is_some() {
+            return Self { foreign, native_aot: false };
+        }
+        Self { foreign: None, native_aot: has_section(&file, &start, b"__managedcode") }
+    }
+}
+
+/// True when the ELF file (64-bit, little-endian, its first 64 bytes are `header`) has a section of this name. The file is the
+/// process's to forge: at most 256 section headers and 64 KiB of names are read.
+fn has_section(file: &File, header: &[u8; 64], name: &[u8]) -> bool {
+    let u16_at = |bytes: &[u8], at: usize| bytes.get(at..)?.first_chunk().copied().map(u16::from_le_bytes);
+    let u32_at = |bytes: &[u8], at: usize| bytes.get(at..)?.first_chunk().copied().map(u32::from_le_bytes);
+    let u64_at = |bytes: &[u8], at: usize| bytes.get(at..)?.first_chunk().copied().map(u64::from_le_bytes);
+    let read = |offset: u64, len: usize| {
+        let mut bytes = vec![0; len];
+        let read = file.read_at(&mut bytes, offset).ok()?;
+        bytes.truncate(read);
+        Some(bytes)
+    };
+    // Offsets of e_shoff, e_shnum, e_shstrndx, and of sh_name, sh_offset, sh_size in entries of 64 bytes (ELF-64, figures 2 and 8).
+    let look = || {
+        let entries = usize::from(u16_at(header, 60)?).min(256);
+        let table = read(u64_at(header, 40)?, entries * 64)?;
+        let names = table.chunks_exact(64).nth(usize::from(u16_at(header, 62)?))?;
+        let size = usize::try_from(u64_at(names, 32)?).ok()?.min(1 << 16);
+        let names = read(u64_at(names, 24)?, size)?;
+        Some(table.chunks_exact(64).any(|section| {
+            let at = u32_at(section, 0).and_then(|at| usize::try_from(at).ok());
+            at.and_then(|at| names.get(at..)?.split(|&b| b == 0).next()) == Some(name)
+        }))
+    };
+    look().unwrap_or(false)
+}
+
+/// True when a thread has one of the names the runtime gives to its own (".NET Finalizer", ".NET SigHandler", …).
+fn has_runtime_thread(target: &Target) -> bool {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(tasks) = openat(target.directory(), "task", flags, Mode::empty()) else { return false };
+    let Ok(entries) = Dir::read_from(&tasks) else { return false };
+    entries.take(64).map_while(Result::ok).any(|entry| {
+        let Ok(tid) = entry.file_name().to_str().map(str::to_owned) else { return false };
+        let mut start = [0; 5];
+        let read = target.file(&format!("task/{tid}/comm")).map(|mut file| file.read(&mut start));
+        matches!(read, Ok(Ok(5))) && &start == b".NET "
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Runtime, WhyNot, inspect, version_in_path};
+    use crate::attach::target::Target;
+
+    #[test]
+    fn the_version_is_the_folder_of_the_library() {
+        let version = |path| version_in_path(path);
+        assert_eq!(version("/usr/share/dotnet/shared/Microsoft.NETCore.App/9.0.5/libcoreclr.so"), Some("9.0.5".into()));
+        assert_eq!(version("/d/11.0.0-preview.4/libcoreclr.so"), Some("11.0.0-preview.4".into()));
+        assert_eq!(version("/app/libcoreclr.so"), None);
+        assert_eq!(version("libcoreclr.so"), None);
+    }
+
+    #[test]
+    fn a_native_process_is_told_so() {
+        let found = inspect(&Target::open(std::process::id()).unwrap(), None).unwrap();
+        assert_eq!(found.runtime, Runtime::Native);
+        assert_eq!(found.why_not, Some(WhyNot::NotDotnet));
+        assert!(!found.shim_loaded);
+    }
+}

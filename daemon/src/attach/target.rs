@@ -1,0 +1,316 @@
+//! One process as `/proc` shows it, held by a descriptor of its `/proc/PID` directory, so that every later read is of this very
+//! process even when its pid is given to another one. Everything read here can be written by the process: bounded, never believed.
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// Most bytes read of one `/proc` text file. A process can point its environment at any of its memory (PR_SET_MM).
+const TEXT_BYTES: u64 = 1 << 20;
+/// Most bytes of one line of `maps`: a path of PATH_MAX with every byte escaped as `\ooo`, and the numbers.
+const MAPS_LINE_BYTES: u64 = 4 * 4096 + 128;
+/// Most lines of `maps` looked at; the kernel's default limit (vm.max_map_count) is 65,530.
+const MAPS_LINES: usize = 262_144;
+
+/// A process that was there when [`Target::open`] was called.
+#[derive(Debug)]
+pub struct Target {
+    pid: u32,
+    directory: OwnedFd,
+}
+
+/// One line of `/proc/PID/maps`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapLine {
+    /// First address.
+    pub start: u64,
+    /// One past the last address.
+    pub end: u64,
+    /// Offset in the file, bytes.
+    pub offset: u64,
+    /// Device, major and minor.
+    pub device: (u32, u32),
+    /// Inode, 0 for anonymous memory.
+    pub inode: u64,
+    /// True when the mapping can be executed.
+    pub executable: bool,
+    /// The name as the kernel prints it, escapes and ` (deleted)` included.
+    pub name: String,
+}
+
+impl Target {
+    /// Takes hold of the process with this pid in the initial namespace.
+    ///
+    /// # Errors
+    /// `NOENT` when there is none.
+    pub fn open(pid: u32) -> Result<Self, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self { pid, directory: openat(CWD, format!("/proc/{pid}"), flags, Mode::empty())? })
+    }
+
+    /// Its pid in the initial namespace.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// True while the process exists and is no zombie (a zombie has no memory left to profile).
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.stat_field(3).is_ok_and(|state| !matches!(state.as_str(), "Z" | "X" | "x"))
+    }
+
+    /// A file below `/proc/PID`, for reading.
+    ///
+    /// # Errors
+    /// `SRCH` or `NOENT` when the process is gone, `ACCESS` when it is not ours to look at.
+    pub fn file(&self, name: &str) -> Result<File, Errno> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        Ok(File::from(openat(&self.directory, name, flags, Mode::empty())?))
+    }
+
+    /// The directory itself.
+    #[must_use]
+    pub fn directory(&self) -> &OwnedFd {
+        &self.directory
+    }
+
+    fn bytes(&self, name: &str) -> Result<Vec<u8>, Errno> {
+        let mut bytes = Vec::new();
+        self.file(name)?.take(TEXT_BYTES).read_to_end(&mut bytes).map_err(|error| errno(&error))?;
+        Ok(bytes)
+    }
+
+    fn text(&self, name: &str) -> Result<String, Errno> {
+        Ok(String::from_utf8_lossy(&self.bytes(name)?).into_owned())
+    }
+
+    /// Command name (`comm`), control characters removed.
+    ///
+    /// # Errors
+    /// As [`Target::file`].
+    pub fn comm(&self) -> Result<String, Errno> {
+        Ok(printable(self.text("comm")?.trim_end_matches('\n')))
+    }
+
+    /// Field `number` of `stat`, counted from 1 as in proc_pid_stat(5), for fields after the command name.
+    fn stat_field(&self, number: usize) -> Result<String, Errno> {
+        let stat = self.text("stat")?;
+        // The name (field 2) may hold spaces and parentheses; the last one closes it.
+        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        rest.split_ascii_whitespace().nth(number.saturating_sub(3)).map(str::to_owned).ok_or(Errno::IO)
+    }
+
+    /// When it started, in clock ticks since boot (field 22 of `stat`).
+    ///
+    /// # Errors
+    /// As [`Target::file`].
+    pub fn start_ticks(&self) -> Result<u64, Errno> {
+        self.stat_field(22)?.parse().map_err(|_| Errno::IO)
+    }
+
+    /// True for a thread of the kernel (`PF_KTHREAD`, linux/sched.h, in field 9 of `stat`).
+    #[must_use]
+    pub fn is_kernel_thread(&self) -> bool {
+        self.stat_field(9).ok().and_then(|flags| flags.parse::<u32>().ok()).is_some_and(|f| f & 0x0020_0000 != 0)
+    }
+
+    fn status_field(&self, name: &str) -> Result<String, Errno> {
+        let status = self.text("status")?;
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.map(|value| value.trim().to_owned()).ok_or(Errno::NOENT)
+    }
+
+    /// Its pid as it sees itself: the last number of `NSpid`.
+    ///
+    /// # Errors
+    /// As [`Target::file`].
+    pub fn namespace_pid(&self) -> Result<u32, Errno> {
+        let ids = self.status_field("NSpid")?;
+        ids.split_ascii_whitespace().next_back().and_then(|id| id.parse().ok()).ok_or(Errno::IO)
+    }
+
+    /// Value of `name` in the environment it was started with.
+    ///
+    /// # Errors
+    /// As [`Target::file`].
+    pub fn environment(&self, name: &str) -> Result<Option<String>, Errno> {
+        let bytes = self.bytes("environ")?;
+        let value = bytes.split(|&b| b == 0).find_map(|entry| {
+            entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(|v| String::from_utf8_lossy(v).into_owned())
+        });
+        Ok(value)
+    }
+
+    /// The id of its container, from the last path component of its cgroup that holds 64 hexadecimal digits (docker, containerd,
+    /// CRI-O and podman all name it so), or `None`.
+    ///
+    /// # Errors
+    /// As [`Target::file`].
+    pub fn container(&self) -> Result<Option<String>, Errno> {
+        Ok(container_id(&self.text("cgroup")?).map(str::to_owned))
+    }
+
+    /// Calls `each` for every mapping until it returns false.
+    ///
+    /// # Errors
+    /// As [`Target::file`].
+    pub fn maps(&self, mut each: impl FnMut(MapLine) -> bool) -> Result<(), Errno> {
+        let mut reader = BufReader::with_capacity(1 << 16, self.file("maps")?);
+        let mut line = Vec::new();
+        for _ in 0..MAPS_LINES {
+            line.clear();
+            let read = reader.by_ref().take(MAPS_LINE_BYTES).read_until(b'\n', &mut line);
+            if read.map_err(|error| errno(&error))? == 0 {
+                break;
+            }
+            if let Some(parsed) = parse_map_line(&String::from_utf8_lossy(&line))
+                && !each(parsed)
+            {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens a path below the process's root directory. Symbolic links on the way are followed as the process would follow
+    /// them, but never out of its root and never through `/proc`'s magic links.
+    ///
+    /// # Errors
+    /// The system call's.
+    pub fn open_in_root(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+        // `root` is a magic link of the kernel's, the only one followed here.
+        let root = openat(&self.directory, "root", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        openat2(
+            root.as_fd(),
+            path,
+            flags | OFlags::CLOEXEC,
+            Mode::empty(),
+            ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
+        )
+    }
+
+    /// Where the process keeps temporary files: `TMPDIR` of its environment when that is an absolute path, then `/tmp`.
+    #[must_use]
+    pub fn temporary_directories(&self) -> Vec<PathBuf> {
+        let own = self.environment("TMPDIR").ok().flatten().map(PathBuf::from);
+        let mut found: Vec<PathBuf> = own.into_iter().filter(|path| path.is_absolute()).collect();
+        if !found.iter().any(|path| path == Path::new("/tmp")) {
+            found.push(PathBuf::from("/tmp"));
+        }
+        found
+    }
+}
+
+/// The system's error number of an I/O error; EIO for one that has none.
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+/// `text` without control characters, for terminals and logs.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+fn parse_map_line(line: &str) -> Option<MapLine> {
+    let line = line.trim_end_matches('\n');
+    let mut rest = line;
+    let mut field = || {
+        let trimmed = rest.trim_start_matches(' ');
+        let (field, after) = trimmed.split_once(' ').unwrap_or((trimmed, ""));
+        rest = after;
+        field
+    };
+    let (start, end) = field().split_once('-')?;
+    let permissions = field();
+    let offset = field();
+    let (major, minor) = field().split_once(':')?;
+    let inode = field();
+    Some(MapLine {
+        start: u64::from_str_radix(start, 16).ok()?,
+        end: u64::from_str_radix(end, 16).ok()?,
+        offset: u64::from_str_radix(offset, 16).ok()?,
+        device: (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?),
+        inode: inode.parse().ok()?,
+        executable: permissions.as_bytes().get(2) == Some(&b'x'),
+        name: rest.trim_start_matches(' ').to_owned(),
+    })
+}
+
+fn container_id(cgroup: &str) -> Option<&str> {
+    cgroup.lines().find_map(|line| {
+        let path = line.splitn(3, ':').nth(2)?;
+        path.rsplit('/').find_map(|part| {
+            part.split(|c: char| !c.is_ascii_hexdigit()).find(|word| word.len() == 64)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MapLine, Target, container_id, parse_map_line, printable};
+    use proptest::{prop_assert, proptest};
+
+    #[test]
+    fn lines_of_maps_are_split_into_their_fields() {
+        let line = "7f0c1a200000-7f0c1a451000 rw-s 00000000 00:01 2083                       /memfd:perfusion-shim (deleted)\n";
+        let expected = MapLine {
+            start: 0x7f0c_1a20_0000,
+            end: 0x7f0c_1a45_1000,
+            offset: 0,
+            device: (0, 1),
+            inode: 2083,
+            executable: false,
+            name: "/memfd:perfusion-shim (deleted)".to_owned(),
+        };
+        assert_eq!(parse_map_line(line), Some(expected));
+        let anonymous = parse_map_line("00400000-00401000 r-xp 00000000 00:00 0 \n").unwrap();
+        assert!(anonymous.executable && anonymous.name.is_empty());
+    }
+
+    #[test]
+    fn container_ids_are_found_in_the_cgroup_names_of_all_runtimes() {
+        let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        for path in [
+            format!("0::/docker/{id}"),
+            format!("0::/kubepods.slice/kubepods-burstable.slice/kubepods-pod1_2.slice/cri-containerd-{id}.scope"),
+            format!("1:name=systemd:/x\n0::/machine.slice/libpod-{id}.scope/container"),
+        ] {
+            assert_eq!(container_id(&path), Some(id), "{path}");
+        }
+        assert_eq!(container_id("0::/user.slice/user-0.slice/session-1.scope"), None);
+    }
+
+    #[test]
+    fn this_process_is_seen_as_it_is() {
+        let me = Target::open(std::process::id()).unwrap();
+        assert!(me.is_alive() && !me.is_kernel_thread());
+        assert!(me.start_ticks().unwrap() > 0);
+        assert_eq!(me.environment("NO_SUCH_VARIABLE_HERE").unwrap(), None);
+        let mut executable = 0;
+        me.maps(|line| {
+            executable += usize::from(line.executable);
+            true
+        })
+        .unwrap();
+        assert!(executable > 0);
+    }
+
+    #[test]
+    fn control_characters_never_reach_a_terminal() {
+        assert_eq!(printable("a\u{1b}[31mb\n"), "a\u{fffd}[31mb\u{fffd}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_line_is_parsed_or_refused(line in ".{0,200}") {
+            if let Some(map) = parse_map_line(&line) {
+                prop_assert!(line.contains(&map.name));
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Finds the regions of a process by the name of their memfd in `/proc/PID/maps`.
+
+use super::region::{NAME, Region, RegionError, RegionKey};
+use crate::attach::target::{MapLine, Target};
+use rustix::io::Errno;
+
+/// Regions of one process looked at, at most: the runtime loads at most 32 notification profilers (MAX_NOTIFICATION_PROFILERS).
+const REGIONS_PER_PROCESS: usize = 32;
+
+/// True for the name a region's mapping has.
+#[must_use]
+pub fn is_region_name(name: &str) -> bool {
+    name == NAME
+}
+
+/// What a look at one process found.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Regions that passed all checks.
+    pub(crate) regions: Vec<Region>,
+    /// Mappings with the name that did not.
+    pub(crate) refused: Vec<RegionError>,
+}
+
+/// All regions `target` has mapped, except those in `known`.
+pub(crate) fn find(target: &Target, known: &dyn Fn(RegionKey) -> bool) -> Result<Found, Errno> {
+    let mut lines: Vec<MapLine> = Vec::new();
+    target.maps(|line| {
+        // The region may be mapped in parts; the file is the same.
+        if is_region_name(&line.name) && !lines.iter().any(|l| (l.device, l.inode) == (line.device, line.inode)) {
+            lines.push(line);
+        }
+        lines.len() < REGIONS_PER_PROCESS
+    })?;
+    let mut found = Found::default();
+    for line in &lines {
+        match Region::open(target, line) {
+            Ok(region) if known(region.key()) => {}
+            Ok(region) => found.regions.push(region),
+            Err(error) => found.refused.push(error),
+        }
+    }
+    Ok(found)
+}
