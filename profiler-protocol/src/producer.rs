@@ -4,7 +4,7 @@
 use crate::counter::Counter;
 use crate::layout::{
     COMMIT_OFFSET_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT, FEATURES_AT, Geometry,
-    HEADER_BYTES, HEARTBEAT_AT, INSTANCE_AT, LISTENER_AT, MAGIC, MAGIC_AT, MAX_RECORD_BYTES, PERIOD_AT,
+    HEADER_BYTES, HEARTBEAT_AT, INSTANCE_AT, LISTENER_AT, MAGIC, MAGIC_AT, MAX_RECORD_BYTES, OWNER_AT, PERIOD_AT,
     PID_AT, REGION_BYTES_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, RUNTIME_AT, STATE_AT, State, UNITS_AT,
     VERSION, VERSION_AT,
 };
@@ -31,6 +31,8 @@ pub struct Identity {
     pub runtime: u64,
     /// Feature bits.
     pub features: u64,
+    /// Number of the recorder the region was made for ([`crate::load`]), 0 for nobody in particular.
+    pub owner: u64,
 }
 
 impl<'a> Region<'a> {
@@ -58,6 +60,7 @@ impl<'a> Region<'a> {
             (CREATED_AT, identity.created_ns),
             (RUNTIME_AT, identity.runtime),
             (FEATURES_AT, identity.features),
+            (OWNER_AT, identity.owner),
         ] {
             self.store(at, value, Ordering::Relaxed);
         }

@@ -13,14 +13,10 @@ use self::ipc::{AttachProfiler, IpcError, ProcessInfo};
 use self::policy::{Inspection, WhyNot};
 use self::target::Target;
 use crate::source::shim::finder;
+use profiler_protocol::load::{CLASS_ID, OWNER_VARIABLE, client_data};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
-
-/// Class id the runtime asks the library for. Any would do; this one is ours in logs of the runtime.
-/// {9A1B7B5E-5F0B-4C0E-9B5F-50455246494E}, in memory order.
-const CLASS_ID: [u8; 16] =
-    [0x5e, 0x7b, 0x1b, 0x9a, 0x0b, 0x5f, 0x0e, 0x4c, 0x9b, 0x5f, 0x50, 0x45, 0x52, 0x46, 0x49, 0x4e];
 
 /// A runtime that has just started needs this long at most before it listens.
 const SOCKET_WAIT: Duration = Duration::from_secs(2);
@@ -91,16 +87,9 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// As the client data of an attach: `PERFOWN1`, owner (docs/shim-protocol.md).
-    fn client_data(self) -> [u8; 16] {
-        let mut data = *b"PERFOWN1\0\0\0\0\0\0\0\0";
-        data[8..].copy_from_slice(&self.owner.to_le_bytes());
-        data
-    }
-
     /// As environment variables.
     fn environment(self) -> [(OsString, OsString); 1] {
-        [("PERFUSION_OWNER".into(), format!("{:016x}", self.owner).into())]
+        [(OWNER_VARIABLE.into(), format!("{:016x}", self.owner).into())]
     }
 }
 
@@ -136,11 +125,11 @@ fn attach_library(pid: u32, settings: Settings, library: &[u8]) -> Result<Attach
     }
     let placed =
         place::place(&target, library).map_err(|error| or_ended(AttachError::Place(Box::new(error))))?;
-    let client_data = settings.client_data();
+    let data = client_data(settings.owner);
     let request = AttachProfiler {
         class_id: CLASS_ID,
         path: placed.path(),
-        client_data: &client_data,
+        client_data: &data,
         wait_for_gc: WAIT_FOR_GC,
     };
     let deadline = begin + ATTACH_TIMEOUT;
@@ -204,16 +193,10 @@ fn class_id_text() -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Settings, class_id_text};
+    use super::class_id_text;
 
     #[test]
     fn the_class_id_is_spelled_as_the_runtime_reads_it() {
         assert_eq!(class_id_text(), "{9A1B7B5E-5F0B-4C0E-9B5F-50455246494E}");
-    }
-
-    #[test]
-    fn client_data_is_as_documented() {
-        let data = Settings { owner: 0x0102_0304_0506_0708 }.client_data();
-        assert_eq!(data, *b"PERFOWN1\x08\x07\x06\x05\x04\x03\x02\x01");
     }
 }

@@ -1,7 +1,8 @@
 //! Finds the regions of a process by the name of their memfd in `/proc/PID/maps`.
 
-use super::region::{NAME, Region, RegionError, RegionKey};
+use super::region::{Region, RegionError, RegionKey};
 use crate::attach::target::{MapLine, Target};
+use profiler_protocol::layout::MAPS_NAME;
 use rustix::io::Errno;
 
 /// Regions of one process looked at, at most: the runtime loads at most 32 notification profilers (MAX_NOTIFICATION_PROFILERS).
@@ -10,7 +11,7 @@ const REGIONS_PER_PROCESS: usize = 32;
 /// True for the name a region's mapping has.
 #[must_use]
 pub fn is_region_name(name: &str) -> bool {
-    name == NAME
+    name == MAPS_NAME
 }
 
 /// What a look at one process found.

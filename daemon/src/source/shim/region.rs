@@ -2,6 +2,7 @@
 //! truncation nor holes nor concurrent rewriting by the process can do more than change the bytes of an answer.
 
 use crate::attach::target::{MapLine, Target};
+use profiler_protocol::layout::{MAGIC, MAGIC_AT, MAPS_NAME, OWNER_AT};
 use rustix::fs::{
     FileType, FlockOperation, Mode, OFlags, SealFlags, fcntl_get_seals, flock, fstat, fstatfs, open, openat, readlinkat,
 };
@@ -10,14 +11,9 @@ use std::fs::File;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 
-/// Name of the memfd as `/proc/PID/maps` and the links below `/proc` show it.
-pub(super) const NAME: &str = "/memfd:perfusion-shim (deleted)";
 /// Sizes that a region can have: its header, and room for the largest ring a shim makes with much to spare.
 const MIN_BYTES: u64 = 4096;
 const MAX_BYTES: u64 = 256 << 20;
-/// Provisional.
-const MAGIC_OFFSET: u64 = 0;
-const OWNER_OFFSET: u64 = 0x68;
 /// `TMPFS_MAGIC` of linux/magic.h; memfds live on the kernel's own tmpfs.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
@@ -86,8 +82,8 @@ impl Region {
         }
         let own = format!("/proc/self/fd/{}", path.as_raw_fd());
         let name = readlinkat(rustix::fs::CWD, &own, Vec::new()).map_err(system("readlink"))?;
-        if name.to_bytes() != NAME.as_bytes() {
-            return Err(refuse(NAME, crate::attach::target::printable(&name.to_string_lossy())));
+        if name.to_bytes() != MAPS_NAME.as_bytes() {
+            return Err(refuse(MAPS_NAME, crate::attach::target::printable(&name.to_string_lossy())));
         }
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = File::from(open(&own, flags, Mode::empty()).map_err(system("open"))?);
@@ -137,7 +133,7 @@ impl Region {
     /// Whom the region was made for: the number its shim was given when it was loaded, 0 for nobody in particular; `None` before
     /// the shim has finished it.
     pub(crate) fn owner(&self) -> Option<u64> {
-        self.word(MAGIC_OFFSET).filter(|&magic| magic == u64::from_le_bytes(*b"PERFSHIM"))?;
-        self.word(OWNER_OFFSET)
+        self.word(MAGIC_AT).filter(|&magic| magic == MAGIC)?;
+        self.word(OWNER_AT)
     }
 }

@@ -1,0 +1,70 @@
+//! What a shim is told when it is loaded: the class id, and whom its region is for. Pure.
+
+/// Class id the runtime asks the library for; any would do, for a runtime passes on what it was given.
+/// {9A1B7B5E-5F0B-4C0E-9B5F-50455246494E}, in memory order.
+pub const CLASS_ID: [u8; 16] =
+    [0x5e, 0x7b, 0x1b, 0x9a, 0x0b, 0x5f, 0x0e, 0x4c, 0x9b, 0x5f, 0x50, 0x45, 0x52, 0x46, 0x49, 0x4e];
+
+/// Environment variable with the owner as 16 hexadecimal digits, for shims that are loaded by environment.
+pub const OWNER_VARIABLE: &str = "PERFUSION_OWNER";
+
+/// First bytes of an attach's client data.
+const CLIENT_DATA_MAGIC: [u8; 8] = *b"PERFOWN1";
+
+/// Client data of an attach: the magic, then `owner`.
+#[must_use]
+pub fn client_data(owner: u64) -> [u8; 16] {
+    let mut data = [0; 16];
+    for (to, from) in data.iter_mut().zip(CLIENT_DATA_MAGIC.into_iter().chain(owner.to_le_bytes())) {
+        *to = from;
+    }
+    data
+}
+
+/// The owner in an attach's client data; 0 (nobody in particular) for anything else than [`client_data`] makes.
+#[must_use]
+pub fn owner_in_client_data(data: &[u8]) -> u64 {
+    match data.split_first_chunk::<8>() {
+        Some((magic, rest)) if *magic == CLIENT_DATA_MAGIC => {
+            rest.first_chunk::<8>().map_or(0, |owner| u64::from_le_bytes(*owner))
+        }
+        _ => 0,
+    }
+}
+
+/// The owner in the value of [`OWNER_VARIABLE`]; 0 unless it is 1 to 16 hexadecimal digits.
+#[must_use]
+pub fn owner_in_variable(value: &[u8]) -> u64 {
+    if value.is_empty() || value.len() > 16 {
+        return 0;
+    }
+    let mut owner = 0u64;
+    for &byte in value {
+        let Some(digit) = char::from(byte).to_digit(16) else { return 0 };
+        owner = owner << 4 | u64::from(digit);
+    }
+    owner
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{client_data, owner_in_client_data, owner_in_variable};
+
+    #[test]
+    fn client_data_brings_the_owner_over() {
+        assert_eq!(client_data(0x0102_0304_0506_0708), *b"PERFOWN1\x08\x07\x06\x05\x04\x03\x02\x01");
+        assert_eq!(owner_in_client_data(&client_data(u64::MAX - 1)), u64::MAX - 1);
+        for other in [&b""[..], b"PERFOWN1", b"PERFOWN1short", b"perfown1\x01\0\0\0\0\0\0\0"] {
+            assert_eq!(owner_in_client_data(other), 0, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn the_variable_brings_the_owner_over() {
+        assert_eq!(owner_in_variable(b"00000000000000ff"), 255);
+        assert_eq!(owner_in_variable(b"FFFFFFFFFFFFFFFF"), u64::MAX);
+        for bad in [&b""[..], b"0x1", b"00000000000000001", b" 1"] {
+            assert_eq!(owner_in_variable(bad), 0, "{bad:?}");
+        }
+    }
+}
