@@ -6,6 +6,7 @@ pub mod aggregate;
 pub mod attach;
 pub mod cli;
 pub mod embedded;
+pub mod kernel_features;
 pub mod launch;
 pub mod pprof;
 pub mod process;

@@ -1,6 +1,65 @@
-//! eBPF entry points. Built only for the bpf target by `cargo xtask build`.
+//! Entry points of the probes, and nothing else. Built only for the bpf target by `cargo xtask build`.
 #![no_std]
 #![no_main]
+
+mod coin;
+mod config;
+mod emit;
+mod maps;
+mod process;
+mod sample;
+mod sched;
+mod unwind;
+
+use aya_ebpf::macros::{btf_tracepoint, perf_event};
+use aya_ebpf::programs::{BtfTracePointContext, PerfEventContext};
+
+#[perf_event]
+fn cpu_sample(ctx: PerfEventContext) -> u32 {
+    sample::cpu_sample(&ctx);
+    0
+}
+
+#[btf_tracepoint(function = "sched_switch")]
+fn sched_switch(ctx: BtfTracePointContext) -> i32 {
+    sched::switch(&ctx);
+    0
+}
+
+#[btf_tracepoint(function = "sched_waking")]
+fn sched_waking(ctx: BtfTracePointContext) -> i32 {
+    sched::waking(&ctx);
+    0
+}
+
+#[btf_tracepoint(function = "sched_wakeup_new")]
+fn sched_wakeup_new(ctx: BtfTracePointContext) -> i32 {
+    sched::wakeup_new(&ctx);
+    0
+}
+
+#[btf_tracepoint(function = "sched_process_fork")]
+fn sched_process_fork(ctx: BtfTracePointContext) -> i32 {
+    process::fork(&ctx);
+    0
+}
+
+#[btf_tracepoint(function = "sched_process_exec")]
+fn sched_process_exec(ctx: BtfTracePointContext) -> i32 {
+    process::exec(&ctx);
+    0
+}
+
+#[btf_tracepoint(function = "sched_process_free")]
+fn sched_process_free(ctx: BtfTracePointContext) -> i32 {
+    process::free(&ctx);
+    0
+}
+
+/// Helpers such as `bpf_ringbuf_output` are for programs with a GPL-compatible licence.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
 #[cfg(not(test))]
 #[panic_handler]

@@ -178,6 +178,38 @@ pub struct ThreadTimes {
     pub since: MonotonicNs,
 }
 
+/// A thread that is alive, looked at from outside: its times as if the state it is in ended at `at`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadSnapshot {
+    /// Its times, closed at `at`.
+    pub times: ThreadTimes,
+    /// When it was looked at.
+    pub at: MonotonicNs,
+    /// The state it is in.
+    pub progress: Progress,
+}
+
+/// What a thread is in the middle of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Running since then.
+    OnCpu {
+        /// Its switch-in.
+        since: MonotonicNs,
+    },
+    /// Waiting, with what the wait amounts to so far: the part to take into this window.
+    Waiting {
+        /// Its switch-out: the time of the `WaitStart`, when that was kept.
+        start: MonotonicNs,
+        /// Nanoseconds of it blocked, up to `at`.
+        blocked_ns: u64,
+        /// Nanoseconds of it runnable, up to `at`.
+        runnable_ns: u64,
+        /// Whether its `WaitStart` was kept, so that its `WaitEnd` will come.
+        kept: bool,
+    },
+}
+
 /// A new executable mapping, as perf's MMAP2 record tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mmap {

@@ -1,1 +1,623 @@
-//! Being written.
+//! The kernel as a source: a CPU sampler and the scheduler's tracepoints as eBPF programs, and perf's own records of processes and
+//! mappings. [`KernelSource`] is all the rest of the daemon sees; when it is dropped nothing is left in the kernel.
+
+pub mod btf;
+pub mod decode;
+mod load;
+pub mod perf;
+mod seed;
+
+use super::{Event, EventKind, MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes};
+use aya::Ebpf;
+use aya::maps::{Array, HashMap as BpfHashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
+use decode::PerfRecord;
+use ebpf_common::counter::{COUNTERS, Counter, CounterInfo};
+use ebpf_common::key::{
+    Recording, STATE_BLOCKED, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, WAIT_KEPT,
+};
+use ebpf_common::limits::{DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES, MAX_STACK_COPY_BYTES};
+use perf::PerfRing;
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::{HashMap, HashSet};
+use std::io;
+
+/// Whose events are recorded. The probes decide it before any other work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// Everybody.
+    All,
+    /// These processes and the children they make from now on.
+    Pids(Vec<u32>),
+    /// Threads in the cgroup v2 directory with this inode number.
+    Cgroup(u64),
+}
+
+/// What to record, and how much it may cost.
+#[derive(Clone, Debug)]
+pub struct KernelOptions {
+    /// CPU samples per second and CPU, 1–10,000.
+    pub frequency_hz: u32,
+    /// Whose.
+    pub selection: Selection,
+    /// Most bytes of user stack per record, 1–65,536.
+    pub stack_copy_bytes: u32,
+    /// Bytes of wait records per second, for all CPUs together; above it a coin thins them.
+    pub wait_stack_budget_bytes_per_s: u64,
+    /// Leaves this process out.
+    pub exclude_self: bool,
+    /// Bytes of the ring between the probes and this process: a power of two of at least a page.
+    pub ring_bytes: u32,
+    /// Threads whose times can be known at once.
+    pub max_threads: u32,
+}
+
+impl Default for KernelOptions {
+    fn default() -> Self {
+        Self {
+            frequency_hz: 99,
+            selection: Selection::All,
+            stack_copy_bytes: 16 * 1024,
+            wait_stack_budget_bytes_per_s: 64 << 20,
+            exclude_self: true,
+            ring_bytes: 16 << 20,
+            max_threads: DEFAULT_MAX_THREADS,
+        }
+    }
+}
+
+/// Why the kernel cannot be recorded.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// Built without the probes.
+    #[error("this program was built without its eBPF probes; build it with `cargo xtask build`")]
+    NoProbes,
+    /// An option outside its range.
+    #[error("{option}: expected {expected}, found {found}")]
+    Option {
+        /// Its name.
+        option: &'static str,
+        /// Its range.
+        expected: &'static str,
+        /// What was given.
+        found: u64,
+    },
+    /// A process to record is not there.
+    #[error("no process with pid {pid}")]
+    NoProcess {
+        /// Its pid.
+        pid: u32,
+    },
+    /// The running kernel lacks something, or this process lacks a right.
+    #[error(transparent)]
+    Feature(#[from] crate::kernel_features::FeatureError),
+    /// BTF cannot be read.
+    #[error("{}: {source}; the kernel must be built with CONFIG_DEBUG_INFO_BTF", btf::PATH)]
+    BtfUnreadable {
+        /// Why.
+        source: io::Error,
+    },
+    /// BTF lacks something.
+    #[error(transparent)]
+    KernelBtf(#[from] btf::BtfError),
+    /// aya cannot read the kernel's BTF.
+    #[error("{}: {source}", btf::PATH)]
+    Btf {
+        /// Why.
+        source: aya::BtfError,
+    },
+    /// An unknown tracepoint prototype.
+    #[error("tracepoint sched_switch: expected (bool, task, task[, state]), found {found:?}")]
+    Prototype {
+        /// The arguments' sorts.
+        found: Vec<btf::Argument>,
+    },
+    /// The kernel refuses the maps or the object.
+    #[error("loading the eBPF object: {source}")]
+    Load {
+        /// Why.
+        source: aya::EbpfError,
+    },
+    /// The kernel refuses a program.
+    #[error("eBPF program {name}: {source}")]
+    Program {
+        /// Its name.
+        name: &'static str,
+        /// Why.
+        source: aya::programs::ProgramError,
+    },
+    /// The object lacks a program or map, or it is of another kind.
+    #[error("the eBPF object has no `{name}` of the expected kind: it belongs to another version of this program")]
+    Object {
+        /// Its name.
+        name: &'static str,
+    },
+    /// A sampling timer cannot be made.
+    #[error("sampling timer of CPU {cpu}: {source}")]
+    Sampler {
+        /// The CPU.
+        cpu: u32,
+        /// Why.
+        source: aya::programs::ProgramError,
+    },
+    /// perf's records cannot be had.
+    #[error("perf_event_open on CPU {cpu}: {source}")]
+    Perf {
+        /// The CPU.
+        cpu: u32,
+        /// Why.
+        source: io::Error,
+    },
+    /// The CPUs cannot be listed.
+    #[error("{path}: {source}")]
+    Cpus {
+        /// The file.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A map refuses an access.
+    #[error("eBPF map {name}: {source}")]
+    Map {
+        /// Its name.
+        name: &'static str,
+        /// Why.
+        source: MapError,
+    },
+}
+
+/// CPUs are looked for that often.
+const HOTPLUG_INTERVAL_NS: u64 = 1_000_000_000;
+
+/// A torn read of a thread's times is repeated at most this often.
+const REREADS: u32 = 8;
+
+/// The recording in the kernel.
+pub struct KernelSource {
+    // Dropped first: closing the perf rings and the programs' links ends all recording.
+    rings: HashMap<u32, PerfRing>,
+    bpf: Ebpf,
+    ring: RingBuf<MapData>,
+    threads: BpfHashMap<MapData, u32, Thread>,
+    selected: BpfHashMap<MapData, u32, Recording>,
+    control: Array<MapData, Recording>,
+    counts: PerCpuArray<MapData, [u64; COUNTERS]>,
+    options: KernelOptions,
+    started_ns: u64,
+    looked_for_cpus_ns: u64,
+    /// Processes whose perf records are passed on, when the selection is by pid.
+    followed: HashSet<u32>,
+    /// Counted on this side of the ring.
+    own: [u64; COUNTERS],
+    buffer: Vec<u8>,
+}
+
+impl KernelSource {
+    /// Loads and attaches the probes and starts recording.
+    ///
+    /// # Errors
+    /// When an option is out of range, the kernel lacks something or this process lacks a right. Nothing is left behind.
+    pub fn start(options: &KernelOptions) -> Result<Self, KernelError> {
+        check(options)?;
+        crate::kernel_features::check()?;
+        let online = cpus("/sys/devices/system/cpu/online")?;
+        let possible = cpus("/sys/devices/system/cpu/possible")?;
+        let possible_count = possible.iter().max().map_or(1, |last| last + 1);
+        // Before anything else, so that no mapping made from now on is missed.
+        let mut rings = HashMap::new();
+        for &cpu in &online {
+            rings.insert(cpu, PerfRing::open(cpu).map_err(|source| KernelError::Perf { cpu, source })?);
+        }
+        let online_count = u32::try_from(online.len()).unwrap_or(u32::MAX);
+        let mut bpf = load::load(options, possible_count, online_count)?;
+        for &cpu in &online {
+            load::attach_sampler(&mut bpf, cpu, options.frequency_hz)?;
+        }
+        let mut source = Self {
+            ring: typed(&mut bpf, "RING")?,
+            threads: typed(&mut bpf, "THREADS")?,
+            selected: typed(&mut bpf, "SELECTED")?,
+            control: typed(&mut bpf, "CONTROL")?,
+            counts: typed(&mut bpf, "COUNTS")?,
+            rings,
+            bpf,
+            options: options.clone(),
+            started_ns: now(),
+            looked_for_cpus_ns: now(),
+            followed: HashSet::new(),
+            own: [0; COUNTERS],
+            buffer: Vec::new(),
+        };
+        match &options.selection {
+            Selection::Pids(pids) => {
+                for &pid in pids {
+                    source.add_pid(pid)?;
+                }
+            }
+            Selection::All | Selection::Cgroup(_) => source.begin_for_all()?,
+        }
+        Ok(source)
+    }
+
+    /// When the recording began.
+    #[must_use]
+    pub fn started(&self) -> MonotonicNs {
+        MonotonicNs(self.started_ns)
+    }
+
+    /// Records `pid` too, and the children it makes from now on; for a selection by pid.
+    ///
+    /// # Errors
+    /// When there is no such process or no room.
+    pub fn add_pid(&mut self, pid: u32) -> Result<(), KernelError> {
+        let failed = |source| KernelError::Map { name: "SELECTED", source };
+        if seed::numbers(&format!("/proc/{pid}/task")).is_empty() {
+            return Err(KernelError::NoProcess { pid });
+        }
+        let mut recording = Recording { since_ns: now(), seeded: 0 };
+        self.followed.insert(pid);
+        self.selected.insert(pid, recording, 0).map_err(failed)?;
+        self.seed(pid, recording.since_ns)?;
+        recording.seeded = 1;
+        self.selected.insert(pid, recording, 0).map_err(failed)?;
+        if seed::numbers(&format!("/proc/{pid}/task")).is_empty() {
+            // It ended meanwhile, maybe before its entry was there to be removed. Gone already is as good.
+            self.selected.remove(&pid).ok();
+        }
+        Ok(())
+    }
+
+    fn begin_for_all(&mut self) -> Result<(), KernelError> {
+        let failed = |source| KernelError::Map { name: "CONTROL", source };
+        let mut recording = Recording { since_ns: now(), seeded: 0 };
+        self.control.set(0, recording, 0).map_err(failed)?;
+        let excluded = if self.options.exclude_self { std::process::id() } else { 0 };
+        let mut cgroup = match self.options.selection {
+            Selection::Cgroup(id) => Some(seed::CgroupFilter::new(id)),
+            Selection::All | Selection::Pids(_) => None,
+        };
+        for pid in seed::numbers("/proc") {
+            if pid != excluded && cgroup.as_mut().is_none_or(|cgroup| cgroup.holds(pid)) {
+                self.seed(pid, recording.since_ns)?;
+            }
+        }
+        recording.seeded = 1;
+        self.control.set(0, recording, 0).map_err(failed)
+    }
+
+    /// Enters the threads of `tgid` that no event has told about: those have been in one state since `since_ns`.
+    fn seed(&mut self, tgid: u32, since_ns: u64) -> Result<(), KernelError> {
+        // BPF_NOEXIST: an event seen meanwhile knows better.
+        const NO_EXIST: u64 = 1;
+        for thread in seed::threads(tgid) {
+            let value = Thread {
+                entered_ns: since_ns,
+                since_ns,
+                wait_start_ns: since_ns,
+                tgid,
+                state: thread.state,
+                wait_flags: if thread.state == STATE_BLOCKED { ebpf_common::key::WAIT_WAS_BLOCKED } else { 0 },
+                ..Thread::default()
+            };
+            match self.threads.insert(thread.tid, value, NO_EXIST) {
+                Ok(()) => {
+                    if seed::state(tgid, thread.tid).is_none() {
+                        // It ended meanwhile: its last switch may have come before the entry. Gone already is as good.
+                        self.threads.remove(&thread.tid).ok();
+                    }
+                }
+                Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(MapError::SyscallError(_)) => self.count(Counter::ThreadMapFull, 1),
+                Err(source) => return Err(KernelError::Map { name: "THREADS", source }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands all events that have arrived to `sink`. To be called every 20 ms or so.
+    pub fn drain(&mut self, sink: &mut dyn FnMut(Event)) {
+        self.follow_cpus();
+        self.drain_perf(sink);
+        // What comes in meanwhile is left for the next call.
+        let mut budget = self.options.ring_bytes;
+        while budget > 0 {
+            let Some(record) = self.ring.next() else { break };
+            // 8 bytes of header per record in the ring.
+            budget = budget.saturating_sub(u32::try_from(record.len()).unwrap_or(u32::MAX).saturating_add(8));
+            let event = decode::ring_record(&record);
+            drop(record);
+            self.count(Counter::RecordsRead, 1);
+            match event {
+                Ok(event) => sink(event),
+                Err(_) => self.count(Counter::RecordsBad, 1),
+            }
+        }
+    }
+
+    /// Reads perf's rings. Their records are put in order first, so that a child's records come after the fork that makes them wanted.
+    fn drain_perf(&mut self, sink: &mut dyn FnMut(Event)) {
+        let mut events = Vec::new();
+        for ring in self.rings.values_mut() {
+            self.buffer.clear();
+            ring.read(&mut self.buffer);
+            let own = &mut self.own;
+            let mut count = |counter: Counter, amount: u64| {
+                if let Some(slot) = own.get_mut(index(counter)) {
+                    *slot = slot.saturating_add(amount);
+                }
+            };
+            let end = decode::perf_records(&self.buffer, &mut |record| match record {
+                Ok(PerfRecord::Event(event)) => {
+                    count(Counter::PerfRecords, 1);
+                    events.push(event);
+                }
+                Ok(PerfRecord::Lost(records)) => count(Counter::PerfLost, records),
+                Ok(PerfRecord::Other) => {}
+                Err(_) => count(Counter::PerfBad, 1),
+            });
+            if end.is_err() {
+                count(Counter::PerfBad, 1);
+            }
+        }
+        events.sort_by_key(|event| event.time);
+        for event in events {
+            if self.wants(&event.kind) {
+                sink(event);
+            }
+        }
+    }
+
+    /// Whether a perf record is about a selected process. A cgroup's are passed on with all others: the record does not say whose it is.
+    fn wants(&mut self, kind: &EventKind) -> bool {
+        let pid = match kind {
+            EventKind::Exec { pid, .. } => *pid,
+            EventKind::Comm { thread, .. } | EventKind::Exit { thread } | EventKind::Fork { thread, .. } => thread.pid,
+            EventKind::Mmap(mmap) => mmap.pid,
+            _ => return true,
+        };
+        if self.options.exclude_self && pid == std::process::id() {
+            return false;
+        }
+        if !matches!(self.options.selection, Selection::Pids(_)) {
+            return true;
+        }
+        if let EventKind::Fork { parent, .. } = kind
+            && self.followed.contains(&parent.pid)
+        {
+            self.followed.insert(pid);
+        }
+        // The probe follows forks too, and before the child runs: it knows children whose fork record is still to be read.
+        let wanted = self.followed.contains(&pid) || self.selected.get(&pid, 0).is_ok();
+        if wanted {
+            self.followed.insert(pid);
+        }
+        if let EventKind::Exit { thread } = kind
+            && thread.tid == pid
+            && self.followed.len() > to_usize(MAX_SELECTED_PROCESSES)
+        {
+            // Bounded by what the probes can select; a process whose first thread ended is asked for in the map from now on.
+            self.followed.remove(&pid);
+        }
+        wanted
+    }
+
+    /// Starts sampling on CPUs that came online. What belonged to a CPU that went away is dead and is replaced when it returns.
+    fn follow_cpus(&mut self) {
+        let now = now();
+        if now.saturating_sub(self.looked_for_cpus_ns) < HOTPLUG_INTERVAL_NS {
+            return;
+        }
+        self.looked_for_cpus_ns = now;
+        let Ok(online) = cpus("/sys/devices/system/cpu/online") else { return };
+        self.rings.retain(|cpu, _| online.contains(cpu));
+        for cpu in online {
+            if self.rings.contains_key(&cpu) {
+                continue;
+            }
+            let sampler = load::attach_sampler(&mut self.bpf, cpu, self.options.frequency_hz);
+            match (sampler, PerfRing::open(cpu)) {
+                (Ok(()), Ok(ring)) => drop(self.rings.insert(cpu, ring)),
+                _ => self.count(Counter::CpuNotFollowed, 1),
+            }
+        }
+    }
+
+    /// Times of all living threads, the state each is in closed now.
+    pub fn thread_times(&mut self) -> Vec<ThreadSnapshot> {
+        let mut tids = HashSet::new();
+        // A key removed during the walk makes it start again: bounded by the map's size.
+        let most = to_usize(self.options.max_threads);
+        tids.extend(self.threads.keys().take(2 * most).filter_map(Result::ok));
+        let mut snapshots = Vec::with_capacity(tids.len());
+        for tid in tids {
+            let mut read = None;
+            for _ in 0..REREADS {
+                let Ok(thread) = self.threads.get(&tid, 0) else { break };
+                read = Some(snapshot(tid, &thread, now()));
+                if matches!(read, Some(Some(_))) {
+                    break;
+                }
+            }
+            match read {
+                Some(Some(snapshot)) => snapshots.push(snapshot),
+                Some(None) => self.count(Counter::ThreadTorn, 1),
+                None => {}
+            }
+        }
+        snapshots
+    }
+
+    /// All counters of this source.
+    pub fn counters(&self) -> Vec<(CounterInfo, u64)> {
+        let per_cpu = self.counts.get(&0, 0).ok();
+        Counter::ALL
+            .iter()
+            .map(|info| {
+                let id = to_usize(info.id);
+                let probes = per_cpu.iter().flat_map(|cpus| cpus.iter()).filter_map(|counts| counts.get(id));
+                (*info, probes.sum::<u64>().saturating_add(self.own.get(id).copied().unwrap_or(0)))
+            })
+            .collect()
+    }
+
+    fn count(&mut self, counter: Counter, amount: u64) {
+        if let Some(slot) = self.own.get_mut(index(counter)) {
+            *slot = slot.saturating_add(amount);
+        }
+    }
+}
+
+fn index(counter: Counter) -> usize {
+    to_usize(counter.id())
+}
+
+fn to_usize(value: u32) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+/// A thread's times closed at `now_ns`; `None` when it was read in the middle of an update: its law does not hold.
+fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadSnapshot> {
+    let known = thread.since_ns.checked_sub(thread.entered_ns)?;
+    let sum = thread.oncpu_ns.checked_add(thread.runnable_ns)?.checked_add(thread.blocked_ns)?;
+    if sum != known {
+        return None;
+    }
+    // The thread may have had an event after `now_ns` was taken.
+    let at = now_ns.max(thread.since_ns);
+    let open = at - thread.since_ns;
+    let mut times = ThreadTimes {
+        thread: ThreadId { pid: thread.tgid, tid },
+        oncpu_ns: thread.oncpu_ns,
+        runnable_ns: thread.runnable_ns,
+        blocked_ns: thread.blocked_ns,
+        since: MonotonicNs(thread.entered_ns),
+    };
+    let waiting = |blocked_ns: u64| Progress::Waiting {
+        start: MonotonicNs(thread.wait_start_ns),
+        blocked_ns,
+        runnable_ns: at.saturating_sub(thread.wait_start_ns).saturating_sub(blocked_ns),
+        kept: thread.wait_flags & WAIT_KEPT != 0,
+    };
+    let progress = match thread.state {
+        STATE_ON_CPU | STATE_RUNNING_OR_RUNNABLE => {
+            times.oncpu_ns += open;
+            Progress::OnCpu { since: MonotonicNs(thread.since_ns) }
+        }
+        STATE_RUNNABLE => {
+            times.runnable_ns += open;
+            waiting(thread.wait_blocked_ns)
+        }
+        _ => {
+            times.blocked_ns += open;
+            waiting(at.saturating_sub(thread.wait_start_ns))
+        }
+    };
+    Some(ThreadSnapshot { times, at: MonotonicNs(at), progress })
+}
+
+fn check(options: &KernelOptions) -> Result<(), KernelError> {
+    let option = |option, expected, found: u64, good: bool| {
+        if good { Ok(()) } else { Err(KernelError::Option { option, expected, found }) }
+    };
+    let hz = options.frequency_hz;
+    option("sampling frequency", "1 to 10000 Hz", hz.into(), (1..=10_000).contains(&hz))?;
+    let copy = options.stack_copy_bytes;
+    option("stack copy", "1 to 65536 bytes", copy.into(), (1..=MAX_STACK_COPY_BYTES).contains(&copy))?;
+    let ring = options.ring_bytes;
+    let good = ring.is_power_of_two() && ring >= 4096 && ring <= 1 << 30;
+    option("ring", "a power of two from 4096 to 2^30 bytes", ring.into(), good)?;
+    let threads = options.max_threads;
+    option("threads", "1 to 4194304", threads.into(), (1..=1 << 22).contains(&threads))?;
+    if let Selection::Pids(pids) = &options.selection {
+        let count = u64::try_from(pids.len()).unwrap_or(u64::MAX);
+        option("selected processes", "1 to 8192", count, (1..=u64::from(MAX_SELECTED_PROCESSES)).contains(&count))?;
+    }
+    Ok(())
+}
+
+/// The clock of all events.
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// A list such as `0-3,7` in a file of /sys.
+fn cpus(path: &str) -> Result<Vec<u32>, KernelError> {
+    let failed = |source| KernelError::Cpus { path: path.to_owned(), source };
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    cpu_list(&text).ok_or_else(|| failed(io::Error::other(format!("expected a list such as 0-3,7, found {text:?}"))))
+}
+
+fn cpu_list(text: &str) -> Option<Vec<u32>> {
+    let mut cpus = Vec::new();
+    for part in text.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
+        // No kernel has more than 8192 CPUs (CONFIG_NR_CPUS).
+        if first > last || last >= 8192 {
+            return None;
+        }
+        cpus.extend(first..=last);
+    }
+    Some(cpus)
+}
+
+fn typed<M: TryFrom<Map>>(bpf: &mut Ebpf, name: &'static str) -> Result<M, KernelError> {
+    let map = bpf.take_map(name).ok_or(KernelError::Object { name })?;
+    M::try_from(map).map_err(|_| KernelError::Object { name })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KernelError, KernelOptions, Progress, Thread, check, cpu_list, snapshot};
+    use ebpf_common::key::{STATE_BLOCKED, STATE_ON_CPU, STATE_RUNNABLE, WAIT_KEPT, WAIT_WAS_BLOCKED};
+
+    fn thread(state: u32) -> Thread {
+        Thread {
+            entered_ns: 100,
+            since_ns: 160,
+            oncpu_ns: 10,
+            runnable_ns: 20,
+            blocked_ns: 30,
+            wait_start_ns: 150,
+            wait_blocked_ns: 4,
+            state,
+            wait_flags: WAIT_KEPT | WAIT_WAS_BLOCKED,
+            ..Thread::default()
+        }
+    }
+
+    #[test]
+    fn a_snapshot_closes_the_state_in_progress() {
+        for state in [STATE_ON_CPU, STATE_RUNNABLE, STATE_BLOCKED] {
+            let times = snapshot(1, &thread(state), 200).unwrap().times;
+            assert_eq!(times.oncpu_ns + times.runnable_ns + times.blocked_ns, 100, "state {state}");
+        }
+        let waiting = snapshot(1, &thread(STATE_RUNNABLE), 200).unwrap().progress;
+        assert!(matches!(waiting, Progress::Waiting { blocked_ns: 4, runnable_ns: 46, kept: true, .. }), "{waiting:?}");
+    }
+
+    #[test]
+    fn a_torn_read_is_refused() {
+        let torn = Thread { oncpu_ns: 11, ..thread(STATE_ON_CPU) };
+        assert_eq!(snapshot(1, &torn, 200), None);
+        let backwards = Thread { since_ns: 50, ..thread(STATE_ON_CPU) };
+        assert_eq!(snapshot(1, &backwards, 200), None);
+    }
+
+    #[test]
+    fn cpu_lists() {
+        assert_eq!(cpu_list("0-2,5\n"), Some(vec![0, 1, 2, 5]));
+        assert_eq!(cpu_list("3"), Some(vec![3]));
+        for bad in ["", "a", "3-1", "0-99999999"] {
+            assert_eq!(cpu_list(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn options_out_of_range_name_themselves() {
+        let options = KernelOptions { ring_bytes: 5000, ..KernelOptions::default() };
+        assert!(matches!(check(&options), Err(KernelError::Option { option: "ring", found: 5000, .. })));
+        assert!(check(&KernelOptions::default()).is_ok());
+    }
+}

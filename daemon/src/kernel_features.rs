@@ -1,0 +1,223 @@
+//! Probes the running kernel and this process's rights, and says what is missing in terms of what to do about it. The one place that
+//! knows which kernel and which capabilities the probes need.
+
+use crate::source::kernel::{btf, perf};
+use std::fmt::{self, Display, Formatter};
+use std::path::Path;
+use std::{fs, io};
+
+/// Oldest kernel: `bpf_task_pt_regs` came with 5.15.
+const OLDEST: (u32, u32) = (5, 15);
+
+/// Inode of the initial pid namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
+const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
+
+const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
+
+/// Capabilities of which each is needed, unless the stronger one is there (include/uapi/linux/capability.h).
+const NEEDED: [(Capability, Option<Capability>); 3] = [
+    (Capability { bit: 39, name: "CAP_BPF" }, Some(SYS_ADMIN)),
+    (Capability { bit: 38, name: "CAP_PERFMON" }, Some(SYS_ADMIN)),
+    (Capability { bit: 19, name: "CAP_SYS_PTRACE" }, None),
+];
+const SYS_ADMIN: Capability = Capability { bit: 21, name: "CAP_SYS_ADMIN" };
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Capability {
+    bit: u32,
+    name: &'static str,
+}
+
+/// What the kernel or this process lacks.
+#[derive(Debug, thiserror::Error)]
+pub enum FeatureError {
+    /// Too old a kernel.
+    #[error("Linux {release}: expected at least {}.{}, found {release}; run on a newer kernel", OLDEST.0, OLDEST.1)]
+    Old {
+        /// `uname -r`.
+        release: String,
+    },
+    /// Not root, and nothing given instead.
+    #[error(
+        "recording needs root or capabilities: running as uid {uid} without {missing}; run with sudo, or grant the file \
+         the capabilities (setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_syslog,cap_dac_read_search=ep)"
+    )]
+    NotRoot {
+        /// Effective user id.
+        uid: u32,
+        /// What is missing.
+        missing: Missing,
+    },
+    /// Root, but without a capability (a container).
+    #[error("missing capability: expected {missing}, found CapEff {found:016x} in /proc/self/status; add it to the container's or service's capabilities")]
+    Capability {
+        /// What is missing.
+        missing: Missing,
+        /// The effective set.
+        found: u64,
+    },
+    /// No type information.
+    #[error("{}: expected the kernel's BTF, found {source}; use a kernel built with CONFIG_DEBUG_INFO_BTF=y, or mount /sys", btf::PATH)]
+    NoBtf {
+        /// Why it cannot be read.
+        source: io::Error,
+    },
+    /// Locked down.
+    #[error("{LOCKDOWN}: expected none or integrity, found confidentiality, in which eBPF may not read memory; boot without lockdown=confidentiality")]
+    Lockdown,
+    /// Another pid namespace.
+    #[error("/proc/self/ns/pid: expected the initial pid namespace {INITIAL_PID_NAMESPACE}, found {found}; run with hostPID: true or --pid=host")]
+    PidNamespace {
+        /// The link's text.
+        found: String,
+    },
+    /// perf refused.
+    #[error("perf_event_open: expected a descriptor, found {source} (kernel.perf_event_paranoid is {paranoid}); {}", advice(.source))]
+    Perf {
+        /// What it answered.
+        source: io::Error,
+        /// The setting.
+        paranoid: String,
+    },
+    /// A file that every Linux has.
+    #[error("{path}: {source}; mount /proc")]
+    Proc {
+        /// The file.
+        path: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "a seccomp profile, an LSM or perf_event_paranoid forbids it: allow the system call (seccompProfile: Unconfined) and grant CAP_PERFMON"
+        }
+        _ => "the kernel must be built with CONFIG_PERF_EVENTS=y",
+    }
+}
+
+/// Names of missing capabilities.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing(Vec<&'static str>);
+
+impl Display for Missing {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(", "))
+    }
+}
+
+/// Everything that is missing; empty when recording can start.
+#[must_use]
+pub fn problems() -> Vec<FeatureError> {
+    [release(), capabilities(), type_information(), lockdown(), pid_namespace(), perf_events()]
+        .into_iter()
+        .filter_map(Result::err)
+        .collect()
+}
+
+/// The first thing that is missing.
+///
+/// # Errors
+/// When something is.
+pub fn check() -> Result<(), FeatureError> {
+    release()?;
+    capabilities()?;
+    type_information()?;
+    lockdown()?;
+    pid_namespace()?;
+    perf_events()
+}
+
+fn release() -> Result<(), FeatureError> {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    match version(&release) {
+        Some(version) if version < OLDEST => Err(FeatureError::Old { release }),
+        // A release that cannot be read is not held against the kernel.
+        _ => Ok(()),
+    }
+}
+
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|letter: char| !letter.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn capabilities() -> Result<(), FeatureError> {
+    const PATH: &str = "/proc/self/status";
+    let failed = |source| FeatureError::Proc { path: PATH, source };
+    let status = fs::read_to_string(PATH).map_err(failed)?;
+    let found = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let found = found.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    let found = found.ok_or_else(|| failed(io::Error::other("no CapEff line")))?;
+    let missing = missing(found);
+    let uid = rustix::process::geteuid().as_raw();
+    match (missing.0.is_empty(), uid) {
+        (true, _) => Ok(()),
+        (false, 0) => Err(FeatureError::Capability { missing, found }),
+        (false, _) => Err(FeatureError::NotRoot { uid, missing }),
+    }
+}
+
+fn missing(set: u64) -> Missing {
+    let has = |capability: Capability| set & (1 << capability.bit) != 0;
+    let lacks = |(needed, stronger): &(Capability, Option<Capability>)| !has(*needed) && !stronger.is_some_and(has);
+    Missing(NEEDED.iter().filter(|pair| lacks(pair)).map(|(needed, _)| needed.name).collect())
+}
+
+fn type_information() -> Result<(), FeatureError> {
+    fs::File::open(Path::new(btf::PATH)).map(drop).map_err(|source| FeatureError::NoBtf { source })
+}
+
+fn lockdown() -> Result<(), FeatureError> {
+    // Without securityfs nothing can be said; loading will tell.
+    let text = fs::read_to_string(LOCKDOWN).unwrap_or_default();
+    if text.contains("[confidentiality]") { Err(FeatureError::Lockdown) } else { Ok(()) }
+}
+
+fn pid_namespace() -> Result<(), FeatureError> {
+    const PATH: &str = "/proc/self/ns/pid";
+    let link = fs::read_link(PATH).map_err(|source| FeatureError::Proc { path: PATH, source })?;
+    let found = link.to_string_lossy();
+    if found == INITIAL_PID_NAMESPACE { Ok(()) } else { Err(FeatureError::PidNamespace { found: found.into_owned() }) }
+}
+
+fn perf_events() -> Result<(), FeatureError> {
+    let allowed_cpus = rustix::thread::sched_getcpu();
+    let cpu = u32::try_from(allowed_cpus).unwrap_or(0);
+    perf::permitted(cpu).map_err(|source| FeatureError::Perf {
+        source,
+        paranoid: fs::read_to_string("/proc/sys/kernel/perf_event_paranoid")
+            .map_or_else(|_| "unreadable".to_owned(), |text| text.trim().to_owned()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FeatureError, advice, missing, version};
+    use std::io;
+
+    #[test]
+    fn releases_are_read() {
+        assert_eq!(version("6.18.44-fc"), Some((6, 18)));
+        assert_eq!(version("5.4"), Some((5, 4)));
+        assert!(version("5.10.0-30-amd64") < Some(super::OLDEST));
+        assert_eq!(version("mystery"), None);
+    }
+
+    #[test]
+    fn missing_capabilities_are_named() {
+        assert_eq!(missing(u64::MAX).0, Vec::<&str>::new());
+        assert_eq!(missing(1 << 21 | 1 << 19).0, Vec::<&str>::new(), "CAP_SYS_ADMIN includes the newer two");
+        assert_eq!(missing(1 << 38 | 1 << 19).to_string(), "CAP_BPF");
+        assert_eq!(missing(0).to_string(), "CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE");
+    }
+
+    #[test]
+    fn each_message_says_what_to_do() {
+        let error = FeatureError::NotRoot { uid: 1000, missing: missing(0) };
+        assert!(error.to_string().contains("sudo"), "{error}");
+        assert!(advice(&io::Error::from(io::ErrorKind::PermissionDenied)).contains("seccomp"));
+    }
+}

@@ -1,0 +1,318 @@
+//! Bytes of the BPF ring and of perf's rings → [`Event`]. Total functions: a record that lies about its lengths is an error, never a
+//! panic.
+
+use crate::source::{
+    CpuSample, Event, EventKind, Mmap, MonotonicNs, ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart,
+    WaitState,
+};
+use bytemuck::AnyBitPattern;
+use ebpf_common::event::{
+    CERTAIN, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_USER, FLAG_WAKER, Header, KIND_CPU_SAMPLE, KIND_THREAD_END,
+    KIND_WAIT_END, KIND_WAIT_START, StackRecord, ThreadEndRecord, WaitEndRecord,
+};
+
+/// A record nobody could have written.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// Shorter than its kind needs, or than it says.
+    #[error("record of {len} bytes is too short for {what}")]
+    Short {
+        /// What did not fit.
+        what: &'static str,
+        /// Bytes there were.
+        len: usize,
+    },
+    /// An unknown kind.
+    #[error("unknown record kind {kind}")]
+    Kind {
+        /// The tag.
+        kind: u32,
+    },
+}
+
+fn read<T: AnyBitPattern>(bytes: &[u8], offset: usize, what: &'static str) -> Result<T, DecodeError> {
+    let short = DecodeError::Short { what, len: bytes.len() };
+    let end = offset.checked_add(size_of::<T>());
+    match end.and_then(|end| bytes.get(offset..end)) {
+        Some(bytes) => Ok(bytemuck::pod_read_unaligned(bytes)),
+        None => Err(short),
+    }
+}
+
+/// Decodes a record of the BPF ring.
+///
+/// # Errors
+/// When the record is not one of `ebpf_common::event`.
+pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
+    let header: Header = read(bytes, 0, "header")?;
+    let kind = match header.kind {
+        KIND_CPU_SAMPLE => {
+            let parts = stack_record(bytes)?;
+            EventKind::CpuSample(CpuSample {
+                thread: parts.thread,
+                comm: parts.record.comm,
+                user: parts.user,
+                kernel: parts.kernel,
+            })
+        }
+        KIND_WAIT_START => {
+            let StackParts { thread, record, user, kernel } = stack_record(bytes)?;
+            EventKind::WaitStart(WaitStart {
+                thread,
+                comm: record.comm,
+                user,
+                kernel,
+                state: wait_state(record.flags, record.state),
+                ran_ns: record.ran_ns,
+                syscall: u32::try_from(record.syscall).ok(),
+                weight: weight(record.probability),
+            })
+        }
+        KIND_WAIT_END => {
+            let record: WaitEndRecord = read(bytes, 0, "end of a wait")?;
+            let waker = ThreadId { pid: record.waker_tgid, tid: record.waker_tid };
+            EventKind::WaitEnd(WaitEnd {
+                thread: ThreadId { pid: record.tgid, tid: record.tid },
+                start: MonotonicNs(record.start_ns),
+                blocked_ns: record.blocked_ns,
+                runnable_ns: record.runnable_ns,
+                waker: (record.flags & FLAG_WAKER != 0).then_some((waker, record.waker_comm)),
+            })
+        }
+        KIND_THREAD_END => {
+            let record: ThreadEndRecord = read(bytes, 0, "end of a thread")?;
+            EventKind::ThreadEnd(ThreadTimes {
+                thread: ThreadId { pid: record.tgid, tid: record.tid },
+                oncpu_ns: record.oncpu_ns,
+                runnable_ns: record.runnable_ns,
+                blocked_ns: record.blocked_ns,
+                since: MonotonicNs(record.entered_ns),
+            })
+        }
+        kind => return Err(DecodeError::Kind { kind }),
+    };
+    Ok(Event { time: MonotonicNs(header.time_ns), kind })
+}
+
+struct StackParts {
+    thread: ThreadId,
+    record: StackRecord,
+    user: Option<UserContext>,
+    kernel: Vec<u64>,
+}
+
+fn stack_record(bytes: &[u8]) -> Result<StackParts, DecodeError> {
+    let record: StackRecord = read(bytes, 0, "stack record")?;
+    let short = |what| DecodeError::Short { what, len: bytes.len() };
+    let tail = bytes.get(size_of::<StackRecord>()..).unwrap_or_default();
+    let kernel_bytes = usize::try_from(record.kernel_bytes).unwrap_or(usize::MAX);
+    let (kernel, tail) = tail.split_at_checked(kernel_bytes).ok_or_else(|| short("kernel stack"))?;
+    let user_bytes = usize::try_from(record.user_bytes).unwrap_or(usize::MAX);
+    let stack = tail.get(..user_bytes).ok_or_else(|| short("user stack"))?;
+    let (words, _) = kernel.as_chunks::<8>();
+    let user = (record.flags & FLAG_USER != 0).then(|| UserContext {
+        regs: UserRegs { gpr: record.gpr, known: u16::MAX, ip: record.ip },
+        stack: stack.to_vec(),
+        limited: record.flags & FLAG_LIMITED != 0,
+    });
+    Ok(StackParts {
+        thread: ThreadId { pid: record.tgid, tid: record.tid },
+        record,
+        user,
+        kernel: words.iter().map(|word| u64::from_ne_bytes(*word)).collect(),
+    })
+}
+
+/// `TASK_INTERRUPTIBLE` and `TASK_UNINTERRUPTIBLE` of include/linux/sched.h; further bits (killable, freezable, no load) may be set.
+fn wait_state(flags: u32, state: u32) -> WaitState {
+    if flags & FLAG_PREEMPTED != 0 {
+        WaitState::Runnable
+    } else if state & 1 != 0 {
+        WaitState::Interruptible
+    } else if state & 2 != 0 {
+        WaitState::Uninterruptible
+    } else {
+        WaitState::Other(state)
+    }
+}
+
+/// One over a probability in units of 2⁻³².
+fn weight(probability: u64) -> f64 {
+    let probability = u32::try_from(probability.min(CERTAIN - 1)).unwrap_or(u32::MAX);
+    if probability == u32::MAX { 1.0 } else { 4_294_967_296.0 / f64::from(probability.max(1)) }
+}
+
+/// What one of perf's records says.
+#[derive(Debug)]
+pub enum PerfRecord {
+    /// An event for the stages behind.
+    Event(Event),
+    /// The kernel had no room for this many records.
+    Lost(u64),
+    /// Nothing of interest.
+    Other,
+}
+
+// include/uapi/linux/perf_event.h
+const RECORD_LOST: u32 = 2;
+const RECORD_COMM: u32 = 3;
+const RECORD_EXIT: u32 = 4;
+const RECORD_FORK: u32 = 7;
+const RECORD_MMAP2: u32 = 10;
+const MISC_COMM_EXEC: u16 = 1 << 13;
+const PROT_EXEC: u32 = 4;
+const HEADER_BYTES: usize = 8;
+/// `sample_id` at the end of each record: pid, tid, time.
+const SAMPLE_ID_BYTES: usize = 16;
+
+/// Splits what a perf ring held into records; the second part of an item is the record's kind and misc flags.
+///
+/// # Errors
+/// When a record's length is impossible; nothing behind it can be read.
+pub fn perf_records(
+    mut bytes: &[u8],
+    each: &mut dyn FnMut(Result<PerfRecord, DecodeError>),
+) -> Result<(), DecodeError> {
+    while !bytes.is_empty() {
+        let len = usize::from(read::<u16>(bytes, 6, "perf record's length")?);
+        let record = bytes.get(..len).filter(|record| record.len() >= HEADER_BYTES);
+        let record = record.ok_or(DecodeError::Short { what: "perf record", len: bytes.len() })?;
+        each(perf_record(record));
+        bytes = bytes.get(len..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+fn perf_record(bytes: &[u8]) -> Result<PerfRecord, DecodeError> {
+    let kind: u32 = read(bytes, 0, "perf record")?;
+    let word = |offset: usize, what| read::<u32>(bytes, offset, what);
+    let long = |offset: usize, what| read::<u64>(bytes, offset, what);
+    if kind == RECORD_LOST {
+        return long(16, "count of lost records").map(PerfRecord::Lost);
+    }
+    if !matches!(kind, RECORD_COMM | RECORD_EXIT | RECORD_FORK | RECORD_MMAP2) {
+        return Ok(PerfRecord::Other);
+    }
+    let body = bytes.len().saturating_sub(SAMPLE_ID_BYTES);
+    let time = MonotonicNs(long(body.saturating_add(8), "perf record's time")?);
+    let text = |from: usize| text(bytes.get(from..body).unwrap_or_default());
+    let kind = match kind {
+        RECORD_COMM => {
+            let (pid, tid) = (word(8, "comm")?, word(12, "comm")?);
+            let misc: u16 = read(bytes, 4, "comm")?;
+            if misc & MISC_COMM_EXEC != 0 {
+                EventKind::Exec { pid, comm: text(16) }
+            } else {
+                EventKind::Comm { thread: ThreadId { pid, tid }, comm: text(16) }
+            }
+        }
+        RECORD_EXIT => {
+            EventKind::Exit { thread: ThreadId { pid: word(8, "exit")?, tid: word(16, "exit")? } }
+        }
+        RECORD_FORK => EventKind::Fork {
+            parent: ThreadId { pid: word(12, "fork")?, tid: word(20, "fork")? },
+            thread: ThreadId { pid: word(8, "fork")?, tid: word(16, "fork")? },
+        },
+        _ => {
+            if word(64, "mmap's protection")? & PROT_EXEC == 0 {
+                return Ok(PerfRecord::Other);
+            }
+            EventKind::Mmap(Mmap {
+                pid: word(8, "mmap")?,
+                start: long(16, "mmap")?,
+                len: long(24, "mmap")?,
+                file_offset: long(32, "mmap")?,
+                device: (word(40, "mmap")?, word(44, "mmap")?),
+                inode: long(48, "mmap")?,
+                path: text(72),
+            })
+        }
+    };
+    Ok(PerfRecord::Event(Event { time, kind }))
+}
+
+/// Text up to the first zero.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(bytes.get(..end).unwrap_or_default()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DecodeError, PerfRecord, perf_records, ring_record, weight};
+    use crate::source::EventKind;
+    use ebpf_common::event::{CERTAIN, FLAG_USER, Header, KIND_CPU_SAMPLE, StackRecord};
+    use proptest::prelude::{any, proptest};
+
+    fn sample() -> Vec<u8> {
+        let record = StackRecord {
+            header: Header { kind: KIND_CPU_SAMPLE, len: 0, time_ns: 7 },
+            tgid: 1,
+            tid: 2,
+            flags: FLAG_USER,
+            kernel_bytes: 16,
+            user_bytes: 8,
+            ..StackRecord::default()
+        };
+        let mut bytes = bytemuck::bytes_of(&record).to_vec();
+        bytes.extend([1u64, 2, 0x1122_3344_5566_7788].iter().flat_map(|word| word.to_ne_bytes()));
+        bytes
+    }
+
+    #[test]
+    fn a_sample_keeps_its_two_stacks_apart() {
+        let event = ring_record(&sample()).unwrap();
+        let EventKind::CpuSample(sample) = event.kind else { panic!("{event:?}") };
+        assert_eq!(sample.kernel, [1, 2]);
+        assert_eq!(sample.user.unwrap().stack, 0x1122_3344_5566_7788u64.to_ne_bytes());
+    }
+
+    #[test]
+    fn a_stack_longer_than_its_record_is_an_error() {
+        let bytes = sample();
+        let cut = bytes.len() - 1;
+        assert_eq!(ring_record(&bytes[..cut]).unwrap_err(), DecodeError::Short { what: "user stack", len: cut });
+    }
+
+    #[test]
+    fn weights_are_inverse_probabilities() {
+        assert!((weight(CERTAIN) - 1.0).abs() < f64::EPSILON);
+        assert!((weight(CERTAIN / 4) - 4.0).abs() < f64::EPSILON);
+        assert!(weight(0).is_finite());
+    }
+
+    #[test]
+    fn an_exec_is_told_from_a_renaming() {
+        let mut bytes = vec![];
+        for misc in [1u16 << 13, 0] {
+            bytes.extend(3u32.to_ne_bytes());
+            bytes.extend(misc.to_ne_bytes());
+            bytes.extend(40u16.to_ne_bytes());
+            bytes.extend([5u32, 6].iter().flat_map(|word| word.to_ne_bytes()));
+            bytes.extend(*b"name\0\0\0\0");
+            bytes.extend([0u64, 99].iter().flat_map(|word| word.to_ne_bytes()));
+        }
+        let mut seen = vec![];
+        perf_records(&bytes, &mut |record| seen.push(record.unwrap())).unwrap();
+        let [PerfRecord::Event(exec), PerfRecord::Event(comm)] = &seen[..] else { panic!("{seen:?}") };
+        assert!(matches!(&exec.kind, EventKind::Exec { pid: 5, comm } if comm == "name"));
+        assert!(matches!(&comm.kind, EventKind::Comm { thread, .. } if thread.tid == 6));
+        assert_eq!(exec.time.0, 99);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            ring_record(&bytes).ok();
+            perf_records(&bytes, &mut |record| drop(record)).ok();
+        }
+
+        #[test]
+        fn no_change_to_a_record_makes_it_panic(place in any::<proptest::sample::Index>(), value in any::<u8>()) {
+            let mut bytes = sample();
+            let place = place.index(bytes.len());
+            bytes[place] = value;
+            ring_record(&bytes).ok();
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Brings the probes into the kernel: settings from its BTF, sizes from the options, programs attached in the order that loses nothing.
+
+use super::btf::{self, Argument, BtfError, KernelBtf};
+use super::{KernelError, KernelOptions, Selection};
+use aya::programs::perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent};
+use aya::programs::{BtfTracePoint, PerfEvent};
+use aya::{Btf, Ebpf, EbpfLoader, Endianness, VerifierLogLevel};
+use ebpf_common::config::{Config, NO_FIELD, SELECT_ALL, SELECT_CGROUP, SELECT_PIDS};
+use std::fs;
+
+/// A probability of the coin is kept that long.
+const COIN_INTERVAL_NS: u64 = 100_000_000;
+
+/// Attached in this order: wake-ups before switches, so that a switch-in without a wake-up seen proves that the thread was runnable;
+/// fork before both, so that a child is selected before it first runs.
+const TRACEPOINTS: [&str; 6] = [
+    "sched_process_free",
+    "sched_process_fork",
+    "sched_process_exec",
+    "sched_waking",
+    "sched_wakeup_new",
+    "sched_switch",
+];
+
+/// Loads the programs and attaches the scheduler's; nothing is recorded before `CONTROL` or `SELECTED` say so.
+pub(super) fn load(options: &KernelOptions, possible_cpus: u32, online_cpus: u32) -> Result<Ebpf, KernelError> {
+    let object = crate::embedded::probes().ok_or(KernelError::NoProbes)?;
+    let data = fs::read(btf::PATH).map_err(|source| KernelError::BtfUnreadable { source })?;
+    let config = config(options, &KernelBtf::parse(&data)?, online_cpus)?;
+    let types = Btf::parse(&data, Endianness::default()).map_err(|source| KernelError::Btf { source })?;
+    let mut bpf = EbpfLoader::new()
+        .btf(Some(&types))
+        .verifier_log_level(VerifierLogLevel::DISABLE)
+        .override_global("CONFIG", &config, true)
+        .map_max_entries("RING", options.ring_bytes)
+        .map_max_entries("THREADS", options.max_threads)
+        .map_max_entries("SAMPLE_SCRATCH", possible_cpus)
+        .map_max_entries("SWITCH_SCRATCH", possible_cpus)
+        .load(object)
+        .map_err(|source| KernelError::Load { source })?;
+    let by_pid = config.selection == SELECT_PIDS;
+    for name in TRACEPOINTS.into_iter().filter(|name| by_pid || !matches!(*name, "sched_process_free" | "sched_process_fork")) {
+        let failed = |source| KernelError::Program { name, source };
+        let program: &mut BtfTracePoint = program(&mut bpf, name)?;
+        program.load(name, &types).map_err(failed)?;
+        program.attach().map_err(failed)?;
+    }
+    let sampler: &mut PerfEvent = program(&mut bpf, SAMPLER)?;
+    sampler.load().map_err(|source| KernelError::Program { name: SAMPLER, source })?;
+    Ok(bpf)
+}
+
+const SAMPLER: &str = "cpu_sample";
+
+/// Starts the sampling timer of a CPU.
+pub(super) fn attach_sampler(bpf: &mut Ebpf, cpu: u32, frequency_hz: u32) -> Result<(), KernelError> {
+    let sampler: &mut PerfEvent = program(bpf, SAMPLER)?;
+    sampler
+        .attach(
+            PerfEventConfig::Software(SoftwareEvent::CpuClock),
+            PerfEventScope::AllProcessesOneCpu { cpu },
+            SamplePolicy::Frequency(u64::from(frequency_hz)),
+            false,
+        )
+        .map(drop)
+        .map_err(|source| KernelError::Sampler { cpu, source })
+}
+
+fn program<'a, P>(bpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, KernelError>
+where
+    &'a mut P: TryFrom<&'a mut aya::programs::Program>,
+{
+    let program = bpf.program_mut(name).ok_or(KernelError::Object { name })?;
+    program.try_into().map_err(|_| KernelError::Object { name })
+}
+
+fn config(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> Result<Config, KernelError> {
+    let cgroup_id = match options.selection {
+        Selection::Cgroup(id) => id,
+        Selection::All | Selection::Pids(_) => 0,
+    };
+    let budget = options.wait_stack_budget_bytes_per_s / u64::from(online_cpus.max(1)) / (1_000_000_000 / COIN_INTERVAL_NS);
+    Ok(Config {
+        cgroup_id,
+        // At least one record's worth, and within the range the coin's arithmetic is made for.
+        coin_budget_bytes: budget.clamp(4096, 1 << 31),
+        coin_interval_ns: COIN_INTERVAL_NS,
+        selection: match options.selection {
+            Selection::All => SELECT_ALL,
+            Selection::Pids(_) => SELECT_PIDS,
+            Selection::Cgroup(_) => SELECT_CGROUP,
+        },
+        excluded_tgid: if options.exclude_self { std::process::id() } else { 0 },
+        stack_copy_bytes: options.stack_copy_bytes,
+        has_prev_state: u32::from(hands_over_state(btf)?),
+        task_pid: btf.offset_of("task_struct", "pid")?,
+        task_tgid: btf.offset_of("task_struct", "tgid")?,
+        task_flags: btf.offset_of("task_struct", "flags")?,
+        task_comm: btf.offset_of("task_struct", "comm")?,
+        task_state: btf.offset_of("task_struct", "__state")?,
+        task_cgroups: btf.offset_of("task_struct", "cgroups")?,
+        css_set_dfl_cgrp: btf.offset_of("css_set", "dfl_cgrp")?,
+        cgroup_kn: btf.offset_of("cgroup", "kn")?,
+        kernfs_node_id: btf.offset_of("kernfs_node", "id")?,
+        // Without CONFIG_SMP there is no such field before 6.17.
+        task_on_cpu: match btf.offset_of("task_struct", "on_cpu") {
+            Err(BtfError::NoField { .. }) => NO_FIELD,
+            offset => offset?,
+        },
+    })
+}
+
+/// Whether `sched_switch` has `prev_state` as its last argument (since 5.18). The first releases of 5.18 had it second (commit
+/// fa2c3254d7cf, moved by 9c2136be0878).
+fn hands_over_state(btf: &KernelBtf<'_>) -> Result<bool, KernelError> {
+    use Argument::{Integer, Pointer};
+    match btf.tracepoint("sched_switch")?.as_slice() {
+        [Integer, Pointer, Pointer] => Ok(false),
+        [Integer, Pointer, Pointer, Integer] => Ok(true),
+        found => Err(KernelError::Prototype { found: found.to_vec() }),
+    }
+}

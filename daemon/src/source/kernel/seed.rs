@@ -1,0 +1,85 @@
+//! Threads that existed before the recording, from /proc: those no event tells about (sleepers, and threads that never leave their
+//! CPU).
+
+use ebpf_common::key::{STATE_BLOCKED, STATE_RUNNING_OR_RUNNABLE};
+use rustix::fs::{CWD, OFlags, openat};
+use std::collections::HashMap;
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+
+/// A thread and its state (`STATE_`) as /proc shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seed {
+    pub(super) tid: u32,
+    pub(super) state: u32,
+}
+
+/// Numbers among the names of a directory of /proc; none when it is gone.
+pub(super) fn numbers(directory: &str) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Living threads of `tgid`.
+pub(super) fn threads(tgid: u32) -> Vec<Seed> {
+    let tids = numbers(&format!("/proc/{tgid}/task"));
+    tids.into_iter().filter_map(|tid| Some(Seed { tid, state: state(tgid, tid)? })).collect()
+}
+
+/// State of a thread; `None` when it is gone, dead or unreadable.
+pub(super) fn state(tgid: u32, tid: u32) -> Option<u32> {
+    // One page holds more than the name (15 bytes) and the state behind it.
+    let path = format!("/proc/{tgid}/task/{tid}/stat");
+    let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, rustix::fs::Mode::empty()).ok()?;
+    let mut line = [0; 128];
+    let len = fs::File::from(file).read(&mut line).ok()?;
+    let line = line.get(..len)?;
+    // `pid (name) state …`; the name may hold anything, also `)`.
+    let close = line.iter().rposition(|&byte| byte == b')')?;
+    match line.get(close + 2)? {
+        b'R' => Some(STATE_RUNNING_OR_RUNNABLE),
+        b'Z' | b'X' | b'x' => None,
+        _ => Some(STATE_BLOCKED),
+    }
+}
+
+/// Tells which processes are in the cgroup v2 directory with a given id.
+pub(super) struct CgroupFilter {
+    id: u64,
+    known: HashMap<String, bool>,
+}
+
+impl CgroupFilter {
+    pub(super) fn new(id: u64) -> Self {
+        Self { id, known: HashMap::new() }
+    }
+
+    /// Whether `tgid` is in it.
+    pub(super) fn holds(&mut self, tgid: u32) -> bool {
+        let Ok(text) = fs::read_to_string(format!("/proc/{tgid}/cgroup")) else { return false };
+        let Some(path) = text.lines().find_map(|line| line.strip_prefix("0::")) else { return false };
+        let id = self.id;
+        *self.known.entry(path.to_owned()).or_insert_with(|| {
+            // The id of a cgroup is the inode number of its directory.
+            fs::metadata(format!("/sys/fs/cgroup{path}")).is_ok_and(|directory| directory.ino() == id)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Seed, STATE_RUNNING_OR_RUNNABLE, state, threads};
+
+    #[test]
+    fn the_thread_that_asks_is_running() {
+        let (pid, tid) = (std::process::id(), rustix::thread::gettid().as_raw_pid().unsigned_abs());
+        assert_eq!(state(pid, tid), Some(STATE_RUNNING_OR_RUNNABLE));
+        assert!(threads(pid).contains(&Seed { tid, state: STATE_RUNNING_OR_RUNNABLE }));
+    }
+
+    #[test]
+    fn a_thread_that_is_gone_has_no_state() {
+        assert_eq!(state(u32::MAX, u32::MAX), None);
+    }
+}

@@ -1,0 +1,55 @@
+//! Load-time settings of the probes, written into their read-only data before they are verified: to the verifier they are
+//! constants, so that branches not taken cost nothing and field offsets are checked against the kernel's types.
+
+use crate::plain;
+
+/// Everything is selected.
+pub const SELECT_ALL: u32 = 0;
+/// Only processes in the map `SELECTED`, which grows by fork.
+pub const SELECT_PIDS: u32 = 1;
+/// Only threads of one cgroup v2 directory (not of its children).
+pub const SELECT_CGROUP: u32 = 2;
+
+
+/// The kernel has no such field (`on_cpu` without CONFIG_SMP).
+pub const NO_FIELD: u32 = u32::MAX;
+
+plain! {
+    /// The settings.
+    pub struct Config {
+        /// The cgroup's id (inode of its directory), for `SELECT_CGROUP`.
+        pub cgroup_id: u64,
+        /// Bytes of wait records one CPU may send in `coin_interval_ns`.
+        pub coin_budget_bytes: u64,
+        /// How long one probability is kept, at least, unless the budget runs out first; nanoseconds.
+        pub coin_interval_ns: u64,
+        /// One of the `SELECT_` values.
+        pub selection: u32,
+        /// Process that is never recorded; 0 for none.
+        pub excluded_tgid: u32,
+        /// Most bytes of user stack to copy, at most `MAX_STACK_COPY_BYTES`.
+        pub stack_copy_bytes: u32,
+        /// 1 when the `sched_switch` tracepoint hands over `prev_state` (since 5.18).
+        pub has_prev_state: u32,
+        /// `task_struct.pid`.
+        pub task_pid: u32,
+        /// `task_struct.tgid`.
+        pub task_tgid: u32,
+        /// `task_struct.flags`.
+        pub task_flags: u32,
+        /// `task_struct.comm`.
+        pub task_comm: u32,
+        /// `task_struct.__state`.
+        pub task_state: u32,
+        /// `task_struct.cgroups`.
+        pub task_cgroups: u32,
+        /// `css_set.dfl_cgrp`.
+        pub css_set_dfl_cgrp: u32,
+        /// `cgroup.kn`.
+        pub cgroup_kn: u32,
+        /// `kernfs_node.id`.
+        pub kernfs_node_id: u32,
+        /// `task_struct.on_cpu`, or [`NO_FIELD`].
+        pub task_on_cpu: u32,
+    }
+}

@@ -1,0 +1,90 @@
+//! THE list of the probes' and their reader's counters. Metric names and `docs/metrics.md` come from here.
+//!
+//! Laws (each "dropped" cause is a counter of its own):
+//! - `cpu_samples` = `cpu_samples_stored` + `cpu_samples_ring_full` + `cpu_samples_busy`
+//! - `waits` = `waits_thinned` + `waits_stored` + `waits_ring_full` + `waits_busy`
+//! - `thread_ends` = `thread_ends_stored` + `thread_ends_ring_full`
+//! - all `_stored` together = `records_read` + records still in the ring
+
+/// Identity and meaning of one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterInfo {
+    /// Index into the per-CPU array. The reader's own counters have a place there too, which the probes leave at zero.
+    pub id: u32,
+    /// Metric name without prefix.
+    pub name: &'static str,
+    /// What one unit means.
+    pub help: &'static str,
+}
+
+macro_rules! counters {
+    ($($(#[$group:meta])* $variant:ident $name:literal $help:literal;)*) => {
+        /// One counter of the list.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u32)]
+        pub enum Counter {
+            $(#[doc = $help] $variant,)*
+        }
+
+        impl Counter {
+            /// All of them, in order of their ids.
+            pub const ALL: &'static [CounterInfo] = &[
+                $(CounterInfo { id: Counter::$variant as u32, name: $name, help: $help },)*
+            ];
+
+            /// Its index.
+            #[must_use]
+            pub const fn id(self) -> u32 {
+                self as u32
+            }
+        }
+    };
+}
+
+counters! {
+    CpuSamples "cpu_samples" "timer ticks that found a selected thread running";
+    CpuSamplesStored "cpu_samples_stored" "CPU samples put into the ring";
+    CpuSamplesRingFull "cpu_samples_ring_full" "CPU samples dropped because the ring was full";
+    CpuSamplesBusy "cpu_samples_busy" "CPU samples dropped because their buffer was in use";
+    Waits "waits" "switch-outs of selected threads that stayed alive and known";
+    WaitsThinned "waits_thinned" "waits whose stack the coin did not keep";
+    WaitsStored "waits_stored" "waits whose stack was put into the ring";
+    WaitsRingFull "waits_ring_full" "wait stacks dropped because the ring was full";
+    WaitsBusy "waits_busy" "wait stacks dropped because their buffer was in use";
+    WaitEndsStored "wait_ends_stored" "ends of kept waits put into the ring";
+    WaitEndsRingFull "wait_ends_ring_full" "ends of kept waits dropped because the ring was full";
+    ThreadEnds "thread_ends" "selected threads that switched out for the last time";
+    ThreadEndsStored "thread_ends_stored" "thread ends put into the ring";
+    ThreadEndsRingFull "thread_ends_ring_full" "thread ends dropped because the ring was full";
+    ThreadMapFull "thread_map_full" "scheduler events of threads for which the map had no room";
+    ThreadLate "thread_late" "threads that entered the recording late: lost before, or newly in the cgroup";
+    SelectedMapFull "selected_map_full" "forked processes not selected because the map had no room";
+    StackUnreadable "stack_unreadable" "stack copies without a single byte (page missing)";
+    StackLimited "stack_limited" "stack copies that reached the limit";
+    User32Bit "user_32bit" "stacks of 32-bit code, which are not copied";
+    KernelStackFailed "kernel_stack_failed" "kernel stacks the kernel could not walk";
+    CpuBeyondMaps "cpu_beyond_maps" "events on a CPU beyond the ones possible at start";
+    RecordsRead "records_read" "records taken out of the ring";
+    RecordsBad "records_bad" "records in the ring that could not be decoded";
+    PerfRecords "perf_records" "perf's records of mappings, names, forks and exits that were read";
+    PerfLost "perf_lost" "perf's records for which its ring had no room";
+    PerfBad "perf_bad" "perf's records that could not be decoded";
+    ThreadTorn "thread_torn" "threads whose times kept changing while they were read";
+    CpuNotFollowed "cpu_not_followed" "CPUs that came online and could not be sampled (tried once a second)";
+}
+
+/// Number of counters kept by the probes.
+pub const COUNTERS: usize = Counter::ALL.len();
+
+#[cfg(test)]
+mod tests {
+    use super::Counter;
+
+    #[test]
+    fn ids_are_positions_and_names_are_unique() {
+        for (position, info) in Counter::ALL.iter().enumerate() {
+            assert_eq!(info.id as usize, position);
+            assert!(Counter::ALL.iter().filter(|other| other.name == info.name).count() == 1, "{}", info.name);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Records in the BPF ring. Each starts with [`Header`]; the tag says which type it is.
+
+use crate::limits::COMM_BYTES;
+use crate::plain;
+
+/// [`StackRecord`] of the CPU sampler.
+pub const KIND_CPU_SAMPLE: u32 = 1;
+/// [`StackRecord`] of a switch-out.
+pub const KIND_WAIT_START: u32 = 2;
+/// [`WaitEndRecord`].
+pub const KIND_WAIT_END: u32 = 3;
+/// [`ThreadEndRecord`].
+pub const KIND_THREAD_END: u32 = 4;
+
+/// `StackRecord::flags`: `ip`, `gpr` and the user stack are there.
+pub const FLAG_USER: u32 = 1;
+/// `StackRecord::flags`: the copy of the stack ended because the limit was reached.
+pub const FLAG_LIMITED: u32 = 2;
+/// `StackRecord::flags`: the thread was preempted or yielded; `state` means nothing.
+pub const FLAG_PREEMPTED: u32 = 4;
+/// `WaitEndRecord::flags`: it was blocked and the waker is known.
+pub const FLAG_WAKER: u32 = 1;
+
+/// `StackRecord::probability` of a stack that is always kept.
+pub const CERTAIN: u64 = 1 << 32;
+
+plain! {
+    /// Start of every record.
+    pub struct Header {
+        /// One of the `KIND_` values.
+        pub kind: u32,
+        /// Bytes of the whole record, this header included.
+        pub len: u32,
+        /// CLOCK_MONOTONIC; ns.
+        pub time_ns: u64,
+    }
+}
+
+plain! {
+    /// Fixed part of a CPU sample or of the start of a wait. `kernel_bytes` bytes of kernel return addresses (u64, innermost first) follow,
+    /// then `user_bytes` bytes of user stack from rsp upwards.
+    pub struct StackRecord {
+        /// `KIND_CPU_SAMPLE` or `KIND_WAIT_START`.
+        pub header: Header,
+        /// Process.
+        pub tgid: u32,
+        /// Thread.
+        pub tid: u32,
+        /// Command name.
+        pub comm: [u8; COMM_BYTES],
+        /// `FLAG_` bits.
+        pub flags: u32,
+        /// Bytes of kernel stack that follow.
+        pub kernel_bytes: u32,
+        /// Bytes of user stack that follow those.
+        pub user_bytes: u32,
+        /// Raw task state at switch-out (`TASK_INTERRUPTIBLE` = 1, `TASK_UNINTERRUPTIBLE` = 2, …).
+        pub state: u32,
+        /// Time on the CPU since the last switch-in; ns.
+        pub ran_ns: u64,
+        /// `orig_ax`: the system call's number, negative when there is none.
+        pub syscall: i64,
+        /// Probability with which this stack was kept, in units of 2⁻³².
+        pub probability: u64,
+        /// User instruction pointer.
+        pub ip: u64,
+        /// User registers in DWARF order (0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8–15 r8–r15).
+        pub gpr: [u64; 16],
+    }
+}
+
+plain! {
+    /// End of a kept wait.
+    pub struct WaitEndRecord {
+        /// `KIND_WAIT_END`.
+        pub header: Header,
+        /// Process.
+        pub tgid: u32,
+        /// Thread.
+        pub tid: u32,
+        /// Time of the switch-out that began it.
+        pub start_ns: u64,
+        /// How long it was blocked.
+        pub blocked_ns: u64,
+        /// How long it waited for a CPU.
+        pub runnable_ns: u64,
+        /// `FLAG_WAKER` or 0.
+        pub flags: u32,
+        /// Thread that woke it.
+        pub waker_tid: u32,
+        /// Process of that thread.
+        pub waker_tgid: u32,
+        /// Named padding.
+        pub reserved: u32,
+        /// Command name of that thread.
+        pub waker_comm: [u8; COMM_BYTES],
+    }
+}
+
+plain! {
+    /// A thread's last switch-out.
+    pub struct ThreadEndRecord {
+        /// `KIND_THREAD_END`.
+        pub header: Header,
+        /// Process.
+        pub tgid: u32,
+        /// Thread.
+        pub tid: u32,
+        /// When it entered the recording.
+        pub entered_ns: u64,
+        /// Time on a CPU since then.
+        pub oncpu_ns: u64,
+        /// Time waiting for a CPU since then.
+        pub runnable_ns: u64,
+        /// Time waiting for something else since then.
+        pub blocked_ns: u64,
+    }
+}

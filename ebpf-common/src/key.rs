@@ -1,0 +1,87 @@
+//! Values of the maps. All keys are plain `u32`: a tid, a tgid, a CPU or 0.
+
+use crate::limits::{COMM_BYTES, SCRATCH_TAIL_BYTES};
+use crate::{event::StackRecord, plain};
+
+/// The thread is on a CPU.
+pub const STATE_ON_CPU: u32 = 0;
+/// The thread waits for a CPU.
+pub const STATE_RUNNABLE: u32 = 1;
+/// The thread waits for something else.
+pub const STATE_BLOCKED: u32 = 2;
+/// `/proc` said `R`: it runs or waits for a CPU. The next switch tells which it was.
+pub const STATE_RUNNING_OR_RUNNABLE: u32 = 3;
+
+/// The present wait's stack was kept: its end is to be sent.
+pub const WAIT_KEPT: u32 = 1;
+/// The present wait was blocked at first.
+pub const WAIT_WAS_BLOCKED: u32 = 2;
+
+plain! {
+    /// What is known of one thread; key: tid. Law: `oncpu_ns + runnable_ns + blocked_ns == since_ns - entered_ns`, exactly, after each
+    /// event: every event closes the state in progress into one sum and moves `since_ns`. A reader that sees the law
+    /// broken has read in the middle of an update and reads again.
+    pub struct Thread {
+        /// When it entered the recording; ns.
+        pub entered_ns: u64,
+        /// When its present state began; ns.
+        pub since_ns: u64,
+        /// Closed time on a CPU.
+        pub oncpu_ns: u64,
+        /// Closed time waiting for a CPU.
+        pub runnable_ns: u64,
+        /// Closed time waiting for something else.
+        pub blocked_ns: u64,
+        /// When the present wait began (switch-out), or the last one.
+        pub wait_start_ns: u64,
+        /// Blocked part of the present wait, once it is over.
+        pub wait_blocked_ns: u64,
+        /// Process.
+        pub tgid: u32,
+        /// One of the `STATE_` values.
+        pub state: u32,
+        /// `WAIT_` bits of the present wait.
+        pub wait_flags: u32,
+        /// Thread that woke it last.
+        pub waker_tid: u32,
+        /// Process of that thread.
+        pub waker_tgid: u32,
+        /// Named padding.
+        pub reserved: u32,
+        /// Command name of that thread; written for kept waits only.
+        pub waker_comm: [u8; COMM_BYTES],
+    }
+}
+
+plain! {
+    /// From when on threads are known; key: tgid in `SELECTED`, 0 in `CONTROL` (for all processes).
+    pub struct Recording {
+        /// Events before this are ignored; 0 = not yet started. An unknown thread was in its state since then.
+        pub since_ns: u64,
+        /// 1 once `/proc` has been read: from then on an unknown thread is one that was lost, and starts afresh.
+        pub seeded: u64,
+    }
+}
+
+plain! {
+    /// State of the coin that thins wait stacks; one per CPU.
+    pub struct Coin {
+        /// Start of the interval; ns.
+        pub interval_start_ns: u64,
+        /// Bytes sent in it.
+        pub bytes: u64,
+        /// Probability of keeping a stack, in units of 2⁻³²: at most 2³². 0 = not yet used, meaning 2³².
+        pub probability: u64,
+    }
+}
+
+/// A record under construction; one per CPU **and** hook, because a hook may interrupt another.
+#[repr(C)]
+pub struct Scratch {
+    /// The fixed part.
+    pub record: StackRecord,
+    /// Kernel stack, then user stack, without a gap.
+    pub tail: [u8; SCRATCH_TAIL_BYTES as usize],
+    /// 1 while in use: a second use on top of the first is refused and counted.
+    pub busy: u64,
+}

@@ -1,0 +1,36 @@
+//! Sizes that both sides must agree on, tied together by const assertions.
+
+use core::mem::size_of;
+
+/// Bytes of a page. A probe reads user memory page by page, so that a copy ends cleanly where memory does.
+pub const PAGE_BYTES: u32 = 4096;
+
+/// Most bytes of user stack one record carries.
+pub const MAX_STACK_COPY_BYTES: u32 = 64 * 1024;
+
+/// Most kernel frames of one record: the default of `kernel.perf_event_max_stack`.
+pub const MAX_KERNEL_FRAMES: u32 = 127;
+
+/// Bytes those frames need.
+pub const MAX_KERNEL_STACK_BYTES: u32 = MAX_KERNEL_FRAMES * 8;
+
+/// Bytes behind the fixed part of a record under construction. The extra page lets the verifier see that a whole page
+/// always fits behind the last allowed position.
+pub const SCRATCH_TAIL_BYTES: u32 = MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES + PAGE_BYTES;
+
+/// Largest record that can leave a probe.
+pub const MAX_RECORD_BYTES: u32 =
+    size_of::<crate::event::StackRecord>() as u32 + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES;
+
+/// Length of a command name with its terminating zero (`TASK_COMM_LEN`).
+pub const COMM_BYTES: usize = 16;
+
+/// Default number of threads whose times can be known at once.
+pub const DEFAULT_MAX_THREADS: u32 = 32 * 1024;
+
+/// Most processes that can be selected at once.
+pub const MAX_SELECTED_PROCESSES: u32 = 8 * 1024;
+
+const _: () = assert!(MAX_KERNEL_STACK_BYTES % 8 == 0);
+const _: () = assert!(MAX_STACK_COPY_BYTES % PAGE_BYTES == 0);
+const _: () = assert!(size_of::<crate::event::StackRecord>() % 8 == 0);

@@ -1,0 +1,131 @@
+//! Load-time settings, kernel fields at the offsets they name, and who is selected.
+
+use crate::maps::{CONTROL, SELECTED};
+use aya_ebpf::bindings::task_struct;
+use core::ffi::c_void;
+use ebpf_common::config::{Config, NO_FIELD, SELECT_CGROUP, SELECT_PIDS};
+use ebpf_common::key::Recording;
+
+/// Overwritten by the loader before verification.
+#[unsafe(no_mangle)]
+pub(crate) static CONFIG: Config = Config {
+    cgroup_id: 0,
+    coin_budget_bytes: 0,
+    coin_interval_ns: 0,
+    selection: 0,
+    excluded_tgid: 0,
+    stack_copy_bytes: 0,
+    has_prev_state: 0,
+    task_pid: 0,
+    task_tgid: 0,
+    task_flags: 0,
+    task_comm: 0,
+    task_state: 0,
+    task_cgroups: 0,
+    css_set_dfl_cgrp: 0,
+    cgroup_kn: 0,
+    kernfs_node_id: 0,
+    task_on_cpu: 0,
+};
+
+/// Reads one setting. The read is volatile: the compiler must not use the value above. To the verifier it is a constant, because the
+/// section is frozen.
+macro_rules! setting {
+    ($name:ident) => {{
+        // SAFETY: a valid, aligned field of a static that nobody writes while programs run.
+        unsafe { core::ptr::read_volatile(&raw const $crate::config::CONFIG.$name) }
+    }};
+}
+pub(crate) use setting;
+
+/// A `task_struct` the kernel handed to a program. Loads through it are checked by the verifier against the kernel's types and cannot
+/// fault (a bad pointer reads as zero).
+#[derive(Clone, Copy)]
+pub(crate) struct Task(pub(crate) *const task_struct);
+
+impl Task {
+    /// Reads a field of `T`'s size.
+    #[inline(always)]
+    fn field<T: Copy>(self, offset: u32) -> T {
+        read(self.0.cast(), offset)
+    }
+
+    /// Kernel's id of the thread; 0 for the idle tasks.
+    #[inline(always)]
+    pub(crate) fn tid(self) -> u32 {
+        self.field(setting!(task_pid))
+    }
+
+    /// Process.
+    #[inline(always)]
+    pub(crate) fn tgid(self) -> u32 {
+        self.field(setting!(task_tgid))
+    }
+
+    /// `PF_` flags.
+    #[inline(always)]
+    pub(crate) fn flags(self) -> u32 {
+        self.field(setting!(task_flags))
+    }
+
+    /// Raw state.
+    #[inline(always)]
+    pub(crate) fn state(self) -> u32 {
+        self.field(setting!(task_state))
+    }
+
+    /// Whether it runs at this moment, or is just being switched out.
+    #[inline(always)]
+    pub(crate) fn on_cpu(self) -> bool {
+        let offset = setting!(task_on_cpu);
+        offset != NO_FIELD && self.field::<u32>(offset) != 0
+    }
+
+    /// Command name.
+    #[inline(always)]
+    pub(crate) fn comm(self) -> [u8; 16] {
+        let offset = setting!(task_comm);
+        let low: u64 = self.field(offset);
+        let high: u64 = self.field(offset.wrapping_add(8));
+        let mut comm = [0; 16];
+        comm[..8].copy_from_slice(&low.to_ne_bytes());
+        comm[8..].copy_from_slice(&high.to_ne_bytes());
+        comm
+    }
+
+    /// Id of the cgroup v2 directory it is in.
+    #[inline(always)]
+    fn cgroup_id(self) -> u64 {
+        let css_set: *const c_void = self.field(setting!(task_cgroups));
+        let cgroup: *const c_void = read(css_set, setting!(css_set_dfl_cgrp));
+        let node: *const c_void = read(cgroup, setting!(cgroup_kn));
+        read(node, setting!(kernfs_node_id))
+    }
+
+    /// From when on this thread is recorded; `None` when it is not selected or the recording has not begun.
+    #[inline(always)]
+    pub(crate) fn recording(self, tgid: u32) -> Option<Recording> {
+        let selection = setting!(selection);
+        let recording = if selection == SELECT_PIDS {
+            // SAFETY: values are plain integers; an entry replaced meanwhile gives another process's valid start.
+            *unsafe { SELECTED.get(tgid) }?
+        } else {
+            if tgid == setting!(excluded_tgid) {
+                return None;
+            }
+            if selection == SELECT_CGROUP && self.cgroup_id() != setting!(cgroup_id) {
+                return None;
+            }
+            *CONTROL.get(0)?
+        };
+        (recording.since_ns != 0).then_some(recording)
+    }
+}
+
+/// Reads `T` at `offset` behind a typed kernel pointer.
+#[inline(always)]
+fn read<T: Copy>(pointer: *const c_void, offset: u32) -> T {
+    let field = pointer.cast::<u8>().wrapping_add(offset as usize).cast::<T>();
+    // SAFETY: the offset is the field's, from this kernel's BTF; the verifier refuses any other, and a fault reads as zero.
+    unsafe { *field }
+}

@@ -1,0 +1,161 @@
+//! Fills records and puts them into the ring, or counts why not.
+
+use crate::config::Task;
+use crate::maps::{RING, count};
+use crate::unwind;
+use aya_ebpf::bindings::{BPF_RB_NO_WAKEUP, pt_regs};
+use aya_ebpf::helpers::generated::{
+    bpf_get_smp_processor_id, bpf_get_stack, bpf_ringbuf_output, bpf_task_pt_regs,
+};
+use aya_ebpf::maps::Array;
+use core::ffi::c_void;
+use core::mem::size_of;
+use ebpf_common::counter::Counter;
+use ebpf_common::event::{FLAG_LIMITED, FLAG_USER, Header, StackRecord};
+use ebpf_common::key::Scratch;
+use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_RECORD_BYTES};
+
+/// `PF_KTHREAD` of include/linux/sched.h: a thread without user registers.
+const PF_KTHREAD: u32 = 0x0020_0000;
+
+/// Code segment of 64-bit user code (`__USER_CS`, arch/x86/include/asm/segment.h); 32-bit code has 0x23, and kernel threads that
+/// serve a process (io_uring, vhost) have zeroed registers.
+const USER_CS: u64 = 0x33;
+const USER32_CS: u64 = 0x23;
+
+/// What the hook knows; the rest is read from the task.
+pub(crate) struct Hook {
+    pub(crate) kind: u32,
+    pub(crate) time_ns: u64,
+    pub(crate) tgid: u32,
+    pub(crate) tid: u32,
+    pub(crate) flags: u32,
+    pub(crate) state: u32,
+    pub(crate) ran_ns: u64,
+    pub(crate) probability: u64,
+    /// Whether a kernel stack is to be taken: not when user code was interrupted.
+    pub(crate) in_kernel: bool,
+}
+
+/// Why a stack record was not stored.
+pub(crate) enum Lost {
+    RingFull,
+    Busy,
+}
+
+/// Sends a stack record of the current task; answers its bytes.
+///
+/// `ctx` must be the program's own context and `task` the current task.
+#[inline(always)]
+pub(crate) fn stack_record(
+    ctx: *mut c_void,
+    task: Task,
+    buffers: &Array<Scratch>,
+    hook: &Hook,
+) -> Result<u32, Lost> {
+    // SAFETY: a helper without arguments.
+    let cpu = unsafe { bpf_get_smp_processor_id() };
+    let Some(scratch) = buffers.get_ptr_mut(cpu) else {
+        count(Counter::CpuBeyondMaps);
+        return Err(Lost::Busy);
+    };
+    // SAFETY: the pointer is this CPU's entry, used by one hook only, which `busy` watches.
+    let scratch = unsafe { &mut *scratch };
+    if scratch.busy != 0 {
+        return Err(Lost::Busy);
+    }
+    scratch.busy = 1;
+    let sent = fill_and_send(ctx, task, scratch, hook);
+    scratch.busy = 0;
+    sent
+}
+
+#[inline(always)]
+fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hook) -> Result<u32, Lost> {
+    let record = &mut scratch.record;
+    record.tgid = hook.tgid;
+    record.tid = hook.tid;
+    record.comm = task.comm();
+    record.state = hook.state;
+    record.ran_ns = hook.ran_ns;
+    record.probability = hook.probability;
+    record.syscall = -1;
+    let mut flags = hook.flags;
+
+    let mut kernel_bytes = 0;
+    if hook.in_kernel {
+        // SAFETY: the buffer has `MAX_KERNEL_STACK_BYTES` and more.
+        let got = unsafe { bpf_get_stack(ctx, scratch.tail.as_mut_ptr().cast(), MAX_KERNEL_STACK_BYTES, 0) };
+        if got < 0 {
+            count(Counter::KernelStackFailed);
+        } else {
+            kernel_bytes = got as u32;
+        }
+    }
+    let mut user_bytes = 0;
+    if task.flags() & PF_KTHREAD == 0 {
+        // The registers at the top of the task's kernel stack are the user's, however the kernel was entered: for a timer
+        // interrupt out of user code too (arch/x86/entry: interrupts from user mode run on the thread's stack).
+        // SAFETY: a helper on the current task, which is no kernel thread.
+        let regs = unsafe { bpf_task_pt_regs(task.0.cast_mut()) } as *const pt_regs;
+        // SAFETY: what the helper returned is typed for the verifier; loads through it cannot fault.
+        let regs = unsafe { &*regs };
+        if regs.cs == USER_CS {
+            flags |= FLAG_USER;
+            registers(record, regs);
+            let copy = unwind::copy::stack(&mut scratch.tail, kernel_bytes, regs.rsp);
+            user_bytes = copy.bytes;
+            if copy.limited {
+                flags |= FLAG_LIMITED;
+                count(Counter::StackLimited);
+            } else if user_bytes == 0 {
+                count(Counter::StackUnreadable);
+            }
+        } else if regs.cs == USER32_CS {
+            count(Counter::User32Bit);
+        }
+    }
+    let record = &mut scratch.record;
+    record.flags = flags;
+    record.kernel_bytes = kernel_bytes;
+    record.user_bytes = user_bytes;
+    let len = size_of::<StackRecord>() as u32 + kernel_bytes + user_bytes;
+    record.header = Header { kind: hook.kind, len, time_ns: hook.time_ns };
+    // Read back, so that the compiler keeps the check that the verifier needs.
+    // SAFETY: a valid, aligned field.
+    let len = unsafe { core::ptr::read_volatile(&raw const record.header.len) };
+    if len > MAX_RECORD_BYTES {
+        return Err(Lost::Busy);
+    }
+    // SAFETY: the first `len` bytes of `scratch` are record and tail.
+    if unsafe { send((&raw mut *scratch).cast(), len) } { Ok(len) } else { Err(Lost::RingFull) }
+}
+
+/// Copies the registers in DWARF order.
+#[inline(always)]
+fn registers(record: &mut StackRecord, regs: &pt_regs) {
+    record.ip = regs.rip;
+    record.syscall = regs.orig_rax as i64;
+    record.gpr = [
+        regs.rax, regs.rdx, regs.rcx, regs.rbx, regs.rsi, regs.rdi, regs.rbp, regs.rsp, regs.r8, regs.r9,
+        regs.r10, regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,
+    ];
+}
+
+/// Sends a small record whose `header.len` is its size.
+#[inline(always)]
+pub(crate) fn small_record<T>(record: &mut T) -> bool {
+    // SAFETY: exactly the bytes of `record`, all of them initialised integers.
+    unsafe { send((&raw mut *record).cast(), size_of::<T>() as u32) }
+}
+
+/// Copies `len` bytes into the ring. No wake-up: the daemon polls, and a wake-up inside the scheduler's hooks is best avoided.
+///
+/// # Safety
+/// `data` must have `len` initialised bytes.
+#[inline(always)]
+unsafe fn send(data: *mut c_void, len: u32) -> bool {
+    let ring = (&raw const RING).cast_mut().cast();
+    // SAFETY: `ring` is the ring map, the rest the caller's promise.
+    (unsafe { bpf_ringbuf_output(ring, data, u64::from(len), u64::from(BPF_RB_NO_WAKEUP)) }) == 0
+}

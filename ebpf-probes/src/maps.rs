@@ -1,0 +1,58 @@
+//! Every map: who writes, who reads, its unit and size, and what happens when it is full.
+
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, HashMap, PerCpuArray, RingBuf};
+use ebpf_common::counter::{COUNTERS, Counter};
+use ebpf_common::key::{Coin, Recording, Scratch, Thread};
+use ebpf_common::limits::{DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES};
+
+/// Records: probes → daemon. Size in bytes set at load. Full: the record is dropped and counted by kind.
+#[map]
+pub(crate) static RING: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
+
+/// Times of each thread, by tid. Written by the scheduler hooks, seeded and read by the daemon. Size set at load; full: counted, the
+/// thread has no times. An entry leaves at its thread's last switch-out.
+#[map]
+pub(crate) static THREADS: HashMap<u32, Thread> = HashMap::with_max_entries(DEFAULT_MAX_THREADS, 0);
+
+/// Selected processes, by tgid, when the selection is by pid. Written by the daemon and at fork; an entry leaves when its process is freed.
+#[map]
+pub(crate) static SELECTED: HashMap<u32, Recording> = HashMap::with_max_entries(MAX_SELECTED_PROCESSES, 0);
+
+/// One entry: from when on everything is recorded. Written by the daemon.
+#[map]
+pub(crate) static CONTROL: Array<Recording> = Array::with_max_entries(1, 0);
+
+/// One entry per CPU: the coin's state. Private to the switch hook.
+#[map]
+static COINS: PerCpuArray<Coin> = PerCpuArray::with_max_entries(1, 0);
+
+/// One entry per CPU: counters, by `Counter`. Read by the daemon.
+#[map]
+static COUNTS: PerCpuArray<[u64; COUNTERS]> = PerCpuArray::with_max_entries(1, 0);
+
+/// Records of the CPU sampler under construction, by CPU. Entries set at load. (A per-CPU array cannot hold values of this size:
+/// they are limited to 32 KiB, `PCPU_MIN_UNIT_SIZE`.)
+#[map]
+pub(crate) static SAMPLE_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
+
+/// The same for the switch hook.
+#[map]
+pub(crate) static SWITCH_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
+
+/// Adds one to a counter.
+#[inline(always)]
+pub(crate) fn count(counter: Counter) {
+    if let Some(counts) = COUNTS.get_ptr_mut(0) {
+        let slot = counts.cast::<u64>().wrapping_add(counter as usize);
+        // SAFETY: `counter` is one of `COUNTERS` positions of this CPU's array. A program that interrupts between load and store
+        // counts other counters, or loses one unit of the same: the samplers and hooks share only the stack copy's.
+        unsafe { *slot += 1 }
+    }
+}
+
+/// This CPU's coin.
+#[inline(always)]
+pub(crate) fn coin() -> Option<*mut Coin> {
+    COINS.get_ptr_mut(0)
+}

@@ -1,0 +1,272 @@
+//! Exact times of threads, and the stacks of their waits.
+//!
+//! A thread's events come in order: the scheduler serialises its switches and wake-ups. Only a waking can overlap with the switch-out of the
+//! same thread on another CPU, when it comes between the moment the scheduler decided to block the thread and the tracepoint. Then the waking finds
+//! the thread on a CPU and is ignored, the thread is switched in without a waking seen, and its wait counts as runnable from
+//! its start, which is the truth. The same rule is right for a thread that was about to block with a signal pending.
+
+use crate::coin;
+use crate::config::{Task, setting};
+use crate::emit::{Hook, Lost, small_record, stack_record};
+use crate::maps::{SWITCH_SCRATCH, THREADS, coin, count};
+use aya_ebpf::EbpfContext as _;
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
+use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_ktime_get_ns};
+use aya_ebpf::programs::BtfTracePointContext;
+use core::mem::size_of;
+use ebpf_common::counter::Counter;
+use ebpf_common::event::{
+    FLAG_PREEMPTED, FLAG_WAKER, Header, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, ThreadEndRecord,
+    WaitEndRecord,
+};
+use ebpf_common::key::{
+    Recording, STATE_BLOCKED, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, WAIT_KEPT,
+    WAIT_WAS_BLOCKED,
+};
+
+/// `TASK_DEAD` of include/linux/sched.h: this is the thread's last switch.
+const TASK_DEAD: u32 = 0x80;
+
+/// `void sched_switch(bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)`; `prev` is current.
+#[inline(always)]
+pub(crate) fn switch(ctx: &BtfTracePointContext) {
+    // SAFETY: a helper without arguments.
+    let now = unsafe { bpf_ktime_get_ns() };
+    switch_out(ctx, now);
+    switch_in(Task(ctx.arg(2)), now);
+}
+
+#[inline(always)]
+fn switch_out(ctx: &BtfTracePointContext, now: u64) {
+    let task = Task(ctx.arg(1));
+    let tid = task.tid();
+    if tid == 0 {
+        return;
+    }
+    let tgid = task.tgid();
+    let Some(recording) = task.recording(tgid) else { return };
+    let state = if setting!(has_prev_state) != 0 { ctx.arg::<u32>(3) } else { task.state() };
+    // A preempted thread stays runnable whatever its state says.
+    let preempted = ctx.arg::<u32>(0) & 0xff != 0;
+    let Some(thread) = known(tid, tgid, &recording, now) else { return };
+    if thread.state == STATE_RUNNABLE || thread.state == STATE_BLOCKED {
+        restart(thread, tgid, now);
+    }
+    let ran_ns = close(thread, now, STATE_ON_CPU);
+    if !preempted && state & TASK_DEAD != 0 {
+        return end(tid, thread, now);
+    }
+    let blocked = !preempted && state != 0;
+    thread.wait_start_ns = now;
+    thread.wait_blocked_ns = 0;
+    thread.wait_flags = if blocked { WAIT_WAS_BLOCKED } else { 0 };
+    set_state(thread, if blocked { STATE_BLOCKED } else { STATE_RUNNABLE });
+
+    count(Counter::Waits);
+    let Some(coin) = coin() else { return count(Counter::WaitsThinned) };
+    // SAFETY: this CPU's entry; the scheduler's hooks do not nest on a CPU.
+    let coin = unsafe { &mut *coin };
+    let Some(probability) = coin::throw(coin, now) else { return count(Counter::WaitsThinned) };
+    let hook = Hook {
+        kind: KIND_WAIT_START,
+        time_ns: now,
+        tgid,
+        tid,
+        flags: if blocked { 0 } else { FLAG_PREEMPTED },
+        state,
+        ran_ns,
+        probability,
+        in_kernel: true,
+    };
+    match stack_record(ctx.as_ptr(), task, &SWITCH_SCRATCH, &hook) {
+        Ok(bytes) => {
+            thread.wait_flags |= WAIT_KEPT;
+            coin::spend(coin, bytes + size_of::<WaitEndRecord>() as u32);
+            count(Counter::WaitsStored);
+        }
+        Err(Lost::RingFull) => count(Counter::WaitsRingFull),
+        Err(Lost::Busy) => count(Counter::WaitsBusy),
+    }
+}
+
+#[inline(always)]
+fn switch_in(task: Task, now: u64) {
+    let tid = task.tid();
+    if tid == 0 {
+        return;
+    }
+    let tgid = task.tgid();
+    let Some(recording) = task.recording(tgid) else { return };
+    let Some(thread) = known(tid, tgid, &recording, now) else { return };
+    if thread.state == STATE_ON_CPU {
+        restart(thread, tgid, now);
+    }
+    let woken = thread.state == STATE_RUNNABLE && thread.wait_flags & WAIT_WAS_BLOCKED != 0;
+    close(thread, now, STATE_RUNNABLE);
+    set_state(thread, STATE_ON_CPU);
+    if thread.wait_flags & WAIT_KEPT == 0 {
+        return;
+    }
+    thread.wait_flags = 0;
+    send_wait_end(tid, thread, now, woken);
+}
+
+/// `void sched_waking(struct task_struct *p)`; the waker is current. Comes before the thread is put on a run queue.
+#[inline(always)]
+pub(crate) fn waking(ctx: &BtfTracePointContext) {
+    let task = Task(ctx.arg(0));
+    let tgid = task.tgid();
+    let Some(recording) = task.recording(tgid) else { return };
+    let tid = task.tid();
+    // SAFETY: a helper without arguments.
+    let now = unsafe { bpf_ktime_get_ns() };
+    let thread = match THREADS.get_ptr_mut(tid) {
+        Some(thread) => thread,
+        None => {
+            // A running thread can be woken just before it would block: no news. After seeding, its switch-in makes it known.
+            if recording.seeded != 0 || now < recording.since_ns || task.on_cpu() {
+                return;
+            }
+            let mut thread = new_thread(tgid, recording.since_ns);
+            thread.state = STATE_BLOCKED;
+            thread.wait_flags = WAIT_WAS_BLOCKED;
+            let Some(thread) = insert(tid, &thread, BPF_NOEXIST) else { return };
+            thread
+        }
+    };
+    // SAFETY: an entry of the map; it outlives the program, and this thread's last switch-out cannot overlap with its waking.
+    let thread = unsafe { &mut *thread };
+    if thread.state != STATE_BLOCKED {
+        return;
+    }
+    close(thread, now, STATE_BLOCKED);
+    thread.wait_blocked_ns = now.saturating_sub(thread.wait_start_ns);
+    // SAFETY: a helper without arguments.
+    let waker = Task(unsafe { bpf_get_current_task_btf() });
+    thread.waker_tid = waker.tid();
+    thread.waker_tgid = waker.tgid();
+    thread.waker_comm = waker.comm();
+    set_state(thread, STATE_RUNNABLE);
+}
+
+/// `void sched_wakeup_new(struct task_struct *p)`: a new thread is put on a run queue for the first time.
+#[inline(always)]
+pub(crate) fn wakeup_new(ctx: &BtfTracePointContext) {
+    let task = Task(ctx.arg(0));
+    let tgid = task.tgid();
+    if task.recording(tgid).is_none() {
+        return;
+    }
+    // SAFETY: a helper without arguments.
+    let now = unsafe { bpf_ktime_get_ns() };
+    let mut thread = new_thread(tgid, now);
+    thread.state = STATE_RUNNABLE;
+    // Replaces what seeding may have put there: it can see a thread in /proc before it runs.
+    insert(task.tid(), &thread, BPF_ANY);
+}
+
+/// The thread's entry, made when it is unknown: before seeding it was in its present state since the recording began; later it
+/// was lost and starts afresh.
+#[inline(always)]
+fn known<'a>(tid: u32, tgid: u32, recording: &Recording, now: u64) -> Option<&'a mut Thread> {
+    let thread = match THREADS.get_ptr_mut(tid) {
+        Some(thread) => thread,
+        None => {
+            let since = if recording.seeded == 0 {
+                recording.since_ns
+            } else {
+                count(Counter::ThreadLate);
+                now
+            };
+            insert(tid, &new_thread(tgid, since), BPF_NOEXIST)?
+        }
+    };
+    // SAFETY: an entry of the map; see the module's text for who else may touch it.
+    Some(unsafe { &mut *thread })
+}
+
+#[inline(always)]
+fn new_thread(tgid: u32, since_ns: u64) -> Thread {
+    Thread {
+        entered_ns: since_ns,
+        since_ns,
+        wait_start_ns: since_ns,
+        tgid,
+        state: STATE_RUNNING_OR_RUNNABLE,
+        ..Thread::default()
+    }
+}
+
+/// A thread was away from the recording (in another cgroup): its times start afresh.
+#[inline(always)]
+fn restart(thread: &mut Thread, tgid: u32, now: u64) {
+    count(Counter::ThreadLate);
+    *thread = new_thread(tgid, now);
+}
+
+#[inline(always)]
+fn insert(tid: u32, thread: &Thread, flags: u32) -> Option<*mut Thread> {
+    if THREADS.insert(tid, thread, u64::from(flags)).is_err() {
+        count(Counter::ThreadMapFull);
+        return None;
+    }
+    THREADS.get_ptr_mut(tid)
+}
+
+/// Adds the time since the last event to the sum of the state that ends. `event` is the state this event proves the thread was in; it
+/// overrules a state known only vaguely, and a blocked one whose waking came too early to be seen. Answers the time added.
+#[inline(always)]
+fn close(thread: &mut Thread, now: u64, event: u32) -> u64 {
+    let elapsed = now.saturating_sub(thread.since_ns);
+    thread.since_ns += elapsed;
+    match event {
+        STATE_ON_CPU => thread.oncpu_ns += elapsed,
+        STATE_RUNNABLE => thread.runnable_ns += elapsed,
+        _ => thread.blocked_ns += elapsed,
+    }
+    elapsed
+}
+
+/// Written after everything else: a waking on another CPU acts on it.
+#[inline(always)]
+fn set_state(thread: &mut Thread, state: u32) {
+    // SAFETY: a valid, aligned field.
+    unsafe { core::ptr::write_volatile(&raw mut thread.state, state) }
+}
+
+#[inline(always)]
+fn send_wait_end(tid: u32, thread: &Thread, now: u64, woken: bool) {
+    let mut record = WaitEndRecord {
+        header: Header { kind: KIND_WAIT_END, len: size_of::<WaitEndRecord>() as u32, time_ns: now },
+        tgid: thread.tgid,
+        tid,
+        start_ns: thread.wait_start_ns,
+        blocked_ns: thread.wait_blocked_ns,
+        runnable_ns: now.saturating_sub(thread.wait_start_ns).saturating_sub(thread.wait_blocked_ns),
+        flags: if woken { FLAG_WAKER } else { 0 },
+        waker_tid: thread.waker_tid,
+        waker_tgid: thread.waker_tgid,
+        reserved: 0,
+        waker_comm: thread.waker_comm,
+    };
+    let stored = small_record(&mut record);
+    count(if stored { Counter::WaitEndsStored } else { Counter::WaitEndsRingFull });
+}
+
+#[inline(always)]
+fn end(tid: u32, thread: &Thread, now: u64) {
+    let mut record = ThreadEndRecord {
+        header: Header { kind: KIND_THREAD_END, len: size_of::<ThreadEndRecord>() as u32, time_ns: now },
+        tgid: thread.tgid,
+        tid,
+        entered_ns: thread.entered_ns,
+        oncpu_ns: thread.oncpu_ns,
+        runnable_ns: thread.runnable_ns,
+        blocked_ns: thread.blocked_ns,
+    };
+    // Gone already means nothing is left to remove.
+    THREADS.remove(tid).ok();
+    count(Counter::ThreadEnds);
+    let stored = small_record(&mut record);
+    count(if stored { Counter::ThreadEndsStored } else { Counter::ThreadEndsRingFull });
+}

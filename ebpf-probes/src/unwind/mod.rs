@@ -1,0 +1,3 @@
+//! User stacks: copied here, walked by the daemon.
+
+pub(crate) mod copy;
