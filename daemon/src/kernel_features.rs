@@ -49,7 +49,9 @@ pub enum FeatureError {
         missing: Missing,
     },
     /// Root, but without a capability (a container).
-    #[error("missing capability: expected {missing}, found CapEff {found:016x} in /proc/self/status; add it to the container's or service's capabilities")]
+    #[error(
+        "missing capability: expected {missing}, found CapEff {found:016x} in /proc/self/status; add it to the container's or service's capabilities"
+    )]
     Capability {
         /// What is missing.
         missing: Missing,
@@ -57,16 +59,23 @@ pub enum FeatureError {
         found: u64,
     },
     /// No type information.
-    #[error("{}: expected the kernel's BTF, found {source}; use a kernel built with CONFIG_DEBUG_INFO_BTF=y, or mount /sys", btf::PATH)]
+    #[error(
+        "{}: expected the kernel's BTF, found {source}; use a kernel built with CONFIG_DEBUG_INFO_BTF=y, or mount /sys",
+        btf::PATH
+    )]
     NoBtf {
         /// Why it cannot be read.
         source: io::Error,
     },
     /// Locked down.
-    #[error("{LOCKDOWN}: expected none or integrity, found confidentiality, in which eBPF may not read memory; boot without lockdown=confidentiality")]
+    #[error(
+        "{LOCKDOWN}: expected none or integrity, found confidentiality, in which eBPF may not read memory; boot without lockdown=confidentiality"
+    )]
     Lockdown,
     /// Another pid namespace.
-    #[error("/proc/self/ns/pid: expected the initial pid namespace {INITIAL_PID_NAMESPACE}, found {found}; run with hostPID: true or --pid=host")]
+    #[error(
+        "/proc/self/ns/pid: expected the initial pid namespace {INITIAL_PID_NAMESPACE}, found {found}; run with hostPID: true or --pid=host"
+    )]
     PidNamespace {
         /// The link's text.
         found: String,
@@ -162,7 +171,8 @@ fn capabilities() -> Result<(), FeatureError> {
 
 fn missing(set: u64) -> Missing {
     let has = |capability: Capability| set & (1 << capability.bit) != 0;
-    let lacks = |(needed, stronger): &(Capability, Option<Capability>)| !has(*needed) && !stronger.is_some_and(has);
+    let lacks =
+        |(needed, stronger): &(Capability, Option<Capability>)| !has(*needed) && !stronger.is_some_and(has);
     Missing(NEEDED.iter().filter(|pair| lacks(pair)).map(|(needed, _)| needed.name).collect())
 }
 
@@ -180,7 +190,11 @@ fn pid_namespace() -> Result<(), FeatureError> {
     const PATH: &str = "/proc/self/ns/pid";
     let link = fs::read_link(PATH).map_err(|source| FeatureError::Proc { path: PATH, source })?;
     let found = link.to_string_lossy();
-    if found == INITIAL_PID_NAMESPACE { Ok(()) } else { Err(FeatureError::PidNamespace { found: found.into_owned() }) }
+    if found == INITIAL_PID_NAMESPACE {
+        Ok(())
+    } else {
+        Err(FeatureError::PidNamespace { found: found.into_owned() })
+    }
 }
 
 fn perf_events() -> Result<(), FeatureError> {

@@ -10,7 +10,6 @@ pub const SELECT_PIDS: u32 = 1;
 /// Only threads of one cgroup v2 directory (not of its children).
 pub const SELECT_CGROUP: u32 = 2;
 
-
 /// The kernel has no such field (`on_cpu` without CONFIG_SMP).
 pub const NO_FIELD: u32 = u32::MAX;
 

@@ -84,7 +84,11 @@ mod tests {
     fn ids_are_positions_and_names_are_unique() {
         for (position, info) in Counter::ALL.iter().enumerate() {
             assert_eq!(info.id as usize, position);
-            assert!(Counter::ALL.iter().filter(|other| other.name == info.name).count() == 1, "{}", info.name);
+            assert!(
+                Counter::ALL.iter().filter(|other| other.name == info.name).count() == 1,
+                "{}",
+                info.name
+            );
         }
     }
 }

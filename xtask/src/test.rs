@@ -52,6 +52,7 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, required:
         // They measure time on the same few CPUs.
         .args(["--", "--test-threads=1"])
         .env("PERFUSION_BIN", &perfusion)
+        .env("PERFUSION_PROBES", paths.probes())
         .env("PERFUSION_SHIM", paths.shim())
         .env("PERFUSION_DOTNET_ROOTS", paths.dotnet_roots())
         .env("PERFUSION_CSC", paths.csc());

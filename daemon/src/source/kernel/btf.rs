@@ -126,7 +126,9 @@ impl<'a> KernelBtf<'a> {
             return Err(BtfError::Magic { found: magic });
         }
         let header = word(data, 4, "header")?;
-        let at = |field: usize| Ok::<_, BtfError>(to_usize(header).saturating_add(to_usize(word(data, field, "header")?)));
+        let at = |field: usize| {
+            Ok::<_, BtfError>(to_usize(header).saturating_add(to_usize(word(data, field, "header")?)))
+        };
         let (start, length, strings) = (at(8)?, to_usize(word(data, 12, "header")?), at(16)?);
         let end = start.saturating_add(length);
         let mut btf =
@@ -262,10 +264,11 @@ fn details_size(kind: u32, count: u32) -> Option<usize> {
 }
 
 fn bytes<const N: usize>(data: &[u8], offset: usize, what: &'static str) -> Result<[u8; N], BtfError> {
-    data.get(offset..)
-        .and_then(|rest| rest.first_chunk::<N>())
-        .copied()
-        .ok_or(BtfError::Truncated { what, offset, len: data.len() })
+    data.get(offset..).and_then(|rest| rest.first_chunk::<N>()).copied().ok_or(BtfError::Truncated {
+        what,
+        offset,
+        len: data.len(),
+    })
 }
 
 fn word(data: &[u8], offset: usize, what: &'static str) -> Result<u32, BtfError> {
@@ -286,12 +289,40 @@ mod tests {
     fn sample() -> Vec<u8> {
         let strings = b"\0int\0outer\0a\0b\0btf_trace_t\0";
         let mut types: Vec<u32> = vec![
-            1, 0x0100_0000, 4, 32, // [1] int
-            0, 0x0400_0001, 4, 14 - 1, 1, 0, // [2] anonymous struct { b }
-            5, 0x0400_0002, 8, 11, 1, 0, 0, 2, 32, // [3] outer
-            0, 0x0d00_0003, 0, 0, 4, 0, 1, 0, 4, // [4] void (void*, int, void*)
-            0, 0x0200_0000, 4, // [5] pointer to [4]
-            15, 0x0800_0000, 5, // [6] typedef
+            1,
+            0x0100_0000,
+            4,
+            32, // [1] int
+            0,
+            0x0400_0001,
+            4,
+            14 - 1,
+            1,
+            0, // [2] anonymous struct { b }
+            5,
+            0x0400_0002,
+            8,
+            11,
+            1,
+            0,
+            0,
+            2,
+            32, // [3] outer
+            0,
+            0x0d00_0003,
+            0,
+            0,
+            4,
+            0,
+            1,
+            0,
+            4, // [4] void (void*, int, void*)
+            0,
+            0x0200_0000,
+            4, // [5] pointer to [4]
+            15,
+            0x0800_0000,
+            5, // [6] typedef
         ];
         types[7] = 13;
         let types: Vec<u8> = types.iter().flat_map(|word| word.to_ne_bytes()).collect();

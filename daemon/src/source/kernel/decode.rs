@@ -2,8 +2,8 @@
 //! panic.
 
 use crate::source::{
-    CpuSample, Event, EventKind, Mmap, MonotonicNs, ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart,
-    WaitState,
+    CpuSample, Event, EventKind, Mmap, MonotonicNs, ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd,
+    WaitStart, WaitState,
 };
 use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
@@ -206,9 +206,7 @@ fn perf_record(bytes: &[u8]) -> Result<PerfRecord, DecodeError> {
                 EventKind::Comm { thread: ThreadId { pid, tid }, comm: text(16) }
             }
         }
-        RECORD_EXIT => {
-            EventKind::Exit { thread: ThreadId { pid: word(8, "exit")?, tid: word(16, "exit")? } }
-        }
+        RECORD_EXIT => EventKind::Exit { thread: ThreadId { pid: word(8, "exit")?, tid: word(16, "exit")? } },
         RECORD_FORK => EventKind::Fork {
             parent: ThreadId { pid: word(12, "fork")?, tid: word(20, "fork")? },
             thread: ThreadId { pid: word(8, "fork")?, tid: word(16, "fork")? },
@@ -271,7 +269,10 @@ mod tests {
     fn a_stack_longer_than_its_record_is_an_error() {
         let bytes = sample();
         let cut = bytes.len() - 1;
-        assert_eq!(ring_record(&bytes[..cut]).unwrap_err(), DecodeError::Short { what: "user stack", len: cut });
+        assert_eq!(
+            ring_record(&bytes[..cut]).unwrap_err(),
+            DecodeError::Short { what: "user stack", len: cut }
+        );
     }
 
     #[test]

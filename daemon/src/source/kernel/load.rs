@@ -23,7 +23,11 @@ const TRACEPOINTS: [&str; 6] = [
 ];
 
 /// Loads the programs and attaches the scheduler's; nothing is recorded before `CONTROL` or `SELECTED` say so.
-pub(super) fn load(options: &KernelOptions, possible_cpus: u32, online_cpus: u32) -> Result<Ebpf, KernelError> {
+pub(super) fn load(
+    options: &KernelOptions,
+    possible_cpus: u32,
+    online_cpus: u32,
+) -> Result<Ebpf, KernelError> {
     let object = crate::embedded::probes().ok_or(KernelError::NoProbes)?;
     let data = fs::read(btf::PATH).map_err(|source| KernelError::BtfUnreadable { source })?;
     let config = config(options, &KernelBtf::parse(&data)?, online_cpus)?;
@@ -39,7 +43,10 @@ pub(super) fn load(options: &KernelOptions, possible_cpus: u32, online_cpus: u32
         .load(object)
         .map_err(|source| KernelError::Load { source })?;
     let by_pid = config.selection == SELECT_PIDS;
-    for name in TRACEPOINTS.into_iter().filter(|name| by_pid || !matches!(*name, "sched_process_free" | "sched_process_fork")) {
+    for name in TRACEPOINTS
+        .into_iter()
+        .filter(|name| by_pid || !matches!(*name, "sched_process_free" | "sched_process_fork"))
+    {
         let failed = |source| KernelError::Program { name, source };
         let program: &mut BtfTracePoint = program(&mut bpf, name)?;
         program.load(name, &types).map_err(failed)?;
@@ -79,7 +86,9 @@ fn config(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> Res
         Selection::Cgroup(id) => id,
         Selection::All | Selection::Pids(_) => 0,
     };
-    let budget = options.wait_stack_budget_bytes_per_s / u64::from(online_cpus.max(1)) / (1_000_000_000 / COIN_INTERVAL_NS);
+    let budget = options.wait_stack_budget_bytes_per_s
+        / u64::from(online_cpus.max(1))
+        / (1_000_000_000 / COIN_INTERVAL_NS);
     Ok(Config {
         cgroup_id,
         // At least one record's worth, and within the range the coin's arithmetic is made for.

@@ -126,7 +126,9 @@ pub enum KernelError {
         source: aya::programs::ProgramError,
     },
     /// The object lacks a program or map, or it is of another kind.
-    #[error("the eBPF object has no `{name}` of the expected kind: it belongs to another version of this program")]
+    #[error(
+        "the eBPF object has no `{name}` of the expected kind: it belongs to another version of this program"
+    )]
     Object {
         /// Its name.
         name: &'static str,
@@ -295,7 +297,11 @@ impl KernelSource {
                 wait_start_ns: since_ns,
                 tgid,
                 state: thread.state,
-                wait_flags: if thread.state == STATE_BLOCKED { ebpf_common::key::WAIT_WAS_BLOCKED } else { 0 },
+                wait_flags: if thread.state == STATE_BLOCKED {
+                    ebpf_common::key::WAIT_WAS_BLOCKED
+                } else {
+                    0
+                },
                 ..Thread::default()
             };
             match self.threads.insert(thread.tid, value, NO_EXIST) {
@@ -305,7 +311,8 @@ impl KernelSource {
                         self.threads.remove(&thread.tid).ok();
                     }
                 }
-                Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(MapError::SyscallError(error))
+                    if error.io_error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(MapError::SyscallError(_)) => self.count(Counter::ThreadMapFull, 1),
                 Err(source) => return Err(KernelError::Map { name: "THREADS", source }),
             }
@@ -370,7 +377,9 @@ impl KernelSource {
     fn wants(&mut self, kind: &EventKind) -> bool {
         let pid = match kind {
             EventKind::Exec { pid, .. } => *pid,
-            EventKind::Comm { thread, .. } | EventKind::Exit { thread } | EventKind::Fork { thread, .. } => thread.pid,
+            EventKind::Comm { thread, .. } | EventKind::Exit { thread } | EventKind::Fork { thread, .. } => {
+                thread.pid
+            }
             EventKind::Mmap(mmap) => mmap.pid,
             _ => return true,
         };
@@ -529,7 +538,12 @@ fn check(options: &KernelOptions) -> Result<(), KernelError> {
     option("threads", "1 to 4194304", threads.into(), (1..=1 << 22).contains(&threads))?;
     if let Selection::Pids(pids) = &options.selection {
         let count = u64::try_from(pids.len()).unwrap_or(u64::MAX);
-        option("selected processes", "1 to 8192", count, (1..=u64::from(MAX_SELECTED_PROCESSES)).contains(&count))?;
+        option(
+            "selected processes",
+            "1 to 8192",
+            count,
+            (1..=u64::from(MAX_SELECTED_PROCESSES)).contains(&count),
+        )?;
     }
     Ok(())
 }
@@ -545,7 +559,8 @@ fn now() -> u64 {
 fn cpus(path: &str) -> Result<Vec<u32>, KernelError> {
     let failed = |source| KernelError::Cpus { path: path.to_owned(), source };
     let text = std::fs::read_to_string(path).map_err(failed)?;
-    cpu_list(&text).ok_or_else(|| failed(io::Error::other(format!("expected a list such as 0-3,7, found {text:?}"))))
+    cpu_list(&text)
+        .ok_or_else(|| failed(io::Error::other(format!("expected a list such as 0-3,7, found {text:?}"))))
 }
 
 fn cpu_list(text: &str) -> Option<Vec<u32>> {
@@ -594,7 +609,10 @@ mod tests {
             assert_eq!(times.oncpu_ns + times.runnable_ns + times.blocked_ns, 100, "state {state}");
         }
         let waiting = snapshot(1, &thread(STATE_RUNNABLE), 200).unwrap().progress;
-        assert!(matches!(waiting, Progress::Waiting { blocked_ns: 4, runnable_ns: 46, kept: true, .. }), "{waiting:?}");
+        assert!(
+            matches!(waiting, Progress::Waiting { blocked_ns: 4, runnable_ns: 46, kept: true, .. }),
+            "{waiting:?}"
+        );
     }
 
     #[test]

@@ -79,7 +79,14 @@ impl PerfRing {
         let map_len = page * (DATA_PAGES + 1);
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe {
-            mmap(std::ptr::null_mut(), map_len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &event, 0)
+            mmap(
+                std::ptr::null_mut(),
+                map_len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &event,
+                0,
+            )
         }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::InvalidData)?;
         // The data start behind the control page (man 2 perf_event_open, "MMAP layout").
@@ -95,7 +102,8 @@ impl PerfRing {
         let head = unsafe { AtomicU64::from_ptr(head) };
         // Pairs with the kernel's barrier before it moves data_head (kernel/events/ring_buffer.c).
         let head = head.load(Ordering::Acquire);
-        let available = usize::try_from(head.wrapping_sub(self.tail)).unwrap_or(usize::MAX).min(self.data_len);
+        let available =
+            usize::try_from(head.wrapping_sub(self.tail)).unwrap_or(usize::MAX).min(self.data_len);
         let start = usize::try_from(self.tail).unwrap_or(0) % self.data_len;
         let first = available.min(self.data_len - start);
         for (at, len) in [(start, first), (0, available - first)] {

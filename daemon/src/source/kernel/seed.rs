@@ -69,7 +69,7 @@ impl CgroupFilter {
 
 #[cfg(test)]
 mod tests {
-    use super::{Seed, STATE_RUNNING_OR_RUNNABLE, state, threads};
+    use super::{STATE_RUNNING_OR_RUNNABLE, Seed, state, threads};
 
     #[test]
     fn the_thread_that_asks_is_running() {
