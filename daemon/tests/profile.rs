@@ -64,7 +64,7 @@ fn encoded() -> Vec<u8> {
     symbolizer.observe(PROCESS, &method(1, "Shop.Program.<Main>$(System.String[])", &[0x1000]));
     symbolizer.observe(PROCESS, &method(2, "Shop.Work.Burn<System.Int32>(System.Int32)", &[0x2000]));
     symbolizer.observe(PROCESS, &method(2, "Shop.Work.Burn<System.Int32>(System.Int32)", &[0x3000]));
-    symbolizer.observe(PROCESS, &method(3, "Shop.Work+<Wait;For\u{1b}[31m>d__3.MoveNext()", &[0x4000]));
+    symbolizer.observe(PROCESS, &method(3, "Shop.Work+<Wait;For\u{7}>d__3.MoveNext()", &[0x4000]));
     let native = FrameKey::Native { image: LIBC, address: 0x1234 };
     let lost = FrameKey::Native { image: GONE, address: 0x99 };
     let kernel = FrameKey::Kernel(0xffff_ffff_8100_0000);
@@ -146,7 +146,7 @@ fn folded_stacks_have_readable_names_and_exact_sums() {
     );
     let blocked = folded(&profile, "blocked");
     assert_eq!(blocked.len(), 2);
-    let wait = "Shop.Program.Main(…);Shop.Work.Wait:For\\u{1b}[31m(…)+async;[libfoo.so]+0x1234;";
+    let wait = "Shop.Program.Main(…);Shop.Work.Wait:For\\u{7}(…)+async;[libfoo.so]+0x1234;";
     assert!(
         blocked.iter().any(|line| line.starts_with(wait) && line.ends_with(" 2000000000")),
         "{blocked:#?}"
@@ -217,19 +217,31 @@ fn go_s_pprof_reads_every_sample_type() {
     }
     for sample_type in SampleType::ALL {
         let index = format!("-sample_index={}", sample_type.name());
-        let output = Command::new("go")
-            .args(["tool", "pprof", "-top", "-symbolize=none", &index])
-            .arg(&path)
-            .output()
-            .unwrap();
+        let output = Command::new("go").args(["tool", "pprof", "-top", &index]).arg(&path).output().unwrap();
         let (stdout, stderr) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{sample_type:?}: {stderr}");
         assert!(stdout.contains(&format!("Type: {}", sample_type.name())), "{stdout}");
         if sample_type == SampleType::Cpu {
-            assert!(stdout.contains("Shop.Work.Burn") && stdout.contains("Garbage Collector"), "{stdout}");
+            assert!(
+                stdout.contains("Shop.Work.Burn<System.Int32>(System.Int32)")
+                    && stdout.contains("Garbage Collector"),
+                "{stdout}"
+            );
         }
     }
+}
+
+#[test]
+fn the_flame_graph_is_one_file_with_every_column() {
+    let profile = pprof::decode(&encoded()).unwrap();
+    let page = report::flame::page(&profile, "shop, pid 42").unwrap();
+    for sample_type in SampleType::ALL {
+        assert!(page.contains(&format!("\"name\":\"{}\"", sample_type.name())));
+    }
+    assert!(page.contains("\"loss\":\"nothing\""));
+    sink::file::write(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("flame.html"), page.as_bytes())
+        .unwrap();
 }
 
 #[test]

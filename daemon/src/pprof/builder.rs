@@ -101,7 +101,12 @@ impl<'a> Builder<'a> {
     }
 
     fn function(&mut self, symbol: &Symbol) -> u64 {
-        let (name, system_name) = (self.string(&symbol.name), self.string(&symbol.system_name));
+        let name = self.string(&symbol.name);
+        let managed = matches!(symbol.module, Module::Managed(_) | Module::Jit);
+        // Go's pprof takes a name with `<`, `[` or `::` that equals its system name for C++ and cuts type arguments and
+        // parameters away (`looksLikeDemangledCPlusPlus`, internal/symbolizer of google/pprof).
+        let system_name =
+            if managed && symbol.name == symbol.system_name { 0 } else { self.string(&symbol.system_name) };
         let id = next_id(self.profile.function.len());
         let known = *self.functions.entry((name, system_name)).or_insert(id);
         if known == id {

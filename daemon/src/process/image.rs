@@ -351,7 +351,12 @@ fn load_unwind(source: &Source) -> Option<UnwindSections> {
                 Some(b".debug_frame") => 2,
                 Some(b".plt" | b".plt.got" | b".plt.sec") => {
                     let start = section.sh_addr.get(LE);
-                    plt.extend(start.checked_add(section.sh_size.get(LE)).map(|end| start..end).filter(|_| plt.len() < 8));
+                    plt.extend(
+                        start
+                            .checked_add(section.sh_size.get(LE))
+                            .map(|end| start..end)
+                            .filter(|_| plt.len() < 8),
+                    );
                     continue;
                 }
                 _ => continue,

@@ -4,9 +4,11 @@
 //! let profile = report::load(path)?;
 //! print!("{}", report::top::table(&profile, "cpu", &report::top::Options { limit: 10, ..Default::default() })?);
 //! report::folded::write(&profile, "blocked", &mut std::io::stdout())?;
+//! let html = report::flame::page(&profile, "shop, pid 4242")?;
 //! ```
 //! Works on any valid pprof, not only our own. Names in a file are data: control characters are escaped wherever they are shown.
 
+pub mod flame;
 pub mod folded;
 pub mod stacks;
 pub mod top;

@@ -1,0 +1,150 @@
+// Draws the trees of a profile. Every text comes from `data` and reaches the page as text, never as markup.
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const element = (id) => document.getElementById(id);
+  const KINDS = [
+    { name: "kernel", hue: 24, saturation: 85, light: 68 },
+    { name: "native", hue: 48, saturation: 88, light: 68 },
+    { name: "managed", hue: 138, saturation: 42, light: 68 },
+    { name: "remark", hue: 210, saturation: 8, light: 80 },
+    { name: "garbage collector", hue: 290, saturation: 45, light: 76 },
+  ];
+  const REMARK = 3, COLLECTOR = 4;
+
+  function human(value, unit) {
+    const scale = (steps) => {
+      const [size, name] = steps.find(([size]) => Math.abs(value) >= size) || steps[steps.length - 1];
+      const scaled = value / size;
+      const digits = Number.isInteger(scaled) || Math.abs(scaled) >= 100 ? 0 : Math.abs(scaled) >= 10 ? 1 : 2;
+      return `${scaled.toFixed(digits)} ${name}`;
+    };
+    if (value === 0) return "0";
+    if (unit === "nanoseconds") return scale([[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]]);
+    if (unit === "bytes") return scale([[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]]);
+    return Math.round(value).toLocaleString("en");
+  }
+  const percent = (part, whole) => (whole ? `${((part / whole) * 100).toFixed(1)} %` : "");
+
+  // Nodes are stored parents first; columns hold (node, value) pairs of the nodes that have one.
+  function tree(type, idle) {
+    const column = data.types[type];
+    const values = new Float64Array(data.parents.length);
+    const add = (pairs) => { for (let i = 0; i < pairs.length; i += 2) values[pairs[i]] += pairs[i + 1]; };
+    add(column.busy);
+    if (idle) add(column.idle);
+    const nodes = [];
+    for (let id = 0; id < data.parents.length; id++) {
+      if (values[id] === 0 && id !== 0) continue;
+      const [name, module, kind] = id === 0 ? ["all", "", REMARK] : data.frames[data.nodes[id]];
+      const parent = nodes[data.parents[id]];
+      const collector = id !== 0 && ((kind === REMARK && name === "Garbage Collector") || parent.kind === COLLECTOR);
+      nodes[id] = { name, module, kind: collector ? COLLECTOR : kind, value: values[id], children: [] };
+      if (id !== 0) parent.children.push(nodes[id]);
+    }
+    return nodes[0];
+  }
+
+  function colour(node) {
+    const kind = KINDS[node.data.kind];
+    if (node.highlight) return "#f04fb4";
+    // Neighbours of one kind differ a little, the same function always looks the same.
+    let hash = 0;
+    for (const c of node.data.name) hash = (hash * 31 + c.codePointAt(0)) | 0;
+    const shade = ((hash >>> 0) % 100) / 100 - 0.5;
+    return `hsl(${kind.hue + shade * 10} ${kind.saturation}% ${kind.light + shade * 14}%)`;
+  }
+
+  let type = Math.max(0, data.types.findIndex((each) => each.name === data.default && each.busy.length));
+  if (!data.types[type].busy.length) type = Math.max(0, data.types.findIndex((each) => each.busy.length));
+  let chart = null;
+  let total = 0;
+
+  const rootValue = (pairs) => (pairs[0] === 0 ? pairs[1] : 0);
+  const idleShown = () => element("idle").checked;
+
+  function describe(node) {
+    if (!node) return "";
+    const { name, module, kind } = node.data;
+    const value = node.data.value;
+    const own = value - d3.sum(node.data.children, (child) => child.value);
+    const parts = [`${human(value, data.types[type].unit)} · ${percent(value, total)} of all`];
+    if (node.parent) parts.push(`${percent(value, node.parent.data.value)} of caller`);
+    parts.push(`self ${human(own, data.types[type].unit)}`);
+    const place = node.depth === 0 ? "" : module ? ` [${module}] (${KINDS[kind].name})` : ` (${KINDS[kind].name})`;
+    return `${name}${place}: ${parts.join(" · ")}`;
+  }
+
+  function search() {
+    const term = element("search").value;
+    element("matched").textContent = "";
+    if (!chart) return;
+    if (!term) { chart.clear(); return; }
+    let matches;
+    try { matches = new RegExp(term, "i"); } catch { element("matched").textContent = "not a regular expression"; return; }
+    chart.setSearchMatch((node) => matches.test(node.data.name) || matches.test(node.data.module));
+    chart.search(term);
+  }
+
+  function draw() {
+    element("hover").textContent = "Point at a frame to see its value, click to zoom.";
+    const root = tree(type, idleShown());
+    total = root.value;
+    const host = element("chart");
+    host.replaceChildren();
+    host.hidden = total === 0;
+    element("empty").hidden = total !== 0;
+    chart = null;
+    if (total !== 0) {
+      chart = flamegraph.default()
+        .width(Math.max(320, host.clientWidth))
+        .cellHeight(18)
+        .transitionDuration(150)
+        .minFrameSize(0.7)
+        .inverted(element("icicle").checked)
+        .sort((a, b) => d3.descending(a.data.value, b.data.value) || d3.ascending(a.data.name, b.data.name))
+        .resetHeightOnZoom(true)
+        .selfValue(false)
+        .setLabelHandler(describe)
+        .setColorMapper(colour)
+        .setDetailsHandler((text) => { if (text) element("hover").textContent = text; })
+        .setSearchHandler((_, sum, whole) => { element("matched").textContent = `${percent(sum, whole)} matched`; });
+      d3.select(host).datum(root).call(chart);
+      search();
+    }
+    for (const [index, button] of [...element("types").children].entries()) {
+      button.setAttribute("aria-pressed", String(index === type));
+      const each = data.types[index];
+      const value = rootValue(each.busy) + (idleShown() ? rootValue(each.idle) : 0);
+      button.lastChild.textContent = human(value, each.unit);
+    }
+  }
+
+  for (const [index, each] of data.types.entries()) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(Object.assign(document.createElement("b"), { textContent: each.name }), document.createElement("span"));
+    button.disabled = !each.busy.length && !each.idle.length;
+    button.addEventListener("click", () => { type = index; draw(); });
+    element("types").append(button);
+  }
+  for (const kind of KINDS) {
+    const mark = document.createElement("i");
+    mark.style.background = `hsl(${kind.hue} ${kind.saturation}% ${kind.light}%)`;
+    const entry = document.createElement("span");
+    entry.append(mark, kind.name);
+    element("legend").append(entry);
+  }
+  element("about").textContent = data.about;
+  element("loss").textContent = data.loss ? `Lost: ${data.loss}` : "";
+  if (data.left_out) element("loss").append(` ${data.left_out} call paths too small to draw are inside their callers.`);
+  for (const comment of data.comments) element("comments").append(Object.assign(document.createElement("li"), { textContent: comment }));
+  element("idle-choice").hidden = data.types.every((each) => !each.idle.length);
+  element("idle").addEventListener("change", draw);
+  element("icicle").addEventListener("change", draw);
+  element("reset").addEventListener("click", () => chart && chart.resetZoom());
+  element("search").addEventListener("input", search);
+  let resized = 0;
+  window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(draw, 200); });
+  draw();
+})();
