@@ -10,7 +10,7 @@
     { name: "remark", hue: 210, saturation: 8, light: 80 },
     { name: "garbage collector", hue: 290, saturation: 45, light: 76 },
   ];
-  const REMARK = 3, COLLECTOR = 4;
+  const MANAGED = 2, REMARK = 3, COLLECTOR = 4;
 
   function human(value, unit) {
     const scale = (steps) => {
@@ -25,6 +25,15 @@
     return Math.round(value).toLocaleString("en");
   }
   const percent = (part, whole) => (whole ? `${((part / whole) * 100).toFixed(1)} %` : "");
+
+  // `Shop.Work.Burn<System.Int32>(System.Int32)` -> `Work.Burn<Int32>`: what fits into a frame; the line below has it all.
+  function short(name) {
+    const open = name.indexOf("(");
+    const path = (open < 0 ? name : name.slice(0, open)).replace(/<.*>/, (args) => args.replace(/(?:[\w`]+\.)+/g, ""));
+    const rest = open < 0 ? "" : name.slice(open).replace(/^\([^)]*\)/, "");
+    const last = path.match(/[^.]+\.+[^.]+$/);
+    return (last ? last[0] : path) + rest;
+  }
 
   // Nodes are stored parents first; columns hold (node, value) pairs of the nodes that have one.
   function tree(type, idle) {
@@ -105,6 +114,7 @@
         .sort((a, b) => d3.descending(a.data.value, b.data.value) || d3.ascending(a.data.name, b.data.name))
         .resetHeightOnZoom(true)
         .selfValue(false)
+        .getName((node) => (node.data.kind === MANAGED ? short(node.data.name) : node.data.name))
         .setLabelHandler(describe)
         .setColorMapper(colour)
         .setDetailsHandler((text) => { if (text) element("hover").textContent = text; })
@@ -124,7 +134,7 @@
     const button = document.createElement("button");
     button.type = "button";
     button.append(Object.assign(document.createElement("b"), { textContent: each.name }), document.createElement("span"));
-    button.disabled = !each.busy.length && !each.idle.length;
+    button.hidden = !each.busy.length && !each.idle.length;
     button.addEventListener("click", () => { type = index; draw(); });
     element("types").append(button);
   }
@@ -139,6 +149,8 @@
   element("loss").textContent = data.loss ? `Lost: ${data.loss}` : "";
   if (data.left_out) element("loss").append(` ${data.left_out} call paths too small to draw are inside their callers.`);
   for (const comment of data.comments) element("comments").append(Object.assign(document.createElement("li"), { textContent: comment }));
+  const without = data.types.filter((each) => !each.busy.length && !each.idle.length).map((each) => each.name);
+  if (without.length) element("without").textContent = `Nothing was counted as ${without.join(", ")}.`;
   element("idle-choice").hidden = data.types.every((each) => !each.idle.length);
   element("idle").addEventListener("change", draw);
   element("icicle").addEventListener("change", draw);
