@@ -1,4 +1,5 @@
 //! A window with every kind of frame, through encoding, a file, the reports, and Go's own pprof where there is a `go`.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use perfusion::aggregate::{Labels, Limits, SampleType, Window};
 use perfusion::pprof::{self, About};

@@ -10,7 +10,8 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
+    socket_with,
 };
 use std::fmt;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -147,7 +148,11 @@ pub fn process_info(target: &Target, timeout: Duration) -> Result<ProcessInfo, I
 ///
 /// # Errors
 /// See [`IpcError`]; `Refused` carries the runtime's or the library's own code.
-pub fn attach_profiler(target: &Target, what: &AttachProfiler<'_>, timeout: Duration) -> Result<(), IpcError> {
+pub fn attach_profiler(
+    target: &Target,
+    what: &AttachProfiler<'_>,
+    timeout: Duration,
+) -> Result<(), IpcError> {
     let pid = target.pid();
     let mut payload = Vec::new();
     payload.extend(u32::try_from(what.wait_for_gc.as_millis()).unwrap_or(u32::MAX).to_le_bytes());
@@ -178,7 +183,13 @@ pub fn has_socket(target: &Target) -> bool {
     candidates(target).is_ok_and(|found| !found.is_empty())
 }
 
-fn request(target: &Target, set: u8, command: u8, payload: &[u8], timeout: Duration) -> Result<Vec<u8>, IpcError> {
+fn request(
+    target: &Target,
+    set: u8,
+    command: u8,
+    payload: &[u8],
+    timeout: Duration,
+) -> Result<Vec<u8>, IpcError> {
     let pid = target.pid();
     let size = HEADER_BYTES + payload.len();
     let Ok(size) = u16::try_from(size) else {
@@ -192,7 +203,8 @@ fn request(target: &Target, set: u8, command: u8, payload: &[u8], timeout: Durat
 
     let mut connection = Connection::open(target, timeout)?;
     connection.send(&message)?;
-    let header: [u8; HEADER_BYTES] = connection.receive(HEADER_BYTES)?.try_into().unwrap_or([0; HEADER_BYTES]);
+    let header: [u8; HEADER_BYTES] =
+        connection.receive(HEADER_BYTES)?.try_into().unwrap_or([0; HEADER_BYTES]);
     let (magic, rest) = header.split_at(MAGIC.len());
     if magic != MAGIC {
         return Err(connection.malformed("DOTNET_IPC_V1", printable(&String::from_utf8_lossy(magic))));
@@ -211,7 +223,10 @@ fn request(target: &Target, set: u8, command: u8, payload: &[u8], timeout: Durat
             let code = Hresult(u32::from_le_bytes(Reader { pid, rest: &body }.array()?));
             Err(IpcError::Refused { pid, code })
         }
-        _ => Err(connection.malformed("an answer of set 0xff", format!("set {answer_set:#x}, id {answer_id:#x}"))),
+        _ => {
+            Err(connection
+                .malformed("an answer of set 0xff", format!("set {answer_set:#x}, id {answer_id:#x}")))
+        }
     }
 }
 
@@ -225,7 +240,8 @@ fn candidates(target: &Target) -> Result<Vec<OwnedFd>, IpcError> {
     let exact = format!("{prefix}{}-socket", target.start_ticks().map_err(system("reading stat"))?);
     let mut sockets = Vec::new();
     for path in target.temporary_directories() {
-        let Ok(directory) = target.open_in_root(&path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK) else {
+        let Ok(directory) = target.open_in_root(&path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK)
+        else {
             continue;
         };
         let open = |name: &str| {
@@ -284,7 +300,8 @@ impl Connection {
         let wait = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         set_socket_timeout(&socket, Timeout::Send, Some(wait)).map_err(system("SO_SNDTIMEO"))?;
         // The descriptor names the very file that was examined; nothing is looked up by name again.
-        let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(system("address"))?;
+        let address =
+            SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(system("address"))?;
         match connect(&socket, &address) {
             Err(Errno::AGAIN) => return Err(IpcError::TimedOut { pid, waited: timeout }),
             other => other.map_err(system("connect"))?,
@@ -335,7 +352,8 @@ impl Connection {
             self.wait_for(PollFlags::IN)?;
             match recv(&self.socket, rest, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => {
-                    return Err(self.malformed("a whole answer", format!("end of file after {filled} of {len} bytes")));
+                    return Err(self
+                        .malformed("a whole answer", format!("end of file after {filled} of {len} bytes")));
                 }
                 Ok((read, _)) => filled += read,
                 Err(Errno::AGAIN | Errno::INTR) => {}
@@ -401,11 +419,8 @@ mod tests {
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let me = Target::open(std::process::id()).unwrap();
         let directory = me.temporary_directories().remove(0);
-        let name = format!(
-            "dotnet-diagnostic-{}-{}-socket",
-            me.namespace_pid().unwrap(),
-            me.start_ticks().unwrap()
-        );
+        let name =
+            format!("dotnet-diagnostic-{}-{}-socket", me.namespace_pid().unwrap(), me.start_ticks().unwrap());
         let path = directory.join(name);
         let listener = UnixListener::bind(&path).unwrap();
         let thread = std::thread::spawn(move || peer(listener.accept().unwrap().0));

@@ -65,7 +65,10 @@ mod tests {
             ("CORECLR_NOTIFICATION_PROFILERS".into(), format!("/o.so={{X}};{ours}"))
         );
         assert_eq!(
-            list(&[("CORECLR_NOTIFICATION_PROFILERS_64", "/o.so={X};"), ("CORECLR_NOTIFICATION_PROFILERS", "no")]),
+            list(&[
+                ("CORECLR_NOTIFICATION_PROFILERS_64", "/o.so={X};"),
+                ("CORECLR_NOTIFICATION_PROFILERS", "no")
+            ]),
             ("CORECLR_NOTIFICATION_PROFILERS_64".into(), format!("/o.so={{X}};{ours}"))
         );
     }

@@ -120,7 +120,8 @@ fn attach_library(pid: u32, settings: Settings, library: &[u8]) -> Result<Attach
     wait_until_attachable(&target).map_err(or_ended)?;
     let ipc = |error| or_ended(AttachError::Ipc(Box::new(error)));
     let info = ipc::process_info(&target, INFO_TIMEOUT).map_err(ipc)?;
-    if info.runtime_version.split('.').next().and_then(|major| major.parse().ok()).is_some_and(|m: u32| m < 6) {
+    if info.runtime_version.split('.').next().and_then(|major| major.parse().ok()).is_some_and(|m: u32| m < 6)
+    {
         return Err(AttachError::Unsuitable { pid, why: WhyNot::TooOld(info.runtime_version) });
     }
     let placed =

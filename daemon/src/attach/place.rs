@@ -5,8 +5,8 @@
 
 use super::target::{Target, printable};
 use rustix::fs::{
-    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, StatVfsMountFlags, fchmod, flock, fstat, fstatvfs, openat,
-    unlinkat,
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, StatVfsMountFlags, fchmod, flock, fstat, fstatvfs,
+    openat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -139,7 +139,8 @@ fn place_in(target: &Target, path: &Path, library: &[u8]) -> Result<Placed, Unfi
     // The sweep of another recorder may remove a file between its creation and its locking: begin again then.
     let mut last = Unfit::System("lock", Errno::WOULDBLOCK);
     for _ in 0..3 {
-        match write_locked(directory.try_clone().map_err(|e| Unfit::System("dup", errno(&e)))?, path, library) {
+        match write_locked(directory.try_clone().map_err(|e| Unfit::System("dup", errno(&e)))?, path, library)
+        {
             Ok(placed) => return Ok(placed),
             Err(why @ Unfit::System("lock", _)) => last = why,
             Err(why) => return Err(why),
@@ -154,7 +155,8 @@ fn write_locked(directory: OwnedFd, path: &Path, library: &[u8]) -> Result<Place
         return Err(Unfit::Unquotable);
     };
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(&directory, &*name, flags, Mode::RUSR | Mode::WUSR).map_err(|e| Unfit::System("create", e))?;
+    let file =
+        openat(&directory, &*name, flags, Mode::RUSR | Mode::WUSR).map_err(|e| Unfit::System("create", e))?;
     // From here on `placed` removes the file when it is dropped, on failure too.
     let mut placed = Placed { directory, name, path: inside, locked: File::from(file) };
     flock(&placed.locked, FlockOperation::NonBlockingLockExclusive).map_err(|e| Unfit::System("lock", e))?;
@@ -188,7 +190,8 @@ pub fn random() -> Result<u64, Errno> {
 pub fn sweep() -> usize {
     let mut seen = HashSet::new();
     let Ok(entries) = std::fs::read_dir("/proc") else { return 0 };
-    let pids = entries.map_while(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let pids =
+        entries.map_while(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let mut removed = 0;
     for target in pids.filter_map(|pid| Target::open(pid).ok()) {
         if seen.len() >= ROOTS {
@@ -210,7 +213,9 @@ pub fn sweep() -> usize {
 fn sweep_directory(directory: &OwnedFd) -> usize {
     let Ok(entries) = Dir::read_from(directory) else { return 0 };
     let names = entries.take(DIRECTORY_ENTRIES).map_while(Result::ok);
-    names.filter(|entry| entry.file_name().to_str().is_ok_and(|name| remove_leftover(directory, name))).count()
+    names
+        .filter(|entry| entry.file_name().to_str().is_ok_and(|name| remove_leftover(directory, name)))
+        .count()
 }
 
 fn remove_leftover(directory: &OwnedFd, name: &str) -> bool {

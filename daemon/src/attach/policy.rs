@@ -67,7 +67,9 @@ pub enum WhyNot {
     #[error("started with {0}=0: profiled without managed names and allocations; start it without")]
     DiagnosticsOff(String),
     /// The runtime is there, its socket is not.
-    #[error("no diagnostics socket: diagnostics are switched off in runtimeconfig.json, the socket was deleted, or TMPDIR is longer than 108 bytes")]
+    #[error(
+        "no diagnostics socket: diagnostics are switched off in runtimeconfig.json, the socket was deleted, or TMPDIR is longer than 108 bytes"
+    )]
     NoSocket,
     /// Older than .NET 6.
     #[error(".NET {0} is older than 6, the first with notification profilers")]
@@ -114,7 +116,8 @@ pub fn inspect(target: &Target, ask: Option<Duration>) -> Result<Inspection, Err
     }
     let has_socket = ipc::has_socket(target);
     let mut versions: Vec<String> = clr_paths.iter().filter_map(|path| version_in_path(path)).collect();
-    if versions.is_empty() && has_socket
+    if versions.is_empty()
+        && has_socket
         && let Some(timeout) = ask
         && let Ok(ProcessInfo { runtime_version, .. }) = ipc::process_info(target, timeout)
     {
@@ -155,12 +158,14 @@ fn why_not(target: &Target, runtime: &Runtime, executable: &Executable, has_sock
 /// The environment variable that keeps profilers out of the process, if there is one.
 fn diagnostics_off(target: &Target) -> Option<String> {
     ["DOTNET", "COMPlus"].into_iter().find_map(|prefix| {
-        ["EnableDiagnostics", "EnableDiagnostics_IPC", "EnableDiagnostics_Profiler"].into_iter().find_map(|knob| {
-            let variable = format!("{prefix}_{knob}");
-            let value = target.environment(&variable).ok()??;
-            // The runtime reads these as hexadecimal numbers (clrconfignative).
-            (u64::from_str_radix(value.trim(), 16) == Ok(0)).then_some(variable)
-        })
+        ["EnableDiagnostics", "EnableDiagnostics_IPC", "EnableDiagnostics_Profiler"].into_iter().find_map(
+            |knob| {
+                let variable = format!("{prefix}_{knob}");
+                let value = target.environment(&variable).ok()??;
+                // The runtime reads these as hexadecimal numbers (clrconfignative).
+                (u64::from_str_radix(value.trim(), 16) == Ok(0)).then_some(variable)
+            },
+        )
     })
 }
 
@@ -250,7 +255,10 @@ mod tests {
     #[test]
     fn the_version_is_the_folder_of_the_library() {
         let version = |path| version_in_path(path);
-        assert_eq!(version("/usr/share/dotnet/shared/Microsoft.NETCore.App/9.0.5/libcoreclr.so"), Some("9.0.5".into()));
+        assert_eq!(
+            version("/usr/share/dotnet/shared/Microsoft.NETCore.App/9.0.5/libcoreclr.so"),
+            Some("9.0.5".into())
+        );
         assert_eq!(version("/d/11.0.0-preview.4/libcoreclr.so"), Some("11.0.0-preview.4".into()));
         assert_eq!(version("/app/libcoreclr.so"), None);
         assert_eq!(version("libcoreclr.so"), None);

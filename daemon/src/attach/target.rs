@@ -115,7 +115,10 @@ impl Target {
     /// True for a thread of the kernel (`PF_KTHREAD`, linux/sched.h, in field 9 of `stat`).
     #[must_use]
     pub fn is_kernel_thread(&self) -> bool {
-        self.stat_field(9).ok().and_then(|flags| flags.parse::<u32>().ok()).is_some_and(|f| f & 0x0020_0000 != 0)
+        self.stat_field(9)
+            .ok()
+            .and_then(|flags| flags.parse::<u32>().ok())
+            .is_some_and(|f| f & 0x0020_0000 != 0)
     }
 
     fn status_field(&self, name: &str) -> Result<String, Errno> {
@@ -140,7 +143,10 @@ impl Target {
     pub fn environment(&self, name: &str) -> Result<Option<String>, Errno> {
         let bytes = self.bytes("environ")?;
         let value = bytes.split(|&b| b == 0).find_map(|entry| {
-            entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(|v| String::from_utf8_lossy(v).into_owned())
+            entry
+                .strip_prefix(name.as_bytes())?
+                .strip_prefix(b"=")
+                .map(|v| String::from_utf8_lossy(v).into_owned())
         });
         Ok(value)
     }
@@ -183,7 +189,12 @@ impl Target {
     /// The system call's.
     pub fn open_in_root(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
         // `root` is a magic link of the kernel's, the only one followed here.
-        let root = openat(&self.directory, "root", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let root = openat(
+            &self.directory,
+            "root",
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
         openat2(
             root.as_fd(),
             path,
@@ -244,9 +255,8 @@ fn parse_map_line(line: &str) -> Option<MapLine> {
 fn container_id(cgroup: &str) -> Option<&str> {
     cgroup.lines().find_map(|line| {
         let path = line.splitn(3, ':').nth(2)?;
-        path.rsplit('/').find_map(|part| {
-            part.split(|c: char| !c.is_ascii_hexdigit()).find(|word| word.len() == 64)
-        })
+        path.rsplit('/')
+            .find_map(|part| part.split(|c: char| !c.is_ascii_hexdigit()).find(|word| word.len() == 64))
     })
 }
 
@@ -277,7 +287,9 @@ mod tests {
         let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
         for path in [
             format!("0::/docker/{id}"),
-            format!("0::/kubepods.slice/kubepods-burstable.slice/kubepods-pod1_2.slice/cri-containerd-{id}.scope"),
+            format!(
+                "0::/kubepods.slice/kubepods-burstable.slice/kubepods-pod1_2.slice/cri-containerd-{id}.scope"
+            ),
             format!("1:name=systemd:/x\n0::/machine.slice/libpod-{id}.scope/container"),
         ] {
             assert_eq!(container_id(&path), Some(id), "{path}");

@@ -14,6 +14,8 @@
 //!
 //! Samples are encoded one at a time into the compressor: memory is the output and the tables, never the whole message.
 
+#![deny(clippy::as_conversions)]
+
 pub mod builder;
 pub mod encode;
 pub mod proto;

@@ -197,3 +197,127 @@ fn ids(table: &'static str, all: impl Iterator<Item = u64>) -> Result<HashSet<u6
     }
     Ok(seen)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pprof::proto::{Function, Label, Line, Location, Mapping, ValueType};
+
+    /// (message, field, type, repeated, number), from the .proto.
+    fn fields_of_proto(text: &str) -> Vec<(String, String, String, bool, String)> {
+        let mut fields = Vec::new();
+        let mut message = "";
+        for line in text.lines().map(|line| line.split("//").next().unwrap_or_default().trim()) {
+            let words: Vec<&str> = line.trim_end_matches([';', '{']).split_whitespace().collect();
+            match words.as_slice() {
+                ["message", name] => message = name,
+                ["repeated", kind, name, "=", number] => {
+                    fields.push((message.into(), (*name).into(), (*kind).into(), true, (*number).into()));
+                }
+                [kind, name, "=", number] if !message.is_empty() => {
+                    fields.push((message.into(), (*name).into(), (*kind).into(), false, (*number).into()));
+                }
+                _ => {}
+            }
+        }
+        fields
+    }
+
+    /// The same from the attributes of the generated file.
+    fn fields_of_rust(text: &str) -> Vec<(String, String, String, bool, String)> {
+        let mut fields = Vec::new();
+        let (mut message, mut attribute) = ("", "");
+        for line in text.lines().map(str::trim) {
+            if let Some(name) = line.strip_prefix("pub struct ") {
+                message = name.trim_end_matches(" {");
+            } else if let Some(inside) = line.strip_prefix("#[prost(") {
+                attribute = inside.trim_end_matches(")]");
+            } else if let Some((name, kind)) =
+                line.strip_prefix("pub ").and_then(|line| line.split_once(": "))
+            {
+                let number = attribute.split("tag = ").nth(1).unwrap().trim_matches('"');
+                let scalar = attribute.split(',').next().unwrap();
+                let kind = kind.trim_end_matches(['>', ',']).rsplit(['<', ':']).next().unwrap();
+                let kind = if scalar == "message" { kind } else { scalar };
+                let name = name.trim_start_matches("r#");
+                fields.push((
+                    message.into(),
+                    name.into(),
+                    kind.into(),
+                    attribute.contains("repeated"),
+                    number.into(),
+                ));
+            }
+        }
+        fields
+    }
+
+    #[test]
+    fn the_generated_messages_are_those_of_the_proto() {
+        let expected = fields_of_proto(include_str!("profile.proto"));
+        assert_eq!(expected.len(), 15 + 2 + 3 + 4 + 10 + 5 + 3 + 5);
+        assert_eq!(fields_of_rust(include_str!("proto.rs")), expected);
+    }
+
+    fn good() -> Profile {
+        Profile {
+            string_table: ["", "cpu", "nanoseconds", "f", "key"].map(str::to_owned).to_vec(),
+            sample_type: vec![ValueType { r#type: 1, unit: 2 }],
+            default_sample_type: 1,
+            mapping: vec![Mapping { id: 1, ..Mapping::default() }],
+            function: vec![Function { id: 1, name: 3, ..Function::default() }],
+            location: vec![Location {
+                id: 1,
+                mapping_id: 1,
+                line: vec![Line { function_id: 1, ..Line::default() }],
+                ..Location::default()
+            }],
+            sample: vec![Sample {
+                location_id: vec![1],
+                value: vec![1],
+                label: vec![Label { key: 4, num: 5, ..Label::default() }],
+            }],
+            ..Profile::default()
+        }
+    }
+
+    #[test]
+    fn each_broken_rule_is_named() {
+        assert_eq!(validate(&good()), Ok(()));
+        let broken = |change: fn(&mut Profile)| {
+            let mut profile = good();
+            change(&mut profile);
+            validate(&profile).unwrap_err()
+        };
+        assert_eq!(broken(|p| p.string_table[0] = "x".into()), Invalid::FirstString);
+        assert_eq!(broken(|p| p.string_table.clear()), Invalid::FirstString);
+        assert!(matches!(broken(|p| p.function[0].name = 5), Invalid::String { found: 5, .. }));
+        assert!(matches!(broken(|p| p.comment.push(-1)), Invalid::String { found: -1, .. }));
+        assert!(matches!(broken(|p| p.sample[0].value.push(1)), Invalid::Values { found: 2, expected: 1 }));
+        assert!(matches!(broken(|p| p.sample_type.clear()), Invalid::Values { .. }));
+        assert!(matches!(broken(|p| p.location[0].id = 0), Invalid::Id { table: "location", id: 0 }));
+        assert!(matches!(broken(|p| p.mapping.push(p.mapping[0])), Invalid::Id { table: "mapping", .. }));
+        assert!(matches!(
+            broken(|p| p.location[0].mapping_id = 9),
+            Invalid::Reference { table: "mapping", .. }
+        ));
+        assert!(matches!(broken(|p| p.location[0].line[0].function_id = 0), Invalid::Reference { .. }));
+        assert!(matches!(broken(|p| p.sample[0].location_id.push(2)), Invalid::Reference { .. }));
+        assert!(matches!(broken(|p| p.sample[0].label[0].str = 3), Invalid::Label { .. }));
+        assert!(matches!(broken(|p| p.sample[0].label[0].key = 0), Invalid::Label { .. }));
+        let twice = |p: &mut Profile| {
+            let label = p.sample[0].label[0];
+            p.sample[0].label.push(label);
+        };
+        assert!(matches!(broken(twice), Invalid::Label { .. }));
+        assert_eq!(broken(|p| p.default_sample_type = 3), Invalid::DefaultSampleType);
+    }
+
+    #[test]
+    fn a_gap_in_location_ids_is_found() {
+        let mut profile = good();
+        profile.location[0].id = 3;
+        profile.sample[0].location_id = vec![3, 2];
+        assert!(matches!(validate(&profile), Err(Invalid::Reference { id: 2, .. })));
+    }
+}

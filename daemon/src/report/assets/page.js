@@ -80,7 +80,7 @@
     const parts = [`${human(value, data.types[type].unit)} · ${percent(value, total)} of all`];
     if (node.parent) parts.push(`${percent(value, node.parent.data.value)} of caller`);
     parts.push(`self ${human(own, data.types[type].unit)}`);
-    const place = node.depth === 0 ? "" : module ? ` [${module}] (${KINDS[kind].name})` : ` (${KINDS[kind].name})`;
+    const place = node.depth === 0 ? "" : module ? ` [${module.replace(/^\[|\]$/g, "")}] (${KINDS[kind].name})` : ` (${KINDS[kind].name})`;
     return `${name}${place}: ${parts.join(" · ")}`;
   }
 

@@ -28,7 +28,9 @@ pub(crate) fn find(target: &Target, known: &dyn Fn(RegionKey) -> bool) -> Result
     let mut lines: Vec<MapLine> = Vec::new();
     target.maps(|line| {
         // The region may be mapped in parts; the file is the same.
-        if is_region_name(&line.name) && !lines.iter().any(|l| (l.device, l.inode) == (line.device, line.inode)) {
+        if is_region_name(&line.name)
+            && !lines.iter().any(|l| (l.device, l.inode) == (line.device, line.inode))
+        {
             lines.push(line);
         }
         lines.len() < REGIONS_PER_PROCESS

@@ -4,7 +4,8 @@
 use crate::attach::target::{MapLine, Target};
 use profiler_protocol::layout::{MAGIC, MAGIC_AT, MAPS_NAME, OWNER_AT};
 use rustix::fs::{
-    FileType, FlockOperation, Mode, OFlags, SealFlags, fcntl_get_seals, flock, fstat, fstatfs, open, openat, readlinkat,
+    FileType, FlockOperation, Mode, OFlags, SealFlags, fcntl_get_seals, flock, fstat, fstatfs, open, openat,
+    readlinkat,
 };
 use rustix::io::Errno;
 use std::fs::File;
