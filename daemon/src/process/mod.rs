@@ -1,5 +1,5 @@
-//! 2. WHO: a live view of processes with their epochs, mappings and mapped files, and the stacks of their threads finished
-//! by `unwind`. The only folder that reads procfs. No symbols here.
+//! Second stage, WHO: a live view of processes with their epochs, mappings and mapped files, and the stacks of their threads
+//! finished by `unwind`. The only folder that reads procfs. No symbols here.
 
 pub mod image;
 pub mod mapping;

@@ -11,9 +11,9 @@ use super::memory::ProcessMemory;
 use crate::sample::frame::{FrameKey, ImageId, Marker, ProcessId};
 use crate::source::{Event, EventKind, MonotonicNs, ShimEvent, UserContext};
 use crate::unwind::TargetMemory;
-use crate::unwind::epilogue::{CODE_BYTES, ends_with_call, stub};
+use crate::unwind::epilogue::{CODE_BYTES, ends_with_call, epilogue, stub};
 use crate::unwind::finish::{Code, Finished, Limits, Step, walk};
-use crate::unwind::managed::{Budget, JitBody, stub_rule};
+use crate::unwind::managed::{Budget, HIJACK_PROLOGUE, JitBody, hijack_rule, stub_rule};
 use crate::unwind::rule::{Refusal, Rule};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io::Read;
@@ -272,7 +272,7 @@ impl View<'_> {
         let Some(mapping) = self.find(pc) else { return (self.unknown(pc), Err(Refusal::NoEntry)) };
         match mapping.region {
             Region::File => self.in_file(&mapping, pc, exact),
-            Region::Vdso => self.in_vdso(&mapping, pc),
+            Region::Vdso => self.in_vdso(&mapping, pc, exact),
             Region::Jit { .. } if self.process.is_clr => self.in_jit(&mapping, pc, exact),
             Region::Jit { .. } | Region::Other => (self.unknown(pc), Err(Refusal::NoEntry)),
         }
@@ -300,8 +300,7 @@ impl View<'_> {
         let Some(image) = self.images.get(id) else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
         let offset = mapping.file_offset_of(pc);
         if let Some(address) = image.elf_address(offset) {
-            let rule = self.native_rule(id, address, offset, exact);
-            return (FrameKey::Native { image: id, address }, rule);
+            return self.in_elf(id, address, offset, exact);
         }
         let Some(rva) = image.rva(offset) else { return (self.unknown(pc), Err(Refusal::NoEntry)) };
         let Some(directory) = self.images.exceptions(id) else {
@@ -314,19 +313,60 @@ impl View<'_> {
         (frame, directory.rule(image, function, rva, exact))
     }
 
-    fn native_rule(&mut self, id: ImageId, address: u64, offset: u64, exact: bool) -> Result<Rule, Refusal> {
-        let unwind = self.images.unwind(id).ok_or(Refusal::Unreadable)?;
-        match unwind.rule(address) {
+    /// The frame and rule at `address` of an ELF image, which is at `offset` in the file.
+    fn in_elf(
+        &mut self,
+        id: ImageId,
+        address: u64,
+        offset: u64,
+        exact: bool,
+    ) -> (FrameKey, Result<Rule, Refusal>) {
+        let frame = FrameKey::Native { image: id, address };
+        let Some(unwind) = self.images.unwind(id) else { return (frame, Err(Refusal::Unreadable)) };
+        let found = match unwind.rule(address) {
+            Ok(found) => found,
             Err(Refusal::NoEntry) if exact && unwind.is_plt(address) => {
-                let mut code = [0u8; CODE_BYTES];
-                let length = self.images.get(id).map_or(0, |i| i.read_at(offset, &mut code));
-                stub(code.get(..length).unwrap_or_default(), address)
+                return (frame, stub(&self.code(id, offset), address));
             }
-            found => found,
+            Err(refusal) => {
+                let hijacked = !exact && self.is_hijack(id, offset.wrapping_add(1));
+                let at = address.wrapping_add(u64::from(hijacked));
+                return (FrameKey::Native { image: id, address: at }, Err(refusal));
+            }
+        };
+        let function = &found.function;
+        if self.is_hijack(id, offset.wrapping_sub(address - function.start)) {
+            return (frame, hijack_rule(found.rule, address - function.start));
         }
+        // A return address that is the first instruction of `OnHijackTripThread` belongs to that, not to the function before it.
+        if !exact && function.end == address.wrapping_add(1) && self.is_hijack(id, offset.wrapping_add(1)) {
+            return (FrameKey::Native { image: id, address: function.end }, Err(Refusal::Unsupported));
+        }
+        if exact
+            && found.saves_below_stack()
+            && let Some(rule) = epilogue(&self.code(id, offset), address, function)
+        {
+            return (frame, Ok(rule));
+        }
+        (frame, Ok(found.rule))
     }
 
-    fn in_vdso(&mut self, mapping: &Mapping, pc: u64) -> (FrameKey, Result<Rule, Refusal>) {
+    fn code(&self, id: ImageId, offset: u64) -> Vec<u8> {
+        let mut code = vec![0u8; CODE_BYTES];
+        let length = self.images.get(id).map_or(0, |i| i.read_at(offset, &mut code));
+        code.truncate(length);
+        code
+    }
+
+    /// True when the function that begins at `offset` in the file is the CLR's return-address hijack.
+    fn is_hijack(&self, id: ImageId, offset: u64) -> bool {
+        let mut code = [0u8; HIJACK_PROLOGUE.len()];
+        self.process.is_clr
+            && self.images.get(id).is_some_and(|i| i.read_at(offset, &mut code) == code.len())
+            && code == HIJACK_PROLOGUE
+    }
+
+    fn in_vdso(&mut self, mapping: &Mapping, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
         if self.process.vdso.is_none() {
             let length = (mapping.range.end - mapping.range.start).min(MAX_VDSO_BYTES);
             let mut bytes = vec![0u8; usize::try_from(length).unwrap_or(0)];
@@ -339,8 +379,7 @@ impl View<'_> {
         let Some(address) = self.images.get(id).and_then(|i| i.elf_address(offset)) else {
             return (self.unknown(pc), Err(Refusal::NoEntry));
         };
-        let rule = self.images.unwind(id).ok_or(Refusal::Unreadable).and_then(|u| u.rule(address));
-        (FrameKey::Native { image: id, address }, rule)
+        self.in_elf(id, address, offset, exact)
     }
 
     /// The known body that covers `pc`, looked at again when that is due.
@@ -426,8 +465,12 @@ impl Code for View<'_> {
         }
         let (frame, rule) = self.resolve(pc, exact);
         let step = Step { frame, rule: rule.map(|rule| self.intern(rule)) };
-        // What could not be looked at may be there next time; addresses outside all mappings are not worth a place.
         let lasting = !matches!(step.rule, Err(Refusal::Budget | Refusal::Unreadable));
+        // What cannot be looked at again, because the process ended or had its share, is still what it was.
+        if !lasting && let Some(cached) = self.process.steps.get(&key) {
+            return cached.step.clone();
+        }
+        // What could not be looked at may be there next time; addresses outside all mappings are not worth a place.
         if lasting && pc >> 63 == 0 && self.process.mappings.find(pc).is_some() {
             if self.process.steps.len() >= MAX_STEPS {
                 self.process.steps.clear();

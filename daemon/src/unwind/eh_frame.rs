@@ -51,6 +51,29 @@ pub struct UnwindSections {
     debug_index: OnceLock<Vec<IndexEntry>>,
 }
 
+/// A rule and the range its FDE covers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The rule.
+    pub rule: Rule,
+    /// Addresses of the function, or of the part of it, that the FDE is for.
+    pub function: Range<u64>,
+}
+
+impl Found {
+    /// True when the rule says that a register is saved below the stack pointer. Clang writes that for the instructions after an
+    /// epilogue's pops (it moves the CFA, but does not restore the registers), where the memory may be overwritten already and the
+    /// register itself holds the value; a few leaf functions save into the red zone in earnest. The code tells which.
+    #[must_use]
+    pub fn saves_below_stack(&self) -> bool {
+        let Cfa::Register { base: Register::RSP, offset } = self.rule.cfa else { return false };
+        self.rule
+            .registers
+            .iter()
+            .any(|saved| matches!(saved, Saved::AtCfa(at) if at.saturating_add(offset) < 0))
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 struct IndexEntry {
     start: u64,
@@ -89,14 +112,14 @@ impl UnwindSections {
     ///
     /// # Errors
     /// [`Refusal`] when no table covers it or what covers it cannot be used.
-    pub fn rule(&self, address: u64) -> Result<Rule, Refusal> {
+    pub fn rule(&self, address: u64) -> Result<Found, Refusal> {
         match self.eh_rule(address) {
             Err(Refusal::NoEntry) => self.debug_rule(address),
             found => found,
         }
     }
 
-    fn eh_rule(&self, address: u64) -> Result<Rule, Refusal> {
+    fn eh_rule(&self, address: u64) -> Result<Found, Refusal> {
         let section = self.eh_frame.as_ref().ok_or(Refusal::NoEntry)?;
         let eh_frame = EhFrame::new(&section.bytes, LittleEndian);
         let mut bases = BaseAddresses::default().set_eh_frame(section.address);
@@ -112,7 +135,7 @@ impl UnwindSections {
         by_index(index, &eh_frame, &bases, address)
     }
 
-    fn debug_rule(&self, address: u64) -> Result<Rule, Refusal> {
+    fn debug_rule(&self, address: u64) -> Result<Found, Refusal> {
         let section = self.debug_frame.as_ref().ok_or(Refusal::NoEntry)?;
         let mut debug_frame = DebugFrame::new(&section.bytes, LittleEndian);
         debug_frame.set_address_size(8);
@@ -129,7 +152,7 @@ fn by_table(
     eh_frame_address: u64,
     bases: &BaseAddresses,
     address: u64,
-) -> Option<Result<Rule, Refusal>> {
+) -> Option<Result<Found, Refusal>> {
     let table = hdr.table()?;
     let pointer = match table.lookup(address, bases) {
         Ok(pointer) => pointer,
@@ -150,7 +173,7 @@ fn make_index<'a, S: UnwindSection<Bytes<'a>>>(section: &S, bases: &BaseAddresse
     // An entry that does not parse ends the section: what follows has no known place.
     while let Ok(Some(entry)) = entries.next() {
         let gimli::CieOrFde::Fde(partial) = entry else { continue };
-        let offset = partial.offset().into();
+        let offset = partial.offset();
         // An FDE of a CIE this reader cannot parse is skipped alone.
         let Ok(fde) = partial.parse(S::cie_from_offset) else { continue };
         let (start, end) = (fde.initial_address(), fde.end_address());
@@ -170,7 +193,7 @@ fn by_index<'a, S: UnwindSection<Bytes<'a>>>(
     section: &S,
     bases: &BaseAddresses,
     address: u64,
-) -> Result<Rule, Refusal> {
+) -> Result<Found, Refusal> {
     let after = index.partition_point(|e| e.start <= address);
     let entry = after.checked_sub(1).and_then(|i| index.get(i)).ok_or(Refusal::NoEntry)?;
     if address >= entry.end {
@@ -185,7 +208,7 @@ fn fde_rule<'a, S, F>(
     offset: usize,
     address: u64,
     cie: F,
-) -> Result<Rule, Refusal>
+) -> Result<Found, Refusal>
 where
     S: UnwindSection<Bytes<'a>>,
     F: FnMut(&S, &BaseAddresses, S::Offset) -> gimli::Result<gimli::CommonInformationEntry<Bytes<'a>>>,
@@ -254,7 +277,7 @@ where
     if rule.return_address == Saved::Same {
         return Err(Refusal::Malformed);
     }
-    Ok(rule)
+    Ok(Found { rule, function: fde.initial_address()..fde.end_address() })
 }
 
 fn general(register: gimli::Register) -> Result<Register, Refusal> {

@@ -18,6 +18,9 @@ const MAX_EPILOGUE: usize = 18;
 /// Most instructions followed in a stub; the longest seen, a write barrier with card bundles, has 30.
 const MAX_STUB: usize = 48;
 
+/// A stub pushes at most two words for the helper it jumps to (delay-load thunks of ReadyToRun code, PLT entries).
+const STUB_WORDS: u8 = 3;
+
 /// rsp in terms of the registers at the frame, and what the instructions passed so far restored.
 struct Replay {
     base: Register,
@@ -98,7 +101,7 @@ pub fn stub(code: &[u8], address: u64) -> Result<Rule, Refusal> {
     for instruction in instructions(code, address).take(MAX_STUB) {
         let followed = match instruction.mnemonic() {
             Mnemonic::Ret | Mnemonic::Jmp => {
-                return replay.finish(FrameKind::Stub).ok_or(Refusal::Unsupported);
+                return replay.finish(FrameKind::Stub { words: STUB_WORDS }).ok_or(Refusal::Unsupported);
             }
             Mnemonic::Push => replay.move_by(-8),
             Mnemonic::Sub if instruction.op0_register() == Machine::RSP => {
@@ -288,7 +291,7 @@ mod tests {
     fn a_stub_hands_its_callers_return_address_on() {
         // mov r10, [rip]; jmp [rip]
         let rule = stub(&[0x4c, 0x8b, 0x15, 0, 0, 0, 0, 0xff, 0x25, 0, 0, 0, 0], 0x5000).unwrap();
-        assert_eq!((rule.cfa, rule.kind), (rsp(8), FrameKind::Stub));
+        assert_eq!((rule.cfa, rule.kind), (rsp(8), FrameKind::Stub { words: 3 }));
         // pop rdx; jmp rax: one word was pushed before
         assert_eq!(stub(&[0x5a, 0xff, 0xe0], 0x5000).unwrap().cfa, rsp(16));
         assert_eq!(stub(&[0xe8, 0, 0, 0, 0, 0xc3], 0x5000), Err(Refusal::Unsupported), "a call");

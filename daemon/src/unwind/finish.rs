@@ -10,9 +10,6 @@ use crate::sample::frame::{FrameKey, Marker};
 use crate::source::UserContext;
 use std::sync::Arc;
 
-/// How far a word of a stub's own may lie between the place its rule names and the return address, words.
-const STUB_WORDS: u64 = 3;
-
 /// Bounds of one walk.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -130,10 +127,10 @@ impl Walk<'_> {
     /// Goes to the caller and returns its PC.
     fn leave(&mut self, rule: &Rule, code: &mut dyn Code) -> Result<u64, Missing> {
         let cfa = self.cfa(rule.cfa)?;
-        let return_address = self.saved(rule.return_address, Err(Missing::Unknown), cfa)?;
-        if rule.kind == FrameKind::Stub {
-            return self.leave_stub(rule, cfa, code);
+        if let FrameKind::Stub { words } = rule.kind {
+            return self.leave_stub(rule, cfa, words, code);
         }
+        let return_address = self.saved(rule.return_address, Err(Missing::Unknown), cfa)?;
         let mut registers = [0; 16];
         let mut known = 0u16;
         for (i, saved) in rule.registers.iter().enumerate() {
@@ -154,11 +151,12 @@ impl Walk<'_> {
     }
 
     /// Leaves a stub: its caller's return address is the first word from where the rule says that follows a call.
-    fn leave_stub(&mut self, rule: &Rule, cfa: u64, code: &mut dyn Code) -> Result<u64, Missing> {
-        for word in 0..STUB_WORDS {
-            let at = cfa.wrapping_add(word * 8);
+    fn leave_stub(&mut self, rule: &Rule, cfa: u64, words: u8, code: &mut dyn Code) -> Result<u64, Missing> {
+        let before = self.register(Register::RSP)?;
+        for word in 0..words {
+            let at = cfa.wrapping_add(u64::from(word) * 8);
             let candidate = self.word(at.wrapping_sub(8))?;
-            if code.follows_call(candidate) {
+            if at > before && code.follows_call(candidate) {
                 for (i, saved) in rule.registers.iter().enumerate() {
                     match self.saved(*saved, Ok(self.registers[i]), cfa) {
                         Ok(value) => self.registers[i] = value,
@@ -350,7 +348,7 @@ mod tests {
     #[test]
     fn a_stubs_own_words_are_skipped() {
         let mut stub = Rule::frameless();
-        stub.kind = FrameKind::Stub;
+        stub.kind = FrameKind::Stub { words: 3 };
         let done = walk_with(
             &[(0x1010, stub), (0x102f, Rule::frameless()), (0x103f, Rule::thread_start())],
             &context(0x1010, 0, &[5, 0x9999_0000, 0x1030, 0x1040]),
@@ -367,7 +365,7 @@ mod tests {
         ) {
             let rules: Vec<_> = rules.iter().map(|&(at, offset, base, stub)| {
                 let mut rule = Rule::call(Cfa::Register { base: Register::from_dwarf(base).unwrap(), offset });
-                if stub { rule.kind = FrameKind::Stub; }
+                if stub { rule.kind = FrameKind::Stub { words: 3 }; }
                 (at, rule)
             }).collect();
             let mut context = context(0x1010, STACK + 8, &stack);

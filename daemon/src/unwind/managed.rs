@@ -12,7 +12,7 @@
 
 use super::TargetMemory;
 use super::epilogue::{self, CODE_BYTES};
-use super::rule::{Refusal, Rule};
+use super::rule::{Cfa, FrameKind, Refusal, Rule};
 use super::unwind_info::{self, FUNCTION_BYTES, HEADER_BYTES, Header, RuntimeFunction, u32_at, u64_at};
 use std::ops::Range;
 
@@ -241,6 +241,28 @@ pub fn stub_rule(memory: &dyn TargetMemory, pc: u64) -> Result<Rule, Refusal> {
     }
 }
 
+/// First bytes of `OnHijackTripThread` (runtime src/coreclr/vm/amd64/asmhelpers.S): push rax, rbp, rbx, r15, r14, r13, r12. No other
+/// function of libcoreclr 8.0.32, 9.0.5 and 10.0.13 begins so.
+pub const HIJACK_PROLOGUE: [u8; 11] = [0x50, 0x55, 0x53, 0x41, 0x57, 0x41, 0x56, 0x41, 0x55, 0x41, 0x54];
+
+/// The rule inside `OnHijackTripThread`, at `offset` from its start, given what its call frame information says.
+///
+/// To suspend a thread the runtime puts this function's address in place of a managed return address (threadsuspend.cpp,
+/// `Thread::HijackThread`), so it is entered by a `ret`: there is no return address on the stack until its first push made room and
+/// `OnHijackWorker` wrote the true one there. Its CFI is that of a called function, one word too high.
+///
+/// # Errors
+/// [`Refusal::Unsupported`] at the first instruction: the return address is in the runtime's `Thread` object only.
+pub fn hijack_rule(mut rule: Rule, offset: u64) -> Result<Rule, Refusal> {
+    let Cfa::Register { base, offset: cfa } = rule.cfa else { return Err(Refusal::Unsupported) };
+    if offset == 0 {
+        return Err(Refusal::Unsupported);
+    }
+    rule.cfa = Cfa::Register { base, offset: cfa.saturating_sub(8) };
+    rule.kind = FrameKind::Stub { words: 1 };
+    Ok(rule)
+}
+
 /// Reads a PE image by relative virtual address.
 pub trait PeImage {
     /// Bytes read from `rva`; fewer than asked where the section ends.
@@ -310,7 +332,7 @@ impl ExceptionDirectory {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rule::{Cfa, Register};
+    use super::super::rule::Register;
     use super::*;
     use proptest::prelude::{any, prop, proptest};
 

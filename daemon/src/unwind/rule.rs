@@ -102,9 +102,12 @@ pub enum FrameKind {
     /// Made by the kernel to run a signal handler: the interrupted code stands at the exact instruction, and every
     /// register was saved.
     Signal,
-    /// A runtime stub whose pushes, if any, are consumed by the code it jumps to: the return address is in the first words
-    /// from the place the rule names, and the walker takes the first that follows a call.
-    Stub,
+    /// A runtime stub: the return address is one of the first `words` words from the place the rule names (the others are
+    /// its own, for the code it jumps to), and the walker takes the first that follows a call.
+    Stub {
+        /// At least 1.
+        words: u8,
+    },
 }
 
 /// One frame's rule; see the equations above.

@@ -121,7 +121,7 @@ impl Undo {
         let count = usize::from(header.slots);
 
         // Saves are stated from the base of the fixed frame: the frame register's once it is set, else rsp.
-        let frame = self.frame_base(header, &slots, reached)?;
+        let frame = self.frame_base(header, slots, reached)?;
         let mut i = 0;
         while i < count {
             let [at, operation] = slot(i)?;
