@@ -121,8 +121,21 @@ impl Target {
             .is_some_and(|f| f & 0x0020_0000 != 0)
     }
 
-    fn status_field(&self, name: &str) -> Result<String, Errno> {
-        let status = self.text("status")?;
+    /// True when it lives in a pid namespace below the initial one.
+    #[must_use]
+    pub fn is_in_pid_namespace(&self) -> bool {
+        self.status_field("status", "NSpid").is_ok_and(|ids| ids.split_ascii_whitespace().nth(1).is_some())
+    }
+
+    /// What the process itself calls its thread `tid`.
+    #[must_use]
+    pub fn namespace_tid(&self, tid: u32) -> Option<u32> {
+        let ids = self.status_field(&format!("task/{tid}/status"), "NSpid").ok()?;
+        ids.split_ascii_whitespace().next_back()?.parse().ok()
+    }
+
+    fn status_field(&self, file: &str, name: &str) -> Result<String, Errno> {
+        let status = self.text(file)?;
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.map(|value| value.trim().to_owned()).ok_or(Errno::NOENT)
     }
@@ -132,7 +145,7 @@ impl Target {
     /// # Errors
     /// As [`Target::file`].
     pub fn namespace_pid(&self) -> Result<u32, Errno> {
-        let ids = self.status_field("NSpid")?;
+        let ids = self.status_field("status", "NSpid")?;
         ids.split_ascii_whitespace().next_back().and_then(|id| id.parse().ok()).ok_or(Errno::IO)
     }
 

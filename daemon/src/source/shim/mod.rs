@@ -1,5 +1,245 @@
-//! Shims as a source of events.
+//! Shims as a source of events: the rings of many processes, found in `/proc`, taken and given up as processes come and go.
+//! `finder` finds regions, `region` is the only access to one, `registry` says which are ours, `reader` turns records into events.
 
+mod counters;
 pub mod finder;
+mod names;
+mod namespace;
+mod reader;
 mod region;
-pub use region::RegionError;
+mod registry;
+
+use self::counters::Totals;
+use self::reader::{BEAT_EVERY, Reader};
+use self::registry::{Process, Shared};
+use super::{Event, EventKind, MonotonicNs};
+use crate::attach::target::Target;
+use profiler_protocol::consumer::SCRATCH_BYTES;
+use profiler_protocol::counter;
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+pub use self::counters::LIST as COUNTERS;
+pub use self::region::RegionError;
+
+/// Processes watched at once.
+const PROCESSES: usize = 32_768;
+/// How often ended processes are noticed, and overdue answers asked for again.
+const CARE_EVERY: Duration = Duration::from_millis(100);
+/// The runtime needs 0.3 s for a detach, and waits for a collection in progress first.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// All regions of one recorder.
+pub struct ShimSource {
+    processes: BTreeMap<u32, Process>,
+    shared: Shared,
+    next_beat: Instant,
+    next_care: Instant,
+    /// Where the next round begins, so that no process is always the last one.
+    turn: u32,
+}
+
+impl ShimSource {
+    /// A source for the recorder with this number (`attach::Settings::owner`), which is not 0.
+    #[must_use]
+    pub fn new(owner: u64) -> Self {
+        let now = Instant::now();
+        Self {
+            processes: BTreeMap::new(),
+            shared: Shared {
+                owner,
+                next_id: 0,
+                regions: 0,
+                scratch: vec![0; SCRATCH_BYTES],
+                totals: Totals::default(),
+                finished: vec![0; counter::ALL.len()],
+            },
+            next_beat: now,
+            next_care: now,
+            turn: 0,
+        }
+    }
+
+    /// Looks for regions in this process from now on, often at first. To be called for each process of the recording, and
+    /// again after an attach.
+    pub fn watch(&mut self, pid: u32) {
+        let now = Instant::now();
+        if let Some(process) = self.processes.get_mut(&pid)
+            && process.target.is_alive()
+        {
+            process.expect(now);
+            return;
+        }
+        if self.processes.len() >= PROCESSES {
+            self.shared.totals.processes_too_many += 1;
+            return;
+        }
+        if let Ok(target) = Target::open(pid) {
+            // A pid that is used again: what is left of the process before it is given up.
+            if let Some(before) = self.processes.insert(pid, Process::new(target, now)) {
+                before.readers.iter().for_each(|reader| self.shared.finish(reader));
+            }
+        }
+    }
+
+    /// Follows the life of watched processes: their children and what they become by exec are watched too.
+    pub fn observe(&mut self, event: &Event) {
+        match &event.kind {
+            EventKind::Fork { parent, thread } if thread.pid != parent.pid => {
+                if self.processes.contains_key(&parent.pid) {
+                    self.watch(thread.pid);
+                }
+            }
+            EventKind::Exec { pid, .. } => {
+                if let Some(process) = self.processes.get_mut(pid) {
+                    process.became_another(Instant::now());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Asks the shims of a process for the method at `address`. The answer comes as an event; an address is asked about once.
+    pub fn ask(&mut self, pid: u32, address: u64) {
+        let asked = self.processes.get_mut(&pid).is_some_and(|process| process.ask(address));
+        self.shared.totals.names_dropped += u64::from(!asked);
+    }
+
+    /// Questions on their way, over all processes that can still answer.
+    #[must_use]
+    pub fn open_questions(&self) -> usize {
+        self.processes.values().flat_map(|p| &p.readers).map(Reader::open_questions).sum()
+    }
+
+    /// Processes that end and wait some 50 ms for last questions.
+    #[must_use]
+    pub fn closing(&self) -> Vec<u32> {
+        let closing = |process: &&Process| process.readers.iter().any(Reader::is_closing);
+        self.processes.values().filter(closing).map(|process| process.target.pid()).collect()
+    }
+
+    /// True when a shim of this process is being read.
+    #[must_use]
+    pub fn has_region(&self, pid: u32) -> bool {
+        self.processes.get(&pid).is_some_and(|process| !process.readers.is_empty())
+    }
+
+    /// One round: looks for regions where it is time to, sends questions, reads records. To be called at least every 20 ms.
+    pub fn drain(&mut self, sink: &mut dyn FnMut(Event)) {
+        let now = Instant::now();
+        self.beat();
+        if now >= self.next_care {
+            self.next_care = now + CARE_EVERY;
+            self.care(now);
+        }
+        let later: Vec<u32> = self.processes.range(self.turn..).map(|(&pid, _)| pid).collect();
+        let earlier: Vec<u32> = self.processes.range(..self.turn).map(|(&pid, _)| pid).collect();
+        self.turn = later.get(1).copied().unwrap_or(0);
+        for pid in later.into_iter().chain(earlier) {
+            let Some(process) = self.processes.get_mut(&pid) else { continue };
+            let time = monotonic_now();
+            process.look(now, time, &mut self.shared);
+            process.drain(now, time, &mut self.shared, sink);
+            if process.is_over() {
+                self.processes.remove(&pid);
+            }
+        }
+    }
+
+    /// Says "somebody listens" in every region when it is time to. [`ShimSource::drain`] does it too.
+    pub fn beat(&mut self) {
+        self.beat_where(|_| true);
+    }
+
+    fn beat_where(&mut self, which: impl Fn(&Reader) -> bool) {
+        let now = Instant::now();
+        if now < self.next_beat {
+            return;
+        }
+        self.next_beat = now + BEAT_EVERY;
+        let (time, owner) = (monotonic_now(), self.shared.owner);
+        for reader in self.processes.values_mut().flat_map(|process| &mut process.readers).filter(|r| which(r)) {
+            if let Err(error) = reader.beat(owner, time) {
+                // The next drain meets the same error and gives the region up.
+                tracing::debug!(%error, "no beat");
+            }
+        }
+    }
+
+    fn care(&mut self, now: Instant) {
+        for process in self.processes.values_mut() {
+            process.ended = process.ended || !process.target.is_alive();
+            for reader in &mut process.readers {
+                reader.repeat_questions(now, &mut self.shared.totals);
+            }
+        }
+    }
+
+    /// Asks the instances made for this recorder to leave and waits until they have, and leaves the others to the next recorder. What they sent
+    /// last is still there for a [`ShimSource::drain`]. Answers the pids whose shim was not gone within five seconds.
+    pub fn detach_all(&mut self) -> Vec<u32> {
+        for process in self.processes.values_mut() {
+            for reader in &mut process.readers {
+                if reader.ours {
+                    // A full request ring is no reason to stay: the lease runs out soon.
+                    reader.request_detach();
+                } else {
+                    reader.release();
+                }
+            }
+        }
+        let deadline = Instant::now() + DETACH_TIMEOUT;
+        loop {
+            self.beat_where(|reader| reader.ours);
+            let staying: Vec<u32> =
+                self.processes.values_mut().filter_map(|process| process.stays().then(|| process.target.pid())).collect();
+            if staying.is_empty() || Instant::now() >= deadline {
+                return staying;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    /// Name and value of every counter: the shims' own, summed, then this side's.
+    #[must_use]
+    pub fn counters(&self) -> Vec<(String, u64)> {
+        let mut sums = self.shared.finished.clone();
+        for reader in self.processes.values().flat_map(|process| &process.readers) {
+            for (sum, value) in sums.iter_mut().zip(reader.counted()) {
+                *sum = sum.saturating_add(value);
+            }
+        }
+        let mut all: Vec<(String, u64)> =
+            counter::ALL.iter().zip(sums).map(|((_, name, _), value)| ((*name).to_owned(), value)).collect();
+        all.extend(self.shared.totals.list());
+        all
+    }
+}
+
+impl Process {
+    /// True while an instance of ours is still at work, or still mapped, in a living process.
+    fn stays(&mut self) -> bool {
+        if self.ended || !self.target.is_alive() {
+            return false;
+        }
+        let mut keys = Vec::new();
+        for reader in self.readers.iter_mut().filter(|reader| reader.ours) {
+            // An unreadable region counts as gone: there is nothing to wait for.
+            if reader.refresh().is_ok() && !reader.is_gone() {
+                return true;
+            }
+            keys.push(reader.key);
+        }
+        let mapped = |found: finder::Found| found.regions.iter().any(|region| keys.contains(&region.key()));
+        finder::find(&self.target, &|_| false).is_ok_and(mapped)
+    }
+}
+
+/// CLOCK_MONOTONIC of the namespace this recorder lives in, which is the initial one.
+fn monotonic_now() -> MonotonicNs {
+    let time = clock_gettime(ClockId::Monotonic);
+    let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
+    MonotonicNs(seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanos.unwrap_or(0)))
+}

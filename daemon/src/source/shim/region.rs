@@ -8,6 +8,7 @@ use rustix::fs::{
     readlinkat,
 };
 use rustix::io::Errno;
+use profiler_protocol::consumer::Memory;
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
@@ -116,18 +117,10 @@ impl Region {
         flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
 
-    pub(crate) fn read_at(&self, offset: u64, bytes: &mut [u8]) -> std::io::Result<()> {
-        self.file.read_exact_at(bytes, offset)
-    }
-
-    pub(crate) fn write_at(&self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
-        self.file.write_all_at(bytes, offset)
-    }
-
     /// The 8-byte word at `offset`; `None` when it cannot be read.
     pub(crate) fn word(&self, offset: u64) -> Option<u64> {
         let mut bytes = [0; 8];
-        self.read_at(offset, &mut bytes).ok()?;
+        self.file.read_exact_at(&mut bytes, offset).ok()?;
         Some(u64::from_le_bytes(bytes))
     }
 
@@ -136,5 +129,17 @@ impl Region {
     pub(crate) fn owner(&self) -> Option<u64> {
         self.word(MAGIC_AT).filter(|&magic| magic == MAGIC)?;
         self.word(OWNER_AT)
+    }
+}
+
+impl Memory for Region {
+    type Error = std::io::Error;
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> std::io::Result<()> {
+        self.file.read_exact_at(bytes, offset)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+        self.file.write_all_at(bytes, offset)
     }
 }

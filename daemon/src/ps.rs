@@ -1,0 +1,152 @@
+//! `perfusion ps`: every process as the profiler sees it, what profiling it allows, and why not more.
+
+use crate::attach::policy::{Inspection, Runtime, WhyNot, inspect};
+use crate::attach::target::Target;
+use serde::Serialize;
+use std::io::{self, Write};
+use std::time::Duration;
+
+/// A runtime that does not answer within this has its version left out.
+const ASK_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// One process.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Pid in the initial namespace.
+    pub pid: u32,
+    /// Command name.
+    pub name: String,
+    /// What runs its code.
+    pub runtime: Runtime,
+    /// Container id, if it runs in one.
+    pub container: Option<String>,
+    /// What a recording of it has.
+    pub mode: Mode,
+    /// Why it has no more, in words.
+    pub why_not: Option<String>,
+}
+
+/// What a recording of a process has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// A shim is loaded: names, allocations and live objects.
+    ShimLoaded,
+    /// A shim can be attached.
+    CanAttach,
+    /// .NET without a shim: exact stacks, managed frames as addresses or by a perf map.
+    WithoutNames,
+    /// Native code: complete without a shim.
+    Native,
+    /// This user may not look at it.
+    Unseen,
+}
+
+impl Mode {
+    fn text(self) -> &'static str {
+        match self {
+            Self::ShimLoaded => "shim loaded",
+            Self::CanAttach => "can attach",
+            Self::WithoutNames => "no names",
+            Self::Native => "native",
+            Self::Unseen => "not seen",
+        }
+    }
+}
+
+/// All processes but the kernel's threads, managed ones first, then by pid.
+///
+/// # Errors
+/// When `/proc` cannot be listed.
+pub fn list() -> io::Result<Vec<Row>> {
+    let entries = std::fs::read_dir("/proc")?;
+    let pids = entries.map_while(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut rows: Vec<Row> = pids.filter_map(row).collect();
+    rows.sort_by_key(|row| (matches!(row.runtime, Runtime::Native | Runtime::Unseen), row.pid));
+    Ok(rows)
+}
+
+/// `None` when the process is gone, a zombie, or a thread of the kernel.
+fn row(pid: u32) -> Option<Row> {
+    let target = Target::open(pid).ok()?;
+    if target.is_kernel_thread() || !target.is_alive() {
+        return None;
+    }
+    let Inspection { runtime, shim_loaded, why_not } = inspect(&target, Some(ASK_TIMEOUT)).ok()?;
+    let mode = match (&runtime, &why_not) {
+        _ if shim_loaded => Mode::ShimLoaded,
+        (Runtime::Unseen, _) => Mode::Unseen,
+        (Runtime::Native | Runtime::NativeAot, _) => Mode::Native,
+        (_, None) => Mode::CanAttach,
+        (_, Some(_)) => Mode::WithoutNames,
+    };
+    // Being native is no lack.
+    let why_not = why_not.filter(|why| *why != WhyNot::NotDotnet && mode != Mode::ShimLoaded);
+    Some(Row {
+        pid,
+        name: target.comm().unwrap_or_default(),
+        runtime,
+        container: target.container().ok().flatten(),
+        mode,
+        why_not: why_not.map(|why| why.to_string()),
+    })
+}
+
+/// Prints the list, as a table or as one JSON array. The note about what this user cannot see goes to `notes`.
+///
+/// # Errors
+/// When `/proc` cannot be listed or `out` not be written.
+pub fn print(json: bool, out: &mut dyn Write, notes: &mut dyn Write) -> io::Result<()> {
+    let rows = list()?;
+    if json {
+        serde_json::to_writer_pretty(&mut *out, &rows)?;
+        writeln!(out)?;
+    } else {
+        table(&rows, out)?;
+    }
+    let unseen = rows.iter().filter(|row| row.mode == Mode::Unseen).count();
+    if unseen > 0 {
+        writeln!(notes, "{unseen} processes of other users cannot be looked at: run as root to see what they are.")?;
+    }
+    Ok(())
+}
+
+fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "{:>7}  {:<15}  {:<22}  {:<12}  {:<11}  WHY NOT MORE", "PID", "NAME", "RUNTIME", "CONTAINER", "MODE")?;
+    for row in rows {
+        let container = row.container.as_deref().and_then(|id| id.get(..12)).unwrap_or("-");
+        let line = format!(
+            "{:>7}  {:<15}  {:<22}  {container:<12}  {:<11}  {}",
+            row.pid,
+            row.name,
+            row.runtime.to_string(),
+            row.mode.text(),
+            row.why_not.as_deref().unwrap_or_default()
+        );
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Mode, list, print};
+
+    #[test]
+    fn this_process_is_listed_as_native() {
+        let rows = list().unwrap();
+        let me = rows.iter().find(|row| row.pid == std::process::id()).unwrap();
+        assert_eq!((me.mode, me.why_not.as_deref()), (Mode::Native, None));
+    }
+
+    #[test]
+    fn the_json_form_is_json_and_the_table_has_a_line_each() {
+        let (mut json, mut table, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+        print(true, &mut json, &mut notes).unwrap();
+        let parsed: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        assert!(!parsed.as_array().unwrap().is_empty());
+        print(false, &mut table, &mut notes).unwrap();
+        let table = String::from_utf8(table).unwrap();
+        assert!(table.contains(&format!("{:>7}  ", std::process::id())), "{table}");
+    }
+}

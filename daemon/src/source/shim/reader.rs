@@ -1,0 +1,355 @@
+//! One region's records → events. What comes out of the ring is already copied and well-formed (`profiler_protocol::consumer`);
+//! here it is made true for this host: thread ids and times of the initial namespaces, answers only to what was asked, and an end
+//! to how much one process can make the stages behind remember.
+
+use super::counters::Totals;
+use super::names::NameBook;
+use super::namespace::Threads;
+use super::region::{Region, RegionKey};
+use crate::attach::target::Target;
+use crate::source::{
+    Allocation, AllocationKind, Event, EventKind, Heap, Method, MonotonicNs, RegionId, ShimEvent, UserContext, UserRegs,
+};
+use profiler_protocol::consumer::{Consumer, ConsumerError, Quota};
+use profiler_protocol::counter;
+use profiler_protocol::layout::{State, unpack_runtime};
+use profiler_protocol::record::{AllocationHead, Body, Record, Registers};
+use profiler_protocol::request::Request;
+use std::collections::HashSet;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// What one round takes of one region: at a round every 10 ms this is 100 MiB/s, far above what a shim sends, and no more than
+/// a moment of the daemon's time.
+const QUOTA: Quota = Quota { records: 4096, bytes: 1 << 20 };
+/// A record that stays unfinished for this long has lost its writer.
+const HOLE_AGE: Duration = Duration::from_secs(1);
+/// Distinct types, and threads with a name, that one region may tell.
+const TYPES: usize = 65_536;
+/// Events may wait in the ring while the daemon is busy, but not longer than this.
+const OLDEST_NS: u64 = 60_000_000_000;
+const QUESTIONS_AT_ONCE: usize = 512;
+
+/// How often a beat is due, and what the shim is told about it.
+pub(super) const BEAT_EVERY: Duration = Duration::from_millis(250);
+
+/// Why a reader ends.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The instance said so and its ring is empty.
+    Gone,
+    /// It lied, or its memory cannot be read.
+    Disabled(ConsumerError<io::Error>),
+}
+
+/// One region that is ours to read.
+pub(super) struct Reader {
+    pub(super) id: RegionId,
+    pub(super) key: RegionKey,
+    pub(super) ours: bool,
+    consumer: Consumer<Region>,
+    names: NameBook,
+    types: HashSet<u64>,
+    offset_ns: i64,
+    /// Records from before this are of an earlier recorder's time.
+    not_before_ns: u64,
+    /// Counter values at adoption, when an earlier recorder had read from the region.
+    base: [u64; counter::ALL.len()],
+    hole: Option<(u64, Instant)>,
+    said_bye: bool,
+    beat: u64,
+}
+
+impl Reader {
+    /// Takes a region that is locked by us.
+    pub(super) fn new(
+        id: RegionId,
+        consumer: Consumer<Region>,
+        ours: bool,
+        offset_ns: i64,
+        now: MonotonicNs,
+    ) -> Self {
+        let mut reader = Self {
+            id,
+            key: consumer.memory().key(),
+            ours,
+            consumer,
+            names: NameBook::default(),
+            types: HashSet::new(),
+            offset_ns,
+            not_before_ns: if ours { 0 } else { now.0 },
+            base: [0; counter::ALL.len()],
+            hole: None,
+            said_bye: false,
+            beat: 0,
+        };
+        if !ours {
+            reader.base = reader.counters();
+        }
+        reader
+    }
+
+    fn counters(&self) -> [u64; counter::ALL.len()] {
+        let mut values = [0; counter::ALL.len()];
+        for (value, (id, ..)) in values.iter_mut().zip(counter::ALL) {
+            *value = self.consumer.status().counters.get(id.index()).copied().unwrap_or(0);
+        }
+        values
+    }
+
+    /// The shim's counters since this recorder reads the region.
+    pub(super) fn counted(&self) -> impl Iterator<Item = u64> {
+        self.counters().into_iter().zip(self.base).map(|(now, base)| now.saturating_sub(base))
+    }
+
+    /// True when the instance asks for last questions: it waits some 50 ms for them before the process ends.
+    pub(super) fn is_closing(&self) -> bool {
+        self.consumer.status().state == State::Closing
+    }
+
+    /// True when the instance has said its last, as last read.
+    pub(super) fn is_gone(&self) -> bool {
+        self.consumer.status().state == State::Gone
+    }
+
+    pub(super) fn ask(&mut self, address: u64) -> bool {
+        self.names.ask(address)
+    }
+
+    pub(super) fn open_questions(&self) -> usize {
+        self.names.open()
+    }
+
+    /// Says that somebody listens.
+    pub(super) fn beat(&mut self, owner: u64, now: MonotonicNs) -> Result<(), ConsumerError<io::Error>> {
+        // A beat is a change; the clock never gives the same value twice here, but a frozen one must not stop us.
+        self.beat = now.0.max(self.beat.wrapping_add(1));
+        let period = u64::try_from(BEAT_EVERY.as_nanos()).unwrap_or(0);
+        self.consumer.beat(owner, self.beat, period)
+    }
+
+    /// Leaves the region to whoever comes next. A region that cannot be written has nobody to tell.
+    pub(super) fn release(&mut self) {
+        self.consumer.release(self.beat.wrapping_add(1)).ok();
+    }
+
+    /// Asks the instance to leave its process.
+    pub(super) fn request_detach(&mut self) -> bool {
+        matches!(self.consumer.request(&[Request::Detach]), Ok(1))
+    }
+
+    /// Reads the state again.
+    pub(super) fn refresh(&mut self) -> Result<(), ConsumerError<io::Error>> {
+        self.consumer.refresh().map(|_| ())
+    }
+
+    /// Sends what is queued.
+    pub(super) fn send_questions(&mut self, now: Instant) -> Result<(), ConsumerError<io::Error>> {
+        let next = self.names.next(QUESTIONS_AT_ONCE);
+        if !next.is_empty() {
+            let requests: Vec<Request> = next.into_iter().map(Request::Name).collect();
+            let written = self.consumer.request(&requests)?;
+            self.names.sent(written, now);
+        }
+        Ok(())
+    }
+
+    /// Asks again where an answer is overdue; counts what is given up.
+    pub(super) fn repeat_questions(&mut self, now: Instant, totals: &mut Totals) {
+        totals.names_unanswered += self.names.repeat(now);
+    }
+
+    /// Reads what is there, within the quota. `ended` says that the process is gone, so nothing more can come.
+    pub(super) fn drain(
+        &mut self,
+        context: &mut Context<'_>,
+        ended: bool,
+        sink: &mut dyn FnMut(Event),
+    ) -> Result<(), End> {
+        let Self { consumer, names, types, .. } = self;
+        let mut decoder = Decoder {
+            id: self.id,
+            names,
+            types,
+            offset_ns: self.offset_ns,
+            not_before_ns: self.not_before_ns,
+            said_bye: &mut self.said_bye,
+        };
+        let drained = consumer
+            .drain(context.scratch, QUOTA, &mut |record| decoder.record(&record, context.target, context.threads, context.now, context.totals, sink))
+            .map_err(End::Disabled)?;
+        let totals = &mut *context.totals;
+        totals.records_read += drained.records;
+        totals.records_unknown += drained.unknown;
+        totals.records_malformed += drained.malformed;
+        totals.quota_ends += u64::from(drained.more);
+        if let Some(error) = drained.first_malformed {
+            tracing::debug!(pid = context.target.pid(), %error, "malformed record");
+        }
+        self.hole = match (drained.pending, self.hole) {
+            (Some(position), Some((same, since))) if position == same => Some((position, since)),
+            (Some(position), _) => Some((position, Instant::now())),
+            (None, _) => None,
+        };
+        if let Some((_, since)) = self.hole
+            && (ended || since.elapsed() >= HOLE_AGE)
+        {
+            let skipped = self.consumer.skip_hole(context.scratch, ended).map_err(End::Disabled)?;
+            totals.holes += u64::from(skipped > 0);
+            self.hole = None;
+        }
+        let over = ended || self.is_gone();
+        if over && !drained.more && drained.pending.is_none() {
+            return Err(End::Gone);
+        }
+        Ok(())
+    }
+
+    /// The last event of a region, unless the shim sent it.
+    pub(super) fn say_bye(&mut self, pid: u32, now: MonotonicNs, sink: &mut dyn FnMut(Event)) {
+        if !std::mem::replace(&mut self.said_bye, true) {
+            sink(Event { time: now, kind: EventKind::Shim { pid, region: self.id, event: ShimEvent::Bye } });
+        }
+    }
+}
+
+/// What a drain needs of the process and of this recorder.
+pub(super) struct Context<'a> {
+    pub(super) target: &'a Target,
+    pub(super) threads: &'a mut Threads,
+    pub(super) scratch: &'a mut [u8],
+    pub(super) now: MonotonicNs,
+    pub(super) totals: &'a mut Totals,
+}
+
+struct Decoder<'a> {
+    id: RegionId,
+    names: &'a mut NameBook,
+    types: &'a mut HashSet<u64>,
+    offset_ns: i64,
+    not_before_ns: u64,
+    said_bye: &'a mut bool,
+}
+
+impl Decoder<'_> {
+    fn record(
+        &mut self,
+        record: &Record<'_>,
+        target: &Target,
+        threads: &mut Threads,
+        now: MonotonicNs,
+        totals: &mut Totals,
+        sink: &mut dyn FnMut(Event),
+    ) {
+        let told = record.time_ns.wrapping_sub(self.offset_ns.cast_unsigned());
+        let time = told.clamp(now.0.saturating_sub(OLDEST_NS), now.0);
+        // A record is written while `now` was taken: a little ahead is honest.
+        totals.times_corrected += u64::from(time != told && told.wrapping_sub(now.0) > 1_000_000_000);
+        let mut thread = |tid: u32| {
+            let outer = threads.outer(target, tid);
+            totals.threads_unknown += u64::from(outer.is_none());
+            outer.unwrap_or(0)
+        };
+        let event = match record.body {
+            _ if told < self.not_before_ns && !matches!(record.body, Body::Bye) => {
+                totals.records_stale += 1;
+                return;
+            }
+            Body::Skip => return,
+            Body::Hello { runtime } => {
+                let (major, minor, build, _) = unpack_runtime(runtime);
+                ShimEvent::Hello { runtime: (major, minor, build) }
+            }
+            Body::Allocation(head, stack) => ShimEvent::Allocation(Box::new(allocation(&head, stack, thread(record.tid)))),
+            Body::TypeName { type_id, name, module } => {
+                if self.types.len() >= TYPES && !self.types.contains(&type_id) {
+                    totals.types_refused += 1;
+                    return;
+                }
+                self.types.insert(type_id);
+                ShimEvent::TypeName { type_id, name: name.to_owned(), module: module.to_owned() }
+            }
+            Body::Method { asked, module_id, token, dynamic, ranges, name, module } => {
+                let ranges: Vec<(u64, u32)> = ranges
+                    .pairs()
+                    .filter(|&(start, bytes)| bytes > 0 && start.checked_add(bytes).is_some())
+                    .map(|(start, bytes)| (start, u32::try_from(bytes).unwrap_or(u32::MAX)))
+                    .collect();
+                if !self.names.found(asked, module_id, &ranges) {
+                    totals.names_unasked += 1;
+                    return;
+                }
+                let (name, module) = (name.to_owned(), module.to_owned());
+                ShimEvent::Method(Box::new(Method { asked, module_id, token, dynamic, name, module, ranges }))
+            }
+            Body::NoMethod { asked, hresult } => {
+                if !self.names.not_found(asked) {
+                    totals.names_unasked += 1;
+                    return;
+                }
+                ShimEvent::NoMethod { asked, hresult }
+            }
+            Body::CodeUnloaded { module_id, ranges } => {
+                let ranges = self.names.unloaded(module_id, ranges.pairs());
+                if ranges.is_empty() {
+                    return;
+                }
+                ShimEvent::CodeUnloaded { ranges }
+            }
+            Body::GcStart { number, generation, reason, kind } => {
+                ShimEvent::GcStart { number, generation, reason, kind, tid: thread(record.tid) }
+            }
+            Body::GcEnd { number } => ShimEvent::GcEnd { number },
+            Body::PauseBegin { reason } => {
+                ShimEvent::PauseBegin { reason: u8::try_from(reason).unwrap_or(u8::MAX), tid: thread(record.tid) }
+            }
+            Body::PauseEnd => ShimEvent::PauseEnd { tid: thread(record.tid) },
+            Body::ObjectsDead(samples) => ShimEvent::ObjectsDead { samples: samples.iter().collect() },
+            Body::ObjectsAlive(samples) => ShimEvent::ObjectsAlive {
+                samples: samples.iter().map(|word| (word >> 8, word.to_le_bytes()[0])).collect(),
+            },
+            Body::ThreadName { os_tid, name } => match thread(os_tid) {
+                0 => return,
+                tid => ShimEvent::ThreadName { tid, name: name.to_owned() },
+            },
+            Body::Bye => {
+                if std::mem::replace(self.said_bye, true) {
+                    return;
+                }
+                ShimEvent::Bye
+            }
+        };
+        let kind = EventKind::Shim { pid: target.pid(), region: self.id, event };
+        sink(Event { time: MonotonicNs(time), kind });
+    }
+}
+
+fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
+    Allocation {
+        sample: head.sample,
+        tid,
+        type_id: head.type_id,
+        size: head.size,
+        heap: match head.heap {
+            0 => Heap::Small,
+            1 => Heap::Large,
+            _ => Heap::Pinned,
+        },
+        kind: if head.sampled { AllocationKind::Sampled } else { AllocationKind::Tick { amount: head.amount } },
+        tracked: head.tracked,
+        user: UserContext { regs: registers(&head.registers), stack: stack.to_vec(), limited: head.limited },
+    }
+}
+
+/// DWARF numbers of the registers the shim captures (System V ABI x86-64, figure 3.36).
+fn registers(captured: &Registers) -> UserRegs {
+    let mut regs = UserRegs { ip: captured.rip, ..UserRegs::default() };
+    let Registers { rsp, rbp, rbx, r12, r13, r14, r15, .. } = *captured;
+    for (number, value) in [(3, rbx), (6, rbp), (7, rsp), (12, r12), (13, r13), (14, r14), (15, r15)] {
+        if let Some(register) = regs.gpr.get_mut(number) {
+            *register = value;
+            regs.known |= 1 << number;
+        }
+    }
+    regs
+}

@@ -1,0 +1,292 @@
+//! Which process has which regions, and which of them are ours to read: looks for new ones, takes them, beats, gives them up.
+//!
+//! A region is read by one recorder at a time; the lock on its memfd says by whom (docs/shim-protocol.md). A region made for us is
+//! taken at once. One that was made for another recorder is left alone while that one lives; when it has been silent for long
+//! enough, the instance is taken over, or told to leave where we have an instance of our own.
+
+use super::counters::Totals;
+use super::finder::{self, Found};
+use super::names::NameBook;
+use super::namespace::{Threads, monotonic_offset_ns};
+use super::reader::{Context, End, Reader};
+use super::region::{Region, RegionKey};
+use crate::attach::target::Target;
+use crate::source::{Event, MonotonicNs, RegionId};
+use profiler_protocol::consumer::{Consumer, LeaseWords};
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+/// Longer than a shim's own patience (`lease::SILENCE_NS`), so that it has gone quiet and starts anew with the next beat.
+const SILENT_FOR: Duration = Duration::from_millis(2500);
+/// Regions read in all; each costs two descriptors at most and its share of every round.
+const REGIONS: usize = 4096;
+/// Region-like things of one process remembered as not ours to read.
+const REFUSED: usize = 64;
+
+/// A region that is not ours (yet).
+struct Unclaimed {
+    consumer: Consumer<Region>,
+    lease: Option<LeaseWords>,
+    since: Instant,
+}
+
+/// One watched process.
+pub(super) struct Process {
+    pub(super) target: Target,
+    watched_since: Instant,
+    next_look: Instant,
+    pub(super) readers: Vec<Reader>,
+    unclaimed: Vec<Unclaimed>,
+    refused: HashSet<RegionKey>,
+    /// A mapping that cannot be opened is met at every look, and counted once.
+    told_refusal: bool,
+    threads: Threads,
+    /// Questions from before there was a region.
+    early: NameBook,
+    pub(super) ended: bool,
+}
+
+/// What the processes share.
+pub(super) struct Shared {
+    pub(super) owner: u64,
+    pub(super) next_id: u32,
+    pub(super) regions: usize,
+    pub(super) scratch: Vec<u8>,
+    pub(super) totals: Totals,
+    /// Counters of shims whose region was given up.
+    pub(super) finished: Vec<u64>,
+}
+
+impl Process {
+    pub(super) fn new(target: Target, now: Instant) -> Self {
+        Self {
+            target,
+            watched_since: now,
+            next_look: now,
+            readers: Vec::new(),
+            unclaimed: Vec::new(),
+            refused: HashSet::new(),
+            told_refusal: false,
+            threads: Threads::default(),
+            early: NameBook::default(),
+            ended: false,
+        }
+    }
+
+    /// Looks often again: a shim is expected.
+    pub(super) fn expect(&mut self, now: Instant) {
+        self.watched_since = now;
+        self.next_look = now;
+    }
+
+    /// It called exec: nothing known of its threads and code holds any more.
+    pub(super) fn became_another(&mut self, now: Instant) {
+        self.threads = Threads::default();
+        self.early = NameBook::default();
+        self.expect(now);
+    }
+
+    /// How long to wait between looks: a program that starts has its region within a tenth of a second, one that runs gets a new
+    /// one only when somebody attaches.
+    fn look_interval(&self, now: Instant) -> Duration {
+        match now.saturating_duration_since(self.watched_since).as_millis() {
+            0..1000 => Duration::from_millis(20),
+            1000..5000 => Duration::from_millis(100),
+            _ if !self.readers.is_empty() || !self.unclaimed.is_empty() => Duration::from_secs(2),
+            _ => Duration::from_secs(10),
+        }
+    }
+
+    /// Looks for regions when it is time, and at those of others.
+    pub(super) fn look(&mut self, now: Instant, time: MonotonicNs, shared: &mut Shared) {
+        if self.ended {
+            return;
+        }
+        if now >= self.next_look {
+            self.next_look = now + self.look_interval(now);
+            let known = |key| {
+                self.refused.contains(&key)
+                    || self.readers.iter().any(|reader| reader.key == key)
+                    || self.unclaimed.iter().any(|other| other.consumer.memory().key() == key)
+            };
+            match finder::find(&self.target, &known) {
+                Ok(Found { regions, refused }) => {
+                    if let Some(error) = refused.first().filter(|_| !self.told_refusal) {
+                        tracing::debug!(%error, "not a region");
+                        shared.totals.regions_refused += 1;
+                        self.told_refusal = true;
+                    }
+                    for region in regions {
+                        self.meet(region, now, time, shared);
+                    }
+                }
+                Err(_) => self.ended = !self.target.is_alive(),
+            }
+        }
+        self.watch_unclaimed(now, time, shared);
+    }
+
+    /// A region seen for the first time.
+    fn meet(&mut self, region: Region, now: Instant, time: MonotonicNs, shared: &mut Shared) {
+        let (key, bytes) = (region.key(), region.bytes());
+        // The magic word is written last: without it the shim is still at work, and the next look finds the region again.
+        let Some(owner) = region.owner() else { return };
+        match Consumer::open(region, bytes) {
+            Ok(consumer) => {
+                // A child made by fork without exec shows its parent's region; the parent is the one it belongs to.
+                let made_by = consumer.identity().pid;
+                if self.target.namespace_pid().is_ok_and(|pid| u64::from(pid) != made_by) {
+                    self.refuse(key);
+                    shared.totals.regions_refused += 1;
+                } else if owner == shared.owner {
+                    self.take(consumer, true, time, shared);
+                } else {
+                    self.unclaimed.push(Unclaimed { consumer, lease: None, since: now });
+                }
+            }
+            Err(error) => {
+                tracing::warn!(pid = self.target.pid(), %error, "a region cannot be read");
+                shared.totals.regions_refused += 1;
+                self.refuse(key);
+            }
+        }
+    }
+
+    fn refuse(&mut self, key: RegionKey) {
+        if self.refused.len() < REFUSED {
+            self.refused.insert(key);
+        }
+    }
+
+    fn watch_unclaimed(&mut self, now: Instant, time: MonotonicNs, shared: &mut Shared) {
+        let mut index = 0;
+        while let Some(other) = self.unclaimed.get_mut(index) {
+            let Ok(lease) = other.consumer.lease() else {
+                let other = self.unclaimed.swap_remove(index);
+                self.refuse(other.consumer.memory().key());
+                continue;
+            };
+            if other.lease != Some(lease) {
+                other.lease = Some(lease);
+                other.since = now;
+            }
+            let free_from_the_start = other.consumer.identity().owner == 0 && lease.listener == 0;
+            let silent = now.saturating_duration_since(other.since) >= SILENT_FOR;
+            if !(free_from_the_start || silent) || !other.consumer.memory().lock() {
+                index += 1;
+                continue;
+            }
+            let mut other = self.unclaimed.swap_remove(index);
+            if self.readers.iter().any(|reader| reader.ours) {
+                // Two instances of one runtime deliver every event twice: with one of our own, a stray one goes.
+                let made_for_somebody = other.consumer.identity().owner != 0;
+                if made_for_somebody
+                    && matches!(other.consumer.request(&[profiler_protocol::request::Request::Detach]), Ok(1))
+                {
+                    shared.totals.regions_cleaned += 1;
+                }
+                self.refuse(other.consumer.memory().key());
+            } else {
+                self.take(other.consumer, false, time, shared);
+            }
+        }
+    }
+
+    fn take(&mut self, consumer: Consumer<Region>, ours: bool, time: MonotonicNs, shared: &mut Shared) {
+        let key = consumer.memory().key();
+        if !consumer.memory().lock() {
+            self.refuse(key);
+            return;
+        }
+        if shared.regions >= REGIONS {
+            shared.totals.regions_too_many += 1;
+            self.refuse(key);
+            return;
+        }
+        if ours {
+            // What was taken over before is not needed any more.
+            for mut reader in std::mem::take(&mut self.readers) {
+                if reader.ours {
+                    self.readers.push(reader);
+                } else {
+                    reader.release();
+                    self.refuse(reader.key);
+                    shared.finish(&reader);
+                }
+            }
+        }
+        let id = RegionId(shared.next_id);
+        shared.next_id += 1;
+        shared.regions += 1;
+        shared.totals.regions_adopted += 1;
+        let offset = monotonic_offset_ns(&self.target);
+        let mut reader = Reader::new(id, consumer, ours, offset, time);
+        for address in self.early.next(usize::MAX) {
+            reader.ask(address);
+        }
+        if reader.beat(shared.owner, time).is_ok() {
+            self.readers.push(reader);
+        }
+    }
+
+    /// Queues a question with every region of the process. False when it was dropped.
+    pub(super) fn ask(&mut self, address: u64) -> bool {
+        // Kept for regions that come later, too: a second runtime of the process, or the first.
+        let kept = self.early.ask(address);
+        if self.readers.is_empty() {
+            return kept;
+        }
+        self.readers.iter_mut().fold(true, |all, reader| reader.ask(address) && all)
+    }
+
+    /// One round: questions out, records in.
+    pub(super) fn drain(
+        &mut self,
+        now: Instant,
+        time: MonotonicNs,
+        shared: &mut Shared,
+        sink: &mut dyn FnMut(Event),
+    ) {
+        let pid = self.target.pid();
+        let mut index = 0;
+        while let Some(reader) = self.readers.get_mut(index) {
+            let mut context = Context {
+                target: &self.target,
+                threads: &mut self.threads,
+                scratch: &mut shared.scratch,
+                now: time,
+                totals: &mut shared.totals,
+            };
+            let sent = if self.ended { Ok(()) } else { reader.send_questions(now) };
+            let result = sent.map_err(End::Disabled).and_then(|()| reader.drain(&mut context, self.ended, sink));
+            let Err(end) = result else {
+                index += 1;
+                continue;
+            };
+            if let End::Disabled(error) = end {
+                tracing::warn!(pid, %error, "a shim's region broke the protocol and is not read any more");
+                shared.totals.regions_disabled += 1;
+                reader.release();
+            }
+            reader.say_bye(pid, time, sink);
+            let reader = self.readers.swap_remove(index);
+            self.refuse(reader.key);
+            shared.finish(&reader);
+        }
+    }
+
+    /// True when nothing of the process is left to read.
+    pub(super) fn is_over(&self) -> bool {
+        self.ended && self.readers.is_empty()
+    }
+}
+
+impl Shared {
+    /// Keeps the counters of a region that is given up.
+    pub(super) fn finish(&mut self, reader: &Reader) {
+        self.regions = self.regions.saturating_sub(1);
+        for (sum, value) in self.finished.iter_mut().zip(reader.counted()) {
+            *sum = sum.saturating_add(value);
+        }
+    }
+}
