@@ -117,13 +117,26 @@ impl Display for Missing {
     }
 }
 
+/// A check: its name, and what is missing if it fails.
+pub type Check = (&'static str, Result<(), FeatureError>);
+
+/// Everything that recording needs, each tried.
+#[must_use]
+pub fn checks() -> [Check; 6] {
+    [
+        ("kernel release", release()),
+        ("capabilities", capabilities()),
+        ("BTF", type_information()),
+        ("lockdown", lockdown()),
+        ("pid namespace", pid_namespace()),
+        ("perf events", perf_events()),
+    ]
+}
+
 /// Everything that is missing; empty when recording can start.
 #[must_use]
 pub fn problems() -> Vec<FeatureError> {
-    [release(), capabilities(), type_information(), lockdown(), pid_namespace(), perf_events()]
-        .into_iter()
-        .filter_map(Result::err)
-        .collect()
+    checks().into_iter().filter_map(|(_, result)| result.err()).collect()
 }
 
 /// The first thing that is missing.

@@ -5,11 +5,13 @@
 pub mod aggregate;
 pub mod attach;
 pub mod cli;
+pub mod doctor;
 pub mod embedded;
 pub mod kernel_features;
 pub mod launch;
 pub mod pprof;
 pub mod process;
+pub mod ps;
 pub mod report;
 pub mod sample;
 pub mod sink;

@@ -1,0 +1,125 @@
+//! `perfusion doctor`: what this machine, this user and this binary allow, tried one by one, with what to do about each lack.
+
+use crate::attach::place::place;
+use crate::attach::target::Target;
+use crate::{embedded, kernel_features};
+use rustix::fs::{Mode, OFlags, openat};
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// As needed.
+    Good,
+    /// Something can be recorded, with less in it.
+    Limited,
+    /// Nothing can be recorded.
+    Bad,
+}
+
+/// One check.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    /// What was looked at.
+    pub name: &'static str,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// What was expected and found, and what to do; empty when good.
+    pub message: String,
+}
+
+/// All checks, those that recording cannot do without first.
+#[must_use]
+pub fn checks() -> Vec<Check> {
+    let mut all: Vec<Check> = kernel_features::checks()
+        .into_iter()
+        .map(|(name, result)| check(name, Outcome::Bad, result.map_err(|error| error.to_string())))
+        .collect();
+    let built = |part: Option<&[u8]>| {
+        part.map(|_| ()).ok_or_else(|| "this binary was built without it: build with `cargo xtask build`".to_owned())
+    };
+    all.push(check("eBPF probes", Outcome::Bad, built(embedded::probes())));
+    all.push(check("shim for .NET", Outcome::Limited, built(embedded::shim())));
+    all.push(check("reading shims", Outcome::Limited, map_files()));
+    all.push(check("placing the shim", Outcome::Limited, placing()));
+    all
+}
+
+fn check(name: &'static str, lack: Outcome, result: Result<(), String>) -> Check {
+    match result {
+        Ok(()) => Check { name, outcome: Outcome::Good, message: String::new() },
+        Err(message) => Check { name, outcome: lack, message },
+    }
+}
+
+fn me() -> Result<Target, String> {
+    Target::open(std::process::id()).map_err(|error| format!("/proc/self: {error}; mount /proc"))
+}
+
+/// Opens a file through `/proc/PID/map_files`, as regions are opened.
+fn map_files() -> Result<(), String> {
+    let me = me()?;
+    let mut mapped = None;
+    me.maps(|line| {
+        mapped = (line.inode != 0).then(|| format!("map_files/{:x}-{:x}", line.start, line.end));
+        mapped.is_none()
+    })
+    .map_err(|error| format!("/proc/self/maps: {error}"))?;
+    let name = mapped.ok_or("/proc/self/maps: no mapped file")?;
+    let opened = openat(me.directory(), &name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    opened.map(drop).map_err(|error| {
+        format!("/proc/self/{name}: {error}; managed names and allocations need CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN")
+    })
+}
+
+/// Places a file as the shim is placed for `record -- CMD`, and removes it.
+fn placing() -> Result<(), String> {
+    let placed = place(&me()?, b"").map_err(|error| error.to_string());
+    placed.map(drop).map_err(|error| format!("{error}; give a TMPDIR that is writable and not mounted noexec"))
+}
+
+/// Prints the checks as text or as one JSON array. True when recording can start.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn print(json: bool, out: &mut dyn Write) -> io::Result<bool> {
+    let all = checks();
+    if json {
+        serde_json::to_writer_pretty(&mut *out, &all)?;
+        writeln!(out)?;
+    } else {
+        for check in &all {
+            let outcome = match check.outcome {
+                Outcome::Good => "good",
+                Outcome::Limited => "limited",
+                Outcome::Bad => "BAD",
+            };
+            let line = format!("{outcome:<8}{:<18}{}", check.name, check.message);
+            writeln!(out, "{}", line.trim_end())?;
+        }
+    }
+    Ok(all.iter().all(|check| check.outcome != Outcome::Bad))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Outcome, checks, print};
+
+    #[test]
+    fn each_lack_comes_with_advice() {
+        for check in checks() {
+            assert_eq!(check.outcome == Outcome::Good, check.message.is_empty(), "{check:?}");
+        }
+    }
+
+    #[test]
+    fn the_json_form_has_every_check() {
+        let mut json = Vec::new();
+        let can_record = print(true, &mut json).unwrap();
+        let parsed: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        let bad = parsed.as_array().unwrap().iter().any(|check| check["outcome"] == "bad");
+        assert_eq!(can_record, !bad);
+    }
+}
