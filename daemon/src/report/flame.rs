@@ -8,7 +8,8 @@ use super::units::human;
 use crate::pprof::proto::Profile;
 use crate::symbolize::pretty::clean;
 use serde::Serialize;
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 
 const TEMPLATE: &str = include_str!("assets/page.html");
@@ -36,8 +37,8 @@ struct Data<'a> {
     comments: Vec<String>,
     types: Vec<Column<'a>>,
     /// (name, module, kind).
-    frames: Vec<(&'a str, &'a str, u8)>,
-    /// Index in `frames` of each node (0 for the root, where it means nothing).
+    frames: Vec<(Cow<'a, str>, &'a str, u8)>,
+    /// Index in `frames` of each node.
     nodes: Vec<usize>,
     parents: Vec<usize>,
     left_out: usize,
@@ -113,15 +114,46 @@ fn markup(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
+/// Distinct frames, numbered as they come.
+#[derive(Default)]
+struct Frames<'a> {
+    ids: HashMap<Frame<'a>, usize>,
+    list: Vec<(Cow<'a, str>, &'a str, u8)>,
+}
+
+impl<'a> Frames<'a> {
+    fn id(&mut self, frame: &Frame<'a>) -> usize {
+        if let Some(&id) = self.ids.get(frame) {
+            return id;
+        }
+        let id = self.list.len();
+        self.list.push((frame.name.clone(), frame.module, kind_number(frame.kind)));
+        self.ids.insert(frame.clone(), id);
+        id
+    }
+}
+
+/// All call paths as one tree; where there are several processes, each has a branch of its own.
 fn data<'a>(stacks: &'a Stacks<'a>) -> Data<'a> {
-    let mut frames: Vec<(&str, &str, u8)> = vec![("all", "", kind_number(Kind::Note))];
-    let mut frame_ids: HashMap<&Frame<'_>, usize> = HashMap::new();
+    let mut frames = Frames::default();
+    frames.id(&Frame { name: "all".into(), module: "", kind: Kind::Note });
+    let processes: HashSet<Option<i64>> =
+        stacks.samples().map(|sample| stacks.number(sample, "pid")).collect();
     let mut nodes = vec![Node { parent: 0, frame: 0, values: Vec::new() }];
     let mut children: HashMap<(usize, usize), usize> = HashMap::new();
     let mut left_out = 0;
     for sample in stacks.samples() {
         let idle = stacks.is_idle(sample);
-        let mut path: Vec<&Frame<'_>> = stacks.frames(sample).collect();
+        let mut path: Vec<usize> = stacks.frames(sample).map(|frame| frames.id(frame)).collect();
+        if processes.len() > 1 {
+            let name = stacks.label(sample, "process").unwrap_or("process");
+            let pid = stacks.number(sample, "pid").unwrap_or_default();
+            path.push(frames.id(&Frame {
+                name: format!("{} {pid}", clean(name)).into(),
+                module: "",
+                kind: Kind::Note,
+            }));
+        }
         path.reverse();
         let mut at = 0;
         let visit = |node: &mut Node| {
@@ -131,10 +163,6 @@ fn data<'a>(stacks: &'a Stacks<'a>) -> Data<'a> {
         };
         visit(&mut nodes[0]);
         for frame in path {
-            let frame = *frame_ids.entry(frame).or_insert_with(|| {
-                frames.push((&frame.name, frame.module, kind_number(frame.kind)));
-                frames.len() - 1
-            });
             at = match children.get(&(at, frame)) {
                 Some(&node) => node,
                 None if nodes.len() >= MAX_NODES => {
@@ -175,9 +203,9 @@ fn data<'a>(stacks: &'a Stacks<'a>) -> Data<'a> {
         about: format!("recorded for {}", human(stacks.duration_ns(), "nanoseconds")),
         default: stacks.default_sample_type(),
         loss: stacks.loss(),
-        comments: stacks.comments().map(std::borrow::Cow::into_owned).collect(),
+        comments: stacks.comments().map(Cow::into_owned).collect(),
         types,
-        frames,
+        frames: frames.list,
         nodes: frame_of,
         parents,
         left_out,
@@ -218,7 +246,7 @@ const fn kind_number(kind: Kind) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pprof::proto::{Function, Line, Location, Sample, ValueType};
+    use crate::pprof::proto::{Function, Label, Line, Location, Sample, ValueType};
 
     /// `stacks`: names from the root, and a value.
     fn profile(stacks: &[(&[&str], i64)]) -> Profile {
@@ -251,6 +279,20 @@ mod tests {
         assert_eq!(data.parents, [0, 0, 1, 2]);
         assert_eq!(data.types[0].busy, [0, 12, 1, 12, 2, 8, 3, 5]);
         assert_eq!(data.left_out, 0);
+    }
+
+    #[test]
+    fn several_processes_have_a_branch_each() {
+        let mut profile = profile(&[(&["main"], 3), (&["main"], 4)]);
+        profile.string_table.push("pid".to_owned());
+        let key = i64::try_from(profile.string_table.len() - 1).unwrap();
+        for (sample, pid) in profile.sample.iter_mut().zip(7..) {
+            sample.label.push(Label { key, num: pid, ..Label::default() });
+        }
+        let stacks = Stacks::new(&profile);
+        let data = data(&stacks);
+        let name = |node: usize| data.frames[data.nodes[node]].0.as_ref();
+        assert_eq!([0, 1, 2, 3, 4].map(name), ["all", "process 7", "main", "process 8", "main"]);
     }
 
     #[test]

@@ -45,7 +45,7 @@
     const nodes = [];
     for (let id = 0; id < data.parents.length; id++) {
       if (values[id] === 0 && id !== 0) continue;
-      const [name, module, kind] = id === 0 ? ["all", "", REMARK] : data.frames[data.nodes[id]];
+      const [name, module, kind] = data.frames[data.nodes[id]];
       const parent = nodes[data.parents[id]];
       const collector = id !== 0 && ((kind === REMARK && name === "Garbage Collector") || parent.kind === COLLECTOR);
       nodes[id] = { name, module, kind: collector ? COLLECTOR : kind, value: values[id], children: [] };
