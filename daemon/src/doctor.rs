@@ -38,7 +38,8 @@ pub fn checks() -> Vec<Check> {
         .map(|(name, result)| check(name, Outcome::Bad, result.map_err(|error| error.to_string())))
         .collect();
     let built = |part: Option<&[u8]>| {
-        part.map(|_| ()).ok_or_else(|| "this binary was built without it: build with `cargo xtask build`".to_owned())
+        part.map(|_| ())
+            .ok_or_else(|| "this binary was built without it: build with `cargo xtask build`".to_owned())
     };
     all.push(check("eBPF probes", Outcome::Bad, built(embedded::probes())));
     all.push(check("shim for .NET", Outcome::Limited, built(embedded::shim())));
@@ -77,7 +78,9 @@ fn map_files() -> Result<(), String> {
 /// Places a file as the shim is placed for `record -- CMD`, and removes it.
 fn placing() -> Result<(), String> {
     let placed = place(&me()?, b"").map_err(|error| error.to_string());
-    placed.map(drop).map_err(|error| format!("{error}; give a TMPDIR that is writable and not mounted noexec"))
+    placed
+        .map(drop)
+        .map_err(|error| format!("{error}; give a TMPDIR that is writable and not mounted noexec"))
 }
 
 /// Prints the checks as text or as one JSON array. True when recording can start.

@@ -106,13 +106,20 @@ pub fn print(json: bool, out: &mut dyn Write, notes: &mut dyn Write) -> io::Resu
     }
     let unseen = rows.iter().filter(|row| row.mode == Mode::Unseen).count();
     if unseen > 0 {
-        writeln!(notes, "{unseen} processes of other users cannot be looked at: run as root to see what they are.")?;
+        writeln!(
+            notes,
+            "{unseen} processes of other users cannot be looked at: run as root to see what they are."
+        )?;
     }
     Ok(())
 }
 
 fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "{:>7}  {:<15}  {:<22}  {:<12}  {:<11}  WHY NOT MORE", "PID", "NAME", "RUNTIME", "CONTAINER", "MODE")?;
+    writeln!(
+        out,
+        "{:>7}  {:<15}  {:<22}  {:<12}  {:<11}  WHY NOT MORE",
+        "PID", "NAME", "RUNTIME", "CONTAINER", "MODE"
+    )?;
     for row in rows {
         let container = row.container.as_deref().and_then(|id| id.get(..12)).unwrap_or("-");
         let line = format!(

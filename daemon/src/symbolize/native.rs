@@ -5,7 +5,7 @@
 //! offsets. It is bounded, lives for one batch, and costs no memory for code and data.
 
 use blazesym::symbolize::source::{Elf, Source};
-use blazesym::symbolize::{Input, Symbolizer};
+use blazesym::symbolize::{Input, Sym, Symbolized, Symbolizer};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -16,6 +16,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 const MAX_FILE_BYTES: u64 = 16 << 30;
 /// Bytes of headers and tables copied from one file.
 const MAX_COPIED_BYTES: u64 = 256 << 20;
+/// How far a symbol without a size (hand-written assembly) reaches at most.
+const MAX_SIZELESS_BYTES: usize = 4096;
 /// Copied per read.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -95,7 +97,9 @@ fn symbolize(copy: &File, addresses: &[u64]) -> Result<Vec<Option<Name>>, Native
     // The tables are hostile input to a library that was written for honest files.
     let found = catch_unwind(AssertUnwindSafe(|| -> Result<Vec<Option<String>>, NativeError> {
         let found = symbolizer.symbolize(&Source::Elf(source), Input::VirtOffset(addresses))?;
-        let name = |symbol: blazesym::symbolize::Symbolized<'_>| Some(symbol.into_sym()?.name.into_owned());
+        // blazesym stretches a symbol without a size up to the next symbol, however far that is.
+        let near = |symbol: &Sym<'_>| symbol.size.is_some() || symbol.offset < MAX_SIZELESS_BYTES;
+        let name = |found: Symbolized<'_>| Some(found.into_sym().filter(near)?.name.into_owned());
         Ok(found.into_iter().map(name).collect())
     }))
     .map_err(|_| NativeError::Panic)??;

@@ -160,7 +160,9 @@ impl ShimSource {
         }
         self.next_beat = now + BEAT_EVERY;
         let (time, owner) = (monotonic_now(), self.shared.owner);
-        for reader in self.processes.values_mut().flat_map(|process| &mut process.readers).filter(|r| which(r)) {
+        for reader in
+            self.processes.values_mut().flat_map(|process| &mut process.readers).filter(|r| which(r))
+        {
             if let Err(error) = reader.beat(owner, time) {
                 // The next drain meets the same error and gives the region up.
                 tracing::debug!(%error, "no beat");
@@ -193,8 +195,11 @@ impl ShimSource {
         let deadline = Instant::now() + DETACH_TIMEOUT;
         loop {
             self.beat_where(|reader| reader.ours);
-            let staying: Vec<u32> =
-                self.processes.values_mut().filter_map(|process| process.stays().then(|| process.target.pid())).collect();
+            let staying: Vec<u32> = self
+                .processes
+                .values_mut()
+                .filter_map(|process| process.stays().then(|| process.target.pid()))
+                .collect();
             if staying.is_empty() || Instant::now() >= deadline {
                 return staying;
             }

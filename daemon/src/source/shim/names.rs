@@ -119,11 +119,18 @@ impl NameBook {
     }
 
     /// Code is gone: `ranges`, and all bodies of `module_id` unless it is 0. Answers all ranges that are gone.
-    pub(super) fn unloaded(&mut self, module_id: u64, ranges: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
+    pub(super) fn unloaded(
+        &mut self,
+        module_id: u64,
+        ranges: impl Iterator<Item = (u64, u64)>,
+    ) -> Vec<(u64, u64)> {
         let mut gone: Vec<(u64, u64)> = ranges.filter(|(_, bytes)| *bytes > 0).collect();
         if module_id != 0 {
             gone.extend(
-                self.bodies.iter().filter(|(_, body)| body.module_id == module_id).map(|(&start, body)| (start, body.bytes)),
+                self.bodies
+                    .iter()
+                    .filter(|(_, body)| body.module_id == module_id)
+                    .map(|(&start, body)| (start, body.bytes)),
             );
         }
         let inside = |address: u64| gone.iter().any(|&(start, bytes)| address.wrapping_sub(start) < bytes);

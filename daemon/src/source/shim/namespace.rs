@@ -43,7 +43,10 @@ impl Threads {
         }
         let nested = target.is_in_pid_namespace();
         for entry in entries.map_while(Result::ok).take(THREADS) {
-            let Some(outer) = entry.file_name().to_str().ok().and_then(|name| name.parse::<u32>().ok()) else { continue };
+            let Some(outer) = entry.file_name().to_str().ok().and_then(|name| name.parse::<u32>().ok())
+            else {
+                continue;
+            };
             let inner = if nested { target.namespace_tid(outer) } else { Some(outer) };
             if let Some(inner) = inner {
                 self.outer.insert(inner, outer);
@@ -99,7 +102,10 @@ mod tests {
 
     #[test]
     fn offsets_are_read_as_the_kernel_prints_them() {
-        assert_eq!(parse_monotonic_offset("monotonic           -5         250\nboottime 0 0\n"), Some(-4_999_999_750));
+        assert_eq!(
+            parse_monotonic_offset("monotonic           -5         250\nboottime 0 0\n"),
+            Some(-4_999_999_750)
+        );
         assert_eq!(parse_monotonic_offset("monotonic 99999999999999999 0"), None);
         assert_eq!(parse_monotonic_offset(""), None);
     }

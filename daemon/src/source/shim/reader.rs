@@ -8,7 +8,8 @@ use super::namespace::Threads;
 use super::region::{Region, RegionKey};
 use crate::attach::target::Target;
 use crate::source::{
-    Allocation, AllocationKind, Event, EventKind, Heap, Method, MonotonicNs, RegionId, ShimEvent, UserContext, UserRegs,
+    Allocation, AllocationKind, Event, EventKind, Heap, Method, MonotonicNs, RegionId, ShimEvent,
+    UserContext, UserRegs,
 };
 use profiler_protocol::consumer::{Consumer, ConsumerError, Quota};
 use profiler_protocol::counter;
@@ -176,7 +177,9 @@ impl Reader {
             said_bye: &mut self.said_bye,
         };
         let drained = consumer
-            .drain(context.scratch, QUOTA, &mut |record| decoder.record(&record, context.target, context.threads, context.now, context.totals, sink))
+            .drain(context.scratch, QUOTA, &mut |record| {
+                decoder.record(&record, context.target, context.threads, context.now, context.totals, sink)
+            })
             .map_err(End::Disabled)?;
         let totals = &mut *context.totals;
         totals.records_read += drained.records;
@@ -260,7 +263,9 @@ impl Decoder<'_> {
                 let (major, minor, build, _) = unpack_runtime(runtime);
                 ShimEvent::Hello { runtime: (major, minor, build) }
             }
-            Body::Allocation(head, stack) => ShimEvent::Allocation(Box::new(allocation(&head, stack, thread(record.tid)))),
+            Body::Allocation(head, stack) => {
+                ShimEvent::Allocation(Box::new(allocation(&head, stack, thread(record.tid))))
+            }
             Body::TypeName { type_id, name, module } => {
                 if self.types.len() >= TYPES && !self.types.contains(&type_id) {
                     totals.types_refused += 1;
@@ -300,9 +305,10 @@ impl Decoder<'_> {
                 ShimEvent::GcStart { number, generation, reason, kind, tid: thread(record.tid) }
             }
             Body::GcEnd { number } => ShimEvent::GcEnd { number },
-            Body::PauseBegin { reason } => {
-                ShimEvent::PauseBegin { reason: u8::try_from(reason).unwrap_or(u8::MAX), tid: thread(record.tid) }
-            }
+            Body::PauseBegin { reason } => ShimEvent::PauseBegin {
+                reason: u8::try_from(reason).unwrap_or(u8::MAX),
+                tid: thread(record.tid),
+            },
             Body::PauseEnd => ShimEvent::PauseEnd { tid: thread(record.tid) },
             Body::ObjectsDead(samples) => ShimEvent::ObjectsDead { samples: samples.iter().collect() },
             Body::ObjectsAlive(samples) => ShimEvent::ObjectsAlive {
@@ -335,7 +341,11 @@ fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
             1 => Heap::Large,
             _ => Heap::Pinned,
         },
-        kind: if head.sampled { AllocationKind::Sampled } else { AllocationKind::Tick { amount: head.amount } },
+        kind: if head.sampled {
+            AllocationKind::Sampled
+        } else {
+            AllocationKind::Tick { amount: head.amount }
+        },
         tracked: head.tracked,
         user: UserContext { regs: registers(&head.registers), stack: stack.to_vec(), limited: head.limited },
     }

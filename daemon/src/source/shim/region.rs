@@ -2,13 +2,13 @@
 //! truncation nor holes nor concurrent rewriting by the process can do more than change the bytes of an answer.
 
 use crate::attach::target::{MapLine, Target};
+use profiler_protocol::consumer::Memory;
 use profiler_protocol::layout::{MAGIC, MAGIC_AT, MAPS_NAME, OWNER_AT};
 use rustix::fs::{
     FileType, FlockOperation, Mode, OFlags, SealFlags, fcntl_get_seals, flock, fstat, fstatfs, open, openat,
     readlinkat,
 };
 use rustix::io::Errno;
-use profiler_protocol::consumer::Memory;
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;

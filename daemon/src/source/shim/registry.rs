@@ -258,7 +258,8 @@ impl Process {
                 totals: &mut shared.totals,
             };
             let sent = if self.ended { Ok(()) } else { reader.send_questions(now) };
-            let result = sent.map_err(End::Disabled).and_then(|()| reader.drain(&mut context, self.ended, sink));
+            let result =
+                sent.map_err(End::Disabled).and_then(|()| reader.drain(&mut context, self.ended, sink));
             let Err(end) = result else {
                 index += 1;
                 continue;
