@@ -53,6 +53,8 @@ pub enum Need {
     Btf,
     /// The `perfusion` binary with probes and shim inside (`PERFUSION_BIN`).
     Perfusion,
+    /// The shim inside the daemon's library that the tests are linked with (`PERFUSION_SHIM` when they were built).
+    Shim,
     /// A runtime and the C# compiler.
     Clr(Runtime),
     /// A C compiler (`gcc`).
@@ -73,6 +75,9 @@ impl Need {
             Self::Perfusion => {
                 perfusion_bin().is_none().then(|| "PERFUSION_BIN names no perfusion binary".to_owned())
             }
+            Self::Shim => perfusion::embedded::shim()
+                .is_none()
+                .then(|| "built without the shim (PERFUSION_SHIM)".to_owned()),
             Self::Clr(runtime) => {
                 if runtime.dotnet().is_none() {
                     Some(format!("no {runtime} below PERFUSION_DOTNET_ROOTS"))

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod attach;
 mod capture;
 mod coexistence;
 mod death;

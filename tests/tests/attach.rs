@@ -1,0 +1,433 @@
+//! Bringing the shim into processes and out of them again, against real runtimes, through the daemon's own functions.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use perfusion::attach::policy::{self, Runtime as Kind, WhyNot};
+use perfusion::attach::target::Target;
+use perfusion::attach::{AttachError, Settings, attach, ipc, launch, place};
+use perfusion::source::shim::ShimSource;
+use perfusion::source::{Event, EventKind, RegionId, ShimEvent};
+use rustix::process::Signal;
+use system_tests::environment::{Need, begin};
+use system_tests::{App, Runtime, Workload, on_runtimes, wait_until};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const PREFIX: &str = "perfusion-shim-";
+
+fn needs(runtime: Runtime) -> [Need; 3] {
+    [Need::Root, Need::Shim, Need::Clr(runtime)]
+}
+
+/// One recorder: a source, and all it has heard.
+struct Recorder {
+    settings: Settings,
+    source: ShimSource,
+    heard: Vec<Event>,
+}
+
+impl Recorder {
+    fn new() -> Self {
+        let settings = Settings { owner: place::random().unwrap() | 1 };
+        Self { settings, source: ShimSource::new(settings.owner), heard: Vec::new() }
+    }
+
+    fn attach(&mut self, pid: u32) {
+        attach(pid, self.settings).unwrap();
+        self.source.watch(pid);
+    }
+
+    fn drain(&mut self) {
+        let heard = &mut self.heard;
+        self.source.drain(&mut |event| heard.push(event));
+    }
+
+    /// Drains until an event satisfies `wanted`; its value.
+    fn hear<T>(&mut self, what: &str, wanted: impl Fn(u32, RegionId, &ShimEvent) -> Option<T>) -> T {
+        let mut seen = 0;
+        wait_until(what, DEADLINE, || {
+            self.drain();
+            let new = self.heard.get(seen..).unwrap_or_default();
+            seen = self.heard.len();
+            new.iter().find_map(|event| match &event.kind {
+                EventKind::Shim { pid, region, event } => wanted(*pid, *region, event),
+                _ => None,
+            })
+        })
+        .unwrap_or_else(|error| panic!("{error}\n{:#?}", self.counters()))
+    }
+
+    fn counters(&self) -> Vec<(String, u64)> {
+        self.source.counters().into_iter().filter(|(_, value)| *value > 0).collect()
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        self.source.counters().into_iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no {name}")).1
+    }
+
+    /// Waits for the instance's first words; its runtime's major version and its region.
+    fn hello(&mut self, of: u32) -> (u16, RegionId) {
+        self.hear("Hello", |pid, region, event| match event {
+            ShimEvent::Hello { runtime } if pid == of => Some((runtime.0, region)),
+            _ => None,
+        })
+    }
+
+    /// Waits for an allocation; the words of its stack that may be code, its thread, and its region.
+    fn allocation(&mut self, of: u32) -> (Vec<u64>, u32, RegionId) {
+        let executable = executable_anonymous(of);
+        self.hear("an allocation with managed callers", |pid, region, event| match event {
+            ShimEvent::Allocation(allocation) if pid == of => {
+                let words =
+                    allocation.user.stack.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().unwrap()));
+                let code: Vec<u64> = words
+                    .filter(|w| executable.iter().any(|(start, end)| (*start..*end).contains(w)))
+                    .collect();
+                (!code.is_empty()).then_some((code, allocation.tid, region))
+            }
+            _ => None,
+        })
+    }
+
+    /// Asks for the callers of allocations until one of them is `name`.
+    fn resolves(&mut self, of: u32, name: &str) {
+        let found = wait_until("the method's name", DEADLINE, || {
+            let (code, ..) = self.allocation(of);
+            code.iter().for_each(|address| self.source.ask(of, *address));
+            self.drain();
+            self.heard
+                .iter()
+                .any(|event| match &event.kind {
+                    EventKind::Shim { pid, event: ShimEvent::Method(method), .. } => {
+                        *pid == of && method.name.contains(name)
+                    }
+                    _ => false,
+                })
+                .then_some(())
+        });
+        found.unwrap_or_else(|error| panic!("{error}: no {name}\n{:#?}", self.counters()));
+    }
+
+    fn regions(&self) -> HashSet<RegionId> {
+        let region = |event: &Event| match event.kind {
+            EventKind::Shim { region, .. } => Some(region),
+            _ => None,
+        };
+        self.heard.iter().filter_map(region).collect()
+    }
+
+    fn detach(&mut self) {
+        assert_eq!(self.source.detach_all(), Vec::<u32>::new(), "still attached\n{:#?}", self.counters());
+        self.drain();
+    }
+}
+
+/// Where JIT-compiled code may be.
+fn executable_anonymous(pid: u32) -> Vec<(u64, u64)> {
+    let mut ranges = Vec::new();
+    Target::open(pid)
+        .unwrap()
+        .maps(|line| {
+            if line.executable && (line.inode == 0 || line.name.contains("doublemapper")) {
+                ranges.push((line.start, line.end));
+            }
+            true
+        })
+        .unwrap();
+    ranges
+}
+
+fn region_mappings(pid: u32) -> usize {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    maps.lines().filter(|line| line.contains("/memfd:perfusion-shim")).count()
+}
+
+fn library_mapped(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().contains(PREFIX)
+}
+
+/// Placed libraries below a process's root.
+fn libraries(pid: u32) -> Vec<PathBuf> {
+    ["tmp", "dev/shm"]
+        .iter()
+        .filter_map(|folder| fs::read_dir(format!("/proc/{pid}/root/{folder}")).ok())
+        .flatten()
+        .map_while(Result::ok)
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+fn allocator(runtime: Runtime) -> Workload {
+    Workload::dotnet(runtime, "allocator", &[]).unwrap()
+}
+
+/// The allocator behind `sh -c SCRIPT`, where the script ends in `exec "$@"`, in new namespaces.
+fn allocator_in(runtime: Runtime, unshare: &[&str], script: &str) -> Workload {
+    let mut workload = Workload::program("unshare");
+    for flag in unshare {
+        workload = workload.arg(*flag);
+    }
+    workload = workload.arg("sh").arg("-ec").arg(script).arg("sh");
+    allocator(runtime)
+        .command_line()
+        .into_iter()
+        .fold(workload, |workload, word: OsString| workload.arg(word))
+}
+
+on_runtimes!(a_runtime_tells_its_version: net8 Net8, net9 Net9, net10 Net10);
+
+fn a_runtime_tells_its_version(runtime: Runtime) {
+    let name = format!("attach::a_runtime_tells_its_version {runtime}");
+    let Some(_turn) = begin(&name, &[Need::Root, Need::Clr(runtime)]) else { return };
+    let app = allocator(runtime).start().unwrap();
+    let target = Target::open(app.pid()).unwrap();
+    let info = ipc::process_info(&target, DEADLINE).unwrap();
+    let version = &info.runtime_version;
+    assert!(version.starts_with(&format!("{}.", runtime.major())), "{info:?}");
+    assert_eq!(info.entry_assembly, "allocator");
+    let inspection = policy::inspect(&target, None).unwrap();
+    assert_eq!(inspection.runtime, Kind::CoreClr { versions: vec![version.clone()] });
+    assert_eq!(inspection.why_not, None);
+    app.stop().unwrap();
+}
+
+on_runtimes!(attach_detach_and_attach_again: net8 Net8, net9 Net9, net10 Net10);
+
+fn attach_detach_and_attach_again(runtime: Runtime) {
+    let name = format!("attach::attach_detach_and_attach_again {runtime}");
+    let Some(_turn) = begin(&name, &needs(runtime)) else { return };
+    let app = allocator(runtime).start().unwrap();
+    for round in 0..2 {
+        let mut recorder = Recorder::new();
+        recorder.attach(app.pid());
+        assert_eq!(libraries(app.pid()), Vec::<PathBuf>::new(), "round {round}");
+        assert_eq!(u32::from(recorder.hello(app.pid()).0), runtime.major());
+        recorder.resolves(app.pid(), "Allocator.Program.Make");
+        recorder.detach();
+        assert_eq!(region_mappings(app.pid()), 0, "round {round}");
+        wait_until("the library to be unloaded", DEADLINE, || (!library_mapped(app.pid())).then_some(()))
+            .unwrap();
+        assert_eq!(recorder.regions().len(), 1);
+        let last = recorder.heard.last().unwrap();
+        assert!(matches!(last.kind, EventKind::Shim { event: ShimEvent::Bye, .. }), "{last:?}");
+    }
+    app.stop().unwrap();
+}
+
+#[test]
+fn another_mount_namespace_with_its_own_tmp_is_reached() {
+    let Some(_turn) = begin("attach::another_mount_namespace", &needs(Runtime::Net9)) else { return };
+    let app = allocator_in(Runtime::Net9, &["-m"], "mount -t tmpfs tmpfs /tmp; exec \"$@\"").start().unwrap();
+    let mut recorder = Recorder::new();
+    recorder.attach(app.pid());
+    recorder.resolves(app.pid(), "Allocator.Program.Make");
+    assert_eq!(libraries(app.pid()), Vec::<PathBuf>::new());
+    recorder.detach();
+    app.stop().unwrap();
+}
+
+#[test]
+fn a_tmp_without_exec_sends_the_library_elsewhere() {
+    let Some(_turn) = begin("attach::a_tmp_without_exec", &needs(Runtime::Net9)) else { return };
+    let script = "mount -t tmpfs -o noexec tmpfs /tmp; mount -t tmpfs tmpfs /dev/shm; exec \"$@\"";
+    let app = allocator_in(Runtime::Net9, &["-m"], script).start().unwrap();
+    let mut recorder = Recorder::new();
+    recorder.attach(app.pid());
+    recorder.hello(app.pid());
+    assert_eq!(libraries(app.pid()), Vec::<PathBuf>::new());
+    recorder.detach();
+    app.stop().unwrap();
+}
+
+#[test]
+fn nowhere_to_place_the_library_is_said_directory_by_directory() {
+    let Some(_turn) = begin("attach::nowhere_to_place", &needs(Runtime::Net9)) else { return };
+    let script = "mount -t tmpfs -o noexec tmpfs /tmp; mount -t tmpfs -o noexec tmpfs /dev/shm; exec \"$@\"";
+    let app = allocator_in(Runtime::Net9, &["-m"], script).start().unwrap();
+    let error = attach(app.pid(), Recorder::new().settings).unwrap_err();
+    assert!(matches!(error, AttachError::Place(_)), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("/tmp: mounted noexec") && text.contains("/dev/shm: mounted noexec"), "{text}");
+    app.stop().unwrap();
+}
+
+#[test]
+fn thread_ids_of_a_pid_namespace_are_the_hosts() {
+    let Some(_turn) = begin("attach::thread_ids_of_a_pid_namespace", &needs(Runtime::Net9)) else { return };
+    let flags = ["-p", "-f", "--mount-proc", "--kill-child"];
+    let app = allocator_in(Runtime::Net9, &flags, "exec \"$@\"").start().unwrap();
+    let unshare = app.pid();
+    let children = fs::read_to_string(format!("/proc/{unshare}/task/{unshare}/children")).unwrap();
+    let pid: u32 = children.trim().parse().unwrap();
+    assert_eq!(Target::open(pid).unwrap().namespace_pid(), Ok(1));
+    let mut recorder = Recorder::new();
+    recorder.attach(pid);
+    let (_, tid, _) = recorder.allocation(pid);
+    let comm = fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap();
+    assert!(comm.starts_with("alloc-") || comm.starts_with(".NET"), "{tid}: {comm}");
+    recorder.detach();
+    app.stop().unwrap();
+}
+
+#[test]
+fn two_recorders_have_an_instance_each_and_hear_everything_once() {
+    let Some(_turn) = begin("attach::two_recorders", &needs(Runtime::Net9)) else { return };
+    let app = allocator(Runtime::Net9).start().unwrap();
+    let mut recorders = [Recorder::new(), Recorder::new()];
+    for recorder in &mut recorders {
+        recorder.attach(app.pid());
+    }
+    assert_eq!(region_mappings(app.pid()), 2);
+    for recorder in &mut recorders {
+        recorder.hello(app.pid());
+        recorder.resolves(app.pid(), "Allocator.Program.Make");
+    }
+    let [mut first, mut second] = recorders;
+    first.detach();
+    assert_eq!(region_mappings(app.pid()), 1);
+    // The other one goes on.
+    let before = second.heard.len();
+    second.allocation(app.pid());
+    assert!(second.heard.len() > before);
+    second.detach();
+    for recorder in [&first, &second] {
+        assert_eq!(recorder.regions().len(), 1, "{:#?}", recorder.counters());
+        let allocations: Vec<u64> = recorder.heard.iter().filter_map(sample).collect();
+        let distinct: HashSet<u64> = allocations.iter().copied().collect();
+        assert_eq!(allocations.len(), distinct.len());
+    }
+    assert_eq!(region_mappings(app.pid()), 0);
+    app.stop().unwrap();
+}
+
+fn sample(event: &Event) -> Option<u64> {
+    match &event.kind {
+        EventKind::Shim { event: ShimEvent::Allocation(allocation), .. } => Some(allocation.sample),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_dead_recorders_instance_is_told_to_leave_by_the_next() {
+    let Some(_turn) = begin("attach::a_dead_recorders_instance", &needs(Runtime::Net9)) else { return };
+    let app = allocator(Runtime::Net9).start().unwrap();
+    let mut dead = Recorder::new();
+    dead.attach(app.pid());
+    dead.hello(app.pid());
+    drop(dead);
+    let mut next = Recorder::new();
+    next.attach(app.pid());
+    wait_until("the dead recorder's instance to leave", DEADLINE, || {
+        next.drain();
+        (region_mappings(app.pid()) == 1).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{:#?}", next.counters()));
+    assert_eq!(next.counter("shim_regions_cleaned"), 1);
+    next.resolves(app.pid(), "Allocator.Program.Make");
+    next.detach();
+    app.stop().unwrap();
+}
+
+#[test]
+fn a_dead_recorders_instance_is_taken_over_by_one_that_does_not_attach() {
+    let Some(_turn) = begin("attach::taken_over", &needs(Runtime::Net9)) else { return };
+    let app = allocator(Runtime::Net9).start().unwrap();
+    let mut dead = Recorder::new();
+    dead.attach(app.pid());
+    dead.hello(app.pid());
+    drop(dead);
+    let mut next = Recorder::new();
+    next.source.watch(app.pid());
+    next.resolves(app.pid(), "Allocator.Program.Make");
+    assert_eq!(next.regions().len(), 1);
+    app.stop().unwrap();
+}
+
+#[test]
+fn diagnostics_switched_off_is_a_reason_with_the_variables_name() {
+    let needs = [Need::Root, Need::Clr(Runtime::Net9)];
+    let Some(_turn) = begin("attach::diagnostics_switched_off", &needs) else { return };
+    for variable in
+        ["DOTNET_EnableDiagnostics", "DOTNET_EnableDiagnostics_IPC", "DOTNET_EnableDiagnostics_Profiler"]
+    {
+        let app = allocator(Runtime::Net9).env(variable, "0").start().unwrap();
+        let inspection = policy::inspect(&Target::open(app.pid()).unwrap(), None).unwrap();
+        assert_eq!(inspection.why_not, Some(WhyNot::DiagnosticsOff(variable.to_owned())));
+        app.stop().unwrap();
+    }
+}
+
+#[test]
+fn a_killed_app_gives_what_it_had_written() {
+    let Some(_turn) = begin("attach::a_killed_app", &needs(Runtime::Net9)) else { return };
+    let mut app = allocator(Runtime::Net9).start().unwrap();
+    let mut recorder = Recorder::new();
+    let pid = app.pid();
+    recorder.attach(pid);
+    recorder.allocation(pid);
+    app.signal(Signal::KILL).unwrap();
+    app.await_exit(DEADLINE).unwrap();
+    recorder.hear("Bye", |of, _, event| (of == pid && matches!(event, ShimEvent::Bye)).then_some(()));
+    let (written, read) = (recorder.counter("shim_records_written"), recorder.counter("shim_records_read"));
+    // A record that was reserved but not finished when the process died is counted by neither side but as a hole; its writers were at
+    // most the four threads and the shim's own.
+    assert!(
+        read <= written + 5 && read + recorder.counter("shim_holes") * 5 >= written,
+        "{:#?}",
+        recorder.counters()
+    );
+    assert!(!recorder.source.has_region(pid));
+}
+
+#[test]
+fn a_program_started_with_the_shim_is_heard_from_its_start() {
+    let Some(_turn) = begin("attach::a_program_started_with_the_shim", &needs(Runtime::Net9)) else { return };
+    let mut recorder = Recorder::new();
+    let launch = launch::launch(&recorder.settings).unwrap();
+    let library = PathBuf::from(launch.library.path());
+    let mut workload = allocator(Runtime::Net9);
+    for (name, value) in &launch.environment {
+        workload = workload.env(name, value);
+    }
+    let mut app: App = workload.spawn().unwrap();
+    recorder.source.watch(app.pid());
+    recorder.hello(app.pid());
+    app.await_ready().unwrap();
+    recorder.resolves(app.pid(), "Allocator.Program.Make");
+    assert!(library.exists());
+    drop(launch);
+    assert!(!library.exists());
+    // Detaching works for an instance of the environment too.
+    recorder.detach();
+    assert_eq!(region_mappings(app.pid()), 0);
+    app.stop().unwrap();
+}
+
+#[test]
+fn the_sweep_reaches_other_mount_namespaces() {
+    let needs = [Need::Root, Need::Clr(Runtime::Net9)];
+    let Some(_turn) = begin("attach::the_sweep", &needs) else { return };
+    let app = allocator_in(Runtime::Net9, &["-m"], "mount -t tmpfs tmpfs /tmp; exec \"$@\"").start().unwrap();
+    let root = PathBuf::from(format!("/proc/{}/root/tmp", app.pid()));
+    let left = root.join(format!("{PREFIX}0123456789abcdef.so"));
+    fs::write(&left, b"left by a crash").unwrap();
+    let placed = place::place(&Target::open(app.pid()).unwrap(), b"in use").unwrap();
+    let in_use = root.join(Path::new(placed.path()).file_name().unwrap());
+    assert!(place::sweep() >= 1);
+    assert!(!left.exists() && in_use.exists());
+    drop(placed);
+    assert!(!in_use.exists());
+    app.stop().unwrap();
+}
+
+#[test]
+fn no_such_process_is_told_so() {
+    let Some(_turn) = begin("attach::no_such_process", &[Need::Shim]) else { return };
+    // Above the kernel's highest pid (PID_MAX_LIMIT, 2^22).
+    let error = attach(1 << 23, Recorder::new().settings).unwrap_err();
+    assert!(matches!(error, AttachError::NoSuchProcess { .. }), "{error}");
+}
