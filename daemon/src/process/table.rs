@@ -14,7 +14,7 @@ use crate::unwind::TargetMemory;
 use crate::unwind::epilogue::{CODE_BYTES, ends_with_call, epilogue, stub};
 use crate::unwind::finish::{Code, Finished, Limits, Step, walk};
 use crate::unwind::managed::{Budget, HIJACK_PROLOGUE, JitBody, hijack_rule, stub_rule};
-use crate::unwind::rule::{Refusal, Rule};
+use crate::unwind::rule::{FrameKind, Refusal, Rule};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io::Read;
 use std::ops::Range;
@@ -323,7 +323,17 @@ impl View<'_> {
     ) -> (FrameKey, Result<Rule, Refusal>) {
         let frame = FrameKey::Native { image: id, address };
         let Some(unwind) = self.images.unwind(id) else { return (frame, Err(Refusal::Unreadable)) };
-        let found = match unwind.rule(address) {
+        // The signal-return stub ends with its system call: in it, the next instruction is past the stub's table entry.
+        let in_signal_return = || {
+            let before = address.checked_sub(1).filter(|_| exact)?;
+            unwind.rule(before).ok().filter(|found| found.rule.kind == FrameKind::Signal)
+        };
+        let found = unwind.rule(address);
+        let found = match found {
+            Err(Refusal::NoEntry) => in_signal_return().ok_or(Refusal::NoEntry),
+            found => found,
+        };
+        let found = match found {
             Ok(found) => found,
             Err(Refusal::NoEntry) if exact && unwind.is_plt(address) => {
                 return (frame, stub(&self.code(id, offset), address));
@@ -714,4 +724,196 @@ fn read_maps(pid: u32) -> Result<Vec<Mapping>, ProcessError> {
         .map_err(|source| ProcessError::Read { pid, path, source })?;
     let lines = text.split(|&b| b == b'\n').map(String::from_utf8_lossy);
     Ok(lines.filter_map(|line| parse_maps_line(pid, &line)).filter_map(|m| Mapping::new(&m)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::{Mmap, RegionId, ThreadId, UserRegs};
+    use std::os::unix::fs::FileExt;
+    use std::process::{Child, Command, Stdio};
+
+    fn event(kind: EventKind) -> Event {
+        Event { time: MonotonicNs(1), kind }
+    }
+
+    fn at(seconds: u64, kind: EventKind) -> Event {
+        Event { time: MonotonicNs(seconds * 1_000_000_000), kind }
+    }
+
+    fn thread(pid: u32) -> ThreadId {
+        ThreadId { pid, tid: pid }
+    }
+
+    fn mmap(pid: u32, start: u64, len: u64, path: &str) -> EventKind {
+        let inode = u64::from(path.starts_with('/'));
+        EventKind::Mmap(Mmap { pid, start, len, file_offset: 0, device: (0, 1), inode, path: path.into() })
+    }
+
+    /// A pid no process can have (kernel limit 2^22).
+    const NOBODY: u32 = 5_000_000;
+
+    /// Kills and reaps.
+    struct Sleeper(Child);
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            self.0.kill().ok();
+            self.0.wait().ok();
+        }
+    }
+
+    /// A child that waits in a system call, and its context: stack pointer and PC as /proc states them, stack from its memory.
+    fn sleeper() -> (Sleeper, UserContext) {
+        let child = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
+        let pid = child.id();
+        let child = Sleeper(child);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap();
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let number = |s: &str| u64::from_str_radix(s.trim_start_matches("0x"), 16).unwrap();
+            // clock_nanosleep: it got to the end of its start-up.
+            if let ["230", .., sp, pc] = fields[..] {
+                let mut regs = UserRegs { ip: number(pc), known: 1 << 7, ..UserRegs::default() };
+                regs.gpr[7] = number(sp);
+                let mut stack = vec![0; 16 << 10];
+                let memory = std::fs::File::open(format!("/proc/{pid}/mem")).unwrap();
+                let length = memory.read_at(&mut stack, regs.gpr[7]).unwrap();
+                stack.truncate(length);
+                return (child, UserContext { regs, stack, limited: false });
+            }
+            assert!(Instant::now() < deadline, "sleep never slept: {line}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_sleeping_process_is_walked_to_its_start_by_files_found_through_its_mappings() {
+        let (child, context) = sleeper();
+        let mut table = ProcessTable::new();
+        let id = table.adopt(child.0.id()).unwrap();
+        let done = table.finish(child.0.id(), &context, Limits::default());
+        assert!(done.reached_thread_start, "{done:?}");
+        assert_eq!((done.guessed, done.broken), (0, None));
+        let paths: Vec<String> = done
+            .frames
+            .iter()
+            .map(|frame| match frame {
+                FrameKey::Native { image, .. } => table.image(*image).unwrap().path.to_string(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert!(paths.first().unwrap().contains("libc"), "{paths:?}");
+        assert!(!paths.last().unwrap().contains("libc"), "{paths:?}");
+        assert_eq!(table.info(id).unwrap().comm, "sleep");
+        let FrameKey::Native { image, .. } = done.frames[0] else { unreachable!() };
+        assert!(table.image(image).unwrap().build_id.is_some());
+    }
+
+    #[test]
+    fn a_stack_of_a_process_that_is_gone_says_so() {
+        let mut table = ProcessTable::new();
+        let done = table.finish(NOBODY, &UserContext::default(), Limits::default());
+        assert_eq!(done.broken, Some(Marker::TruncatedProcessGone));
+        assert_eq!(table.counters().stacks_of_gone_processes, 1);
+    }
+
+    #[test]
+    fn exec_makes_a_new_process_with_no_mappings() {
+        let (child, _) = sleeper();
+        let pid = child.0.id();
+        let mut table = ProcessTable::new();
+        let before = table.adopt(pid).unwrap();
+        assert!(table.mappings(pid).next().is_some());
+        table.observe(&event(EventKind::Exec { pid, comm: "other".into() }));
+        let after = table.id(pid).unwrap();
+        assert_ne!(before, after);
+        assert!(table.mappings(pid).next().is_none());
+        assert_eq!(
+            (table.info(after).unwrap().exec_count, table.info(after).unwrap().comm.as_str()),
+            (1, "other")
+        );
+        assert_eq!(table.info(before).unwrap().comm, "sleep", "what was is still known");
+    }
+
+    #[test]
+    fn a_fork_inherits_mappings_and_a_new_thread_is_no_process() {
+        let mut table = ProcessTable::new();
+        table.observe(&event(EventKind::Exec { pid: NOBODY, comm: "parent".into() }));
+        table.observe(&event(mmap(NOBODY, 0x1000, 0x1000, "//anon")));
+        let (parent, child) = (thread(NOBODY), thread(NOBODY + 1));
+        table.observe(&event(EventKind::Fork { parent, thread: child }));
+        assert_eq!(table.mappings(child.pid).count(), 1);
+        let same = ThreadId { pid: NOBODY, tid: NOBODY + 2 };
+        table.observe(&event(EventKind::Fork { parent, thread: same }));
+        assert_eq!(table.id(NOBODY + 2), None);
+        table.observe(&event(mmap(NOBODY, 0x5000, 0x1000, "//anon")));
+        assert_eq!((table.mappings(NOBODY).count(), table.mappings(child.pid).count()), (2, 1));
+    }
+
+    #[test]
+    fn an_exited_process_is_kept_for_late_samples_and_then_dropped() {
+        let mut table = ProcessTable::new();
+        table.observe(&at(1, EventKind::Exec { pid: NOBODY, comm: "short".into() }));
+        table.observe(&at(2, EventKind::Exit { thread: thread(NOBODY) }));
+        let id = table.id(NOBODY).unwrap();
+        table.observe(&at(13, EventKind::Exit { thread: thread(NOBODY + 9) }));
+        assert_eq!(table.id(NOBODY), None);
+        assert_eq!(table.info(id).unwrap().comm, "short");
+    }
+
+    #[test]
+    fn the_number_of_processes_is_bounded() {
+        let mut table = ProcessTable::new();
+        for pid in 0..u32::try_from(MAX_PROCESSES).unwrap() + 5 {
+            table.observe(&event(EventKind::Exec { pid: NOBODY + pid, comm: String::new() }));
+        }
+        assert_eq!(table.counters().processes_refused, 5);
+    }
+
+    #[test]
+    fn a_clr_is_known_by_its_runtime_or_its_code_memory() {
+        let mut table = ProcessTable::new();
+        table.observe(&event(EventKind::Exec { pid: NOBODY, comm: "app".into() }));
+        let id = table.id(NOBODY).unwrap();
+        assert!(!table.info(id).unwrap().is_clr);
+        table.observe(&event(mmap(NOBODY, 0x1000, 0x1000, "/memfd:doublemapper (deleted)")));
+        assert!(table.info(id).unwrap().is_clr);
+    }
+
+    #[test]
+    fn unloaded_code_gets_a_new_generation_when_its_place_is_used_again() {
+        let mut process = Process::new(ProcessId(0), NOBODY, None, Arc::default());
+        let mut counters = Counters::default();
+        let mut images = Images::default();
+        let mut rules = HashSet::new();
+        let body = JitBody::for_test(0x1000..0x1100);
+        let learn =
+            |process: &mut Process, images: &mut Images, rules: &mut HashSet<_>, counters: &mut Counters| {
+                View { process, images, rules, counters, now: Instant::now() }.learn(body.clone());
+            };
+        learn(&mut process, &mut images, &mut rules, &mut counters);
+        assert_eq!(process.bodies[&0x1000].generation, 0);
+        process.forget(&(0x10f0..0x10f1));
+        assert!(process.bodies.is_empty());
+        learn(&mut process, &mut images, &mut rules, &mut counters);
+        assert_eq!(process.bodies[&0x1000].generation, 1);
+    }
+
+    #[test]
+    fn a_shims_notice_of_unloaded_code_is_taken_for_its_own_process_only() {
+        let mut table = ProcessTable::new();
+        for pid in [NOBODY, NOBODY + 1] {
+            table.observe(&event(EventKind::Exec { pid, comm: String::new() }));
+            let process = table.live.get_mut(&pid).unwrap();
+            let known =
+                KnownBody { body: JitBody::for_test(0x1000..0x1100), generation: 0, checked: Instant::now() };
+            process.bodies.insert(0x1000, known);
+        }
+        let unloaded = ShimEvent::CodeUnloaded { ranges: vec![(0x1000, 0x10), (u64::MAX, u64::MAX)] };
+        table.observe(&event(EventKind::Shim { pid: NOBODY, region: RegionId(0), event: unloaded }));
+        assert!(table.live[&NOBODY].bodies.is_empty());
+        assert_eq!(table.live[&(NOBODY + 1)].bodies.len(), 1);
+    }
 }

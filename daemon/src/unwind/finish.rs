@@ -213,9 +213,11 @@ pub fn walk(context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finis
                 done.reached_thread_start = true;
                 return done;
             }
-            Ok(rule) => match walk.leave(rule, code) {
-                Ok(caller) => Ok((caller, rule.kind == FrameKind::Signal)),
-                Err(missing) => Err(missing.into()),
+            Ok(rule) => match (walk.leave(rule, code), rule.kind) {
+                (Ok(caller), kind) => Ok((caller, kind == FrameKind::Signal)),
+                // The interrupted code has another stack than the handler (sigaltstack), and only the handler's was copied.
+                (Err(_), FrameKind::Signal) => Err(Marker::TruncatedCopy),
+                (Err(missing), _) => Err(missing.into()),
             },
             Err(Refusal::Unreadable) => Err(Marker::TruncatedUnreadable),
             Err(_) => Err(Marker::TruncatedNoRule),

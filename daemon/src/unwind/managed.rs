@@ -165,6 +165,12 @@ impl JitBody {
             && Self::at(memory, self.range.start, header).is_some_and(|now| now == *self)
     }
 
+    /// A body without entries.
+    #[cfg(test)]
+    pub(crate) fn for_test(range: Range<u64>) -> Self {
+        Self { range, base: 0, entries: Vec::new(), identity: [0; 5] }
+    }
+
     fn function(&self, pc: u64) -> Option<RuntimeFunction> {
         let offset = u32::try_from(pc.checked_sub(self.base)?).ok()?;
         self.entries.iter().find(|f| (f.begin..f.end).contains(&offset)).copied()
