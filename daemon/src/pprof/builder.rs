@@ -92,7 +92,7 @@ impl<'a> Builder<'a> {
             }
             mapping.memory_start = mapping.memory_start.min(address);
             mapping.memory_limit = mapping.memory_limit.max(address.saturating_add(1));
-            mapping.has_functions &= symbol.resolved;
+            mapping.has_functions &= symbol.unresolved.is_none();
         }
         let line = vec![Line { function_id: self.function(symbol), ..Line::default() }];
         let id = next_id(self.profile.location.len());

@@ -153,7 +153,7 @@ impl ManagedNames {
             system_name,
             module: module.map_or(Module::Jit, Module::Managed),
             function: Some(id),
-            resolved: true,
+            unresolved: None,
         };
         self.symbols.insert(id, symbol);
         self.ids.insert(key, id);

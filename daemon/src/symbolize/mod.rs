@@ -80,8 +80,8 @@ pub struct Symbol {
     pub module: Module,
     /// Set for managed code whose function is known.
     pub function: Option<FunctionId>,
-    /// False when `name` only says where the code is.
-    pub resolved: bool,
+    /// Why `name` only says where the code is; `None` for a real name.
+    pub unresolved: Option<Unresolved>,
 }
 
 /// Why a frame has no name.
@@ -107,6 +107,8 @@ pub enum Unresolved {
     StoreFull,
     /// No mapping explains the address.
     NoMapping,
+    /// Nobody resolved the frame before its name was needed.
+    NotLookedUp,
 }
 
 impl Unresolved {
@@ -124,6 +126,7 @@ impl Unresolved {
             Self::Conflict => "symbolize_managed_conflict",
             Self::StoreFull => "symbolize_managed_store_full",
             Self::NoMapping => "symbolize_no_mapping",
+            Self::NotLookedUp => "symbolize_not_looked_up",
         }
     }
 }
@@ -133,7 +136,6 @@ impl Unresolved {
 pub struct Symbolizer {
     managed: ManagedNames,
     cache: HashMap<FrameKey, Arc<Symbol>>,
-    unresolved: BTreeMap<Unresolved, u64>,
     perf_maps: perf_map::Counters,
 }
 
@@ -172,8 +174,9 @@ impl Symbolizer {
         let mut images: BTreeMap<ImageId, Vec<u64>> = BTreeMap::new();
         let mut maps: HashMap<ProcessId, Option<PerfMap>> = HashMap::new();
         // The name of a managed frame may come later than the first window that needs it.
-        let again =
-            |frame: &FrameKey, symbol: &Symbol| !symbol.resolved && matches!(frame, FrameKey::Managed { .. });
+        let again = |frame: &FrameKey, symbol: &Symbol| {
+            symbol.unresolved.is_some() && matches!(frame, FrameKey::Managed { .. })
+        };
         let new = |frame: &FrameKey| self.cache.get(frame).is_none_or(|symbol| again(frame, symbol));
         let mut todo: Vec<FrameKey> = frames.into_iter().filter(new).collect();
         todo.sort_unstable();
@@ -190,8 +193,8 @@ impl Symbolizer {
                 }
                 FrameKey::Stub { .. } => self.put(frame, plain("[runtime stub]", Module::Jit)),
                 FrameKey::Unknown { address, .. } => {
-                    self.miss(Unresolved::NoMapping);
-                    self.put(frame, unnamed(&format!("[unknown] 0x{address:x}"), Module::None));
+                    let name = format!("[unknown] 0x{address:x}");
+                    self.put(frame, unnamed(&name, Module::None, Unresolved::NoMapping));
                 }
                 FrameKey::Marker(marker) => self.put(frame, plain(marker_name(marker), Module::None)),
             }
@@ -205,20 +208,21 @@ impl Symbolizer {
     /// The name of a frame; one that was never resolved says so.
     #[must_use]
     pub fn symbol(&self, frame: FrameKey) -> Arc<Symbol> {
-        self.cache.get(&frame).cloned().unwrap_or_else(|| Arc::new(unnamed("[not resolved]", Module::None)))
+        let unknown = || Arc::new(unnamed("[not resolved]", Module::None, Unresolved::NotLookedUp));
+        self.cache.get(&frame).cloned().unwrap_or_else(unknown)
     }
 
-    /// Frames without a name by reason, perf-map lines skipped, and names a shim sent that were refused.
+    /// Distinct frames without a name by reason, perf-map lines skipped, and names a shim sent that were refused.
     #[must_use]
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        let mut counters: Vec<_> = self.unresolved.iter().map(|(why, &count)| (why.name(), count)).collect();
+        let mut unnamed: BTreeMap<Unresolved, u64> = BTreeMap::new();
+        for why in self.cache.values().filter_map(|symbol| symbol.unresolved) {
+            *unnamed.entry(why).or_insert(0) += 1;
+        }
+        let mut counters: Vec<_> = unnamed.into_iter().map(|(why, count)| (why.name(), count)).collect();
         counters.extend(self.perf_maps.list());
         counters.extend(self.managed.counters());
         counters
-    }
-
-    fn miss(&mut self, why: Unresolved) {
-        *self.unresolved.entry(why).or_insert(0) += 1;
     }
 
     fn put(&mut self, frame: FrameKey, symbol: Symbol) {
@@ -229,10 +233,7 @@ impl Symbolizer {
         for (&address, name) in addresses.iter().zip(kernel::names(addresses)) {
             let symbol = match name {
                 Some(name) => plain(&name, Module::Kernel),
-                None => {
-                    self.miss(Unresolved::Kernel);
-                    unnamed(&format!("[kernel] 0x{address:x}"), Module::Kernel)
-                }
+                None => unnamed(&format!("[kernel] 0x{address:x}"), Module::Kernel, Unresolved::Kernel),
             };
             self.put(FrameKey::Kernel(address), symbol);
         }
@@ -265,12 +266,9 @@ impl Symbolizer {
                     system_name: pretty::clean(&system_name).as_ref().into(),
                     module: module.clone(),
                     function: None,
-                    resolved: true,
+                    unresolved: None,
                 },
-                None => {
-                    self.miss(why);
-                    unnamed(&format!("[{}]+0x{address:x}", file_name(path)), module.clone())
-                }
+                None => unnamed(&format!("[{}]+0x{address:x}", file_name(path)), module.clone(), why),
             };
             self.put(FrameKey::Native { image, address }, symbol);
         }
@@ -295,13 +293,11 @@ impl Symbolizer {
             found => found,
         };
         let symbol = match found {
-            Ok(id) => self.managed.symbol(id),
-            Err(missing) => {
-                self.miss(missing.into());
-                None
-            }
+            Ok(id) => self.managed.symbol(id).ok_or(Missing::NotAnswered),
+            Err(missing) => Err(missing),
         };
-        let unknown = || unnamed(&format!("[managed] 0x{start:x}"), Module::Jit);
+        let unknown =
+            |missing: Missing| unnamed(&format!("[managed] 0x{start:x}"), Module::Jit, missing.into());
         self.put(frame, symbol.unwrap_or_else(unknown));
     }
 }
@@ -320,11 +316,11 @@ impl From<Missing> for Unresolved {
 
 fn plain(name: &str, module: Module) -> Symbol {
     let name: Arc<str> = pretty::clean(name).as_ref().into();
-    Symbol { system_name: Arc::clone(&name), name, module, function: None, resolved: true }
+    Symbol { system_name: Arc::clone(&name), name, module, function: None, unresolved: None }
 }
 
-fn unnamed(name: &str, module: Module) -> Symbol {
-    Symbol { resolved: false, ..plain(name, module) }
+fn unnamed(name: &str, module: Module, why: Unresolved) -> Symbol {
+    Symbol { unresolved: Some(why), ..plain(name, module) }
 }
 
 /// Last component of a path, without the kernel's ` (deleted)`.
@@ -350,5 +346,62 @@ pub const fn marker_name(marker: Marker) -> &'static str {
         Marker::StackLost => "[stack lost]",
         Marker::GarbageCollector => "Garbage Collector",
         Marker::Overflow => "[other stacks]",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Method;
+
+    struct Nothing;
+
+    impl Directory for Nothing {
+        fn image(&self, _: ImageId) -> Option<ImageFile<'_>> {
+            None
+        }
+
+        fn live_pid(&self, _: ProcessId) -> Option<u32> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_frame_without_a_name_is_counted_once_and_named_when_the_answer_comes() {
+        let process = ProcessId(1);
+        let managed = FrameKey::Managed { process, start: 0x1000, generation: 0 };
+        let unknown = FrameKey::Unknown { process, address: 0x77 };
+        let mut symbolizer = Symbolizer::default();
+        for _ in 0..2 {
+            symbolizer.resolve([managed, unknown], &Nothing);
+        }
+        let count = |symbolizer: &Symbolizer, why: Unresolved| {
+            symbolizer.counters().into_iter().find(|(name, _)| *name == why.name()).map(|(_, count)| count)
+        };
+        assert_eq!(symbolizer.symbol(managed).name.as_ref(), "[managed] 0x1000");
+        assert_eq!(count(&symbolizer, Unresolved::NotAnswered), Some(1));
+        assert_eq!(count(&symbolizer, Unresolved::NoMapping), Some(1));
+        let method = Method {
+            asked: 0x1000,
+            module_id: 1,
+            token: 1,
+            dynamic: false,
+            name: "A.M()".to_owned(),
+            module: String::new(),
+            ranges: vec![(0x1000, 16)],
+        };
+        symbolizer.observe(process, &ShimEvent::Method(Box::new(method)));
+        symbolizer.resolve([managed, unknown], &Nothing);
+        assert_eq!(symbolizer.symbol(managed).name.as_ref(), "A.M()");
+        assert_eq!(count(&symbolizer, Unresolved::NotAnswered), None);
+    }
+
+    #[test]
+    fn file_names_are_told_from_paths_and_brackets() {
+        for (path, name) in
+            [("/usr/lib/libc.so.6", "libc.so.6"), ("/a/b (deleted)", "b"), ("[vdso]", "vdso"), ("", "")]
+        {
+            assert_eq!(file_name(path), name);
+        }
     }
 }
