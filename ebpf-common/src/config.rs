@@ -50,5 +50,9 @@ plain! {
         pub kernfs_node_id: u32,
         /// `task_struct.on_cpu`, or [`NO_FIELD`].
         pub task_on_cpu: u32,
+        /// `task_struct.se.sum_exec_runtime`.
+        pub task_exec: u32,
+        /// Named padding.
+        pub reserved: u32,
     }
 }

@@ -57,7 +57,8 @@ counters! {
     ThreadEndsStored "thread_ends_stored" "thread ends put into the ring";
     ThreadEndsRingFull "thread_ends_ring_full" "thread ends dropped because the ring was full";
     ThreadMapFull "thread_map_full" "scheduler events of threads for which the map had no room";
-    ThreadLate "thread_late" "threads that entered the recording late: lost before, or newly in the cgroup";
+    ThreadLate "thread_late" "threads first seen after the start that were not new: without room before, or newly in the cgroup";
+    SwitchesMissed "switches_missed" "switches the kernel did not report, made up for from the thread's run time";
     SelectedMapFull "selected_map_full" "forked processes not selected because the map had no room";
     StackUnreadable "stack_unreadable" "stack copies without a single byte (page missing)";
     StackLimited "stack_limited" "stack copies that reached the limit";
@@ -70,6 +71,7 @@ counters! {
     PerfLost "perf_lost" "perf's records for which its ring had no room";
     PerfBad "perf_bad" "perf's records that could not be decoded";
     ThreadTorn "thread_torn" "threads whose times kept changing while they were read";
+    ThreadMisjudged "thread_misjudged" "threads that seemed to run and were found asleep in /proc";
     CpuNotFollowed "cpu_not_followed" "CPUs that came online and could not be sampled (tried once a second)";
 }
 

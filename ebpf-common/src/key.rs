@@ -36,6 +36,8 @@ plain! {
         pub wait_start_ns: u64,
         /// Blocked part of the present wait, once it is over.
         pub wait_blocked_ns: u64,
+        /// `task_struct.se.sum_exec_runtime` at its last switch-out; `u64::MAX` before the first. Used when a switch was missed.
+        pub exec_ns: u64,
         /// Process.
         pub tgid: u32,
         /// One of the `STATE_` values.

@@ -26,6 +26,8 @@ pub(crate) static CONFIG: Config = Config {
     cgroup_kn: 0,
     kernfs_node_id: 0,
     task_on_cpu: 0,
+    task_exec: 0,
+    reserved: 0,
 };
 
 /// Reads one setting. The read is volatile: the compiler must not use the value above. To the verifier it is a constant, because the
@@ -79,6 +81,12 @@ impl Task {
     pub(crate) fn on_cpu(self) -> bool {
         let offset = setting!(task_on_cpu);
         offset != NO_FIELD && self.field::<u32>(offset) != 0
+    }
+
+    /// Time it ran so far, by the scheduler's account; up to date at a switch.
+    #[inline(always)]
+    pub(crate) fn exec_ns(self) -> u64 {
+        self.field(setting!(task_exec))
     }
 
     /// Command name.

@@ -33,8 +33,8 @@ pub(crate) struct Hook {
     pub(crate) state: u32,
     pub(crate) ran_ns: u64,
     pub(crate) probability: u64,
-    /// Whether a kernel stack is to be taken: not when user code was interrupted.
-    pub(crate) in_kernel: bool,
+    /// Whether a kernel stack is to be taken (not when user code was interrupted), without how many of its innermost frames.
+    pub(crate) kernel_stack: Option<u32>,
 }
 
 /// Why a stack record was not stored.
@@ -83,9 +83,11 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
     let mut flags = hook.flags;
 
     let mut kernel_bytes = 0;
-    if hook.in_kernel {
+    if let Some(skipped) = hook.kernel_stack {
         // SAFETY: the buffer has `MAX_KERNEL_STACK_BYTES` and more.
-        let got = unsafe { bpf_get_stack(ctx, scratch.tail.as_mut_ptr().cast(), MAX_KERNEL_STACK_BYTES, 0) };
+        let got = unsafe {
+            bpf_get_stack(ctx, scratch.tail.as_mut_ptr().cast(), MAX_KERNEL_STACK_BYTES, u64::from(skipped))
+        };
         if got < 0 {
             count(Counter::KernelStackFailed);
         } else {

@@ -37,7 +37,7 @@ pub(crate) fn cpu_sample(ctx: &PerfEventContext) {
         state: 0,
         ran_ns: 0,
         probability: CERTAIN,
-        in_kernel: cs & 3 != 3,
+        kernel_stack: if cs & 3 == 3 { None } else { Some(0) },
     };
     count(match stack_record(ctx.as_ptr(), task, &SAMPLE_SCRATCH, &hook) {
         Ok(_) => Counter::CpuSamplesStored,

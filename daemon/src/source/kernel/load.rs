@@ -111,6 +111,10 @@ fn config(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> Res
         css_set_dfl_cgrp: btf.offset_of("css_set", "dfl_cgrp")?,
         cgroup_kn: btf.offset_of("cgroup", "kn")?,
         kernfs_node_id: btf.offset_of("kernfs_node", "id")?,
+        task_exec: btf
+            .offset_of("task_struct", "se")?
+            .saturating_add(btf.offset_of("sched_entity", "sum_exec_runtime")?),
+        reserved: 0,
         // Without CONFIG_SMP there is no such field before 6.17.
         task_on_cpu: match btf.offset_of("task_struct", "on_cpu") {
             Err(BtfError::NoField { .. }) => NO_FIELD,

@@ -173,6 +173,9 @@ const HOTPLUG_INTERVAL_NS: u64 = 1_000_000_000;
 /// A torn read of a thread's times is repeated at most this often.
 const REREADS: u32 = 8;
 
+/// A thread that seems to run for longer is looked up in /proc; ten times the scheduler's longest slice.
+const LONG_RUN_NS: u64 = 30_000_000;
+
 /// The recording in the kernel.
 pub struct KernelSource {
     // Dropped first: closing the perf rings and the programs' links ends all recording.
@@ -295,6 +298,7 @@ impl KernelSource {
                 entered_ns: since_ns,
                 since_ns,
                 wait_start_ns: since_ns,
+                exec_ns: u64::MAX,
                 tgid,
                 state: thread.state,
                 wait_flags: if thread.state == STATE_BLOCKED {
@@ -447,12 +451,28 @@ impl KernelSource {
                 }
             }
             match read {
-                Some(Some(snapshot)) => snapshots.push(snapshot),
+                Some(Some(snapshot)) => snapshots.push(self.confirm(snapshot)),
                 Some(None) => self.count(Counter::ThreadTorn, 1),
                 None => {}
             }
         }
         snapshots
+    }
+
+    /// Asks /proc about a thread that seems to run for long: one whose switch-out was not reported must not collect CPU time
+    /// until its next event.
+    fn confirm(&mut self, mut snapshot: ThreadSnapshot) -> ThreadSnapshot {
+        let Progress::OnCpu { since } = snapshot.progress else { return snapshot };
+        let open = snapshot.at.0.saturating_sub(since.0);
+        let thread = snapshot.times.thread;
+        if open > LONG_RUN_NS && seed::state(thread.pid, thread.tid) == Some(STATE_BLOCKED) {
+            self.count(Counter::ThreadMisjudged, 1);
+            snapshot.times.oncpu_ns = snapshot.times.oncpu_ns.saturating_sub(open);
+            snapshot.times.blocked_ns = snapshot.times.blocked_ns.saturating_add(open);
+            snapshot.progress =
+                Progress::Waiting { start: since, blocked_ns: open, runnable_ns: 0, kept: false };
+        }
+        snapshot
     }
 
     /// All counters of this source.
