@@ -1,1 +1,30 @@
-//! See the crate description.
+//! The library a CLR loads as a notification-only profiler. It answers the daemon's questions about managed code, reports
+//! sampled allocations and what became of them, collections and pauses, through one shared region (`profiler-protocol`).
+//!
+//! No libc, no allocator, no locks, no signals, no panics: `cargo xtask` links it as a `no_std` cdylib and fails the build when
+//! a panic path survives. Here, as a plain library, it is tested with std.
+//!
+//! Reading order: [`com`] (how the runtime calls us and we call it) → [`instance`] (one attached profiler; all its state) →
+//! [`event`] (what runs on the app's threads) → [`service`] (the one thread of our own) → [`method`] (names).
+#![cfg_attr(not(test), no_std)]
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!("the shim's system calls and register capture are written for x86-64 Linux");
+
+pub mod com;
+pub mod event;
+#[cfg(all(feature = "freestanding", not(test)))]
+mod freestanding;
+pub mod gate;
+pub mod gc;
+pub mod instance;
+pub mod live;
+pub mod method;
+pub mod region;
+pub mod repeat;
+pub mod service;
+pub mod signature;
+pub mod stack;
+pub mod sys;
+pub mod text;
+pub mod types;

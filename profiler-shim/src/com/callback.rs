@@ -1,0 +1,241 @@
+//! What the runtime calls: thunks that turn raw arguments into safe ones. Each checks first that the instance may act: in a forked
+//! child and after goodbye nothing happens. All answer S_OK: a profiler's trouble is not the app's.
+
+use super::guid::{CALLBACKS, Guid, IUNKNOWN};
+use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, E_NOINTERFACE, E_POINTER, S_OK};
+use super::info::Info;
+use super::object::{self, object};
+use crate::sys;
+use core::ffi::c_void;
+use profiler_protocol::record::Registers;
+
+/// Longest client name or payload looked at, in elements.
+const MOST: usize = 1 << 16;
+
+/// A slice of what the runtime passes as pointer and length.
+///
+/// # Safety
+/// `pointer` is null or points to `count` elements that stay as they are for the call.
+unsafe fn slice<'a, T>(pointer: *const T, count: u32) -> &'a [T] {
+    if pointer.is_null() {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { core::slice::from_raw_parts(pointer, (count as usize).min(MOST)) }
+}
+
+pub(super) unsafe extern "C" fn query_interface(
+    this: *mut c_void,
+    interface: *const Guid,
+    out: *mut *mut c_void,
+) -> i32 {
+    // SAFETY: the runtime passes a GUID or null.
+    let interface = unsafe { interface.as_ref() };
+    // SAFETY: the runtime passes a place for a pointer or null.
+    let (Some(interface), Some(out)) = (interface, unsafe { out.as_mut() }) else { return E_POINTER };
+    if *interface != IUNKNOWN && !CALLBACKS.contains(interface) {
+        return E_NOINTERFACE;
+    }
+    // SAFETY: `this` is the object it was called on.
+    unsafe { object(this) }.add_ref();
+    *out = this;
+    S_OK
+}
+
+pub(super) unsafe extern "C" fn add_ref(this: *mut c_void) -> u32 {
+    // SAFETY: `this` is the object it was called on.
+    unsafe { object(this) }.add_ref()
+}
+
+pub(super) unsafe extern "C" fn release(this: *mut c_void) -> u32 {
+    // SAFETY: `this` is the object it was called on.
+    let (left, last) = unsafe { object(this) }.release();
+    if last {
+        // SAFETY: that was the last reference. The thread, if any, ended before the runtime let go (`profiler_detach_succeeded`).
+        unsafe { object::destroy(this) };
+    }
+    left
+}
+
+pub(super) unsafe extern "C" fn load_as_notification_only(_: *mut c_void, answer: *mut i32) -> i32 {
+    // SAFETY: the runtime passes a place for a BOOL or null.
+    if let Some(answer) = unsafe { answer.as_mut() } {
+        *answer = 1;
+    }
+    S_OK
+}
+
+/// Both ways of being initialised. Answers S_OK or declines quietly.
+///
+/// # Safety
+/// `this` is an object, `unknown` an interface pointer of the runtime.
+unsafe fn start(this: *mut c_void, unknown: *mut c_void, attached: bool) -> i32 {
+    // SAFETY: the caller's promise.
+    let object = unsafe { object(this) };
+    // SAFETY: the caller's promise.
+    let Some(info) = (unsafe { Info::query(unknown) }) else { return CORPROF_E_PROFILER_CANCEL_ACTIVATION };
+    if object.instance.set_up(info, attached).is_err() {
+        info.release();
+        return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
+    }
+    if attached {
+        // The service thread starts the session: that takes tens of milliseconds of managed code, and re-enters.
+        return S_OK;
+    }
+    object.instance.set_listening(true);
+    object.instance.start_session(info);
+    object.start_thread();
+    S_OK
+}
+
+pub(super) unsafe extern "C" fn initialize(this: *mut c_void, unknown: *mut c_void) -> i32 {
+    // SAFETY: what the runtime passes.
+    unsafe { start(this, unknown, false) }
+}
+
+pub(super) unsafe extern "C" fn initialize_for_attach(
+    this: *mut c_void,
+    unknown: *mut c_void,
+    _: *const c_void,
+    _: u32,
+) -> i32 {
+    // SAFETY: what the runtime passes.
+    unsafe { start(this, unknown, true) }
+}
+
+pub(super) unsafe extern "C" fn profiler_attach_complete(this: *mut c_void) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    let object = unsafe { object(this) };
+    object.instance.set_listening(true);
+    object.instance.list_threads();
+    object.start_thread();
+    S_OK
+}
+
+pub(super) unsafe extern "C" fn profiler_detach_succeeded(this: *mut c_void) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    let object = unsafe { object(this) };
+    // After this the runtime unmaps the library: our thread must be out of it.
+    object.join_thread();
+    object.instance.on_detached();
+    S_OK
+}
+
+pub(super) unsafe extern "C" fn shutdown(this: *mut c_void) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    let instance = &unsafe { object(this) }.instance;
+    if instance.is_alive() {
+        instance.on_shutdown();
+    }
+    S_OK
+}
+
+pub(super) unsafe extern "C" fn module_unload_started(this: *mut c_void, module: usize) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    let instance = &unsafe { object(this) }.instance;
+    if instance.is_alive() {
+        instance.on_module_unload(module);
+    }
+    S_OK
+}
+
+pub(super) unsafe extern "C" fn module_unload_finished(this: *mut c_void, _: usize, _: i32) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    let instance = &unsafe { object(this) }.instance;
+    if instance.is_alive() {
+        instance.on_module_unloaded();
+    }
+    S_OK
+}
+
+pub(super) unsafe extern "C" fn dynamic_method_unloaded(this: *mut c_void, function: usize) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    let instance = &unsafe { object(this) }.instance;
+    if instance.is_alive() {
+        instance.on_dynamic_method_unloaded(function);
+    }
+    S_OK
+}
+
+pub(super) unsafe extern "C" fn thread_assigned_to_os_thread(
+    this: *mut c_void,
+    thread: usize,
+    os_thread: u32,
+) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    let instance = &unsafe { object(this) }.instance;
+    if instance.is_alive() {
+        instance.on_thread_assigned(thread, os_thread);
+    }
+    S_OK
+}
+
+pub(super) unsafe extern "C" fn thread_name_changed(
+    this: *mut c_void,
+    thread: usize,
+    count: u32,
+    name: *const u16,
+) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    let instance = &unsafe { object(this) }.instance;
+    if instance.is_alive() {
+        // SAFETY: `count` units at `name`, or null.
+        instance.on_thread_named(thread, unsafe { slice(name, count) });
+    }
+    S_OK
+}
+
+pub(super) unsafe extern "C" fn garbage_collection_started(
+    this: *mut c_void,
+    count: i32,
+    collected: *const i32,
+    _: u32,
+) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    let instance = &unsafe { object(this) }.instance;
+    if instance.is_alive() {
+        // SAFETY: a BOOL for each of `count` generations.
+        let collected = unsafe { slice(collected, u32::try_from(count).unwrap_or(0)) };
+        let highest = collected.iter().take(3).rposition(|c| *c != 0).unwrap_or(0);
+        instance.on_gc_started(highest as u8);
+    }
+    S_OK
+}
+
+pub(super) unsafe extern "C" fn garbage_collection_finished(this: *mut c_void) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    let instance = &unsafe { object(this) }.instance;
+    if instance.is_alive() && instance.is_listening() {
+        instance.on_gc_finished();
+    }
+    S_OK
+}
+
+/// The callback every event goes through. Its own frame is the first of an allocation's stack: registers are captured here, and
+/// `registers` keeps the frame alive until the copy is made.
+#[expect(clippy::too_many_arguments, reason = "ICorProfilerCallback10 says so")]
+pub(super) unsafe extern "C" fn event_pipe_event_delivered(
+    this: *mut c_void,
+    provider: usize,
+    id: u32,
+    version: u32,
+    _metadata_bytes: u32,
+    _metadata: *const u8,
+    bytes: u32,
+    data: *const u8,
+    _activity: *const Guid,
+    _related: *const Guid,
+    _thread: usize,
+    _frame_count: u32,
+    _frames: *const usize,
+) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    let instance = &unsafe { object(this) }.instance;
+    if instance.is_listening() && instance.is_runtime_provider(provider) {
+        let mut registers = Registers::default();
+        sys::capture(&mut registers);
+        // SAFETY: `bytes` bytes at `data`, or null.
+        instance.on_event(id, version, unsafe { slice(data, bytes) }, &registers);
+    }
+    S_OK
+}

@@ -1,0 +1,524 @@
+//! Calls into the runtime: ICorProfilerInfo12 to 15, by slot. The interfaces extend one another, so the newest pointer serves all
+//! slots of the older ones; slots newer than 12 are guarded by the interface's number.
+
+use super::guid::{Guid, IMETADATA_IMPORT2, INFOS};
+use super::hresult::{E_FAIL, S_OK};
+use super::metadata::Metadata;
+use crate::live::Handles;
+use core::ffi::c_void;
+use core::ptr::null_mut;
+
+/// Reads the function address in slot `slot` of the interface at `this`.
+///
+/// # Safety
+/// `this` is a live COM interface pointer with more than `slot` slots.
+pub(super) unsafe fn slot(this: *mut c_void, slot: usize) -> *const () {
+    // SAFETY: a COM object begins with the pointer to its table.
+    let table = unsafe { *this.cast::<*const *const ()>() };
+    // SAFETY: the table has that many entries.
+    let entry = unsafe { table.add(slot) };
+    // SAFETY: as above.
+    unsafe { *entry }
+}
+
+/// Calls a slot: `invoke!(pointer, number, (types…), arguments…)`.
+macro_rules! invoke {
+    ($this:expr, $slot:literal, ($($type:ty),*) $(, $argument:expr)*) => {{
+        let this: *mut core::ffi::c_void = $this;
+        // SAFETY: `this` is the runtime's interface, which is held; the slot exists at its level.
+        let function = unsafe { $crate::com::info::slot(this, $slot) };
+        type Signature = unsafe extern "C" fn(*mut core::ffi::c_void $(, $type)*) -> i32;
+        // SAFETY: the slot's signature in corprof.idl (cor.h for metadata) is this one.
+        let function = unsafe { core::mem::transmute::<*const (), Signature>(function) };
+        // SAFETY: all pointers passed are to live locals of the sizes the slot asks for.
+        unsafe { function(this $(, $argument)*) }
+    }};
+}
+pub(super) use invoke;
+
+/// The runtime's interface. Held from Initialize until the object goes; calls are safe as long as the instance lives.
+#[derive(Clone, Copy)]
+pub struct Info {
+    pointer: *mut c_void,
+    level: u32,
+}
+
+/// COR_PRF_MONITOR flags, low and high word.
+#[derive(Clone, Copy)]
+pub struct Mask {
+    low: u32,
+    high: u32,
+}
+
+impl Mask {
+    /// MODULE_LOADS (for unloads), THREADS; DYNAMIC_FUNCTION_UNLOADS, BASIC_GC, EVENT_PIPE. All may be set after an attach and by a
+    /// notification-only profiler.
+    pub const OURS: Self = Self { low: 0x4 | 0x200, high: 0x4 | 0x10 | 0x80 };
+}
+
+/// COR_PRF_EVENTPIPE_PROVIDER_CONFIG.
+#[repr(C)]
+struct ProviderConfig {
+    name: *const u16,
+    keywords: u64,
+    level: u32,
+    filter: *const u16,
+}
+
+const RUNTIME_PROVIDER: [u16; 32] = {
+    let name = b"Microsoft-Windows-DotNETRuntime";
+    let mut units = [0u16; 32];
+    let mut at = 0;
+    while at < name.len() {
+        units[at] = name[at] as u16;
+        at += 1;
+    }
+    units
+};
+
+/// COR_PRF_CODE_INFO: a run of code.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CodeRange {
+    /// First address.
+    pub start: usize,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+/// What a FunctionID stands for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Function {
+    /// The class, 0 where the runtime does not say.
+    pub class: usize,
+    /// The module.
+    pub module: usize,
+    /// MethodDef token.
+    pub token: u32,
+    /// Type arguments of the method.
+    pub arguments: Arguments,
+}
+
+/// What a ClassID stands for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Class {
+    /// The module.
+    pub module: usize,
+    /// TypeDef token.
+    pub token: u32,
+    /// Type arguments, of all enclosing types together.
+    pub arguments: Arguments,
+}
+
+/// Type arguments: ClassIDs. More than fit are told as the count only.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Arguments {
+    ids: [usize; 16],
+    count: u32,
+}
+
+impl Arguments {
+    /// The ClassIDs.
+    #[must_use]
+    pub fn ids(&self) -> &[usize] {
+        self.ids.get(..self.count as usize).unwrap_or(&self.ids)
+    }
+}
+
+impl Info {
+    /// The newest interface the runtime has, from the one it passes to Initialize; `None` below Info12 (.NET 5).
+    ///
+    /// # Safety
+    /// `unknown` is a live interface pointer or null.
+    pub unsafe fn query(unknown: *mut c_void) -> Option<Self> {
+        if unknown.is_null() {
+            return None;
+        }
+        for (guid, level) in &INFOS {
+            let mut pointer = null_mut();
+            let answer = invoke!(unknown, 0, (*const Guid, *mut *mut c_void), guid, &raw mut pointer);
+            if answer == S_OK && !pointer.is_null() {
+                return Some(Self { pointer, level: *level });
+            }
+        }
+        None
+    }
+
+    /// What [`Info::address`] and [`Info::level`] gave; `None` for 0.
+    pub(crate) fn from_address(address: usize, level: u32) -> Option<Self> {
+        let pointer = core::ptr::with_exposed_provenance_mut::<c_void>(address);
+        (!pointer.is_null()).then_some(Self { pointer, level })
+    }
+
+    pub(crate) fn address(self) -> usize {
+        self.pointer.expose_provenance()
+    }
+
+    pub(crate) fn level(self) -> u32 {
+        self.level
+    }
+
+    /// True from .NET 7 on.
+    #[must_use]
+    pub fn has_handles(self) -> bool {
+        self.level >= 13
+    }
+
+    /// Gives the interface up.
+    pub fn release(self) {
+        invoke!(self.pointer, 2, ());
+    }
+
+    /// Runtime version (major, minor, build) and the CLR's instance id; zeroes where it does not say.
+    #[must_use]
+    pub fn runtime(self) -> (u16, u16, u16, u16) {
+        let (mut clr, mut major, mut minor, mut build, mut qfe) = (0u16, 0u16, 0u16, 0u16, 0u16);
+        let (mut kind, mut needed) = (0u32, 0u32);
+        invoke!(
+            self.pointer,
+            67,
+            (*mut u16, *mut u32, *mut u16, *mut u16, *mut u16, *mut u16, u32, *mut u32, *mut u16),
+            &raw mut clr,
+            &raw mut kind,
+            &raw mut major,
+            &raw mut minor,
+            &raw mut build,
+            &raw mut qfe,
+            0,
+            &raw mut needed,
+            null_mut()
+        );
+        (major, minor, build, clr)
+    }
+
+    /// Says which callbacks we want.
+    ///
+    /// # Errors
+    /// The runtime's refusal.
+    pub fn set_mask(self, mask: Mask) -> Result<(), i32> {
+        ok(invoke!(self.pointer, 82, (u32, u32), mask.low, mask.high))
+    }
+
+    /// Starts a session on the runtime's provider.
+    ///
+    /// # Errors
+    /// The runtime's refusal.
+    pub fn start_session(self, keywords: u64, level: u32) -> Result<u64, i32> {
+        let config =
+            ProviderConfig { name: RUNTIME_PROVIDER.as_ptr(), keywords, level, filter: core::ptr::null() };
+        let mut session = 0u64;
+        let answer = invoke!(
+            self.pointer,
+            101,
+            (u32, *const ProviderConfig, i32, *mut u64),
+            1,
+            &raw const config,
+            0,
+            &raw mut session
+        );
+        ok(answer)?;
+        if session == 0 { Err(E_FAIL) } else { Ok(session) }
+    }
+
+    /// Ends a session.
+    ///
+    /// # Errors
+    /// The runtime's refusal.
+    pub fn stop_session(self, session: u64) -> Result<(), i32> {
+        ok(invoke!(self.pointer, 103, (u64), session))
+    }
+
+    /// True for `Microsoft-Windows-DotNETRuntime`.
+    #[must_use]
+    pub fn provider_is_runtime(self, provider: usize) -> bool {
+        let (mut name, mut needed) = ([0u16; 64], 0u32);
+        let answer = invoke!(
+            self.pointer,
+            105,
+            (usize, u32, *mut u32, *mut u16),
+            provider,
+            64,
+            &raw mut needed,
+            name.as_mut_ptr()
+        );
+        answer == S_OK && name.starts_with(&RUNTIME_PROVIDER)
+    }
+
+    /// Asks to be detached; the runtime waits `wait_ms` before it looks whether that is possible.
+    ///
+    /// # Errors
+    /// The runtime's refusal.
+    pub fn request_detach(self, wait_ms: u32) -> Result<(), i32> {
+        ok(invoke!(self.pointer, 58, (u32), wait_ms))
+    }
+
+    /// The OS id of a managed thread, if it has one.
+    #[must_use]
+    pub fn os_thread(self, thread: usize) -> Option<u32> {
+        let mut os_thread = 0u32;
+        let answer = invoke!(self.pointer, 12, (usize, *mut u32), thread, &raw mut os_thread);
+        (answer == S_OK && os_thread != 0).then_some(os_thread)
+    }
+
+    /// Calls `each` for every managed thread, at most 4096.
+    pub fn each_thread(self, mut each: impl FnMut(usize)) {
+        let mut list = null_mut::<c_void>();
+        let answer = invoke!(self.pointer, 71, (*mut *mut c_void), &raw mut list);
+        if answer != S_OK || list.is_null() {
+            return;
+        }
+        for _ in 0..4096 {
+            let (mut thread, mut fetched) = (0usize, 0u32);
+            invoke!(list, 7, (u32, *mut usize, *mut u32), 1, &raw mut thread, &raw mut fetched);
+            if fetched == 0 {
+                break;
+            }
+            each(thread);
+        }
+        invoke!(list, 2, ());
+    }
+
+    /// The function whose code is at `address`, and which of its rejitted versions.
+    ///
+    /// # Errors
+    /// The runtime's refusal: not managed code, or gone.
+    pub fn function_at(self, address: usize) -> Result<(usize, usize), i32> {
+        let (mut function, mut rejit) = (0usize, 0usize);
+        let answer = invoke!(
+            self.pointer,
+            88,
+            (usize, *mut usize, *mut usize),
+            address,
+            &raw mut function,
+            &raw mut rejit
+        );
+        ok(answer)?;
+        if function == 0 { Err(E_FAIL) } else { Ok((function, rejit)) }
+    }
+
+    /// True for methods made by Reflection.Emit's DynamicMethod and the runtime's own stubs.
+    #[must_use]
+    pub fn is_dynamic(self, function: usize) -> bool {
+        let mut dynamic = 0i32;
+        let answer = invoke!(self.pointer, 87, (usize, *mut i32), function, &raw mut dynamic);
+        answer == S_OK && dynamic != 0
+    }
+
+    /// A dynamic method's module and name; the signature is handed to `use_it`.
+    ///
+    /// # Errors
+    /// The runtime's refusal.
+    pub fn dynamic_function(
+        self,
+        function: usize,
+        name: &mut [u16; 512],
+    ) -> Result<(usize, &'static [u8]), i32> {
+        let (mut module, mut signature, mut bytes, mut needed) =
+            (0usize, core::ptr::null::<u8>(), 0u32, 0u32);
+        let answer = invoke!(
+            self.pointer,
+            89,
+            (usize, *mut usize, *mut *const u8, *mut u32, u32, *mut u32, *mut u16),
+            function,
+            &raw mut module,
+            &raw mut signature,
+            &raw mut bytes,
+            512,
+            &raw mut needed,
+            name.as_mut_ptr()
+        );
+        ok(answer)?;
+        // SAFETY: the runtime's own copy of the signature, which lives as long as the method; the gate keeps it for this look-up.
+        Ok((module, unsafe { super::metadata::blob(signature, bytes) }))
+    }
+
+    /// Class, module, token and type arguments of a function.
+    ///
+    /// # Errors
+    /// The runtime's refusal.
+    pub fn function(self, function: usize) -> Result<Function, i32> {
+        let mut found = Function::default();
+        let mut count = 0u32;
+        let answer = invoke!(
+            self.pointer,
+            38,
+            (usize, usize, *mut usize, *mut usize, *mut u32, u32, *mut u32, *mut usize),
+            function,
+            0,
+            &raw mut found.class,
+            &raw mut found.module,
+            &raw mut found.token,
+            16,
+            &raw mut count,
+            found.arguments.ids.as_mut_ptr()
+        );
+        ok(answer)?;
+        found.arguments.count = count.min(16);
+        Ok(found)
+    }
+
+    /// Module, token and type arguments of a class.
+    ///
+    /// # Errors
+    /// The runtime's refusal; 0x80131366 for what is no class (pointers, by-refs, function pointers).
+    pub fn class(self, class: usize) -> Result<Class, i32> {
+        let mut found = Class::default();
+        let (mut parent, mut count) = (0usize, 0u32);
+        let answer = invoke!(
+            self.pointer,
+            41,
+            (usize, *mut usize, *mut u32, *mut usize, u32, *mut u32, *mut usize),
+            class,
+            &raw mut found.module,
+            &raw mut found.token,
+            &raw mut parent,
+            16,
+            &raw mut count,
+            found.arguments.ids.as_mut_ptr()
+        );
+        ok(answer)?;
+        found.arguments.count = count.min(16);
+        Ok(found)
+    }
+
+    /// An array class: (element type code, element class, rank); `None` for other classes.
+    #[must_use]
+    pub fn array(self, class: usize) -> Option<(u32, usize, u32)> {
+        let (mut kind, mut element, mut rank) = (0u32, 0usize, 0u32);
+        let answer = invoke!(
+            self.pointer,
+            11,
+            (usize, *mut u32, *mut usize, *mut u32),
+            class,
+            &raw mut kind,
+            &raw mut element,
+            &raw mut rank
+        );
+        (answer == S_OK).then_some((kind, element, rank))
+    }
+
+    /// A module's path, as UTF-16 in `name`; and its assembly.
+    #[must_use]
+    pub fn module(self, module: usize, name: &mut [u16; 512]) -> Option<usize> {
+        let (mut base, mut needed, mut assembly, mut flags) = (0usize, 0u32, 0usize, 0u32);
+        let answer = invoke!(
+            self.pointer,
+            70,
+            (usize, *mut usize, u32, *mut u32, *mut u16, *mut usize, *mut u32),
+            module,
+            &raw mut base,
+            512,
+            &raw mut needed,
+            name.as_mut_ptr(),
+            &raw mut assembly,
+            &raw mut flags
+        );
+        (answer == S_OK).then_some(assembly)
+    }
+
+    /// An assembly's simple name, as UTF-16 in `name`.
+    #[must_use]
+    pub fn assembly(self, assembly: usize, name: &mut [u16; 512]) -> bool {
+        let (mut needed, mut domain, mut module) = (0u32, 0usize, 0usize);
+        let answer = invoke!(
+            self.pointer,
+            26,
+            (usize, u32, *mut u32, *mut u16, *mut usize, *mut usize),
+            assembly,
+            512,
+            &raw mut needed,
+            name.as_mut_ptr(),
+            &raw mut domain,
+            &raw mut module
+        );
+        answer == S_OK
+    }
+
+    /// A module's metadata.
+    #[must_use]
+    pub fn metadata(self, module: usize) -> Option<Metadata> {
+        let mut pointer = null_mut::<c_void>();
+        let answer = invoke!(
+            self.pointer,
+            21,
+            (usize, u32, *const Guid, *mut *mut c_void),
+            module,
+            0,
+            &IMETADATA_IMPORT2,
+            &raw mut pointer
+        );
+        // SAFETY: an IMetaDataImport2 that is ours to release.
+        (answer == S_OK && !pointer.is_null()).then(|| unsafe { Metadata::new(pointer) })
+    }
+
+    /// First addresses of a function's code bodies.
+    #[must_use]
+    pub fn bodies(self, function: usize, rejit: usize, starts: &mut [usize; 32]) -> usize {
+        let mut count = 0u32;
+        let answer = invoke!(
+            self.pointer,
+            90,
+            (usize, usize, u32, *mut u32, *mut usize),
+            function,
+            rejit,
+            32,
+            &raw mut count,
+            starts.as_mut_ptr()
+        );
+        if answer == S_OK { (count as usize).min(32) } else { 0 }
+    }
+
+    /// The runs of one body, hot part first.
+    #[must_use]
+    pub fn code(self, start: usize, ranges: &mut [CodeRange; 8]) -> usize {
+        let mut count = 0u32;
+        let answer = invoke!(
+            self.pointer,
+            92,
+            (usize, u32, *mut u32, *mut CodeRange),
+            start,
+            8,
+            &raw mut count,
+            ranges.as_mut_ptr()
+        );
+        if answer == S_OK { (count as usize).min(8) } else { 0 }
+    }
+}
+
+fn ok(answer: i32) -> Result<(), i32> {
+    if answer >= 0 { Ok(()) } else { Err(answer) }
+}
+
+impl Handles for Info {
+    fn create(&self, address: usize) -> Option<usize> {
+        let mut handle = 0usize;
+        // 1: COR_PRF_HANDLE_TYPE_WEAK.
+        let answer = invoke!(self.pointer, 108, (usize, u32, *mut usize), address, 1, &raw mut handle);
+        (answer == S_OK && handle != 0).then_some(handle)
+    }
+
+    fn destroy(&self, handle: usize) {
+        invoke!(self.pointer, 109, (usize), handle);
+    }
+
+    fn object(&self, handle: usize) -> Option<usize> {
+        let mut object = 0usize;
+        let answer = invoke!(self.pointer, 110, (usize, *mut usize), handle, &raw mut object);
+        (answer == S_OK).then_some(object)
+    }
+
+    fn generation(&self, object: usize) -> Option<u8> {
+        /// COR_PRF_GC_GENERATION_RANGE.
+        #[repr(C)]
+        #[derive(Default)]
+        struct Range {
+            generation: u32,
+            start: usize,
+            bytes: usize,
+            reserved: usize,
+        }
+        let mut range = Range::default();
+        let answer = invoke!(self.pointer, 55, (usize, *mut Range), object, &raw mut range);
+        (answer == S_OK).then_some(range.generation.min(4) as u8)
+    }
+}

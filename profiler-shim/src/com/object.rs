@@ -1,0 +1,114 @@
+//! An instance as a COM object: where it lives, who counts its references, its thread, and its end.
+
+use super::vtable::{CALLBACKS, Vtable};
+use crate::instance::Instance;
+use crate::region::Mapping;
+use crate::service;
+use crate::sys::{self, Thread};
+use core::ffi::c_void;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use profiler_protocol::layout::Geometry;
+
+/// What the runtime holds a pointer to.
+#[repr(C)]
+pub struct Object {
+    vtable: &'static Vtable,
+    references: AtomicU32,
+    mapping: Mapping,
+    /// The service thread, 0 for none.
+    thread: AtomicUsize,
+    /// The profiler.
+    pub instance: Instance,
+}
+
+/// Makes an object with one reference, and its region.
+pub fn create() -> Option<NonNull<Object>> {
+    let memory = sys::map_private(size_of::<Object>(), false)?;
+    let object = memory.cast::<Object>().as_ptr();
+    let Some(mapping) = Mapping::new(Geometry::DEFAULT) else {
+        // SAFETY: made above, known to nobody.
+        unsafe { sys::unmap(memory, size_of::<Object>()) };
+        return None;
+    };
+    // SAFETY: the mapping is given up in `destroy` only, after the last reference.
+    let region = unsafe { mapping.region(Geometry::DEFAULT) }?;
+    // SAFETY: as above.
+    let guard = unsafe { mapping.guard() };
+    // The memory is zeroed, and zeroes are valid for all fields but these five.
+    // SAFETY: in bounds of the memory just made, and unshared.
+    unsafe { (&raw mut (*object).vtable).write(&CALLBACKS) };
+    // SAFETY: as above.
+    unsafe { (&raw mut (*object).references).write(AtomicU32::new(1)) };
+    // SAFETY: as above.
+    unsafe { (&raw mut (*object).mapping).write(mapping) };
+    // SAFETY: as above.
+    unsafe { (&raw mut (*object).instance.region).write(region) };
+    // SAFETY: as above.
+    unsafe { (&raw mut (*object).instance.guard).write(guard) };
+    Some(memory.cast())
+}
+
+/// The object behind a pointer the runtime passes.
+///
+/// # Safety
+/// `this` came from [`create`], and a reference is held.
+pub unsafe fn object<'a>(this: *mut c_void) -> &'a Object {
+    // SAFETY: the caller's promise. All that changes in an object is atomic.
+    unsafe { &*this.cast::<Object>() }
+}
+
+impl Object {
+    /// One more reference.
+    pub fn add_ref(&self) -> u32 {
+        self.references.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// One less; true when it was the last.
+    pub fn release(&self) -> (u32, bool) {
+        // AcqRel: whoever frees sees everything the others did.
+        let before = self.references.fetch_sub(1, Ordering::AcqRel);
+        (before.wrapping_sub(1), before == 1)
+    }
+
+    /// Starts the service thread. The last thing of a successful Initialize: failing one unmaps the library under the thread.
+    pub fn start_thread(&self) -> bool {
+        let this = (&raw const *self).cast_mut().cast::<c_void>();
+        // SAFETY: `service_main` expects an object; the thread is joined before it goes (`join_thread`).
+        let Some(thread) = (unsafe { sys::spawn(service_main, this) }) else { return false };
+        // Release: pairs with the swap in `join_thread`.
+        self.thread.store(thread, Ordering::Release);
+        true
+    }
+
+    /// Waits until the service thread has left the library's code.
+    pub fn join_thread(&self) {
+        let thread: Thread = self.thread.swap(0, Ordering::AcqRel);
+        if thread != 0 {
+            // SAFETY: from `spawn`; the swap makes sure of once; only the runtime's detaching thread calls this.
+            unsafe { sys::join(thread) };
+        }
+    }
+}
+
+extern "C" fn service_main(argument: *mut c_void) -> *mut c_void {
+    // SAFETY: `start_thread` passes its own object, which outlives the thread.
+    let object = unsafe { object(argument) };
+    service::run(&object.instance);
+    core::ptr::null_mut()
+}
+
+/// Frees the object and its region.
+///
+/// # Safety
+/// No reference is left, and no thread is inside.
+pub unsafe fn destroy(this: *mut c_void) {
+    let Some(memory) = NonNull::new(this) else { return };
+    // SAFETY: the caller's promise: ours alone.
+    let object = unsafe { object(this) };
+    object.join_thread();
+    // SAFETY: nobody is left to use region or guard.
+    unsafe { object.mapping.unmap() };
+    // SAFETY: from `map_private` in `create`; `object` is not used after.
+    unsafe { sys::unmap(memory, size_of::<Object>()) };
+}

@@ -1,0 +1,347 @@
+//! One attached profiler: everything it knows. The library itself has no state, so that two profilers of one process, even
+//! through the same file, do not know each other. Lives in zeroed memory of its own (`com/object.rs`).
+
+use crate::com::info::{Info, Mask};
+use crate::gate::{Gate, Met};
+use crate::gc::Gc;
+use crate::live::{Found, Live};
+use crate::method;
+use crate::region::Guard;
+use crate::repeat::Allocations;
+use crate::stack;
+use crate::sys;
+use crate::text::Text;
+use crate::types::Types;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use profiler_protocol::counter::Counter;
+use profiler_protocol::layout::{FEATURE_ALLOCATION_SAMPLED, FEATURE_LIVE_OBJECTS, State, pack_runtime};
+use profiler_protocol::producer::{Identity, Region};
+use profiler_protocol::record::{Body, Record, Words};
+
+/// What the service thread is to do; a futex word, changed by callbacks.
+pub mod phase {
+    /// Go about its work.
+    pub const WORK: u32 = 0;
+    /// The process ends: answer last questions, then say goodbye.
+    pub const CLOSING: u32 = 1;
+    /// Goodbye was said; nothing in the runtime may be called any more.
+    pub const DONE: u32 = 2;
+}
+
+/// How long the end of a process may be held up for last questions, and the pause between two looks.
+const FAREWELL_NS: u64 = 50_000_000;
+const LOOK_NS: u64 = 500_000;
+/// Threads that were named before they had an OS id, and the bytes of a name that are kept.
+const PENDING_NAMES: usize = 64;
+const NAME_BYTES: usize = 120;
+
+/// EventPipe keywords: gc; allocation sampling (.NET 10).
+const KEYWORD_GC: u64 = 1;
+const KEYWORD_ALLOCATION_SAMPLED: u64 = 0x800_0000_0000;
+
+/// An attached profiler. All but the first three fields start as zeroes.
+pub struct Instance {
+    pub(crate) region: Region<'static>,
+    pub(crate) guard: &'static Guard,
+    /// Address of the newest ICorProfilerInfo the runtime has, and its number; set once, before anything uses them.
+    pub(crate) info: AtomicUsize,
+    pub(crate) info_level: AtomicU32,
+    pub(crate) features: AtomicU64,
+    pub(crate) runtime: AtomicU64,
+    /// EventPipe session, 0 for none. Changed by Initialize and then by the service thread alone.
+    pub(crate) session: AtomicU64,
+    /// Bytes of stack to copy, 0 for the default.
+    pub(crate) stack_bytes: AtomicU32,
+    pub(crate) phase: AtomicU32,
+    /// 1 when attached: threads have to be listed.
+    pub(crate) attached: AtomicU32,
+    /// Provider handles, once told apart: the runtime's, and the last other one.
+    runtime_provider: AtomicUsize,
+    other_provider: AtomicUsize,
+    /// The next sample's number.
+    pub(crate) samples: AtomicU64,
+    pub(crate) allocations: Allocations,
+    pub(crate) gc: Gc,
+    pub(crate) live: Live,
+    pub(crate) types: Types,
+    pub(crate) gate: Gate,
+    pending_names: [PendingName; PENDING_NAMES],
+}
+
+/// A managed thread's name that came before its OS id. `thread` is claimed first, `bytes` are words of UTF-8.
+struct PendingName {
+    thread: AtomicUsize,
+    words: [AtomicU64; NAME_BYTES / 8],
+}
+
+impl Instance {
+    /// False in a forked child and after goodbye: the region must not be touched.
+    pub fn is_alive(&self) -> bool {
+        self.guard.alive.load(Ordering::Acquire) != 0
+    }
+
+    /// True when somebody listens (then the instance is alive, too). Relaxed: going quiet need not be instant.
+    pub fn is_listening(&self) -> bool {
+        self.guard.listening.load(Ordering::Relaxed) != 0
+    }
+
+    pub(crate) fn set_listening(&self, listening: bool) {
+        self.guard.listening.store(u32::from(listening), Ordering::Relaxed);
+    }
+
+    pub(crate) fn region(&self) -> &Region<'static> {
+        &self.region
+    }
+
+    pub(crate) fn count(&self, counter: Counter) {
+        self.region.count(counter, 1);
+    }
+
+    pub(crate) fn features(&self) -> u64 {
+        self.features.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn stack_limit(&self) -> usize {
+        match self.stack_bytes.load(Ordering::Relaxed) {
+            0 => stack::DEFAULT_LIMIT,
+            bytes => bytes as usize,
+        }
+    }
+
+    /// The runtime's interface; `None` before Initialize.
+    pub fn info(&self) -> Option<Info> {
+        Info::from_address(self.info.load(Ordering::Acquire), self.info_level.load(Ordering::Relaxed))
+    }
+
+    /// Writes a record now. False when the ring had no room (counted).
+    pub(crate) fn send(&self, body: Body<'_>) -> bool {
+        let Some(mut grant) = self.region.try_reserve(body.record_bytes()) else { return false };
+        Record { tid: sys::thread_id(), time_ns: sys::now_ns(), body }.encode(&mut grant);
+        grant.commit();
+        true
+    }
+
+    /// Sets everything up but the thread: which runtime this is, the header, the events we want.
+    ///
+    /// # Errors
+    /// The HRESULT that makes the runtime unload us quietly.
+    pub fn set_up(&self, info: Info, attached: bool) -> Result<(), i32> {
+        let (major, minor, build, clr) = info.runtime();
+        let runtime = pack_runtime(major, minor, build, clr);
+        let live = if info.has_handles() { FEATURE_LIVE_OBJECTS } else { 0 };
+        let sampled = if major >= 10 { FEATURE_ALLOCATION_SAMPLED } else { 0 };
+        self.features.store(live | sampled, Ordering::Relaxed);
+        self.runtime.store(runtime, Ordering::Relaxed);
+        self.info_level.store(info.level(), Ordering::Relaxed);
+        // Release: pairs with the acquire in `info`; the level is set before.
+        self.info.store(info.address(), Ordering::Release);
+        self.attached.store(u32::from(attached), Ordering::Relaxed);
+        info.set_mask(Mask::OURS)?;
+        self.region.publish(Identity {
+            instance: sys::random(),
+            pid: u64::from(sys::process_id()),
+            created_ns: sys::now_ns(),
+            runtime,
+            features: live | sampled,
+        });
+        self.guard.alive.store(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Starts the EventPipe session. The runtime may run managed code and deliver events on this thread before it returns, so
+    /// everything else is ready by now. .NET 10's ticks are never asked for: any session that uses the newer event ends them.
+    pub fn start_session(&self, info: Info) {
+        let sampled = self.features() & FEATURE_ALLOCATION_SAMPLED != 0;
+        let (keywords, level) =
+            if sampled { (KEYWORD_GC | KEYWORD_ALLOCATION_SAMPLED, 4) } else { (KEYWORD_GC, 5) };
+        match info.start_session(keywords, level) {
+            Ok(session) => {
+                self.session.store(session, Ordering::Relaxed);
+                self.count(Counter::SessionsStarted);
+            }
+            Err(_) => self.count(Counter::SessionsRefused),
+        }
+    }
+
+    /// True when `provider` is the runtime's own. Asked once per provider, in the callback, where the runtime answers it.
+    pub fn is_runtime_provider(&self, provider: usize) -> bool {
+        // Relaxed: each word is a fact by itself.
+        if self.runtime_provider.load(Ordering::Relaxed) == provider {
+            return true;
+        }
+        if self.other_provider.load(Ordering::Relaxed) == provider {
+            return false;
+        }
+        let Some(info) = self.info() else { return false };
+        let is_runtimes = info.provider_is_runtime(provider);
+        let known = if is_runtimes { &self.runtime_provider } else { &self.other_provider };
+        known.store(provider, Ordering::Relaxed);
+        is_runtimes
+    }
+
+    /// A collection has started; `condemned` is the highest generation it collects.
+    pub fn on_gc_started(&self, condemned: u8) {
+        self.gc.started(condemned);
+    }
+
+    /// A collection has finished: look at the objects we watch.
+    pub fn on_gc_finished(&self) {
+        let Some(condemned) = self.gc.finished() else {
+            self.count(Counter::SurveysSkipped);
+            return;
+        };
+        let Some(info) = self.info().filter(|i| i.has_handles()) else { return };
+        let surveyed = self.live.survey(&info, condemned, &mut |found| match found {
+            Found::Dead(words) => {
+                let sent = self.send(Body::ObjectsDead(words));
+                if sent {
+                    self.region.count(Counter::ObjectsDead, words.iter().count() as u64);
+                }
+                sent
+            }
+            Found::Alive(words) => self.send(Body::ObjectsAlive(words)),
+        });
+        match surveyed {
+            Some(0) => {}
+            Some(deferred) => {
+                self.region.count(Counter::SurveysDeferred, deferred);
+                self.gc.survey_missed();
+            }
+            None => {
+                self.count(Counter::SurveysSkipped);
+                self.gc.survey_missed();
+            }
+        }
+    }
+
+    /// A module goes away: no look-up may be under way, and the daemon forgets its code.
+    pub fn on_module_unload(&self, module_id: usize) {
+        self.close_gate();
+        self.types.forget();
+        if self.is_listening() {
+            self.send(Body::CodeUnloaded { module_id: module_id as u64, ranges: Words::new(&[]) });
+        }
+    }
+
+    /// It has gone.
+    pub fn on_module_unloaded(&self) {
+        self.gate.unloaded();
+    }
+
+    fn close_gate(&self) {
+        match self.gate.unload() {
+            Met::Nothing => {}
+            Met::Waited => self.count(Counter::UnloadsWaited),
+            Met::Overran => self.count(Counter::UnloadsOverran),
+        }
+    }
+
+    /// A dynamic method goes away, and with it its code; the address is used again.
+    pub fn on_dynamic_method_unloaded(&self, function: usize) {
+        self.close_gate();
+        if self.is_listening() {
+            let mut bytes = [0u8; 64];
+            match self.info().map(|info| method::code_of(info, function, &mut bytes)) {
+                Some(ranges) if !ranges.is_empty() => {
+                    self.send(Body::CodeUnloaded { module_id: 0, ranges: Words::new(ranges) });
+                }
+                _ => self.count(Counter::UnloadsUnknown),
+            }
+        }
+        self.gate.unloaded();
+    }
+
+    /// A managed thread runs on this OS thread.
+    pub fn on_thread_assigned(&self, thread: usize, os_thread: u32) {
+        let mut name = Text::<NAME_BYTES>::new();
+        for pending in &self.pending_names {
+            if pending.thread.load(Ordering::Acquire) == thread {
+                for word in &pending.words {
+                    for byte in word.load(Ordering::Relaxed).to_le_bytes().into_iter().take_while(|b| *b != 0)
+                    {
+                        // Names are kept as ASCII with anything else replaced; the daemon sees the full name when it changes.
+                        name.push(char::from(byte));
+                    }
+                }
+                pending.thread.store(0, Ordering::Release);
+                break;
+            }
+        }
+        if self.is_listening() {
+            self.send(Body::ThreadName { os_tid: os_thread, name: name.as_str() });
+        }
+    }
+
+    /// A managed thread has a name. When it does not run yet, the name is kept until it does.
+    pub fn on_thread_named(&self, thread: usize, name: &[u16]) {
+        let os_thread = self.info().and_then(|info| info.os_thread(thread)).unwrap_or(0);
+        if os_thread != 0 {
+            if self.is_listening() {
+                let mut text = Text::<NAME_BYTES>::new();
+                text.push_utf16(name);
+                self.send(Body::ThreadName { os_tid: os_thread, name: text.as_str() });
+            }
+            return;
+        }
+        let free = self
+            .pending_names
+            .iter()
+            .find(|p| p.thread.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok());
+        let Some(pending) = free else { return };
+        let mut units = name.iter().copied().take_while(|u| *u != 0);
+        for word in &pending.words {
+            let mut bytes = [0u8; 8];
+            for (byte, unit) in bytes.iter_mut().zip(&mut units) {
+                *byte = u8::try_from(unit).ok().filter(u8::is_ascii).unwrap_or(b'?');
+            }
+            word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+        }
+        // Release: pairs with the acquire in `on_thread_assigned`.
+        pending.thread.store(thread, Ordering::Release);
+    }
+
+    /// The process ends. Holds it up only when somebody listens, and at most [`FAREWELL_NS`]; afterwards the service thread
+    /// calls the runtime no more.
+    pub fn on_shutdown(&self) {
+        let next = if self.is_listening() { phase::CLOSING } else { phase::DONE };
+        if self.phase.compare_exchange(phase::WORK, next, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return;
+        }
+        if next == phase::CLOSING {
+            self.region.set_state(State::Closing);
+            sys::wake(&self.phase);
+            let until = sys::now_ns().saturating_add(FAREWELL_NS);
+            while self.phase.load(Ordering::Acquire) == phase::CLOSING && sys::now_ns() < until {
+                sys::sleep_ns(LOOK_NS);
+            }
+        }
+        // Whoever comes first says goodbye.
+        if self.phase.swap(phase::DONE, Ordering::AcqRel) != phase::DONE && next == phase::CLOSING {
+            self.set_listening(false);
+            self.send(Body::Bye);
+        }
+        sys::wake(&self.phase);
+        self.region.set_state(State::Gone);
+        self.guard.alive.store(0, Ordering::Release);
+    }
+
+    /// Tells the OS ids of the managed threads there are: after an attach, before any event is asked for.
+    pub fn list_threads(&self) {
+        let Some(info) = self.info() else { return };
+        info.each_thread(|thread| {
+            if let Some(os_tid) = info.os_thread(thread) {
+                self.send(Body::ThreadName { os_tid, name: "" });
+            }
+        });
+    }
+
+    /// The runtime lets go of us: no callback is under way any more, and none will come.
+    pub fn on_detached(&self) {
+        self.set_listening(false);
+        self.region.set_state(State::Gone);
+        self.guard.alive.store(0, Ordering::Release);
+        if let Some(info) = self.info() {
+            info.release();
+        }
+    }
+}

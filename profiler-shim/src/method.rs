@@ -1,0 +1,465 @@
+//! Addresses and ClassIDs → names, on the service thread, inside the gate. Names are raw: what the compiler made of async methods and
+//! lambdas (`<Load>d__3.MoveNext`) is made readable by the daemon.
+
+use crate::com::info::{CodeRange, Info};
+use crate::com::metadata::{Metadata, Name};
+use crate::signature::{Blob, arity, element, simple, without_namespace, word};
+use crate::text::Text;
+
+/// A name in the making; a record takes 2,048 bytes.
+pub type Line = Text<2_040>;
+
+/// Types within types, and types around types, deeper than this are cut.
+const DEPTH: u32 = 8;
+
+/// How a type is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Style {
+    /// Before a method's name: with namespace, no C# words (`System.Int32.Parse`).
+    Declaring,
+    /// As a type argument or an allocated type: with namespace, C# words.
+    Argument,
+    /// As a parameter: without namespace, C# words.
+    Parameter,
+}
+
+/// Type arguments in force.
+#[derive(Clone, Copy)]
+struct Scope<'a> {
+    metadata: Option<&'a Metadata>,
+    class: &'a [usize],
+    method: &'a [usize],
+}
+
+/// A method body, named.
+pub struct Named {
+    /// Full name.
+    pub name: Line,
+    /// Module's simple file name.
+    pub module: Line,
+    /// ModuleID.
+    pub module_id: usize,
+    /// MethodDef token; 0 for dynamic methods.
+    pub token: u32,
+    /// True for dynamic methods.
+    pub dynamic: bool,
+    /// Code of the body that was asked about.
+    pub ranges: [CodeRange; 8],
+    /// How many of them.
+    pub range_count: usize,
+}
+
+/// Names things for one runtime.
+#[derive(Clone, Copy)]
+pub struct Namer {
+    info: Info,
+}
+
+impl Namer {
+    /// For this runtime.
+    #[must_use]
+    pub fn new(info: Info) -> Self {
+        Self { info }
+    }
+
+    /// The method whose code is at `address`.
+    ///
+    /// # Errors
+    /// The runtime's HRESULT: no managed code there (any more).
+    pub fn method(&self, address: usize, out: &mut Named) -> Result<(), i32> {
+        let (function, rejit) = self.info.function_at(address)?;
+        out.name.clear();
+        out.module.clear();
+        out.module_id = 0;
+        out.token = 0;
+        out.dynamic = self.info.is_dynamic(function);
+        if out.dynamic {
+            self.dynamic_method(function, out)?;
+        } else {
+            self.plain_method(function, out)?;
+        }
+        out.range_count = self.body_of(address, function, rejit, &mut out.ranges);
+        Ok(())
+    }
+
+    fn dynamic_method(&self, function: usize, out: &mut Named) -> Result<(), i32> {
+        let mut name: Name = [0; 512];
+        let (module, signature) = self.info.dynamic_function(function, &mut name)?;
+        out.name.push_utf16(&name);
+        let scope = Scope { metadata: None, class: &[], method: &[] };
+        self.parameters(&mut out.name, scope, signature);
+        out.module_id = module;
+        self.module_name(module, &mut out.module);
+        Ok(())
+    }
+
+    fn plain_method(&self, function: usize, out: &mut Named) -> Result<(), i32> {
+        let found = self.info.function(function)?;
+        out.module_id = found.module;
+        out.token = found.token;
+        self.module_name(found.module, &mut out.module);
+        let Some(metadata) = self.info.metadata(found.module) else { return Ok(()) };
+        let mut name: Name = [0; 512];
+        let Some((type_token, signature)) = metadata.method(found.token, &mut name) else { return Ok(()) };
+        // .NET 8 and 9 give no class for code that several instantiations share; then its arguments are all references.
+        let class = if found.class == 0 { None } else { self.info.class(found.class).ok() };
+        let arguments = class.as_ref().map_or(&[][..], |c| c.arguments.ids());
+        self.type_def(&mut out.name, &metadata, type_token, arguments, Style::Declaring);
+        out.name.push('.');
+        out.name.push_utf16(&name);
+        let scope = Scope { metadata: Some(&metadata), class: arguments, method: found.arguments.ids() };
+        self.arguments(&mut out.name, scope.method, Style::Argument, 0);
+        self.parameters(&mut out.name, scope, signature);
+        Ok(())
+    }
+
+    /// The runs of the body that holds `address`; a method has one body per tier.
+    fn body_of(&self, address: usize, function: usize, rejit: usize, ranges: &mut [CodeRange; 8]) -> usize {
+        let mut starts = [0usize; 32];
+        let bodies = self.info.bodies(function, rejit, &mut starts);
+        for start in starts.iter().take(bodies) {
+            let count = self.info.code(*start, ranges);
+            let holds = |r: &CodeRange| address >= r.start && address.wrapping_sub(r.start) < r.bytes;
+            if ranges.iter().take(count).any(holds) {
+                return count;
+            }
+        }
+        0
+    }
+
+    /// The simple file name of a module; the assembly's name when it has no file.
+    pub fn module_name(&self, module: usize, out: &mut Line) {
+        let mut name: Name = [0; 512];
+        let Some(assembly) = self.info.module(module, &mut name) else { return };
+        let end = name.iter().position(|u| *u == 0).unwrap_or(name.len());
+        let path = name.get(..end).unwrap_or(&[]);
+        let file = path.iter().rposition(|u| *u == u16::from(b'/')).map_or(0, |slash| slash.wrapping_add(1));
+        out.push_utf16(path.get(file..).unwrap_or(&[]));
+        if out.is_empty() && self.info.assembly(assembly, &mut name) {
+            out.push_utf16(&name);
+        }
+    }
+
+    /// A class as a type argument or an allocated type is written, and its module. False when the runtime does not know it.
+    pub fn class(&self, class: usize, name: &mut Line, module: &mut Line) -> bool {
+        let mut element = class;
+        for _ in 0..DEPTH {
+            match self.info.array(element) {
+                Some((_, inner, _)) if inner != 0 => element = inner,
+                _ => break,
+            }
+        }
+        if let Ok(found) = self.info.class(element) {
+            self.module_name(found.module, module);
+        }
+        self.class_id(name, class, Style::Argument, 0);
+        !name.is_empty()
+    }
+
+    fn class_id(&self, out: &mut Line, class: usize, style: Style, depth: u32) {
+        if depth > DEPTH || out.was_cut() {
+            out.push('…');
+            return;
+        }
+        if let Some((kind, inner, rank)) = self.info.array(class) {
+            match u8::try_from(kind).ok().and_then(simple) {
+                Some(word) => out.push_str(word),
+                None => self.class_id(out, inner, style, depth.wrapping_add(1)),
+            }
+            push_rank(out, rank);
+            return;
+        }
+        let Ok(found) = self.info.class(class) else {
+            out.push('?');
+            return;
+        };
+        match self.info.metadata(found.module) {
+            Some(metadata) => {
+                self.type_def_at(out, &metadata, found.token, found.arguments.ids(), style, depth);
+            }
+            None => out.push('?'),
+        }
+    }
+
+    fn type_def(&self, out: &mut Line, metadata: &Metadata, token: u32, arguments: &[usize], style: Style) {
+        self.type_def_at(out, metadata, token, arguments, style, 0);
+    }
+
+    /// `Namespace.Outer<A>.Inner<B>`: arguments are listed for all levels together, outermost first.
+    fn type_def_at(
+        &self,
+        out: &mut Line,
+        metadata: &Metadata,
+        token: u32,
+        arguments: &[usize],
+        style: Style,
+        depth: u32,
+    ) {
+        let mut chain = [0u32; DEPTH as usize];
+        let (mut levels, mut at) = (0usize, token);
+        let mut name: Name = [0; 512];
+        while let Some(place) = chain.get_mut(levels) {
+            *place = at;
+            levels = levels.wrapping_add(1);
+            match metadata.type_def(at, &mut name) {
+                Some(true) => match metadata.enclosing(at) {
+                    Some(outer) => at = outer,
+                    None => break,
+                },
+                _ => break,
+            }
+        }
+        let mut used = 0usize;
+        for (index, token) in chain.iter().take(levels).rev().enumerate() {
+            if metadata.type_def(*token, &mut name).is_none() {
+                out.push('?');
+                return;
+            }
+            let end = name.iter().position(|u| *u == 0).unwrap_or(name.len());
+            let full = name.get(..end).unwrap_or(&[]);
+            if index == 0 {
+                if let Some(word) = word(full).filter(|_| levels == 1 && style != Style::Declaring) {
+                    out.push_str(word);
+                    return;
+                }
+            } else {
+                out.push('.');
+            }
+            let (full, count) = arity(full);
+            out.push_utf16(if index == 0 && style == Style::Parameter {
+                without_namespace(full)
+            } else {
+                full
+            });
+            // Arguments are those of all enclosing types: each level adds its own.
+            let own = arguments.get(used..).unwrap_or(&[]);
+            if count > 0 && own.is_empty() {
+                push_canon(out, count);
+            } else {
+                self.arguments(out, own.get(..count).unwrap_or(own), style, depth);
+            }
+            used = used.saturating_add(count);
+        }
+    }
+
+    fn arguments(&self, out: &mut Line, arguments: &[usize], style: Style, depth: u32) {
+        if arguments.is_empty() {
+            return;
+        }
+        let style = if style == Style::Declaring { Style::Argument } else { style };
+        for (index, argument) in arguments.iter().enumerate() {
+            out.push_str(if index == 0 { "<" } else { ", " });
+            self.class_id(out, *argument, style, depth.wrapping_add(1));
+        }
+        out.push('>');
+    }
+
+    /// `(int, List<string>)` from a method's signature (II.23.2.1). A malformed one ends in `…`.
+    fn parameters(&self, out: &mut Line, scope: Scope<'_>, signature: &[u8]) {
+        const GENERIC: u8 = 0x10;
+        out.push('(');
+        let mut blob = Blob(signature);
+        let header = (|| {
+            let convention = blob.byte()?;
+            if convention & GENERIC != 0 {
+                blob.number()?;
+            }
+            blob.number()
+        })();
+        // The return type is passed over by writing it and taking it back.
+        let before = out.len();
+        let whole = header.is_some() && self.signature_type(out, scope, &mut blob, 0).is_some();
+        out.truncate(before);
+        let count = if whole { header.unwrap_or(0) } else { 0 };
+        for index in 0..count.min(256) {
+            if index > 0 {
+                out.push_str(", ");
+            }
+            if out.was_cut() || self.signature_type(out, scope, &mut blob, 0).is_none() {
+                out.push('…');
+                break;
+            }
+        }
+        out.push(')');
+    }
+
+    fn signature_type(
+        &self,
+        out: &mut Line,
+        scope: Scope<'_>,
+        blob: &mut Blob<'_>,
+        depth: u32,
+    ) -> Option<()> {
+        if depth > DEPTH {
+            return None;
+        }
+        let deeper = depth.wrapping_add(1);
+        match blob.byte()? {
+            element::CMOD_OPT | element::CMOD_REQD => {
+                blob.token()?;
+                self.signature_type(out, scope, blob, deeper)?;
+            }
+            element::SENTINEL | element::PINNED => self.signature_type(out, scope, blob, deeper)?,
+            element::BYREF => {
+                out.push_str("ref ");
+                self.signature_type(out, scope, blob, deeper)?;
+            }
+            element::PTR => {
+                self.signature_type(out, scope, blob, deeper)?;
+                out.push('*');
+            }
+            element::SZARRAY => {
+                self.signature_type(out, scope, blob, deeper)?;
+                out.push_str("[]");
+            }
+            element::ARRAY => {
+                self.signature_type(out, scope, blob, deeper)?;
+                let rank = blob.number()?;
+                for _ in 0..2 {
+                    // Sizes, then lower bounds.
+                    for _ in 0..blob.number()?.min(64) {
+                        blob.number()?;
+                    }
+                }
+                push_rank(out, rank);
+            }
+            element::CLASS | element::VALUETYPE => {
+                let token = blob.token()?;
+                self.token(out, scope, token, deeper);
+            }
+            element::VAR => type_parameter(self, out, scope.class, blob.number()?, deeper),
+            element::MVAR => type_parameter(self, out, scope.method, blob.number()?, deeper),
+            element::GENERICINST => {
+                blob.byte()?;
+                let token = blob.token()?;
+                self.token(out, scope, token, deeper);
+                for index in 0..blob.number()?.min(64) {
+                    out.push_str(if index == 0 { "<" } else { ", " });
+                    self.signature_type(out, scope, blob, deeper)?;
+                }
+                out.push('>');
+            }
+            element::FNPTR => {
+                // The pointed-to signature is passed over.
+                let before = out.len();
+                if blob.byte()? & 0x10 != 0 {
+                    blob.number()?;
+                }
+                for _ in 0..blob.number()?.min(256).saturating_add(1) {
+                    self.signature_type(out, scope, blob, deeper)?;
+                }
+                out.truncate(before);
+                out.push_str("delegate*");
+            }
+            element::INTERNAL => {
+                let class = usize::try_from(blob.pointer()?).ok()?;
+                self.class_id(out, class, Style::Parameter, deeper);
+            }
+            other => out.push_str(simple(other)?),
+        }
+        Some(())
+    }
+
+    /// A type by its token, without namespace and without type arguments (a signature lists those after it).
+    fn token(&self, out: &mut Line, scope: Scope<'_>, token: u32, depth: u32) {
+        let Some(metadata) = scope.metadata.filter(|_| depth <= DEPTH) else {
+            out.push('?');
+            return;
+        };
+        let mut name: Name = [0; 512];
+        let outer = match token >> 24 {
+            0x01 => match metadata.type_ref(token, &mut name) {
+                Some(outer) => (outer >> 24 == 0x01).then_some(outer),
+                None => None,
+            },
+            0x02 => match metadata.type_def(token, &mut name) {
+                Some(true) => metadata.enclosing(token),
+                _ => None,
+            },
+            0x1b => {
+                let mut blob = Blob(metadata.type_spec(token));
+                if self.signature_type(out, scope, &mut blob, depth.wrapping_add(1)).is_none() {
+                    out.push('?');
+                }
+                return;
+            }
+            _ => None,
+        };
+        if let Some(outer) = outer {
+            self.token(out, scope, outer, depth.wrapping_add(1));
+            out.push('.');
+        }
+        let end = name.iter().position(|u| *u == 0).unwrap_or(name.len());
+        let full = name.get(..end).unwrap_or(&[]);
+        match word(full) {
+            Some(word) => out.push_str(word),
+            None => out.push_utf16(without_namespace(arity(full).0)),
+        }
+    }
+}
+
+fn type_parameter(namer: &Namer, out: &mut Line, arguments: &[usize], number: u32, depth: u32) {
+    match arguments.get(number as usize) {
+        Some(class) => namer.class_id(out, *class, Style::Parameter, depth),
+        // Shared code (see `plain_method`).
+        None => out.push_str("__Canon"),
+    }
+}
+
+fn push_rank(out: &mut Line, rank: u32) {
+    out.push('[');
+    for _ in 1..rank.min(32) {
+        out.push(',');
+    }
+    out.push(']');
+}
+
+fn push_canon(out: &mut Line, count: usize) {
+    for index in 0..count {
+        out.push_str(if index == 0 { "<" } else { ", " });
+        out.push_str("__Canon");
+    }
+    out.push('>');
+}
+
+/// All code of a function, as (start, bytes) words in `bytes`: for a method that goes away.
+pub fn code_of(info: Info, function: usize, bytes: &mut [u8; 64]) -> &[u8] {
+    let mut starts = [0usize; 32];
+    let bodies = info.bodies(function, 0, &mut starts);
+    let mut used = 0usize;
+    for start in starts.iter().take(bodies) {
+        let mut ranges = [CodeRange::default(); 8];
+        let count = info.code(*start, &mut ranges);
+        for range in ranges.iter().take(count) {
+            let Some(room) = bytes.get_mut(used..used.wrapping_add(16)) else { break };
+            let words = [range.start as u64, range.bytes as u64];
+            for (to, from) in room.iter_mut().zip(words.into_iter().flat_map(u64::to_le_bytes)) {
+                *to = from;
+            }
+            used = used.wrapping_add(16);
+        }
+    }
+    bytes.get(..used).unwrap_or(&[])
+}
+
+impl Named {
+    /// Nothing yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            name: Line::new(),
+            module: Line::new(),
+            module_id: 0,
+            token: 0,
+            dynamic: false,
+            ranges: [CodeRange { start: 0, bytes: 0 }; 8],
+            range_count: 0,
+        }
+    }
+}
+
+impl Default for Named {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,79 @@
+//! The instance's memory: the sealed memfd as words, and the page that tells a forked child to keep quiet.
+
+use crate::sys;
+use core::ffi::c_void;
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU32;
+use profiler_protocol::layout::Geometry;
+use profiler_protocol::producer::Region;
+use profiler_protocol::sync::AtomicU64;
+
+/// Words of `profiler_protocol::layout::REGION_NAME` as the system call wants it.
+const NAME: &core::ffi::CStr = c"perfusion-shim";
+
+/// Lives in a page of its own that a forked child sees zeroed: there, nothing may touch the region, which is not mapped.
+#[repr(C)]
+pub struct Guard {
+    /// 1 while the region may be touched (never in a forked child, nor after the instance has said goodbye).
+    pub alive: AtomicU32,
+    /// 1 while somebody listens: the event path does nothing else.
+    pub listening: AtomicU32,
+}
+
+const GUARD_BYTES: usize = 4096;
+
+/// The mapped region and its guard.
+pub struct Mapping {
+    memory: NonNull<c_void>,
+    bytes: usize,
+    guard: NonNull<c_void>,
+}
+
+impl Mapping {
+    /// Makes both.
+    #[must_use]
+    pub fn new(geometry: Geometry) -> Option<Self> {
+        let bytes = usize::try_from(geometry.region_bytes()).ok()?;
+        let memory = sys::map_sealed_memfd(NAME, bytes)?;
+        let Some(guard) = sys::map_private(GUARD_BYTES, true) else {
+            // SAFETY: made two lines above, known to nobody.
+            unsafe { sys::unmap(memory, bytes) };
+            return None;
+        };
+        Some(Self { memory, bytes, guard })
+    }
+
+    /// The region's words.
+    ///
+    /// # Safety
+    /// The caller keeps the mapping until the last use of what it gets: [`Mapping::unmap`] comes after that.
+    #[must_use]
+    pub unsafe fn region(&self, geometry: Geometry) -> Option<Region<'static>> {
+        let words = self.memory.cast::<AtomicU64>();
+        // SAFETY: `bytes` bytes of readable and writable memory, page-aligned; other processes change it, hence atomics. The
+        // seals keep the file from shrinking under the mapping.
+        let words = unsafe { core::slice::from_raw_parts(words.as_ptr(), self.bytes / 8) };
+        Region::new(words, geometry)
+    }
+
+    /// The guard.
+    ///
+    /// # Safety
+    /// As [`Mapping::region`].
+    #[must_use]
+    pub unsafe fn guard(&self) -> &'static Guard {
+        // SAFETY: a zeroed page, of which a `Guard` is the first 8 bytes; all its bit patterns are valid.
+        unsafe { self.guard.cast::<Guard>().as_ref() }
+    }
+
+    /// Gives the memory back.
+    ///
+    /// # Safety
+    /// Nothing that came from `region` or `guard` is used any more, by any thread.
+    pub unsafe fn unmap(&self) {
+        // SAFETY: from `Mapping::new`; the caller's promise.
+        unsafe { sys::unmap(self.memory, self.bytes) };
+        // SAFETY: as above.
+        unsafe { sys::unmap(self.guard, GUARD_BYTES) };
+    }
+}

@@ -1,0 +1,101 @@
+//! Tells repeats of one event apart: the runtime delivers each event once per EventPipe session in the process, other tools'
+//! sessions included, one after the other on the thread that caused it.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+const SLOTS: usize = 4096;
+
+/// The last allocation of each thread, by the thread id's low bits. Two threads that share a slot can at worst let a repeat
+/// through, and only while both allocate samples within the same microseconds.
+pub struct Allocations {
+    last: [AtomicU64; SLOTS],
+}
+
+impl Allocations {
+    /// True when `thread` saw this very object just before. Between two collections no address is given out twice, so
+    /// (thread, address, collections so far) names an allocation.
+    pub fn is_repeat(&self, thread: u32, address: u64, collections: u32) -> bool {
+        let Some(slot) = self.last.get(thread as usize % SLOTS) else { return false };
+        let name = mix(address ^ mix(u64::from(thread) << 32 | u64::from(collections))) | 1;
+        // Relaxed: the slot is this thread's own but for collisions, which need no order.
+        slot.swap(name, Ordering::Relaxed) == name
+    }
+}
+
+/// Spreads a number over 64 bits (the finalizer of MurmurHash3).
+#[must_use]
+pub fn mix(mut n: u64) -> u64 {
+    n ^= n >> 33;
+    n = n.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    n ^= n >> 33;
+    n = n.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    n ^ n >> 33
+}
+
+/// Collections whose start was reported and whose end was not.
+pub struct Collections {
+    newest: AtomicU64,
+    open: [AtomicU64; 8],
+}
+
+impl Collections {
+    /// True when this is the first report of the start of collection `number`. Numbers only grow.
+    pub fn started(&self, number: u32) -> bool {
+        let number = u64::from(number).wrapping_add(1);
+        // Relaxed throughout: each word decides by itself.
+        if self.newest.fetch_max(number, Ordering::Relaxed) >= number {
+            return false;
+        }
+        for slot in &self.open {
+            if slot.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                return true;
+            }
+        }
+        // More open than can be (a background and a foreground one): ends were lost. Forget the oldest.
+        if let Some(slot) = self.open.iter().min_by_key(|s| s.load(Ordering::Relaxed)) {
+            slot.store(number, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// True when this is the first report of the end of collection `number`.
+    pub fn ended(&self, number: u32) -> bool {
+        let number = u64::from(number).wrapping_add(1);
+        self.open
+            .iter()
+            .any(|slot| slot.compare_exchange(number, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Allocations, Collections};
+    use core::sync::atomic::AtomicU64;
+
+    #[test]
+    fn the_same_allocation_again_is_a_repeat_and_another_is_not() {
+        let seen = Allocations { last: std::array::from_fn(|_| AtomicU64::new(0)) };
+        assert!(!seen.is_repeat(7, 0x1000, 3));
+        assert!(seen.is_repeat(7, 0x1000, 3));
+        assert!(seen.is_repeat(7, 0x1000, 3));
+        assert!(!seen.is_repeat(7, 0x1018, 3));
+        assert!(!seen.is_repeat(8, 0x1018, 3));
+        assert!(!seen.is_repeat(7, 0x1018, 4), "after a collection the address is free again");
+    }
+
+    #[test]
+    fn nested_collections_are_reported_once_each() {
+        let seen = Collections { newest: AtomicU64::new(0), open: Default::default() };
+        assert!(seen.started(0));
+        assert!(!seen.started(0));
+        assert!(seen.started(1));
+        assert!(seen.ended(1));
+        assert!(!seen.ended(1));
+        assert!(seen.ended(0));
+        assert!(!seen.ended(5));
+        for number in 2..40 {
+            assert!(seen.started(number));
+        }
+        assert!(seen.ended(39));
+    }
+}

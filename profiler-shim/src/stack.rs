@@ -1,0 +1,97 @@
+//! The allocating thread's stack: how much above rsp can be copied without a fault, and the copy into the ring.
+
+use crate::sys;
+use profiler_protocol::sync::AtomicU64;
+
+const PAGE: usize = 4096;
+
+/// Copies of stacks are at most this long unless the daemon asks otherwise, bytes.
+pub const DEFAULT_LIMIT: usize = 16 * 1024;
+/// And never longer than this: a record holds 32 KiB.
+pub const MOST_LIMIT: usize = 31 * 1024;
+
+/// How much of a stack to copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// From here (rsp).
+    pub from: usize,
+    /// This many bytes, a multiple of 8.
+    pub bytes: usize,
+    /// The limit ended it.
+    pub limited: bool,
+    /// Memory ended before the thread's stack did.
+    pub cut: bool,
+}
+
+/// The part of this thread's stack from `rsp` up that exists, at most `limit` bytes. Each further page is asked of the
+/// kernel (about 60 ns), so no stack layout can make the copy fault: pages above a live frame do not go away while it runs.
+#[must_use]
+pub fn extent(rsp: usize, limit: usize) -> Extent {
+    let limit = limit.min(MOST_LIMIT) & !7;
+    let from = rsp & !7;
+    // A thread's own control block ends its stack; the main thread's lies elsewhere and says nothing.
+    let block = sys::thread_block();
+    let to_block = block.checked_sub(from).unwrap_or(usize::MAX);
+    let wanted = limit.min(to_block & !7);
+    let end = from.saturating_add(wanted);
+    let mut page = (from & !(PAGE - 1)).saturating_add(PAGE);
+    while page < end {
+        if !sys::readable(page) {
+            return Extent { from, bytes: page.wrapping_sub(from), limited: false, cut: true };
+        }
+        page = page.saturating_add(PAGE);
+    }
+    Extent { from, bytes: wanted, limited: wanted == limit, cut: false }
+}
+
+/// Copies `extent` into the runs of ring memory that were reserved for it.
+pub fn copy(extent: Extent, runs: [&[AtomicU64]; 2]) {
+    let mut from = extent.from;
+    let mut left = extent.bytes / 8;
+    for run in runs {
+        let words = run.len().min(left);
+        if words > 0 {
+            sys::copy_words(from, run, words);
+        }
+        from = from.wrapping_add(words.wrapping_mul(8));
+        left = left.wrapping_sub(words);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{copy, extent};
+    use crate::sys::capture;
+    use profiler_protocol::record::Registers;
+    use profiler_protocol::sync::{AtomicU64, Ordering};
+
+    #[test]
+    fn a_threads_stack_is_copied_up_to_its_end_and_no_further() {
+        std::thread::spawn(|| {
+            let mut registers = Registers::default();
+            capture(&mut registers);
+            let rsp = usize::try_from(registers.rsp).expect("64 bit");
+            let found = extent(rsp, 31 * 1024);
+            assert!(!found.limited && !found.cut, "{found:?}");
+            assert!(found.bytes < 31 * 1024);
+            let short = extent(rsp, 256);
+            assert!(short.limited && short.bytes == 256);
+            let ring: Vec<AtomicU64> = (0..found.bytes / 8).map(|_| AtomicU64::new(0)).collect();
+            let (first, second) = ring.split_at(10);
+            copy(found, [first, second]);
+            // The marker below stands somewhere in this frame or its callers'.
+            assert!(ring.iter().any(|w| w.load(Ordering::Relaxed) != 0));
+        })
+        .join()
+        .expect("no fault");
+    }
+
+    #[test]
+    fn the_captured_place_is_in_this_function() {
+        let mut registers = Registers::default();
+        capture(&mut registers);
+        let here = (the_captured_place_is_in_this_function as fn()).addr() as u64;
+        assert!(registers.rip > here && registers.rip < here + 4096);
+        assert!(registers.rsp.abs_diff((&raw const registers).addr() as u64) < 65_536);
+    }
+}

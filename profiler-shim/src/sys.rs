@@ -1,0 +1,345 @@
+//! System calls and the few things asked of the thread library. The only file that knows numbers and registers of Linux.
+//! The raw calls are private; what is public is safe to call with any arguments.
+
+use core::arch::asm;
+use core::ffi::c_void;
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::AtomicU32;
+use profiler_protocol::record::Registers;
+use profiler_protocol::sync::AtomicU64;
+
+const RT_SIGPROCMASK: usize = 14;
+const NANOSLEEP: usize = 35;
+const GETPID: usize = 39;
+const MMAP: usize = 9;
+const MUNMAP: usize = 11;
+const MADVISE: usize = 28;
+const CLOSE: usize = 3;
+const FCNTL: usize = 72;
+const FTRUNCATE: usize = 77;
+const PRCTL: usize = 157;
+const GETTID: usize = 186;
+const FUTEX: usize = 202;
+const CLOCK_GETTIME: usize = 228;
+const GETRANDOM: usize = 318;
+const MEMFD_CREATE: usize = 319;
+
+/// A system call; the answer is negative errno or the value.
+///
+/// # Safety
+/// As the call's manual page says for these arguments.
+unsafe fn call(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let answer: isize;
+    // SAFETY: the kernel keeps all registers but rax, rcx and r11 (System V ABI, x86-64 supplement, A.2.1).
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number.cast_signed() => answer,
+            in("rdi") a,
+            in("rsi") b,
+            in("rdx") c,
+            in("r10") d,
+            in("r8") e,
+            in("r9") f,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    answer
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Timespec {
+    seconds: i64,
+    nanoseconds: i64,
+}
+
+/// CLOCK_MONOTONIC, nanoseconds.
+#[must_use]
+pub fn now_ns() -> u64 {
+    let mut time = Timespec::default();
+    // SAFETY: writes one timespec, which lives here. 1 is CLOCK_MONOTONIC.
+    unsafe { call(CLOCK_GETTIME, 1, (&raw mut time).addr(), 0, 0, 0, 0) };
+    time.seconds.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(time.nanoseconds.cast_unsigned())
+}
+
+/// This thread's id, as the process sees it.
+#[must_use]
+pub fn thread_id() -> u32 {
+    // SAFETY: takes nothing, changes nothing.
+    let id = unsafe { call(GETTID, 0, 0, 0, 0, 0, 0) };
+    u32::try_from(id).unwrap_or(0)
+}
+
+/// This process's id, as it sees itself.
+#[must_use]
+pub fn process_id() -> u32 {
+    // SAFETY: takes nothing, changes nothing.
+    let id = unsafe { call(GETPID, 0, 0, 0, 0, 0, 0) };
+    u32::try_from(id).unwrap_or(0)
+}
+
+/// A random number; the clock where the kernel gives none.
+#[must_use]
+pub fn random() -> u64 {
+    let mut word = 0u64;
+    // SAFETY: writes at most the 8 bytes of `word`. Flag 1: do not block.
+    let got = unsafe { call(GETRANDOM, (&raw mut word).addr(), 8, 1, 0, 0, 0) };
+    if got == 8 { word } else { now_ns() ^ u64::from(thread_id()) << 40 }
+}
+
+/// Sleeps for `ns` nanoseconds, or less when a signal comes.
+pub fn sleep_ns(ns: u64) {
+    let time = timespec(ns);
+    // SAFETY: reads one timespec, which lives here; the remainder is not asked for.
+    unsafe { call(NANOSLEEP, (&raw const time).addr(), 0, 0, 0, 0, 0) };
+}
+
+fn timespec(ns: u64) -> Timespec {
+    Timespec { seconds: (ns / 1_000_000_000).cast_signed(), nanoseconds: (ns % 1_000_000_000).cast_signed() }
+}
+
+/// Sleeps while `word` is `value`, at most `ns` nanoseconds.
+pub fn wait(word: &AtomicU32, value: u32, ns: u64) {
+    let time = timespec(ns);
+    // SAFETY: `word` and `time` live as long as the call. 128 is FUTEX_WAIT_PRIVATE.
+    unsafe { call(FUTEX, word.as_ptr().addr(), 128, value as usize, (&raw const time).addr(), 0, 0) };
+}
+
+/// Wakes whoever waits for `word`.
+pub fn wake(word: &AtomicU32) {
+    // SAFETY: `word` is only used as a key. 129 is FUTEX_WAKE_PRIVATE.
+    unsafe { call(FUTEX, word.as_ptr().addr(), 129, i32::MAX as usize, 0, 0, 0) };
+}
+
+/// True when the 8 bytes at `address` can be read now. Asks the kernel, so it never faults: `rt_sigprocmask` copies the new
+/// mask from user memory first (kernel/signal.c, `SYSCALL_DEFINE4(rt_sigprocmask)`) and only then refuses a bad `how`.
+#[must_use]
+pub fn readable(address: usize) -> bool {
+    const EINVAL: isize = -22;
+    // SAFETY: `how` is invalid, so nothing is changed whatever the address holds.
+    let answer = unsafe { call(RT_SIGPROCMASK, usize::MAX, address, 0, 8, 0, 0) };
+    answer == EINVAL
+}
+
+/// The thread control block of this thread; in glibc and musl it lies at the upper end of a thread's stack mapping
+/// (nptl/allocatestack.c; musl src/thread/pthread_create.c), for the main thread elsewhere.
+#[must_use]
+pub fn thread_block() -> usize {
+    let base: usize;
+    // SAFETY: fs:0 is the thread control block's pointer to itself (ELF TLS ABI, variant II), readable in every thread.
+    unsafe { asm!("mov {}, fs:[0]", out(reg) base, options(nostack, readonly, preserves_flags)) };
+    base
+}
+
+/// The callee-saved registers, rsp and rip of this very place. Inlined: what it captures is its caller's frame, which the
+/// library's `.eh_frame` describes at that rip.
+#[inline(always)]
+pub fn capture(registers: &mut Registers) {
+    // SAFETY: stores eight words into `registers` (repr(C), in this order); touches no other memory and no stack.
+    unsafe {
+        asm!(
+            "lea {t}, [rip]",
+            "mov [{r}], {t}",
+            "mov [{r} + 8], rsp",
+            "mov [{r} + 16], rbp",
+            "mov [{r} + 24], rbx",
+            "mov [{r} + 32], r12",
+            "mov [{r} + 40], r13",
+            "mov [{r} + 48], r14",
+            "mov [{r} + 56], r15",
+            r = in(reg) registers,
+            t = out(reg) _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// `words` (at most `to.len()`) words at address `from`, which [`readable`] has found so page by page.
+pub fn copy_words(from: usize, to: &[AtomicU64], words: usize) {
+    // SAFETY: the source is this thread's live stack, readable as just asked of the kernel; the target is a reserved part of the
+    // ring that no other thread writes and nobody reads before its commit. Assembly, so no claim is made about types.
+    unsafe {
+        asm!(
+            "rep movsq",
+            inout("rcx") words.min(to.len()) => _,
+            inout("rsi") from => _,
+            inout("rdi") to.as_ptr() => _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// Fresh private memory, zeroed; in a forked child it reads as zeros again when `wiped_in_child`.
+#[must_use]
+pub fn map_private(bytes: usize, wiped_in_child: bool) -> Option<NonNull<c_void>> {
+    const MADV_WIPEONFORK: usize = 18;
+    // SAFETY: a new mapping at a place the kernel chooses: PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS.
+    let address = unsafe { call(MMAP, 0, bytes, 3, 0x22, usize::MAX, 0) };
+    let memory = pointer(address)?;
+    if wiped_in_child {
+        // SAFETY: the mapping just made, in whole.
+        let answer = unsafe { call(MADVISE, memory.addr().get(), bytes, MADV_WIPEONFORK, 0, 0, 0) };
+        if answer != 0 {
+            // SAFETY: the mapping just made, which nobody else knows.
+            unsafe { call(MUNMAP, memory.addr().get(), bytes, 0, 0, 0, 0) };
+            return None;
+        }
+    }
+    Some(memory)
+}
+
+fn pointer(address: isize) -> Option<NonNull<c_void>> {
+    if (-4095..=0).contains(&address) {
+        return None;
+    }
+    NonNull::new(core::ptr::with_exposed_provenance_mut(address.cast_unsigned()))
+}
+
+/// A sealed memfd of `bytes` (zeroed), mapped shared and not inherited by forked children; no descriptor is kept.
+/// `name` ends with a zero byte.
+#[must_use]
+pub fn map_sealed_memfd(name: &core::ffi::CStr, bytes: usize) -> Option<NonNull<c_void>> {
+    const CLOEXEC_SEALING: usize = 3;
+    const NOEXEC_SEAL: usize = 8; // Linux 6.3
+    const F_ADD_SEALS: usize = 1033;
+    const SEAL_SHRINK_GROW: usize = 1 | 2 | 4;
+    const MADV_DONTFORK: usize = 10;
+    // SAFETY: `name` is a C string that lives as long as the call.
+    let mut file =
+        unsafe { call(MEMFD_CREATE, name.as_ptr().addr(), CLOEXEC_SEALING | NOEXEC_SEAL, 0, 0, 0, 0) };
+    if file < 0 {
+        // SAFETY: as above, without the newer flag.
+        file = unsafe { call(MEMFD_CREATE, name.as_ptr().addr(), CLOEXEC_SEALING, 0, 0, 0, 0) };
+    }
+    let file = usize::try_from(file).ok()?;
+    // SAFETY: our own file, not yet shared.
+    let sized = unsafe { call(FTRUNCATE, file, bytes, 0, 0, 0, 0) };
+    // SAFETY: our own file.
+    let sealed = unsafe { call(FCNTL, file, F_ADD_SEALS, SEAL_SHRINK_GROW, 0, 0, 0) };
+    // SAFETY: a new mapping at a place the kernel chooses: PROT_READ|PROT_WRITE, MAP_SHARED.
+    let address = unsafe { call(MMAP, 0, bytes, 3, 1, file, 0) };
+    // SAFETY: our own descriptor, which nobody else knows.
+    unsafe { call(CLOSE, file, 0, 0, 0, 0, 0) };
+    let memory = pointer(address)?;
+    // SAFETY: the mapping just made, in whole.
+    let advised = unsafe { call(MADVISE, memory.addr().get(), bytes, MADV_DONTFORK, 0, 0, 0) };
+    if sized != 0 || sealed != 0 || advised != 0 {
+        // SAFETY: the mapping just made, which nobody else knows.
+        unsafe { call(MUNMAP, memory.addr().get(), bytes, 0, 0, 0, 0) };
+        return None;
+    }
+    Some(memory)
+}
+
+/// Gives memory back.
+///
+/// # Safety
+/// It came from `map_private` or `map_sealed_memfd` with this size, and nothing refers to it any more.
+pub unsafe fn unmap(memory: NonNull<c_void>, bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { call(MUNMAP, memory.addr().get(), bytes, 0, 0, 0, 0) };
+}
+
+/// Blocks all signals an app uses in this thread and answers the old mask. Left open: those a faulting instruction raises, and
+/// the real-time ones, since the runtime interrupts threads that run managed code with one (pal/src/exception/signal.cpp).
+#[must_use]
+pub fn block_signals() -> u64 {
+    // Bit n − 1 is signal n: 4 ILL, 5 TRAP, 7 BUS, 8 FPE, 11 SEGV stay open, and so do 32 and above.
+    const OPEN: u64 = 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 10 | !0 << 31;
+    let (new, mut old) = (!OPEN, 0u64);
+    // SAFETY: reads and writes one 8-byte mask each, which live here. 0 is SIG_BLOCK.
+    unsafe { call(RT_SIGPROCMASK, 0, (&raw const new).addr(), (&raw mut old).addr(), 8, 0, 0) };
+    old
+}
+
+/// Restores what [`block_signals`] answered.
+pub fn restore_signals(mask: u64) {
+    // SAFETY: reads one 8-byte mask, which lives here. 2 is SIG_SETMASK.
+    unsafe { call(RT_SIGPROCMASK, 2, (&raw const mask).addr(), 0, 8, 0, 0) };
+}
+
+/// Names this thread (at most 15 bytes are kept).
+pub fn name_thread(name: &core::ffi::CStr) {
+    // SAFETY: reads a C string that lives as long as the call. 15 is PR_SET_NAME.
+    unsafe { call(PRCTL, 15, name.as_ptr().addr(), 0, 0, 0, 0) };
+}
+
+/// A thread of our own: `pthread_t`.
+pub type Thread = usize;
+
+// Bound at load time to whichever C library the process has.
+unsafe extern "C" {
+    fn pthread_create(
+        thread: *mut Thread,
+        attributes: *const c_void,
+        start: extern "C" fn(*mut c_void) -> *mut c_void,
+        argument: *mut c_void,
+    ) -> i32;
+    fn pthread_join(thread: Thread, result: *mut *mut c_void) -> i32;
+}
+
+/// Starts a thread with the app's signals blocked.
+///
+/// # Safety
+/// `argument` is what `start` expects, and stays valid until [`join`].
+pub unsafe fn spawn(
+    start: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> Option<Thread> {
+    let mut thread: Thread = 0;
+    let mask = block_signals();
+    // SAFETY: the caller's promise about `argument`; default attributes.
+    let answer = unsafe { pthread_create(&raw mut thread, core::ptr::null(), start, argument) };
+    restore_signals(mask);
+    (answer == 0).then_some(thread)
+}
+
+/// Waits until the thread has left the library's code for good.
+///
+/// # Safety
+/// `thread` came from [`spawn`], is joined once, and is not the caller.
+pub unsafe fn join(thread: Thread) {
+    // SAFETY: the caller's promise; the result is not asked for.
+    unsafe { pthread_join(thread, null_mut()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{map_private, map_sealed_memfd, now_ns, random, readable, sleep_ns, thread_id, unmap};
+
+    #[test]
+    fn unreadable_addresses_are_told_from_readable_ones() {
+        let here = 5u64;
+        assert!(readable((&raw const here).addr()));
+        assert!(!readable(0));
+        assert!(!readable(0x7fff_ffff_f000));
+        assert!(!readable(usize::MAX - 7));
+        let page = map_private(4096, true).expect("memory");
+        assert!(readable(page.addr().get()));
+        // SAFETY: made above, not used after.
+        unsafe { unmap(page, 4096) };
+    }
+
+    #[test]
+    fn the_clock_moves_and_ids_are_real() {
+        let before = now_ns();
+        sleep_ns(1_000_000);
+        assert!(now_ns() >= before + 1_000_000);
+        assert_ne!(random(), random());
+        assert!(thread_id() > 0);
+        assert_eq!(super::process_id(), std::process::id());
+    }
+
+    #[test]
+    fn the_region_is_found_by_its_name_in_maps() {
+        let memory = map_sealed_memfd(c"perfusion-test", 8192).expect("memory");
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+        let line = format!("{:x}-", memory.addr());
+        assert!(maps.lines().any(|l| l.starts_with(&line) && l.ends_with("/memfd:perfusion-test (deleted)")));
+        // SAFETY: made above, not used after.
+        unsafe { unmap(memory, 8192) };
+    }
+}

@@ -1,0 +1,136 @@
+//! Text of bounded length, built without an allocator. Always UTF-8; what does not fit is cut at a character.
+
+/// At most `N` bytes of UTF-8.
+pub struct Text<const N: usize> {
+    bytes: [u8; N],
+    len: usize,
+    cut: bool,
+}
+
+impl<const N: usize> Text<N> {
+    /// Empty.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { bytes: [0; N], len: 0, cut: false }
+    }
+
+    /// Empties it.
+    pub fn clear(&mut self) {
+        self.len = 0;
+        self.cut = false;
+    }
+
+    /// What there is.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        let bytes = self.bytes.get(..self.len).unwrap_or(&[]);
+        core::str::from_utf8(bytes).unwrap_or("")
+    }
+
+    /// Bytes so far.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True when nothing was written.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// True when something did not fit.
+    #[must_use]
+    pub fn was_cut(&self) -> bool {
+        self.cut
+    }
+
+    /// Forgets everything after the first `len` bytes (a length that [`Text::len`] gave).
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Appends a character.
+    pub fn push(&mut self, character: char) {
+        let mut buffer = [0; 4];
+        let encoded = character.encode_utf8(&mut buffer).as_bytes();
+        let end = self.len.saturating_add(encoded.len());
+        match self.bytes.get_mut(self.len..end) {
+            Some(room) if !self.cut => {
+                for (to, from) in room.iter_mut().zip(encoded) {
+                    *to = *from;
+                }
+                self.len = end;
+            }
+            _ => self.cut = true,
+        }
+    }
+
+    /// Appends a string.
+    pub fn push_str(&mut self, text: &str) {
+        for character in text.chars() {
+            self.push(character);
+        }
+    }
+
+    /// Appends a number in decimal.
+    pub fn push_number(&mut self, mut number: u64) {
+        let mut digits = [0u8; 20];
+        let mut used = 0usize;
+        for digit in digits.iter_mut().rev() {
+            *digit = b'0'.wrapping_add((number % 10) as u8);
+            number /= 10;
+            used = used.wrapping_add(1);
+            if number == 0 {
+                break;
+            }
+        }
+        for digit in digits.get(digits.len().wrapping_sub(used)..).unwrap_or(&[]) {
+            self.push(char::from(*digit));
+        }
+    }
+
+    /// Appends UTF-16 up to its first zero; lone surrogates become U+FFFD.
+    pub fn push_utf16(&mut self, units: &[u16]) {
+        let end = units.iter().position(|&u| u == 0).unwrap_or(units.len());
+        for character in char::decode_utf16(units.iter().take(end).copied()) {
+            self.push(character.unwrap_or(char::REPLACEMENT_CHARACTER));
+        }
+    }
+}
+
+impl<const N: usize> Default for Text<N> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Text;
+
+    #[test]
+    fn text_is_cut_at_a_character_and_says_so() {
+        let mut text = Text::<5>::new();
+        text.push_str("aäö");
+        assert_eq!((text.as_str(), text.was_cut()), ("aäö", false));
+        text.push_str("b");
+        assert_eq!((text.as_str(), text.was_cut()), ("aäö", true));
+        text.clear();
+        text.push_str("abcdä");
+        assert_eq!((text.as_str(), text.was_cut()), ("abcd", true));
+        text.push_str("e");
+        assert_eq!(text.as_str(), "abcd", "nothing is added behind a gap");
+    }
+
+    #[test]
+    fn utf16_with_lone_surrogates_becomes_utf8() {
+        let mut text = Text::<32>::new();
+        text.push_utf16(&[0x61, 0xd800, 0x62, 0xd83d, 0xde00, 0, 0x63]);
+        assert_eq!(text.as_str(), "a\u{fffd}b😀");
+        text.clear();
+        text.push_number(0);
+        text.push_number(u64::MAX);
+        assert_eq!(text.as_str(), "018446744073709551615");
+    }
+}
