@@ -4,7 +4,7 @@
 use crate::instance::Instance;
 use crate::live::Watch;
 use crate::stack;
-use crate::sys;
+use crate::syscall;
 use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::FEATURE_ALLOCATION_SAMPLED;
@@ -113,7 +113,7 @@ impl Instance {
     }
 
     fn on_allocation(&self, event: &Sample, registers: &Registers) {
-        let thread = sys::thread_id();
+        let thread = syscall::thread_id();
         if self.allocations.is_repeat(thread, event.address, self.gc.count()) {
             self.count(Counter::AllocationRepeats);
             return;
@@ -135,7 +135,7 @@ impl Instance {
         if !self.types.add(event.type_id) {
             self.count(Counter::TypesQueueFull);
         }
-        encode_prefix(&mut grant, 2, thread, sys::now_ns());
+        encode_prefix(&mut grant, 2, thread, syscall::now_ns());
         AllocationHead {
             sample,
             type_id: event.type_id,

@@ -1,7 +1,7 @@
 //! Keeps look-ups and unloads apart: a look-up never starts while code is unloading, and an unload waits (briefly) for the one
 //! look-up in flight. Two flags, each set before the other is read (Dekker), so both orders are sequentially consistent.
 
-use crate::sys;
+use crate::syscall;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 /// An unload waits at most this long: should the look-up need a lock that the unloading thread holds, both go on.
@@ -41,12 +41,12 @@ impl Gate {
         if self.looking.load(Ordering::SeqCst) == 0 {
             return Met::Nothing;
         }
-        let until = sys::now_ns().saturating_add(PATIENCE_NS);
+        let until = syscall::now_ns().saturating_add(PATIENCE_NS);
         while self.looking.load(Ordering::SeqCst) != 0 {
-            if sys::now_ns() > until {
+            if syscall::now_ns() > until {
                 return Met::Overran;
             }
-            sys::sleep_ns(PAUSE_NS);
+            syscall::sleep_ns(PAUSE_NS);
         }
         Met::Waited
     }

@@ -9,7 +9,7 @@ use crate::method;
 use crate::region::Guard;
 use crate::repeat::Allocations;
 use crate::stack;
-use crate::sys;
+use crate::syscall;
 use crate::text::Text;
 use crate::types::Types;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -53,8 +53,6 @@ pub struct Instance {
     /// Bytes of stack to copy, 0 for the default.
     pub(crate) stack_bytes: AtomicU32,
     pub(crate) phase: AtomicU32,
-    /// 1 when attached: threads have to be listed.
-    pub(crate) attached: AtomicU32,
     /// Provider handles, once told apart: the runtime's, and the last other one.
     runtime_provider: AtomicUsize,
     other_provider: AtomicUsize,
@@ -116,7 +114,7 @@ impl Instance {
     /// Writes a record now. False when the ring had no room (counted).
     pub(crate) fn send(&self, body: Body<'_>) -> bool {
         let Some(mut grant) = self.region.try_reserve(body.record_bytes()) else { return false };
-        Record { tid: sys::thread_id(), time_ns: sys::now_ns(), body }.encode(&mut grant);
+        Record { tid: syscall::thread_id(), time_ns: syscall::now_ns(), body }.encode(&mut grant);
         grant.commit();
         true
     }
@@ -125,7 +123,7 @@ impl Instance {
     ///
     /// # Errors
     /// The HRESULT that makes the runtime unload us quietly.
-    pub fn set_up(&self, info: Info, attached: bool) -> Result<(), i32> {
+    pub fn set_up(&self, info: Info, owner: u64) -> Result<(), i32> {
         let (major, minor, build, clr) = info.runtime();
         let runtime = pack_runtime(major, minor, build, clr);
         let live = if info.has_handles() { FEATURE_LIVE_OBJECTS } else { 0 };
@@ -135,14 +133,14 @@ impl Instance {
         self.info_level.store(info.level(), Ordering::Relaxed);
         // Release: pairs with the acquire in `info`; the level is set before.
         self.info.store(info.address(), Ordering::Release);
-        self.attached.store(u32::from(attached), Ordering::Relaxed);
         info.set_mask(Mask::OURS)?;
         self.region.publish(Identity {
-            instance: sys::random(),
-            pid: u64::from(sys::process_id()),
-            created_ns: sys::now_ns(),
+            instance: syscall::random(),
+            pid: u64::from(syscall::process_id()),
+            created_ns: syscall::now_ns(),
             runtime,
             features: live | sampled,
+            owner,
         });
         self.guard.alive.store(1, Ordering::Release);
         Ok(())
@@ -309,10 +307,10 @@ impl Instance {
         }
         if next == phase::CLOSING {
             self.region.set_state(State::Closing);
-            sys::wake(&self.phase);
-            let until = sys::now_ns().saturating_add(FAREWELL_NS);
-            while self.phase.load(Ordering::Acquire) == phase::CLOSING && sys::now_ns() < until {
-                sys::sleep_ns(LOOK_NS);
+            syscall::wake(&self.phase);
+            let until = syscall::now_ns().saturating_add(FAREWELL_NS);
+            while self.phase.load(Ordering::Acquire) == phase::CLOSING && syscall::now_ns() < until {
+                syscall::sleep_ns(LOOK_NS);
             }
         }
         // Whoever comes first says goodbye.
@@ -320,7 +318,7 @@ impl Instance {
             self.set_listening(false);
             self.send(Body::Bye);
         }
-        sys::wake(&self.phase);
+        syscall::wake(&self.phase);
         self.region.set_state(State::Gone);
         self.guard.alive.store(0, Ordering::Release);
     }

@@ -25,6 +25,6 @@ pub mod repeat;
 pub mod service;
 pub mod signature;
 pub mod stack;
-pub mod sys;
+pub mod syscall;
 pub mod text;
 pub mod types;

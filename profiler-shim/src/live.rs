@@ -170,11 +170,10 @@ impl Live {
             }
             match handles.object(handle) {
                 None => {}
-                Some(0) => {
-                    if dead.push(slot, word >> 8) {
-                        deferred = deferred.wrapping_add(self.flush_dead(&mut dead, handles, report));
-                    }
+                Some(0) if dead.push(slot, word >> 8) => {
+                    deferred = deferred.wrapping_add(self.flush_dead(&mut dead, handles, report));
                 }
+                Some(0) => {}
                 Some(object) if generation < 2 => {
                     let now = handles.generation(object).unwrap_or(generation);
                     let changed = word & !0xff | u64::from(now);
@@ -264,7 +263,8 @@ impl Live {
 
 #[cfg(test)]
 mod tests {
-    use super::{Found, Handles, Live, MOST, Watch};
+    use super::{Found, Handles, Live, MOST, Slot, Watch};
+    use core::sync::atomic::{AtomicU32, AtomicU64};
     use std::cell::RefCell;
     use std::collections::BTreeMap;
 
@@ -296,10 +296,13 @@ mod tests {
         }
     }
 
-    fn live() -> Box<Live> {
-        let layout = std::alloc::Layout::new::<Live>();
-        // SAFETY: zeroes are a valid `Live` (as the instance's zeroed mapping relies on), and the layout is its own.
-        unsafe { Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) }
+    fn live() -> Live {
+        Live {
+            used: std::array::from_fn(|_| AtomicU64::new(0)),
+            slots: std::array::from_fn(|_| Slot::default()),
+            limit: AtomicU32::new(0),
+            busy: AtomicU32::new(0),
+        }
     }
 
     fn survey(live: &Live, heap: &Heap, condemned: u8, take: bool) -> (Vec<u64>, Vec<u64>) {

@@ -1,6 +1,6 @@
 //! The instance's memory: the sealed memfd as words, and the page that tells a forked child to keep quiet.
 
-use crate::sys;
+use crate::syscall;
 use core::ffi::c_void;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
@@ -34,10 +34,10 @@ impl Mapping {
     #[must_use]
     pub fn new(geometry: Geometry) -> Option<Self> {
         let bytes = usize::try_from(geometry.region_bytes()).ok()?;
-        let memory = sys::map_sealed_memfd(NAME, bytes)?;
-        let Some(guard) = sys::map_private(GUARD_BYTES, true) else {
+        let memory = syscall::map_sealed_memfd(NAME, bytes)?;
+        let Some(guard) = syscall::map_private(GUARD_BYTES, true) else {
             // SAFETY: made two lines above, known to nobody.
-            unsafe { sys::unmap(memory, bytes) };
+            unsafe { syscall::unmap(memory, bytes) };
             return None;
         };
         Some(Self { memory, bytes, guard })
@@ -72,8 +72,8 @@ impl Mapping {
     /// Nothing that came from `region` or `guard` is used any more, by any thread.
     pub unsafe fn unmap(&self) {
         // SAFETY: from `Mapping::new`; the caller's promise.
-        unsafe { sys::unmap(self.memory, self.bytes) };
+        unsafe { syscall::unmap(self.memory, self.bytes) };
         // SAFETY: as above.
-        unsafe { sys::unmap(self.guard, GUARD_BYTES) };
+        unsafe { syscall::unmap(self.guard, GUARD_BYTES) };
     }
 }

@@ -4,7 +4,7 @@
 use crate::com::info::Info;
 use crate::instance::{Instance, phase};
 use crate::method::{Line, Named, Namer};
-use crate::sys;
+use crate::syscall;
 use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::State;
@@ -45,13 +45,13 @@ struct Service<'a> {
 
 /// The thread's whole life. Returns when the process ends or the detach is under way.
 pub fn run(instance: &Instance) {
-    sys::name_thread(c"perfusion-shim");
+    syscall::name_thread(c"perfusion-shim");
     let Some(info) = instance.info() else { return };
     let mut service = Service {
         instance,
         namer: Namer::new(info),
         info,
-        lease: Lease::new(sys::now_ns()),
+        lease: Lease::new(syscall::now_ns()),
         requests: RequestReader::new(),
         named: Named::new(),
         put_off: None,
@@ -77,7 +77,7 @@ pub fn run(instance: &Instance) {
             (0, true) => LISTENING_NS,
             (0, false) => QUIET_NS,
         };
-        sys::wait(&instance.phase, phase::WORK, pause);
+        syscall::wait(&instance.phase, phase::WORK, pause);
     }
 }
 
@@ -113,7 +113,7 @@ impl Service<'_> {
             if self.instance.live.release_all(&self.info) {
                 return;
             }
-            sys::sleep_ns(DRAIN_NS);
+            syscall::sleep_ns(DRAIN_NS);
         }
         self.instance.count(Counter::RuntimeRefusals);
     }
@@ -121,7 +121,7 @@ impl Service<'_> {
     /// One look at everything. Answers the number of requests answered.
     fn round(&mut self) -> (Next, u32) {
         let (listener, heartbeat, period_ns) = self.instance.region().lease_words();
-        match self.lease.observe(listener, heartbeat, period_ns, sys::now_ns()) {
+        match self.lease.observe(listener, heartbeat, period_ns, syscall::now_ns()) {
             Verdict::Listening if !self.instance.is_listening() => self.begin(),
             Verdict::Listening => {}
             Verdict::Quiet if self.instance.is_listening() => {
@@ -230,13 +230,13 @@ impl Service<'_> {
 
     /// The process ends: a last chance for names, while its callback waits.
     fn farewell(&mut self) {
-        let until = sys::now_ns().saturating_add(LAST_QUESTIONS_NS);
-        while !self.no_more_questions && sys::now_ns() < until {
+        let until = syscall::now_ns().saturating_add(LAST_QUESTIONS_NS);
+        while !self.no_more_questions && syscall::now_ns() < until {
             if self.instance.phase.load(Ordering::Acquire) != phase::CLOSING {
                 return;
             }
             self.round();
-            sys::sleep_ns(BUSY_NS / 4);
+            syscall::sleep_ns(BUSY_NS / 4);
         }
         self.instance.set_listening(false);
         if self.instance.phase.swap(phase::DONE, Ordering::AcqRel) == phase::CLOSING {
@@ -248,7 +248,7 @@ impl Service<'_> {
     fn detach(&mut self) -> bool {
         self.instance.region().set_state(State::Closing);
         self.quiet();
-        sys::sleep_ns(DRAIN_NS);
+        syscall::sleep_ns(DRAIN_NS);
         // An allocation callback that was under way may have made a handle since.
         self.release_handles();
         self.instance.send(Body::Bye);
@@ -259,7 +259,7 @@ impl Service<'_> {
             Err(_) => {
                 self.instance.count(Counter::RuntimeRefusals);
                 self.instance.region().set_state(State::Ready);
-                self.lease = Lease::new(sys::now_ns());
+                self.lease = Lease::new(syscall::now_ns());
                 false
             }
         }

@@ -1,6 +1,6 @@
 //! The allocating thread's stack: how much above rsp can be copied without a fault, and the copy into the ring.
 
-use crate::sys;
+use crate::syscall;
 use profiler_protocol::sync::AtomicU64;
 
 const PAGE: usize = 4096;
@@ -30,13 +30,13 @@ pub fn extent(rsp: usize, limit: usize) -> Extent {
     let limit = limit.min(MOST_LIMIT) & !7;
     let from = rsp & !7;
     // A thread's own control block ends its stack; the main thread's lies elsewhere and says nothing.
-    let block = sys::thread_block();
+    let block = syscall::thread_block();
     let to_block = block.checked_sub(from).unwrap_or(usize::MAX);
     let wanted = limit.min(to_block & !7);
     let end = from.saturating_add(wanted);
     let mut page = (from & !(PAGE - 1)).saturating_add(PAGE);
     while page < end {
-        if !sys::readable(page) {
+        if !syscall::readable(page) {
             return Extent { from, bytes: page.wrapping_sub(from), limited: false, cut: true };
         }
         page = page.saturating_add(PAGE);
@@ -51,7 +51,7 @@ pub fn copy(extent: Extent, runs: [&[AtomicU64]; 2]) {
     for run in runs {
         let words = run.len().min(left);
         if words > 0 {
-            sys::copy_words(from, run, words);
+            syscall::copy_words(from, run, words);
         }
         from = from.wrapping_add(words.wrapping_mul(8));
         left = left.wrapping_sub(words);
@@ -61,7 +61,7 @@ pub fn copy(extent: Extent, runs: [&[AtomicU64]; 2]) {
 #[cfg(test)]
 mod tests {
     use super::{copy, extent};
-    use crate::sys::capture;
+    use crate::syscall::capture;
     use profiler_protocol::record::Registers;
     use profiler_protocol::sync::{AtomicU64, Ordering};
 

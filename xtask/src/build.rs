@@ -12,6 +12,7 @@ use crate::{
     exec::{Steps, run, write_if_changed},
     paths::Paths,
     setup::{self, EbpfToolchain},
+    shim,
 };
 
 const BPF_TARGET: &str = "bpfel-unknown-none";
@@ -40,11 +41,14 @@ pub(crate) fn build_with(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> 
     run(bpf_cargo(paths, ebpf, "build", "ebpf-probes").args(["--quiet", "--release"]))?;
     take(&ebpf_target(paths).join(BPF_TARGET).join("release/ebpf-probes"), &paths.probes())?;
 
+    let shim = shim::build(paths, steps)?;
+
     steps.step("building perfusion");
     run(Command::new("cargo")
         .args(["build", "--release", "--package", "perfusion"])
         .current_dir(&paths.root)
-        .env("PERFUSION_PROBES", paths.probes()))?;
+        .env("PERFUSION_PROBES", paths.probes())
+        .env("PERFUSION_SHIM", shim))?;
     Ok(paths.perfusion())
 }
 

@@ -9,6 +9,7 @@ mod exec;
 mod helm;
 mod paths;
 mod setup;
+mod shim;
 mod test;
 mod tidy;
 

@@ -5,8 +5,9 @@ use super::guid::{CALLBACKS, Guid, IUNKNOWN};
 use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, E_NOINTERFACE, E_POINTER, S_OK};
 use super::info::Info;
 use super::object::{self, object};
-use crate::sys;
+use crate::syscall;
 use core::ffi::c_void;
+use profiler_protocol::load::owner_in_client_data;
 use profiler_protocol::record::Registers;
 
 /// Longest client name or payload looked at, in elements.
@@ -65,20 +66,24 @@ pub(super) unsafe extern "C" fn load_as_notification_only(_: *mut c_void, answer
     S_OK
 }
 
-/// Both ways of being initialised. Answers S_OK or declines quietly.
+/// Both ways of being initialised; an attach brings client data. Answers S_OK or declines quietly.
 ///
 /// # Safety
 /// `this` is an object, `unknown` an interface pointer of the runtime.
-unsafe fn start(this: *mut c_void, unknown: *mut c_void, attached: bool) -> i32 {
+unsafe fn start(this: *mut c_void, unknown: *mut c_void, client_data: Option<&[u8]>) -> i32 {
     // SAFETY: the caller's promise.
     let object = unsafe { object(this) };
     // SAFETY: the caller's promise.
     let Some(info) = (unsafe { Info::query(unknown) }) else { return CORPROF_E_PROFILER_CANCEL_ACTIVATION };
-    if object.instance.set_up(info, attached).is_err() {
+    let owner = match client_data {
+        Some(data) => owner_in_client_data(data),
+        None => info.owner_in_environment(),
+    };
+    if object.instance.set_up(info, owner).is_err() {
         info.release();
         return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
     }
-    if attached {
+    if client_data.is_some() {
         // The service thread starts the session: that takes tens of milliseconds of managed code, and re-enters.
         return S_OK;
     }
@@ -90,17 +95,19 @@ unsafe fn start(this: *mut c_void, unknown: *mut c_void, attached: bool) -> i32 
 
 pub(super) unsafe extern "C" fn initialize(this: *mut c_void, unknown: *mut c_void) -> i32 {
     // SAFETY: what the runtime passes.
-    unsafe { start(this, unknown, false) }
+    unsafe { start(this, unknown, None) }
 }
 
 pub(super) unsafe extern "C" fn initialize_for_attach(
     this: *mut c_void,
     unknown: *mut c_void,
-    _: *const c_void,
-    _: u32,
+    data: *const u8,
+    bytes: u32,
 ) -> i32 {
+    // SAFETY: client data is valid during this call, and `bytes` long.
+    let data = unsafe { slice(data, bytes) };
     // SAFETY: what the runtime passes.
-    unsafe { start(this, unknown, true) }
+    unsafe { start(this, unknown, Some(data)) }
 }
 
 pub(super) unsafe extern "C" fn profiler_attach_complete(this: *mut c_void) -> i32 {
@@ -213,7 +220,6 @@ pub(super) unsafe extern "C" fn garbage_collection_finished(this: *mut c_void) -
 
 /// The callback every event goes through. Its own frame is the first of an allocation's stack: registers are captured here, and
 /// `registers` keeps the frame alive until the copy is made.
-#[expect(clippy::too_many_arguments, reason = "ICorProfilerCallback10 says so")]
 pub(super) unsafe extern "C" fn event_pipe_event_delivered(
     this: *mut c_void,
     provider: usize,
@@ -233,7 +239,7 @@ pub(super) unsafe extern "C" fn event_pipe_event_delivered(
     let instance = &unsafe { object(this) }.instance;
     if instance.is_listening() && instance.is_runtime_provider(provider) {
         let mut registers = Registers::default();
-        sys::capture(&mut registers);
+        syscall::capture(&mut registers);
         // SAFETY: `bytes` bytes at `data`, or null.
         instance.on_event(id, version, unsafe { slice(data, bytes) }, &registers);
     }

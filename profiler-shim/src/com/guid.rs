@@ -11,15 +11,23 @@ pub struct Guid {
 }
 
 impl Guid {
+    /// From bytes in memory order.
+    pub const fn from_bytes([a, b, c, d, e, f, g, h, rest @ ..]: [u8; 16]) -> Self {
+        Self {
+            a: u32::from_le_bytes([a, b, c, d]),
+            b: u16::from_le_bytes([e, f]),
+            c: u16::from_le_bytes([g, h]),
+            d: rest,
+        }
+    }
+
     const fn new(a: u32, b: u16, c: u16, d: u64) -> Self {
         Self { a, b, c, d: d.to_be_bytes() }
     }
 }
 
-/// The class id the library answers to; the environment and the attach message must name it:
-/// `{7D50C0B8-3D7C-4B1E-9B0E-5F5045524655}`. (Any would do; the runtime only hands it through.)
-pub const CLASS: Guid = Guid::new(0x7D50_C0B8, 0x3D7C, 0x4B1E, 0x9B0E_5F50_4552_4655);
-
+/// The class id the library answers to.
+pub const CLASS: Guid = Guid::from_bytes(profiler_protocol::load::CLASS_ID);
 /// IUnknown.
 pub const IUNKNOWN: Guid = Guid::new(0, 0, 0, 0xC000_0000_0000_0046);
 /// IClassFactory.

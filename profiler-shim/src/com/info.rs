@@ -7,6 +7,7 @@ use super::metadata::Metadata;
 use crate::live::Handles;
 use core::ffi::c_void;
 use core::ptr::null_mut;
+use profiler_protocol::load::{OWNER_VARIABLE, owner_in_variable};
 
 /// Reads the function address in slot `slot` of the interface at `this`.
 ///
@@ -189,6 +190,36 @@ impl Info {
             null_mut()
         );
         (major, minor, build, clr)
+    }
+
+    /// The owner the environment names, 0 for none. Asked of the runtime (Info11): there is no libc here to ask.
+    #[must_use]
+    pub fn owner_in_environment(self) -> u64 {
+        const MOST: usize = 32;
+        let mut name = [0u16; MOST];
+        for (to, from) in name.iter_mut().zip(OWNER_VARIABLE.bytes()) {
+            *to = u16::from(from);
+        }
+        let (mut value, mut needed) = ([0u16; MOST], 0u32);
+        let answer = invoke!(
+            self.pointer,
+            99,
+            (*const u16, u32, *mut u32, *mut u16),
+            name.as_ptr(),
+            MOST as u32,
+            &raw mut needed,
+            value.as_mut_ptr()
+        );
+        if answer != S_OK {
+            return 0;
+        }
+        let mut bytes = [0u8; MOST];
+        let mut count = 0usize;
+        for (to, from) in bytes.iter_mut().zip(value.iter().take_while(|u| **u != 0)) {
+            *to = u8::try_from(*from).unwrap_or(0);
+            count = count.wrapping_add(1);
+        }
+        owner_in_variable(bytes.get(..count).unwrap_or(&[]))
     }
 
     /// Says which callbacks we want.

@@ -4,7 +4,7 @@ use super::vtable::{CALLBACKS, Vtable};
 use crate::instance::Instance;
 use crate::region::Mapping;
 use crate::service;
-use crate::sys::{self, Thread};
+use crate::syscall::{self, Thread};
 use core::ffi::c_void;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -24,28 +24,32 @@ pub struct Object {
 
 /// Makes an object with one reference, and its region.
 pub fn create() -> Option<NonNull<Object>> {
-    let memory = sys::map_private(size_of::<Object>(), false)?;
+    let memory = syscall::map_private(size_of::<Object>(), false)?;
     let object = memory.cast::<Object>().as_ptr();
     let Some(mapping) = Mapping::new(Geometry::DEFAULT) else {
         // SAFETY: made above, known to nobody.
-        unsafe { sys::unmap(memory, size_of::<Object>()) };
+        unsafe { syscall::unmap(memory, size_of::<Object>()) };
         return None;
     };
     // SAFETY: the mapping is given up in `destroy` only, after the last reference.
     let region = unsafe { mapping.region(Geometry::DEFAULT) }?;
     // SAFETY: as above.
     let guard = unsafe { mapping.guard() };
-    // The memory is zeroed, and zeroes are valid for all fields but these five.
-    // SAFETY: in bounds of the memory just made, and unshared.
-    unsafe { (&raw mut (*object).vtable).write(&CALLBACKS) };
-    // SAFETY: as above.
-    unsafe { (&raw mut (*object).references).write(AtomicU32::new(1)) };
-    // SAFETY: as above.
-    unsafe { (&raw mut (*object).mapping).write(mapping) };
-    // SAFETY: as above.
-    unsafe { (&raw mut (*object).instance.region).write(region) };
-    // SAFETY: as above.
-    unsafe { (&raw mut (*object).instance.guard).write(guard) };
+    /// Writes one field of the memory just made.
+    macro_rules! set {
+        ($($field:ident).+, $value:expr) => {
+            // SAFETY: in bounds of the memory made above, and aligned.
+            let place = unsafe { &raw mut (*object).$($field).+ };
+            // SAFETY: as above; nobody else knows the memory yet.
+            unsafe { place.write($value) };
+        };
+    }
+    // The memory is zeroed, and zeroes are valid for all other fields.
+    set!(vtable, &CALLBACKS);
+    set!(references, AtomicU32::new(1));
+    set!(mapping, mapping);
+    set!(instance.region, region);
+    set!(instance.guard, guard);
     Some(memory.cast())
 }
 
@@ -75,7 +79,7 @@ impl Object {
     pub fn start_thread(&self) -> bool {
         let this = (&raw const *self).cast_mut().cast::<c_void>();
         // SAFETY: `service_main` expects an object; the thread is joined before it goes (`join_thread`).
-        let Some(thread) = (unsafe { sys::spawn(service_main, this) }) else { return false };
+        let Some(thread) = (unsafe { syscall::spawn(service_main, this) }) else { return false };
         // Release: pairs with the swap in `join_thread`.
         self.thread.store(thread, Ordering::Release);
         true
@@ -86,7 +90,7 @@ impl Object {
         let thread: Thread = self.thread.swap(0, Ordering::AcqRel);
         if thread != 0 {
             // SAFETY: from `spawn`; the swap makes sure of once; only the runtime's detaching thread calls this.
-            unsafe { sys::join(thread) };
+            unsafe { syscall::join(thread) };
         }
     }
 }
@@ -110,5 +114,5 @@ pub unsafe fn destroy(this: *mut c_void) {
     // SAFETY: nobody is left to use region or guard.
     unsafe { object.mapping.unmap() };
     // SAFETY: from `map_private` in `create`; `object` is not used after.
-    unsafe { sys::unmap(memory, size_of::<Object>()) };
+    unsafe { syscall::unmap(memory, size_of::<Object>()) };
 }
