@@ -30,7 +30,7 @@ pub fn clean(text: &str) -> Cow<'_, str> {
     Cow::Owned(cleaned)
 }
 
-/// The readable form of `Namespace.Type+Nested.Method(parameters)`.
+/// The readable form of `Namespace.Type+Nested.Method(parameters)`; nested types may be written with `.` or `/` too.
 ///
 /// | compiled | shown |
 /// |---|---|
@@ -266,6 +266,9 @@ mod tests {
             ("Program+<<Main>$>d__0.MoveNext()", "Program.Main(…)+async"),
             ("Program.<<Main>$>g__Work|0_0()", "Program.Main(…)+Work"),
             ("<Load>d__3.MoveNext()", "Load(…)+async"),
+            ("Ns.Orders.<Load>d__3<int>.MoveNext()", "Ns.Orders.Load<int>(…)+async"),
+            ("Ns.Type<int>.<>c__DisplayClass5_0.<Run>b__1(int)", "Ns.Type<int>.Run(…)+lambda"),
+            ("Ns.Type.<>c.<<Run>b__0_0>d.MoveNext()", "Ns.Type.Run(…)+lambda+async"),
             ("Ns.Type..ctor()", "Ns.Type..ctor()"),
             ("Ns.Mine+Enumerator.MoveNext()", "Ns.Mine+Enumerator.MoveNext()"),
             ("A.List`1[System.Int32].Add(T)", "A.List<System.Int32>.Add(T)"),
