@@ -91,9 +91,9 @@ pub struct Record {
     /// Bytes of user stack copied per sample, in KiB.
     #[arg(long, value_name = "KIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(4..=64))]
     pub stack_kib: u32,
-    /// Budget for the stacks of waits, in MiB per second and CPU: above it, waits keep their exact timing and their stacks are
-    /// sampled with a known probability.
-    #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// Budget for the stacks of waits, in MiB per second: above it, waits keep their exact timing and their stacks are sampled
+    /// with a known probability.
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub wait_stack_mib: u32,
 }
 

@@ -1,2 +1,49 @@
-//! See the crate description.
-fn main() {}
+//! Parse, run, exit code. The one place where an error becomes text and a number.
+
+use clap::Parser as _;
+use perfusion::cli::{Cli, Command, exit};
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are answers, not errors; clap knows which stream each belongs to.
+            let code = if error.use_stderr() { exit::USAGE } else { 0 };
+            return if error.print().is_ok() { ExitCode::from(code) } else { ExitCode::from(exit::OTHER) };
+        }
+    };
+    let level = match (cli.quiet, cli.verbose) {
+        (true, _) => "error",
+        (_, 0) => "warn",
+        (_, 1) => "info",
+        _ => "debug",
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_from_env("PERFUSION_LOG").unwrap_or_else(|_| EnvFilter::new(level)))
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+        .without_time()
+        .with_target(false)
+        .init();
+    let done = match &cli.command {
+        Command::Record(options) => perfusion::record::record(options, cli.quiet),
+        Command::Report(options) => perfusion::commands::report(options),
+        Command::Ps(options) => perfusion::commands::ps(options.json),
+        Command::Doctor(options) => perfusion::commands::doctor(options.json),
+        Command::ExecWhenReady(options) => {
+            let error = perfusion::launch::exec_when_ready(&options.gate, &options.command);
+            eprintln!("perfusion: cannot start {}: {error}", options.command.join(" "));
+            return ExitCode::from(exit::COMMAND);
+        }
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("perfusion: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

@@ -70,6 +70,7 @@ pub struct Allocations {
     sites: HashMap<Site, Weight>,
     live: HashMap<(RegionId, u64), LiveObject>,
     untracked: u64,
+    ticks: u64,
 }
 
 impl Allocations {
@@ -84,6 +85,7 @@ impl Allocations {
         let site =
             Site { region, tid: allocation.tid, stack, type_id: allocation.type_id, heap: allocation.heap };
         let weight = weight(allocation.kind, allocation.size);
+        self.ticks += u64::from(matches!(allocation.kind, AllocationKind::Tick { .. }));
         let total = self.sites.entry(site).or_default();
         total.objects += weight.objects;
         total.bytes += weight.bytes;
@@ -124,6 +126,12 @@ impl Allocations {
     /// Sampled objects alive as far as known.
     pub fn live(&self) -> impl Iterator<Item = &LiveObject> {
         self.live.values()
+    }
+
+    /// Samples that came from `AllocationTick`, whose estimates may be biased.
+    #[must_use]
+    pub fn ticks(&self) -> u64 {
+        self.ticks
     }
 
     /// Samples without a weak handle (all handles in use, or a runtime before .NET 7): absent from the live heap.

@@ -8,7 +8,7 @@
 
 use crate::sample::frame::Marker;
 use crate::sample::stack::StackId;
-use crate::source::{MonotonicNs, ThreadId, ThreadTimes, WaitEnd, WaitState};
+use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState};
 use std::collections::HashMap;
 
 /// Where a row's time was spent.
@@ -101,17 +101,6 @@ struct Thread {
     ended: Option<ThreadTimes>,
 }
 
-/// What a thread is doing at the end of the window, from the scheduler map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// On a CPU.
-    Running,
-    /// Waiting for a CPU since then.
-    Runnable(MonotonicNs),
-    /// Blocked since then.
-    Blocked(MonotonicNs),
-}
-
 /// Collects one window of all threads.
 #[derive(Default)]
 pub struct Threads {
@@ -180,15 +169,15 @@ impl Threads {
         self.unmatched_wait_ends
     }
 
-    /// Closes the window at `now`: slices waits in progress and makes every column of a thread sum to its exact total.
-    /// `running` are the threads that still exist, with their totals closed at `now`.
+    /// Closes the window: slices waits in progress and makes every column of a thread sum to its exact total.
+    /// `running` are the threads that still exist, with their totals as of now.
     #[must_use]
-    pub fn finish(mut self, now: MonotonicNs, running: &[(ThreadTimes, Progress)]) -> Vec<Row> {
+    pub fn finish(mut self, running: &[ThreadSnapshot]) -> Vec<Row> {
         let mut rows = Vec::new();
-        for (times, progress) in running {
+        for ThreadSnapshot { times, progress, .. } in running {
             let mut thread = self.threads.remove(&times.thread.tid).unwrap_or_default();
             thread.id = times.thread;
-            thread.slice_open_wait(now, *progress);
+            thread.slice_open_wait(*progress);
             thread.rows(times, &mut rows);
         }
         for thread in self.finished.drain(..) {
@@ -198,8 +187,13 @@ impl Threads {
         }
         // Left: threads whose end was lost on the way. Their samples stay, at no more time than is known: none.
         for thread in self.threads.into_values() {
-            let times =
-                ThreadTimes { thread: thread.id, oncpu_ns: 0, runnable_ns: 0, blocked_ns: 0, since: now };
+            let times = ThreadTimes {
+                thread: thread.id,
+                oncpu_ns: 0,
+                runnable_ns: 0,
+                blocked_ns: 0,
+                since: MonotonicNs(0),
+            };
             thread.rows(&times, &mut rows);
         }
         rows
@@ -207,20 +201,15 @@ impl Threads {
 }
 
 impl Thread {
-    fn slice_open_wait(&mut self, now: MonotonicNs, progress: Progress) {
+    fn slice_open_wait(&mut self, progress: Progress) {
         let Some(open) = self.open.take() else { return };
-        let since_start = now.0.saturating_sub(open.start.0);
-        let (blocked, runnable) = match progress {
-            Progress::Running => return,
-            Progress::Blocked(_) => (since_start, 0),
-            Progress::Runnable(since) => {
-                let runnable = now.0.saturating_sub(since.0.max(open.start.0));
-                (since_start - runnable.min(since_start), runnable)
-            }
-        };
+        let Progress::Waiting { start, blocked_ns, runnable_ns, .. } = progress else { return };
+        if start != open.start {
+            return;
+        }
         let waited = self.waits.entry((open.stack, open.reason, None)).or_default();
-        waited.blocked_ns += blocked as f64 * open.weight;
-        waited.runnable_ns += runnable as f64 * open.weight;
+        waited.blocked_ns += blocked_ns as f64 * open.weight;
+        waited.runnable_ns += runnable_ns as f64 * open.weight;
     }
 
     fn rows(self, times: &ThreadTimes, rows: &mut Vec<Row>) {
@@ -284,10 +273,10 @@ impl Thread {
 
 #[cfg(test)]
 mod tests {
-    use super::{Place, Progress, Row, Threads, WaitReason, WaitStateKey};
+    use super::{Place, Row, Threads, WaitReason, WaitStateKey};
     use crate::sample::frame::Marker;
     use crate::sample::stack::StackId;
-    use crate::source::{MonotonicNs, ThreadId, ThreadTimes, WaitEnd};
+    use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd};
     use proptest::prelude::{any, prop, proptest};
 
     const T: ThreadId = ThreadId { pid: 7, tid: 8 };
@@ -296,6 +285,12 @@ mod tests {
     fn times(oncpu_ns: u64, runnable_ns: u64, blocked_ns: u64) -> ThreadTimes {
         ThreadTimes { thread: T, oncpu_ns, runnable_ns, blocked_ns, since: MonotonicNs(0) }
     }
+
+    fn running(times: ThreadTimes, progress: Progress) -> [ThreadSnapshot; 1] {
+        [ThreadSnapshot { times, at: MonotonicNs(100), progress }]
+    }
+
+    const ON_CPU: Progress = Progress::OnCpu { since: MonotonicNs(0) };
 
     fn sums(rows: &[Row]) -> (f64, f64, f64) {
         rows.iter()
@@ -308,7 +303,7 @@ mod tests {
         for stack in [1, 1, 1, 2] {
             threads.cpu_sample(T, StackId(stack));
         }
-        let rows = threads.finish(MonotonicNs(100), &[(times(1_000, 0, 0), Progress::Running)]);
+        let rows = threads.finish(&running(times(1_000, 0, 0), ON_CPU));
         let cpu = |id| rows.iter().find(|r| r.place == Place::Stack(StackId(id))).map(|r| r.cpu_ns);
         assert_eq!((cpu(1), cpu(2)), (Some(750.0), Some(250.0)));
     }
@@ -325,7 +320,7 @@ mod tests {
             waker: None,
         });
         threads.thread_end(times(8, 5, 80));
-        let rows = threads.finish(MonotonicNs(100), &[]);
+        let rows = threads.finish(&[]);
         assert!(rows.iter().any(|r| r.place == Place::Stack(StackId(5)) && r.cpu_ns == 8.0));
         assert_eq!(sums(&rows), (8.0, 5.0, 80.0));
     }
@@ -334,8 +329,9 @@ mod tests {
     fn a_wait_in_progress_is_sliced_at_the_end() {
         let mut threads = Threads::default();
         threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
-        let rows =
-            threads.finish(MonotonicNs(100), &[(times(10, 30, 60), Progress::Runnable(MonotonicNs(70)))]);
+        let waiting =
+            Progress::Waiting { start: MonotonicNs(10), blocked_ns: 60, runnable_ns: 30, kept: true };
+        let rows = threads.finish(&running(times(10, 30, 60), waiting));
         let row = rows.iter().find(|r| r.reason.is_some()).unwrap();
         assert_eq!((row.blocked_ns, row.runnable_ns), (60.0, 30.0));
         assert_eq!(sums(&rows), (10.0, 30.0, 60.0));
@@ -343,8 +339,9 @@ mod tests {
 
     #[test]
     fn a_thread_that_never_woke_says_so() {
-        let rows = Threads::default()
-            .finish(MonotonicNs(100), &[(times(0, 0, 100), Progress::Blocked(MonotonicNs(0)))]);
+        let waiting =
+            Progress::Waiting { start: MonotonicNs(0), blocked_ns: 100, runnable_ns: 0, kept: false };
+        let rows = Threads::default().finish(&running(times(0, 0, 100), waiting));
         assert_eq!(rows.len(), 1);
         assert_eq!(rows[0].place, Place::Marker(Marker::WaitingSinceBefore));
     }
@@ -368,7 +365,7 @@ mod tests {
             runnable_ns: 0,
             waker: None,
         });
-        let rows = threads.finish(MonotonicNs(100), &[(times(1, 0, 9), Progress::Running)]);
+        let rows = threads.finish(&running(times(1, 0, 9), ON_CPU));
         assert!(rows.iter().any(|r| r.place == Place::Stack(StackId(5)) && r.blocked_ns == 9.0));
     }
 
@@ -391,7 +388,7 @@ mod tests {
                     threads.wait_end(&WaitEnd { thread: T, start: MonotonicNs(clock), blocked_ns: b, runnable_ns: r, waker: None });
                 }
             }
-            let rows = threads.finish(MonotonicNs(clock), &[(times(oncpu, runnable, blocked), Progress::Running)]);
+            let rows = threads.finish(&running(times(oncpu, runnable, blocked), ON_CPU));
             let (c, r, b) = sums(&rows);
             for (got, want) in [(c, oncpu), (r, runnable), (b, blocked)] {
                 assert!((got - want as f64).abs() <= 1.0 + want as f64 * 1e-9, "{got} {want}");

@@ -663,6 +663,14 @@ impl ProcessTable {
         self.images.get(id)
     }
 
+    /// The program `pid` runs: the file mapped at its lowest address, where the kernel puts the executable.
+    #[must_use]
+    pub fn main_image(&self, pid: u32) -> Option<ImageId> {
+        let process = self.live.get(&pid)?;
+        let first = process.mappings.iter().find(|mapping| mapping.region == Region::File)?;
+        process.images.get(&(first.device, first.inode)).copied().flatten()
+    }
+
     /// What was lost so far.
     #[must_use]
     pub fn counters(&self) -> Counters {

@@ -1,0 +1,82 @@
+//! What a command can fail with, and the exit code of each (listed in `--help`).
+
+use crate::attach::AttachError;
+use crate::cli::exit;
+use crate::launch::LaunchError;
+use crate::pprof::PprofError;
+use crate::report::ReportError;
+use crate::sink::file::FileError;
+use crate::source::kernel::KernelError;
+use std::io;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel source.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A process to record is not there.
+    #[error("no process with pid {pid}; `perfusion ps` lists what there is")]
+    NoProcess {
+        /// Its pid.
+        pid: u32,
+    },
+    /// A pid that names a thread.
+    #[error("{tid} is a thread of process {pid}: record it with --pid {pid}")]
+    IsThread {
+        /// What was given.
+        tid: u32,
+        /// Its process.
+        pid: u32,
+    },
+    /// The program could not be started.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// The program could not be started with the shim.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// The output.
+    #[error(transparent)]
+    Output(#[from] FileError),
+    /// The profile could not be made.
+    #[error(transparent)]
+    Pprof(#[from] PprofError),
+    /// A report.
+    #[error(transparent)]
+    Report(#[from] ReportError),
+    /// A thread or the runtime of this program.
+    #[error("{what}: {source}")]
+    Internal {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A thread of this program panicked.
+    #[error("the recording failed: a thread of perfusion ended early; please report this")]
+    Failed,
+}
+
+impl Error {
+    /// The process's exit code for it.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Kernel(KernelError::NoProcess { .. }) | Self::NoProcess { .. } | Self::IsThread { .. } => {
+                exit::NO_TARGET
+            }
+            Self::Kernel(
+                KernelError::Feature(_)
+                | KernelError::BtfUnreadable { .. }
+                | KernelError::KernelBtf(_)
+                | KernelError::Btf { .. }
+                | KernelError::Load { .. }
+                | KernelError::Program { .. }
+                | KernelError::Sampler { .. }
+                | KernelError::Perf { .. },
+            ) => exit::NOT_PERMITTED,
+            Self::Output(_) | Self::Report(ReportError::Write(_)) => exit::OUTPUT,
+            _ => exit::OTHER,
+        }
+    }
+}

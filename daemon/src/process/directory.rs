@@ -1,0 +1,20 @@
+//! What symbolization may ask of the process table.
+
+use super::{ProcessTable, start_ticks};
+use crate::sample::frame::{ImageId, ProcessId};
+use crate::symbolize::{Directory, ImageFile};
+
+impl Directory for ProcessTable {
+    fn image(&self, image: ImageId) -> Option<ImageFile<'_>> {
+        let image = ProcessTable::image(self, image)?;
+        Some(ImageFile { path: &image.path, file: image.file(), build_id: image.build_id.as_deref() })
+    }
+
+    fn live_pid(&self, process: ProcessId) -> Option<u32> {
+        let info = self.info(process)?;
+        // A pid names the same process only while its start time is the same.
+        let same = self.id(info.pid) == Some(process)
+            && info.start_ticks.is_none_or(|ticks| start_ticks(info.pid) == Some(ticks));
+        same.then_some(info.pid)
+    }
+}

@@ -1,0 +1,300 @@
+//! `perfusion record`: targets in, one file out.
+
+use crate::attach::{self, Settings};
+use crate::cli::{Record, exit};
+use crate::error::Error;
+use crate::launch::Gated;
+use crate::pprof::{self, About};
+use crate::process::ProcessTable;
+use crate::run::collector::now;
+use crate::run::{Recorded, Recording, Watcher, loss};
+use crate::sink::file;
+use crate::source::kernel::{KernelOptions, KernelSource, Selection};
+use crate::source::shim::ShimSource;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant, SystemTime};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How often ended targets are looked for; nothing reports the end of a process that is not a child without its help.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Says what happens, on stderr, unless told to be quiet.
+#[derive(Clone, Copy)]
+struct Say(bool);
+
+impl Say {
+    fn line(self, text: &str) {
+        if !self.0 {
+            eprintln!("{text}");
+        }
+    }
+}
+
+/// Records and writes the file; the exit code is the started program's, or 0.
+///
+/// # Errors
+/// See [`Error`].
+pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
+    let say = Say(quiet);
+    for &pid in &options.pid {
+        check_target(pid)?;
+    }
+    file::check(&options.output)?;
+    attach::place::sweep();
+    let owner = attach::place::random()
+        .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
+    let settings = Settings { owner };
+    let with_shim = !options.no_attach;
+
+    // The program is started first, but waits at its gate, because its pid must be known to select it.
+    let mut library = None;
+    let gated = if options.command.is_empty() {
+        None
+    } else {
+        let mut environment = Vec::new();
+        if with_shim {
+            let launch = attach::launch::launch(&settings)?;
+            environment = launch.environment;
+            library = Some(launch.library);
+        }
+        Some(Gated::spawn(&options.command, &environment)?)
+    };
+    let mut targets = options.pid.clone();
+    targets.extend(gated.as_ref().map(Gated::pid));
+    let selection = if options.all { Selection::All } else { Selection::Pids(targets.clone()) };
+    let kernel = KernelSource::start(&KernelOptions {
+        frequency_hz: options.frequency,
+        selection,
+        stack_copy_bytes: options.stack_kib * 1024,
+        wait_stack_budget_bytes_per_s: u64::from(options.wait_stack_mib) << 20,
+        ..KernelOptions::default()
+    })?;
+    let (began, began_wall) = (Instant::now(), SystemTime::now());
+    let mut processes = ProcessTable::new();
+    for &pid in &targets {
+        // One that is gone already is found out below; one that cannot be read has stacks that say so.
+        processes.adopt(pid).ok();
+    }
+    let recording = Recording::start(kernel, ShimSource::new(owner), processes)
+        .map_err(|source| Error::Internal { what: "starting a thread", source })?;
+    let watcher = recording.watcher();
+    let child = gated.map(Gated::release).transpose()?;
+    if let Some(child) = &child {
+        watcher.watch(child.id());
+    }
+    let attaching = (with_shim && (!options.pid.is_empty() || options.attach))
+        .then(|| attach_to_targets(options, settings, watcher, say));
+
+    say.line(&format!("recording {}; Ctrl-C ends it", describe(options, child.as_ref())));
+    let status = wait_for_end(options, child, &recording, began, say)?;
+    let duration = began.elapsed();
+    if let Some(attaching) = attaching {
+        attaching.join().ok();
+    }
+    let recorded = recording.stop().ok_or(Error::Failed)?;
+    drop(library);
+    write(options, &recorded, &targets, began_wall, duration, say)?;
+    Ok(status.map_or(0, exit_code))
+}
+
+fn check_target(pid: u32) -> Result<(), Error> {
+    let status =
+        std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|_| Error::NoProcess { pid })?;
+    // /proc/TID exists for every thread, though it is not listed.
+    match status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok()) {
+        Some(process) if process != pid => Err(Error::IsThread { tid: pid, pid: process }),
+        _ => Ok(()),
+    }
+}
+
+fn describe(options: &Record, child: Option<&Child>) -> String {
+    let whom = match (child, options.all) {
+        (Some(child), _) => format!("{} (pid {})", options.command.join(" "), child.id()),
+        (None, true) => "the whole host".to_owned(),
+        (None, false) => {
+            let pids: Vec<String> = options.pid.iter().map(u32::to_string).collect();
+            format!("pid {}", pids.join(", "))
+        }
+    };
+    match options.duration {
+        Some(duration) => format!("{whom} for {duration:?}"),
+        None => whom,
+    }
+}
+
+/// Loads the shim into the .NET processes among the targets, one after the other, beside the recording.
+fn attach_to_targets(
+    options: &Record,
+    settings: Settings,
+    watcher: Watcher,
+    say: Say,
+) -> std::thread::JoinHandle<()> {
+    let pids = if options.all { all_pids() } else { options.pid.clone() };
+    let named = !options.all;
+    std::thread::spawn(move || {
+        for pid in pids {
+            match attach::attach(pid, settings) {
+                Ok(attached) => {
+                    tracing::info!(pid, runtime = %attached.info.runtime_version, took = ?attached.took, "attached");
+                    watcher.watch(pid);
+                }
+                // With --all most processes are no .NET ones: `ps` tells about each.
+                Err(error) if named => {
+                    say.line(&format!("pid {pid}: no managed names, allocations or live objects: {error}"))
+                }
+                Err(error) => tracing::debug!(pid, %error, "not attached"),
+            }
+        }
+    })
+}
+
+fn all_pids() -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Waits for the time to be over, for Ctrl-C or SIGTERM, or for all targets to end. Returns the child's status when there is one.
+fn wait_for_end(
+    options: &Record,
+    mut child: Option<Child>,
+    recording: &Recording,
+    began: Instant,
+    say: Say,
+) -> Result<Option<ExitStatus>, Error> {
+    let internal = |what| move |source| Error::Internal { what, source };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(internal("tokio runtime"))?;
+    let bar = progress(options, say);
+    let status = runtime.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(internal("signal handler"))?;
+        let mut terminate = signal(SignalKind::terminate()).map_err(internal("signal handler"))?;
+        let mut look = tokio::time::interval(LOOK);
+        let end = options.duration.map(|duration| began + duration);
+        let targets: Vec<(u32, Option<u64>)> =
+            options.pid.iter().map(|&pid| (pid, crate::process::start_ticks(pid))).collect();
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => break,
+                _ = terminate.recv() => break,
+                _ = look.tick() => {}
+            }
+            if let Some(bar) = &bar {
+                bar.set_position(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
+            }
+            if let Some(child) = &mut child
+                && let Some(status) = child.try_wait().map_err(internal("waiting for the program"))?
+            {
+                return Ok::<_, Error>(Some(status));
+            }
+            let gone = |&(pid, ticks): &(u32, Option<u64>)| {
+                ticks.is_none() || crate::process::start_ticks(pid) != ticks
+            };
+            let all_gone = !targets.is_empty() && targets.iter().all(gone);
+            if all_gone || !recording.is_running() || end.is_some_and(|end| Instant::now() >= end) {
+                break;
+            }
+        }
+        Ok(None)
+    })?;
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    // A second Ctrl-C while the file is made ends at once: the default action is back when the runtime's handlers are gone, so
+    // ask for it here.
+    std::thread::spawn(|| {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        runtime.block_on(async {
+            if let Ok(mut interrupt) = signal(SignalKind::interrupt()) {
+                interrupt.recv().await;
+                std::process::exit(130);
+            }
+        });
+    });
+    match (status, child) {
+        (Some(status), _) => Ok(Some(status)),
+        // Interrupted: the program got the same Ctrl-C from the terminal, and its end is its own affair. With --duration it goes on.
+        (None, Some(mut child)) => {
+            say.line("the program goes on without the profiler");
+            child.try_wait().map_err(internal("waiting for the program"))
+        }
+        (None, None) => Ok(None),
+    }
+}
+
+fn progress(options: &Record, say: Say) -> Option<ProgressBar> {
+    let duration = options.duration.filter(|_| !say.0 && std::io::stderr().is_terminal())?;
+    let bar = ProgressBar::new(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
+    let style = ProgressStyle::with_template("{bar:40} {elapsed} / {eta} left").ok()?;
+    bar.set_style(style);
+    Some(bar)
+}
+
+fn write(
+    options: &Record,
+    recorded: &Recorded,
+    targets: &[u32],
+    start: SystemTime,
+    duration: Duration,
+    say: Say,
+) -> Result<(), Error> {
+    let loss_line = loss::line(&recorded.counters);
+    let about = About {
+        start,
+        duration,
+        period_ns: 1_000_000_000 / u64::from(options.frequency),
+        main_image: targets.first().and_then(|&pid| recorded.processor.processes.main_image(pid)),
+        comments: comments(options, recorded, &loss_line),
+    };
+    let begin = now();
+    let bytes = pprof::encode(
+        &recorded.window,
+        &recorded.processor.symbolizer,
+        &recorded.processor.processes,
+        &about,
+    )?;
+    tracing::info!(bytes = bytes.len(), took_ns = now().0 - begin.0, "encoded");
+    file::write(&options.output, &bytes)?;
+    say.line(&format!("{}{loss_line}", pprof::LOSS_PREFIX));
+    say.line(&format!(
+        "wrote {} ({} stacks, {})",
+        shown(&options.output),
+        recorded.window.entries().len(),
+        size(bytes.len())
+    ));
+    Ok(())
+}
+
+fn comments(options: &Record, recorded: &Recorded, loss_line: &str) -> Vec<String> {
+    let mut comments = vec![
+        format!("perfusion {}", env!("CARGO_PKG_VERSION")),
+        format!("{}{loss_line}", pprof::LOSS_PREFIX),
+        format!(
+            "cpu: {} samples per second and CPU say where; each thread's sum is its exact on-CPU time",
+            options.frequency
+        ),
+        "runnable, blocked: exact per thread; split among stacks by waits kept with known probability"
+            .to_owned(),
+    ];
+    comments.extend(recorded.processor.estimator_comments());
+    comments.extend(recorded.counters.iter().map(|(name, value)| format!("{name}: {value}")));
+    comments
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn size(bytes: usize) -> String {
+    crate::report::units::human(i64::try_from(bytes).unwrap_or(i64::MAX), "bytes")
+}
+
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(exit::OTHER)
+}

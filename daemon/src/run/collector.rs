@@ -1,0 +1,191 @@
+//! The quick half of the pipeline: drains every source in rounds, merges by time, hands batches on. It never waits for the
+//! processor: when the channel is full it holds what it has, drains no more, and the rings count what they drop.
+
+use super::processor::NameRequest;
+use crate::source::kernel::KernelSource;
+use crate::source::order::Order;
+use crate::source::shim::ShimSource;
+use crate::source::{Event, MonotonicNs, ThreadSnapshot};
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError};
+use std::time::Duration;
+
+/// Time between rounds. The BPF ring holds about a second of samples, a shim's ring some hundred allocations.
+const ROUND: Duration = Duration::from_millis(10);
+/// Batches held back while the processor is behind, before draining pauses.
+const MAX_HELD_BATCHES: usize = 64;
+
+/// What the collector is told to do.
+#[derive(Debug)]
+pub enum Command {
+    /// Ask the processes' shims for these names.
+    Ask(Vec<NameRequest>),
+    /// A shim was loaded into this process.
+    Watch(u32),
+    /// The recording is over: take the final totals and let the kernel go; the shims are kept for the last names.
+    CloseKernel,
+    /// Let the shims go too, and end.
+    Finish,
+}
+
+/// What the collector hands on.
+#[derive(Debug)]
+pub enum Batch {
+    /// Events in time order.
+    Events(Vec<Event>),
+    /// No more kernel events come.
+    KernelClosed(KernelTotals),
+    /// Nothing more comes.
+    End {
+        /// Counters of the shims and of the merge: name and value.
+        counters: Vec<(String, u64)>,
+    },
+}
+
+/// What the kernel source knew at its end.
+#[derive(Debug)]
+pub struct KernelTotals {
+    /// When it ended.
+    pub at: MonotonicNs,
+    /// Every living thread's exact times.
+    pub threads: Vec<ThreadSnapshot>,
+    /// Counters of the probes and of perf's rings: name and value.
+    pub counters: Vec<(String, u64)>,
+}
+
+/// CLOCK_MONOTONIC now.
+#[must_use]
+pub fn now() -> MonotonicNs {
+    let time = clock_gettime(ClockId::Monotonic);
+    let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
+    MonotonicNs(seconds.unwrap_or(0) * 1_000_000_000 + nanos.unwrap_or(0))
+}
+
+/// The collector's state; [`Collector::run`] is its thread.
+pub struct Collector {
+    kernel: Option<KernelSource>,
+    shims: ShimSource,
+    order: Order,
+    held: VecDeque<Batch>,
+    out: SyncSender<Batch>,
+    commands: Receiver<Command>,
+}
+
+impl Collector {
+    /// Joins the sources to the two channels.
+    #[must_use]
+    pub fn new(
+        kernel: KernelSource,
+        shims: ShimSource,
+        out: SyncSender<Batch>,
+        commands: Receiver<Command>,
+    ) -> Self {
+        Self { kernel: Some(kernel), shims, order: Order::default(), held: VecDeque::new(), out, commands }
+    }
+
+    /// Drains in rounds until told to finish.
+    pub fn run(mut self) {
+        loop {
+            let finish = match self.obey() {
+                Ok(finish) => finish,
+                // Nobody listens any more: the recording was given up.
+                Err(TryRecvError::Disconnected | TryRecvError::Empty) => return,
+            };
+            if self.held.len() < MAX_HELD_BATCHES {
+                self.round();
+            } else {
+                self.shims.beat();
+            }
+            if finish {
+                return self.finish();
+            }
+            if !self.pass_on() {
+                return;
+            }
+            std::thread::sleep(ROUND);
+        }
+    }
+
+    /// Takes all commands that wait; true when told to finish. An error means that the other side is gone.
+    fn obey(&mut self) -> Result<bool, TryRecvError> {
+        loop {
+            match self.commands.try_recv() {
+                Ok(Command::Ask(requests)) => {
+                    for NameRequest { pid, address } in requests {
+                        self.shims.ask(pid, address);
+                    }
+                }
+                Ok(Command::Watch(pid)) => self.shims.watch(pid),
+                Ok(Command::CloseKernel) => self.close_kernel(),
+                Ok(Command::Finish) => return Ok(true),
+                Err(TryRecvError::Empty) => return Ok(false),
+                Err(TryRecvError::Disconnected) => return Err(TryRecvError::Disconnected),
+            }
+        }
+    }
+
+    fn round(&mut self) {
+        let start = now();
+        let order = &mut self.order;
+        if let Some(kernel) = &mut self.kernel {
+            kernel.drain(&mut |event| order.push(event));
+        }
+        self.shims.drain(&mut |event| order.push(event));
+        let mut events = Vec::new();
+        self.order.end_round(start, &mut events);
+        if !events.is_empty() {
+            self.held.push_back(Batch::Events(events));
+        }
+    }
+
+    fn close_kernel(&mut self) {
+        let Some(mut kernel) = self.kernel.take() else { return };
+        let at = now();
+        let threads = kernel.thread_times();
+        let order = &mut self.order;
+        kernel.drain(&mut |event| order.push(event));
+        self.shims.drain(&mut |event| order.push(event));
+        let counters =
+            kernel.counters().into_iter().map(|(info, value)| (info.name.to_owned(), value)).collect();
+        drop(kernel);
+        let mut events = Vec::new();
+        self.order.finish(&mut events);
+        self.held.push_back(Batch::Events(events));
+        self.held.push_back(Batch::KernelClosed(KernelTotals { at, threads, counters }));
+    }
+
+    /// Hands on what the channel takes; false when nobody listens.
+    fn pass_on(&mut self) -> bool {
+        while let Some(batch) = self.held.pop_front() {
+            match self.out.try_send(batch) {
+                Ok(()) => {}
+                Err(TrySendError::Full(batch)) => {
+                    self.held.push_front(batch);
+                    return true;
+                }
+                Err(TrySendError::Disconnected(_)) => return false,
+            }
+        }
+        true
+    }
+
+    fn finish(mut self) {
+        self.close_kernel();
+        self.shims.detach_all();
+        let order = &mut self.order;
+        self.shims.drain(&mut |event| order.push(event));
+        let mut events = Vec::new();
+        self.order.finish(&mut events);
+        self.held.push_back(Batch::Events(events));
+        let mut counters = self.shims.counters();
+        counters.push(("order_late".to_owned(), self.order.late()));
+        self.held.push_back(Batch::End { counters });
+        for batch in self.held {
+            // Waiting is right here: nothing is drained any more, and the processor only has to empty the channel.
+            if self.out.send(batch).is_err() {
+                return;
+            }
+        }
+    }
+}

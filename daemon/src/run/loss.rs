@@ -1,0 +1,113 @@
+//! What was lost, and where: every counter of every stage, and the one line that adds them up.
+
+use super::processor::Processor;
+use crate::aggregate::window::Window;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+/// Counters of the stages inside the daemon.
+#[must_use]
+pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u64)> {
+    let stacks = processor.counters();
+    let table = processor.processes.counters();
+    let overflow = window.counters();
+    let named = [
+        ("events_cpu_samples", stacks.cpu_samples),
+        ("events_waits", stacks.waits),
+        ("events_allocations", stacks.allocations),
+        ("stacks_walked", stacks.walked),
+        ("stacks_exact", stacks.exact),
+        ("stacks_guessed", table.stacks_guessed),
+        ("stacks_broken", table.stacks_broken),
+        ("guessed_frames", stacks.guessed_frames),
+        ("stacks_of_gone_processes", table.stacks_of_gone_processes),
+        ("processes_refused", table.processes_refused),
+        ("mappings_refused", table.mappings_refused),
+        ("images_failed", table.images_failed),
+        ("image_evictions", processor.processes.image_evictions()),
+        ("rules_cleared", table.steps_cleared),
+        ("unwind_budget_refusals", table.budget_refusals),
+        ("method_bodies_replaced", table.bodies_replaced),
+        ("window_overflowed", overflow.overflowed),
+        ("window_labels_capped", overflow.capped_labels),
+        ("window_values_refused", overflow.refused),
+    ];
+    let mut all: Vec<(String, u64)> =
+        named.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    for (name, value) in processor.estimator_counters() {
+        all.push((name.to_owned(), value));
+    }
+    for (name, value) in processor.symbolizer.counters() {
+        all.push((name.to_owned(), value));
+    }
+    all
+}
+
+/// `in = stored + dropped by cause` of each kind of event, in one line.
+#[must_use]
+pub fn line(counters: &[(String, u64)]) -> String {
+    let values: HashMap<&str, u64> = counters.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    let of = |name: &str| values.get(name).copied().unwrap_or(0);
+    let mut line = String::new();
+    let mut kind = |what: &str, produced: u64, stored: u64, causes: &[(&str, u64)]| {
+        let separator = if line.is_empty() { "" } else { "; " };
+        // Writing to a String cannot fail.
+        write!(line, "{separator}{what} {produced} = {stored} stored").ok();
+        for (cause, count) in causes.iter().filter(|(_, count)| *count > 0) {
+            write!(line, " + {count} {cause}").ok();
+        }
+        let accounted = stored + causes.iter().map(|(_, count)| count).sum::<u64>();
+        if accounted != produced {
+            write!(line, " ({} unaccounted)", i128::from(produced) - i128::from(accounted)).ok();
+        }
+    };
+    kind(
+        "cpu samples",
+        of("cpu_samples"),
+        of("events_cpu_samples"),
+        &[("ring full", of("cpu_samples_ring_full")), ("buffer busy", of("cpu_samples_busy"))],
+    );
+    kind(
+        "waits",
+        of("waits"),
+        of("events_waits"),
+        &[
+            ("thinned", of("waits_thinned")),
+            ("ring full", of("waits_ring_full")),
+            ("buffer busy", of("waits_busy")),
+        ],
+    );
+    kind(
+        "allocations",
+        of("events_allocations") + of("shim_allocations_dropped"),
+        of("events_allocations"),
+        &[("dropped by the shim", of("shim_allocations_dropped"))],
+    );
+    let (walked, exact, broken, guessed) =
+        (of("stacks_walked"), of("stacks_exact"), of("stacks_broken"), of("stacks_guessed"));
+    write!(line, "; stacks {walked}: {exact} exact, {broken} broken, {guessed} guessed").ok();
+    let lost = ["perf_lost", "records_bad", "perf_bad", "order_late"];
+    for name in lost.into_iter().filter(|name| of(name) > 0) {
+        write!(line, "; {name} {}", of(name)).ok();
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::line;
+
+    #[test]
+    fn the_line_adds_up_or_says_what_is_missing() {
+        let counters =
+            |list: &[(&str, u64)]| list.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect::<Vec<_>>();
+        let good = counters(&[("cpu_samples", 10), ("events_cpu_samples", 7), ("cpu_samples_ring_full", 3)]);
+        assert!(
+            line(&good).starts_with("cpu samples 10 = 7 stored + 3 ring full; waits 0 = 0 stored;"),
+            "{}",
+            line(&good)
+        );
+        let bad = counters(&[("cpu_samples", 10), ("events_cpu_samples", 7)]);
+        assert!(line(&bad).contains("cpu samples 10 = 7 stored (3 unaccounted)"), "{}", line(&bad));
+    }
+}

@@ -1,0 +1,463 @@
+//! The slow half of the pipeline: events in time order become stacks, and stacks become estimates. Names are only asked for here.
+
+use super::names::{ThreadNames, comm_text};
+use crate::aggregate::heap::{Allocations, age_bucket_seconds};
+use crate::aggregate::key::{Labels, SampleType};
+use crate::aggregate::thread_role::{is_collector, thread_role};
+use crate::aggregate::threads::{Place, Row, Threads, WaitReason, WaitStateKey};
+use crate::aggregate::wait_reason;
+use crate::aggregate::window::{Limits as WindowLimits, Window};
+use crate::process::ProcessTable;
+use crate::sample::frame::{FrameKey, Marker};
+use crate::sample::stack::{StackId, StackTable};
+use crate::source::{
+    Allocation, Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, ThreadSnapshot, UserContext,
+};
+use crate::symbolize::Symbolizer;
+use crate::unwind::finish::Limits;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A managed method body whose name is to be asked of its process's shim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NameRequest {
+    /// The process.
+    pub pid: u32,
+    /// An address inside the method.
+    pub address: u64,
+}
+
+/// What happened to stacks and pauses, for the loss line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StackCounters {
+    /// User stacks walked.
+    pub walked: u64,
+    /// Of them, those that reached the thread's start with no guess.
+    pub exact: u64,
+    /// Frames found by guessing.
+    pub guessed_frames: u64,
+    /// Of CPU samples, those stored.
+    pub cpu_samples: u64,
+    /// Kept waits.
+    pub waits: u64,
+    /// Allocation samples.
+    pub allocations: u64,
+}
+
+/// What is known about the recording as a whole when it closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closing {
+    /// When.
+    pub now: MonotonicNs,
+    /// True to label every thread and every waker (`record`), which multiplies samples.
+    pub detailed: bool,
+}
+
+/// A stop of all managed threads for the collector, in progress.
+#[derive(Clone, Copy)]
+struct Pause {
+    begin: MonotonicNs,
+    reason: u8,
+}
+
+/// What a process's pauses are counted by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct PauseKey {
+    pid: u32,
+    reason: u8,
+    generation: u8,
+}
+
+/// State of one recording between the collector and the encoder.
+pub struct Processor {
+    /// Who lives where.
+    pub processes: ProcessTable,
+    /// Names, as far as shims gave them.
+    pub symbolizer: Symbolizer,
+    stacks: StackTable,
+    threads: Threads,
+    heap: Allocations,
+    names: ThreadNames,
+    requests: Vec<NameRequest>,
+    types: HashMap<(RegionId, u64), Arc<str>>,
+    region_pid: HashMap<RegionId, u32>,
+    /// Threads that run a collection right now, by region (workstation GC collects on the thread that allocates).
+    collecting: HashMap<u32, RegionId>,
+    /// Events of shims after this are not of this window.
+    closed: Option<MonotonicNs>,
+    pauses: HashMap<RegionId, Pause>,
+    pause_totals: HashMap<PauseKey, u64>,
+    generation: HashMap<RegionId, u8>,
+    counters: StackCounters,
+}
+
+impl Processor {
+    /// Starts with the processes the table already knows.
+    #[must_use]
+    pub fn new(processes: ProcessTable) -> Self {
+        Self {
+            processes,
+            symbolizer: Symbolizer::default(),
+            stacks: StackTable::default(),
+            threads: Threads::default(),
+            heap: Allocations::default(),
+            names: ThreadNames::default(),
+            requests: Vec::new(),
+            types: HashMap::new(),
+            region_pid: HashMap::new(),
+            collecting: HashMap::new(),
+            closed: None,
+            pauses: HashMap::new(),
+            pause_totals: HashMap::new(),
+            generation: HashMap::new(),
+            counters: StackCounters::default(),
+        }
+    }
+
+    /// Takes one event; events come in time order.
+    pub fn event(&mut self, event: Event) {
+        self.processes.observe(&event);
+        let time = event.time;
+        match event.kind {
+            EventKind::CpuSample(sample) => {
+                self.counters.cpu_samples += 1;
+                self.names.kernel(sample.thread.tid, &comm_text(&sample.comm));
+                let stack = self.stack(sample.thread, &sample.kernel, sample.user.as_ref());
+                self.threads.cpu_sample(sample.thread, stack);
+            }
+            EventKind::WaitStart(wait) => {
+                self.counters.waits += 1;
+                self.names.kernel(wait.thread.tid, &comm_text(&wait.comm));
+                let stack = self.stack(wait.thread, &wait.kernel, wait.user.as_ref());
+                let reason = WaitReason { state: wait.state.into(), syscall: wait.syscall };
+                self.threads.wait_start(wait.thread, time, stack, reason, wait.ran_ns, wait.weight);
+            }
+            EventKind::WaitEnd(end) => self.threads.wait_end(&end),
+            EventKind::ThreadEnd(times) => self.threads.thread_end(times),
+            EventKind::Exec { pid, comm } => self.names.kernel(pid, &comm),
+            EventKind::Comm { thread, comm } => self.names.kernel(thread.tid, &comm),
+            EventKind::Fork { thread, .. } => self.names.forked(thread.tid),
+            EventKind::Exit { .. } | EventKind::Mmap(_) => {}
+            EventKind::Shim { pid, region, event } => self.shim(time, pid, region, event),
+        }
+    }
+
+    /// Managed methods seen since the last call whose names are to be asked for.
+    pub fn take_requests(&mut self) -> Vec<NameRequest> {
+        std::mem::take(&mut self.requests)
+    }
+
+    /// Managed methods of living processes that were asked for and not answered.
+    #[must_use]
+    pub fn unanswered(&self) -> Vec<NameRequest> {
+        let mut open = Vec::new();
+        for &pid in self.region_pid.values() {
+            if let Some(process) = self.processes.id(pid) {
+                open.extend(self.symbolizer.unanswered(process).map(|address| NameRequest { pid, address }));
+            }
+        }
+        open
+    }
+
+    /// The kernel source ended at `at`: what a shim tells of later is not counted, its names still are.
+    pub fn close_at(&mut self, at: MonotonicNs) {
+        self.closed = Some(at);
+    }
+
+    /// True when some shim is there to be asked.
+    #[must_use]
+    pub fn has_shims(&self) -> bool {
+        !self.region_pid.is_empty()
+    }
+
+    /// What happened to stacks so far.
+    #[must_use]
+    pub fn counters(&self) -> StackCounters {
+        self.counters
+    }
+
+    /// How allocations were estimated, for the profile's comments.
+    #[must_use]
+    pub fn estimator_comments(&self) -> Vec<String> {
+        let (all, ticks) = (self.counters.allocations, self.heap.ticks());
+        let mut comments = Vec::new();
+        if all > ticks {
+            comments.push(
+                "alloc, inuse (.NET 10 and later): AllocationSampled, every byte an independent trial with p = 1/102400; \
+                 an object of s bytes stands for 1/(1-(1-p)^s); unbiased"
+                    .to_owned(),
+            );
+        }
+        if ticks > 0 {
+            comments.push(
+                "alloc, inuse (.NET 6 to 9): AllocationTick, one sample per about 100 KiB at a fixed stride, standing for the bytes \
+                 since the last; no unbiased estimator exists: types in step with the stride are over- or understated"
+                    .to_owned(),
+            );
+        }
+        if all > 0 {
+            comments.push(
+                "inuse: objects allocated since the shim was loaded, as of the last garbage collection"
+                    .to_owned(),
+            );
+        }
+        comments
+    }
+
+    /// Wait ends whose start never arrived, and allocation samples without a weak handle.
+    #[must_use]
+    pub fn estimator_counters(&self) -> [(&'static str, u64); 2] {
+        [
+            ("wait_ends_unmatched", self.threads.unmatched_wait_ends()),
+            ("allocations_untracked", self.heap.untracked()),
+        ]
+    }
+
+    fn stack(&mut self, thread: ThreadId, kernel: &[u64], user: Option<&UserContext>) -> StackId {
+        let mut frames: Vec<FrameKey> = kernel.iter().map(|&address| FrameKey::Kernel(address)).collect();
+        if let Some(user) = user {
+            self.walk(thread.pid, user, &mut frames);
+        }
+        if is_collector(self.names.comm(thread.tid)) {
+            frames.push(FrameKey::Marker(Marker::GarbageCollector));
+        } else if self.collecting.contains_key(&thread.tid)
+            && let Some(managed) = frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. }))
+        {
+            // The collection is not the work of the method that happened to allocate: cut there, so that all of it meets.
+            frames.truncate(managed);
+            frames.push(FrameKey::Marker(Marker::GarbageCollector));
+        }
+        self.intern(&frames)
+    }
+
+    fn walk(&mut self, pid: u32, user: &UserContext, frames: &mut Vec<FrameKey>) {
+        let finished = self.processes.finish(pid, user, Limits::default());
+        self.counters.walked += 1;
+        self.counters.guessed_frames += u64::from(finished.guessed);
+        if finished.reached_thread_start && finished.guessed == 0 {
+            self.counters.exact += 1;
+        }
+        for &frame in &finished.frames {
+            if let FrameKey::Managed { start, .. } = frame
+                && self.symbolizer.wants_answer(frame)
+            {
+                self.requests.push(NameRequest { pid, address: start });
+            }
+        }
+        frames.extend(finished.frames);
+    }
+
+    fn intern(&mut self, frames: &[FrameKey]) -> StackId {
+        // Only after 2^32 distinct stacks, which no memory holds, would there be no id.
+        self.stacks.intern(frames).unwrap_or(StackId(u32::MAX))
+    }
+
+    fn shim(&mut self, time: MonotonicNs, pid: u32, region: RegionId, event: ShimEvent) {
+        self.region_pid.insert(region, pid);
+        if let Ok(process) = self.processes.adopt(pid) {
+            self.symbolizer.observe(process, &event);
+        }
+        let names_only = self.closed.is_some_and(|at| time > at);
+        match event {
+            ShimEvent::TypeName { type_id, name, .. } => {
+                self.types.insert((region, type_id), name.into());
+            }
+            _ if names_only => {}
+            ShimEvent::Allocation(allocation) => self.allocation(time, pid, region, &allocation),
+            ShimEvent::GcStart { generation, kind, tid, .. } => {
+                self.generation.insert(region, generation);
+                // 1 is a background collection: it runs on a thread of its own, known by name.
+                if kind != 1 {
+                    self.collecting.insert(tid, region);
+                }
+            }
+            ShimEvent::GcEnd { .. } => self.collecting.retain(|_, of| *of != region),
+            ShimEvent::PauseBegin { reason, .. } => {
+                self.pauses.insert(region, Pause { begin: time, reason });
+            }
+            ShimEvent::PauseEnd { .. } => {
+                if let Some(pause) = self.pauses.remove(&region) {
+                    let generation = self.generation.get(&region).copied().unwrap_or(0);
+                    let key = PauseKey { pid, reason: pause.reason, generation };
+                    *self.pause_totals.entry(key).or_default() += time.0.saturating_sub(pause.begin.0);
+                }
+            }
+            ShimEvent::ObjectsDead { samples } => self.heap.dead(region, &samples),
+            ShimEvent::ObjectsAlive { samples } => self.heap.alive(region, &samples),
+            ShimEvent::ThreadName { tid, name } if !name.is_empty() => self.names.managed(tid, name),
+            ShimEvent::ThreadName { .. }
+            | ShimEvent::Hello { .. }
+            | ShimEvent::Method(_)
+            | ShimEvent::NoMethod { .. }
+            | ShimEvent::CodeUnloaded { .. }
+            | ShimEvent::Bye => {}
+        }
+    }
+
+    fn allocation(&mut self, time: MonotonicNs, pid: u32, region: RegionId, allocation: &Allocation) {
+        self.counters.allocations += 1;
+        let mut frames = Vec::new();
+        self.walk(pid, &allocation.user, &mut frames);
+        // Inside are the shim and the runtime's event delivery: the allocation is the innermost managed frame's.
+        if let Some(managed) = frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. })) {
+            frames.drain(..managed);
+        }
+        let stack = self.intern(&frames);
+        self.heap.allocated(region, time, allocation, stack);
+    }
+
+    fn labels(&self, thread: ThreadId, detailed: bool) -> Labels {
+        let info = self.processes.id(thread.pid).and_then(|id| self.processes.info(id));
+        Labels {
+            pid: Some(thread.pid),
+            thread_id: detailed.then_some(thread.tid),
+            thread_name: self.names.shown(thread.tid),
+            thread_role: Some(thread_role(self.names.comm(thread.tid))),
+            process: info.map(|info| info.comm.as_str().into()),
+            ..Labels::default()
+        }
+    }
+
+    /// Closes the window: all estimates, by stack and labels. `running` are the threads that exist at the end.
+    #[must_use]
+    pub fn close(&mut self, closing: Closing, running: &[ThreadSnapshot]) -> Window {
+        let mut window = Window::new(WindowLimits::default());
+        self.symbolizer.resolve(self.stacks.iter().flatten().copied(), &self.processes);
+        for row in std::mem::take(&mut self.threads).finish(running) {
+            self.add_row(&mut window, &row, closing.detailed);
+        }
+        let unknown: Arc<str> = "[unknown type]".into();
+        let type_name = |region, type_id| {
+            self.types.get(&(region, type_id)).cloned().unwrap_or_else(|| Arc::clone(&unknown))
+        };
+        for (site, weight) in self.heap.sites() {
+            let pid = self.region_pid.get(&site.region).copied().unwrap_or(0);
+            let labels = Labels {
+                type_name: Some(type_name(site.region, site.type_id)),
+                heap: Some(site.heap),
+                ..self.labels(ThreadId { pid, tid: site.tid }, closing.detailed)
+            };
+            let values = [(SampleType::AllocObjects, weight.objects), (SampleType::AllocSpace, weight.bytes)];
+            window.add_all(self.stacks.frames(site.stack), &labels, &values);
+        }
+        for object in self.heap.live() {
+            let site = object.site;
+            let pid = self.region_pid.get(&site.region).copied().unwrap_or(0);
+            let labels = Labels {
+                type_name: Some(type_name(site.region, site.type_id)),
+                heap: Some(site.heap),
+                age_seconds: Some(age_bucket_seconds(object.born, closing.now)),
+                generation: Some(object.generation),
+                ..self.labels(ThreadId { pid, tid: site.tid }, closing.detailed)
+            };
+            let values = [
+                (SampleType::InuseObjects, object.weight.objects),
+                (SampleType::InuseSpace, object.weight.bytes),
+            ];
+            window.add_all(self.stacks.frames(site.stack), &labels, &values);
+        }
+        for (key, &total) in &self.pause_totals {
+            let labels = Labels {
+                thread_name: None,
+                thread_role: None,
+                thread_id: None,
+                gc_reason: Some(suspend_reason(key.reason).into()),
+                generation: Some(key.generation),
+                ..self.labels(ThreadId { pid: key.pid, tid: key.pid }, false)
+            };
+            window.add(
+                &[FrameKey::Marker(Marker::GarbageCollector)],
+                &labels,
+                SampleType::GcPause,
+                total as f64,
+            );
+        }
+        self.symbolizer.resolve(window.frames(), &self.processes);
+        window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
+        window
+    }
+
+    /// Kernel stacks begin inside the tracepoint that takes them; those frames are ours, not the program's.
+    fn without_own_frames<'a>(&self, frames: &'a [FrameKey]) -> &'a [FrameKey] {
+        let own = |frame: &&FrameKey| {
+            matches!(frame, FrameKey::Kernel(_)) && {
+                let name = &self.symbolizer.symbol(**frame).name;
+                TRACING.iter().any(|prefix| name.starts_with(prefix))
+            }
+        };
+        &frames[frames.iter().take_while(own).count()..]
+    }
+
+    /// True for a thread that waits for work, not for something the program does (D13): one of the runtime's own without managed
+    /// code on its stack, or one whose innermost managed frame is where the runtime parks its workers.
+    fn is_parked(&self, role: Option<&str>, frames: &[FrameKey]) -> bool {
+        match frames.iter().find(|frame| matches!(frame, FrameKey::Managed { .. })) {
+            Some(&frame) => {
+                let name = &self.symbolizer.symbol(frame).system_name;
+                PARKING.iter().any(|site| name.starts_with(site))
+            }
+            None => !matches!(role, Some("app") | None),
+        }
+    }
+
+    fn add_row(&self, window: &mut Window, row: &Row, detailed: bool) {
+        let mut labels = self.labels(row.thread, detailed);
+        if let Some(reason) = row.reason {
+            labels.wait_reason = Some(wait_reason::name(reason));
+        }
+        if let Some((waker, comm)) = row.waker.filter(|_| detailed) {
+            let text = match waker.tid {
+                0 => "interrupt".into(),
+                tid => format!("{} {}/{tid}", comm_text(&comm), waker.pid),
+            };
+            labels.waker = Some(text.into());
+        }
+        let marker;
+        let frames = match row.place {
+            Place::Stack(stack) => self.without_own_frames(self.stacks.frames(stack)),
+            Place::Marker(what) => {
+                marker = [FrameKey::Marker(what)];
+                &marker[..]
+            }
+        };
+        if row.reason.is_some_and(|reason| reason.state == WaitStateKey::Interruptible)
+            && self.is_parked(labels.thread_role, frames)
+        {
+            labels.idle = true;
+        }
+        let values = [
+            (SampleType::Samples, row.samples as f64),
+            (SampleType::Cpu, row.cpu_ns),
+            (SampleType::Runnable, row.runnable_ns),
+            (SampleType::Blocked, row.blocked_ns),
+        ];
+        window.add_all(frames, &labels, &values);
+    }
+}
+
+/// Methods in which the runtime's own managed threads wait for work (src/libraries/System.Private.CoreLib of dotnet/runtime:
+/// `LowLevelLifoSemaphore`, `PortableThreadPool`, `TimerQueue`; `SocketAsyncEngine` of System.Net.Sockets).
+const PARKING: [&str; 6] = [
+    "System.Threading.LowLevelLifoSemaphore.",
+    "System.Threading.PortableThreadPool+GateThread.",
+    "System.Threading.PortableThreadPool+WorkerThread.",
+    "System.Threading.TimerQueue.",
+    "System.Net.Sockets.SocketAsyncEngine.",
+    "System.Threading.LowLevelMonitor.",
+];
+
+/// How the kernel names what lies between a traced function and the stack helper (include/trace/bpf_probe.h, kernel/trace/bpf_trace.c).
+const TRACING: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"];
+
+/// Why managed threads were suspended (`SuspendEEBegin` of the runtime's event manifest, ClrEtwAll.man).
+fn suspend_reason(reason: u8) -> &'static str {
+    match reason {
+        1 => "gc",
+        2 => "appdomain_shutdown",
+        3 => "code_pitching",
+        4 => "shutdown",
+        5 => "debugger",
+        6 => "gc_prepare",
+        _ => "other",
+    }
+}
