@@ -1,8 +1,8 @@
 //! The commands that only read: `report`, `ps`, `doctor`.
 
-use crate::cli::{Format, Report};
+use crate::cli::{Format, Report, exit};
 use crate::error::Error;
-use crate::report::{self, ReportError, folded, top};
+use crate::report::{self, ReportError, flame, folded, top};
 use crate::sink::file;
 use std::io::{self, Write as _};
 
@@ -28,15 +28,18 @@ pub fn report(options: &Report) -> Result<u8, Error> {
             text.extend(top::table(&profile, sample_type, &shown)?.into_bytes());
         }
         Format::Folded => folded::write(&profile, sample_type, &mut text)?,
-        Format::Flame => {}
+        Format::Flame => {
+            let title =
+                options.file.file_name().map_or_else(|| "profile".into(), |name| name.to_string_lossy());
+            let page = flame::page(&profile, &title)
+                .map_err(|error| Error::Internal { what: "flame graph", source: error.into() })?;
+            text.extend(page.into_bytes());
+        }
     }
     match &options.output {
         Some(path) => file::write(path, &text)?,
-        None => match io::stdout().lock().write_all(&text) {
-            // `| head` is no failure.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-            written => written.map_err(|error| Error::Report(ReportError::Write(error)))?,
-        },
+        None => unless_closed(io::stdout().lock().write_all(&text))
+            .map_err(|error| Error::Report(ReportError::Write(error)))?,
     }
     Ok(0)
 }
@@ -44,15 +47,31 @@ pub fn report(options: &Report) -> Result<u8, Error> {
 /// `perfusion ps`.
 ///
 /// # Errors
-/// x
-pub fn ps(_json: bool) -> Result<u8, Error> {
+/// When `/proc` cannot be listed or the output not be written.
+pub fn ps(json: bool) -> Result<u8, Error> {
+    let printed = crate::ps::print(json, &mut io::stdout().lock(), &mut io::stderr().lock());
+    unless_closed(printed).map_err(|source| Error::Internal { what: "listing processes", source })?;
     Ok(0)
 }
 
-/// `perfusion doctor`.
+/// `perfusion doctor`. Its exit code says whether recording can start.
 ///
 /// # Errors
-/// x
-pub fn doctor(_json: bool) -> Result<u8, Error> {
-    Ok(0)
+/// When the output cannot be written.
+pub fn doctor(json: bool) -> Result<u8, Error> {
+    match crate::doctor::print(json, &mut io::stdout().lock()) {
+        Ok(true) => Ok(0),
+        Ok(false) => Ok(exit::NOT_PERMITTED),
+        Err(error) => unless_closed(Err(error))
+            .map(|()| exit::OTHER)
+            .map_err(|error| Error::Report(ReportError::Write(error))),
+    }
+}
+
+/// A reader that has seen enough (`| head`) is no failure.
+fn unless_closed(written: io::Result<()>) -> io::Result<()> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
 }

@@ -127,11 +127,14 @@ impl Collector {
 
     fn round(&mut self) {
         let start = now();
-        let order = &mut self.order;
+        let (order, shims) = (&mut self.order, &mut self.shims);
         if let Some(kernel) = &mut self.kernel {
-            kernel.drain(&mut |event| order.push(event));
+            kernel.drain(&mut |event| {
+                shims.observe(&event);
+                order.push(event);
+            });
         }
-        self.shims.drain(&mut |event| order.push(event));
+        shims.drain(&mut |event| order.push(event));
         let mut events = Vec::new();
         self.order.end_round(start, &mut events);
         if !events.is_empty() {
@@ -172,7 +175,10 @@ impl Collector {
 
     fn finish(mut self) {
         self.close_kernel();
-        self.shims.detach_all();
+        let staying = self.shims.detach_all();
+        if !staying.is_empty() {
+            tracing::warn!(pids = ?staying, "the shim has not left these processes yet; it will when its lease runs out");
+        }
         let order = &mut self.order;
         self.shims.drain(&mut |event| order.push(event));
         let mut events = Vec::new();
