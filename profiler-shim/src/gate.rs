@@ -81,14 +81,15 @@ mod tests {
         let (inside, is_inside) = channel();
         let (go_on, may_go_on) = channel::<()>();
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let gate = &gate;
+            scope.spawn(move || {
                 gate.look_up(|| {
                     inside.send(()).expect("open");
                     may_go_on.recv().expect("open");
                 })
             });
             is_inside.recv().expect("open");
-            let unload = scope.spawn(|| gate.unload());
+            let unload = scope.spawn(move || gate.unload());
             // Only once the unload has announced itself may the look-up end.
             while gate.unloading.load(std::sync::atomic::Ordering::SeqCst) == 0 {
                 std::thread::yield_now();

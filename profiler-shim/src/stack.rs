@@ -90,7 +90,7 @@ mod tests {
     fn the_captured_place_is_in_this_function() {
         let mut registers = Registers::default();
         capture(&mut registers);
-        let here = (the_captured_place_is_in_this_function as fn()).addr() as u64;
+        let here = (the_captured_place_is_in_this_function as fn() as *const ()).addr() as u64;
         assert!(registers.rip > here && registers.rip < here + 4096);
         assert!(registers.rsp.abs_diff((&raw const registers).addr() as u64) < 65_536);
     }
