@@ -252,3 +252,28 @@ fn any_cut_of_a_file_is_refused_without_panic() {
         assert!(pprof::decode(&bytes[..cut]).is_err() || cut == 0, "cut at {cut}");
     }
 }
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(500))]
+    /// A scribbled-on message is refused or shown, but no report panics.
+    #[test]
+    fn reports_survive_any_profile(changes in proptest::collection::vec((proptest::prelude::any::<proptest::sample::Index>(), proptest::prelude::any::<u8>()), 1..4)) {
+        use prost::Message;
+        use std::sync::OnceLock;
+        static PLAIN: OnceLock<Vec<u8>> = OnceLock::new();
+        let plain = PLAIN.get_or_init(|| pprof::decode(&encoded()).unwrap().encode_to_vec());
+        let mut bytes = plain.clone();
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        if let Ok(profile) = pprof::decode(&bytes) {
+            let stacks = report::stacks::Stacks::new(&profile);
+            for (name, _) in stacks.sample_types() {
+                report::top::table(&profile, name, &report::top::Options::default()).unwrap();
+                report::folded::write(&profile, name, &mut Vec::new()).unwrap();
+            }
+            report::flame::page(&profile, "scribbled").unwrap();
+        }
+    }
+}
