@@ -161,6 +161,14 @@ impl Instance {
         }
     }
 
+    /// Ends the session, if there is one.
+    pub fn stop_session(&self, info: Info) {
+        let session = self.session.swap(0, Ordering::Relaxed);
+        if session != 0 && info.stop_session(session).is_err() {
+            self.count(Counter::RuntimeRefusals);
+        }
+    }
+
     /// True when `provider` is the runtime's own. Asked once per provider, in the callback, where the runtime answers it.
     pub fn is_runtime_provider(&self, provider: usize) -> bool {
         // Relaxed: each word is a fact by itself.

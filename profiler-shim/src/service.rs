@@ -1,4 +1,4 @@
-//! The instance's own thread: watches the lease, answers requests, names types, starts and ends the EventPipe session, detaches.
+//! The instance's own thread: watches the lease, answers requests, names types, has the EventPipe session started and ended, detaches.
 //! A native thread: the runtime answers questions here that it refuses inside its callbacks (.NET 8 and 9).
 
 use crate::com::info::Info;
@@ -90,18 +90,33 @@ impl Service<'_> {
         instance.set_listening(true);
         instance.send(Body::Hello { runtime: instance.runtime.load(Ordering::Relaxed) });
         if instance.session.load(Ordering::Relaxed) == 0 {
-            instance.start_session(self.info);
+            self.apart(|instance, info| instance.start_session(info));
         }
     }
 
     /// Nobody listens: nothing is produced any more.
     fn quiet(&self) {
         self.instance.set_listening(false);
-        let session = self.instance.session.swap(0, Ordering::Relaxed);
-        if session != 0 && self.info.stop_session(session).is_err() {
-            self.instance.count(Counter::RuntimeRefusals);
-        }
+        self.apart(|instance, info| instance.stop_session(info));
         self.release_handles();
+    }
+
+    /// Starts or ends a session on a passing thread. Both run managed code (the event source's own callback), and from then on the
+    /// runtime takes the thread for one of its own: outside of callbacks it answers 0x80131363 to it for ever, and this thread
+    /// has questions to ask (`PROFILER_TO_CLR_ENTRYPOINT_SYNC`, vm/proftoeeinterfaceimpl.inl).
+    fn apart(&self, work: fn(&Instance, Info)) {
+        let call = (self.instance, work);
+        let done = syscall::run_apart(
+            |(instance, work): &(&Instance, fn(&Instance, Info))| {
+                if let Some(info) = instance.info() {
+                    work(instance, info);
+                }
+            },
+            &call,
+        );
+        if !done {
+            self.instance.count(Counter::SessionsRefused);
+        }
     }
 
     fn release_handles(&self) {

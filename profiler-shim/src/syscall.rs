@@ -306,6 +306,26 @@ pub unsafe fn join(thread: Thread) {
     unsafe { pthread_join(thread, null_mut()) };
 }
 
+/// Runs `work` on a thread of its own and waits for its end. False when there was none to be had.
+pub fn run_apart<T: Sync>(work: fn(&T), argument: &T) -> bool {
+    struct Call<'a, T> {
+        work: fn(&T),
+        argument: &'a T,
+    }
+    extern "C" fn enter<T: Sync>(call: *mut c_void) -> *mut c_void {
+        // SAFETY: the `Call` below, which outlives the thread because it is joined.
+        let call = unsafe { &*call.cast::<Call<'_, T>>() };
+        (call.work)(call.argument);
+        null_mut()
+    }
+    let mut call = Call { work, argument };
+    // SAFETY: `enter` expects a `Call` of the same type; it lives until the join.
+    let Some(thread) = (unsafe { spawn(enter::<T>, (&raw mut call).cast()) }) else { return false };
+    // SAFETY: just spawned, joined once, by another thread.
+    unsafe { join(thread) };
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use super::{map_private, map_sealed_memfd, now_ns, random, readable, sleep_ns, thread_id, unmap};
@@ -331,6 +351,17 @@ mod tests {
         assert_ne!(random(), random());
         assert!(thread_id() > 0);
         assert_eq!(super::process_id(), std::process::id());
+    }
+
+    #[test]
+    fn work_done_apart_is_done_on_another_thread_before_it_returns() {
+        let there = core::sync::atomic::AtomicU32::new(0);
+        let work = |there: &core::sync::atomic::AtomicU32| {
+            there.store(thread_id(), core::sync::atomic::Ordering::Relaxed);
+        };
+        assert!(super::run_apart(work, &there));
+        let there = there.into_inner();
+        assert!(there != 0 && there != thread_id());
     }
 
     #[test]
