@@ -221,6 +221,15 @@ fn belongs_to_clr(mapping: &Mapping) -> bool {
     mapping.region == Region::Jit { doublemapped: true } || mapping.path.ends_with("/libcoreclr.so")
 }
 
+/// Memory of a process that is gone.
+struct Gone;
+
+impl TargetMemory for Gone {
+    fn read(&self, _address: u64, _into: &mut [u8]) -> usize {
+        0
+    }
+}
+
 /// Everything a walk needs of one process.
 struct View<'a> {
     process: &'a mut Process,
@@ -438,8 +447,11 @@ impl View<'_> {
         };
         let frame =
             FrameKey::Managed { process: self.process.id, start: *start, generation: known.generation };
-        let Some(memory) = &self.process.memory else { return (frame, Err(Refusal::Unreadable)) };
-        (frame, known.body.rule(memory, pc, exact))
+        let rule = match &self.process.memory {
+            Some(memory) => known.body.rule(memory, pc, exact),
+            None => known.body.rule(&Gone, pc, exact),
+        };
+        (frame, rule)
     }
 
     fn learn(&mut self, body: JitBody) {

@@ -41,6 +41,8 @@ pub struct JitBody {
     /// Base its entries count from.
     base: u64,
     entries: Vec<RuntimeFunction>,
+    /// UNWIND_INFO of the body, kept so that callers in it can be left after the process is gone.
+    body_unwind: Vec<u8>,
     /// Address and pointers of the header: they change when the place is given to another method.
     identity: [u64; 5],
 }
@@ -142,15 +144,12 @@ impl JitBody {
         if !ordered || end - start > MAX_BODY_BYTES {
             return None;
         }
-        let mut info = [0u8; HEADER_BYTES];
-        if memory.read(base.checked_add(u64::from(first.unwind))?, &mut info) < info.len() {
+        let unwind_at = base.checked_add(u64::from(first.unwind))?;
+        let body_unwind = read_unwind_info(|from, into| memory.read(unwind_at.wrapping_add(from), into))?;
+        if u32::from(Header::decode(&body_unwind)?.prologue) > first.end - first.begin {
             return None;
         }
-        let info = Header::decode(&info)?;
-        if u32::from(info.prologue) > first.end - first.begin {
-            return None;
-        }
-        Some(Self { range: start..end, base, entries, identity })
+        Some(Self { range: start..end, base, entries, body_unwind, identity })
     }
 
     /// True when the same body is still there; also when the process is gone.
@@ -168,7 +167,7 @@ impl JitBody {
     /// A body without entries.
     #[cfg(test)]
     pub(crate) fn for_test(range: Range<u64>) -> Self {
-        Self { range, base: 0, entries: Vec::new(), identity: [0; 5] }
+        Self { range, base: 0, entries: Vec::new(), body_unwind: Vec::new(), identity: [0; 5] }
     }
 
     fn function(&self, pc: u64) -> Option<RuntimeFunction> {
@@ -183,6 +182,9 @@ impl JitBody {
     pub fn rule(&self, memory: &dyn TargetMemory, pc: u64, exact: bool) -> Result<Rule, Refusal> {
         let function = self.function(pc).ok_or(Refusal::NoEntry)?;
         let unwind = |offset: u32| {
+            if self.entries.first().is_some_and(|body| body.unwind == offset) {
+                return Some(self.body_unwind.clone());
+            }
             let address = self.base.checked_add(u64::from(offset))?;
             read_unwind_info(|from, into| memory.read(address.wrapping_add(from), into))
         };
