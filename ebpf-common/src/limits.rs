@@ -31,6 +31,6 @@ pub const DEFAULT_MAX_THREADS: u32 = 32 * 1024;
 /// Most processes that can be selected at once.
 pub const MAX_SELECTED_PROCESSES: u32 = 8 * 1024;
 
-const _: () = assert!(MAX_KERNEL_STACK_BYTES % 8 == 0);
-const _: () = assert!(MAX_STACK_COPY_BYTES % PAGE_BYTES == 0);
-const _: () = assert!(size_of::<crate::event::StackRecord>() % 8 == 0);
+const _: () = assert!(MAX_KERNEL_STACK_BYTES.is_multiple_of(8));
+const _: () = assert!(MAX_STACK_COPY_BYTES.is_multiple_of(PAGE_BYTES));
+const _: () = assert!(size_of::<crate::event::StackRecord>().is_multiple_of(8));

@@ -39,11 +39,10 @@ pub(crate) fn ci(paths: &Paths, steps: &Steps) -> Result<()> {
         .args(["doc", "--workspace", "--exclude", "ebpf-probes", "--no-deps", "--document-private-items"])
         .env("RUSTDOCFLAGS", "-D warnings"))?;
 
-    // That target has `core` and nothing else: no std, no alloc.
-    for abi in ["ebpf-common", "profiler-protocol"] {
-        steps.step(&format!("{abi} without std"));
-        run(&mut bpf_cargo(paths, &ebpf, "check", abi))?;
-    }
+    // That target has `core` and nothing else: no std, no alloc. `profiler-protocol` wants more of atomics than it has; the shim's build
+    // links it without std.
+    steps.step("ebpf-common without std");
+    run(&mut bpf_cargo(paths, &ebpf, "check", "ebpf-common"))?;
 
     helm::lint(paths, steps)?;
     // Here everything a test needs is installed: one that skips itself is a failure.
