@@ -73,7 +73,8 @@ pub struct Record {
     /// Start this program and profile it from its first instruction until it ends.
     #[arg(last = true, value_name = "CMD", group = "target")]
     pub command: Vec<String>,
-    /// Stop after this long (500ms, 10s, 5m, 1h). Default: until Ctrl-C or until every target has ended.
+    /// Stop after this long (500ms, 10s, 5m, 1h). Default: until Ctrl-C or until every target has ended. A CMD that still runs
+    /// then goes on; perfusion writes the file and waits for it, to end with its exit code.
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// The profile's file.
@@ -88,8 +89,8 @@ pub struct Record {
     /// Never load the shim: no managed names beyond a perf map, no allocations.
     #[arg(long)]
     pub no_attach: bool,
-    /// Bytes of user stack copied per sample, in KiB.
-    #[arg(long, value_name = "KIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(4..=64))]
+    /// Most bytes of user stack copied per sample, in KiB; only what a thread uses is copied.
+    #[arg(long, value_name = "KIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(4..=64))]
     pub stack_kib: u32,
     /// Budget for the stacks of waits, in MiB per second: above it, waits keep their exact timing and their stacks are sampled
     /// with a known probability.

@@ -51,7 +51,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let with_shim = !options.no_attach;
 
     // The program is started first, but waits at its gate, because its pid must be known to select it.
-    let mut library = None;
+    // Kept until the program has ended: its children may load it at any time.
+    let mut _library = None;
     let gated = if options.command.is_empty() {
         None
     } else {
@@ -59,7 +60,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         if with_shim {
             let launch = attach::launch::launch(&settings)?;
             environment = launch.environment;
-            library = Some(launch.library);
+            _library = Some(launch.library);
         }
         Some(Gated::spawn(&options.command, &environment)?)
     };
@@ -90,15 +91,34 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         .then(|| attach_to_targets(options, settings, watcher, say));
 
     say.line(&format!("recording {}; Ctrl-C ends it", describe(options, child.as_ref())));
-    let status = wait_for_end(options, child, &recording, began, say)?;
+    let (end, child) = wait_for_end(options, child, &recording, began, say)?;
     let duration = began.elapsed();
     if let Some(attaching) = attaching {
         attaching.join().ok();
     }
     let recorded = recording.stop().ok_or(Error::Failed)?;
-    drop(library);
     write(options, &recorded, &targets, began_wall, duration, say)?;
-    Ok(status.map_or(0, exit_code))
+    match (end, child) {
+        (End::Child(status), _) => Ok(exit_code(status)),
+        (End::Time, Some(mut child)) => {
+            say.line(&format!("waiting for {} to end (Ctrl-C to leave it)", options.command.join(" ")));
+            let status =
+                child.wait().map_err(|source| Error::Internal { what: "waiting for the program", source })?;
+            Ok(exit_code(status))
+        }
+        // Interrupted: the program got the same Ctrl-C from its terminal, and what it makes of it is its own affair.
+        _ => Ok(0),
+    }
+}
+
+/// Why a recording ended.
+enum End {
+    /// The program it started has ended.
+    Child(ExitStatus),
+    /// Its time was over, or all targets were gone.
+    Time,
+    /// Ctrl-C or SIGTERM.
+    Asked,
 }
 
 fn check_target(pid: u32) -> Result<(), Error> {
@@ -157,31 +177,31 @@ fn all_pids() -> Vec<u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Waits for the time to be over, for Ctrl-C or SIGTERM, or for all targets to end. Returns the child's status when there is one.
+/// Waits for the time to be over, for Ctrl-C or SIGTERM, or for all targets to end. Gives back the child unless it has ended.
 fn wait_for_end(
     options: &Record,
     mut child: Option<Child>,
     recording: &Recording,
     began: Instant,
     say: Say,
-) -> Result<Option<ExitStatus>, Error> {
+) -> Result<(End, Option<Child>), Error> {
     let internal = |what| move |source| Error::Internal { what, source };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(internal("tokio runtime"))?;
     let bar = progress(options, say);
-    let status = runtime.block_on(async {
+    let end = runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt()).map_err(internal("signal handler"))?;
         let mut terminate = signal(SignalKind::terminate()).map_err(internal("signal handler"))?;
         let mut look = tokio::time::interval(LOOK);
-        let end = options.duration.map(|duration| began + duration);
+        let until = options.duration.map(|duration| began + duration);
         let targets: Vec<(u32, Option<u64>)> =
             options.pid.iter().map(|&pid| (pid, crate::process::start_ticks(pid))).collect();
         loop {
             tokio::select! {
-                _ = interrupt.recv() => break,
-                _ = terminate.recv() => break,
+                _ = interrupt.recv() => return Ok(End::Asked),
+                _ = terminate.recv() => return Ok(End::Asked),
                 _ = look.tick() => {}
             }
             if let Some(bar) = &bar {
@@ -190,23 +210,21 @@ fn wait_for_end(
             if let Some(child) = &mut child
                 && let Some(status) = child.try_wait().map_err(internal("waiting for the program"))?
             {
-                return Ok::<_, Error>(Some(status));
+                return Ok::<_, Error>(End::Child(status));
             }
             let gone = |&(pid, ticks): &(u32, Option<u64>)| {
                 ticks.is_none() || crate::process::start_ticks(pid) != ticks
             };
             let all_gone = !targets.is_empty() && targets.iter().all(gone);
-            if all_gone || !recording.is_running() || end.is_some_and(|end| Instant::now() >= end) {
-                break;
+            if all_gone || !recording.is_running() || until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(End::Time);
             }
         }
-        Ok(None)
     })?;
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    // A second Ctrl-C while the file is made ends at once: the default action is back when the runtime's handlers are gone, so
-    // ask for it here.
+    // tokio's handler stays in place when its runtime is gone, so somebody must listen for a second Ctrl-C while the file is made.
     std::thread::spawn(|| {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
         runtime.block_on(async {
@@ -216,15 +234,7 @@ fn wait_for_end(
             }
         });
     });
-    match (status, child) {
-        (Some(status), _) => Ok(Some(status)),
-        // Interrupted: the program got the same Ctrl-C from the terminal, and its end is its own affair. With --duration it goes on.
-        (None, Some(mut child)) => {
-            say.line("the program goes on without the profiler");
-            child.try_wait().map_err(internal("waiting for the program"))
-        }
-        (None, None) => Ok(None),
-    }
+    Ok((end, child))
 }
 
 fn progress(options: &Record, say: Say) -> Option<ProgressBar> {
