@@ -121,7 +121,6 @@ impl Display for Missing {
 pub type Check = (&'static str, Result<(), FeatureError>);
 
 /// Everything that recording needs, each tried.
-#[must_use]
 pub fn checks() -> [Check; 6] {
     [
         ("kernel release", release()),

@@ -37,7 +37,8 @@ pub(crate) fn ci(paths: &Paths, steps: &Steps) -> Result<()> {
     steps.step("documentation");
     run(cargo(paths)
         .args(["doc", "--workspace", "--exclude", "ebpf-probes", "--no-deps", "--document-private-items"])
-        .env("RUSTDOCFLAGS", "-D warnings"))?;
+        // Private items are documented too, so a link to one leads somewhere.
+        .env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private-intra-doc-links"))?;
 
     // That target has `core` and nothing else: no std, no alloc. `profiler-protocol` wants more of atomics than it has; the shim's build
     // links it without std.

@@ -82,7 +82,7 @@ pub enum AttachError {
 /// What a shim is told when it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The recorder its region is made for; see [`crate::source::shim::registry`]. Never 0.
+    /// The recorder its region is made for; see `source/shim/registry.rs`. Never 0.
     pub owner: u64,
 }
 

@@ -51,10 +51,10 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     Ok(())
 }
 
-/// Checks, before anything is recorded, that [`write`] to `path` will be able to make its file.
+/// Checks, before anything is recorded, that [`write()`] to `path` will be able to make its file.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn check(path: &Path) -> Result<(), FileError> {
     let fail = |step| move |source| FileError { path: path.to_owned(), step, source };
     let Some(name) = path.file_name() else {

@@ -1,5 +1,5 @@
 //! 1. EVENTS IN. [`Event`] is the only type the stages behind this one see: what a record looked like in the
-//! kernel's or a shim's ring stays in `kernel/` and `shim/`. No symbols, no procfs here.
+//!    kernel's or a shim's ring stays in `kernel/` and `shim/`. No symbols, no procfs here.
 
 pub mod kernel;
 pub mod order;

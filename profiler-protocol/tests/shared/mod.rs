@@ -1,5 +1,7 @@
 //! A region in plain memory, with both sides' views of it.
 
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
 use profiler_protocol::consumer::Memory;
 use profiler_protocol::layout::Geometry;
 use profiler_protocol::producer::Region;

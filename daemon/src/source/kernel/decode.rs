@@ -144,6 +144,7 @@ fn weight(probability: u64) -> f64 {
 
 /// What one of perf's records says.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one at a time, on the stack, and nearly all are events")]
 pub enum PerfRecord {
     /// An event for the stages behind.
     Event(Event),

@@ -552,7 +552,7 @@ fn check(options: &KernelOptions) -> Result<(), KernelError> {
     let copy = options.stack_copy_bytes;
     option("stack copy", "1 to 65536 bytes", copy.into(), (1..=MAX_STACK_COPY_BYTES).contains(&copy))?;
     let ring = options.ring_bytes;
-    let good = ring.is_power_of_two() && ring >= 4096 && ring <= 1 << 30;
+    let good = ring.is_power_of_two() && (4096..=1 << 30).contains(&ring);
     option("ring", "a power of two from 4096 to 2^30 bytes", ring.into(), good)?;
     let threads = options.max_threads;
     option("threads", "1 to 4194304", threads.into(), (1..=1 << 22).contains(&threads))?;

@@ -87,10 +87,10 @@ impl ShimSource {
     /// Follows the life of watched processes: their children and what they become by exec are watched too.
     pub fn observe(&mut self, event: &Event) {
         match &event.kind {
-            EventKind::Fork { parent, thread } if thread.pid != parent.pid => {
-                if self.processes.contains_key(&parent.pid) {
-                    self.watch(thread.pid);
-                }
+            EventKind::Fork { parent, thread }
+                if thread.pid != parent.pid && self.processes.contains_key(&parent.pid) =>
+            {
+                self.watch(thread.pid);
             }
             EventKind::Exec { pid, .. } => {
                 if let Some(process) = self.processes.get_mut(pid) {

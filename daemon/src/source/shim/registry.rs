@@ -236,7 +236,11 @@ impl Process {
         if self.readers.is_empty() {
             return kept;
         }
-        self.readers.iter_mut().fold(true, |all, reader| reader.ask(address) && all)
+        let mut all = true;
+        for reader in &mut self.readers {
+            all &= reader.ask(address);
+        }
+        all
     }
 
     /// One round: questions out, records in.
