@@ -1,0 +1,103 @@
+//! Every interleaving (within a bound) of two producers and the consumer on a ring so small that it wraps and fills:
+//! `RUSTFLAGS="--cfg loom" cargo test --package profiler-protocol --release --test loom`.
+#![cfg(loom)]
+
+use loom::sync::Arc;
+use loom::sync::atomic::fence;
+use profiler_protocol::consumer::{Consumer, MIN_SCRATCH_BYTES, Memory, Quota};
+use profiler_protocol::counter::Counter;
+use profiler_protocol::layout::{EVENT_HEAD_AT, Geometry};
+use profiler_protocol::producer::{Identity, Region};
+use profiler_protocol::record::{Body, Record};
+use profiler_protocol::sync::{AtomicU64, Ordering};
+use std::convert::Infallible;
+
+const TINY: Geometry = Geometry { units: 2, request_slots: 1 };
+
+/// `pread` and `pwrite`: words in no order within a call, calls in order. Of the header only event_head is read while others write, as
+/// each further word would multiply the interleavings for nothing.
+struct Pread {
+    words: Arc<Vec<AtomicU64>>,
+    opened: std::cell::Cell<bool>,
+}
+
+impl Memory for Pread {
+    type Error = Infallible;
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Infallible> {
+        let first = (offset / 8) as usize;
+        let only = (offset == 0 && self.opened.get()).then_some((EVENT_HEAD_AT / 8) as usize);
+        for (index, chunk) in bytes.chunks_exact_mut(8).enumerate() {
+            if only.is_none_or(|only| only == index) {
+                chunk.copy_from_slice(&self.words[first + index].load(Ordering::Relaxed).to_le_bytes());
+            }
+        }
+        fence(Ordering::Acquire);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), Infallible> {
+        fence(Ordering::Release);
+        for (index, chunk) in bytes.chunks_exact(8).enumerate() {
+            let word = u64::from_le_bytes(chunk.try_into().expect("eight bytes"));
+            self.words[(offset / 8) as usize + index].store(word, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+fn write(words: &[AtomicU64], tid: u32, time_ns: u64) {
+    let region = Region::new(words, TINY).expect("enough words");
+    if let Some(mut grant) = region.try_reserve(16) {
+        Record { tid, time_ns, body: Body::PauseEnd }.encode(&mut grant);
+        grant.commit();
+    }
+}
+
+#[test]
+fn every_record_arrives_whole_and_once_or_is_counted_as_dropped() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let count = (TINY.region_bytes() / 8) as usize;
+        let words: Arc<Vec<AtomicU64>> = Arc::new((0..count).map(|_| AtomicU64::new(0)).collect());
+        let region = Region::new(&words, TINY).expect("enough words");
+        region.publish(Identity::default());
+        let memory = Pread { words: Arc::clone(&words), opened: std::cell::Cell::new(false) };
+        let mut consumer = Consumer::open(memory, TINY.region_bytes()).expect("a region");
+        consumer.memory().opened.set(true);
+        let producers: Vec<_> = [1u32, 2]
+            .into_iter()
+            .map(|tid| {
+                let words = Arc::clone(&words);
+                loom::thread::spawn(move || {
+                    write(&words, tid, u64::from(tid) * 10);
+                    write(&words, tid, u64::from(tid) * 10 + 1);
+                })
+            })
+            .collect();
+        let mut scratch = vec![0; MIN_SCRATCH_BYTES];
+        let mut seen = Vec::new();
+        let mut drain = |consumer: &mut Consumer<Pread>| {
+            let drained = consumer
+                .drain(&mut scratch, Quota::RING, &mut |r| {
+                    assert_eq!(r.body, Body::PauseEnd);
+                    assert_eq!(r.time_ns / 10, u64::from(r.tid), "half of one record, half of another");
+                    seen.push(r.time_ns);
+                })
+                .expect("an honest peer");
+            assert_eq!((drained.malformed, drained.unknown, drained.skipped), (0, 0, 0));
+        };
+        drain(&mut consumer);
+        drain(&mut consumer);
+        for producer in producers {
+            producer.join().expect("no panic");
+        }
+        drain(&mut consumer);
+        let total = seen.len() as u64 + region.counter(Counter::RecordsDroppedFull);
+        assert_eq!(total, 4, "{seen:?}");
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len() as u64, region.counter(Counter::RecordsWritten), "a record was seen twice");
+    });
+}
