@@ -108,7 +108,7 @@ pub fn print(json: bool, out: &mut dyn Write, notes: &mut dyn Write) -> io::Resu
     if unseen > 0 {
         writeln!(
             notes,
-            "{unseen} processes of other users cannot be looked at: run as root to see what they are."
+            "{unseen} processes cannot be looked at: that takes root with CAP_SYS_PTRACE."
         )?;
     }
     Ok(())

@@ -76,37 +76,41 @@ impl Recorder {
         })
     }
 
-    /// Waits for an allocation; the words of its stack that may be code, its thread, and its region.
-    fn allocation(&mut self, of: u32) -> (Vec<u64>, u32, RegionId) {
-        let executable = executable_anonymous(of);
-        self.hear("an allocation with managed callers", |pid, region, event| match event {
-            ShimEvent::Allocation(allocation) if pid == of => {
-                let words =
-                    allocation.user.stack.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().unwrap()));
-                let code: Vec<u64> = words
-                    .filter(|w| executable.iter().any(|(start, end)| (*start..*end).contains(w)))
-                    .collect();
-                (!code.is_empty()).then_some((code, allocation.tid, region))
-            }
+    /// Waits for a new allocation; its thread.
+    fn allocation(&mut self, of: u32) -> u32 {
+        self.heard.clear();
+        self.hear("an allocation", |pid, _, event| match event {
+            ShimEvent::Allocation(allocation) if pid == of => Some(allocation.tid),
             _ => None,
         })
     }
 
-    /// Asks for the callers of allocations until one of them is `name`.
+    /// Asks for whatever looks like a caller of an allocation until one of the answers is `name`.
     fn resolves(&mut self, of: u32, name: &str) {
+        let mut seen = 0;
         let found = wait_until("the method's name", DEADLINE, || {
-            let (code, ..) = self.allocation(of);
-            code.iter().for_each(|address| self.source.ask(of, *address));
+            let executable = executable_anonymous(of);
             self.drain();
-            self.heard
-                .iter()
-                .any(|event| match &event.kind {
-                    EventKind::Shim { pid, event: ShimEvent::Method(method), .. } => {
-                        *pid == of && method.name.contains(name)
+            let new = self.heard.get(seen..).unwrap_or_default();
+            seen = self.heard.len();
+            for event in new {
+                match &event.kind {
+                    EventKind::Shim { pid, event: ShimEvent::Allocation(allocation), .. } if *pid == of => {
+                        let words = allocation.user.stack.chunks_exact(8);
+                        words
+                            .map(|word| u64::from_le_bytes(word.try_into().unwrap()))
+                            .filter(|word| executable.iter().any(|(start, end)| (*start..*end).contains(word)))
+                            .for_each(|word| self.source.ask(of, word));
                     }
-                    _ => false,
-                })
-                .then_some(())
+                    EventKind::Shim { pid, event: ShimEvent::Method(method), .. }
+                        if *pid == of && method.name.contains(name) =>
+                    {
+                        return Some(());
+                    }
+                    _ => {}
+                }
+            }
+            None
         });
         found.unwrap_or_else(|error| panic!("{error}: no {name}\n{:#?}", self.counters()));
     }
@@ -266,7 +270,7 @@ fn thread_ids_of_a_pid_namespace_are_the_hosts() {
     assert_eq!(Target::open(pid).unwrap().namespace_pid(), Ok(1));
     let mut recorder = Recorder::new();
     recorder.attach(pid);
-    let (_, tid, _) = recorder.allocation(pid);
+    let tid = recorder.allocation(pid);
     let comm = fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap();
     assert!(comm.starts_with("alloc-") || comm.starts_with(".NET"), "{tid}: {comm}");
     recorder.detach();
@@ -289,17 +293,15 @@ fn two_recorders_have_an_instance_each_and_hear_everything_once() {
     let [mut first, mut second] = recorders;
     first.detach();
     assert_eq!(region_mappings(app.pid()), 1);
-    // The other one goes on.
-    let before = second.heard.len();
-    second.allocation(app.pid());
-    assert!(second.heard.len() > before);
-    second.detach();
     for recorder in [&first, &second] {
         assert_eq!(recorder.regions().len(), 1, "{:#?}", recorder.counters());
         let allocations: Vec<u64> = recorder.heard.iter().filter_map(sample).collect();
         let distinct: HashSet<u64> = allocations.iter().copied().collect();
         assert_eq!(allocations.len(), distinct.len());
     }
+    // The other one goes on.
+    second.allocation(app.pid());
+    second.detach();
     assert_eq!(region_mappings(app.pid()), 0);
     app.stop().unwrap();
 }
