@@ -106,10 +106,7 @@ pub fn print(json: bool, out: &mut dyn Write, notes: &mut dyn Write) -> io::Resu
     }
     let unseen = rows.iter().filter(|row| row.mode == Mode::Unseen).count();
     if unseen > 0 {
-        writeln!(
-            notes,
-            "{unseen} processes cannot be looked at: that takes root with CAP_SYS_PTRACE."
-        )?;
+        writeln!(notes, "{unseen} processes cannot be looked at: that takes root with CAP_SYS_PTRACE.")?;
     }
     Ok(())
 }

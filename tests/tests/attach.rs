@@ -99,7 +99,9 @@ impl Recorder {
                         let words = allocation.user.stack.chunks_exact(8);
                         words
                             .map(|word| u64::from_le_bytes(word.try_into().unwrap()))
-                            .filter(|word| executable.iter().any(|(start, end)| (*start..*end).contains(word)))
+                            .filter(|word| {
+                                executable.iter().any(|(start, end)| (*start..*end).contains(word))
+                            })
                             .for_each(|word| self.source.ask(of, word));
                     }
                     EventKind::Shim { pid, event: ShimEvent::Method(method), .. }
@@ -126,6 +128,11 @@ impl Recorder {
     fn detach(&mut self) {
         assert_eq!(self.source.detach_all(), Vec::<u32>::new(), "still attached\n{:#?}", self.counters());
         self.drain();
+        let last = self.heard.last().unwrap();
+        assert!(
+            matches!(last.kind, EventKind::Shim { event: ShimEvent::Bye, .. }),
+            "the last word is not Bye"
+        );
     }
 }
 
@@ -147,6 +154,11 @@ fn executable_anonymous(pid: u32) -> Vec<(u64, u64)> {
 fn region_mappings(pid: u32) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     maps.lines().filter(|line| line.contains("/memfd:perfusion-shim")).count()
+}
+
+/// The runtime lets an instance go when no thread is inside one of its callbacks; it looks after 0.3 s, and again after 5 s.
+fn wait_for_regions(pid: u32, expected: usize) {
+    wait_until("instances to leave", DEADLINE, || (region_mappings(pid) == expected).then_some(())).unwrap();
 }
 
 fn library_mapped(pid: u32) -> bool {
@@ -216,8 +228,6 @@ fn attach_detach_and_attach_again(runtime: Runtime) {
         wait_until("the library to be unloaded", DEADLINE, || (!library_mapped(app.pid())).then_some(()))
             .unwrap();
         assert_eq!(recorder.regions().len(), 1);
-        let last = recorder.heard.last().unwrap();
-        assert!(matches!(last.kind, EventKind::Shim { event: ShimEvent::Bye, .. }), "{last:?}");
     }
     app.stop().unwrap();
 }
@@ -272,7 +282,8 @@ fn thread_ids_of_a_pid_namespace_are_the_hosts() {
     recorder.attach(pid);
     let tid = recorder.allocation(pid);
     let comm = fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap();
-    assert!(comm.starts_with("alloc-") || comm.starts_with(".NET"), "{tid}: {comm}");
+    // The shim's own threads run a little managed code when a session starts.
+    assert!(["alloc-", ".NET", "perfusion"].iter().any(|own| comm.starts_with(own)), "{tid}: {comm}");
     recorder.detach();
     app.stop().unwrap();
 }
@@ -292,7 +303,7 @@ fn two_recorders_have_an_instance_each_and_hear_everything_once() {
     }
     let [mut first, mut second] = recorders;
     first.detach();
-    assert_eq!(region_mappings(app.pid()), 1);
+    wait_for_regions(app.pid(), 1);
     for recorder in [&first, &second] {
         assert_eq!(recorder.regions().len(), 1, "{:#?}", recorder.counters());
         let allocations: Vec<u64> = recorder.heard.iter().filter_map(sample).collect();
@@ -302,7 +313,7 @@ fn two_recorders_have_an_instance_each_and_hear_everything_once() {
     // The other one goes on.
     second.allocation(app.pid());
     second.detach();
-    assert_eq!(region_mappings(app.pid()), 0);
+    wait_for_regions(app.pid(), 0);
     app.stop().unwrap();
 }
 
@@ -405,7 +416,7 @@ fn a_program_started_with_the_shim_is_heard_from_its_start() {
     assert!(!library.exists());
     // Detaching works for an instance of the environment too.
     recorder.detach();
-    assert_eq!(region_mappings(app.pid()), 0);
+    wait_for_regions(app.pid(), 0);
     app.stop().unwrap();
 }
 

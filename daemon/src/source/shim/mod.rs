@@ -11,7 +11,7 @@ mod registry;
 
 use self::counters::Totals;
 use self::reader::{BEAT_EVERY, Reader};
-use self::registry::{Process, Shared};
+use self::registry::{Process, Shared, Stage};
 use super::{Event, EventKind, MonotonicNs};
 use crate::attach::target::Target;
 use profiler_protocol::consumer::SCRATCH_BYTES;
@@ -27,8 +27,11 @@ pub use self::region::RegionError;
 const PROCESSES: usize = 32_768;
 /// How often ended processes are noticed, and overdue answers asked for again.
 const CARE_EVERY: Duration = Duration::from_millis(100);
-/// The runtime needs 0.3 s for a detach, and waits for a collection in progress first.
+/// An instance that is told to leave ends its session first, which waits for a collection in progress.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Then the runtime unloads the library when no thread is inside a callback: it looks after 0.3 s, and else again after 5 s, which
+/// nobody has to wait for.
+const UNLOAD_TIMEOUT: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// All regions of one recorder.
@@ -179,29 +182,32 @@ impl ShimSource {
         }
     }
 
-    /// Asks the instances made for this recorder to leave and waits until they have, and leaves the others to the next recorder. What they sent
-    /// last is still there for a [`ShimSource::drain`]. Answers the pids whose shim was not gone within five seconds.
+    /// Asks the instances made for this recorder to leave and waits until they have, and leaves the others to the next recorder.
+    /// What they sent last is there for one more [`ShimSource::drain`]. Answers the pids of instances that did not obey.
     pub fn detach_all(&mut self) -> Vec<u32> {
-        for process in self.processes.values_mut() {
-            for reader in &mut process.readers {
-                if reader.ours {
-                    // A full request ring is no reason to stay: the lease runs out soon.
-                    reader.request_detach();
-                } else {
-                    reader.release();
-                }
-            }
+        for reader in self.processes.values_mut().flat_map(|process| &mut process.readers) {
+            reader.leave();
         }
-        let deadline = Instant::now() + DETACH_TIMEOUT;
+        let begin = Instant::now();
+        let mut obeyed = None;
         loop {
             self.beat_where(|reader| reader.ours);
-            let staying: Vec<u32> = self
-                .processes
-                .values_mut()
-                .filter_map(|process| process.stays().then(|| process.target.pid()))
-                .collect();
-            if staying.is_empty() || Instant::now() >= deadline {
-                return staying;
+            let mut working = Vec::new();
+            let mut loaded = false;
+            for process in self.processes.values_mut() {
+                match process.stage() {
+                    Stage::Working => working.push(process.target.pid()),
+                    Stage::Leaving => loaded = true,
+                    Stage::Gone => {}
+                }
+            }
+            if working.is_empty() {
+                let since = *obeyed.get_or_insert_with(Instant::now);
+                if !loaded || since.elapsed() >= UNLOAD_TIMEOUT {
+                    return working;
+                }
+            } else if begin.elapsed() >= DETACH_TIMEOUT {
+                return working;
             }
             std::thread::sleep(LOOK_AGAIN);
         }
@@ -220,25 +226,6 @@ impl ShimSource {
             counter::ALL.iter().zip(sums).map(|((_, name, _), value)| ((*name).to_owned(), value)).collect();
         all.extend(self.shared.totals.list());
         all
-    }
-}
-
-impl Process {
-    /// True while an instance of ours is still at work, or still mapped, in a living process.
-    fn stays(&mut self) -> bool {
-        if self.ended || !self.target.is_alive() {
-            return false;
-        }
-        let mut keys = Vec::new();
-        for reader in self.readers.iter_mut().filter(|reader| reader.ours) {
-            // An unreadable region counts as gone: there is nothing to wait for.
-            if reader.refresh().is_ok() && !reader.is_gone() {
-                return true;
-            }
-            keys.push(reader.key);
-        }
-        let mapped = |found: finder::Found| found.regions.iter().any(|region| keys.contains(&region.key()));
-        finder::find(&self.target, &|_| false).is_ok_and(mapped)
     }
 }
 

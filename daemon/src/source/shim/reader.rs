@@ -13,7 +13,7 @@ use crate::source::{
 };
 use profiler_protocol::consumer::{Consumer, ConsumerError, Quota};
 use profiler_protocol::counter;
-use profiler_protocol::layout::{State, unpack_runtime};
+use profiler_protocol::layout::{State, UNIT_BYTES, unpack_runtime};
 use profiler_protocol::record::{AllocationHead, Body, Record, Registers};
 use profiler_protocol::request::Request;
 use std::collections::HashSet;
@@ -58,6 +58,8 @@ pub(super) struct Reader {
     base: [u64; counter::ALL.len()],
     hole: Option<(u64, Instant)>,
     said_bye: bool,
+    /// It was told to leave.
+    leaving: bool,
     beat: u64,
 }
 
@@ -82,6 +84,7 @@ impl Reader {
             base: [0; counter::ALL.len()],
             hole: None,
             said_bye: false,
+            leaving: false,
             beat: 0,
         };
         if !ours {
@@ -108,9 +111,13 @@ impl Reader {
         self.consumer.status().state == State::Closing
     }
 
-    /// True when the instance has said its last, as last read.
-    pub(super) fn is_gone(&self) -> bool {
-        self.consumer.status().state == State::Gone
+    /// True when the instance has said its last, as last read: it is gone, or was told to leave and obeyed.
+    pub(super) fn is_over(&self) -> bool {
+        match self.consumer.status().state {
+            State::Gone => true,
+            State::Closing => self.leaving,
+            State::Starting | State::Ready => false,
+        }
     }
 
     pub(super) fn ask(&mut self, address: u64) -> bool {
@@ -134,9 +141,14 @@ impl Reader {
         self.consumer.release(self.beat.wrapping_add(1)).ok();
     }
 
-    /// Asks the instance to leave its process.
-    pub(super) fn request_detach(&mut self) -> bool {
-        matches!(self.consumer.request(&[Request::Detach]), Ok(1))
+    /// Asks the instance to leave its process if it was made for us; else leaves the region to the next recorder.
+    pub(super) fn leave(&mut self) {
+        if self.ours {
+            // With a full request ring it stays until its lease has run out, and goes then.
+            self.leaving = matches!(self.consumer.request(&[Request::Detach]), Ok(1));
+        } else {
+            self.release();
+        }
     }
 
     /// Reads the state again.
@@ -160,8 +172,24 @@ impl Reader {
         totals.names_unanswered += self.names.repeat(now);
     }
 
-    /// Reads what is there, within the quota. `ended` says that the process is gone, so nothing more can come.
+    /// Reads what is there. `ended` says that the process is gone. While more can come, a quota holds; the last words of an instance are read
+    /// to their end.
     pub(super) fn drain(
+        &mut self,
+        context: &mut Context<'_>,
+        ended: bool,
+        sink: &mut dyn FnMut(Event),
+    ) -> Result<(), End> {
+        let last_words = ended || self.is_over();
+        let rounds =
+            if last_words { self.consumer.geometry().units * UNIT_BYTES / QUOTA.bytes + 2 } else { 1 };
+        for _ in 0..rounds {
+            self.drain_quota(context, ended, sink)?;
+        }
+        Ok(())
+    }
+
+    fn drain_quota(
         &mut self,
         context: &mut Context<'_>,
         ended: bool,
@@ -201,7 +229,7 @@ impl Reader {
             totals.holes += u64::from(skipped > 0);
             self.hole = None;
         }
-        let over = ended || self.is_gone();
+        let over = ended || self.is_over();
         if over && !drained.more && drained.pending.is_none() {
             return Err(End::Gone);
         }

@@ -13,6 +13,8 @@ use super::region::{Region, RegionKey};
 use crate::attach::target::Target;
 use crate::source::{Event, MonotonicNs, RegionId};
 use profiler_protocol::consumer::{Consumer, LeaseWords};
+use profiler_protocol::layout::State;
+use profiler_protocol::request::Request;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -44,6 +46,17 @@ pub(super) struct Process {
     /// Questions from before there was a region.
     early: NameBook,
     pub(super) ended: bool,
+}
+
+/// What became of a request to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It still works.
+    Working,
+    /// It has said its last; the runtime has yet to unload it.
+    Leaving,
+    /// Nothing of it is left.
+    Gone,
 }
 
 /// What the processes share.
@@ -177,12 +190,16 @@ impl Process {
                 continue;
             }
             let mut other = self.unclaimed.swap_remove(index);
-            if self.readers.iter().any(|reader| reader.ours) {
+            let working = other
+                .consumer
+                .refresh()
+                .is_ok_and(|status| matches!(status.state, State::Starting | State::Ready));
+            if !working {
+                self.refuse(other.consumer.memory().key());
+            } else if self.readers.iter().any(|reader| reader.ours) {
                 // Two instances of one runtime deliver every event twice: with one of our own, a stray one goes.
                 let made_for_somebody = other.consumer.identity().owner != 0;
-                if made_for_somebody
-                    && matches!(other.consumer.request(&[profiler_protocol::request::Request::Detach]), Ok(1))
-                {
+                if made_for_somebody && matches!(other.consumer.request(&[Request::Detach]), Ok(1)) {
                     shared.totals.regions_cleaned += 1;
                 }
                 self.refuse(other.consumer.memory().key());
@@ -278,6 +295,24 @@ impl Process {
             self.refuse(reader.key);
             shared.finish(&reader);
         }
+    }
+
+    /// How far our instances in it are on their way out.
+    pub(super) fn stage(&mut self) -> Stage {
+        if self.ended || !self.target.is_alive() {
+            return Stage::Gone;
+        }
+        let mut keys = Vec::new();
+        for reader in self.readers.iter_mut().filter(|reader| reader.ours) {
+            // An unreadable region counts as gone: there is nothing to wait for.
+            if reader.refresh().is_ok() && !reader.is_over() {
+                return Stage::Working;
+            }
+            keys.push(reader.key);
+        }
+        let mapped = |found: Found| found.regions.iter().any(|region| keys.contains(&region.key()));
+        let loaded = !keys.is_empty() && finder::find(&self.target, &|_| false).is_ok_and(mapped);
+        if loaded { Stage::Leaving } else { Stage::Gone }
     }
 
     /// True when nothing of the process is left to read.
