@@ -3,6 +3,7 @@
 
 mod directory;
 pub mod image;
+mod live;
 pub mod mapping;
 pub mod memory;
 pub mod table;

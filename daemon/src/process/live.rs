@@ -1,0 +1,477 @@
+//! One live process and the view a walk has of it: which code an address is in, what frame that is and by which rule it is
+//! left. JIT memory is looked at again once a second per method in use: a body that was replaced gets a new generation.
+
+use super::ProcessError;
+use super::image::Images;
+use super::mapping::{Mapping, Mappings, Region, Replaced, parse_maps_line};
+use super::memory::ProcessMemory;
+use super::table::Counters;
+use crate::sample::frame::{FrameKey, ImageId, ProcessId};
+use crate::unwind::TargetMemory;
+use crate::unwind::epilogue::{CODE_BYTES, ends_with_call, epilogue, stub};
+use crate::unwind::finish::{Code, Step};
+use crate::unwind::managed::{Budget, HIJACK_PROLOGUE, JitBody, hijack_rule, stub_rule};
+use crate::unwind::rule::{FrameKind, Refusal, Rule};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::Read;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Most bytes read from one `/proc/PID/maps`.
+const MAX_MAPS_BYTES: u64 = 32 << 20;
+/// Most PCs whose step is remembered per process, and most JIT bodies.
+const MAX_STEPS: usize = 16_384;
+const MAX_BODIES: usize = 16_384;
+/// Most start addresses whose generation is remembered per process.
+const MAX_REPLACED: usize = 16_384;
+/// Most distinct rules shared between processes.
+const MAX_RULES: usize = 32_768;
+/// Most bytes of a vDSO.
+const MAX_VDSO_BYTES: u64 = 64 << 10;
+/// Bytes of JIT memory one process may have searched per [`BUDGET_PERIOD`].
+const BUDGET_BYTES: u64 = 64 << 20;
+const BUDGET_PERIOD: Duration = Duration::from_secs(1);
+/// How long a look at JIT memory holds.
+const RECHECK: Duration = Duration::from_secs(1);
+/// Shortest time between two readings of a process's maps because of an address no mapping covers.
+const REFRESH: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(super) struct CachedStep {
+    step: Step,
+    /// For JIT memory: when it was last looked at.
+    checked: Option<Instant>,
+}
+
+#[derive(Debug)]
+pub(super) struct KnownBody {
+    pub(super) body: JitBody,
+    pub(super) generation: u32,
+    pub(super) checked: Instant,
+}
+
+/// A live process.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) id: ProcessId,
+    pub(super) pid: u32,
+    pub(super) start_ticks: Option<u64>,
+    pub(super) is_clr: bool,
+    pub(super) mappings: Arc<Mappings>,
+    /// Files of its mappings, once resolved; `None` for those that cannot be.
+    pub(super) images: HashMap<((u32, u32), u64), Option<ImageId>>,
+    pub(super) vdso: Option<ImageId>,
+    pub(super) memory: Option<ProcessMemory>,
+    /// By address and whether it is exact (lowest bit).
+    pub(super) steps: HashMap<u64, CachedStep>,
+    pub(super) bodies: BTreeMap<u64, KnownBody>,
+    pub(super) replaced: HashMap<u64, u32>,
+    /// Generation of starts `replaced` has forgotten.
+    pub(super) oldest_generation: u32,
+    pub(super) budget: Budget,
+    pub(super) budget_since: Instant,
+    pub(super) refreshed: Option<Instant>,
+}
+
+impl Process {
+    pub(super) fn new(id: ProcessId, pid: u32, start_ticks: Option<u64>, mappings: Arc<Mappings>) -> Self {
+        let mut process = Self {
+            id,
+            pid,
+            start_ticks,
+            is_clr: false,
+            mappings,
+            images: HashMap::new(),
+            vdso: None,
+            memory: None,
+            steps: HashMap::new(),
+            bodies: BTreeMap::new(),
+            replaced: HashMap::new(),
+            oldest_generation: 0,
+            budget: Budget { bytes: BUDGET_BYTES },
+            budget_since: Instant::now(),
+            refreshed: None,
+        };
+        process.is_clr = process.mappings.iter().any(belongs_to_clr);
+        process
+    }
+
+    pub(super) fn map(&mut self, mapping: Mapping, counters: &mut Counters) {
+        self.is_clr |= belongs_to_clr(&mapping);
+        let range = mapping.range.clone();
+        let key = (mapping.device, mapping.inode);
+        match Arc::make_mut(&mut self.mappings).insert(mapping) {
+            Replaced::Nothing => {}
+            Replaced::Perhaps => self.recheck(&range),
+            Replaced::Certainly => self.forget(&range),
+            Replaced::Refused => counters.mappings_refused += 1,
+        }
+        // A file that could not be opened may be another by now.
+        if self.images.get(&key) == Some(&None) {
+            self.images.remove(&key);
+        }
+    }
+
+    /// Code in `range` is gone.
+    pub(super) fn forget(&mut self, range: &Range<u64>) {
+        let starts: Vec<u64> = self.bodies_in(range);
+        for start in starts {
+            if let Some(known) = self.bodies.remove(&start) {
+                if self.replaced.len() >= MAX_REPLACED {
+                    let newest = self.replaced.values().copied().max().unwrap_or(0);
+                    self.oldest_generation = self.oldest_generation.max(newest);
+                    self.replaced.clear();
+                }
+                self.replaced.insert(start, known.generation.saturating_add(1));
+                let body = known.body.range;
+                self.steps.retain(|key, _| !body.contains(&(key >> 1)));
+            }
+        }
+        self.steps.retain(|key, _| !range.contains(&(key >> 1)));
+    }
+
+    /// Code in `range` may have changed: the next use looks again.
+    fn recheck(&mut self, range: &Range<u64>) {
+        let Some(past) = Instant::now().checked_sub(RECHECK) else { return self.forget(range) };
+        for start in self.bodies_in(range) {
+            if let Some(known) = self.bodies.get_mut(&start) {
+                known.checked = past;
+            }
+        }
+        for (key, cached) in &mut self.steps {
+            if range.contains(&(key >> 1)) && cached.checked.is_some() {
+                cached.checked = Some(past);
+            }
+        }
+    }
+
+    fn bodies_in(&self, range: &Range<u64>) -> Vec<u64> {
+        let first =
+            self.bodies.range(..range.start).next_back().filter(|(_, k)| k.body.range.end > range.start);
+        first.into_iter().chain(self.bodies.range(range.clone())).map(|(start, _)| *start).collect()
+    }
+
+    fn memory(&mut self) -> Option<&ProcessMemory> {
+        if self.memory.is_none() {
+            self.memory = ProcessMemory::open(self.pid, self.start_ticks);
+        }
+        self.memory.as_ref()
+    }
+
+    fn read(&mut self, address: u64, into: &mut [u8]) -> usize {
+        self.memory().map_or(0, |m| m.read(address, into))
+    }
+}
+
+fn belongs_to_clr(mapping: &Mapping) -> bool {
+    mapping.region == Region::Jit { doublemapped: true } || mapping.path.ends_with("/libcoreclr.so")
+}
+
+/// Memory of a process that is gone.
+struct Gone;
+
+impl TargetMemory for Gone {
+    fn read(&self, _address: u64, _into: &mut [u8]) -> usize {
+        0
+    }
+}
+
+/// Everything a walk needs of one process.
+pub(super) struct View<'a> {
+    pub(super) process: &'a mut Process,
+    pub(super) images: &'a mut Images,
+    pub(super) rules: &'a mut HashSet<Arc<Rule>>,
+    pub(super) counters: &'a mut Counters,
+    pub(super) now: Instant,
+}
+
+impl View<'_> {
+    fn find(&mut self, pc: u64) -> Option<Mapping> {
+        if let Some(mapping) = self.process.mappings.find(pc) {
+            return Some(mapping.clone());
+        }
+        let recent = self.process.refreshed.is_some_and(|at| self.now.duration_since(at) < REFRESH);
+        if recent {
+            return None;
+        }
+        self.process.refreshed = Some(self.now);
+        self.counters.refreshes += 1;
+        if self.process.start_ticks.is_some()
+            && super::start_ticks(self.process.pid) != self.process.start_ticks
+        {
+            return None;
+        }
+        for mapping in read_maps(self.process.pid).ok()? {
+            self.process.map(mapping, self.counters);
+        }
+        self.process.mappings.find(pc).cloned()
+    }
+
+    fn intern(&mut self, rule: Rule) -> Arc<Rule> {
+        if let Some(known) = self.rules.get(&rule) {
+            return Arc::clone(known);
+        }
+        if self.rules.len() >= MAX_RULES {
+            self.rules.clear();
+        }
+        let rule = Arc::new(rule);
+        self.rules.insert(Arc::clone(&rule));
+        rule
+    }
+
+    fn unknown(&self, address: u64) -> FrameKey {
+        FrameKey::Unknown { process: self.process.id, address }
+    }
+
+    fn resolve(&mut self, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
+        let Some(mapping) = self.find(pc) else { return (self.unknown(pc), Err(Refusal::NoEntry)) };
+        match mapping.region {
+            Region::File => self.in_file(&mapping, pc, exact),
+            Region::Vdso => self.in_vdso(&mapping, pc, exact),
+            Region::Jit { .. } if self.process.is_clr => self.in_jit(&mapping, pc, exact),
+            Region::Jit { .. } | Region::Other => (self.unknown(pc), Err(Refusal::NoEntry)),
+        }
+    }
+
+    fn image(&mut self, mapping: &Mapping) -> Option<ImageId> {
+        let key = (mapping.device, mapping.inode);
+        match self.process.images.get(&key) {
+            Some(None) => return None,
+            Some(Some(id)) if self.images.get(*id).is_some_and(|i| !i.is_closed()) => return Some(*id),
+            _ => {}
+        }
+        let resolved = self.images.resolve(self.process.pid, mapping);
+        if let Err(error) = &resolved {
+            self.counters.images_failed += 1;
+            tracing::debug!(%error, "mapped file not usable");
+        }
+        let id = resolved.ok();
+        self.process.images.insert(key, id);
+        id
+    }
+
+    fn in_file(&mut self, mapping: &Mapping, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
+        let Some(id) = self.image(mapping) else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
+        let Some(image) = self.images.get(id) else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
+        let offset = mapping.file_offset_of(pc);
+        if let Some(address) = image.elf_address(offset) {
+            return self.in_elf(id, address, offset, exact);
+        }
+        let Some(rva) = image.rva(offset) else { return (self.unknown(pc), Err(Refusal::NoEntry)) };
+        let Some(directory) = self.images.exceptions(id) else {
+            return (self.unknown(pc), Err(Refusal::Unreadable));
+        };
+        let Some(function) = directory.function(rva) else { return self.stub(pc) };
+        let Some(image) = self.images.get(id) else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
+        let start = pc.wrapping_sub(u64::from(rva - function.begin));
+        let frame = FrameKey::Managed { process: self.process.id, start, generation: 0 };
+        (frame, directory.rule(image, function, rva, exact))
+    }
+
+    /// The frame and rule at `address` of an ELF image, which is at `offset` in the file.
+    fn in_elf(
+        &mut self,
+        id: ImageId,
+        address: u64,
+        offset: u64,
+        exact: bool,
+    ) -> (FrameKey, Result<Rule, Refusal>) {
+        let frame = FrameKey::Native { image: id, address };
+        let Some(unwind) = self.images.unwind(id) else { return (frame, Err(Refusal::Unreadable)) };
+        // The signal-return stub ends with its system call: in it, the next instruction is past the stub's table entry.
+        let in_signal_return = || {
+            let before = address.checked_sub(1).filter(|_| exact)?;
+            unwind.rule(before).ok().filter(|found| found.rule.kind == FrameKind::Signal)
+        };
+        let found = unwind.rule(address);
+        let found = match found {
+            Err(Refusal::NoEntry) => in_signal_return().ok_or(Refusal::NoEntry),
+            found => found,
+        };
+        let found = match found {
+            Ok(found) => found,
+            Err(Refusal::NoEntry) if exact && unwind.is_plt(address) => {
+                return (frame, stub(&self.code(id, offset), address));
+            }
+            Err(refusal) => {
+                let hijacked = !exact && self.is_hijack(id, offset.wrapping_add(1));
+                let at = address.wrapping_add(u64::from(hijacked));
+                return (FrameKey::Native { image: id, address: at }, Err(refusal));
+            }
+        };
+        let function = &found.function;
+        if self.is_hijack(id, offset.wrapping_sub(address - function.start)) {
+            return (frame, hijack_rule(found.rule, address - function.start));
+        }
+        // A return address that is the first instruction of `OnHijackTripThread` belongs to that, not to the function before it.
+        if !exact && function.end == address.wrapping_add(1) && self.is_hijack(id, offset.wrapping_add(1)) {
+            return (FrameKey::Native { image: id, address: function.end }, Err(Refusal::Unsupported));
+        }
+        if exact
+            && found.saves_below_stack()
+            && let Some(rule) = epilogue(&self.code(id, offset), address, function)
+        {
+            return (frame, Ok(rule));
+        }
+        (frame, Ok(found.rule))
+    }
+
+    fn code(&self, id: ImageId, offset: u64) -> Vec<u8> {
+        let mut code = vec![0u8; CODE_BYTES];
+        let length = self.images.get(id).map_or(0, |i| i.read_at(offset, &mut code));
+        code.truncate(length);
+        code
+    }
+
+    /// True when the function that begins at `offset` in the file is the CLR's return-address hijack.
+    fn is_hijack(&self, id: ImageId, offset: u64) -> bool {
+        let mut code = [0u8; HIJACK_PROLOGUE.len()];
+        self.process.is_clr
+            && self.images.get(id).is_some_and(|i| i.read_at(offset, &mut code) == code.len())
+            && code == HIJACK_PROLOGUE
+    }
+
+    fn in_vdso(&mut self, mapping: &Mapping, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
+        if self.process.vdso.is_none() {
+            let length = (mapping.range.end - mapping.range.start).min(MAX_VDSO_BYTES);
+            let mut bytes = vec![0u8; usize::try_from(length).unwrap_or(0)];
+            if self.process.read(mapping.range.start, &mut bytes) == bytes.len() {
+                self.process.vdso = self.images.vdso(bytes).ok();
+            }
+        }
+        let Some(id) = self.process.vdso else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
+        let offset = pc - mapping.range.start;
+        let Some(address) = self.images.get(id).and_then(|i| i.elf_address(offset)) else {
+            return (self.unknown(pc), Err(Refusal::NoEntry));
+        };
+        self.in_elf(id, address, offset, exact)
+    }
+
+    /// The known body that covers `pc`, looked at again when that is due.
+    fn known_body(&mut self, pc: u64) -> Option<&KnownBody> {
+        let (&start, known) = self.process.bodies.range(..=pc).next_back()?;
+        if !known.body.range.contains(&pc) {
+            return None;
+        }
+        if self.now.duration_since(known.checked) >= RECHECK {
+            let body = known.body.clone();
+            if self.process.memory().is_some_and(|m| !body.is_current(m)) {
+                self.counters.bodies_replaced += 1;
+                self.process.forget(&body.range);
+                return None;
+            }
+        }
+        let now = self.now;
+        let known = self.process.bodies.get_mut(&start)?;
+        known.checked = now;
+        Some(known)
+    }
+
+    fn in_jit(&mut self, mapping: &Mapping, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
+        if self.known_body(pc).is_none() {
+            if self.now.duration_since(self.process.budget_since) >= BUDGET_PERIOD {
+                self.process.budget = Budget { bytes: BUDGET_BYTES };
+                self.process.budget_since = self.now;
+            }
+            let mut budget = self.process.budget;
+            let Some(memory) = self.process.memory() else {
+                return (self.unknown(pc), Err(Refusal::Unreadable));
+            };
+            let found = JitBody::find(memory, pc, mapping.range.start, &mut budget);
+            self.process.budget = budget;
+            match found {
+                Ok(Some(body)) => self.learn(body),
+                Ok(None) => return self.stub(pc),
+                Err(refusal) => {
+                    self.counters.budget_refusals += u64::from(refusal == Refusal::Budget);
+                    return (self.unknown(pc), Err(refusal));
+                }
+            }
+        }
+        let Some((start, known)) = self.process.bodies.range(..=pc).next_back() else {
+            return (self.unknown(pc), Err(Refusal::NoEntry));
+        };
+        let frame =
+            FrameKey::Managed { process: self.process.id, start: *start, generation: known.generation };
+        let rule = match &self.process.memory {
+            Some(memory) => known.body.rule(memory, pc, exact),
+            None => known.body.rule(&Gone, pc, exact),
+        };
+        (frame, rule)
+    }
+
+    pub(super) fn learn(&mut self, body: JitBody) {
+        let process = &mut *self.process;
+        // A body that was known in this range and is not there any more was replaced.
+        if !process.bodies_in(&body.range).is_empty() {
+            process.forget(&body.range);
+        }
+        if process.bodies.len() >= MAX_BODIES {
+            process.bodies.clear();
+            process.steps.clear();
+            self.counters.steps_cleared += 1;
+        }
+        let start = body.range.start;
+        let generation = process.replaced.get(&start).copied().unwrap_or(process.oldest_generation);
+        process.bodies.insert(start, KnownBody { body, generation, checked: self.now });
+    }
+
+    fn stub(&mut self, pc: u64) -> (FrameKey, Result<Rule, Refusal>) {
+        let frame = FrameKey::Stub { process: self.process.id, address: pc };
+        let rule = self.process.memory().map_or(Err(Refusal::Unreadable), |m| stub_rule(m, pc));
+        (frame, rule)
+    }
+}
+
+impl Code for View<'_> {
+    fn step(&mut self, pc: u64, exact: bool) -> Step {
+        let key = pc << 1 | u64::from(exact);
+        if let Some(cached) = self.process.steps.get(&key)
+            && cached.checked.is_none_or(|at| self.now.duration_since(at) < RECHECK)
+        {
+            return cached.step.clone();
+        }
+        let (frame, rule) = self.resolve(pc, exact);
+        let step = Step { frame, rule: rule.map(|rule| self.intern(rule)) };
+        let lasting = !matches!(step.rule, Err(Refusal::Budget | Refusal::Unreadable));
+        // What cannot be looked at again, because the process ended or had its share, is still what it was.
+        if !lasting && let Some(cached) = self.process.steps.get(&key) {
+            return cached.step.clone();
+        }
+        // What could not be looked at may be there next time; addresses outside all mappings are not worth a place.
+        if lasting && pc >> 63 == 0 && self.process.mappings.find(pc).is_some() {
+            if self.process.steps.len() >= MAX_STEPS {
+                self.process.steps.clear();
+                self.counters.steps_cleared += 1;
+            }
+            let jit = self.process.mappings.find(pc).is_some_and(|m| matches!(m.region, Region::Jit { .. }));
+            self.process
+                .steps
+                .insert(key, CachedStep { step: step.clone(), checked: jit.then_some(self.now) });
+        }
+        step
+    }
+
+    fn is_executable(&mut self, address: u64) -> bool {
+        self.process.mappings.find(address).is_some()
+    }
+
+    fn follows_call(&mut self, address: u64) -> bool {
+        let mut code = [0u8; 8];
+        self.is_executable(address.wrapping_sub(1))
+            && self.process.read(address.wrapping_sub(8), &mut code) == code.len()
+            && ends_with_call(&code)
+    }
+}
+
+/// Executable mappings of a process; a line that does not parse is left out.
+pub(super) fn read_maps(pid: u32) -> Result<Vec<Mapping>, ProcessError> {
+    let path = format!("/proc/{pid}/maps");
+    let mut text = Vec::new();
+    std::fs::File::open(&path)
+        .and_then(|file| file.take(MAX_MAPS_BYTES).read_to_end(&mut text))
+        .map_err(|source| ProcessError::Read { pid, path, source })?;
+    let lines = text.split(|&b| b == b'\n').map(String::from_utf8_lossy);
+    Ok(lines.filter_map(|line| parse_maps_line(pid, &line)).filter_map(|m| Mapping::new(&m)).collect())
+}
