@@ -570,3 +570,66 @@ fn the_profiler_leaves_itself_out_and_nothing_behind() {
     drop(source);
     assert_eq!(mine(), Vec::<String>::new());
 }
+
+/// Prints what the probes cost, by the kernel's own statistics. A figure, not a promise: run by hand or by the benchmarks.
+#[test]
+#[ignore = "prints figures, asserts nothing"]
+fn what_a_switch_and_a_sample_cost() {
+    const SWITCH: &str = "/proc/sys/kernel/bpf_stats_enabled";
+    let Some(_turn) = begin("capture: costs", NEEDS) else { return };
+    let before = fs::read_to_string(SWITCH).unwrap();
+    fs::write(SWITCH, "1").unwrap();
+    // The clamp to the least budget: nearly no wait is kept.
+    for (what, budget) in [("no stacks", 0), ("all stacks", 1 << 40)] {
+        for (who, selection) in [
+            ("all", Selection::All),
+            ("pid", Selection::Pids(vec![std::process::id()])),
+            ("others", Selection::Pids(vec![1])),
+        ] {
+            let options = KernelOptions {
+                wait_stack_budget_bytes_per_s: budget,
+                selection,
+                exclude_self: false,
+                ring_bytes: 64 << 20,
+                ..KernelOptions::default()
+            };
+            let begun = Instant::now();
+            let mut source = KernelSource::start(&options).unwrap();
+            let started = begun.elapsed();
+            let (mut near, mut far) = (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+            let partner = thread::spawn(move || {
+                let mut byte = [0];
+                while near.0.read_exact(&mut byte).is_ok() && far.1.write_all(&byte).is_ok() {}
+            });
+            let mut stored = Vec::new();
+            let mut rounds = 0u32;
+            let length = Instant::now();
+            while length.elapsed() < Duration::from_secs(1) {
+                near.1.write_all(b".").unwrap();
+                far.0.read_exact(&mut [0]).unwrap();
+                rounds += 1;
+                if rounds.is_multiple_of(256) {
+                    collect(&mut source, &mut stored);
+                    stored.clear();
+                }
+            }
+            let costs: Vec<String> = source
+                .costs()
+                .iter()
+                .filter(|cost| cost.runs > 0)
+                .map(|cost| format!("{} {} ns ({})", cost.name, cost.total_ns / cost.runs, cost.runs))
+                .collect();
+            let counters = counters(&source);
+            eprintln!(
+                "{what}, {who}: start {started:?}, {} rounds, {} of {} waits kept; {}",
+                rounds,
+                counters["waits_stored"],
+                counters["waits"],
+                costs.join(", ")
+            );
+            drop(near.1);
+            partner.join().unwrap();
+        }
+    }
+    fs::write(SWITCH, before).unwrap();
+}

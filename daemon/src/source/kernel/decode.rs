@@ -147,7 +147,7 @@ fn weight(probability: u64) -> f64 {
 #[allow(clippy::large_enum_variant, reason = "one at a time, on the stack, and nearly all are events")]
 pub enum PerfRecord {
     /// An event for the stages behind.
-    Event(Event),
+    Event(Box<Event>),
     /// The kernel had no room for this many records.
     Lost(u64),
     /// Nothing of interest.
@@ -227,7 +227,7 @@ fn perf_record(bytes: &[u8]) -> Result<PerfRecord, DecodeError> {
             })
         }
     };
-    Ok(PerfRecord::Event(Event { time, kind }))
+    Ok(PerfRecord::Event(Box::new(Event { time, kind })))
 }
 
 /// Text up to the first zero.

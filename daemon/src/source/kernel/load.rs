@@ -6,7 +6,7 @@ use aya::programs::perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, S
 use aya::programs::{BtfTracePoint, PerfEvent};
 use aya::{Btf, Ebpf, EbpfLoader, Endianness, VerifierLogLevel};
 use ebpf_common::config::{Config, NO_FIELD, SELECT_ALL, SELECT_CGROUP, SELECT_PIDS};
-use std::fs;
+use std::{fs, thread};
 
 /// A probability of the coin is kept that long.
 const COIN_INTERVAL_NS: u64 = 100_000_000;
@@ -30,10 +30,18 @@ pub(super) fn load(
 ) -> Result<Ebpf, KernelError> {
     let object = crate::embedded::probes().ok_or(KernelError::NoProbes)?;
     let data = fs::read(btf::PATH).map_err(|source| KernelError::BtfUnreadable { source })?;
-    let config = config(options, &KernelBtf::parse(&data)?, online_cpus)?;
-    let types = Btf::parse(&data, Endianness::default()).map_err(|source| KernelError::Btf { source })?;
-    let mut bpf = EbpfLoader::new()
-        .btf(Some(&types))
+    // aya reads the kernel's types twice, once for the loader (which has no way around it) and once for the tracepoints: 50 ms each, the
+    // greater part of the start, so the two run side by side.
+    let (types, config, mut loader) = thread::scope(|scope| {
+        let types = scope.spawn(|| Btf::parse(&data, Endianness::default()));
+        let config = KernelBtf::parse(&data).map_err(KernelError::from);
+        let config = config.and_then(|btf| settings(options, &btf, online_cpus));
+        let loader = EbpfLoader::new();
+        (types.join(), config, loader)
+    });
+    let types = types.map_err(|_| KernelError::BtfReader)?.map_err(|source| KernelError::Btf { source })?;
+    let config = config?;
+    let mut bpf = loader
         .verifier_log_level(VerifierLogLevel::DISABLE)
         .override_global("CONFIG", &config, true)
         .map_max_entries("RING", options.ring_bytes)
@@ -81,7 +89,7 @@ where
     program.try_into().map_err(|_| KernelError::Object { name })
 }
 
-fn config(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> Result<Config, KernelError> {
+fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> Result<Config, KernelError> {
     let cgroup_id = match options.selection {
         Selection::Cgroup(id) => id,
         Selection::All | Selection::Pids(_) => 0,

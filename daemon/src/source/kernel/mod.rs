@@ -105,6 +105,9 @@ pub enum KernelError {
         /// Why.
         source: aya::BtfError,
     },
+    /// The thread that reads BTF died.
+    #[error("{}: reading it panicked", btf::PATH)]
+    BtfReader,
     /// An unknown tracepoint prototype.
     #[error("tracepoint sched_switch: expected (bool, task, task[, state]), found {found:?}")]
     Prototype {
@@ -175,6 +178,17 @@ const REREADS: u32 = 8;
 
 /// A thread that seems to run for longer is looked up in /proc; ten times the scheduler's longest slice.
 const LONG_RUN_NS: u64 = 30_000_000;
+
+/// Run time of one program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramCost {
+    /// Its name: `cpu_sample`, `sched_switch`, ….
+    pub name: String,
+    /// How often it ran.
+    pub runs: u64,
+    /// Nanoseconds it took, all runs together.
+    pub total_ns: u64,
+}
 
 /// The recording in the kernel.
 pub struct KernelSource {
@@ -359,7 +373,7 @@ impl KernelSource {
             let end = decode::perf_records(&self.buffer, &mut |record| match record {
                 Ok(PerfRecord::Event(event)) => {
                     count(Counter::PerfRecords, 1);
-                    events.push(event);
+                    events.push(*event);
                 }
                 Ok(PerfRecord::Lost(records)) => count(Counter::PerfLost, records),
                 Ok(PerfRecord::Other) => {}
@@ -484,6 +498,22 @@ impl KernelSource {
                 let id = to_usize(info.id);
                 let probes = per_cpu.iter().flat_map(|cpus| cpus.iter()).filter_map(|counts| counts.get(id));
                 (*info, probes.sum::<u64>().saturating_add(self.own.get(id).copied().unwrap_or(0)))
+            })
+            .collect()
+    }
+
+    /// What each program has cost so far; all zero unless the kernel counts (`kernel.bpf_stats_enabled=1`).
+    #[must_use]
+    pub fn costs(&self) -> Vec<ProgramCost> {
+        self.bpf
+            .programs()
+            .filter_map(|(name, program)| {
+                let info = program.info().ok()?;
+                Some(ProgramCost {
+                    name: name.to_owned(),
+                    runs: info.run_count(),
+                    total_ns: u64::try_from(info.run_time().as_nanos()).ok()?,
+                })
             })
             .collect()
     }
