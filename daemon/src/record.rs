@@ -44,6 +44,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         check_target(pid)?;
     }
     file::check(&options.output)?;
+    raise_open_files();
     attach::place::sweep();
     let owner = attach::place::random()
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
@@ -119,6 +120,14 @@ enum End {
     Time,
     /// Ctrl-C or SIGTERM.
     Asked,
+}
+
+/// Mapped files and memories of many processes are kept open; the default soft limit of 1,024 is for programs that use select().
+fn raise_open_files() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
+    // Below the limit less is kept open, and counted.
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).ok();
 }
 
 fn check_target(pid: u32) -> Result<(), Error> {

@@ -10,6 +10,15 @@ impl Directory for ProcessTable {
         Some(ImageFile { path: &image.path, file: image.file(), build_id: image.build_id.as_deref() })
     }
 
+    fn image_bytes(&self, image: ImageId) -> Option<&[u8]> {
+        ProcessTable::image(self, image)?.bytes()
+    }
+
+    fn function_start(&self, image: ImageId, address: u64) -> Option<u64> {
+        let found = ProcessTable::image(self, image)?.loaded_unwind()?.rule(address).ok()?;
+        Some(found.function.start)
+    }
+
     fn live_pid(&self, process: ProcessId) -> Option<u32> {
         let info = self.info(process)?;
         // A pid names the same process only while its start time is the same.

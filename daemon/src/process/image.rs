@@ -191,6 +191,15 @@ impl Image {
         }
     }
 
+    /// Its unwind sections, if a stack has needed them and they were not evicted since.
+    #[must_use]
+    pub fn loaded_unwind(&self) -> Option<&UnwindSections> {
+        match &self.format {
+            Format::Elf { unwind, .. } => unwind.as_deref(),
+            _ => None,
+        }
+    }
+
     /// True for x86-64 ELF.
     #[must_use]
     pub fn is_elf(&self) -> bool {

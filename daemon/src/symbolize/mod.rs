@@ -46,6 +46,11 @@ pub trait Directory {
     fn image_bytes(&self, _image: ImageId) -> Option<&[u8]> {
         None
     }
+    /// Where the function that holds `address` begins, by the image's unwind data: what no symbol names is at least told apart
+    /// function by function.
+    fn function_start(&self, _image: ImageId, _address: u64) -> Option<u64> {
+        None
+    }
     /// The pid, in the initial pid namespace, of a process that is still the same one; `None` when it is gone.
     fn live_pid(&self, process: ProcessId) -> Option<u32>;
 }
@@ -268,7 +273,10 @@ impl Symbolizer {
                     function: None,
                     unresolved: None,
                 },
-                None => unnamed(&format!("[{}]+0x{address:x}", file_name(path)), module.clone(), why),
+                None => {
+                    let start = directory.function_start(image, address).unwrap_or(address);
+                    unnamed(&format!("[{}]+0x{start:x}", file_name(path)), module.clone(), why)
+                }
             };
             self.put(FrameKey::Native { image, address }, symbol);
         }
