@@ -444,3 +444,66 @@ fn no_such_process_is_told_so() {
     let error = attach(1 << 23, Recorder::new().settings).unwrap_err();
     assert!(matches!(error, AttachError::NoSuchProcess { .. }), "{error}");
 }
+
+/// A process that offers a region of its own making and scribbles over it for as long as it lives. Arguments: seals (a sum of `F_SEAL_*`),
+/// bytes, and whether the header is a good one.
+const LIAR: &str = r#"
+import fcntl, mmap, os, random, struct, sys
+seals, size, honest_header = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "good"
+fd = os.memfd_create("perfusion-shim", os.MFD_ALLOW_SEALING)
+os.ftruncate(fd, size)
+memory = mmap.mmap(fd, size)
+words = [0] * 16
+if honest_header:
+    units, slots = 1024, 16
+    commit = 4096 + 32 * slots
+    data = commit + 8 * units
+    words[1:14] = [1 | 4096 << 32, data + 64 * units, 4096, slots, commit, data, units, 7, os.getpid(), 1, 9, 0, 0]
+memory[0:128] = struct.pack("<16Q", *words)
+fcntl.fcntl(fd, 1033, seals)
+os.close(fd)
+memory[0:8] = b"PERFSHIM"
+print("ready {}", flush=True)
+while True:
+    at = random.randrange(16, size // 8)
+    memory[8 * at:8 * at + 8] = os.urandom(8) if random.random() < 0.5 else struct.pack("<Q", random.randrange(3000))
+"#;
+
+#[test]
+fn a_lying_process_is_given_up_and_the_others_lose_nothing() {
+    let needs = [&needs(Runtime::Net9)[..], &[Need::Program("python3")]].concat();
+    let Some(_turn) = begin("attach::a_lying_process", &needs) else { return };
+    let app = allocator(Runtime::Net9).start().unwrap();
+    let mut recorder = Recorder::new();
+    recorder.attach(app.pid());
+    // SHRINK | GROW | SEAL is 7; the good header's region has 78,336 bytes.
+    let liars: Vec<App> = [
+        ("7", "78336", "good"),
+        ("7", "78336", "bad"),
+        ("7", "4096", "good"),
+        ("1", "78336", "good"),
+        ("0", "2048", "bad"),
+    ]
+    .into_iter()
+    .map(|(seals, bytes, header)| {
+        let python = Workload::program("python3").arg("-c").arg(LIAR);
+        python.arg(seals).arg(bytes).arg(header).start().unwrap()
+    })
+    .collect();
+    liars.iter().for_each(|liar| recorder.source.watch(liar.pid()));
+    let wrong = |recorder: &Recorder| {
+        recorder.counter("shim_regions_refused") + recorder.counter("shim_regions_disabled")
+    };
+    wait_until("every liar to be found out", DEADLINE, || {
+        recorder.drain();
+        liars.iter().for_each(|liar| recorder.source.ask(liar.pid(), 4096));
+        (wrong(&recorder) >= liars.len() as u64).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{:#?}", recorder.counters()));
+    recorder.resolves(app.pid(), "Allocator.Program.Make");
+    let names = |name: &str| recorder.counter(name);
+    assert_eq!(names("shim_names_unasked"), 0);
+    assert!(liars.iter().all(|liar| !recorder.source.has_region(liar.pid())));
+    recorder.detach();
+    app.stop().unwrap();
+}
