@@ -98,6 +98,7 @@ fn start_to_first_sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
     for _ in 0..5 {
         let mut daemon = daemon::Recorder::start(bench.paths, app.pid())?;
         times.push(daemon.first_sample()?.as_secs_f64() * 1e3);
+        load::pass(0.5);
         daemon.finish()?;
     }
     Ok(vec![Row {

@@ -4,10 +4,10 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::{
     build,
@@ -39,7 +39,7 @@ pub(crate) fn run(paths: &Paths, steps: &Steps) -> Result<()> {
             .args(["record", "--duration", "10s", "--pid", &demo.child.id().to_string(), "--output"])
             .arg(&profile),
     )?;
-    drop(demo);
+    demo.end()?;
 
     steps.step("writing the flame graph");
     let flame = folder.join("flame.html");
@@ -107,6 +107,8 @@ fn when_changed(
 /// The running app; ends with this value.
 struct Demo {
     child: Child,
+    /// Kept open: the app may print more.
+    _stdout: Option<BufReader<ChildStdout>>,
 }
 
 impl Demo {
@@ -118,12 +120,22 @@ impl Demo {
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("{}: did not start", app.display()))?;
-        let mut demo = Demo { child };
+        let mut demo = Demo { child, _stdout: None };
         let stdout = demo.child.stdout.take().context("the demo app has no standard output")?;
+        let mut stdout = BufReader::new(stdout);
         let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).context("the demo app's first line")?;
+        stdout.read_line(&mut line).context("the demo app's first line")?;
         print!("{line}");
+        demo._stdout = Some(stdout);
         Ok(demo)
+    }
+
+    /// Ends it; fails when it has ended by itself, for then the recording is not one of 10 s.
+    fn end(mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait().context("asking after the demo app")? {
+            bail!("the demo app: expected it to run on, found that it ended during the recording: {status}");
+        }
+        Ok(())
     }
 }
 

@@ -3,7 +3,9 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
     thread,
     time::{Duration, Instant},
 };
@@ -49,20 +51,34 @@ impl Program {
 pub(super) struct Recorder {
     child: Child,
     began: Instant,
+    /// Hears that the recording has begun: Ctrl-C is understood from then on.
+    recording: Receiver<()>,
 }
 
 impl Recorder {
     /// Begins to record a process.
     pub(super) fn start(paths: &Paths, pid: u32) -> Result<Recorder> {
         let began = Instant::now();
-        let child = Command::new(paths.perfusion())
-            .args(["--quiet", "record", "--pid", &pid.to_string(), "--output"])
+        let mut child = Command::new(paths.perfusion())
+            .args(["record", "--pid", &pid.to_string(), "--output"])
             .arg(paths.target.join("bench/profile.pb.gz"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
+            .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("{}: did not start", paths.perfusion().display()))?;
-        Ok(Recorder { child, began })
+        let stderr = child.stderr.take().context("perfusion has no standard error")?;
+        let (sender, recording) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                if line.starts_with("recording ") {
+                    sender.send(()).ok(); // nobody waits for it any more
+                } else {
+                    println!("  perfusion: {line}");
+                }
+            }
+        });
+        Ok(Recorder { child, began, recording })
     }
 
     /// Waits until the sampler has run, and returns how long after the start that was.
@@ -143,6 +159,7 @@ impl Recorder {
 
     /// Ends the recording as Ctrl-C does and waits until the profile is written.
     pub(super) fn finish(mut self) -> Result<()> {
+        self.recording.recv_timeout(START_DEADLINE).context("perfusion did not say that it records")?;
         output(Command::new("kill").args(["-INT", &self.child.id().to_string()]))?;
         let status = self.child.wait().context("waiting for perfusion")?;
         if !status.success() {

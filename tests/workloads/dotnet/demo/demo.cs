@@ -263,12 +263,14 @@ namespace Demo
     static class Audit
     {
         static long entries;
+        // In a field: a timer that nobody refers to is collected, and its pipe with it.
+        static Timer timer;
 
         public static void Run()
         {
             var writer = new AnonymousPipeServerStream(PipeDirection.Out);
             var reader = new AnonymousPipeClientStream(PipeDirection.In, writer.ClientSafePipeHandle);
-            var timer = new Timer(_ => writer.WriteByte(1), null, 0, 50);
+            timer = new Timer(_ => writer.WriteByte(1), null, 0, 50);
             while (true)
                 ReadEntry(reader);
         }
