@@ -4,6 +4,7 @@ use super::proto::{Function, Line, Location, Mapping, Profile, ValueType};
 use super::{KERNEL_MAPPING, MANAGED_MAPPING};
 use crate::sample::frame::FrameKey;
 use crate::symbolize::{Directory, FunctionId, Module, Symbol, Symbolizer, kernel, native, pretty};
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -21,7 +22,8 @@ pub(super) struct Builder<'a> {
     strings: HashMap<Arc<str>, i64>,
     functions: HashMap<(i64, i64), u64>,
     mappings: HashMap<Module, usize>,
-    frames: HashMap<FrameKey, u64>,
+    /// Asked for every frame of every sample.
+    frames: HashMap<FrameKey, u64, RandomState>,
     places: HashMap<Place, u64>,
     profile: Profile,
 }
@@ -34,7 +36,7 @@ impl<'a> Builder<'a> {
             strings: HashMap::from([("".into(), 0)]),
             functions: HashMap::new(),
             mappings: HashMap::new(),
-            frames: HashMap::new(),
+            frames: HashMap::default(),
             places: HashMap::new(),
             profile: Profile { string_table: vec![String::new()], ..Profile::default() },
         }

@@ -1,6 +1,7 @@
 //! Interned stacks: each distinct sequence of frames is stored once.
 
 use super::frame::FrameKey;
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ pub struct StackId(pub u32);
 /// All stacks of a window. Frames are innermost first, kernel frames before user frames.
 #[derive(Default)]
 pub struct StackTable {
-    ids: HashMap<Arc<[FrameKey]>, StackId>,
+    ids: HashMap<Arc<[FrameKey]>, StackId, RandomState>,
     stacks: Vec<Arc<[FrameKey]>>,
 }
 
