@@ -97,6 +97,8 @@ struct Thread {
     ran_before_wait: HashMap<StackId, f64>,
     waits: HashMap<(StackId, WaitReason, Option<Waker>), Waited>,
     open: Option<Open>,
+    /// When it was first known to be on a CPU: before that it waited, where nobody saw.
+    first_on_cpu: Option<MonotonicNs>,
     thinned: bool,
     ended: Option<ThreadTimes>,
 }
@@ -118,8 +120,10 @@ impl Threads {
     }
 
     /// A CPU sample of `id` with this stack.
-    pub fn cpu_sample(&mut self, id: ThreadId, stack: StackId) {
-        *self.thread(id).samples.entry(stack).or_default() += 1;
+    pub fn cpu_sample(&mut self, id: ThreadId, time: MonotonicNs, stack: StackId) {
+        let thread = self.thread(id);
+        thread.first_on_cpu.get_or_insert(time);
+        *thread.samples.entry(stack).or_default() += 1;
     }
 
     /// A thread leaves the CPU and its stack was kept.
@@ -133,6 +137,7 @@ impl Threads {
         weight: f64,
     ) {
         let thread = self.thread(id);
+        thread.first_on_cpu.get_or_insert(MonotonicNs(time.0.saturating_sub(ran_ns)));
         thread.thinned |= weight > 1.0;
         *thread.ran_before_wait.entry(stack).or_default() += ran_ns as f64 * weight;
         thread.open = Some(Open { start: time, stack, weight, reason });
@@ -245,11 +250,23 @@ impl Thread {
         let (blocked, runnable) = (times.blocked_ns as f64, times.runnable_ns as f64);
         let seen_blocked: f64 = self.waits.values().map(|w| w.blocked_ns).sum();
         let seen_runnable: f64 = self.waits.values().map(|w| w.runnable_ns).sum();
+        // The wait it was in when the recording began has no stack. Its length is known: up to the first time on a CPU.
+        let began = |first: MonotonicNs| first.0.saturating_sub(times.since.0) as f64;
+        let before = self.first_on_cpu.map_or(blocked + runnable, began);
+        let before_blocked =
+            before.min(if self.thinned { blocked } else { (blocked - seen_blocked).max(0.0) });
+        let before_runnable = (before - before_blocked).min(if self.thinned {
+            runnable
+        } else {
+            (runnable - seen_runnable).max(0.0)
+        });
+        let (rest_blocked, rest_runnable) = (blocked - before_blocked, runnable - before_runnable);
         // Above the total only by the rounding of two clocks read apart, or by the coin: scale down. Below: see module docs.
         let scale = |seen: f64, total: f64| {
             if seen > 0.0 && (self.thinned || seen > total) { total / seen } else { 1.0 }
         };
-        let (scale_blocked, scale_runnable) = (scale(seen_blocked, blocked), scale(seen_runnable, runnable));
+        let (scale_blocked, scale_runnable) =
+            (scale(seen_blocked, rest_blocked), scale(seen_runnable, rest_runnable));
         for ((stack, reason, waker), waited) in self.waits {
             rows.push(Row {
                 blocked_ns: waited.blocked_ns * scale_blocked,
@@ -257,17 +274,18 @@ impl Thread {
                 ..row(Place::Stack(stack), Some(reason), waker)
             });
         }
-        let missing_blocked = (blocked - seen_blocked * scale_blocked).max(0.0);
-        let missing_runnable = (runnable - seen_runnable * scale_runnable).max(0.0);
-        if missing_blocked + missing_runnable >= 1.0 {
-            let never_seen = seen_blocked + seen_runnable == 0.0 && samples == 0;
-            let marker = if never_seen { Marker::WaitingSinceBefore } else { Marker::StackLost };
-            rows.push(Row {
-                blocked_ns: missing_blocked,
-                runnable_ns: missing_runnable,
-                ..row(Place::Marker(marker), None, None)
-            });
-        }
+        let mut missing = |marker, blocked_ns: f64, runnable_ns: f64| {
+            if blocked_ns + runnable_ns >= 1.0 {
+                let (blocked_ns, runnable_ns) = (blocked_ns.max(0.0), runnable_ns.max(0.0));
+                rows.push(Row { blocked_ns, runnable_ns, ..row(Place::Marker(marker), None, None) });
+            }
+        };
+        missing(Marker::WaitingSinceBefore, before_blocked, before_runnable);
+        missing(
+            Marker::StackLost,
+            rest_blocked - seen_blocked * scale_blocked,
+            rest_runnable - seen_runnable * scale_runnable,
+        );
     }
 }
 
@@ -301,7 +319,7 @@ mod tests {
     fn samples_share_the_exact_time_on_cpu() {
         let mut threads = Threads::default();
         for stack in [1, 1, 1, 2] {
-            threads.cpu_sample(T, StackId(stack));
+            threads.cpu_sample(T, MonotonicNs(0), StackId(stack));
         }
         let rows = threads.finish(&running(times(1_000, 0, 0), ON_CPU));
         let cpu = |id| rows.iter().find(|r| r.place == Place::Stack(StackId(id))).map(|r| r.cpu_ns);
@@ -369,6 +387,24 @@ mod tests {
         assert!(rows.iter().any(|r| r.place == Place::Stack(StackId(5)) && r.blocked_ns == 9.0));
     }
 
+    #[test]
+    fn the_wait_before_the_recording_is_told_from_lost_stacks() {
+        let mut threads = Threads::default();
+        threads.wait_start(T, MonotonicNs(60), StackId(5), SLEEP, 10, 1.0);
+        threads.wait_end(&WaitEnd {
+            thread: T,
+            start: MonotonicNs(60),
+            blocked_ns: 20,
+            runnable_ns: 0,
+            waker: None,
+        });
+        // Asleep until 50, on CPU to 60, asleep to 80, on CPU to 90; of the 20 ns after that no stack arrived.
+        let rows = threads.finish(&running(times(20, 0, 90), ON_CPU));
+        let at = |marker| rows.iter().find(|r| r.place == Place::Marker(marker)).map(|r| r.blocked_ns);
+        assert_eq!(at(Marker::WaitingSinceBefore), Some(50.0));
+        assert_eq!(at(Marker::StackLost), Some(20.0));
+    }
+
     proptest! {
         /// Whatever is kept, thinned or lost, each column sums to the scheduler's total.
         #[test]
@@ -377,7 +413,7 @@ mod tests {
             samples in 0u32..20, oncpu in 0u64..1_000_000, extra in 0u64..1_000_000,
         ) {
             let mut threads = Threads::default();
-            (0..samples).for_each(|s| threads.cpu_sample(T, StackId(s % 3)));
+            (0..samples).for_each(|s| threads.cpu_sample(T, MonotonicNs(0), StackId(s % 3)));
             let (mut blocked, mut runnable, mut clock) = (extra, extra / 2, 0);
             for (stack, b, r, kept, weight) in waits {
                 clock += 10_000;

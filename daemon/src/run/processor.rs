@@ -123,7 +123,7 @@ impl Processor {
                 self.counters.cpu_samples += 1;
                 self.names.kernel(sample.thread.tid, &comm_text(&sample.comm));
                 let stack = self.stack(sample.thread, &sample.kernel, sample.user.as_ref());
-                self.threads.cpu_sample(sample.thread, stack);
+                self.threads.cpu_sample(sample.thread, time, stack);
             }
             EventKind::WaitStart(wait) => {
                 self.counters.waits += 1;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Data pages of one ring: 256 KiB, which with its control page stays below `kernel.perf_event_mlock_kb` (516 KiB a CPU), so that
 /// RLIMIT_MEMLOCK is never asked.
-const DATA_PAGES: usize = 64;
+const DATA_PAGES: usize = 256;
 
 /// One CPU's ring.
 pub struct PerfRing {
