@@ -1,6 +1,7 @@
 //! A peer that writes whatever it likes into the region, before and while the daemon reads: the consumer answers with errors, never
 //! panics, and reads only what lies in the file.
 #![cfg(not(loom))]
+#![allow(clippy::expect_used, reason = "a failed expectation is a failed test")]
 
 mod shared;
 

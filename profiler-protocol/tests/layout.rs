@@ -1,5 +1,6 @@
 //! The byte map in `docs/shim-protocol.md` and the constants say the same; so do the tables of records and requests.
 #![cfg(not(loom))]
+#![allow(clippy::expect_used, reason = "a failed expectation is a failed test")]
 
 use profiler_protocol::layout::{
     COMMIT_OFFSET_AT, COUNTERS_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT, FEATURES_AT,

@@ -1,6 +1,7 @@
 //! Every interleaving (within a bound) of two producers and the consumer on a ring so small that it wraps and fills:
 //! `RUSTFLAGS="--cfg loom" cargo test --package profiler-protocol --release --test loom`.
 #![cfg(loom)]
+#![allow(clippy::expect_used, reason = "a failed expectation is a failed test")]
 
 use loom::sync::Arc;
 use loom::sync::atomic::fence;

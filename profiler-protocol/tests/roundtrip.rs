@@ -1,6 +1,6 @@
 //! What one side writes the other reads: records, requests, lease; full rings; wrapping; holes.
 #![cfg(not(loom))]
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(clippy::expect_used, reason = "a failed expectation is a failed test")]
 
 mod shared;
 

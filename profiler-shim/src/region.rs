@@ -77,3 +77,41 @@ impl Mapping {
         unsafe { syscall::unmap(self.guard, GUARD_BYTES) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Mapping;
+    use core::sync::atomic::Ordering;
+    use profiler_protocol::layout::Geometry;
+
+    unsafe extern "C" {
+        fn fork() -> i32;
+        fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
+        fn _exit(code: i32) -> !;
+    }
+
+    #[test]
+    fn a_forked_child_sees_itself_as_not_alive_and_has_no_region() {
+        let mapping = Mapping::new(Geometry::DEFAULT).expect("memory");
+        // SAFETY: unmapped at the end of this test, after the last use.
+        let guard = unsafe { mapping.guard() };
+        guard.alive.store(1, Ordering::Relaxed);
+        guard.listening.store(1, Ordering::Relaxed);
+        // SAFETY: the child below only reads memory, makes two system calls and leaves.
+        let child = unsafe { fork() };
+        if child == 0 {
+            let quiet =
+                guard.alive.load(Ordering::Relaxed) == 0 && guard.listening.load(Ordering::Relaxed) == 0;
+            let unmapped = !crate::syscall::readable(mapping.memory.addr().get());
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { _exit(i32::from(!(quiet && unmapped))) };
+        }
+        let mut status = -1;
+        // SAFETY: writes one status, which lives here.
+        unsafe { waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0);
+        assert_eq!(guard.alive.load(Ordering::Relaxed), 1);
+        // SAFETY: `guard` is not used after.
+        unsafe { mapping.unmap() };
+    }
+}
