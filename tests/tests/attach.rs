@@ -245,6 +245,27 @@ fn another_mount_namespace_with_its_own_tmp_is_reached() {
 }
 
 #[test]
+fn a_user_namespace_that_does_not_know_root_is_reached() {
+    let needs = [&needs(Runtime::Net9)[..], &[Need::Program("setpriv")]].concat();
+    let Some(_turn) = begin("attach::a_user_namespace", &needs) else { return };
+    // The sources and the runtime must be readable for that user: a precondition of the test, not of the attach.
+    let mut workload = Workload::program("setpriv");
+    for word in ["--reuid=1000", "--regid=1000", "--clear-groups", "unshare", "-Ur", "-m", "sh", "-ec"] {
+        workload = workload.arg(word);
+    }
+    let script = "mount -t tmpfs tmpfs /tmp; mount -t tmpfs tmpfs /dev/shm; exec \"$@\"";
+    workload = workload.arg(script).arg("sh");
+    let command = allocator(Runtime::Net9).command_line();
+    let app = command.into_iter().fold(workload, |workload, word| workload.arg(word)).start().unwrap();
+    let mut recorder = Recorder::new();
+    recorder.attach(app.pid());
+    recorder.resolves(app.pid(), "Allocator.Program.Make");
+    assert_eq!(libraries(app.pid()), Vec::<PathBuf>::new());
+    recorder.detach();
+    app.stop().unwrap();
+}
+
+#[test]
 fn a_tmp_without_exec_sends_the_library_elsewhere() {
     let Some(_turn) = begin("attach::a_tmp_without_exec", &needs(Runtime::Net9)) else { return };
     let script = "mount -t tmpfs -o noexec tmpfs /tmp; mount -t tmpfs tmpfs /dev/shm; exec \"$@\"";

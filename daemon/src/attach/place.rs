@@ -9,7 +9,8 @@ use rustix::fs::{
     openat, unlinkat,
 };
 use rustix::io::Errno;
-use rustix::process::geteuid;
+use rustix::process::{Gid, Uid, geteuid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
@@ -139,8 +140,8 @@ fn place_in(target: &Target, path: &Path, library: &[u8]) -> Result<Placed, Unfi
     // The sweep of another recorder may remove a file between its creation and its locking: begin again then.
     let mut last = Unfit::System("lock", Errno::WOULDBLOCK);
     for _ in 0..3 {
-        match write_locked(directory.try_clone().map_err(|e| Unfit::System("dup", errno(&e)))?, path, library)
-        {
+        let directory = directory.try_clone().map_err(|e| Unfit::System("dup", errno(&e)))?;
+        match write_locked(target, directory, path, library) {
             Ok(placed) => return Ok(placed),
             Err(why @ Unfit::System("lock", _)) => last = why,
             Err(why) => return Err(why),
@@ -149,14 +150,17 @@ fn place_in(target: &Target, path: &Path, library: &[u8]) -> Result<Placed, Unfi
     Err(last)
 }
 
-fn write_locked(directory: OwnedFd, path: &Path, library: &[u8]) -> Result<Placed, Unfit> {
+fn write_locked(target: &Target, directory: OwnedFd, path: &Path, library: &[u8]) -> Result<Placed, Unfit> {
     let name = format!("{PREFIX}{:016x}{SUFFIX}", random().map_err(|e| Unfit::System("/dev/urandom", e))?);
     let Some(inside) = path.join(&name).to_str().map(str::to_owned) else {
         return Err(Unfit::Unquotable);
     };
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file =
-        openat(&directory, &*name, flags, Mode::RUSR | Mode::WUSR).map_err(|e| Unfit::System("create", e))?;
+    let file = match create(&directory, &name) {
+        // The file system belongs to a user namespace that does not know our user: make the file as the process's own.
+        Err(Errno::OVERFLOW) => create_as(target, &directory, &name),
+        other => other,
+    };
+    let file = file.map_err(|e| Unfit::System("create", e))?;
     // From here on `placed` removes the file when it is dropped, on failure too.
     let mut placed = Placed { directory, name, path: inside, locked: File::from(file) };
     flock(&placed.locked, FlockOperation::NonBlockingLockExclusive).map_err(|e| Unfit::System("lock", e))?;
@@ -167,6 +171,24 @@ fn write_locked(directory: OwnedFd, path: &Path, library: &[u8]) -> Result<Place
     // The process's user is seldom ours; the umask must not hide the library from it.
     fchmod(&placed.locked, Mode::from_raw_mode(0o555)).map_err(|e| Unfit::System("chmod", e))?;
     Ok(placed)
+}
+
+fn create(directory: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(directory, name, flags, Mode::RUSR | Mode::WUSR)
+}
+
+/// Makes the file on a thread of its own that has become the target's user: ids are per thread in Linux, and this one ends with it.
+fn create_as(target: &Target, directory: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
+    let (uid, gid) = target.file_owner()?;
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    let work = || {
+        set_thread_groups(&[])?;
+        set_thread_res_gid(gid, gid, gid)?;
+        set_thread_res_uid(uid, uid, uid)?;
+        create(directory, name)
+    };
+    std::thread::scope(|scope| scope.spawn(work).join()).unwrap_or(Err(Errno::IO))
 }
 
 fn errno(error: &io::Error) -> Errno {
@@ -184,7 +206,7 @@ pub fn random() -> Result<u64, Errno> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// Removes libraries that a crashed recorder left below the root of any process: regular files of ours with our kind of name
+/// Removes libraries that a crashed recorder left below the root of any process: regular files of ours (or of the process's user) with our kind of name
 /// that nobody holds locked. Returns how many were removed. (A FUSE mount of a container cannot make this hang: unless it was
 /// made by the host's root, the kernel refuses us at once, `fuse_allow_current_process`.)
 pub fn sweep() -> usize {
@@ -197,28 +219,31 @@ pub fn sweep() -> usize {
         if seen.len() >= ROOTS {
             break;
         }
+        // Ours, or made in the name of the process's user.
+        let Ok((user, _)) = target.file_owner() else { continue };
+        let owners = [geteuid().as_raw(), user];
         for path in directories(&target) {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK;
             let Ok(directory) = target.open_in_root(&path, flags) else { continue };
             let Ok(status) = fstat(&directory) else { continue };
             // Processes of one container share their directories.
-            if seen.insert((status.st_dev, status.st_ino)) {
-                removed += sweep_directory(&directory);
+            if seen.insert((status.st_dev, status.st_ino, user)) {
+                removed += sweep_directory(&directory, owners);
             }
         }
     }
     removed
 }
 
-fn sweep_directory(directory: &OwnedFd) -> usize {
+fn sweep_directory(directory: &OwnedFd, owners: [u32; 2]) -> usize {
     let Ok(entries) = Dir::read_from(directory) else { return 0 };
     let names = entries.take(DIRECTORY_ENTRIES).map_while(Result::ok);
     names
-        .filter(|entry| entry.file_name().to_str().is_ok_and(|name| remove_leftover(directory, name)))
+        .filter(|entry| entry.file_name().to_str().is_ok_and(|name| remove_leftover(directory, name, owners)))
         .count()
 }
 
-fn remove_leftover(directory: &OwnedFd, name: &str) -> bool {
+fn remove_leftover(directory: &OwnedFd, name: &str, owners: [u32; 2]) -> bool {
     let ours = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(SUFFIX)).is_some_and(|random| {
         random.len() == 16 && random.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
     });
@@ -229,7 +254,7 @@ fn remove_leftover(directory: &OwnedFd, name: &str) -> bool {
     let Ok(file) = openat(directory, name, flags, Mode::empty()) else { return false };
     let Ok(status) = fstat(&file) else { return false };
     FileType::from_raw_mode(status.st_mode) == FileType::RegularFile
-        && status.st_uid == geteuid().as_raw()
+        && owners.contains(&status.st_uid)
         && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
         && unlinkat(directory, name, AtFlags::empty()).is_ok()
 }
@@ -264,7 +289,13 @@ mod tests {
         File::create(at(&format!("{PREFIX}0123456789abcdeg.so"))).unwrap();
         File::create(at("victim")).unwrap();
         symlink(at("victim"), at(&format!("{PREFIX}fedcba9876543210.so"))).unwrap();
-        assert_eq!(sweep_directory(&File::open(folder.path()).unwrap().into()), 1);
+        assert_eq!(
+            sweep_directory(
+                &File::open(folder.path()).unwrap().into(),
+                [rustix::process::geteuid().as_raw(); 2]
+            ),
+            1
+        );
         assert!(at("victim").exists() && at(&format!("{PREFIX}0123456789abcdeg.so")).exists());
         assert!(std::fs::exists(held.path()).unwrap());
     }

@@ -149,6 +149,18 @@ impl Target {
         ids.split_ascii_whitespace().next_back().and_then(|id| id.parse().ok()).ok_or(Errno::IO)
     }
 
+    /// User and group with which it makes files: the last numbers of `Uid` and `Gid`.
+    ///
+    /// # Errors
+    /// As [`Target::file`].
+    pub fn file_owner(&self) -> Result<(u32, u32), Errno> {
+        let last = |name| {
+            let ids = self.status_field("status", name)?;
+            ids.split_ascii_whitespace().next_back().and_then(|id| id.parse().ok()).ok_or(Errno::IO)
+        };
+        Ok((last("Uid")?, last("Gid")?))
+    }
+
     /// Value of `name` in the environment it was started with.
     ///
     /// # Errors
