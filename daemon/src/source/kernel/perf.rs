@@ -9,9 +9,9 @@ use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Data pages of one ring: 256 KiB, which with its control page stays below `kernel.perf_event_mlock_kb` (516 KiB a CPU), so that
-/// RLIMIT_MEMLOCK is never asked.
-const DATA_PAGES: usize = 256;
+/// Data pages of one ring. 256 KiB with the control page stay below `kernel.perf_event_mlock_kb` (516 KiB a CPU), so that everybody who
+/// may open the event may map it; 1 MiB, which needs CAP_IPC_LOCK, outlasts a burst of new processes better.
+const DATA_PAGES: [usize; 2] = [256, 64];
 
 /// One CPU's ring.
 pub struct PerfRing {
@@ -76,21 +76,20 @@ impl PerfRing {
     pub fn open(cpu: u32) -> io::Result<Self> {
         let event = open(cpu)?;
         let page = rustix::param::page_size();
-        let map_len = page * (DATA_PAGES + 1);
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                map_len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                &event,
-                0,
-            )
-        }?;
+        let map = |pages: usize| {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            unsafe { mmap(std::ptr::null_mut(), page * (pages + 1), access, MapFlags::SHARED, &event, 0) }
+        };
+        let [large, small] = DATA_PAGES;
+        let (base, pages) = match map(large) {
+            Ok(base) => (base, large),
+            Err(_) => (map(small)?, small),
+        };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::InvalidData)?;
         // The data start behind the control page (man 2 perf_event_open, "MMAP layout").
-        Ok(Self { base, map_len, data_offset: page, data_len: page * DATA_PAGES, tail: 0, _event: event })
+        let (map_len, data_len) = (page * (pages + 1), page * pages);
+        Ok(Self { base, map_len, data_offset: page, data_len, tail: 0, _event: event })
     }
 
     /// Appends to `into` all bytes written since the last call, and gives their room back.
