@@ -4,7 +4,9 @@
 use crate::com::info::{CodeRange, Info};
 use crate::com::metadata::{Metadata, Name};
 use crate::signature::{Blob, arity, element, simple, without_namespace, word};
+use crate::syscall;
 use crate::text::Text;
+use core::cell::Cell;
 
 /// A name in the making; a record takes 2,048 bytes.
 pub type Line = Text<2_040>;
@@ -50,16 +52,50 @@ pub struct Named {
 }
 
 /// Names things for one runtime.
-#[derive(Clone, Copy)]
 pub struct Namer {
     info: Info,
+    owners: Owners,
+}
+
+/// Finds the class of code that several instantiations share. .NET 8 and 9 answer 0 for it, yet `Dictionary<string, int>` and
+/// `Dictionary<string, long>` are different code. A FunctionID is the address of a MethodDesc, whose third byte counts 8-byte steps
+/// back to its chunk; the 24 bytes before those begin with the MethodTable, which is the ClassID (dotnet/runtime
+/// src/coreclr/vm/method.hpp, `MethodDesc` and `MethodDescChunk`, the same on 8, 9 and 10). That is the runtime's own business, so it
+/// is believed only while it has agreed with every class the runtime did tell, and with enough of them.
+#[derive(Default)]
+struct Owners {
+    agreed: Cell<u32>,
+    disagreed: Cell<u32>,
+}
+
+impl Owners {
+    const CHUNK_HEADER: usize = 24;
+    const ENOUGH: u32 = 4;
+
+    fn read(function: usize) -> Option<usize> {
+        let steps = syscall::read_word(function)? >> 16 & 0xff;
+        let chunk =
+            function.checked_sub((steps as usize).wrapping_mul(8).wrapping_add(Self::CHUNK_HEADER))?;
+        usize::try_from(syscall::read_word(chunk)?).ok()
+    }
+
+    /// The class of `function`, of which the runtime said `told` (0: nothing).
+    fn class_of(&self, function: usize, told: usize) -> usize {
+        let found = Self::read(function).unwrap_or(0);
+        if told != 0 {
+            let word = if found == told { &self.agreed } else { &self.disagreed };
+            word.set(word.get().saturating_add(1));
+            return told;
+        }
+        if self.agreed.get() >= Self::ENOUGH && self.disagreed.get() == 0 { found } else { 0 }
+    }
 }
 
 impl Namer {
     /// For this runtime.
     #[must_use]
     pub fn new(info: Info) -> Self {
-        Self { info }
+        Self { info, owners: Owners::default() }
     }
 
     /// The method whose code is at `address`.
@@ -101,8 +137,12 @@ impl Namer {
         let Some(metadata) = self.info.metadata(found.module) else { return Ok(()) };
         let mut name: Name = [0; 512];
         let Some((type_token, signature)) = metadata.method(found.token, &mut name) else { return Ok(()) };
-        // .NET 8 and 9 give no class for code that several instantiations share; then its arguments are all references.
-        let class = if found.class == 0 { None } else { self.info.class(found.class).ok() };
+        let class = match self.owners.class_of(function, found.class) {
+            0 => None,
+            class => {
+                self.info.class(class).ok().filter(|c| c.module == found.module && c.token == type_token)
+            }
+        };
         let arguments = class.as_ref().map_or(&[][..], |c| c.arguments.ids());
         self.type_def(&mut out.name, &metadata, type_token, arguments, Style::Declaring);
         out.name.push('.');

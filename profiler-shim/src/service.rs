@@ -179,8 +179,7 @@ impl Service<'_> {
     }
 
     fn answer(&mut self, asked: u64) {
-        let namer = self.namer;
-        let named = &mut self.named;
+        let (namer, named) = (&self.namer, &mut self.named);
         let found = self.instance.gate.look_up(|| namer.method(asked as usize, named));
         match found {
             None => self.put_off = Some(asked),

@@ -124,6 +124,17 @@ pub fn readable(address: usize) -> bool {
     answer == EINVAL
 }
 
+/// The word at `address`, if it can be read.
+#[must_use]
+pub fn read_word(address: usize) -> Option<u64> {
+    if address & 7 != 0 || !readable(address) {
+        return None;
+    }
+    let word = core::ptr::with_exposed_provenance::<u64>(address);
+    // SAFETY: aligned, and just found readable; callers ask for memory that the gate keeps where it is.
+    Some(unsafe { word.read_volatile() })
+}
+
 /// The thread control block of this thread; in glibc and musl it lies at the upper end of a thread's stack mapping
 /// (nptl/allocatestack.c; musl src/thread/pthread_create.c), for the main thread elsewhere.
 #[must_use]
@@ -334,6 +345,8 @@ mod tests {
     fn unreadable_addresses_are_told_from_readable_ones() {
         let here = 5u64;
         assert!(readable((&raw const here).addr()));
+        assert_eq!(super::read_word((&raw const here).addr()), Some(5));
+        assert_eq!(super::read_word(8), None);
         assert!(!readable(0));
         assert!(!readable(0x7fff_ffff_f000));
         assert!(!readable(usize::MAX - 7));
