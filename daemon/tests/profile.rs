@@ -197,6 +197,9 @@ fn the_table_hides_parked_threads_and_says_so() {
     let shown = report::top::table(&profile, "blocked", &options).unwrap();
     assert!(shown.starts_with("blocked: total 2 s in 10 s"), "{shown}");
     assert!(shown.contains("not shown: 8 s of parked threads"), "{shown}");
+    // A wait belongs to the method that waits, not to the scheduler.
+    let wait = shown.lines().find(|line| line.contains("+async")).unwrap();
+    assert_eq!(wait.split_whitespace().take(4).collect::<Vec<_>>(), ["2", "s", "100.0%", "2"], "{shown}");
     assert!(!shown.contains('\x1b'), "{shown}");
     let narrow = report::top::Options { width: Some(60), ..options };
     let narrow = report::top::table(&profile, "cpu", &narrow).unwrap();

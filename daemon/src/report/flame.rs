@@ -144,7 +144,7 @@ fn data<'a>(stacks: &'a Stacks<'a>) -> Data<'a> {
     let mut left_out = 0;
     for sample in stacks.samples() {
         let idle = stacks.is_idle(sample);
-        let mut path: Vec<usize> = stacks.frames(sample).map(|frame| frames.id(frame)).collect();
+        let mut path: Vec<usize> = stacks.readable_frames(sample).map(|frame| frames.id(&frame)).collect();
         if processes.len() > 1 {
             let name = stacks.label(sample, "process").unwrap_or("process");
             let pid = stacks.number(sample, "pid").unwrap_or_default();

@@ -99,6 +99,20 @@ impl<'a> Stacks<'a> {
         sample.location_id.iter().filter_map(|id| self.locations.get(id)).flatten()
     }
 
+    /// Frames of a sample as people want them, innermost first: neighbours without a name in one file become one frame with the
+    /// file's name. (The runtime's libraries are stripped: ten addresses in a row would tell nobody anything.)
+    pub fn readable_frames(&self, sample: &Sample) -> impl Iterator<Item = Frame<'a>> {
+        let mut last: Option<Frame<'a>> = None;
+        self.frames(sample).filter_map(move |frame| {
+            let frame = Frame { name: without_address(frame), ..frame.clone() };
+            if frame.name.starts_with('[') && last.as_ref() == Some(&frame) {
+                return None;
+            }
+            last = Some(frame.clone());
+            Some(frame)
+        })
+    }
+
     /// Text of a label, if the sample has it.
     #[must_use]
     pub fn label(&self, sample: &Sample, key: &str) -> Option<&'a str> {
@@ -134,6 +148,14 @@ impl<'a> Stacks<'a> {
     #[must_use]
     pub fn duration_ns(&self) -> i64 {
         self.profile.duration_nanos
+    }
+}
+
+/// `[libfoo.so]+0x1234` -> `[libfoo.so]`; any other name as it is.
+fn without_address<'a>(frame: &Frame<'a>) -> Cow<'a, str> {
+    match frame.name.strip_prefix('[').and_then(|name| name.split_once("]+0x")) {
+        Some((file, _)) if frame.kind == Kind::Native => Cow::Owned(format!("[{file}]")),
+        _ => frame.name.clone(),
     }
 }
 

@@ -1,4 +1,7 @@
 //! The table of functions: how much of a sample type is in each itself (flat) and in what it calls (cum).
+//!
+//! Every wait ends in the kernel's scheduler, which says nothing. So a wait's own function is the innermost managed one, or, where
+//! there is none, the innermost outside the kernel; the table says so.
 
 use super::ReportError;
 use super::stacks::{Frame, Kind, Stacks};
@@ -59,8 +62,8 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
     let stacks = Stacks::new(profile);
     let column = stacks.sample_type(sample_type)?;
     let unit = stacks.sample_types().nth(column).map_or("", |(_, unit)| unit);
-    let mut rows: HashMap<&Frame<'_>, Row> = HashMap::new();
-    let (mut total, mut idle) = (0i64, 0i64);
+    let mut rows: HashMap<Frame<'_>, Row> = HashMap::new();
+    let (mut total, mut idle, mut waits) = (0i64, 0i64, false);
     for sample in stacks.samples() {
         let value = sample.value.get(column).copied().unwrap_or(0);
         let other = options.pid.is_some_and(|pid| stacks.number(sample, "pid") != Some(i64::from(pid)));
@@ -72,15 +75,16 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
             continue;
         }
         total = total.saturating_add(value);
-        let mut seen = HashSet::new();
-        for (depth, frame) in stacks.frames(sample).enumerate() {
+        let frames: Vec<Frame<'_>> = stacks.readable_frames(sample).collect();
+        let is_wait = stacks.label(sample, "wait_reason").is_some();
+        waits |= is_wait;
+        if let Some(frame) = if is_wait { waiting(&frames) } else { frames.first() } {
+            let row = rows.entry(frame.clone()).or_default();
+            row.flat = row.flat.saturating_add(value);
+        }
+        for frame in frames.into_iter().collect::<HashSet<_>>() {
             let row = rows.entry(frame).or_default();
-            if depth == 0 {
-                row.flat = row.flat.saturating_add(value);
-            }
-            if seen.insert(frame) {
-                row.cum = row.cum.saturating_add(value);
-            }
+            row.cum = row.cum.saturating_add(value);
         }
     }
     let count = rows.len();
@@ -112,16 +116,32 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
         let module = match frame.kind {
             Kind::Note => String::new(),
             Kind::Kernel => " [kernel]".to_owned(),
+            // A frame without a name is called by its file already.
+            _ if frame.name.starts_with('[') => String::new(),
             Kind::Native | Kind::Managed => format!(" [{}]", clean(frame.module.trim_matches(['[', ']']))),
         };
         let room = options.width.map(|width| width.saturating_sub(numbers.chars().count()));
         let (name, module) = fit(&frame.name, &module, room);
         line(format!("{numbers}{name}{dim}{module}{plain}"));
     }
+    if waits {
+        line(format!(
+            "{dim}flat of a wait: its innermost managed function, else the innermost outside the kernel{plain}"
+        ));
+    }
     if idle > 0 {
         line(format!("{dim}not shown: {} of parked threads (wait_kind=idle){plain}", human(idle, unit)));
     }
     Ok(text)
+}
+
+/// The function a wait belongs to.
+fn waiting<'f, 'a>(frames: &'f [Frame<'a>]) -> Option<&'f Frame<'a>> {
+    let written = |frame: &&Frame<'_>| {
+        frame.kind == Kind::Managed && !frame.name.starts_with('[') && !frame.name.starts_with("IL_STUB")
+    };
+    let user = |frame: &&Frame<'_>| frame.kind != Kind::Kernel;
+    frames.iter().find(written).or_else(|| frames.iter().find(user)).or(frames.first())
 }
 
 /// Name and module cut to `room` characters: the module goes first, then the name's middle.

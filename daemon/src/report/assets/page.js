@@ -146,7 +146,7 @@
     element("legend").append(entry);
   }
   element("about").textContent = data.about;
-  element("loss").textContent = data.loss ? `Lost: ${data.loss}` : "";
+  element("loss").textContent = data.loss ? `Losses: ${data.loss}` : "";
   if (data.left_out) element("loss").append(` ${data.left_out} call paths too small to draw are inside their callers.`);
   for (const comment of data.comments) element("comments").append(Object.assign(document.createElement("li"), { textContent: comment }));
   const without = data.types.filter((each) => !each.busy.length && !each.idle.length).map((each) => each.name);
