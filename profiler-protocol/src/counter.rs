@@ -74,6 +74,8 @@ counters! {
     GcRepeats = 28, "shim_gc_repeats";
     /// Records about code that was unloaded whose ranges the runtime no longer told.
     UnloadsUnknown = 29, "shim_unloads_unknown";
+    /// Nanoseconds allocating threads spent on allocation samples, from the event's arrival to the record's commit.
+    AllocationNs = 30, "shim_allocation_ns";
 }
 
 impl Counter {

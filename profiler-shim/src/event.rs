@@ -113,6 +113,7 @@ impl Instance {
     }
 
     fn on_allocation(&self, event: &Sample, registers: &Registers) {
+        let began_ns = syscall::now_ns();
         let thread = syscall::thread_id();
         if self.allocations.is_repeat(thread, event.address, self.gc.count()) {
             self.count(Counter::AllocationRepeats);
@@ -135,7 +136,7 @@ impl Instance {
         if !self.types.add(event.type_id) {
             self.count(Counter::TypesQueueFull);
         }
-        encode_prefix(&mut grant, 2, thread, syscall::now_ns());
+        encode_prefix(&mut grant, 2, thread, began_ns);
         AllocationHead {
             sample,
             type_id: event.type_id,
@@ -153,6 +154,8 @@ impl Instance {
             stack::copy(extent, runs);
             grant.commit();
         }
+        let spent_ns = syscall::now_ns().saturating_sub(began_ns);
+        self.region().count(Counter::AllocationNs, spent_ns);
     }
 
     fn watch(&self, address: usize, sample: u64) -> bool {
