@@ -1,10 +1,10 @@
 //! What this stage counts, beside what each shim counts itself (`profiler_protocol::counter`).
 
 macro_rules! totals {
-    ($($(#[doc = $help:literal])+ $field:ident $name:literal;)+) => {
+    ($($(#[$help:meta])+ $field:ident $name:literal;)+) => {
         /// Counters of this recorder's side, over all regions.
         #[derive(Clone, Copy, Debug, Default)]
-        pub(super) struct Totals { $($(#[doc = $help])+ pub(super) $field: u64,)+ }
+        pub(super) struct Totals { $($(#[$help])+ pub(super) $field: u64,)+ }
 
         impl Totals {
             /// Name and value of each.
@@ -12,9 +12,6 @@ macro_rules! totals {
                 vec![$(($name.to_owned(), self.$field),)+]
             }
         }
-
-        /// Name and help of every counter of this stage.
-        pub const LIST: &[(&str, &str)] = &[$(($name, concat!($($help),+)),)+];
     };
 }
 

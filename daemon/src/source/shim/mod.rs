@@ -20,7 +20,6 @@ use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-pub use self::counters::LIST as COUNTERS;
 pub use self::region::RegionError;
 
 /// Processes watched at once.
