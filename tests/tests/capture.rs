@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
@@ -12,11 +12,35 @@ use std::time::{Duration, Instant};
 
 use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion::source::{CpuSample, Event, EventKind, Progress, ThreadSnapshot, UserContext, WaitStart};
-use system_tests::environment::{Need, begin};
+use system_tests::environment::{self, Need, Turn};
 use system_tests::wait_until;
 
 const NEEDS: &[Need] = &[Need::Root, Need::Btf];
 const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Begins a test: its turn, its needs, and the probes in this very binary (`cargo xtask test` builds them in).
+fn begin(name: &str, needs: &[Need]) -> Option<Turn> {
+    let turn = environment::begin(name, needs)?;
+    let required = std::env::var_os("PERFUSION_TESTS_REQUIRED").is_some_and(|value| value == "1");
+    if perfusion::embedded::probes().is_some() {
+        return Some(turn);
+    }
+    assert!(!required, "{name} cannot run: built without PERFUSION_PROBES");
+    // Past the capture of the test runner, as the harness does it.
+    writeln!(std::io::stderr(), "SKIPPED {name}: built without PERFUSION_PROBES").unwrap();
+    None
+}
+
+/// A child process that does not outlive its test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only for a child that is gone already.
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
 
 fn own_options() -> KernelOptions {
     KernelOptions {
@@ -632,4 +656,78 @@ fn what_a_switch_and_a_sample_cost() {
         }
     }
     fs::write(SWITCH, before).unwrap();
+}
+
+#[test]
+fn a_cgroup_is_selected_by_its_id() {
+    use std::os::unix::fs::MetadataExt as _;
+    let Some(_turn) = begin("capture: cgroup", NEEDS) else { return };
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let home = mounts
+        .lines()
+        .find_map(|line| line.split(" cgroup2 ").next().filter(|start| start.len() < line.len()));
+    let Some(home) = home.and_then(|start| start.split(' ').nth(1)) else {
+        // Past the capture of the test runner, as the harness does it.
+        writeln!(std::io::stderr(), "SKIPPED capture: cgroup: no cgroup v2 hierarchy is mounted").unwrap();
+        return;
+    };
+    let group = tempfile::Builder::new().prefix("perfusion-test-").tempdir_in(home).unwrap();
+    let id = fs::metadata(group.path()).unwrap().ino();
+    let child = Process(Command::new("/bin/sh").args(["-c", "while :; do /bin/true; done"]).spawn().unwrap());
+    let (pid, procs) = (child.0.id(), group.path().join("cgroup.procs"));
+    fs::write(&procs, pid.to_string()).unwrap();
+    let options = KernelOptions { selection: Selection::Cgroup(id), ..KernelOptions::default() };
+    let mut source = KernelSource::start(&options).unwrap();
+    let mut events = Vec::new();
+    let from_probes = |event: &&Event| {
+        matches!(
+            event.kind,
+            EventKind::CpuSample(_)
+                | EventKind::WaitStart(_)
+                | EventKind::WaitEnd(_)
+                | EventKind::ThreadEnd(_)
+        )
+    };
+    let seen = wait_until("10 threads of the cgroup to end", DEADLINE, || {
+        collect(&mut source, &mut events);
+        let ends = events.iter().filter(|event| matches!(event.kind, EventKind::ThreadEnd(_))).count();
+        (ends >= 10).then(|| times(&mut source))
+    });
+    drop(child);
+    // A child of the shell may still be ending.
+    wait_until("an empty cgroup", DEADLINE, || fs::read_to_string(&procs).unwrap().is_empty().then_some(()))
+        .unwrap();
+    fs::remove_dir(group.path()).unwrap();
+    let seen = seen.unwrap();
+    assert!(seen.contains_key(&pid) && seen.len() < 5, "{seen:?}");
+    assert!(source_pids(&events.iter().filter(from_probes).cloned().collect::<Vec<_>>()).contains(&pid));
+    assert_laws(&counters(&source));
+}
+
+#[test]
+fn a_thread_that_calls_execve_takes_its_times_along() {
+    const PROGRAM: &str = "import os, threading, time\n\
+        threading.Thread(target=lambda: (time.sleep(0.2), os.execv('/bin/sleep', ['sleep', '0.2']))).start()\n\
+        time.sleep(9)";
+    let Some(_turn) = begin("capture: exec by a thread", &[Need::Root, Need::Btf, Need::Program("python3")])
+    else {
+        return;
+    };
+    let mut source = KernelSource::start(&own_options()).unwrap();
+    let mut child = Command::new("python3").args(["-c", PROGRAM]).spawn().unwrap();
+    let pid = child.id();
+    assert!(child.wait().unwrap().success());
+    let mut events = Vec::new();
+    wait_until("the last thread's end", DEADLINE, || {
+        collect(&mut source, &mut events);
+        events.iter().any(|event| matches!(&event.kind, EventKind::ThreadEnd(end) if end.thread.tid == pid && end.blocked_ns >= 400_000_000)).then_some(())
+    })
+    .unwrap();
+    for event in &events {
+        if let EventKind::ThreadEnd(end) = &event.kind {
+            assert_eq!(end.oncpu_ns + end.runnable_ns + end.blocked_ns, event.time.0 - end.since.0);
+        }
+    }
+    assert!(times(&mut source).values().all(|thread| thread.times.thread.pid != pid), "an entry is left");
+    assert_laws(&counters(&source));
 }

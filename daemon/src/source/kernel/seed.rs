@@ -47,29 +47,48 @@ pub(super) fn state(tgid: u32, tid: u32) -> Option<u32> {
 /// Tells which processes are in the cgroup v2 directory with a given id.
 pub(super) struct CgroupFilter {
     id: u64,
+    mount: Option<String>,
     known: HashMap<String, bool>,
 }
 
 impl CgroupFilter {
     pub(super) fn new(id: u64) -> Self {
-        Self { id, known: HashMap::new() }
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        Self { id, mount: mount_point(&mounts).map(str::to_owned), known: HashMap::new() }
     }
 
     /// Whether `tgid` is in it.
     pub(super) fn holds(&mut self, tgid: u32) -> bool {
         let Ok(text) = fs::read_to_string(format!("/proc/{tgid}/cgroup")) else { return false };
         let Some(path) = text.lines().find_map(|line| line.strip_prefix("0::")) else { return false };
-        let id = self.id;
+        let (id, Some(mount)) = (self.id, &self.mount) else { return false };
         *self.known.entry(path.to_owned()).or_insert_with(|| {
             // The id of a cgroup is the inode number of its directory.
-            fs::metadata(format!("/sys/fs/cgroup{path}")).is_ok_and(|directory| directory.ino() == id)
+            fs::metadata(format!("{mount}{path}")).is_ok_and(|directory| directory.ino() == id)
         })
     }
 }
 
+/// Where the cgroup v2 hierarchy is mounted: `/sys/fs/cgroup`, or below it on hosts that also have v1.
+fn mount_point(mounts: &str) -> Option<&str> {
+    mounts.lines().find_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        let (place, kind) = (words.next()?, words.next()?);
+        (kind == "cgroup2").then_some(place)
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{STATE_RUNNING_OR_RUNNABLE, Seed, state, threads};
+    use super::{STATE_RUNNING_OR_RUNNABLE, Seed, mount_point, state, threads};
+
+    #[test]
+    fn the_cgroup_hierarchy_is_found_beside_version_1() {
+        let mounts =
+            "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        assert_eq!(mount_point(mounts), Some("/sys/fs/cgroup/unified"));
+        assert_eq!(mount_point("proc /proc proc rw 0 0"), None);
+    }
 
     #[test]
     fn the_thread_that_asks_is_running() {
