@@ -31,11 +31,31 @@ pub enum LaunchError {
     },
 }
 
-/// A child that waits at its gate. Dropping it without [`Gated::release`] lets the child end without ever running CMD.
+/// A directory that goes with its guard.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What cannot be removed is an empty directory of ours in the temporary directory: no harm.
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// A child that waits at its gate. Dropping it without [`Gated::release`] ends the child, which never becomes CMD then.
 pub struct Gated {
-    child: Child,
+    child: Option<Child>,
     gate: PathBuf,
-    folder: PathBuf,
+    _folder: Folder,
+}
+
+impl Drop for Gated {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            // It is still this program, not CMD; both fail only when it has ended already.
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
 }
 
 impl Gated {
@@ -44,7 +64,7 @@ impl Gated {
     /// # Errors
     /// When the gate or the child cannot be made.
     pub fn spawn(command: &[String], environment: &[(OsString, OsString)]) -> Result<Self, LaunchError> {
-        let folder = std::env::temp_dir().join(format!("perfusion-gate-{}", std::process::id()));
+        let folder = free_folder();
         let gate = folder.join("gate");
         let at = |path: &Path| {
             let path = path.to_owned();
@@ -52,6 +72,7 @@ impl Gated {
         };
         // 0700 and freshly made: nobody else can open the gate or have put something else at its place.
         std::fs::DirBuilder::new().mode(0o700).create(&folder).map_err(at(&folder))?;
+        let folder = Folder(folder);
         mknodat(CWD, &gate, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).map_err(|e| at(&gate)(e.into()))?;
         let me = std::env::current_exe().map_err(at(Path::new("/proc/self/exe")))?;
         let child = Command::new(me)
@@ -62,13 +83,13 @@ impl Gated {
             .envs(environment.iter().map(|(k, v)| (k, v)))
             .spawn()
             .map_err(|source| LaunchError::Spawn { command: command.join(" "), source })?;
-        Ok(Self { child, gate, folder })
+        Ok(Self { child: Some(child), gate, _folder: folder })
     }
 
     /// The pid CMD will have.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.child.as_ref().map_or(0, Child::id)
     }
 
     /// Lets the child become CMD.
@@ -76,22 +97,30 @@ impl Gated {
     /// # Errors
     /// When the child is gone already.
     pub fn release(mut self) -> Result<Child, LaunchError> {
-        let gate = self.gate.clone();
+        let failed = |gate: &Path, source| LaunchError::Gate { path: gate.to_owned(), source };
+        let Some(mut child) = self.child.take() else {
+            return Err(failed(&self.gate, io::ErrorKind::NotFound.into()));
+        };
         // Without O_NONBLOCK the open would wait for ever if the child had died; with it, it fails until the child has opened its
         // end (ENXIO), so try until the child is there or gone.
         let mut opened = loop {
-            match OpenOptions::new().write(true).custom_flags(nonblock()).open(&gate) {
+            match OpenOptions::new().write(true).custom_flags(nonblock()).open(&self.gate) {
                 Ok(file) => break file,
-                Err(source) => match self.child.try_wait() {
+                Err(source) => match child.try_wait() {
                     Ok(None) => std::thread::yield_now(),
-                    _ => return Err(LaunchError::Gate { path: gate, source }),
+                    _ => return Err(failed(&self.gate, source)),
                 },
             }
         };
-        opened.write_all(b"!").map_err(|source| LaunchError::Gate { path: gate, source })?;
-        let _gone = std::fs::remove_dir_all(&self.folder).is_ok();
-        Ok(self.child)
+        opened.write_all(b"!").map_err(|source| failed(&self.gate, source))?;
+        Ok(child)
     }
+}
+
+/// A name nobody has: the pid alone could be one that a killed recorder left behind.
+fn free_folder() -> PathBuf {
+    let named = |n: u32| std::env::temp_dir().join(format!("perfusion-gate-{}-{n}", std::process::id()));
+    (0..1_000).map(named).find(|path| path.symlink_metadata().is_err()).unwrap_or_else(|| named(0))
 }
 
 fn nonblock() -> i32 {

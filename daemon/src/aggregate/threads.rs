@@ -9,7 +9,7 @@
 use crate::sample::frame::Marker;
 use crate::sample::stack::StackId;
 use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Where a row's time was spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -179,7 +179,13 @@ impl Threads {
     #[must_use]
     pub fn finish(mut self, running: &[ThreadSnapshot]) -> Vec<Row> {
         let mut rows = Vec::new();
+        let ended: HashSet<(u32, MonotonicNs)> =
+            self.finished.iter().filter_map(|t| t.ended).map(life).collect();
         for ThreadSnapshot { times, progress, .. } in running {
+            // Still in the map, but its end was told: one life must not count twice.
+            if ended.contains(&life(*times)) {
+                continue;
+            }
             let mut thread = self.threads.remove(&times.thread.tid).unwrap_or_default();
             thread.id = times.thread;
             thread.slice_open_wait(*progress);
@@ -203,6 +209,11 @@ impl Threads {
         }
         rows
     }
+}
+
+/// What tells a thread from a later one with the same id.
+fn life(times: ThreadTimes) -> (u32, MonotonicNs) {
+    (times.thread.tid, times.since)
 }
 
 impl Thread {

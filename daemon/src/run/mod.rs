@@ -8,6 +8,7 @@ pub mod processor;
 
 use crate::aggregate::window::Window;
 use crate::process::ProcessTable;
+use crate::source::MonotonicNs;
 use crate::source::kernel::KernelSource;
 use crate::source::shim::ShimSource;
 use collector::{Batch, Collector, Command, KernelTotals};
@@ -29,7 +30,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// One recording in progress.
 pub struct Recording {
     collector: JoinHandle<()>,
-    processor: JoinHandle<Recorded>,
+    processor: JoinHandle<Option<Recorded>>,
     commands: SyncSender<Command>,
 }
 
@@ -41,6 +42,8 @@ pub struct Recorded {
     pub window: Window,
     /// All counters of all stages: name and value.
     pub counters: Vec<(String, u64)>,
+    /// When the kernel source was frozen.
+    pub ended: MonotonicNs,
 }
 
 /// Lets other threads tell the collector of processes that a shim was loaded into.
@@ -86,18 +89,28 @@ impl Recording {
         !self.collector.is_finished() && !self.processor.is_finished()
     }
 
-    /// Ends the recording and waits for the last names and the result; `None` when a thread has failed.
+    /// Ends the recording as far as the kernel goes: from here on only names are waited for.
+    pub fn close(&self) {
+        // Fails only when the collector has failed, which `stop` reports.
+        self.commands.send(Command::CloseKernel).ok();
+    }
+
+    /// Ends the recording and waits for the last names and the result; `None` when a thread has failed, and with it the truth.
     #[must_use]
     pub fn stop(self) -> Option<Recorded> {
-        self.commands.send(Command::CloseKernel).ok();
+        self.close();
         drop(self.commands);
         let recorded = self.processor.join().ok();
-        self.collector.join().ok();
-        recorded
+        self.collector.join().ok()?;
+        recorded.flatten()
     }
 }
 
-fn process(batches: &Receiver<Batch>, commands: &SyncSender<Command>, mut processor: Processor) -> Recorded {
+fn process(
+    batches: &Receiver<Batch>,
+    commands: &SyncSender<Command>,
+    mut processor: Processor,
+) -> Option<Recorded> {
     let mut totals: Option<KernelTotals> = None;
     let mut deadline = None;
     let mut asked = Instant::now();
@@ -134,13 +147,12 @@ fn process(batches: &Receiver<Batch>, commands: &SyncSender<Command>, mut proces
             }
         }
     }
-    let (at, threads, kernel) =
-        totals.map_or((collector::now(), Vec::new(), Vec::new()), |t| (t.at, t.threads, t.counters));
+    let KernelTotals { at, threads, counters: kernel } = totals?;
     let window = processor.close(Closing { now: at, detailed: true }, &threads);
     let mut all = kernel;
     all.append(&mut counters);
     all.extend(loss::daemon_counters(&processor, &window));
-    Recorded { processor, window, counters: all }
+    Some(Recorded { processor, window, counters: all, ended: at })
 }
 
 /// Asks for names; a question that finds no room is asked again at the end.

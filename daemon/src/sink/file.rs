@@ -22,7 +22,7 @@ pub struct FileError {
     pub source: io::Error,
 }
 
-/// Writes `bytes` to `path`, over what is there. A symbolic link at `path` is replaced, not followed.
+/// Writes `bytes` to `path`, over what is there. A symbolic link to a file is replaced, not followed; a device or pipe is written into.
 ///
 /// # Errors
 /// When the directory cannot be written, the disk is full, or `path` is a directory. Nothing partial is left.
@@ -31,8 +31,12 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let Some(name) = path.file_name() else {
         return Err(fail("the path has no file name")(io::ErrorKind::InvalidInput.into()));
     };
-    if std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
+    if path.is_dir() {
         return Err(fail("it is a directory")(io::ErrorKind::IsADirectory.into()));
+    }
+    if is_special(path) {
+        let mut special = OpenOptions::new().write(true).open(path).map_err(fail("open"))?;
+        return special.write_all(bytes).map_err(fail("write"));
     }
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let (mut file, temporary) = create_beside(directory, name).map_err(fail("new file beside it"))?;
@@ -60,12 +64,20 @@ pub fn check(path: &Path) -> Result<(), FileError> {
     let Some(name) = path.file_name() else {
         return Err(fail("the path has no file name")(io::ErrorKind::InvalidInput.into()));
     };
-    if std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
+    if path.is_dir() {
         return Err(fail("it is a directory")(io::ErrorKind::IsADirectory.into()));
+    }
+    if is_special(path) {
+        return Ok(());
     }
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let (_, temporary) = create_beside(directory, name).map_err(fail("new file beside it"))?;
     std::fs::remove_file(temporary).map_err(fail("remove the test file"))
+}
+
+/// True for a device, pipe or socket, also behind a link (`/dev/null`, `/dev/stdout`): written into, never replaced.
+fn is_special(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
 }
 
 /// A file that did not exist before (O_EXCL), readable by its owner and, by umask, others.

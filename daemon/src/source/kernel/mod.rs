@@ -194,7 +194,9 @@ pub struct ProgramCost {
 pub struct KernelSource {
     // Dropped first: closing the perf rings and the programs' links ends all recording.
     rings: HashMap<u32, PerfRing>,
-    bpf: Ebpf,
+    /// Gone once the recording is frozen: dropping it detaches the programs.
+    bpf: Option<Ebpf>,
+    frozen_ns: Option<u64>,
     ring: RingBuf<MapData>,
     threads: BpfHashMap<MapData, u32, Thread>,
     selected: BpfHashMap<MapData, u32, Recording>,
@@ -238,7 +240,8 @@ impl KernelSource {
             control: typed(&mut bpf, "CONTROL")?,
             counts: typed(&mut bpf, "COUNTS")?,
             rings,
-            bpf,
+            bpf: Some(bpf),
+            frozen_ns: None,
             options: options.clone(),
             started_ns: now(),
             looked_for_cpus_ns: now(),
@@ -440,15 +443,25 @@ impl KernelSource {
             if self.rings.contains_key(&cpu) {
                 continue;
             }
-            let sampler = load::attach_sampler(&mut self.bpf, cpu, self.options.frequency_hz);
-            match (sampler, PerfRing::open(cpu)) {
-                (Ok(()), Ok(ring)) => drop(self.rings.insert(cpu, ring)),
-                _ => self.count(Counter::CpuNotFollowed, 1),
+            let Some(bpf) = &mut self.bpf else { return };
+            // The ring first: a CPU without one is tried again, and must not get a second timer then.
+            let followed = PerfRing::open(cpu)
+                .ok()
+                .filter(|_| load::attach_sampler(bpf, cpu, self.options.frequency_hz).is_ok());
+            match followed {
+                Some(ring) => drop(self.rings.insert(cpu, ring)),
+                None => self.count(Counter::CpuNotFollowed, 1),
             }
         }
     }
 
-    /// Times of all living threads, the state each is in closed now.
+    /// Detaches the probes: nothing is recorded from now on, and what was can be read in peace.
+    pub fn freeze(&mut self) {
+        self.frozen_ns = Some(now());
+        self.bpf = None;
+    }
+
+    /// Times of all living threads, the state each is in closed now, or when the recording was frozen.
     pub fn thread_times(&mut self) -> Vec<ThreadSnapshot> {
         let mut tids = HashSet::new();
         // A key removed during the walk makes it start again: bounded by the map's size.
@@ -459,7 +472,7 @@ impl KernelSource {
             let mut read = None;
             for _ in 0..REREADS {
                 let Ok(thread) = self.threads.get(&tid, 0) else { break };
-                read = Some(snapshot(tid, &thread, now()));
+                read = Some(snapshot(tid, &thread, self.frozen_ns.unwrap_or_else(now)));
                 if matches!(read, Some(Some(_))) {
                     break;
                 }
@@ -506,7 +519,8 @@ impl KernelSource {
     #[must_use]
     pub fn costs(&self) -> Vec<ProgramCost> {
         self.bpf
-            .programs()
+            .iter()
+            .flat_map(Ebpf::programs)
             .filter_map(|(name, program)| {
                 let info = program.info().ok()?;
                 Some(ProgramCost {
