@@ -70,6 +70,9 @@ pub struct Record {
     /// Profile every process of the host.
     #[arg(short, long, group = "target")]
     pub all: bool,
+    /// Profile the processes of this cgroup v2 directory, for example /sys/fs/cgroup/system.slice/app.service.
+    #[arg(long, value_name = "DIR", group = "target")]
+    pub cgroup: Option<PathBuf>,
     /// Start this program and profile it from its first instruction until it ends.
     #[arg(last = true, value_name = "CMD", group = "target")]
     pub command: Vec<String>,
@@ -83,8 +86,8 @@ pub struct Record {
     /// CPU samples per second and CPU.
     #[arg(short = 'F', long, value_name = "HZ", default_value_t = 99, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub frequency: u32,
-    /// Load the shim into .NET processes even with --all (with --pid and CMD it is loaded anyway).
-    #[arg(long, conflicts_with = "no_attach")]
+    /// Load the shim into .NET processes with --all too (with --pid and CMD it is loaded anyway).
+    #[arg(long, requires = "all", conflicts_with = "no_attach")]
     pub attach: bool,
     /// Never load the shim: no managed names beyond a perf map, no allocations.
     #[arg(long)]

@@ -29,6 +29,14 @@ pub enum Error {
         /// Its process.
         pid: u32,
     },
+    /// Not a cgroup.
+    #[error("--cgroup {}: expected a cgroup v2 directory, found {found}", path.display())]
+    Cgroup {
+        /// What was given.
+        path: std::path::PathBuf,
+        /// What it is.
+        found: String,
+    },
     /// The program could not be started.
     #[error(transparent)]
     Launch(#[from] LaunchError),
@@ -62,9 +70,10 @@ impl Error {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Kernel(KernelError::NoProcess { .. }) | Self::NoProcess { .. } | Self::IsThread { .. } => {
-                exit::NO_TARGET
-            }
+            Self::Kernel(KernelError::NoProcess { .. })
+            | Self::NoProcess { .. }
+            | Self::IsThread { .. }
+            | Self::Cgroup { .. } => exit::NO_TARGET,
             Self::Kernel(
                 KernelError::Feature(_)
                 | KernelError::BtfUnreadable { .. }

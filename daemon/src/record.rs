@@ -13,9 +13,12 @@ use crate::source::kernel::{KernelOptions, KernelSource, Selection};
 use crate::source::shim::ShimSource;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -44,7 +47,6 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         check_target(pid)?;
     }
     file::check(&options.output)?;
-    raise_open_files();
     attach::place::sweep();
     let owner = attach::place::random()
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
@@ -67,7 +69,12 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     };
     let mut targets = options.pid.clone();
     targets.extend(gated.as_ref().map(Gated::pid));
-    let selection = if options.all { Selection::All } else { Selection::Pids(targets.clone()) };
+    raise_open_files();
+    let selection = match &options.cgroup {
+        Some(path) => Selection::Cgroup(cgroup_id(path)?),
+        None if options.all => Selection::All,
+        None => Selection::Pids(targets.clone()),
+    };
     let kernel = KernelSource::start(&KernelOptions {
         frequency_hz: options.frequency,
         selection,
@@ -75,7 +82,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         wait_stack_budget_bytes_per_s: u64::from(options.wait_stack_mib) << 20,
         ..KernelOptions::default()
     })?;
-    let (began, began_wall) = (Instant::now(), SystemTime::now());
+    let (began, began_wall, began_ns) = (Instant::now(), SystemTime::now(), kernel.started());
     let mut processes = ProcessTable::new();
     for &pid in &targets {
         // One that is gone already is found out below; one that cannot be read has stacks that say so.
@@ -88,28 +95,73 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     if let Some(child) = &child {
         watcher.watch(child.id());
     }
+    let over = Arc::new(AtomicBool::new(false));
     let attaching = (with_shim && (!options.pid.is_empty() || options.attach))
-        .then(|| attach_to_targets(options, settings, watcher, say));
+        .then(|| attach_to_targets(options, settings, watcher, Arc::clone(&over), say));
 
     say.line(&format!("recording {}; Ctrl-C ends it", describe(options, child.as_ref())));
     let (end, child) = wait_for_end(options, child, &recording, began, say)?;
-    let duration = began.elapsed();
+    recording.close();
+    // Pairs with the load in `attach_to_targets`; it only says that no further process is worth the effort.
+    over.store(true, Ordering::Relaxed);
+    let writing = leave_on_second_signal();
     if let Some(attaching) = attaching {
         attaching.join().ok();
     }
     let recorded = recording.stop().ok_or(Error::Failed)?;
-    write(options, &recorded, &targets, began_wall, duration, say)?;
+    let duration = Duration::from_nanos(recorded.ended.0.saturating_sub(began_ns.0));
+    {
+        let _held = writing.lock();
+        write(options, &recorded, &targets, began_wall, duration, say)?;
+    }
     match (end, child) {
         (End::Child(status), _) => Ok(exit_code(status)),
-        (End::Time, Some(mut child)) => {
+        (End::Time | End::Interrupted, Some(mut child)) => {
             say.line(&format!("waiting for {} to end (Ctrl-C to leave it)", options.command.join(" ")));
             let status =
                 child.wait().map_err(|source| Error::Internal { what: "waiting for the program", source })?;
             Ok(exit_code(status))
         }
-        // Interrupted: the program got the same Ctrl-C from its terminal, and what it makes of it is its own affair.
         _ => Ok(0),
     }
+}
+
+/// From the end of the recording on, one more Ctrl-C or SIGTERM ends this program at once, but not while it holds the returned lock: a file
+/// is written whole or not at all. (tokio's handlers stay in place when their runtime is gone, so somebody must listen.)
+fn leave_on_second_signal() -> Arc<Mutex<()>> {
+    let writing = Arc::new(Mutex::new(()));
+    let held = Arc::clone(&writing);
+    std::thread::spawn(move || {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        runtime.block_on(async {
+            let (Ok(mut interrupt), Ok(mut terminate)) =
+                (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+            else {
+                return;
+            };
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            let _held = held.lock();
+            std::process::exit(130);
+        });
+    });
+    writing
+}
+
+fn cgroup_id(path: &Path) -> Result<u64, Error> {
+    let refused = |found: String| Error::Cgroup { path: path.to_owned(), found };
+    // Every cgroup v2 directory has this file, and nothing else does.
+    if !path.join("cgroup.controllers").exists() {
+        return Err(refused(if path.exists() {
+            "something else".to_owned()
+        } else {
+            "nothing there".to_owned()
+        }));
+    }
+    // The id the kernel's helper answers is the directory's inode number (bpf_get_current_cgroup_id).
+    std::fs::metadata(path).map(|found| found.ino()).map_err(|error| refused(error.to_string()))
 }
 
 /// Why a recording ended.
@@ -118,8 +170,10 @@ enum End {
     Child(ExitStatus),
     /// Its time was over, or all targets were gone.
     Time,
-    /// Ctrl-C or SIGTERM.
-    Asked,
+    /// Ctrl-C, which a started program got from its terminal too.
+    Interrupted,
+    /// SIGTERM: a started program goes on.
+    Terminated,
 }
 
 /// Mapped files and memories of many processes are kept open; the default soft limit of 1,024 is for programs that use select().
@@ -144,6 +198,7 @@ fn describe(options: &Record, child: Option<&Child>) -> String {
     let whom = match (child, options.all) {
         (Some(child), _) => format!("{} (pid {})", options.command.join(" "), child.id()),
         (None, true) => "the whole host".to_owned(),
+        (None, false) if options.pid.is_empty() => "the cgroup".to_owned(),
         (None, false) => {
             let pids: Vec<String> = options.pid.iter().map(u32::to_string).collect();
             format!("pid {}", pids.join(", "))
@@ -160,12 +215,17 @@ fn attach_to_targets(
     options: &Record,
     settings: Settings,
     watcher: Watcher,
+    over: Arc<AtomicBool>,
     say: Say,
 ) -> std::thread::JoinHandle<()> {
     let pids = if options.all { all_pids() } else { options.pid.clone() };
     let named = !options.all;
     std::thread::spawn(move || {
         for pid in pids {
+            // Pairs with the store at the recording's end.
+            if over.load(Ordering::Relaxed) {
+                return;
+            }
             match attach::attach(pid, settings) {
                 Ok(attached) => {
                     tracing::info!(pid, runtime = %attached.info.runtime_version, took = ?attached.took, "attached");
@@ -209,8 +269,8 @@ fn wait_for_end(
             options.pid.iter().map(|&pid| (pid, crate::process::start_ticks(pid))).collect();
         loop {
             tokio::select! {
-                _ = interrupt.recv() => return Ok(End::Asked),
-                _ = terminate.recv() => return Ok(End::Asked),
+                _ = interrupt.recv() => return Ok(End::Interrupted),
+                _ = terminate.recv() => return Ok(End::Terminated),
                 _ = look.tick() => {}
             }
             if let Some(bar) = &bar {
@@ -233,16 +293,6 @@ fn wait_for_end(
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    // tokio's handler stays in place when its runtime is gone, so somebody must listen for a second Ctrl-C while the file is made.
-    std::thread::spawn(|| {
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
-        runtime.block_on(async {
-            if let Ok(mut interrupt) = signal(SignalKind::interrupt()) {
-                interrupt.recv().await;
-                std::process::exit(130);
-            }
-        });
-    });
     Ok((end, child))
 }
 

@@ -61,6 +61,8 @@ pub type Waker = (ThreadId, [u8; 16]);
 pub struct Row {
     /// The thread.
     pub thread: ThreadId,
+    /// When it entered the recording: tells it from a later thread with the same id.
+    pub since: MonotonicNs,
     /// Where.
     pub place: Place,
     /// Why it waited; `None` for rows of CPU time.
@@ -232,6 +234,7 @@ impl Thread {
         let id = self.id;
         let row = |place, reason, waker| Row {
             thread: id,
+            since: times.since,
             place,
             reason,
             waker,

@@ -19,6 +19,15 @@ pub fn start_ticks(pid: u32) -> Option<u64> {
     procfs::process::Process::new(pid).and_then(|p| p.stat()).ok().map(|s| s.starttime)
 }
 
+/// True while the process that began at `start_ticks` runs: not gone, not replaced, not a zombie that waits for its parent.
+#[must_use]
+pub fn is_running(pid: u32, start_ticks: Option<u64>) -> bool {
+    let stat = i32::try_from(pid)
+        .ok()
+        .and_then(|pid| procfs::process::Process::new(pid).and_then(|p| p.stat()).ok());
+    stat.is_some_and(|stat| Some(stat.starttime) == start_ticks && !matches!(stat.state, 'Z' | 'X'))
+}
+
 /// Why a process could not be taken up.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {

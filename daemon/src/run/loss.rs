@@ -15,6 +15,7 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
         ("events_cpu_samples", stacks.cpu_samples),
         ("events_waits", stacks.waits),
         ("events_allocations", stacks.allocations),
+        ("events_allocations_after_end", stacks.allocations_after_end),
         ("stacks_walked", stacks.walked),
         ("stacks_exact", stacks.exact),
         ("stacks_guessed", table.stacks_guessed),
@@ -42,6 +43,36 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
     }
     all
 }
+
+/// Losses that have no balance of their own: shown when they happened.
+const OTHER_LOSSES: [&str; 26] = [
+    "wait_ends_ring_full",
+    "thread_ends_ring_full",
+    "thread_map_full",
+    "thread_torn",
+    "selected_map_full",
+    "cpu_beyond_maps",
+    "records_bad",
+    "perf_lost",
+    "perf_bad",
+    "order_late",
+    "processes_refused",
+    "mappings_refused",
+    "window_overflowed",
+    "window_labels_capped",
+    "window_values_refused",
+    "shim_names_dropped",
+    "shim_names_unanswered",
+    "shim_records_dropped_full",
+    "shim_records_abandoned",
+    "shim_records_malformed",
+    "shim_events_malformed",
+    "shim_holes",
+    "shim_handles_full",
+    "shim_types_queue_full",
+    "shim_regions_refused",
+    "shim_regions_disabled",
+];
 
 /// `in = stored + dropped by cause` of each kind of event, in one line.
 #[must_use]
@@ -79,15 +110,17 @@ pub fn line(counters: &[(String, u64)]) -> String {
     );
     kind(
         "allocations",
-        of("events_allocations") + of("shim_allocations_dropped"),
+        of("shim_allocation_samples"),
         of("events_allocations"),
-        &[("dropped by the shim", of("shim_allocations_dropped"))],
+        &[
+            ("ring full", of("shim_allocations_dropped_full")),
+            ("after the end", of("events_allocations_after_end")),
+        ],
     );
     let (walked, exact, broken, guessed) =
         (of("stacks_walked"), of("stacks_exact"), of("stacks_broken"), of("stacks_guessed"));
     write!(line, "; stacks {walked}: {exact} exact, {broken} broken, {guessed} guessed").ok();
-    let lost = ["perf_lost", "records_bad", "perf_bad", "order_late"];
-    for name in lost.into_iter().filter(|name| of(name) > 0) {
+    for name in OTHER_LOSSES.into_iter().filter(|name| of(name) > 0) {
         write!(line, "; {name} {}", of(name)).ok();
     }
     line

@@ -42,6 +42,8 @@ pub struct StackCounters {
     pub waits: u64,
     /// Allocation samples.
     pub allocations: u64,
+    /// Allocation samples that came after the end, while names were waited for: not in the profile.
+    pub allocations_after_end: u64,
 }
 
 /// What is known about the recording as a whole when it closes.
@@ -78,11 +80,13 @@ pub struct Processor {
     threads: Threads,
     heap: Allocations,
     names: ThreadNames,
+    /// Labels of threads that have ended, by id and when they entered the recording.
+    ended: HashMap<(u32, MonotonicNs), Labels>,
     requests: Vec<NameRequest>,
     types: HashMap<(RegionId, u64), Arc<str>>,
     region_pid: HashMap<RegionId, u32>,
     /// Threads that run a collection right now, by region (workstation GC collects on the thread that allocates).
-    collecting: HashMap<u32, RegionId>,
+    collecting: HashMap<ThreadId, RegionId>,
     /// Events of shims after this are not of this window.
     closed: Option<MonotonicNs>,
     pauses: HashMap<RegionId, Pause>,
@@ -102,6 +106,7 @@ impl Processor {
             threads: Threads::default(),
             heap: Allocations::default(),
             names: ThreadNames::default(),
+            ended: HashMap::new(),
             requests: Vec::new(),
             types: HashMap::new(),
             region_pid: HashMap::new(),
@@ -133,7 +138,12 @@ impl Processor {
                 self.threads.wait_start(wait.thread, time, stack, reason, wait.ran_ns, wait.weight);
             }
             EventKind::WaitEnd(end) => self.threads.wait_end(&end),
-            EventKind::ThreadEnd(times) => self.threads.thread_end(times),
+            EventKind::ThreadEnd(times) => {
+                // Named now: later the ids may be others'.
+                let labels = self.labels(times.thread, true);
+                self.ended.insert((times.thread.tid, times.since), labels);
+                self.threads.thread_end(times);
+            }
             EventKind::Exec { pid, comm } => self.names.kernel(pid, &comm),
             EventKind::Comm { thread, comm } => self.names.kernel(thread.tid, &comm),
             EventKind::Fork { thread, .. } => self.names.forked(thread.tid),
@@ -162,12 +172,6 @@ impl Processor {
     /// The kernel source ended at `at`: what a shim tells of later is not counted, its names still are.
     pub fn close_at(&mut self, at: MonotonicNs) {
         self.closed = Some(at);
-    }
-
-    /// True when some shim is there to be asked.
-    #[must_use]
-    pub fn has_shims(&self) -> bool {
-        !self.region_pid.is_empty()
     }
 
     /// What happened to stacks so far.
@@ -220,12 +224,16 @@ impl Processor {
         }
         if is_collector(self.names.comm(thread.tid)) {
             frames.push(FrameKey::Marker(Marker::GarbageCollector));
-        } else if self.collecting.contains_key(&thread.tid)
+        } else if self.collecting.contains_key(&thread)
             && let Some(managed) = frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. }))
         {
             // The collection is not the work of the method that happened to allocate: cut there, so that all of it meets.
             frames.truncate(managed);
             frames.push(FrameKey::Marker(Marker::GarbageCollector));
+        }
+        if frames.is_empty() {
+            // 32-bit code, or a stack the kernel could not walk.
+            frames.push(FrameKey::Marker(Marker::StackLost));
         }
         self.intern(&frames)
     }
@@ -262,20 +270,23 @@ impl Processor {
             ShimEvent::TypeName { type_id, name, .. } => {
                 self.types.insert((region, type_id), name.into());
             }
+            ShimEvent::Allocation(_) if names_only => self.counters.allocations_after_end += 1,
             _ if names_only => {}
             ShimEvent::Allocation(allocation) => self.allocation(time, pid, region, &allocation),
             ShimEvent::GcStart { generation, kind, tid, .. } => {
                 self.generation.insert(region, generation);
                 // 1 is a background collection: it runs on a thread of its own, known by name.
                 if kind != 1 {
-                    self.collecting.insert(tid, region);
+                    self.collecting.insert(ThreadId { pid, tid }, region);
                 }
             }
             ShimEvent::GcEnd { .. } => self.collecting.retain(|_, of| *of != region),
-            ShimEvent::PauseBegin { reason, .. } => {
+            ShimEvent::PauseBegin { reason, .. } if FOR_COLLECTION.contains(&reason) => {
                 self.pauses.insert(region, Pause { begin: time, reason });
             }
             ShimEvent::PauseEnd { .. } => {
+                // In case the record of the collection's end was lost.
+                self.collecting.retain(|_, of| *of != region);
                 if let Some(pause) = self.pauses.remove(&region) {
                     let generation = self.generation.get(&region).copied().unwrap_or(0);
                     let key = PauseKey { pid, reason: pause.reason, generation };
@@ -285,8 +296,10 @@ impl Processor {
             ShimEvent::ObjectsDead { samples } => self.heap.dead(region, &samples),
             ShimEvent::ObjectsAlive { samples } => self.heap.alive(region, &samples),
             ShimEvent::ThreadName { tid, name } if !name.is_empty() => self.names.managed(tid, name),
+            // A first word, or the first after a silence in which the shim let go of all its handles.
+            ShimEvent::Hello { .. } => self.heap.region_gone(region),
             ShimEvent::ThreadName { .. }
-            | ShimEvent::Hello { .. }
+            | ShimEvent::PauseBegin { .. }
             | ShimEvent::Method(_)
             | ShimEvent::NoMethod { .. }
             | ShimEvent::CodeUnloaded { .. }
@@ -401,7 +414,10 @@ impl Processor {
     }
 
     fn add_row(&self, window: &mut Window, row: &Row, detailed: bool) {
-        let mut labels = self.labels(row.thread, detailed);
+        let mut labels = match self.ended.get(&(row.thread.tid, row.since)) {
+            Some(labels) => labels.clone(),
+            None => self.labels(row.thread, detailed),
+        };
         if let Some(reason) = row.reason {
             labels.wait_reason = Some(wait_reason::name(reason));
         }
@@ -449,15 +465,10 @@ const PARKING: [&str; 6] = [
 /// How the kernel names what lies between a traced function and the stack helper (include/trace/bpf_probe.h, kernel/trace/bpf_trace.c).
 const TRACING: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"];
 
-/// Why managed threads were suspended (`SuspendEEBegin` of the runtime's event manifest, ClrEtwAll.man).
+/// Suspensions for a collection and for its preparation (`SuspendEEBegin` of the runtime's event manifest, ClrEtwAll.man).
+const FOR_COLLECTION: [u8; 2] = [1, 6];
+
+/// The `gc_reason` label.
 fn suspend_reason(reason: u8) -> &'static str {
-    match reason {
-        1 => "gc",
-        2 => "appdomain_shutdown",
-        3 => "code_pitching",
-        4 => "shutdown",
-        5 => "debugger",
-        6 => "gc_prepare",
-        _ => "other",
-    }
+    if reason == 6 { "gc_prepare" } else { "gc" }
 }
