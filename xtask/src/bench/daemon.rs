@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use super::load::cpu_seconds;
 use crate::{exec::output, paths::Paths};
 
 /// `BPF_PROG_TYPE_PERF_EVENT`, as /proc/PID/fdinfo shows it: the CPU sampler.
@@ -123,14 +124,7 @@ impl Recorder {
 
     /// User and system time it has used.
     pub(super) fn cpu_seconds(&self) -> Result<f64> {
-        let path = format!("/proc/{}/stat", self.child.id());
-        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-        // proc(5): utime and stime are fields 14 and 15; field 3 follows the name in parentheses, which may hold anything.
-        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        let ticks: f64 = fields.iter().skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
-        let per_second: f64 =
-            output(Command::new("getconf").arg("CLK_TCK"))?.trim().parse().context("getconf CLK_TCK")?;
-        Ok(ticks / per_second)
+        cpu_seconds(self.child.id())
     }
 
     /// Memory of its own, page tables aside.

@@ -30,6 +30,18 @@ pub(super) fn pass(seconds: f64) {
     thread::sleep(Duration::from_secs_f64(seconds));
 }
 
+/// Time that all threads of a process have been on a CPU, those that have ended included.
+pub(super) fn cpu_seconds(pid: u32) -> Result<f64> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+    // proc(5): utime and stime are fields 14 and 15; field 3 follows the name in parentheses, which may hold anything.
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks: f64 = fields.iter().skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
+    let per_second: f64 =
+        output(Command::new("getconf").arg("CLK_TCK"))?.trim().parse().context("getconf CLK_TCK")?;
+    Ok(ticks / per_second)
+}
+
 /// The running app; ends with this value.
 pub(super) struct App {
     child: Child,
@@ -57,12 +69,15 @@ impl App {
         self.child.id()
     }
 
-    /// Operations per second over the next `seconds`.
-    pub(super) fn rate(&mut self, seconds: f64) -> Result<f64> {
+    /// Operations over the next `seconds`: per second, and per second of CPU time that the app got.
+    pub(super) fn rates(&mut self, seconds: f64) -> Result<[f64; 2]> {
+        let cpu_before = cpu_seconds(self.pid())?;
         let (operations_before, time_before) = self.progress()?;
         pass(seconds);
         let (operations_after, time_after) = self.progress()?;
-        Ok((operations_after - operations_before) / (time_after - time_before) * 1e9)
+        let cpu = cpu_seconds(self.pid())? - cpu_before;
+        let operations = operations_after - operations_before;
+        Ok([operations / (time_after - time_before) * 1e9, operations / cpu])
     }
 
     /// Operations so far, and when that was in nanoseconds.
