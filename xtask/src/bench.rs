@@ -32,7 +32,7 @@ struct Bench<'a> {
 type Figure = fn(&Bench<'_>) -> Result<Vec<Row>>;
 
 /// Name on the command line, what it measures and how, and the code that does it.
-const FIGURES: [(&str, &str, Figure); 3] = [
+const FIGURES: [(&str, &str, Figure); 4] = [
     ("start", "From starting `perfusion record` to the first sample in the kernel", start_to_first_sample),
     ("steady", "One recording of 10 s with everything on, 99 Hz, the app busy on all CPUs", steady),
     (
@@ -197,6 +197,45 @@ fn throughput(bench: &Bench<'_>) -> Result<Vec<Row>> {
         row("operations per second with everything on, of without; median of 12 pairs", of_time),
         row("the same per second of CPU time the app got (what the shim and cold caches cost it)", of_cpu),
     ])
+}
+
+/// CPU time below the shim's event callback, by the number of allocation samples it took.
+fn allocation(bench: &Bench<'_>) -> Result<Vec<Row>> {
+    const CALLBACK: &str = "event_pipe_event_delivered";
+    let app = load::App::start_allocating(bench.paths)?;
+    load::pass(2.0); // tiered compilation settles
+    let perfusion = bench.paths.perfusion();
+    let profile = bench.paths.target.join("bench/allocation.pb.gz");
+    output(
+        Command::new(&perfusion)
+            .args([
+                "record",
+                "--frequency",
+                "4999",
+                "--duration",
+                "8s",
+                "--pid",
+                &app.pid().to_string(),
+                "--output",
+            ])
+            .arg(&profile),
+    )?;
+    let folded = output(
+        Command::new(&perfusion).arg("report").arg(&profile).args(["--format", "folded", "--type", "cpu"]),
+    )?;
+    let inside = folded.lines().filter(|line| line.contains(CALLBACK));
+    let ns: f64 = inside.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+    let comments = output(Command::new("go").args(["tool", "pprof", "-comments"]).arg(&profile))?;
+    let samples: f64 = comments
+        .lines()
+        .find_map(|line| line.strip_prefix("shim_allocation_samples: ")?.parse().ok())
+        .filter(|samples| *samples > 0.0)
+        .with_context(|| format!("{}: no allocation samples in its comments", profile.display()))?;
+    Ok(vec![Row {
+        what: "one allocation sample in the app, stack copied",
+        measured: format!("{:.2} µs, mean of {samples}", ns / samples / 1e3),
+        budget: "5 µs",
+    }])
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -50,10 +50,21 @@ pub(super) struct App {
 }
 
 impl App {
-    /// Returns once its threads run.
+    /// Starts it to work and to switch threads.
     pub(super) fn start(paths: &Paths) -> Result<App> {
+        App::start_with(paths, &[])
+    }
+
+    /// Starts it to allocate a lot.
+    pub(super) fn start_allocating(paths: &Paths) -> Result<App> {
+        App::start_with(paths, &["allocate"])
+    }
+
+    /// Returns once its threads run.
+    fn start_with(paths: &Paths, arguments: &[&str]) -> Result<App> {
         let mut child = Command::new(paths.dotnet("9"))
             .arg(app(paths))
+            .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
