@@ -12,6 +12,8 @@ pub fn thread_role(comm: &str) -> &'static str {
         ".NET SigHandler" | ".NET EventPipe" | ".NET SynchManag" | ".NET Sockets" | ".NET TP Gate" => {
             "runtime"
         }
+        // The shim's own thread: in the sums, because it runs in the process, and known for what it is.
+        "perfusion-shim" => "profiler",
         _ if comm.starts_with(".NET TP Wor") => "threadpool",
         _ => "app",
     }
