@@ -24,18 +24,13 @@ fn record_args(pid: u32, output: &Path) -> Vec<String> {
         .to_vec()
 }
 
-/// One clear error: the expected exit code, and on stderr one line `error: …` with every word of `words`.
+/// One clear error: the expected exit code, and on stderr one line `perfusion: …` with every word of `words`.
 fn assert_error(outcome: &Outcome, code: i32, words: &[&str]) {
     assert_eq!(outcome.code(), code, "stderr:\n{}", outcome.stderr);
-    let errors: Vec<&str> =
-        outcome.stderr.lines().filter(|line| line.to_lowercase().starts_with("error")).collect();
+    let errors: Vec<&str> = outcome.stderr.lines().filter(|line| line.starts_with("perfusion: ")).collect();
     assert_eq!(errors.len(), 1, "one error, not {}:\n{}", errors.len(), outcome.stderr);
     for word in words {
-        assert!(
-            outcome.stderr.to_lowercase().contains(&word.to_lowercase()),
-            "no word of `{word}`:\n{}",
-            outcome.stderr
-        );
+        assert!(errors[0].contains(word), "no word of `{word}`: {}", errors[0]);
     }
     assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
 }
