@@ -281,9 +281,8 @@ fn wait_for_end(
             {
                 return Ok::<_, Error>(End::Child(status));
             }
-            let gone = |&(pid, ticks): &(u32, Option<u64>)| {
-                ticks.is_none() || crate::process::start_ticks(pid) != ticks
-            };
+            // A zombie has ended, however long its parent takes to ask for it.
+            let gone = |&(pid, ticks): &(u32, Option<u64>)| !crate::process::is_running(pid, ticks);
             let all_gone = !targets.is_empty() && targets.iter().all(gone);
             if all_gone || !recording.is_running() || until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(End::Time);

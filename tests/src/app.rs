@@ -203,6 +203,15 @@ impl App {
         Ok(Mark { allocated_bytes: number("allocated_bytes")?, wall_ns: number("wall_ns")? })
     }
 
+    /// Makes it abort from inside (`Environment.FailFast`: SIGABRT by its own hand).
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn abort(&mut self) -> anyhow::Result<()> {
+        let stdin = self.stdin.as_mut().context("it was stopped")?;
+        stdin.write_all(b"abort\n").context("it does not listen")
+    }
+
     /// Writes the line `stop` and closes its stdin.
     pub fn send_stop(&mut self) {
         if let Some(mut stdin) = self.stdin.take() {

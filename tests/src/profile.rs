@@ -156,6 +156,8 @@ pub struct Profile {
     pub samples: Vec<Sample>,
     /// Comment lines.
     pub comments: Vec<String>,
+    /// When the recording began, in nanoseconds of wall-clock time.
+    pub time_ns: i64,
     /// Length of the recording in nanoseconds.
     pub duration_ns: i64,
 }
@@ -240,6 +242,7 @@ impl Profile {
             default_type: text(raw.default_sample_type)?,
             samples,
             comments: raw.comment.iter().map(|index| text(*index)).collect::<anyhow::Result<_>>()?,
+            time_ns: raw.time_nanos,
             duration_ns: raw.duration_nanos,
         })
     }

@@ -6,20 +6,20 @@ use rustix::process::Signal;
 use system_tests::environment::{RECORD_NET9, begin};
 use system_tests::perfusion::{SLACK, Scratch, record_pid};
 use system_tests::wait::let_pass;
-use system_tests::{Profile, Recording, Runtime, Workload};
+use system_tests::{App, Profile, Recording, Runtime, Workload};
 
 #[test]
 fn a_killed_app_leaves_a_complete_file_whose_losses_add_up() {
-    dies_of(Signal::KILL);
+    dies_of("SIGKILL", |app| app.signal(Signal::KILL).unwrap());
 }
 
 #[test]
 fn an_aborted_app_leaves_a_complete_file_whose_losses_add_up() {
-    dies_of(Signal::ABORT);
+    dies_of("abort", |app| app.abort().unwrap());
 }
 
-fn dies_of(signal: Signal) {
-    let name = format!("death::dies_of {signal:?}");
+fn dies_of(how: &str, end: impl FnOnce(&mut App)) {
+    let name = format!("death::dies_of {how}");
     let Some(_turn) = begin(&name, RECORD_NET9) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("died.pb.gz");
@@ -30,7 +30,7 @@ fn dies_of(signal: Signal) {
         .unwrap();
     let recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
     let_pass(Duration::from_secs(3));
-    app.signal(signal).unwrap();
+    end(&mut app);
     app.await_exit(Duration::from_secs(10)).unwrap();
     let outcome = recording.finish_well(SLACK).unwrap();
     let profile = Profile::read(&file).unwrap();
@@ -47,11 +47,28 @@ fn dies_of(signal: Signal) {
     assert_losses_add_up(&profile, &outcome.stderr);
 }
 
-/// Each stage: in = out + Σ dropped by cause (D11).
+/// Each stage: in = out + Σ dropped by cause (D11), as the loss line says it: `cpu samples 10 = 7 stored + 3 ring full; …`. The line is
+/// the same in the file and on stderr.
 fn assert_losses_add_up(profile: &Profile, stderr: &str) {
-    let checked =
-        profile.comments.iter().filter(|line| line.contains("produced") && line.contains('=')).count();
-    assert!(checked > 0, "no line says produced = stored + dropped: {:#?}\n{stderr}", profile.comments);
+    let line = profile.comments.iter().find(|comment| comment.starts_with("loss: ")).expect("no loss line");
+    assert!(stderr.contains(line.as_str()), "not on stderr: {line}\n{stderr}");
+    let first_number = |text: &str| text.split_whitespace().find_map(|word| word.parse::<i64>().ok());
+    let mut kinds = 0;
+    for part in line.trim_start_matches("loss: ").split("; ") {
+        let Some((produced, rest)) = part.split_once(" = ") else { continue };
+        let terms: Vec<i64> = rest.split(" + ").map(|term| first_number(term).unwrap()).collect();
+        assert_eq!(first_number(produced), Some(terms.iter().sum()), "{part}");
+        assert!(!part.contains("unaccounted"), "{line}\n{:#?}", profile.comments);
+        kinds += 1;
+    }
+    assert!(kinds >= 3, "cpu samples, waits and allocations each have a balance: {line}");
+    // What the line is made of: each source's own counts agree with it.
+    let counter =
+        |name| profile.counter(name).unwrap_or_else(|| panic!("no counter {name}: {:#?}", profile.comments));
+    assert!(line.contains(&format!("allocations {} =", counter("shim_allocation_samples"))), "{line}");
+    let walked = counter("stacks_walked");
+    let judged = counter("stacks_exact") + counter("stacks_broken") + counter("stacks_guessed");
+    assert_eq!(walked, judged, "every stack is exact, broken or guessed: {line}");
 }
 
 #[test]
@@ -64,6 +81,12 @@ fn more_events_than_anyone_can_record_are_dropped_and_counted() {
     let truth = app.stop().unwrap();
     assert_eq!(truth["mistakes"], 0, "{truth}");
     assert_losses_add_up(&profile, &outcome.stderr);
+    // 4 GB/s are 40,000 samples a second of up to 16 KiB of stack: more than the ring is drained of.
+    assert!(
+        profile.counter("shim_allocations_dropped_full") > Some(0),
+        "nothing was dropped: {:#?}",
+        profile.comments
+    );
     // Never more than there was, and still a sample of it.
     let share = profile.sum("alloc_space", |_| true) as f64 / (profile.duration_ns as f64 / 1e9) / rate;
     assert!(share > 0.02 && share < 1.25, "{share:.3} of {rate:.0} bytes/s:\n{}", outcome.stderr);

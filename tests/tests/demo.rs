@@ -199,8 +199,12 @@ fn an_async_method_has_its_readable_name() {
     let Some(_turn) = begin("demo::an_async_method", RECORD_NET9) else { return };
     let profile = &demo().profile;
     let cpu = profile.sum("cpu", |sample| sample.has("Demo.Frontend.HandleRequestAsync"));
-    let generated: Vec<&str> =
-        profile.functions().into_iter().filter(|name| name.contains("<HandleRequestAsync>d__")).collect();
+    // As a function: the runtime's own generic methods carry the state machine as a type argument, which is true.
+    let generated: Vec<&str> = profile
+        .functions()
+        .into_iter()
+        .filter(|name| name.starts_with("Demo.Frontend") && name.contains("<HandleRequestAsync>d__"))
+        .collect();
     assert!(cpu > 0, "no cpu in Demo.Frontend.HandleRequestAsync; the compiler's name for it: {generated:?}");
     assert!(generated.is_empty(), "the compiler's name is shown: {generated:?}");
 }

@@ -57,9 +57,8 @@ fn leak_cache_and_garbage_are_told_apart_by_bytes_and_age(runtime: Runtime) {
         "alloc_space",
     );
     // Each sample says which of the two objects it met; nearly all bytes are the arrays'.
-    let arrays =
-        profile.sum("alloc_space", |sample| sample.has(garbage) && sample.label("type") == "System.Byte[]");
-    assert!(arrays as f64 > garbage_bytes * 0.85, "System.Byte[]: {arrays} of {garbage_bytes:.0}");
+    let arrays = profile.sum("alloc_space", |sample| sample.has(garbage) && sample.label("type") == "byte[]");
+    assert!(arrays as f64 > garbage_bytes * 0.85, "byte[]: {arrays} of {garbage_bytes:.0}");
 
     // Bytes alive at the end: all of the leak, one cache (or two, in the moment of its replacement), and of the garbage what was
     // made since the last collection 250 ms before (a second of it for a slow machine).

@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
 
 use system_tests::environment::{RECORD_NET9, begin};
 use system_tests::perfusion::record_pid;
+use system_tests::wait::let_pass;
 use system_tests::{Profile, Runtime, Workload};
 
 /// Nanoseconds on a CPU of each thread, by /proc/PID/task/TID/schedstat.
@@ -22,6 +26,50 @@ fn schedstat(pid: u32) -> BTreeMap<u32, i64> {
         }
     }
     times
+}
+
+/// What schedstat said of every thread from time to time, with the wall-clock time in ns between the two readings of the clock
+/// around it. Kept in the background, so that any interval can be cut out later.
+struct SchedstatLog {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<(i64, BTreeMap<u32, i64>)>>,
+}
+
+impl SchedstatLog {
+    fn start(pid: u32) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopping = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut log = Vec::new();
+            while !stopping.load(Ordering::Relaxed) {
+                log.push((wall_clock_ns(), schedstat(pid)));
+                let_pass(Duration::from_millis(10));
+            }
+            log
+        });
+        Self { stop, thread }
+    }
+
+    fn stop(self) -> Vec<(i64, BTreeMap<u32, i64>)> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+fn wall_clock_ns() -> i64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as i64
+}
+
+/// A thread's on-CPU time at a moment, on the line between the looks before and after it.
+fn oncpu_at(log: &[(i64, BTreeMap<u32, i64>)], tid: u32, moment: i64) -> f64 {
+    let after = log
+        .iter()
+        .position(|(time, _)| *time >= moment)
+        .expect("the log ends before the recording did")
+        .max(1);
+    let ((t0, before), (t1, after)) = (&log[after - 1], &log[after]);
+    let part = (moment - t0) as f64 / (t1 - t0) as f64;
+    before[&tid] as f64 + part * (after[&tid] - before[&tid]) as f64
 }
 
 struct Times {
@@ -43,9 +91,9 @@ fn duty_cycles_and_the_sum_of_states_and_schedstat_agree() {
     let app = Workload::dotnet(Runtime::Net9, "dutycycle", &[]).unwrap().start().unwrap();
     // The promise is stated over 10 s.
     let length = Duration::from_secs(10);
-    let (before, clock) = (schedstat(app.pid()), Instant::now());
+    let log = SchedstatLog::start(app.pid());
     let (profile, outcome) = record_pid(app.pid(), length, &[]).unwrap();
-    let (after, between) = (schedstat(app.pid()), clock.elapsed());
+    let log = log.stop();
     let threads: Vec<(i64, u32)> =
         [20, 50, 90].map(|percent| (percent, app.thread(&format!("duty-{percent}")))).to_vec();
     let truth = app.stop().unwrap();
@@ -76,12 +124,12 @@ fn duty_cycles_and_the_sum_of_states_and_schedstat_agree() {
             (wall as f64 - sum).abs() <= sum * 0.001,
             "the wall column is the sum of the three: {picture}"
         );
-        // schedstat was read outside the recording, so rates are compared. 1 % as promised, and one period (20 ms of spinning or
-        // none) at each end of the two windows.
-        let kernel = (after[&tid] - before[&tid]) as f64 / between.as_nanos() as f64;
+        // 1 % as promised, and 10 ms at each end: between two looks at schedstat, which itself moves on only with the scheduler's tick.
+        let begin = profile.time_ns;
+        let kernel = oncpu_at(&log, tid, begin + profile.duration_ns) - oncpu_at(&log, tid, begin);
         assert!(
-            (share - kernel).abs() <= kernel * 0.01 + 2.0 * 0.02 / 10.0,
-            "schedstat says {kernel:.4}, the profile {share:.4}: {picture}"
+            (oncpu as f64 - kernel).abs() <= kernel * 0.01 + 20e6,
+            "schedstat says {kernel:.0}: {picture}"
         );
     }
 }
