@@ -27,7 +27,7 @@ fn begin(name: &str, needs: &[Need]) -> Option<Turn> {
     }
     assert!(!required, "{name} cannot run: built without PERFUSION_PROBES");
     // Past the capture of the test runner, as the harness does it.
-    writeln!(std::io::stderr(), "SKIPPED {name}: built without PERFUSION_PROBES").unwrap();
+    writeln!(std::io::stderr(), "SKIPPED {name}: built without PERFUSION_PROBES").ok();
     None
 }
 
