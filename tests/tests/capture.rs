@@ -257,7 +257,8 @@ fn waits_tile_the_time_between_runs() {
                 // clock_nanosleep is call 230 on x86-64.
                 if wait.syscall == Some(230) && end.waker.is_some() {
                     slept += 1;
-                    assert!(end.blocked_ns >= 3_000_000, "{} ns", end.blocked_ns);
+                    // The timer is set before the switch-out: on a slow machine a good part of the 3 ms is over by then.
+                    assert!(end.blocked_ns >= 1_000_000, "{} ns", end.blocked_ns);
                     assert!(!wait.kernel.is_empty());
                 }
             }

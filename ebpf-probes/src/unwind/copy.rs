@@ -33,7 +33,10 @@ pub(crate) fn stack(tail: &mut [u8; SCRATCH_TAIL_BYTES as usize], at: u32, from:
         if step > wanted {
             step = wanted;
         }
-        let position = at + bytes;
+        // Verifiers before 6.8 do not bound one variable by another: they need these two checks, which the compiler finds
+        // superfluous.
+        let step = opaque(step);
+        let position = opaque(at + bytes);
         if position > MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES || step > PAGE_BYTES {
             break;
         }
@@ -45,4 +48,11 @@ pub(crate) fn stack(tail: &mut [u8; SCRATCH_TAIL_BYTES as usize], at: u32, from:
         bytes += step;
     }
     Copied { bytes, limited: bytes >= limit }
+}
+
+/// Hides from the compiler what it knows of a value.
+#[inline(always)]
+fn opaque(value: u32) -> u32 {
+    // SAFETY: a valid, aligned local.
+    unsafe { core::ptr::read_volatile(&raw const value) }
 }

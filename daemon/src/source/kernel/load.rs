@@ -42,7 +42,7 @@ pub(super) fn load(
     let types = types.map_err(|_| KernelError::BtfReader)?.map_err(|source| KernelError::Btf { source })?;
     let config = config?;
     let mut bpf = loader
-        .verifier_log_level(VerifierLogLevel::DISABLE)
+        .verifier_log_level(VerifierLogLevel::STATS)
         .override_global("CONFIG", &config, true)
         .map_max_entries("RING", options.ring_bytes)
         .map_max_entries("THREADS", options.max_threads)
