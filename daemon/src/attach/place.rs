@@ -184,8 +184,10 @@ fn create_as(target: &Target, directory: &OwnedFd, name: &str) -> Result<OwnedFd
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     let work = || {
         set_thread_groups(&[])?;
-        set_thread_res_gid(gid, gid, gid)?;
-        set_thread_res_uid(uid, uid, uid)?;
+        // Only the effective ids: who may signal a thread is decided by its real and saved ones (kernel/signal.c,
+        // kill_ok_by_cred), so the target's user must never own those.
+        set_thread_res_gid(None, gid, None)?;
+        set_thread_res_uid(None, uid, None)?;
         create(directory, name)
     };
     std::thread::scope(|scope| scope.spawn(work).join()).unwrap_or(Err(Errno::IO))
