@@ -10,6 +10,7 @@ pub const DETACH_NS: u64 = 600_000_000_000;
 /// What the shim knows about its listener.
 #[derive(Clone, Copy, Debug)]
 pub struct Lease {
+    listener: u64,
     heartbeat: u64,
     period_ns: u64,
     last_beat_ns: u64,
@@ -21,6 +22,8 @@ pub struct Lease {
 pub enum Verdict {
     /// Somebody listens.
     Listening,
+    /// Somebody listens, and it is not who did before. Told once.
+    Replaced,
     /// Nobody does for now.
     Quiet,
     /// Nobody has for ten minutes.
@@ -31,7 +34,7 @@ impl Lease {
     /// A fresh lease at `now_ns`: being loaded counts as a beat.
     #[must_use]
     pub const fn new(now_ns: u64) -> Self {
-        Self { heartbeat: 0, period_ns: 0, last_beat_ns: now_ns, released: false }
+        Self { listener: 0, heartbeat: 0, period_ns: 0, last_beat_ns: now_ns, released: false }
     }
 
     /// Takes in the three lease words as read at `now_ns`.
@@ -45,12 +48,18 @@ impl Lease {
                 self.last_beat_ns = now_ns;
             }
         }
+        let replaced = listener != 0 && self.listener != 0 && listener != self.listener;
+        if listener != 0 {
+            self.listener = listener;
+        }
         let silent_ns = now_ns.saturating_sub(self.last_beat_ns);
         let patience_ns = SILENCE_NS.max(self.period_ns.saturating_mul(3)).min(MOST_SILENCE_NS);
         if silent_ns >= DETACH_NS {
             Verdict::Abandoned
         } else if self.released || silent_ns >= patience_ns {
             Verdict::Quiet
+        } else if replaced {
+            Verdict::Replaced
         } else {
             Verdict::Listening
         }

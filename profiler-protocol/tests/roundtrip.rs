@@ -311,9 +311,12 @@ fn the_lease_counts_changes_of_the_heartbeat_only() {
     assert_eq!(at(4_800_000_000), Verdict::Quiet, "the same value is no beat");
     consumer.beat(9, 78, 100_000_000).expect("memory");
     assert_eq!(at(5_000_000_000), Verdict::Listening);
-    consumer.release(79).expect("memory");
-    assert_eq!(at(5_000_000_001), Verdict::Quiet, "released: at once");
-    assert_eq!(at(605_000_000_000), Verdict::Abandoned);
+    consumer.beat(10, 79, 100_000_000).expect("memory");
+    assert_eq!(at(5_000_000_001), Verdict::Replaced, "another listener, without a silence between");
+    assert_eq!(at(5_000_000_002), Verdict::Listening, "told once");
+    consumer.release(80).expect("memory");
+    assert_eq!(at(5_000_000_003), Verdict::Quiet, "released: at once");
+    assert_eq!(at(606_000_000_000), Verdict::Abandoned);
 }
 
 #[test]

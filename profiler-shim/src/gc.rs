@@ -9,7 +9,7 @@ pub struct Gc {
     condemned: AtomicU32,
     /// 1 when a background collection has ended since the last survey: it may have killed objects of any generation.
     background: AtomicU32,
-    /// Collections whose Started was seen.
+    /// Collections whose Started was seen, and those of which only the Finished was.
     count: AtomicU32,
     /// 1 between a suspension and the resumption.
     paused: AtomicU32,
@@ -29,6 +29,8 @@ impl Gc {
     pub fn finished(&self) -> Option<u8> {
         let condemned = self.condemned.swap(0, Ordering::Relaxed);
         if condemned == 0 {
+            // A background collection frees addresses, too.
+            self.count.fetch_add(1, Ordering::Relaxed);
             self.background.store(1, Ordering::Relaxed);
             return None;
         }
@@ -54,5 +56,24 @@ impl Gc {
     /// True for the first of several reports that it ended.
     pub fn pause_ends(&self) -> bool {
         self.paused.swap(0, Ordering::Relaxed) == 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Gc;
+    use crate::repeat::Collections;
+    use core::sync::atomic::AtomicU32;
+
+    #[test]
+    fn a_background_collection_counts_and_makes_the_next_survey_look_at_everything() {
+        let zero = || AtomicU32::new(0);
+        let (condemned, background, count, paused) = (zero(), zero(), zero(), zero());
+        let gc = Gc { condemned, background, count, paused, reported: Collections::new() };
+        gc.started(0);
+        assert_eq!((gc.finished(), gc.count()), (Some(0), 1));
+        assert_eq!((gc.finished(), gc.count()), (None, 2));
+        gc.started(1);
+        assert_eq!((gc.finished(), gc.count()), (Some(2), 3));
     }
 }

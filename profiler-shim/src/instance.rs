@@ -39,7 +39,7 @@ const NAME_BYTES: usize = 120;
 const KEYWORD_GC: u64 = 1;
 const KEYWORD_ALLOCATION_SAMPLED: u64 = 0x800_0000_0000;
 
-/// An attached profiler. All but the first three fields start as zeroes.
+/// An attached profiler. All but the first two fields start as zeroes.
 pub struct Instance {
     pub(crate) region: Region<'static>,
     pub(crate) guard: &'static Guard,
@@ -48,7 +48,7 @@ pub struct Instance {
     pub(crate) info_level: AtomicU32,
     pub(crate) features: AtomicU64,
     pub(crate) runtime: AtomicU64,
-    /// EventPipe session, 0 for none. Changed by Initialize and then by the service thread alone.
+    /// EventPipe session, 0 for none. Changed by Initialize, and then by the service thread and those it waits for.
     pub(crate) session: AtomicU64,
     /// Bytes of stack to copy, 0 for the default.
     pub(crate) stack_bytes: AtomicU32,
@@ -63,6 +63,8 @@ pub struct Instance {
     pub(crate) live: Live,
     pub(crate) types: Types,
     pub(crate) gate: Gate,
+    /// 1 when the daemon could not be told that code went away: it is to forget all.
+    pub(crate) code_untold: AtomicU32,
     pending_names: [PendingName; PENDING_NAMES],
 }
 
@@ -143,7 +145,37 @@ impl Instance {
             owner,
         });
         self.guard.alive.store(1, Ordering::Release);
+        // The region's first record: whoever reads a later one knows that all samples before it are nobody's any more.
+        self.say_hello();
         Ok(())
+    }
+
+    /// Says who we are, before anything else. False when the ring had no room.
+    pub(crate) fn say_hello(&self) -> bool {
+        self.send(Body::Hello { runtime: self.runtime.load(Ordering::Relaxed) })
+    }
+
+    /// Nothing works without the service thread: takes back what was asked of the runtime.
+    pub fn give_up(&self, info: Info) {
+        self.set_listening(false);
+        self.stop_session(info);
+        if info.set_mask(Mask::NONE).is_err() {
+            self.count(Counter::RuntimeRefusals);
+        }
+        // Callbacks that began before may still make handles.
+        syscall::sleep_ns(LOOK_NS * 10);
+        self.live.release_all(&info);
+    }
+
+    /// An attach that got no service thread detaches at once; the runtime does so when this callback has returned.
+    pub fn leave_without_thread(&self) {
+        let Some(info) = self.info() else { return };
+        self.give_up(info);
+        self.send(Body::Bye);
+        self.region.set_state(State::Gone);
+        if info.request_detach(1).is_err() {
+            self.count(Counter::RuntimeRefusals);
+        }
     }
 
     /// Starts the EventPipe session. The runtime may run managed code and deliver events on this thread before it returns, so
@@ -163,9 +195,14 @@ impl Instance {
 
     /// Ends the session, if there is one.
     pub fn stop_session(&self, info: Info) {
-        let session = self.session.swap(0, Ordering::Relaxed);
-        if session != 0 && info.stop_session(session).is_err() {
-            self.count(Counter::RuntimeRefusals);
+        let session = self.session.load(Ordering::Relaxed);
+        if session == 0 {
+            return;
+        }
+        match info.stop_session(session) {
+            Ok(()) => self.session.store(0, Ordering::Relaxed),
+            // Its number is kept: the service thread tries again.
+            Err(_) => self.count(Counter::RuntimeRefusals),
         }
     }
 
@@ -192,7 +229,12 @@ impl Instance {
 
     /// A collection has finished: look at the objects we watch.
     pub fn on_gc_finished(&self) {
-        let Some(condemned) = self.gc.finished() else {
+        let finished = self.gc.finished();
+        if !self.is_listening() {
+            self.gc.survey_missed();
+            return;
+        }
+        let Some(condemned) = finished else {
             self.count(Counter::SurveysSkipped);
             return;
         };
@@ -222,20 +264,38 @@ impl Instance {
 
     /// A module goes away: no look-up may be under way, and the daemon forgets its code.
     pub fn on_module_unload(&self, module_id: usize) {
-        self.close_gate();
+        self.count_met(self.gate.unload_module(module_id));
         self.types.forget();
-        if self.is_listening() {
-            self.send(Body::CodeUnloaded { module_id: module_id as u64, ranges: Words::new(&[]) });
-        }
+        self.tell_unloaded(module_id as u64, &[]);
     }
 
     /// It has gone.
-    pub fn on_module_unloaded(&self) {
-        self.gate.unloaded();
+    pub fn on_module_unloaded(&self, module_id: usize) {
+        self.gate.module_unloaded(module_id);
     }
 
-    fn close_gate(&self) {
-        match self.gate.unload() {
+    fn tell_unloaded(&self, module_id: u64, ranges: &[u8]) {
+        let told =
+            self.is_listening() && self.send(Body::CodeUnloaded { module_id, ranges: Words::new(ranges) });
+        if !told {
+            // Release: pairs with the swap in `tell_untold`.
+            self.code_untold.store(1, Ordering::Release);
+        }
+    }
+
+    /// Makes up for records about unloaded code that were not sent: the daemon is to forget all code.
+    pub(crate) fn tell_untold(&self) {
+        if self.code_untold.swap(0, Ordering::AcqRel) != 0 {
+            let mut everything = [0u8; 16];
+            for byte in everything.iter_mut().skip(8) {
+                *byte = u8::MAX;
+            }
+            self.tell_unloaded(0, &everything);
+        }
+    }
+
+    fn count_met(&self, met: Met) {
+        match met {
             Met::Nothing => {}
             Met::Waited => self.count(Counter::UnloadsWaited),
             Met::Overran => self.count(Counter::UnloadsOverran),
@@ -244,17 +304,22 @@ impl Instance {
 
     /// A dynamic method goes away, and with it its code; the address is used again.
     pub fn on_dynamic_method_unloaded(&self, function: usize) {
-        self.close_gate();
-        if self.is_listening() {
-            let mut bytes = [0u8; 64];
-            match self.info().map(|info| method::code_of(info, function, &mut bytes)) {
-                Some(ranges) if !ranges.is_empty() => {
-                    self.send(Body::CodeUnloaded { module_id: 0, ranges: Words::new(ranges) });
-                }
-                _ => self.count(Counter::UnloadsUnknown),
+        let met = self.gate.unload_dynamic(|| {
+            let mut bytes = [0u8; 256];
+            let code = self.info().map_or(&[][..], |info| method::code_of(info, function, &mut bytes));
+            if code.is_empty() {
+                self.count(Counter::UnloadsUnknown);
+            } else {
+                self.tell_unloaded(0, code);
             }
-        }
-        self.gate.unloaded();
+            let mut ranges = [(0, 0); 16];
+            let pairs = Words::new(code).pairs();
+            for (to, (start, bytes)) in ranges.iter_mut().zip(pairs) {
+                *to = (start as usize, bytes as usize);
+            }
+            ranges.into_iter().take_while(|(_, bytes)| *bytes != 0)
+        });
+        self.count_met(met);
     }
 
     /// A managed thread runs on this OS thread.
@@ -265,7 +330,7 @@ impl Instance {
                 for word in &pending.words {
                     for byte in word.load(Ordering::Relaxed).to_le_bytes().into_iter().take_while(|b| *b != 0)
                     {
-                        // Names are kept as ASCII with anything else replaced; the daemon sees the full name when it changes.
+                        // Kept as ASCII by `on_thread_named`.
                         name.push(char::from(byte));
                     }
                 }
@@ -278,7 +343,7 @@ impl Instance {
         }
     }
 
-    /// A managed thread has a name. When it does not run yet, the name is kept until it does.
+    /// A managed thread has a name. When it does not run yet, the name is kept until it does: as ASCII, anything else replaced.
     pub fn on_thread_named(&self, thread: usize, name: &[u16]) {
         let os_thread = self.info().and_then(|info| info.os_thread(thread)).unwrap_or(0);
         if os_thread != 0 {
@@ -289,6 +354,8 @@ impl Instance {
             }
             return;
         }
+        // A thread is named by one thread at a time, so an earlier name of its is not in use.
+        self.on_thread_destroyed(thread);
         let free = self
             .pending_names
             .iter()
@@ -306,6 +373,13 @@ impl Instance {
         pending.thread.store(thread, Ordering::Release);
     }
 
+    /// A managed thread is no more: had it a name and never ran, the name goes.
+    pub fn on_thread_destroyed(&self, thread: usize) {
+        for pending in &self.pending_names {
+            pending.thread.compare_exchange(thread, 0, Ordering::AcqRel, Ordering::Relaxed).ok();
+        }
+    }
+
     /// The process ends. Holds it up only when somebody listens, and at most [`FAREWELL_NS`]; afterwards the service thread
     /// calls the runtime no more.
     pub fn on_shutdown(&self) {
@@ -317,7 +391,11 @@ impl Instance {
             self.region.set_state(State::Closing);
             syscall::wake(&self.phase);
             let until = syscall::now_ns().saturating_add(FAREWELL_NS);
-            while self.phase.load(Ordering::Acquire) == phase::CLOSING && syscall::now_ns() < until {
+            // A seccomp filter may deny the clock: then the number of looks ends it.
+            for _ in 0..FAREWELL_NS / LOOK_NS {
+                if self.phase.load(Ordering::Acquire) != phase::CLOSING || syscall::now_ns() >= until {
+                    break;
+                }
                 syscall::sleep_ns(LOOK_NS);
             }
         }

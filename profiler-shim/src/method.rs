@@ -1,6 +1,7 @@
 //! Addresses and ClassIDs → names, on the service thread, inside the gate. Names are raw: what the compiler made of async methods and
 //! lambdas (`<Load>d__3.MoveNext`) is made readable by the daemon.
 
+use crate::com::hresult::E_FAIL;
 use crate::com::info::{CodeRange, Info};
 use crate::com::metadata::{Metadata, Name};
 use crate::signature::{Blob, arity, element, simple, without_namespace, word};
@@ -134,9 +135,12 @@ impl Namer {
         out.module_id = found.module;
         out.token = found.token;
         self.module_name(found.module, &mut out.module);
-        let Some(metadata) = self.info.metadata(found.module) else { return Ok(()) };
+        // A body without a name is no answer.
+        let Some(metadata) = self.info.metadata(found.module) else { return Err(E_FAIL) };
         let mut name: Name = [0; 512];
-        let Some((type_token, signature)) = metadata.method(found.token, &mut name) else { return Ok(()) };
+        let Some((type_token, signature)) = metadata.method(found.token, &mut name) else {
+            return Err(E_FAIL);
+        };
         let class = match self.owners.class_of(function, found.class) {
             0 => None,
             class => {
@@ -307,9 +311,12 @@ impl Namer {
             blob.number()
         })();
         // The return type is passed over by writing it and taking it back.
-        let before = out.len();
+        let before = out.mark();
         let whole = header.is_some() && self.signature_type(out, scope, &mut blob, 0).is_some();
-        out.truncate(before);
+        out.back_to(before);
+        if !whole {
+            out.push('…');
+        }
         let count = if whole { header.unwrap_or(0) } else { 0 };
         for index in 0..count.min(256) {
             if index > 0 {
@@ -330,7 +337,8 @@ impl Namer {
         blob: &mut Blob<'_>,
         depth: u32,
     ) -> Option<()> {
-        if depth > DEPTH {
+        // What does not fit need not be looked up: a signature in 64 KiB can ask for very much.
+        if depth > DEPTH || out.was_cut() {
             return None;
         }
         let deeper = depth.wrapping_add(1);
@@ -381,14 +389,14 @@ impl Namer {
             }
             element::FNPTR => {
                 // The pointed-to signature is passed over.
-                let before = out.len();
+                let before = out.mark();
                 if blob.byte()? & 0x10 != 0 {
                     blob.number()?;
                 }
                 for _ in 0..blob.number()?.min(256).saturating_add(1) {
                     self.signature_type(out, scope, blob, deeper)?;
                 }
-                out.truncate(before);
+                out.back_to(before);
                 out.push_str("delegate*");
             }
             element::INTERNAL => {
@@ -463,7 +471,7 @@ fn push_canon(out: &mut Line, count: usize) {
 }
 
 /// All code of a function, as (start, bytes) words in `bytes`: for a method that goes away.
-pub fn code_of(info: Info, function: usize, bytes: &mut [u8; 64]) -> &[u8] {
+pub fn code_of(info: Info, function: usize, bytes: &mut [u8; 256]) -> &[u8] {
     let mut starts = [0usize; 32];
     let bodies = info.bodies(function, 0, &mut starts);
     let mut used = 0usize;

@@ -39,6 +39,11 @@ pub struct Collections {
 }
 
 impl Collections {
+    #[cfg(test)]
+    pub(crate) fn new() -> Self {
+        Self { newest: AtomicU64::new(0), open: Default::default() }
+    }
+
     /// True when this is the first report of the start of collection `number`. Numbers only grow.
     pub fn started(&self, number: u32) -> bool {
         let number = u64::from(number).wrapping_add(1);
@@ -85,7 +90,7 @@ mod tests {
 
     #[test]
     fn nested_collections_are_reported_once_each() {
-        let seen = Collections { newest: AtomicU64::new(0), open: Default::default() };
+        let seen = Collections::new();
         assert!(seen.started(0));
         assert!(!seen.started(0));
         assert!(seen.started(1));

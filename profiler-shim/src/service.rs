@@ -1,7 +1,8 @@
 //! The instance's own thread: watches the lease, answers requests, names types, has the EventPipe session started and ended, detaches.
 //! A native thread: the runtime answers questions here that it refuses inside its callbacks (.NET 8 and 9).
 
-use crate::com::info::Info;
+use crate::com::hresult::E_FAIL;
+use crate::com::info::{Info, Mask};
 use crate::instance::{Instance, phase};
 use crate::method::{Line, Named, Namer};
 use crate::syscall;
@@ -18,11 +19,14 @@ const LISTENING_NS: u64 = 10_000_000;
 const QUIET_NS: u64 = 100_000_000;
 /// The end of a process waits at most this long for last questions (its callback a little longer).
 const LAST_QUESTIONS_NS: u64 = 45_000_000;
+const LAST_PAUSE_NS: u64 = 500_000;
 /// Requests answered before the lease is looked at again.
 const BATCH: u32 = 256;
 /// How long callbacks that began before the session ended may take to leave.
 const DRAIN_NS: u64 = 5_000_000;
 const DRAIN_LOOKS: u32 = 200;
+/// Between two tries to start or end a session when the first did not work.
+const RETRY_NS: u64 = 1_000_000_000;
 
 /// What the loop does next.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,6 +45,8 @@ struct Service<'a> {
     /// An address that could not be answered because something was unloading.
     put_off: Option<u64>,
     no_more_questions: bool,
+    /// No session is started or ended again before this moment.
+    retry_ns: u64,
 }
 
 /// The thread's whole life. Returns when the process ends or the detach is under way.
@@ -56,8 +62,10 @@ pub fn run(instance: &Instance) {
         named: Named::new(),
         put_off: None,
         no_more_questions: false,
+        retry_ns: 0,
     };
-    service.begin();
+    // Loaded by environment, the session is running since Initialize, and samples have been told.
+    service.match_session();
     instance.region().set_state(State::Ready);
     loop {
         match instance.phase.load(Ordering::Acquire) {
@@ -82,23 +90,38 @@ pub fn run(instance: &Instance) {
 }
 
 impl Service<'_> {
-    /// Somebody listens (again): say who we are, start the session if it is not running.
+    /// Somebody listens again: say so before anything else, then start the session. Without room to say so, the next round tries again.
     fn begin(&mut self) {
-        let instance = self.instance;
         self.release_handles();
-        instance.types.forget();
-        instance.set_listening(true);
-        instance.send(Body::Hello { runtime: instance.runtime.load(Ordering::Relaxed) });
-        if instance.session.load(Ordering::Relaxed) == 0 {
-            self.apart(|instance, info| instance.start_session(info));
+        self.instance.types.forget();
+        if self.instance.say_hello() {
+            self.instance.set_listening(true);
+            self.retry_ns = 0;
+            self.match_session();
         }
     }
 
     /// Nobody listens: nothing is produced any more.
-    fn quiet(&self) {
+    fn quiet(&mut self) {
         self.instance.set_listening(false);
-        self.apart(|instance, info| instance.stop_session(info));
+        self.retry_ns = 0;
+        self.match_session();
         self.release_handles();
+    }
+
+    /// Has a session run while somebody listens, and none while nobody does. What did not work is tried again after a while.
+    fn match_session(&mut self) {
+        let running = self.instance.session.load(Ordering::Relaxed) != 0;
+        let now_ns = syscall::now_ns();
+        if running == self.instance.is_listening() || now_ns < self.retry_ns {
+            return;
+        }
+        self.retry_ns = now_ns.saturating_add(RETRY_NS);
+        if running {
+            self.apart(|instance, info| instance.stop_session(info));
+        } else {
+            self.apart(|instance, info| instance.start_session(info));
+        }
     }
 
     /// Starts or ends a session on a passing thread. Both run managed code (the event source's own callback), and from then on the
@@ -135,17 +158,41 @@ impl Service<'_> {
 
     /// One look at everything. Answers the number of requests answered.
     fn round(&mut self) -> (Next, u32) {
+        // While the process ends, only questions matter.
+        if self.instance.phase.load(Ordering::Acquire) == phase::WORK && self.look_at_lease() == Next::Detach
+        {
+            return (Next::Detach, 0);
+        }
+        if self.instance.is_listening() {
+            self.instance.tell_untold();
+        }
+        self.answer_requests()
+    }
+
+    fn look_at_lease(&mut self) -> Next {
         let (listener, heartbeat, period_ns) = self.instance.region().lease_words();
         match self.lease.observe(listener, heartbeat, period_ns, syscall::now_ns()) {
             Verdict::Listening if !self.instance.is_listening() => self.begin(),
             Verdict::Listening => {}
+            // Another one, which knows nothing of what the last one was told.
+            Verdict::Replaced => {
+                if self.instance.is_listening() {
+                    self.quiet();
+                }
+                self.begin();
+            }
             Verdict::Quiet if self.instance.is_listening() => {
                 self.instance.count(Counter::LeasesLost);
                 self.quiet();
             }
             Verdict::Quiet => {}
-            Verdict::Abandoned => return (Next::Detach, 0),
+            Verdict::Abandoned => return Next::Detach,
         }
+        self.match_session();
+        Next::Work
+    }
+
+    fn answer_requests(&mut self) -> (Next, u32) {
         let mut answered = 0;
         while answered < BATCH {
             if let Some(address) = self.put_off.take() {
@@ -179,78 +226,62 @@ impl Service<'_> {
     }
 
     fn answer(&mut self, asked: u64) {
-        let (namer, named) = (&self.namer, &mut self.named);
-        let found = self.instance.gate.look_up(|| namer.method(asked as usize, named));
-        match found {
-            None => self.put_off = Some(asked),
-            Some(Ok(())) => {
-                self.instance.count(Counter::NamesFound);
-                self.send_method(asked);
+        let (instance, namer, named) = (self.instance, &self.namer, &mut self.named);
+        // Sent within the gate, so that no answer follows the record that the code is gone. Sending never waits.
+        let looked = instance.gate.look_up(|| {
+            let address = asked as usize;
+            let found =
+                if instance.gate.is_gone(address) { Err(E_FAIL) } else { namer.method(address, named) };
+            match found {
+                Ok(()) => {
+                    instance.count(Counter::NamesFound);
+                    send_method(instance, named, asked);
+                }
+                Err(hresult) => {
+                    instance.count(Counter::NamesMissing);
+                    instance.send(Body::NoMethod { asked, hresult });
+                }
             }
-            Some(Err(hresult)) => {
-                self.instance.count(Counter::NamesMissing);
-                self.instance.send(Body::NoMethod { asked, hresult });
-            }
-        }
-    }
-
-    fn send_method(&self, asked: u64) {
-        let named = &self.named;
-        if named.name.was_cut() {
-            self.instance.count(Counter::NamesCut);
-        }
-        let mut ranges = [0u8; 8 * 16];
-        let words =
-            named.ranges.iter().take(named.range_count).flat_map(|r| [r.start as u64, r.bytes as u64]);
-        for (to, word) in ranges.chunks_exact_mut(8).zip(words) {
-            for (to, from) in to.iter_mut().zip(word.to_le_bytes()) {
-                *to = from;
-            }
-        }
-        let used = ranges.get(..named.range_count.wrapping_mul(16)).unwrap_or(&[]);
-        self.instance.send(Body::Method {
-            asked,
-            module_id: named.module_id as u64,
-            token: named.token,
-            dynamic: named.dynamic,
-            ranges: Words::new(used),
-            name: named.name.as_str(),
-            module: named.module.as_str(),
         });
+        if looked.is_none() {
+            self.put_off = Some(asked);
+        }
     }
 
     fn name_types(&self) {
-        self.instance.types.name_waiting(|type_id| {
-            let (mut name, mut module) = (Line::new(), Line::new());
-            let class = type_id as usize;
-            match self.instance.gate.look_up(|| self.namer.class(class, &mut name, &mut module)) {
-                None => false,
-                Some(known) => {
-                    if known {
-                        self.instance.count(Counter::TypeNames);
-                    } else {
-                        self.instance.count(Counter::RuntimeRefusals);
-                        name.push('?');
-                    }
-                    self.instance.send(Body::TypeName {
-                        type_id,
-                        name: name.as_str(),
-                        module: module.as_str(),
-                    })
+        let instance = self.instance;
+        instance.types.name_waiting(|type_id, still_there| {
+            let named = instance.gate.look_up(|| {
+                // An unload between the list and the gate has forgotten the types it took along.
+                if !still_there() {
+                    return true;
                 }
-            }
+                let (mut name, mut module) = (Line::new(), Line::new());
+                if self.namer.class(type_id as usize, &mut name, &mut module) {
+                    instance.count(Counter::TypeNames);
+                } else {
+                    instance.count(Counter::RuntimeRefusals);
+                    name.push('?');
+                }
+                instance.send(Body::TypeName { type_id, name: name.as_str(), module: module.as_str() })
+            });
+            named.unwrap_or(false)
         });
     }
 
     /// The process ends: a last chance for names, while its callback waits.
     fn farewell(&mut self) {
         let until = syscall::now_ns().saturating_add(LAST_QUESTIONS_NS);
-        while !self.no_more_questions && syscall::now_ns() < until {
+        // A seccomp filter may deny the clock: then the number of looks ends it.
+        for _ in 0..LAST_QUESTIONS_NS / LAST_PAUSE_NS {
+            if self.no_more_questions || syscall::now_ns() >= until {
+                break;
+            }
             if self.instance.phase.load(Ordering::Acquire) != phase::CLOSING {
                 return;
             }
             self.round();
-            syscall::sleep_ns(BUSY_NS / 4);
+            syscall::sleep_ns(LAST_PAUSE_NS);
         }
         self.instance.set_listening(false);
         if self.instance.phase.swap(phase::DONE, Ordering::AcqRel) == phase::CLOSING {
@@ -262,6 +293,11 @@ impl Service<'_> {
     fn detach(&mut self) -> bool {
         self.instance.region().set_state(State::Closing);
         self.quiet();
+        // No thread was to be had: then here. This one has no more questions.
+        self.instance.stop_session(self.info);
+        if self.info.set_mask(Mask::NONE).is_err() {
+            self.instance.count(Counter::RuntimeRefusals);
+        }
         syscall::sleep_ns(DRAIN_NS);
         // An allocation callback that was under way may have made a handle since.
         self.release_handles();
@@ -272,10 +308,40 @@ impl Service<'_> {
             Ok(()) => true,
             Err(_) => {
                 self.instance.count(Counter::RuntimeRefusals);
+                if self.info.set_mask(Mask::OURS).is_err() {
+                    self.instance.count(Counter::RuntimeRefusals);
+                }
+                // Unloads have gone unseen.
+                self.instance.gate.forget();
+                self.instance.types.forget();
+                self.instance.code_untold.store(1, Ordering::Release);
                 self.instance.region().set_state(State::Ready);
                 self.lease = Lease::new(syscall::now_ns());
                 false
             }
         }
     }
+}
+
+fn send_method(instance: &Instance, named: &Named, asked: u64) {
+    if named.name.was_cut() {
+        instance.count(Counter::NamesCut);
+    }
+    let mut ranges = [0u8; 8 * 16];
+    let words = named.ranges.iter().take(named.range_count).flat_map(|r| [r.start as u64, r.bytes as u64]);
+    for (to, word) in ranges.chunks_exact_mut(8).zip(words) {
+        for (to, from) in to.iter_mut().zip(word.to_le_bytes()) {
+            *to = from;
+        }
+    }
+    let used = ranges.get(..named.range_count.wrapping_mul(16)).unwrap_or(&[]);
+    instance.send(Body::Method {
+        asked,
+        module_id: named.module_id as u64,
+        token: named.token,
+        dynamic: named.dynamic,
+        ranges: Words::new(used),
+        name: named.name.as_str(),
+        module: named.module.as_str(),
+    });
 }

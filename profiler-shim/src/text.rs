@@ -7,6 +7,13 @@ pub struct Text<const N: usize> {
     cut: bool,
 }
 
+/// A place in a text.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    len: usize,
+    cut: bool,
+}
+
 impl<const N: usize> Text<N> {
     /// Empty.
     #[must_use]
@@ -27,12 +34,6 @@ impl<const N: usize> Text<N> {
         core::str::from_utf8(bytes).unwrap_or("")
     }
 
-    /// Bytes so far.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
     /// True when nothing was written.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -45,9 +46,16 @@ impl<const N: usize> Text<N> {
         self.cut
     }
 
-    /// Forgets everything after the first `len` bytes (a length that [`Text::len`] gave).
-    pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+    /// What there is now, for [`Text::back_to`].
+    #[must_use]
+    pub fn mark(&self) -> Mark {
+        Mark { len: self.len, cut: self.cut }
+    }
+
+    /// Forgets everything since `mark` was taken.
+    pub fn back_to(&mut self, mark: Mark) {
+        self.len = self.len.min(mark.len);
+        self.cut = mark.cut;
     }
 
     /// Appends a character.
@@ -116,6 +124,13 @@ mod tests {
         assert_eq!((text.as_str(), text.was_cut()), ("aäö", false));
         text.push_str("b");
         assert_eq!((text.as_str(), text.was_cut()), ("aäö", true));
+        text.clear();
+        text.push('a');
+        let mark = text.mark();
+        text.push_str("bcdefg");
+        assert!(text.was_cut());
+        text.back_to(mark);
+        assert_eq!((text.as_str(), text.was_cut()), ("a", false));
         text.clear();
         text.push_str("abcdä");
         assert_eq!((text.as_str(), text.was_cut()), ("abcd", true));

@@ -41,8 +41,9 @@ impl Types {
         false
     }
 
-    /// Calls `name` for each type not yet named; those for which it answers true are done.
-    pub fn name_waiting(&self, mut name: impl FnMut(u64) -> bool) {
+    /// Calls `name` for each type not yet named; those for which it answers true are done. A type may be forgotten between the call
+    /// and its look-up: the second argument tells whether it is still there.
+    pub fn name_waiting(&self, mut name: impl FnMut(u64, &dyn Fn() -> bool) -> bool) {
         // Acquire: pairs with the release in `add`, which follows the slot's store.
         if self.waiting.swap(0, Ordering::AcqRel) == 0 {
             return;
@@ -52,7 +53,7 @@ impl Types {
             if type_id == 0 || type_id & NAMED != 0 {
                 continue;
             }
-            if name(type_id) {
+            if name(type_id, &|| slot.load(Ordering::Relaxed) == type_id) {
                 // Not when it was replaced or forgotten meanwhile.
                 slot.compare_exchange(type_id, type_id | NAMED, Ordering::Relaxed, Ordering::Relaxed).ok();
             } else {
@@ -84,7 +85,8 @@ mod tests {
 
     fn named(types: &Types) -> Vec<u64> {
         let mut all = Vec::new();
-        types.name_waiting(|t| {
+        types.name_waiting(|t, still_there| {
+            assert!(still_there());
             all.push(t);
             true
         });
@@ -108,7 +110,20 @@ mod tests {
     fn a_type_that_could_not_be_named_is_tried_again() {
         let types = types();
         types.add(0x1000);
-        types.name_waiting(|_| false);
+        types.name_waiting(|_, _| false);
+        assert_eq!(named(&types), [0x1000]);
+    }
+
+    #[test]
+    fn a_type_that_is_forgotten_before_its_look_up_is_known_to_be() {
+        let types = types();
+        types.add(0x1000);
+        types.name_waiting(|_, still_there| {
+            types.forget();
+            assert!(!still_there());
+            true
+        });
+        types.add(0x1000);
         assert_eq!(named(&types), [0x1000]);
     }
 

@@ -89,8 +89,12 @@ unsafe fn start(this: *mut c_void, unknown: *mut c_void, client_data: Option<&[u
     }
     object.instance.set_listening(true);
     object.instance.start_session(info);
-    object.start_thread();
-    S_OK
+    if object.start_thread() {
+        return S_OK;
+    }
+    object.instance.give_up(info);
+    object.instance.on_detached();
+    CORPROF_E_PROFILER_CANCEL_ACTIVATION
 }
 
 pub(super) unsafe extern "C" fn initialize(this: *mut c_void, unknown: *mut c_void) -> i32 {
@@ -115,7 +119,9 @@ pub(super) unsafe extern "C" fn profiler_attach_complete(this: *mut c_void) -> i
     let object = unsafe { object(this) };
     object.instance.set_listening(true);
     object.instance.list_threads();
-    object.start_thread();
+    if !object.start_thread() {
+        object.instance.leave_without_thread();
+    }
     S_OK
 }
 
@@ -146,11 +152,11 @@ pub(super) unsafe extern "C" fn module_unload_started(this: *mut c_void, module:
     S_OK
 }
 
-pub(super) unsafe extern "C" fn module_unload_finished(this: *mut c_void, _: usize, _: i32) -> i32 {
+pub(super) unsafe extern "C" fn module_unload_finished(this: *mut c_void, module: usize, _: i32) -> i32 {
     // SAFETY: `this` is the object it was called on.
     let instance = &unsafe { object(this) }.instance;
     if instance.is_alive() {
-        instance.on_module_unloaded();
+        instance.on_module_unloaded(module);
     }
     S_OK
 }
@@ -160,6 +166,15 @@ pub(super) unsafe extern "C" fn dynamic_method_unloaded(this: *mut c_void, funct
     let instance = &unsafe { object(this) }.instance;
     if instance.is_alive() {
         instance.on_dynamic_method_unloaded(function);
+    }
+    S_OK
+}
+
+pub(super) unsafe extern "C" fn thread_destroyed(this: *mut c_void, thread: usize) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    let instance = &unsafe { object(this) }.instance;
+    if instance.is_alive() {
+        instance.on_thread_destroyed(thread);
     }
     S_OK
 }
@@ -212,7 +227,7 @@ pub(super) unsafe extern "C" fn garbage_collection_started(
 pub(super) unsafe extern "C" fn garbage_collection_finished(this: *mut c_void) -> i32 {
     // SAFETY: `this` is the object it was called on.
     let instance = &unsafe { object(this) }.instance;
-    if instance.is_alive() && instance.is_listening() {
+    if instance.is_alive() {
         instance.on_gc_finished();
     }
     S_OK

@@ -55,6 +55,8 @@ impl Mask {
     /// MODULE_LOADS (for unloads), THREADS; DYNAMIC_FUNCTION_UNLOADS, BASIC_GC, EVENT_PIPE. All may be set after an attach and by a
     /// notification-only profiler.
     pub const OURS: Self = Self { low: 0x4 | 0x200, high: 0x4 | 0x10 | 0x80 };
+    /// No callbacks.
+    pub const NONE: Self = Self { low: 0, high: 0 };
 }
 
 /// COR_PRF_EVENTPIPE_PROVIDER_CONFIG.
