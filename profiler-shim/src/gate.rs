@@ -14,11 +14,11 @@ const PAUSE_NS: u64 = 50_000;
 /// Looks within [`PATIENCE_NS`]; also ends the wait where the clock may not be read.
 const LOOKS: u64 = PATIENCE_NS / PAUSE_NS;
 /// How long after its last callback code may still be on its way out.
-const SETTLE_NS: u64 = 150_000_000;
+const SETTLE_NS: u64 = 100_000_000;
 /// Modules that unload at a time; one, as a rule.
 const MODULES: usize = 64;
-/// Runs of code that went away lately.
-const GONE: usize = 256;
+/// Runs of code that went away lately: room for 20,000 dynamic methods a second.
+const GONE: usize = 2048;
 
 /// The gate. All zeroes is open.
 pub struct Gate {
