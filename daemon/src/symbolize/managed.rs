@@ -186,19 +186,6 @@ impl ManagedNames {
         self.symbols.get(&id).cloned()
     }
 
-    /// Drops all that is known of a process.
-    pub(super) fn forget(&mut self, process: ProcessId) {
-        self.processes.remove(&process);
-        let symbols = &mut self.symbols;
-        self.ids.retain(|key, id| {
-            let keep = key.process != process;
-            if !keep {
-                symbols.remove(id);
-            }
-            keep
-        });
-    }
-
     /// Names refused because a store was full, and ranges two methods claimed.
     pub(super) fn counters(&self) -> [(&'static str, u64); 2] {
         [("managed_names_refused", self.refused), ("managed_ranges_claimed_twice", self.conflicts)]
@@ -393,14 +380,11 @@ mod tests {
     }
 
     #[test]
-    fn no_method_is_its_own_reason_and_forgetting_a_process_frees_its_names() {
+    fn no_method_is_its_own_reason() {
         let mut names = ManagedNames::default();
         names.want(PROCESS, 0x5000, 0);
         names.observe(PROCESS, &ShimEvent::NoMethod { asked: 0x5000, hresult: -1 });
         assert_eq!(name(&mut names, 0x5000, 0), Err(Missing::NoMethod));
-        names.observe(PROCESS, &method(1, "A.M()", &[(0x1000, 0x100)]));
-        names.forget(PROCESS);
-        assert!(names.ids.is_empty() && names.symbols.is_empty() && names.processes.is_empty());
     }
 
     proptest! {

@@ -164,11 +164,6 @@ impl Symbolizer {
         self.managed.waiting(process)
     }
 
-    /// Forgets a process: its frames keep the names they were resolved to, until the cache drops them.
-    pub fn forget(&mut self, process: ProcessId) {
-        self.managed.forget(process);
-    }
-
     /// Looks up all `frames` that are not known yet, in one batch per image.
     pub fn resolve(&mut self, frames: impl IntoIterator<Item = FrameKey>, directory: &dyn Directory) {
         let frames: HashSet<FrameKey> = frames.into_iter().collect();
@@ -177,7 +172,9 @@ impl Symbolizer {
         }
         let mut kernel = Vec::new();
         let mut images: BTreeMap<ImageId, Vec<u64>> = BTreeMap::new();
-        let mut maps: HashMap<ProcessId, Option<PerfMap>> = HashMap::new();
+        // Frames come sorted by process, so one process's map is held at a time.
+        let mut map = LazyPerfMap::default();
+        let mut copied = native::CopyBudget::default();
         // The name of a managed frame may come later than the first window that needs it.
         let again = |frame: &FrameKey, symbol: &Symbol| {
             symbol.unresolved.is_some() && matches!(frame, FrameKey::Managed { .. })
@@ -191,10 +188,7 @@ impl Symbolizer {
                 FrameKey::Native { image, address } => images.entry(image).or_default().push(address),
                 FrameKey::Managed { process, start, generation } => {
                     self.managed.want(process, start, generation);
-                    let map = maps
-                        .entry(process)
-                        .or_insert_with(|| perf_map::open(directory.live_pid(process)?, &mut self.perf_maps));
-                    self.managed_symbol(frame, process, start, generation, map.as_mut());
+                    self.managed_symbol(frame, (process, start, generation), &mut map, directory);
                 }
                 FrameKey::Stub { .. } => self.put(frame, plain("[runtime stub]", Module::Jit)),
                 FrameKey::Unknown { address, .. } => {
@@ -206,7 +200,7 @@ impl Symbolizer {
         }
         self.kernel_symbols(&kernel);
         for (image, addresses) in images {
-            self.native_symbols(image, &addresses, directory);
+            self.native_symbols(image, &addresses, directory, &mut copied);
         }
     }
 
@@ -244,12 +238,18 @@ impl Symbolizer {
         }
     }
 
-    fn native_symbols(&mut self, image: ImageId, addresses: &[u64], directory: &dyn Directory) {
+    fn native_symbols(
+        &mut self,
+        image: ImageId,
+        addresses: &[u64],
+        directory: &dyn Directory,
+        copied: &mut native::CopyBudget,
+    ) {
         let file = directory.image(image);
         let path = file.map_or("[unknown image]", |file| file.path);
         let found = match (file.and_then(|file| file.file), directory.image_bytes(image)) {
-            (Some(file), _) => Some(native::names(file, addresses)),
-            (None, Some(bytes)) => Some(native::names_in(bytes, addresses)),
+            (Some(file), _) => Some(native::names(file, addresses, copied)),
+            (None, Some(bytes)) => Some(native::names_in(bytes, addresses, copied)),
             (None, None) => None,
         };
         let (names, why) = match found {
@@ -285,15 +285,14 @@ impl Symbolizer {
     fn managed_symbol(
         &mut self,
         frame: FrameKey,
-        process: ProcessId,
-        start: u64,
-        generation: u32,
-        map: Option<&mut PerfMap>,
+        (process, start, generation): (ProcessId, u64, u32),
+        map: &mut LazyPerfMap,
+        directory: &dyn Directory,
     ) {
         let found = match self.managed.find(process, start, generation) {
             // A perf map has no generations: it can only speak for code that was never replaced.
             Err(Missing::NotAnswered | Missing::NoMethod) if generation == 0 => {
-                match map.and_then(|map| map.name(start)) {
+                match map.of(process, directory, &mut self.perf_maps).and_then(|map| map.name(start)) {
                     Some(name) => self.managed.named_by_perf_map(process, name).ok_or(Missing::StoreFull),
                     None => self.managed.find(process, start, generation),
                 }
@@ -307,6 +306,27 @@ impl Symbolizer {
         let unknown =
             |missing: Missing| unnamed(&format!("[managed] 0x{start:x}"), Module::Jit, missing.into());
         self.put(frame, symbol.unwrap_or_else(unknown));
+    }
+}
+
+/// The perf map of one process, read when the first of its frames has no other name.
+#[derive(Default)]
+struct LazyPerfMap(Option<(ProcessId, Option<PerfMap>)>);
+
+impl LazyPerfMap {
+    fn of(
+        &mut self,
+        process: ProcessId,
+        directory: &dyn Directory,
+        counters: &mut perf_map::Counters,
+    ) -> Option<&PerfMap> {
+        if self.0.as_ref().is_none_or(|(of, _)| *of != process) {
+            // The previous process's map is freed before the next is read.
+            self.0 = None;
+            let map = directory.live_pid(process).and_then(|pid| perf_map::open(pid, counters));
+            self.0 = Some((process, map));
+        }
+        self.0.as_ref()?.1.as_ref()
     }
 }
 
@@ -361,6 +381,42 @@ pub const fn marker_name(marker: Marker) -> &'static str {
 mod tests {
     use super::*;
     use crate::source::Method;
+
+    /// Knows every process as this one, and how often it was asked.
+    #[derive(Default)]
+    struct Own(std::cell::Cell<u32>);
+
+    impl Directory for Own {
+        fn image(&self, _: ImageId) -> Option<ImageFile<'_>> {
+            None
+        }
+
+        fn live_pid(&self, _: ProcessId) -> Option<u32> {
+            self.0.set(self.0.get() + 1);
+            None
+        }
+    }
+
+    #[test]
+    fn a_perf_map_is_looked_for_once_per_process_and_only_where_a_name_is_missing() {
+        let frame = |process, start| FrameKey::Managed { process: ProcessId(process), start, generation: 0 };
+        let method = Method {
+            asked: 0x1000,
+            module_id: 1,
+            token: 1,
+            dynamic: false,
+            name: "A.M()".to_owned(),
+            module: String::new(),
+            ranges: vec![(0x1000, 16)],
+        };
+        let mut symbolizer = Symbolizer::default();
+        symbolizer.observe(ProcessId(1), &ShimEvent::Method(Box::new(method)));
+        let own = Own::default();
+        symbolizer.resolve([frame(1, 0x1000)], &own);
+        assert_eq!((own.0.get(), symbolizer.symbol(frame(1, 0x1000)).name.as_ref()), (0, "A.M()"));
+        symbolizer.resolve([frame(1, 0x2000), frame(2, 0x2000), frame(1, 0x3000)], &own);
+        assert_eq!(own.0.get(), 2);
+    }
 
     struct Nothing;
 

@@ -14,8 +14,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Largest file that is looked at: no real library is bigger, and a sparse one may claim anything.
 const MAX_FILE_BYTES: u64 = 16 << 30;
-/// Bytes of headers and tables copied from one file.
-const MAX_COPIED_BYTES: u64 = 256 << 20;
+/// Bytes of headers and tables copied from one file, and from all files of one window.
+const MAX_COPIED_BYTES: u64 = 64 << 20;
+const MAX_COPIED_IN_ALL_BYTES: u64 = 512 << 20;
 /// How far a symbol without a size (hand-written assembly) reaches at most.
 const MAX_SIZELESS_BYTES: usize = 4096;
 /// Copied per read.
@@ -46,6 +47,14 @@ pub enum NativeError {
         /// The limit.
         limit: u64,
     },
+    /// The files before it used up what may be copied for one window.
+    #[error("its symbol tables have {found} bytes, and {left} are left for this window")]
+    Budget {
+        /// Bytes of all tables.
+        found: u64,
+        /// Bytes left.
+        left: u64,
+    },
     /// The private copy could not be made.
     #[error("cannot make a private copy: {0}")]
     Copy(#[from] rustix::io::Errno),
@@ -66,22 +75,42 @@ pub struct Name {
     pub system_name: String,
 }
 
+/// What may still be copied for one window: a process may map any number of files with large tables.
+#[derive(Debug)]
+pub struct CopyBudget {
+    left: u64,
+}
+
+impl Default for CopyBudget {
+    fn default() -> Self {
+        Self { left: MAX_COPIED_IN_ALL_BYTES }
+    }
+}
+
 /// The name of each ELF virtual address, `None` where no symbol covers it.
 ///
 /// # Errors
 /// When the file cannot be read, is no ELF file, or is beyond the limits.
-pub fn names(file: &File, addresses: &[u64]) -> Result<Vec<Option<Name>>, NativeError> {
-    symbolize(&sparse_copy(file)?, addresses)
+pub fn names(
+    file: &File,
+    addresses: &[u64],
+    budget: &mut CopyBudget,
+) -> Result<Vec<Option<Name>>, NativeError> {
+    symbolize(&sparse_copy(file, budget)?, addresses)
 }
 
 /// The same for an image that is held in memory.
 ///
 /// # Errors
 /// As [`names`].
-pub fn names_in(image: &[u8], addresses: &[u64]) -> Result<Vec<Option<Name>>, NativeError> {
+pub fn names_in(
+    image: &[u8],
+    addresses: &[u64],
+    budget: &mut CopyBudget,
+) -> Result<Vec<Option<Name>>, NativeError> {
     let mut file = memfd()?;
     file.write_all(image)?;
-    names(&file, addresses)
+    names(&file, addresses, budget)
 }
 
 /// Looks addresses up in a file nobody else can change.
@@ -127,7 +156,7 @@ fn memfd() -> Result<File, NativeError> {
 }
 
 /// A memfd as long as `file` that holds its headers and its symbol and string tables, and holes elsewhere.
-fn sparse_copy(file: &File) -> Result<File, NativeError> {
+fn sparse_copy(file: &File, budget: &mut CopyBudget) -> Result<File, NativeError> {
     let len = file.metadata()?.len();
     if len > MAX_FILE_BYTES {
         return Err(NativeError::Format("longer than 16 GiB"));
@@ -165,6 +194,7 @@ fn sparse_copy(file: &File) -> Result<File, NativeError> {
     if found > MAX_COPIED_BYTES {
         return Err(NativeError::TooLarge { found, limit: MAX_COPIED_BYTES });
     }
+    budget.left = budget.left.checked_sub(found).ok_or(NativeError::Budget { found, left: budget.left })?;
     let copy = memfd()?;
     copy.set_len(len)?;
     let mut chunk = vec![0; CHUNK_BYTES];
@@ -254,7 +284,7 @@ mod tests {
     fn names_a_function_of_this_binary_and_nothing_outside_it() {
         let (file, base) = own_image();
         let address = a_function_with_a_known_name() - base;
-        let found = names(&file, &[address + 1, 0x7fff_ffff_ffff]).unwrap();
+        let found = names(&file, &[address + 1, 0x7fff_ffff_ffff], &mut CopyBudget::default()).unwrap();
         let name = found[0].as_ref().unwrap();
         assert!(name.name.ends_with("native::tests::a_function_with_a_known_name"), "{}", name.name);
         assert!(
@@ -263,6 +293,13 @@ mod tests {
             name.system_name
         );
         assert_eq!(found[1], None);
+    }
+
+    #[test]
+    fn a_window_copies_no_more_than_its_budget() {
+        let (file, _) = own_image();
+        let mut budget = CopyBudget { left: 1000 };
+        assert!(matches!(names(&file, &[0x1234], &mut budget), Err(NativeError::Budget { left: 1000, .. })));
     }
 
     #[test]
@@ -288,7 +325,8 @@ mod tests {
         let probe = |bytes: &[u8]| {
             let mut scratch = tempfile::tempfile().unwrap();
             scratch.write_all(bytes).unwrap();
-            names(&scratch, &[0x1234]).map(|found| found.into_iter().flatten().count())
+            names(&scratch, &[0x1234], &mut CopyBudget::default())
+                .map(|found| found.into_iter().flatten().count())
         };
         for cut in [0, 1, 63, 64, 65, 4095, 4096] {
             assert!(probe(&start[..cut]).is_err(), "cut at {cut}");

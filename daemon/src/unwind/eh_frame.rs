@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
 /// Longest FDE that is executed, bytes: the longest of Chromium's has under 20 KiB.
-const MAX_FDE_BYTES: usize = 256 << 10;
+const MAX_FDE_BYTES: usize = 32 << 10;
 /// Most entries an index made by reading the whole section may have.
 const MAX_INDEX: usize = 2 << 20;
 /// Most operations of one DWARF expression, and values on its stack.
