@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 /// What one round takes of one region: at a round every 10 ms this is 100 MiB/s, far above what a shim sends, and no more than
 /// a moment of the daemon's time.
 const QUOTA: Quota = Quota { records: 4096, bytes: 1 << 20 };
+/// Rounds in which a region that has ended may still hand over what was in it: a second's worth.
+const LAST_ROUNDS: u32 = 100;
 /// A record that stays unfinished for this long has lost its writer.
 const HOLE_AGE: Duration = Duration::from_secs(1);
 /// Distinct types, and threads with a name, that one region may tell.
@@ -58,6 +60,8 @@ pub(super) struct Reader {
     base: [u64; counter::ALL.len()],
     hole: Option<(u64, Instant)>,
     said_bye: bool,
+    /// Rounds since its end.
+    last_rounds: u32,
     /// It was told to leave.
     leaving: bool,
     beat: u64,
@@ -84,6 +88,7 @@ impl Reader {
             base: [0; counter::ALL.len()],
             hole: None,
             said_bye: false,
+            last_rounds: 0,
             leaving: false,
             beat: 0,
         };
@@ -180,13 +185,16 @@ impl Reader {
         ended: bool,
         sink: &mut dyn FnMut(Event),
     ) -> Result<(), End> {
-        let last_words = ended || self.is_over();
-        let rounds =
-            if last_words { self.consumer.geometry().units * UNIT_BYTES / QUOTA.bytes + 2 } else { 1 };
+        if !(ended || self.is_over()) {
+            return self.drain_quota(context, ended, sink);
+        }
+        // Last words: what the ring holds, at once. Whoever goes on writing after its end is not listened to.
+        let rounds = self.consumer.geometry().units * UNIT_BYTES / QUOTA.bytes + 2;
         for _ in 0..rounds {
             self.drain_quota(context, ended, sink)?;
         }
-        Ok(())
+        self.last_rounds += 1;
+        if self.last_rounds > LAST_ROUNDS { Err(End::Gone) } else { Ok(()) }
     }
 
     fn drain_quota(

@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 const SILENT_FOR: Duration = Duration::from_millis(2500);
 /// Regions read in all; each costs two descriptors at most and its share of every round.
 const REGIONS: usize = 4096;
+/// Other recorders' regions kept an eye on in one process: each is an open descriptor, and the runtime loads at most 32 shims.
+const UNCLAIMED: usize = 32;
 /// Region-like things of one process remembered as not ours to read.
 const REFUSED: usize = 64;
 
@@ -153,6 +155,9 @@ impl Process {
                     shared.totals.regions_refused += 1;
                 } else if owner == shared.owner {
                     self.take(consumer, true, time, shared);
+                } else if self.unclaimed.len() >= UNCLAIMED {
+                    shared.totals.regions_too_many += 1;
+                    self.refuse(key);
                 } else {
                     self.unclaimed.push(Unclaimed { consumer, lease: None, since: now });
                 }
