@@ -23,7 +23,7 @@ impl Directory for ProcessTable {
         let info = self.info(process)?;
         // A pid names the same process only while its start time is the same.
         let same = self.id(info.pid) == Some(process)
-            && info.start_ticks.is_none_or(|ticks| start_ticks(info.pid) == Some(ticks));
+            && info.start_ticks.is_some_and(|ticks| start_ticks(info.pid) == Some(ticks));
         same.then_some(info.pid)
     }
 }

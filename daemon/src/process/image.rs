@@ -69,6 +69,17 @@ struct Identity {
     size: u64,
 }
 
+impl Identity {
+    fn of(meta: &std::fs::Metadata) -> Self {
+        Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+            ctime: (meta.ctime(), meta.ctime_nsec()),
+            size: meta.size(),
+        }
+    }
+}
+
 /// Where an image's bytes are.
 #[derive(Debug)]
 enum Source {
@@ -160,6 +171,8 @@ pub struct Image {
     pub device: (u32, u32),
     /// Inode.
     pub inode: u64,
+    /// What its file was when it was parsed; `None` for the vDSO.
+    identity: Option<Identity>,
     source: Source,
     format: Format,
     /// Highest when used last.
@@ -200,18 +213,6 @@ impl Image {
         }
     }
 
-    /// True for x86-64 ELF.
-    #[must_use]
-    pub fn is_elf(&self) -> bool {
-        matches!(self.format, Format::Elf { .. })
-    }
-
-    /// True for x86-64 PE.
-    #[must_use]
-    pub fn is_pe(&self) -> bool {
-        matches!(self.format, Format::Pe { .. })
-    }
-
     /// Reads from `offset` in the file; fewer bytes than asked where it ends.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> usize {
         self.source.read(offset, into)
@@ -237,6 +238,13 @@ impl Image {
         section.rva.checked_add(offset - section.offset)
     }
 
+    /// True when its file is open and was neither written to, replaced nor removed since it was parsed. While it is open its
+    /// inode cannot become another file's.
+    fn is_unchanged(&self) -> bool {
+        let Source::File(file) = &self.source else { return false };
+        self.identity.is_some() && file.metadata().ok().map(|meta| Identity::of(&meta)) == self.identity
+    }
+
     fn parse(path: Arc<str>, device: (u32, u32), inode: u64, source: Source) -> Self {
         let mut magic = [0u8; 4];
         source.read(0, &mut magic);
@@ -246,7 +254,11 @@ impl Image {
             [b'M', b'Z', ..] => (parse_pe(&source).unwrap_or(Format::Other), None),
             _ => (Format::Other, None),
         };
-        Self { path, build_id, device, inode, source, format, used: 0 }
+        let identity = match &source {
+            Source::File(file) => file.metadata().ok().map(|meta| Identity::of(&meta)),
+            _ => None,
+        };
+        Self { path, build_id, device, inode, identity, source, format, used: 0 }
     }
 
     fn held_bytes(&self) -> usize {
@@ -480,12 +492,6 @@ impl Images {
         self.images.get_mut(usize::try_from(id.0).ok()?)
     }
 
-    /// True when a file with this device and inode was seen before.
-    #[must_use]
-    pub fn knows(&self, mapping: &Mapping) -> bool {
-        self.by_mapping.contains_key(&(mapping.device, mapping.inode))
-    }
-
     /// The image behind a file mapping of `pid`.
     ///
     /// # Errors
@@ -494,17 +500,15 @@ impl Images {
         let key = (mapping.device, mapping.inode);
         let file = match open_mapped(pid, mapping) {
             Ok(file) => file,
-            // The process is gone, or renamed its file away: the same inode was mapped before.
-            Err(error) => return self.by_mapping.get(&key).copied().ok_or(error),
+            // The process is gone, or renamed its file away: the same file was mapped before.
+            Err(error) => {
+                let known = self.by_mapping.get(&key).copied();
+                return known.filter(|id| self.get(*id).is_some_and(Image::is_unchanged)).ok_or(error);
+            }
         };
         let open_error = |source| ImageError::Open { pid, path: Arc::clone(&mapping.path), source };
         let meta = file.metadata().map_err(open_error)?;
-        let identity = Identity {
-            device: meta.dev(),
-            inode: meta.ino(),
-            ctime: (meta.ctime(), meta.ctime_nsec()),
-            size: meta.size(),
-        };
+        let identity = Identity::of(&meta);
         let id = match self.by_identity.get(&identity).copied() {
             Some(id) => {
                 if let Some(image) = self.get_mut(id)
@@ -662,4 +666,38 @@ fn by_path(pid: u32, mapping: &Mapping) -> rustix::io::Result<OwnedFd> {
         rustix::fs::openat(CWD, format!("/proc/{pid}/root"), flags | OFlags::DIRECTORY, Mode::empty())?;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     rustix::fs::openat2(root, &*mapping.path, flags | OFlags::NOFOLLOW, Mode::empty(), resolve)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Mmap;
+    use std::io::Write;
+
+    /// A pid no process can have (kernel limit 2^22).
+    const NOBODY: u32 = 5_000_000;
+
+    #[test]
+    fn a_file_of_a_process_that_is_gone_is_a_known_one_only_while_that_is_unchanged() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"first").unwrap();
+        let meta = file.as_file().metadata().unwrap();
+        let mapping = Mapping::new(&Mmap {
+            pid: std::process::id(),
+            start: 0x1000,
+            len: 0x1000,
+            file_offset: 0,
+            device: (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev())),
+            inode: meta.ino(),
+            path: file.path().to_str().unwrap().to_owned(),
+        })
+        .unwrap();
+        let mut images = Images::default();
+        let first = images.resolve(std::process::id(), &mapping).unwrap();
+        assert_eq!(images.resolve(NOBODY, &mapping).unwrap(), first);
+        file.write_all(b" and second").unwrap();
+        file.flush().unwrap();
+        assert!(images.resolve(NOBODY, &mapping).is_err(), "rewritten in place");
+        assert_ne!(images.resolve(std::process::id(), &mapping).unwrap(), first);
+    }
 }

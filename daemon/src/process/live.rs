@@ -4,7 +4,7 @@
 use super::ProcessError;
 use super::image::Images;
 use super::mapping::{Mapping, Mappings, Region, Replaced, parse_maps_line};
-use super::memory::ProcessMemory;
+use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
 use super::table::Counters;
 use crate::sample::frame::{FrameKey, ImageId, ProcessId};
 use crate::unwind::TargetMemory;
@@ -18,8 +18,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most bytes read from one `/proc/PID/maps`.
-const MAX_MAPS_BYTES: u64 = 32 << 20;
 /// Most PCs whose step is remembered per process, and most JIT bodies.
 const MAX_STEPS: usize = 16_384;
 const MAX_BODIES: usize = 16_384;
@@ -31,11 +29,15 @@ const MAX_RULES: usize = 32_768;
 const MAX_VDSO_BYTES: u64 = 64 << 10;
 /// Bytes of JIT memory one process may have searched per [`BUDGET_PERIOD`].
 const BUDGET_BYTES: u64 = 64 << 20;
+/// CPU time that looking up rules for one process may take per [`BUDGET_PERIOD`]: its files choose how much work each is.
+const BUDGET_TIME: Duration = Duration::from_millis(250);
 const BUDGET_PERIOD: Duration = Duration::from_secs(1);
 /// How long a look at JIT memory holds.
 const RECHECK: Duration = Duration::from_secs(1);
-/// Shortest time between two readings of a process's maps because of an address no mapping covers.
+/// Shortest time between two readings of a process's maps because of an address no mapping covers; it doubles up to the longest
+/// while they find nothing.
 const REFRESH: Duration = Duration::from_millis(100);
+const LONGEST_REFRESH: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct CachedStep {
@@ -64,14 +66,18 @@ pub(super) struct Process {
     pub(super) vdso: Option<ImageId>,
     pub(super) memory: Option<ProcessMemory>,
     /// By address and whether it is exact (lowest bit).
-    pub(super) steps: HashMap<u64, CachedStep>,
+    pub(super) steps: BTreeMap<u64, CachedStep>,
     pub(super) bodies: BTreeMap<u64, KnownBody>,
     pub(super) replaced: HashMap<u64, u32>,
     /// Generation of starts `replaced` has forgotten.
     pub(super) oldest_generation: u32,
     pub(super) budget: Budget,
+    pub(super) budget_time: Duration,
     pub(super) budget_since: Instant,
     pub(super) refreshed: Option<Instant>,
+    pub(super) refresh_after: Duration,
+    /// When its last stack was walked.
+    pub(super) used: Instant,
 }
 
 impl Process {
@@ -85,13 +91,16 @@ impl Process {
             images: HashMap::new(),
             vdso: None,
             memory: None,
-            steps: HashMap::new(),
+            steps: BTreeMap::new(),
             bodies: BTreeMap::new(),
             replaced: HashMap::new(),
             oldest_generation: 0,
             budget: Budget { bytes: BUDGET_BYTES },
+            budget_time: BUDGET_TIME,
             budget_since: Instant::now(),
             refreshed: None,
+            refresh_after: REFRESH,
+            used: Instant::now(),
         };
         process.is_clr = process.mappings.iter().any(belongs_to_clr);
         process
@@ -113,6 +122,24 @@ impl Process {
         }
     }
 
+    /// Remembered steps and bodies.
+    pub(super) fn cached(&self) -> usize {
+        self.steps.len() + self.bodies.len()
+    }
+
+    /// Drops remembered steps and bodies.
+    pub(super) fn clear_caches(&mut self) {
+        self.steps.clear();
+        self.bodies.clear();
+    }
+
+    fn forget_steps(&mut self, range: &Range<u64>) {
+        let gone: Vec<u64> = self.steps.range(step_keys(range)).map(|(key, _)| *key).collect();
+        for key in gone {
+            self.steps.remove(&key);
+        }
+    }
+
     /// Code in `range` is gone.
     pub(super) fn forget(&mut self, range: &Range<u64>) {
         let starts: Vec<u64> = self.bodies_in(range);
@@ -125,10 +152,10 @@ impl Process {
                 }
                 self.replaced.insert(start, known.generation.saturating_add(1));
                 let body = known.body.range;
-                self.steps.retain(|key, _| !body.contains(&(key >> 1)));
+                self.forget_steps(&body);
             }
         }
-        self.steps.retain(|key, _| !range.contains(&(key >> 1)));
+        self.forget_steps(range);
     }
 
     /// Code in `range` may have changed: the next use looks again.
@@ -139,8 +166,8 @@ impl Process {
                 known.checked = past;
             }
         }
-        for (key, cached) in &mut self.steps {
-            if range.contains(&(key >> 1)) && cached.checked.is_some() {
+        for (_, cached) in self.steps.range_mut(step_keys(range)) {
+            if cached.checked.is_some() {
                 cached.checked = Some(past);
             }
         }
@@ -154,7 +181,7 @@ impl Process {
 
     fn memory(&mut self) -> Option<&ProcessMemory> {
         if self.memory.is_none() {
-            self.memory = ProcessMemory::open(self.pid, self.start_ticks);
+            self.memory = ProcessMemory::open(self.pid, self.start_ticks?);
         }
         self.memory.as_ref()
     }
@@ -162,6 +189,18 @@ impl Process {
     fn read(&mut self, address: u64, into: &mut [u8]) -> usize {
         self.memory().map_or(0, |m| m.read(address, into))
     }
+}
+
+/// Keys of `steps` for the addresses in `range`.
+fn step_keys(range: &Range<u64>) -> Range<u64> {
+    let key = |address: u64| address.min(u64::MAX >> 1) << 1;
+    key(range.start)..key(range.end).max(key(range.start))
+}
+
+/// CPU time of this thread: unlike the clock it does not count what other programs take.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 fn belongs_to_clr(mapping: &Mapping) -> bool {
@@ -191,21 +230,25 @@ impl View<'_> {
         if let Some(mapping) = self.process.mappings.find(pc) {
             return Some(mapping.clone());
         }
-        let recent = self.process.refreshed.is_some_and(|at| self.now.duration_since(at) < REFRESH);
+        let after = self.process.refresh_after;
+        let recent = self.process.refreshed.is_some_and(|at| self.now.duration_since(at) < after);
         if recent {
             return None;
         }
         self.process.refreshed = Some(self.now);
         self.counters.refreshes += 1;
-        if self.process.start_ticks.is_some()
-            && super::start_ticks(self.process.pid) != self.process.start_ticks
-        {
+        let ticks = self.process.start_ticks?;
+        if super::start_ticks(self.process.pid) != Some(ticks) {
             return None;
         }
         for mapping in read_maps(self.process.pid).ok()? {
-            self.process.map(mapping, self.counters);
+            if !self.process.mappings.has(&mapping) {
+                self.process.map(mapping, self.counters);
+            }
         }
-        self.process.mappings.find(pc).cloned()
+        let found = self.process.mappings.find(pc).cloned();
+        self.process.refresh_after = if found.is_some() { REFRESH } else { (after * 2).min(LONGEST_REFRESH) };
+        found
     }
 
     fn intern(&mut self, rule: Rule) -> Arc<Rule> {
@@ -241,12 +284,14 @@ impl View<'_> {
             Some(Some(id)) if self.images.get(*id).is_some_and(|i| !i.is_closed()) => return Some(*id),
             _ => {}
         }
+        let closed = self.process.images.get(&key).copied().flatten();
         let resolved = self.images.resolve(self.process.pid, mapping);
         if let Err(error) = &resolved {
             self.counters.images_failed += 1;
             tracing::debug!(%error, "mapped file not usable");
         }
-        let id = resolved.ok();
+        // One that was closed for want of room and cannot be opened again is still the same file.
+        let id = resolved.ok().or(closed);
         self.process.images.insert(key, id);
         id
     }
@@ -262,7 +307,9 @@ impl View<'_> {
         let Some(directory) = self.images.exceptions(id) else {
             return (self.unknown(pc), Err(Refusal::Unreadable));
         };
-        let Some(function) = directory.function(rva) else { return self.stub(pc) };
+        let Some(function) = directory.function(rva) else {
+            return self.stub(pc, &self.code(id, offset));
+        };
         let Some(image) = self.images.get(id) else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
         let start = pc.wrapping_sub(u64::from(rva - function.begin));
         let frame = FrameKey::Managed { process: self.process.id, start, generation: 0 };
@@ -370,10 +417,6 @@ impl View<'_> {
 
     fn in_jit(&mut self, mapping: &Mapping, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
         if self.known_body(pc).is_none() {
-            if self.now.duration_since(self.process.budget_since) >= BUDGET_PERIOD {
-                self.process.budget = Budget { bytes: BUDGET_BYTES };
-                self.process.budget_since = self.now;
-            }
             let mut budget = self.process.budget;
             let Some(memory) = self.process.memory() else {
                 return (self.unknown(pc), Err(Refusal::Unreadable));
@@ -382,11 +425,12 @@ impl View<'_> {
             self.process.budget = budget;
             match found {
                 Ok(Some(body)) => self.learn(body),
-                Ok(None) => return self.stub(pc),
-                Err(refusal) => {
-                    self.counters.budget_refusals += u64::from(refusal == Refusal::Budget);
-                    return (self.unknown(pc), Err(refusal));
+                Ok(None) => {
+                    let mut code = [0u8; CODE_BYTES];
+                    let length = self.process.read(pc, &mut code);
+                    return self.stub(pc, code.get(..length).unwrap_or_default());
                 }
+                Err(refusal) => return (self.unknown(pc), Err(refusal)),
             }
         }
         let Some((start, known)) = self.process.bodies.range(..=pc).next_back() else {
@@ -408,8 +452,7 @@ impl View<'_> {
             process.forget(&body.range);
         }
         if process.bodies.len() >= MAX_BODIES {
-            process.bodies.clear();
-            process.steps.clear();
+            process.clear_caches();
             self.counters.steps_cleared += 1;
         }
         let start = body.range.start;
@@ -417,10 +460,29 @@ impl View<'_> {
         process.bodies.insert(start, KnownBody { body, generation, checked: self.now });
     }
 
-    fn stub(&mut self, pc: u64) -> (FrameKey, Result<Rule, Refusal>) {
+    fn stub(&self, pc: u64, code: &[u8]) -> (FrameKey, Result<Rule, Refusal>) {
         let frame = FrameKey::Stub { process: self.process.id, address: pc };
-        let rule = self.process.memory().map_or(Err(Refusal::Unreadable), |m| stub_rule(m, pc));
-        (frame, rule)
+        (frame, stub_rule(code, pc))
+    }
+
+    /// [`View::resolve`] within the process's budget.
+    fn resolve_within_budget(&mut self, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
+        if self.now.duration_since(self.process.budget_since) >= BUDGET_PERIOD {
+            self.process.budget = Budget { bytes: BUDGET_BYTES };
+            self.process.budget_time = BUDGET_TIME;
+            self.process.budget_since = self.now;
+        }
+        let found = if self.process.budget_time.is_zero() {
+            (self.unknown(pc), Err(Refusal::Budget))
+        } else {
+            let before = cpu_time();
+            let found = self.resolve(pc, exact);
+            let spent = cpu_time().saturating_sub(before);
+            self.process.budget_time = self.process.budget_time.saturating_sub(spent);
+            found
+        };
+        self.counters.budget_refusals += u64::from(matches!(found.1, Err(Refusal::Budget)));
+        found
     }
 }
 
@@ -432,7 +494,7 @@ impl Code for View<'_> {
         {
             return cached.step.clone();
         }
-        let (frame, rule) = self.resolve(pc, exact);
+        let (frame, rule) = self.resolve_within_budget(pc, exact);
         let step = Step { frame, rule: rule.map(|rule| self.intern(rule)) };
         let lasting = !matches!(step.rule, Err(Refusal::Budget | Refusal::Unreadable));
         // What cannot be looked at again, because the process ended or had its share, is still what it was.
@@ -459,9 +521,18 @@ impl Code for View<'_> {
 
     fn follows_call(&mut self, address: u64) -> bool {
         let mut code = [0u8; 8];
-        self.is_executable(address.wrapping_sub(1))
-            && self.process.read(address.wrapping_sub(8), &mut code) == code.len()
-            && ends_with_call(&code)
+        let from = address.wrapping_sub(8);
+        let Some(mapping) = self.process.mappings.find(address.wrapping_sub(1)).cloned() else {
+            return false;
+        };
+        let read = match mapping.region {
+            Region::File if mapping.range.contains(&from) => {
+                let image = self.image(&mapping).and_then(|id| self.images.get(id));
+                image.map_or(0, |image| image.read_at(mapping.file_offset_of(from), &mut code))
+            }
+            _ => self.process.read(from, &mut code),
+        };
+        read == code.len() && ends_with_call(&code)
     }
 }
 

@@ -124,6 +124,16 @@ impl Mappings {
         self.sorted.iter()
     }
 
+    /// True when `seen`, read from /proc, says nothing new.
+    #[must_use]
+    pub fn has(&self, seen: &Mapping) -> bool {
+        self.find(seen.range.start).is_some_and(|known| {
+            // Path and offset of anonymous memory are written differently by perf and by /proc.
+            let same = known.inode == 0 && seen.inode == 0 || known.continues(seen);
+            known.range == seen.range && known.region == seen.region && same
+        })
+    }
+
     /// Puts `new` in place of whatever was in its range.
     pub fn insert(&mut self, new: Mapping) -> Replaced {
         let from = self.sorted.partition_point(|m| m.range.end <= new.range.start);
@@ -159,22 +169,50 @@ impl Mappings {
     }
 }
 
-/// Parses one line of `/proc/PID/maps`; `None` when it is malformed or the mapping is not executable.
+/// One line of `/proc/PID/maps`, taken apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fields<'a> {
+    range: Range<u64>,
+    executable: bool,
+    file_offset: u64,
+    device: (u32, u32),
+    inode: u64,
+    path: &'a str,
+}
+
+/// Parses one line of `/proc/PID/maps`; `None` when it is malformed or empty.
 #[must_use]
-pub fn parse_maps_line(pid: u32, line: &str) -> Option<Mmap> {
+pub fn parse_fields(line: &str) -> Option<Fields<'_>> {
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;
     let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
-    if fields.next()?.as_bytes().get(2) != Some(&b'x') {
-        return None;
-    }
+    let executable = fields.next()?.as_bytes().get(2) == Some(&b'x');
     let file_offset = u64::from_str_radix(fields.next()?, 16).ok()?;
     let (major, minor) = fields.next()?.split_once(':')?;
     let device = (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
     let inode = fields.next()?.parse().ok()?;
+    let path = fields.next().unwrap_or("").trim_start_matches(' ');
+    (start < end).then_some(Fields { range: start..end, executable, file_offset, device, inode, path })
+}
+
+/// The range of a mapping whose pages come from no file system: nothing else has device 0:0, and `shared` is where the kernel
+/// keeps memfds. Never by name: a file may be called anything.
+#[must_use]
+pub fn anonymous_range(fields: &Fields<'_>, shared: (u32, u32)) -> Option<Range<u64>> {
+    let anonymous = fields.device == (0, 0) && fields.inode == 0;
+    // The kernel's own, which a read by others cannot reach or need not.
+    let special = fields.path.starts_with("[vvar") || fields.path == "[vsyscall]";
+    (anonymous && !special || fields.device == shared).then(|| fields.range.clone())
+}
+
+/// Parses one line of `/proc/PID/maps`; `None` when it is malformed or the mapping is not executable.
+#[must_use]
+pub fn parse_maps_line(pid: u32, line: &str) -> Option<Mmap> {
+    let Fields { range, file_offset, device, inode, path, .. } =
+        parse_fields(line).filter(|fields| fields.executable)?;
     // The kernel pads before the path, and writes a newline in it as \012 (fs/proc/task_mmu.c, `show_map_vma`).
-    let path = fields.next().unwrap_or("").trim_start_matches(' ').replace("\\012", "\n");
-    Some(Mmap { pid, start, len: end.checked_sub(start)?, file_offset, device, inode, path })
+    let path = path.replace("\\012", "\n");
+    Some(Mmap { pid, start: range.start, len: range.end - range.start, file_offset, device, inode, path })
 }
 
 #[cfg(test)]
@@ -203,6 +241,19 @@ mod tests {
         );
         assert_eq!(parse_maps_line(7, &line.replace("r-xp", "rw-p")), None);
         assert_eq!(parse_maps_line(7, "7ffd-7fff r-xp 00000000 00:00 0").unwrap().path, "");
+    }
+
+    #[test]
+    fn memory_without_a_file_is_told_by_its_device_and_not_by_its_name() {
+        let safe = |rest: &str| {
+            let line = format!("1000-3000 rw-p 00000000 {rest}");
+            anonymous_range(&parse_fields(&line).unwrap(), (0, 1)).is_some()
+        };
+        assert!(safe("00:00 0") && safe("00:00 0     [heap]") && safe("00:00 0     [vdso]"));
+        assert!(safe("00:01 77     /memfd:doublemapper (deleted)"));
+        assert!(!safe("00:2f 77     /memfd:doublemapper (deleted)"), "a FUSE file with that name");
+        assert!(!safe("00:2f 0     [heap]"));
+        assert!(!safe("00:00 0     [vvar]"));
     }
 
     #[test]
@@ -246,6 +297,8 @@ mod tests {
         assert_eq!(mappings.insert(mapping(0x1_0000, 0x2000, 1)), Replaced::Nothing);
         assert_eq!(mappings.insert(mapping(0x1_0000, 0x2000, 0)), Replaced::Certainly);
         assert_eq!(mappings.insert(mapping(0x1_0000, 0x3000, 0)), Replaced::Perhaps);
+        assert!(mappings.has(&mapping(0x1_0000, 0x3000, 0)));
+        assert!(!mappings.has(&mapping(0x1_0000, 0x2000, 0)) && !mappings.has(&mapping(0x1_0000, 0x3000, 1)));
     }
 
     #[test]

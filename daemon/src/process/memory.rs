@@ -1,30 +1,118 @@
 //! Memory of a live process, read through `/proc/PID/mem`. Not by `process_vm_readv`: that call may be held up for ever by a
 //! userfaultfd of the target, whereas `access_remote_vm` behind this file never waits for one (mm/memory.c: no
 //! `FAULT_FLAG_ALLOW_RETRY`).
+//!
+//! A fault in a mapped file does wait for that file's server, for ever if it is a FUSE server that does not answer, and the
+//! addresses come from the target. So only memory no file system serves is read: anonymous memory, memfds, the vDSO.
 
+use super::mapping::{anonymous_range, parse_fields};
 use crate::unwind::TargetMemory;
+use std::cell::RefCell;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::{Duration, Instant};
+
+/// Most bytes read from one `/proc/PID/maps`.
+pub(super) const MAX_MAPS_BYTES: u64 = 32 << 20;
+/// How long a reading of the maps holds, and how soon an address it does not cover makes for another one; that time doubles
+/// while readings do not help.
+const HOLDS: Duration = Duration::from_secs(1);
+const SOONEST: Duration = Duration::from_millis(100);
 
 /// An open `/proc/PID/mem`: it stays with the address space it was opened on, so after exec or exit reads give nothing.
 #[derive(Debug)]
-pub struct ProcessMemory(File);
+pub struct ProcessMemory {
+    memory: File,
+    safe: RefCell<Safe>,
+}
+
+/// Which addresses may be read, as of some moment.
+#[derive(Debug)]
+struct Safe {
+    /// The same address space's maps.
+    maps: File,
+    /// Device (major, minor) of memfds and other shared anonymous memory: of the kernel's own, nowhere mounted tmpfs.
+    shared: (u32, u32),
+    /// Sorted, adjacent ones joined.
+    ranges: Vec<Range<u64>>,
+    read: Option<Instant>,
+    soonest: Duration,
+}
 
 impl ProcessMemory {
     /// Opens the memory of `pid`, if it is still the process that started at `start_ticks`.
     #[must_use]
-    pub fn open(pid: u32, start_ticks: Option<u64>) -> Option<Self> {
-        let file = File::open(format!("/proc/{pid}/mem")).ok()?;
-        // Checked after opening: from here on the file cannot become another process's.
-        let same = start_ticks.is_none() || super::start_ticks(pid) == start_ticks;
-        same.then_some(Self(file))
+    pub fn open(pid: u32, start_ticks: u64) -> Option<Self> {
+        let memory = File::open(format!("/proc/{pid}/mem")).ok()?;
+        let maps = File::open(format!("/proc/{pid}/maps")).ok()?;
+        // Checked after opening: from here on the files cannot become another process's.
+        if super::start_ticks(pid) != Some(start_ticks) {
+            return None;
+        }
+        let own = rustix::fs::memfd_create("perfusion-device", rustix::fs::MemfdFlags::CLOEXEC).ok()?;
+        let device = File::from(own).metadata().ok()?.dev();
+        let shared = (rustix::fs::major(device), rustix::fs::minor(device));
+        let safe = Safe { maps, shared, ranges: Vec::new(), read: None, soonest: SOONEST };
+        Some(Self { memory, safe: RefCell::new(safe) })
+    }
+}
+
+impl Safe {
+    /// Bytes that may be read from `address` on.
+    fn length(&mut self, address: u64) -> u64 {
+        let now = Instant::now();
+        let age = self.read.map(|at| now.duration_since(at));
+        let mut known = self.known(address);
+        let due = if known == 0 { self.soonest } else { HOLDS };
+        if age.is_none_or(|age| age >= due) {
+            self.refresh();
+            self.read = Some(now);
+            known = self.known(address);
+            self.soonest = if known == 0 { (self.soonest * 2).min(HOLDS) } else { SOONEST };
+        }
+        known
+    }
+
+    fn known(&self, address: u64) -> u64 {
+        let after = self.ranges.partition_point(|r| r.start <= address);
+        let range = after.checked_sub(1).and_then(|i| self.ranges.get(i));
+        range.map_or(0, |r| r.end.saturating_sub(address))
+    }
+
+    fn refresh(&mut self) {
+        self.ranges.clear();
+        let mut text = Vec::new();
+        let read = self
+            .maps
+            .seek(SeekFrom::Start(0))
+            .and_then(|_| (&self.maps).take(MAX_MAPS_BYTES).read_to_end(&mut text));
+        if read.is_err() {
+            return;
+        }
+        for line in text.split(|&b| b == b'\n') {
+            let line = String::from_utf8_lossy(line);
+            let Some(range) = parse_fields(&line).and_then(|f| anonymous_range(&f, self.shared)) else {
+                continue;
+            };
+            match self.ranges.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => self.ranges.push(range),
+            }
+        }
     }
 }
 
 impl TargetMemory for ProcessMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> usize {
-        // Beyond i64 the kernel refuses the offset, and the read is 0 like any other that fails.
-        self.0.read_at(into, address).unwrap_or(0)
+        let Ok(mut safe) = self.safe.try_borrow_mut() else { return 0 };
+        let length = usize::try_from(safe.length(address)).unwrap_or(usize::MAX).min(into.len());
+        match into.get_mut(..length) {
+            // Beyond i64 the kernel refuses the offset, and the read is 0 like any other that fails.
+            Some(into) if length > 0 => self.memory.read_at(into, address).unwrap_or(0),
+            _ => 0,
+        }
     }
 }
 
@@ -32,17 +120,27 @@ impl TargetMemory for ProcessMemory {
 mod tests {
     use super::*;
 
+    fn own() -> ProcessMemory {
+        let pid = std::process::id();
+        ProcessMemory::open(pid, crate::process::start_ticks(pid).unwrap()).unwrap()
+    }
+
     #[test]
     fn own_memory_is_read_and_wild_addresses_are_not() {
         let value = 0x1122_3344_5566_7788u64;
-        let pid = std::process::id();
-        let memory = ProcessMemory::open(pid, crate::process::start_ticks(pid)).unwrap();
+        let memory = own();
         let mut bytes = [0u8; 8];
         let address = u64::try_from(std::ptr::from_ref(&value).addr()).unwrap();
         assert_eq!(memory.read(address, &mut bytes), 8);
         assert_eq!(u64::from_le_bytes(bytes), value);
         assert_eq!(memory.read(8, &mut bytes), 0);
         assert_eq!(memory.read(u64::MAX - 3, &mut bytes), 0);
-        assert!(ProcessMemory::open(pid, Some(1)).is_none(), "another process with this pid");
+        assert!(ProcessMemory::open(std::process::id(), 1).is_none(), "another process with this pid");
+    }
+
+    #[test]
+    fn memory_of_a_mapped_file_is_not_read() {
+        let code = own as fn() -> ProcessMemory as usize as u64;
+        assert_eq!(own().read(code, &mut [0u8; 8]), 0);
     }
 }

@@ -22,7 +22,9 @@ const MAX_INFOS: usize = 65_536;
 /// How long an exited process is kept for samples that come late.
 const KEEP_EXITED: Duration = Duration::from_secs(10);
 /// Most `/proc/PID/mem` kept open.
-const MAX_MEMORIES: usize = 256;
+const MAX_MEMORIES: usize = 128;
+/// Most steps and method bodies remembered of all processes together, about 100 MB.
+const MAX_CACHED: usize = 1 << 19;
 
 /// Who a process is; stays known after it is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +52,8 @@ pub struct Counters {
     pub images_failed: u64,
     /// Times a process's remembered rules were dropped because they were too many.
     pub steps_cleared: u64,
+    /// Times what was remembered of the process sampled longest ago was dropped, because that of all was too much.
+    pub caches_evicted: u64,
     /// Look-ups put off because a process had used its share of work.
     pub budget_refusals: u64,
     /// Times maps were read again because no mapping covered an address.
@@ -76,6 +80,8 @@ pub struct ProcessTable {
     exited: VecDeque<(MonotonicNs, ProcessId, u32)>,
     images: Images,
     rules: HashSet<Arc<Rule>>,
+    /// At least the number of steps and bodies remembered.
+    cached: usize,
     counters: Counters,
 }
 
@@ -100,8 +106,13 @@ impl ProcessTable {
                 // A fork of a process never seen is read from /proc when its first sample comes.
                 if let Some(from) = self.live.get(&parent.pid) {
                     let mappings = Arc::clone(&from.mappings);
+                    let images = from.images.clone();
                     let comm = self.infos.get(&from.id).map(|i| i.comm.clone()).unwrap_or_default();
-                    self.insert(thread.pid, None, 0, comm, mappings).ok();
+                    if self.insert(thread.pid, None, 0, comm, mappings).is_ok()
+                        && let Some(process) = self.live.get_mut(&thread.pid)
+                    {
+                        process.images = images;
+                    }
                 } else {
                     self.live.remove(&thread.pid);
                 }
@@ -119,9 +130,11 @@ impl ProcessTable {
             EventKind::Mmap(mmap) => {
                 let Some(mapping) = Mapping::new(mmap) else { return };
                 let Some(process) = self.live.get_mut(&mmap.pid) else { return };
-                // Opened while the process is surely there, unless the file is known anyway.
-                if mapping.region == Region::File && !self.images.knows(&mapping) {
-                    self.images.resolve(mmap.pid, &mapping).ok();
+                // Opened while the process is most likely there, and always: the inode may be another file's by now.
+                if mapping.region == Region::File {
+                    let key = (mapping.device, mapping.inode);
+                    let id = self.images.resolve(mmap.pid, &mapping).ok();
+                    process.images.insert(key, id);
                 }
                 process.map(mapping, &mut self.counters);
                 if let Some(info) = self.infos.get_mut(&process.id) {
@@ -142,13 +155,18 @@ impl ProcessTable {
 
     fn drop_exited(&mut self, now: MonotonicNs) {
         let keep = u64::try_from(KEEP_EXITED.as_nanos()).unwrap_or(u64::MAX);
-        while let Some((at, id, pid)) = self.exited.front().copied() {
+        for _ in 0..self.exited.len() {
+            let Some((at, id, pid)) = self.exited.front().copied() else { break };
             let crowded = self.live.len() >= MAX_PROCESSES || self.exited.len() > MAX_PROCESSES;
             if now.0.saturating_sub(at.0) < keep && !crowded {
                 break;
             }
             self.exited.pop_front();
-            if self.live.get(&pid).is_some_and(|p| p.id == id) {
+            let Some(process) = self.live.get(&pid).filter(|p| p.id == id) else { continue };
+            // Only the main thread may have ended: the others go on until they end too.
+            if !crowded && has_threads(pid, process.start_ticks) {
+                self.exited.push_back((now, id, pid));
+            } else {
                 self.live.remove(&pid);
             }
         }
@@ -248,6 +266,7 @@ impl ProcessTable {
         self.counters.stacks += 1;
         self.close_memories();
         self.adopt(pid).ok();
+        self.fill_start(pid);
         let Some(process) = self.live.get_mut(&pid) else {
             self.counters.stacks_of_gone_processes += 1;
             self.counters.stacks_broken += 1;
@@ -258,17 +277,46 @@ impl ProcessTable {
                 ..Finished::default()
             };
         };
+        let (now, before) = (Instant::now(), process.cached());
+        process.used = now;
         let mut view = View {
             process,
             images: &mut self.images,
             rules: &mut self.rules,
             counters: &mut self.counters,
-            now: Instant::now(),
+            now,
         };
         let finished = walk(context, &mut view, limits);
+        self.cached += view.process.cached().saturating_sub(before);
+        self.evict_caches(MAX_CACHED);
         self.counters.stacks_broken += u64::from(!finished.reached_thread_start);
         self.counters.stacks_guessed += u64::from(finished.guessed > 0);
         finished
+    }
+
+    /// Reads the start time of a process that was forked or executed since the recording began: its record does not tell.
+    fn fill_start(&mut self, pid: u32) {
+        if let Some(process) = self.live.get_mut(&pid).filter(|p| p.start_ticks.is_none()) {
+            process.start_ticks = super::start_ticks(pid);
+            if let Some(info) = self.infos.get_mut(&process.id) {
+                info.start_ticks = process.start_ticks;
+            }
+        }
+    }
+
+    /// Drops what is remembered of the processes sampled longest ago, until at most `limit` steps and bodies are left.
+    fn evict_caches(&mut self, limit: usize) {
+        if self.cached <= limit {
+            return;
+        }
+        self.cached = self.live.values().map(Process::cached).sum();
+        while self.cached > limit {
+            let holders = self.live.values_mut().filter(|p| p.cached() > 0);
+            let Some(oldest) = holders.min_by_key(|p| p.used) else { return };
+            self.cached = self.cached.saturating_sub(oldest.cached());
+            oldest.clear_caches();
+            self.counters.caches_evicted += 1;
+        }
     }
 
     /// Bounds the number of open memory files: all are closed when there are too many, and reopen when needed.
@@ -281,6 +329,14 @@ impl ProcessTable {
             }
         }
     }
+}
+
+/// True when threads other than the main one are left of the process that started at `start_ticks`.
+fn has_threads(pid: u32, start_ticks: Option<u64>) -> bool {
+    let tasks = || std::fs::read_dir(format!("/proc/{pid}/task")).ok();
+    let main = pid.to_string();
+    tasks().is_some_and(|tasks| tasks.flatten().any(|task| task.file_name() != *main))
+        && start_ticks.is_none_or(|ticks| super::start_ticks(pid) == Some(ticks))
 }
 
 #[cfg(test)]
@@ -420,6 +476,49 @@ mod tests {
         table.observe(&at(13, EventKind::Exit { thread: thread(NOBODY + 9) }));
         assert_eq!(table.id(NOBODY), None);
         assert_eq!(table.info(id).unwrap().comm, "short");
+    }
+
+    #[test]
+    fn a_process_whose_main_thread_ended_is_kept_while_others_run() {
+        let mut table = ProcessTable::new();
+        let (own, (stop, stopped)) = (std::process::id(), std::sync::mpsc::channel::<()>());
+        let other = std::thread::spawn(move || stopped.recv());
+        table.adopt(own).unwrap();
+        table.observe(&at(2, EventKind::Exit { thread: thread(own) }));
+        table.observe(&at(13, EventKind::Exit { thread: thread(NOBODY) }));
+        assert!(table.id(own).is_some());
+        assert_eq!(table.exited.len(), 1, "looked at again later");
+        drop(stop);
+        assert!(other.join().unwrap().is_err());
+    }
+
+    #[test]
+    fn the_start_of_a_forked_process_is_filled_in() {
+        let (child, context) = sleeper();
+        let pid = child.0.id();
+        let mut table = ProcessTable::new();
+        table.observe(&event(EventKind::Exec { pid, comm: "sleep".into() }));
+        let id = table.id(pid).unwrap();
+        assert_eq!(table.info(id).unwrap().start_ticks, None);
+        let done = table.finish(pid, &context, Limits::default());
+        assert!(done.reached_thread_start, "by maps read again: {done:?}");
+        assert_eq!(table.info(id).unwrap().start_ticks, super::super::start_ticks(pid));
+    }
+
+    #[test]
+    fn caches_of_all_processes_are_bounded_and_the_longest_unused_goes_first() {
+        let mut table = ProcessTable::new();
+        for (pid, start) in [(NOBODY, 0x1000u64), (NOBODY + 1, 0x2000)] {
+            table.observe(&event(EventKind::Exec { pid, comm: String::new() }));
+            let process = table.live.get_mut(&pid).unwrap();
+            let body = JitBody::for_test(start..start + 0x100);
+            process.bodies.insert(start, KnownBody { body, generation: 0, checked: Instant::now() });
+        }
+        table.live.get_mut(&NOBODY).unwrap().used += Duration::from_secs(1);
+        table.cached = 2;
+        table.evict_caches(1);
+        assert_eq!((table.live[&NOBODY].cached(), table.live[&(NOBODY + 1)].cached()), (1, 0));
+        assert_eq!((table.cached, table.counters().caches_evicted), (1, 1));
     }
 
     #[test]

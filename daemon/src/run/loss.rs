@@ -27,6 +27,8 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
         ("images_failed", table.images_failed),
         ("image_evictions", processor.processes.image_evictions()),
         ("rules_cleared", table.steps_cleared),
+        ("rules_evicted", table.caches_evicted),
+        ("maps_read_again", table.refreshes),
         ("unwind_budget_refusals", table.budget_refusals),
         ("method_bodies_replaced", table.bodies_replaced),
         ("window_overflowed", overflow.overflowed),

@@ -237,16 +237,12 @@ fn is_pointer(value: u64) -> bool {
     value.is_multiple_of(8) && (0x1_0000..USER_END).contains(&value)
 }
 
-/// The rule for `pc` in memory without method bodies: it must run straight to a jump or a return.
+/// The rule for `pc`, with the code from there on, in memory without method bodies: it must run straight to a jump or a return.
 ///
 /// # Errors
 /// [`Refusal::Unreadable`], [`Refusal::Unsupported`].
-pub fn stub_rule(memory: &dyn TargetMemory, pc: u64) -> Result<Rule, Refusal> {
-    let mut code = [0u8; CODE_BYTES];
-    match memory.read(pc, &mut code) {
-        0 => Err(Refusal::Unreadable),
-        length => epilogue::stub(code.get(..length).unwrap_or_default(), pc),
-    }
+pub fn stub_rule(code: &[u8], pc: u64) -> Result<Rule, Refusal> {
+    if code.is_empty() { Err(Refusal::Unreadable) } else { epilogue::stub(code, pc) }
 }
 
 /// First bytes of `OnHijackTripThread` (runtime src/coreclr/vm/amd64/asmhelpers.S): push rax, rbp, rbx, r15, r14, r13, r12. No other
@@ -458,7 +454,7 @@ mod tests {
                 body.rule(&block, HEAP + pc, true).ok();
                 std::hint::black_box(body.is_current(&block));
             }
-            stub_rule(&block, HEAP + pc).ok();
+            stub_rule(block.bytes.get(usize::try_from(pc).unwrap()..).unwrap_or_default(), HEAP + pc).ok();
         }
 
         #[test]
