@@ -261,9 +261,14 @@ impl Processor {
     }
 
     fn shim(&mut self, time: MonotonicNs, pid: u32, region: RegionId, event: ShimEvent) {
-        self.region_pid.insert(region, pid);
+        let new_region = self.region_pid.insert(region, pid).is_none();
         if let Ok(process) = self.processes.adopt(pid) {
             self.symbolizer.observe(process, &event);
+            if new_region {
+                // What was seen before there was anybody to ask: asked now, because the process may not live until the end.
+                let open = self.symbolizer.unanswered(process);
+                self.requests.extend(open.map(|address| NameRequest { pid, address }));
+            }
         }
         let names_only = self.closed.is_some_and(|at| time > at);
         match event {
