@@ -109,10 +109,10 @@ fn duty_cycles_and_the_sum_of_states_and_schedstat_agree() {
         let picture = format!(
             "duty-{percent}: on-CPU {oncpu} + runnable {runnable} + blocked {blocked} ns, wall {wall}, recording {duration} ns; by its own clocks {own:.4}"
         );
-        // 3 points, as promised; first against what the thread itself measured, for on a machine with too few CPUs the thread
-        // cannot have its duty. (Its own figure covers some seconds more than the recording.)
-        assert!((share - own).abs() < 0.03, "{picture}");
+        // 3 points, as promised. On a machine with too few CPUs a thread cannot have its duty, nor the same one in each second (its own
+        // figure covers some seconds more than the recording): then schedstat below is the judge alone.
         if (own - percent as f64 / 100.0).abs() < 0.01 {
+            assert!((share - own).abs() < 0.03, "{picture}");
             assert!((share - percent as f64 / 100.0).abs() < 0.03, "{picture}");
         } else {
             eprintln!("the machine is too busy for a duty of {percent} %: {picture}");

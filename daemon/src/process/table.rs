@@ -66,7 +66,7 @@ pub struct Counters {
     pub stacks: u64,
     /// Of these, stacks that did not reach the thread's start.
     pub stacks_broken: u64,
-    /// Of these, stacks with at least one guessed caller.
+    /// Of these, stacks that reached the thread's start, but over at least one guessed caller.
     pub stacks_guessed: u64,
 }
 
@@ -290,7 +290,7 @@ impl ProcessTable {
         self.cached += view.process.cached().saturating_sub(before);
         self.evict_caches(MAX_CACHED);
         self.counters.stacks_broken += u64::from(!finished.reached_thread_start);
-        self.counters.stacks_guessed += u64::from(finished.guessed > 0);
+        self.counters.stacks_guessed += u64::from(finished.reached_thread_start && finished.guessed > 0);
         finished
     }
 

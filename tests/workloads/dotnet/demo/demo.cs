@@ -40,6 +40,7 @@ namespace Demo
             Start("stock-waiter", Stock.Run);
             Start("mailer", Mailer.Run);
             Start("audit", Audit.Run);
+            Start("audit-writer", Audit.Write);
             Start("sessions", Sessions.Run);
             Start("catalog", Catalog.Run);
             Start("payments", Payments.Run);
@@ -263,16 +264,24 @@ namespace Demo
     static class Audit
     {
         static long entries;
-        // In a field: a timer that nobody refers to is collected, and its pipe with it.
-        static Timer timer;
+        static readonly AnonymousPipeServerStream writer = new AnonymousPipeServerStream(PipeDirection.Out);
 
         public static void Run()
         {
-            var writer = new AnonymousPipeServerStream(PipeDirection.Out);
             var reader = new AnonymousPipeClientStream(PipeDirection.In, writer.ClientSafePipeHandle);
-            timer = new Timer(_ => writer.WriteByte(1), null, 0, 50);
             while (true)
                 ReadEntry(reader);
+        }
+
+        // One thread, not a timer: on a busy machine two ticks of a timer run at once, and two first writes to a pipe at once make the
+        // runtime cancel one of them.
+        public static void Write()
+        {
+            while (true)
+            {
+                Thread.Sleep(50);
+                writer.WriteByte(1);
+            }
         }
 
         [MethodImpl(MethodImplOptions.NoInlining)]
