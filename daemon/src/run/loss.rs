@@ -47,7 +47,7 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 26] = [
+const OTHER_LOSSES: [&str; 25] = [
     "wait_ends_ring_full",
     "thread_ends_ring_full",
     "thread_map_full",
@@ -63,8 +63,7 @@ const OTHER_LOSSES: [&str; 26] = [
     "window_overflowed",
     "window_labels_capped",
     "window_values_refused",
-    "shim_names_dropped",
-    "shim_names_unanswered",
+    "symbolize_managed_not_answered",
     "shim_records_dropped_full",
     "shim_records_abandoned",
     "shim_records_malformed",
