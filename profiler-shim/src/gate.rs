@@ -3,7 +3,8 @@
 //!
 //! The runtime frees code *after* its last callback about it: a dynamic method when DynamicMethodUnloaded has returned
 //! (vm/dynamicmethod.cpp, `LCGMethodResolver::Destroy`), a module's loader heaps when all of its allocator's modules have had their
-//! ModuleUnloadFinished (vm/loaderallocator.cpp, `GCLoaderAllocators`). So the gate keeps its distance for [`SETTLE_NS`] more.
+//! ModuleUnloadFinished (vm/loaderallocator.cpp, `GCLoaderAllocators`), often much later: see `code.rs`. The gate keeps its distance for
+//! [`SETTLE_NS`] more.
 
 use crate::syscall;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};

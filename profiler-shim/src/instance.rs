@@ -1,6 +1,7 @@
 //! One attached profiler: everything it knows. The library itself has no state, so that two profilers of one process, even
 //! through the same file, do not know each other. Lives in zeroed memory of its own (`com/object.rs`).
 
+use crate::code::Code;
 use crate::com::info::{Info, Mask};
 use crate::gate::{Gate, Met};
 use crate::gc::Gc;
@@ -63,6 +64,7 @@ pub struct Instance {
     pub(crate) live: Live,
     pub(crate) types: Types,
     pub(crate) gate: Gate,
+    pub(crate) code: Code,
     /// 1 when the daemon could not be told that code went away: it is to forget all.
     pub(crate) code_untold: AtomicU32,
     pending_names: [PendingName; PENDING_NAMES],
@@ -265,12 +267,14 @@ impl Instance {
     /// A module goes away: no look-up may be under way, and the daemon forgets its code.
     pub fn on_module_unload(&self, module_id: usize) {
         self.count_met(self.gate.unload_module(module_id));
+        self.code.on_unload(syscall::now_ns());
         self.types.forget();
         self.tell_unloaded(module_id as u64, &[]);
     }
 
     /// It has gone.
     pub fn on_module_unloaded(&self, module_id: usize) {
+        self.code.on_unload(syscall::now_ns());
         self.gate.module_unloaded(module_id);
     }
 

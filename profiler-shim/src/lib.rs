@@ -11,6 +11,7 @@
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("the shim's system calls and register capture are written for x86-64 Linux");
 
+pub mod code;
 pub mod com;
 pub mod event;
 #[cfg(all(feature = "freestanding", not(test)))]

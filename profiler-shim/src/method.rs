@@ -46,6 +46,8 @@ pub struct Named {
     pub token: u32,
     /// True for dynamic methods.
     pub dynamic: bool,
+    /// True when its code can never be unloaded, and neither can what shares its code heap.
+    pub lasting: bool,
     /// Code of the body that was asked about.
     pub ranges: [CodeRange; 8],
     /// How many of them.
@@ -109,6 +111,7 @@ impl Namer {
         out.module.clear();
         out.module_id = 0;
         out.token = 0;
+        out.lasting = false;
         out.dynamic = self.info.is_dynamic(function);
         if out.dynamic {
             self.dynamic_method(function, out)?;
@@ -134,7 +137,7 @@ impl Namer {
         let found = self.info.function(function)?;
         out.module_id = found.module;
         out.token = found.token;
-        self.module_name(found.module, &mut out.module);
+        let collectible = self.module_name(found.module, &mut out.module);
         // A body without a name is no answer.
         let Some(metadata) = self.info.metadata(found.module) else { return Err(E_FAIL) };
         let mut name: Name = [0; 512];
@@ -148,6 +151,9 @@ impl Namer {
             }
         };
         let arguments = class.as_ref().map_or(&[][..], |c| c.arguments.ids());
+        // Code of an instantiation lives with the shortest-lived of its type arguments.
+        let plain = class.is_some() && arguments.is_empty() && found.arguments.ids().is_empty();
+        out.lasting = plain && !collectible;
         self.type_def(&mut out.name, &metadata, type_token, arguments, Style::Declaring);
         out.name.push('.');
         out.name.push_utf16(&name);
@@ -171,10 +177,10 @@ impl Namer {
         0
     }
 
-    /// The simple file name of a module; the assembly's name when it has no file.
-    pub fn module_name(&self, module: usize, out: &mut Line) {
+    /// The simple file name of a module; the assembly's name when it has no file. True when it can be unloaded (or may).
+    fn module_name(&self, module: usize, out: &mut Line) -> bool {
         let mut name: Name = [0; 512];
-        let Some(assembly) = self.info.module(module, &mut name) else { return };
+        let Some((assembly, collectible)) = self.info.module(module, &mut name) else { return true };
         let end = name.iter().position(|u| *u == 0).unwrap_or(name.len());
         let path = name.get(..end).unwrap_or(&[]);
         let file = path.iter().rposition(|u| *u == u16::from(b'/')).map_or(0, |slash| slash.wrapping_add(1));
@@ -182,6 +188,7 @@ impl Namer {
         if out.is_empty() && self.info.assembly(assembly, &mut name) {
             out.push_utf16(&name);
         }
+        collectible
     }
 
     /// A class as a type argument or an allocated type is written, and its module. False when the runtime does not know it.
@@ -500,6 +507,7 @@ impl Named {
             module_id: 0,
             token: 0,
             dynamic: false,
+            lasting: false,
             ranges: [CodeRange { start: 0, bytes: 0 }; 8],
             range_count: 0,
         }

@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::State;
 use profiler_protocol::lease::{Lease, Verdict};
-use profiler_protocol::record::{Body, Words};
+use profiler_protocol::record::{Body, NOT_NOW, Words};
 use profiler_protocol::request::{Request, RequestReader};
 
 /// How often requests are looked for: while questions come, while somebody listens, while nobody does.
@@ -230,15 +230,26 @@ impl Service<'_> {
         // Sent within the gate, so that no answer follows the record that the code is gone. Sending never waits.
         let looked = instance.gate.look_up(|| {
             let address = asked as usize;
-            let found =
-                if instance.gate.is_gone(address) { Err(E_FAIL) } else { namer.method(address, named) };
+            let found = if instance.gate.is_gone(address) {
+                Err(E_FAIL)
+            } else if instance.code.may_ask(asked, syscall::now_ns()) {
+                namer.method(address, named)
+            } else {
+                Err(NOT_NOW)
+            };
             match found {
                 Ok(()) => {
+                    if named.lasting {
+                        for range in named.ranges.iter().take(named.range_count) {
+                            instance.code.lasts(range.start as u64);
+                        }
+                    }
                     instance.count(Counter::NamesFound);
                     send_method(instance, named, asked);
                 }
                 Err(hresult) => {
-                    instance.count(Counter::NamesMissing);
+                    let withheld = hresult == NOT_NOW;
+                    instance.count(if withheld { Counter::NamesWithheld } else { Counter::NamesMissing });
                     instance.send(Body::NoMethod { asked, hresult });
                 }
             }

@@ -10,6 +10,7 @@ use super::perf_map::PerfMapName;
 use super::{FunctionId, Module, Symbol, pretty};
 use crate::sample::frame::ProcessId;
 use crate::source::{Method, ShimEvent};
+use profiler_protocol::record::NOT_NOW;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -82,9 +83,12 @@ impl ManagedNames {
     pub(super) fn observe(&mut self, process: ProcessId, event: &ShimEvent) {
         match event {
             ShimEvent::Method(method) => self.learn(process, method),
-            ShimEvent::NoMethod { asked, .. } => {
+            ShimEvent::NoMethod { asked, hresult } => {
                 let entry = self.processes.entry(process).or_default();
-                if let Some(generation) = entry.waiting.remove(asked) {
+                // Not now: it stays unasked, and is asked about when it is seen again.
+                if let Some(generation) = entry.waiting.remove(asked)
+                    && *hresult != NOT_NOW
+                {
                     entry.bound.insert((*asked, generation), Err(Missing::NoMethod));
                 }
             }
@@ -385,6 +389,9 @@ mod tests {
         names.want(PROCESS, 0x5000, 0);
         names.observe(PROCESS, &ShimEvent::NoMethod { asked: 0x5000, hresult: -1 });
         assert_eq!(name(&mut names, 0x5000, 0), Err(Missing::NoMethod));
+        assert!(names.want(PROCESS, 0x6000, 0) && !names.want(PROCESS, 0x6000, 0));
+        names.observe(PROCESS, &ShimEvent::NoMethod { asked: 0x6000, hresult: NOT_NOW });
+        assert!(names.want(PROCESS, 0x6000, 0), "not now means: ask again when it is seen again");
     }
 
     proptest! {

@@ -430,9 +430,10 @@ impl Info {
         (answer == S_OK).then_some((kind, element, rank))
     }
 
-    /// A module's path, as UTF-16 in `name`; and its assembly.
+    /// A module's path, as UTF-16 in `name`; its assembly, and whether it can be unloaded.
     #[must_use]
-    pub fn module(self, module: usize, name: &mut [u16; 512]) -> Option<usize> {
+    pub fn module(self, module: usize, name: &mut [u16; 512]) -> Option<(usize, bool)> {
+        const COR_PRF_MODULE_COLLECTIBLE: u32 = 8;
         let (mut base, mut needed, mut assembly, mut flags) = (0usize, 0u32, 0usize, 0u32);
         let answer = invoke!(
             self.pointer,
@@ -446,7 +447,7 @@ impl Info {
             &raw mut assembly,
             &raw mut flags
         );
-        (answer == S_OK).then_some(assembly)
+        (answer == S_OK).then_some((assembly, flags & COR_PRF_MODULE_COLLECTIBLE != 0))
     }
 
     /// An assembly's simple name, as UTF-16 in `name`.

@@ -1,6 +1,7 @@
 //! What one region was asked, and what it answered: each address is asked once, one answer serves a whole method, and an unload
 //! makes its code unknown again. Pure, and bounded whatever is asked or answered.
 
+use profiler_protocol::record::NOT_NOW;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -100,10 +101,10 @@ impl NameBook {
         true
     }
 
-    /// The runtime knows no method there. False when nobody asked.
-    pub(super) fn not_found(&mut self, asked: u64) -> bool {
+    /// The runtime knows no method there, or cannot be asked now (then the address may be asked about again). False when nobody asked.
+    pub(super) fn not_found(&mut self, asked: u64, hresult: i32) -> bool {
         let was_open = self.open.remove(&asked).is_some();
-        if was_open && self.missing.len() < REMEMBERED {
+        if was_open && hresult != NOT_NOW && self.missing.len() < REMEMBERED {
             self.missing.insert(asked);
         }
         was_open
@@ -138,7 +139,7 @@ impl NameBook {
 
 #[cfg(test)]
 mod tests {
-    use super::{ASK_AGAIN_AFTER, NameBook, OPEN, TRIES};
+    use super::{ASK_AGAIN_AFTER, NOT_NOW, NameBook, OPEN, TRIES};
     use std::time::Instant;
 
     fn send_all(book: &mut NameBook, now: Instant) -> Vec<u64> {
@@ -166,9 +167,22 @@ mod tests {
     #[test]
     fn an_answer_nobody_asked_for_is_refused() {
         let mut book = NameBook::default();
-        assert!(!book.found(1, 1, &[(0, 100)]) && !book.not_found(2));
+        assert!(!book.found(1, 1, &[(0, 100)]) && !book.not_found(2, -1));
         assert!(book.ask(1));
         assert_eq!(book.open(), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_asked_now_may_be_asked_later() {
+        let mut book = NameBook::default();
+        for hresult in [NOT_NOW, -1] {
+            assert!(book.ask(0x1000));
+            assert_eq!(book.next(10), [0x1000]);
+            send_all(&mut book, Instant::now());
+            assert!(book.not_found(0x1000, hresult));
+        }
+        assert!(book.ask(0x1000));
+        assert!(book.next(10).is_empty(), "the runtime has said no");
     }
 
     #[test]
@@ -181,7 +195,7 @@ mod tests {
         send_all(&mut book, now);
         book.found(0x1000, 7, &[(0x1000, 16)]);
         book.found(0x2000, 8, &[(0x2000, 16)]);
-        book.not_found(0x3000);
+        book.not_found(0x3000, -1);
         assert_eq!(book.unloaded(7, [(0x3000, 16), (0x5000, 0)].into_iter()), [(0x3000, 16), (0x1000, 16)]);
         for address in [0x1000, 0x2000, 0x3000] {
             assert!(book.ask(address));

@@ -324,7 +324,7 @@ impl Decoder<'_> {
                 ShimEvent::Method(Box::new(Method { asked, module_id, token, dynamic, name, module, ranges }))
             }
             Body::NoMethod { asked, hresult } => {
-                if !self.names.not_found(asked) {
+                if !self.names.not_found(asked, hresult) {
                     totals.names_unasked += 1;
                     return;
                 }
