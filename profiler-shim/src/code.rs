@@ -53,6 +53,15 @@ impl Code {
         }
     }
 
+    /// All blocks that lie wholly in these `bytes` last. At most 64 MiB of them.
+    pub fn all_lasts(&self, start: u64, bytes: u64) {
+        let last = start.saturating_add(bytes) >> BLOCK_BITS;
+        let first = start.div_ceil(1 << BLOCK_BITS);
+        for block in (first..last).take(1024) {
+            self.lasts(block << BLOCK_BITS);
+        }
+    }
+
     fn slots(&self, block: u64) -> impl Iterator<Item = &AtomicU64> {
         let start = mix(block);
         (0..PROBES).filter_map(move |probe| self.lasting.get(start.wrapping_add(probe) as usize % SLOTS))
@@ -81,7 +90,10 @@ mod tests {
         code.lasts(0x8_0000);
         assert!(code.may_ask(0x8_0000, 6));
         assert!(code.may_ask(0x5_0000, 6 + QUESTION_NS));
+        code.all_lasts(0xa_8000, 0x3_0000);
         code.on_unload(7 + QUESTION_NS);
+        let asked = [0xa_ffff, 0xb_0000, 0xc_ffff, 0xd_0000].map(|a| code.may_ask(a, 8 + QUESTION_NS));
+        assert_eq!(asked, [false, true, true, false], "blocks that others may share do not count");
         assert!(!code.may_ask(0x5_0000, 8 + QUESTION_NS), "the next unload begins it anew");
     }
 }

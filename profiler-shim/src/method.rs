@@ -177,18 +177,39 @@ impl Namer {
         0
     }
 
+    /// Calls `each` with the place of every image that is never unloaded: (base, bytes). Its ReadyToRun code is in there.
+    pub fn lasting_images(&self, mut each: impl FnMut(usize, usize)) {
+        self.info.each_module(|module| {
+            let mut name: Name = [0; 512];
+            let Some(found) = self.info.module(module, &mut name).filter(|m| m.base != 0 && !m.collectible)
+            else {
+                return;
+            };
+            // PE format: e_lfanew at 0x3c, SizeOfImage 0x50 bytes behind the signature it points to.
+            let half = |address: usize| {
+                let word = syscall::read_word(address & !7)?;
+                Some((if address & 4 == 0 { word } else { word >> 32 }) as u32 as usize)
+            };
+            let size = half(found.base.wrapping_add(0x3c))
+                .and_then(|header| half(found.base.wrapping_add(header).wrapping_add(0x50)));
+            if let Some(bytes) = size {
+                each(found.base, bytes);
+            }
+        });
+    }
+
     /// The simple file name of a module; the assembly's name when it has no file. True when it can be unloaded (or may).
     fn module_name(&self, module: usize, out: &mut Line) -> bool {
         let mut name: Name = [0; 512];
-        let Some((assembly, collectible)) = self.info.module(module, &mut name) else { return true };
+        let Some(found) = self.info.module(module, &mut name) else { return true };
         let end = name.iter().position(|u| *u == 0).unwrap_or(name.len());
         let path = name.get(..end).unwrap_or(&[]);
         let file = path.iter().rposition(|u| *u == u16::from(b'/')).map_or(0, |slash| slash.wrapping_add(1));
         out.push_utf16(path.get(file..).unwrap_or(&[]));
-        if out.is_empty() && self.info.assembly(assembly, &mut name) {
+        if out.is_empty() && self.info.assembly(found.assembly, &mut name) {
             out.push_utf16(&name);
         }
-        collectible
+        found.collectible
     }
 
     /// A class as a type argument or an allocated type is written, and its module. False when the runtime does not know it.

@@ -20,6 +20,8 @@ const QUIET_NS: u64 = 100_000_000;
 /// The end of a process waits at most this long for last questions (its callback a little longer).
 const LAST_QUESTIONS_NS: u64 = 45_000_000;
 const LAST_PAUSE_NS: u64 = 500_000;
+/// Between two looks for newly loaded images, when questions are withheld.
+const IMAGES_NS: u64 = 1_000_000_000;
 /// Requests answered before the lease is looked at again.
 const BATCH: u32 = 256;
 /// How long callbacks that began before the session ended may take to leave.
@@ -47,6 +49,9 @@ struct Service<'a> {
     no_more_questions: bool,
     /// No session is started or ended again before this moment.
     retry_ns: u64,
+    /// When images were noted last, and whether a question has been withheld since.
+    images_ns: u64,
+    withheld: bool,
 }
 
 /// The thread's whole life. Returns when the process ends or the detach is under way.
@@ -63,6 +68,8 @@ pub fn run(instance: &Instance) {
         put_off: None,
         no_more_questions: false,
         retry_ns: 0,
+        images_ns: 0,
+        withheld: false,
     };
     // Loaded by environment, the session is running since Initialize, and samples have been told.
     service.match_session();
@@ -98,7 +105,17 @@ impl Service<'_> {
             self.instance.set_listening(true);
             self.retry_ns = 0;
             self.match_session();
+            self.note_images();
         }
+    }
+
+    /// Notes where code is that stays whatever is unloaded.
+    fn note_images(&mut self) {
+        self.images_ns = syscall::now_ns();
+        let (code, namer) = (&self.instance.code, &self.namer);
+        let note = || namer.lasting_images(|base, bytes| code.all_lasts(base as u64, bytes as u64));
+        // While something unloads there is no looking; the next question that is withheld leads here again.
+        self.instance.gate.look_up(note);
     }
 
     /// Nobody listens: nothing is produced any more.
@@ -210,6 +227,10 @@ impl Service<'_> {
                 Request::NoMoreQuestions => self.no_more_questions = true,
             }
         }
+        if self.withheld && syscall::now_ns().saturating_sub(self.images_ns) > IMAGES_NS {
+            self.withheld = false;
+            self.note_images();
+        }
         if self.instance.is_listening() {
             self.name_types();
         }
@@ -249,6 +270,7 @@ impl Service<'_> {
                 }
                 Err(hresult) => {
                     let withheld = hresult == NOT_NOW;
+                    self.withheld |= withheld;
                     instance.count(if withheld { Counter::NamesWithheld } else { Counter::NamesMissing });
                     instance.send(Body::NoMethod { asked, hresult });
                 }

@@ -102,6 +102,17 @@ pub struct Function {
     pub arguments: Arguments,
 }
 
+/// What a ModuleID stands for.
+#[derive(Clone, Copy, Debug)]
+pub struct Module {
+    /// Where its image is mapped, 0 for none.
+    pub base: usize,
+    /// Its assembly.
+    pub assembly: usize,
+    /// Whether it can be unloaded.
+    pub collectible: bool,
+}
+
 /// What a ClassID stands for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Class {
@@ -294,21 +305,21 @@ impl Info {
     }
 
     /// Calls `each` for every managed thread, at most 4096.
-    pub fn each_thread(self, mut each: impl FnMut(usize)) {
+    pub fn each_thread(self, each: impl FnMut(usize)) {
         let mut list = null_mut::<c_void>();
         let answer = invoke!(self.pointer, 71, (*mut *mut c_void), &raw mut list);
-        if answer != S_OK || list.is_null() {
-            return;
+        if answer == S_OK && !list.is_null() {
+            each_of(list, each);
         }
-        for _ in 0..4096 {
-            let (mut thread, mut fetched) = (0usize, 0u32);
-            invoke!(list, 7, (u32, *mut usize, *mut u32), 1, &raw mut thread, &raw mut fetched);
-            if fetched == 0 {
-                break;
-            }
-            each(thread);
+    }
+
+    /// Calls `each` for every loaded module, at most 4096.
+    pub fn each_module(self, each: impl FnMut(usize)) {
+        let mut list = null_mut::<c_void>();
+        let answer = invoke!(self.pointer, 66, (*mut *mut c_void), &raw mut list);
+        if answer == S_OK && !list.is_null() {
+            each_of(list, each);
         }
-        invoke!(list, 2, ());
     }
 
     /// The function whose code is at `address`, and which of its rejitted versions.
@@ -430,9 +441,9 @@ impl Info {
         (answer == S_OK).then_some((kind, element, rank))
     }
 
-    /// A module's path, as UTF-16 in `name`; its assembly, and whether it can be unloaded.
+    /// A module; its path as UTF-16 in `name`.
     #[must_use]
-    pub fn module(self, module: usize, name: &mut [u16; 512]) -> Option<(usize, bool)> {
+    pub fn module(self, module: usize, name: &mut [u16; 512]) -> Option<Module> {
         const COR_PRF_MODULE_COLLECTIBLE: u32 = 8;
         let (mut base, mut needed, mut assembly, mut flags) = (0usize, 0u32, 0usize, 0u32);
         let answer = invoke!(
@@ -447,7 +458,8 @@ impl Info {
             &raw mut assembly,
             &raw mut flags
         );
-        (answer == S_OK).then_some((assembly, flags & COR_PRF_MODULE_COLLECTIBLE != 0))
+        let collectible = flags & COR_PRF_MODULE_COLLECTIBLE != 0;
+        (answer == S_OK).then_some(Module { base, assembly, collectible })
     }
 
     /// An assembly's simple name, as UTF-16 in `name`.
@@ -517,6 +529,19 @@ impl Info {
         );
         if answer == S_OK { (count as usize).min(8) } else { 0 }
     }
+}
+
+/// Goes through an ICorProfilerThreadEnum or ICorProfilerModuleEnum (the same slots) and releases it.
+fn each_of(list: *mut c_void, mut each: impl FnMut(usize)) {
+    for _ in 0..4096 {
+        let (mut element, mut fetched) = (0usize, 0u32);
+        invoke!(list, 7, (u32, *mut usize, *mut u32), 1, &raw mut element, &raw mut fetched);
+        if fetched == 0 {
+            break;
+        }
+        each(element);
+    }
+    invoke!(list, 2, ());
 }
 
 fn ok(answer: i32) -> Result<(), i32> {
