@@ -9,7 +9,8 @@ pub const MAX_RANGES: usize = 256;
 /// Most objects in one record.
 pub const MAX_OBJECTS: usize = 512;
 
-/// `NoMethod` with this HRESULT (CORPROF_E_DATAINCOMPLETE) means "not now": code was unloaded and the address may lie in it. Ask again when
+/// `NoMethod` with this HRESULT (CORPROF_E_DATAINCOMPLETE) means "not now": code was unloaded and the address may lie in it, or
+/// the type arguments of shared code cannot be told yet. Ask again when
 /// it is seen running again.
 pub const NOT_NOW: i32 = 0x8013_1351_u32.cast_signed();
 

@@ -8,6 +8,7 @@ use crate::signature::{Blob, arity, element, simple, without_namespace, word};
 use crate::syscall;
 use crate::text::Text;
 use core::cell::Cell;
+use profiler_protocol::record::NOT_NOW;
 
 /// A name in the making; a record takes 2,048 bytes.
 pub type Line = Text<2_040>;
@@ -64,7 +65,7 @@ pub struct Namer {
 /// `Dictionary<string, long>` are different code. A FunctionID is the address of a MethodDesc, whose third byte counts 8-byte steps
 /// back to its chunk; the 24 bytes before those begin with the MethodTable, which is the ClassID (dotnet/runtime
 /// src/coreclr/vm/method.hpp, `MethodDesc` and `MethodDescChunk`, the same on 8, 9 and 10). That is the runtime's own business, so it
-/// is believed only while it has agreed with every class the runtime did tell, and with enough of them.
+/// is believed only while it has agreed with every class the runtime did tell.
 #[derive(Default)]
 struct Owners {
     agreed: Cell<u32>,
@@ -73,7 +74,6 @@ struct Owners {
 
 impl Owners {
     const CHUNK_HEADER: usize = 24;
-    const ENOUGH: u32 = 4;
 
     fn read(function: usize) -> Option<usize> {
         let steps = syscall::read_word(function)? >> 16 & 0xff;
@@ -82,15 +82,22 @@ impl Owners {
         usize::try_from(syscall::read_word(chunk)?).ok()
     }
 
-    /// The class of `function`, of which the runtime said `told` (0: nothing).
-    fn class_of(&self, function: usize, told: usize) -> usize {
+    /// The class of `function`, of which the runtime said `told` (0: nothing); 0 when it cannot be known.
+    ///
+    /// # Errors
+    /// [`NOT_NOW`] while the runtime has told no class to compare with.
+    fn class_of(&self, function: usize, told: usize) -> Result<usize, i32> {
         let found = Self::read(function).unwrap_or(0);
         if told != 0 {
             let word = if found == told { &self.agreed } else { &self.disagreed };
             word.set(word.get().saturating_add(1));
-            return told;
+            return Ok(told);
         }
-        if self.agreed.get() >= Self::ENOUGH && self.disagreed.get() == 0 { found } else { 0 }
+        match (self.agreed.get(), self.disagreed.get()) {
+            (0, 0) => Err(NOT_NOW),
+            (_, 0) => Ok(found),
+            _ => Ok(0),
+        }
     }
 }
 
@@ -144,7 +151,7 @@ impl Namer {
         let Some((type_token, signature)) = metadata.method(found.token, &mut name) else {
             return Err(E_FAIL);
         };
-        let class = match self.owners.class_of(function, found.class) {
+        let class = match self.owners.class_of(function, found.class)? {
             0 => None,
             class => {
                 self.info.class(class).ok().filter(|c| c.module == found.module && c.token == type_token)
