@@ -28,6 +28,7 @@ struct Sum {
 pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, required: bool) -> Result<()> {
     let mut sum = Sum::default();
 
+    let perfusion = build::build(paths, steps)?;
     steps.step("tests without privilege");
     let mut plain = cargo_test(paths);
     sum.run(
@@ -43,7 +44,6 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, required:
         .env("RUSTFLAGS", "--cfg loom");
     sum.run("loom tests", &mut loom)?;
 
-    let perfusion = build::build(paths, steps)?;
     steps.step("system tests: real kernel, real CLRs");
     let mut system = cargo_test(paths);
     system
@@ -52,8 +52,6 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, required:
         // They measure time on the same few CPUs.
         .args(["--", "--test-threads=1"])
         .env("PERFUSION_BIN", &perfusion)
-        .env("PERFUSION_PROBES", paths.probes())
-        .env("PERFUSION_SHIM", paths.shim())
         .env("PERFUSION_DOTNET_ROOTS", paths.dotnet_roots())
         .env("PERFUSION_CSC", paths.csc());
     if required {
@@ -82,10 +80,15 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, required:
     Ok(())
 }
 
-/// `--no-fail-fast`: one failed test must not hide the next one.
+/// `--no-fail-fast`: one failed test must not hide the next one. All runs have the same probes and shim inside: the daemon's library would
+/// be built anew for each run otherwise.
 fn cargo_test(paths: &Paths) -> Command {
     let mut command = Command::new("cargo");
-    command.args(["test", "--no-fail-fast"]).current_dir(&paths.root);
+    command
+        .args(["test", "--no-fail-fast"])
+        .current_dir(&paths.root)
+        .env("PERFUSION_PROBES", paths.probes())
+        .env("PERFUSION_SHIM", paths.shim());
     command
 }
 
