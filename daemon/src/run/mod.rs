@@ -136,7 +136,7 @@ fn process(
             Err(RecvTimeoutError::Disconnected) => break,
         }
         if let Some(until) = deadline {
-            let open = processor.unanswered();
+            let open = processor.unanswered(collector::now());
             if open.is_empty() || Instant::now() >= until {
                 // Fails only when the collector is gone, and then the channel ends.
                 commands.send(Command::Finish).ok();

@@ -8,7 +8,7 @@ use crate::aggregate::threads::{Place, Row, Threads, WaitReason, WaitStateKey};
 use crate::aggregate::wait_reason;
 use crate::aggregate::window::{Limits as WindowLimits, Window};
 use crate::process::ProcessTable;
-use crate::sample::frame::{FrameKey, Marker};
+use crate::sample::frame::{FrameKey, Marker, ProcessId};
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::{
     Allocation, Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, ThreadSnapshot, UserContext,
@@ -17,6 +17,7 @@ use crate::symbolize::Symbolizer;
 use crate::unwind::finish::Limits;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A managed method body whose name is to be asked of its process's shim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +26,16 @@ pub struct NameRequest {
     pub pid: u32,
     /// An address inside the method.
     pub address: u64,
+}
+
+/// An address may be asked about only while it is sure that its code is still there: at most so long after it was seen running. With
+/// the repetitions of a lost question (`source/shim/names.rs`) that stays below the six seconds of docs/shim-protocol.md.
+const FRESH: Duration = Duration::from_secs(1);
+/// An address without an answer that is seen again is asked about again after this.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// What happened to stacks and pauses, for the loss line.
@@ -83,6 +94,8 @@ pub struct Processor {
     /// Labels of threads that have ended, by id and when they entered the recording.
     ended: HashMap<(u32, MonotonicNs), Labels>,
     requests: Vec<NameRequest>,
+    /// When an address was last asked about, which was when it was seen running.
+    asked: HashMap<NameRequest, MonotonicNs>,
     types: HashMap<(RegionId, u64), Arc<str>>,
     region_pid: HashMap<RegionId, u32>,
     /// Threads that run a collection right now, by region (workstation GC collects on the thread that allocates).
@@ -108,6 +121,7 @@ impl Processor {
             names: ThreadNames::default(),
             ended: HashMap::new(),
             requests: Vec::new(),
+            asked: HashMap::new(),
             types: HashMap::new(),
             region_pid: HashMap::new(),
             collecting: HashMap::new(),
@@ -127,13 +141,13 @@ impl Processor {
             EventKind::CpuSample(sample) => {
                 self.counters.cpu_samples += 1;
                 self.names.kernel(sample.thread.tid, &comm_text(&sample.comm));
-                let stack = self.stack(sample.thread, &sample.kernel, sample.user.as_ref());
+                let stack = self.stack(sample.thread, time, &sample.kernel, sample.user.as_ref());
                 self.threads.cpu_sample(sample.thread, time, stack);
             }
             EventKind::WaitStart(wait) => {
                 self.counters.waits += 1;
                 self.names.kernel(wait.thread.tid, &comm_text(&wait.comm));
-                let stack = self.stack(wait.thread, &wait.kernel, wait.user.as_ref());
+                let stack = self.stack(wait.thread, time, &wait.kernel, wait.user.as_ref());
                 let reason = WaitReason { state: wait.state.into(), syscall: wait.syscall };
                 self.threads.wait_start(wait.thread, time, stack, reason, wait.ran_ns, wait.weight);
             }
@@ -157,16 +171,23 @@ impl Processor {
         std::mem::take(&mut self.requests)
     }
 
-    /// Managed methods of living processes that were asked for and not answered.
+    /// Managed methods of living processes that were seen within the last [`FRESH`] and have no answer yet.
     #[must_use]
-    pub fn unanswered(&self) -> Vec<NameRequest> {
+    pub fn unanswered(&self, now: MonotonicNs) -> Vec<NameRequest> {
         let mut open = Vec::new();
         for &pid in self.region_pid.values() {
             if let Some(process) = self.processes.id(pid) {
-                open.extend(self.symbolizer.unanswered(process).map(|address| NameRequest { pid, address }));
+                self.unanswered_of(process, pid, now, &mut open);
             }
         }
         open
+    }
+
+    fn unanswered_of(&self, process: ProcessId, pid: u32, now: MonotonicNs, open: &mut Vec<NameRequest>) {
+        let all = self.symbolizer.unanswered(process).map(|address| NameRequest { pid, address });
+        open.extend(all.filter(|request| {
+            self.asked.get(request).is_some_and(|at| now.0.saturating_sub(at.0) <= nanos(FRESH))
+        }));
     }
 
     /// The kernel source ended at `at`: what a shim tells of later is not counted, its names still are.
@@ -217,10 +238,16 @@ impl Processor {
         ]
     }
 
-    fn stack(&mut self, thread: ThreadId, kernel: &[u64], user: Option<&UserContext>) -> StackId {
+    fn stack(
+        &mut self,
+        thread: ThreadId,
+        time: MonotonicNs,
+        kernel: &[u64],
+        user: Option<&UserContext>,
+    ) -> StackId {
         let mut frames: Vec<FrameKey> = kernel.iter().map(|&address| FrameKey::Kernel(address)).collect();
         if let Some(user) = user {
-            self.walk(thread.pid, user, &mut frames);
+            self.walk(thread.pid, time, user, &mut frames);
         }
         if is_collector(self.names.comm(thread.tid)) {
             frames.push(FrameKey::Marker(Marker::GarbageCollector));
@@ -238,7 +265,7 @@ impl Processor {
         self.intern(&frames)
     }
 
-    fn walk(&mut self, pid: u32, user: &UserContext, frames: &mut Vec<FrameKey>) {
+    fn walk(&mut self, pid: u32, now: MonotonicNs, user: &UserContext, frames: &mut Vec<FrameKey>) {
         let finished = self.processes.finish(pid, user, Limits::default());
         self.counters.walked += 1;
         self.counters.guessed_frames += u64::from(finished.guessed);
@@ -246,10 +273,17 @@ impl Processor {
             self.counters.exact += 1;
         }
         for &frame in &finished.frames {
-            if let FrameKey::Managed { start, .. } = frame
-                && self.symbolizer.wants_answer(frame)
-            {
-                self.requests.push(NameRequest { pid, address: start });
+            if let FrameKey::Managed { process, start, .. } = frame {
+                let request = NameRequest { pid, address: start };
+                let again = || {
+                    self.asked.get(&request).is_some_and(|at| now.0.saturating_sub(at.0) >= nanos(ASK_AGAIN))
+                };
+                if self.symbolizer.wants_answer(frame)
+                    || self.symbolizer.is_waiting(process, start) && again()
+                {
+                    self.asked.insert(request, now);
+                    self.requests.push(request);
+                }
             }
         }
         frames.extend(finished.frames);
@@ -266,8 +300,9 @@ impl Processor {
             self.symbolizer.observe(process, &event);
             if new_region {
                 // What was seen before there was anybody to ask: asked now, because the process may not live until the end.
-                let open = self.symbolizer.unanswered(process);
-                self.requests.extend(open.map(|address| NameRequest { pid, address }));
+                let mut open = Vec::new();
+                self.unanswered_of(process, pid, time, &mut open);
+                self.requests.append(&mut open);
             }
         }
         let names_only = self.closed.is_some_and(|at| time > at);
@@ -315,7 +350,7 @@ impl Processor {
     fn allocation(&mut self, time: MonotonicNs, pid: u32, region: RegionId, allocation: &Allocation) {
         self.counters.allocations += 1;
         let mut frames = Vec::new();
-        self.walk(pid, &allocation.user, &mut frames);
+        self.walk(pid, time, &allocation.user, &mut frames);
         // Inside are the shim and the runtime's event delivery: the allocation is the innermost managed frame's.
         if let Some(managed) = frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. })) {
             frames.drain(..managed);

@@ -108,6 +108,10 @@ impl ManagedNames {
     }
 
     /// Addresses of a process nobody answered for yet.
+    pub(super) fn is_waiting(&self, process: ProcessId, address: u64) -> bool {
+        self.processes.get(&process).is_some_and(|entry| entry.waiting.contains_key(&address))
+    }
+
     pub(super) fn waiting(&self, process: ProcessId) -> impl Iterator<Item = u64> {
         self.processes.get(&process).into_iter().flat_map(|entry| entry.waiting.keys().copied())
     }

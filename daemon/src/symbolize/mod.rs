@@ -159,6 +159,12 @@ impl Symbolizer {
         }
     }
 
+    /// True while a question about this address has no answer.
+    #[must_use]
+    pub fn is_waiting(&self, process: ProcessId, address: u64) -> bool {
+        self.managed.is_waiting(process, address)
+    }
+
     /// Addresses of a process that were asked about and not answered yet, to ask again where a question was lost.
     pub fn unanswered(&self, process: ProcessId) -> impl Iterator<Item = u64> {
         self.managed.waiting(process)

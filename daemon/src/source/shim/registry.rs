@@ -6,7 +6,6 @@
 
 use super::counters::Totals;
 use super::finder::{self, Found};
-use super::names::NameBook;
 use super::namespace::{Threads, monotonic_offset_ns};
 use super::reader::{Context, End, Reader};
 use super::region::{Region, RegionKey};
@@ -45,8 +44,6 @@ pub(super) struct Process {
     /// A mapping that cannot be opened is met at every look, and counted once.
     told_refusal: bool,
     threads: Threads,
-    /// Questions from before there was a region.
-    early: NameBook,
     pub(super) ended: bool,
 }
 
@@ -83,7 +80,6 @@ impl Process {
             refused: HashSet::new(),
             told_refusal: false,
             threads: Threads::default(),
-            early: NameBook::default(),
             ended: false,
         }
     }
@@ -97,7 +93,6 @@ impl Process {
     /// It called exec: nothing known of its threads and code holds any more.
     pub(super) fn became_another(&mut self, now: Instant) {
         self.threads = Threads::default();
-        self.early = NameBook::default();
         self.expect(now);
     }
 
@@ -243,9 +238,6 @@ impl Process {
         shared.totals.regions_adopted += 1;
         let offset = monotonic_offset_ns(&self.target);
         let mut reader = Reader::new(id, consumer, ours, offset, time);
-        for address in self.early.next(usize::MAX) {
-            reader.ask(address);
-        }
         if reader.beat(shared.owner, time).is_ok() {
             self.readers.push(reader);
         }
@@ -253,12 +245,8 @@ impl Process {
 
     /// Queues a question with every region of the process. False when it was dropped.
     pub(super) fn ask(&mut self, address: u64) -> bool {
-        // Kept for regions that come later, too: a second runtime of the process, or the first.
-        let kept = self.early.ask(address);
-        if self.readers.is_empty() {
-            return kept;
-        }
-        let mut all = true;
+        // Nothing is kept for a region that comes later: by then the code may be gone. What is seen again is asked about again.
+        let mut all = !self.readers.is_empty();
         for reader in &mut self.readers {
             all &= reader.ask(address);
         }
