@@ -47,7 +47,7 @@ pub(crate) fn ci(paths: &Paths, steps: &Steps) -> Result<()> {
 
     helm::lint(paths, steps)?;
     // Here everything a test needs is installed: one that skips itself is a failure.
-    test::test(paths, steps, None, true)
+    test::test(paths, steps, None, test::Mode { required: true, long: false })
 }
 
 fn cargo(paths: &Paths) -> Command {

@@ -23,7 +23,8 @@ cargo xtask COMMAND
   run             set up, build, start the demo app, profile it for 10 s, show the profile (root)
   setup           install what is missing: eBPF toolchain, .NET runtimes, C# compiler; print versions
   build           eBPF object, shim and target/release/perfusion with both inside
-  test [FILTER]   every test, system tests on the real kernel and CLRs included (root)
+  test [--long] [FILTER]
+                  every test, system tests on the real kernel and CLRs included (root); --long takes the full durations and counts
   bench [FIGURE]  measure what the profiler costs; writes docs/benchmarks.md (root)
   tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to code
   helm            lint the chart, render it, check it against Kubernetes' schemas
@@ -31,6 +32,9 @@ cargo xtask COMMAND
 
 Everything made lies below target/. PERFUSION_TOOLCHAIN names another folder for what setup installs, so that checkouts can share it.
 ";
+
+const SHORT: test::Mode = test::Mode { required: false, long: false };
+const LONG: test::Mode = test::Mode { required: false, long: true };
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -41,8 +45,10 @@ fn main() -> ExitCode {
             ["run"] => demo::run(&paths, &steps),
             ["setup"] => setup::setup(&paths, &steps).map(|_| ()),
             ["build"] => build::build(&paths, &steps).map(|_| ()),
-            ["test"] => test::test(&paths, &steps, None, false),
-            ["test", filter] => test::test(&paths, &steps, Some(filter), false),
+            ["test"] => test::test(&paths, &steps, None, SHORT),
+            ["test", "--long"] => test::test(&paths, &steps, None, LONG),
+            ["test", "--long", filter] => test::test(&paths, &steps, Some(filter), LONG),
+            ["test", filter] => test::test(&paths, &steps, Some(filter), SHORT),
             ["bench"] => bench::bench(&paths, &steps, None),
             ["bench", figure] => bench::bench(&paths, &steps, Some(figure)),
             ["tidy"] => tidy::tidy(&paths, &steps, false),

@@ -24,8 +24,16 @@ struct Sum {
     broken: Vec<&'static str>,
 }
 
-/// `required`: a system test whose needs are not met fails instead of being skipped.
-pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, required: bool) -> Result<()> {
+/// How the system tests are run.
+#[derive(Clone, Copy)]
+pub(crate) struct Mode {
+    /// A system test whose needs are not met fails instead of being skipped.
+    pub(crate) required: bool,
+    /// The durations and counts the promises are stated with, instead of the shortest the statistics allow.
+    pub(crate) long: bool,
+}
+
+pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mode) -> Result<()> {
     let mut sum = Sum::default();
 
     let perfusion = build::build(paths, steps)?;
@@ -54,7 +62,10 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, required:
         .env("PERFUSION_BIN", &perfusion)
         .env("PERFUSION_DOTNET_ROOTS", paths.dotnet_roots())
         .env("PERFUSION_CSC", paths.csc());
-    if required {
+    if mode.long {
+        system.env("PERFUSION_TESTS_LONG", "1");
+    }
+    if mode.required {
         system.env("PERFUSION_TESTS_REQUIRED", "1");
     }
     sum.run("system tests", &mut system)?;
