@@ -49,6 +49,7 @@ pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<
     if let Some(name) = only.filter(|name| !known.contains(name)) {
         bail!("unknown figure `{name}`: expected one of {}", known.join(", "));
     }
+    let machine = machine()?;
     build::build(paths, steps)?;
     debian::install(steps, &[("bpftool", "names and run times of loaded programs")])?;
     load::compile(paths)?;
@@ -70,8 +71,7 @@ pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<
     if only.is_none() {
         let document = paths.root.join("docs/benchmarks.md");
         let head = format!(
-            "# What profiling costs\nWritten by `cargo xtask bench` on {}. Probe times are the kernel's own (`kernel.bpf_stats_enabled`).\n",
-            machine()?
+            "# What profiling costs\nWritten by `cargo xtask bench` on {machine}. Probe times are the kernel's own (`kernel.bpf_stats_enabled`).\n"
         );
         fs::write(&document, head + &text)
             .with_context(|| format!("{}: cannot be written", document.display()))?;
@@ -80,7 +80,7 @@ pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<
     Ok(())
 }
 
-/// Kernel, processor and number of CPUs: what another machine's figures differ by.
+/// Kernel, processor, number of CPUs and how busy they are with other things: what another run's figures differ by.
 fn machine() -> Result<String> {
     let cpu = fs::read_to_string("/proc/cpuinfo").context("/proc/cpuinfo")?;
     let model = cpu
@@ -89,7 +89,9 @@ fn machine() -> Result<String> {
         .map_or("unknown", |(_, name)| name);
     let kernel = output(Command::new("uname").arg("-r"))?;
     let cpus = output(&mut Command::new("nproc"))?;
-    Ok(format!("Linux {}, {} × {model}", kernel.trim(), cpus.trim()))
+    let load = fs::read_to_string("/proc/loadavg").context("/proc/loadavg")?;
+    let busy = load.split(' ').next().unwrap_or_default();
+    Ok(format!("Linux {}, {} × {model}, load average before it began {busy}", kernel.trim(), cpus.trim()))
 }
 
 /// Median of 5 starts.

@@ -32,7 +32,8 @@ impl Program {
     /// What one run of it is, told by its name.
     pub(super) fn what(&self) -> &'static str {
         match self.name.as_str() {
-            name if name.contains("switch") => "one context switch",
+            name if name.contains("switch") => "one context switch, kept stacks included",
+            name if name.contains("process") => "process life",
             name if name.contains("wak") => "one wake-up",
             name if name.contains("sample") || name.contains("cpu") => "one CPU sample",
             _ => "another event",
@@ -42,7 +43,7 @@ impl Program {
     pub(super) fn budget(&self) -> &'static str {
         match self.what() {
             "one CPU sample" => "4 µs, 40 frames",
-            "one context switch" => "0.4 µs with its wake-up",
+            "one context switch, kept stacks included" => "0.4 µs with its wake-up, when not kept",
             _ => "",
         }
     }
