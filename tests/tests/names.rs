@@ -24,8 +24,10 @@ fn assert_named(profile: &Profile) {
     // The loop is one thread of a process that does nothing else; the rest is the JIT at its start and the attach.
     assert!(chain * 2 > all, "{chain} of {all} ns in the chain:\n{}", picture());
     assert!(unnamed_share(profile, |sample| sample.has("CallHeavy.")) == 0.0, "{}", picture());
-    // 1 %: dynamic methods and stubs of the start-up live shorter than a question takes.
-    assert!(unnamed_share(profile, |_| true) <= 0.01, "{}", picture());
+    // 3 %: code that runs once, while the runtime or the EventPipe session starts, may be past when its question is sent; it is not asked
+    // about then, for it may have been unloaded. Some 130 samples of a short run make one such sample almost 1 %.
+    let unnamed = unnamed_share(profile, |_| true);
+    assert!(unnamed <= 0.03, "{unnamed}: {}", profile.describe("cpu", |sample| sample.has("[managed]")));
 }
 
 #[test]
