@@ -20,7 +20,8 @@ use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How often ended targets are looked for; nothing reports the end of a process that is not a child without its help.
 const LOOK: Duration = Duration::from_millis(50);
@@ -43,6 +44,8 @@ impl Say {
 /// See [`Error`].
 pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let say = Say(quiet);
+    // From the first moment on, so that an early Ctrl-C ends the recording and not this program in the middle of something.
+    let mut signals = Signals::listen()?;
     for &pid in &options.pid {
         check_target(pid)?;
     }
@@ -100,7 +103,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         .then(|| attach_to_targets(options, settings, watcher, Arc::clone(&over), say));
 
     say.line(&format!("recording {}; Ctrl-C ends it", describe(options, child.as_ref())));
-    let (end, child) = wait_for_end(options, child, &recording, began, say)?;
+    let (end, child) = wait_for_end(options, child, &recording, began, &mut signals, say)?;
     recording.close();
     // Pairs with the load in `attach_to_targets`; it only says that no further process is worth the effort.
     over.store(true, Ordering::Relaxed);
@@ -162,6 +165,29 @@ fn cgroup_id(path: &Path) -> Result<u64, Error> {
     }
     // The id the kernel's helper answers is the directory's inode number (bpf_get_current_cgroup_id).
     std::fs::metadata(path).map(|found| found.ino()).map_err(|error| refused(error.to_string()))
+}
+
+/// Ctrl-C and SIGTERM, and the runtime that hears them.
+struct Signals {
+    runtime: Runtime,
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self, Error> {
+        let internal = |what| move |source| Error::Internal { what, source };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(internal("tokio runtime"))?;
+        let (interrupt, terminate) = {
+            let _inside = runtime.enter();
+            let interrupt = signal(SignalKind::interrupt()).map_err(internal("signal handler"))?;
+            (interrupt, signal(SignalKind::terminate()).map_err(internal("signal handler"))?)
+        };
+        Ok(Self { runtime, interrupt, terminate })
+    }
 }
 
 /// Why a recording ended.
@@ -252,17 +278,13 @@ fn wait_for_end(
     mut child: Option<Child>,
     recording: &Recording,
     began: Instant,
+    signals: &mut Signals,
     say: Say,
 ) -> Result<(End, Option<Child>), Error> {
     let internal = |what| move |source| Error::Internal { what, source };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(internal("tokio runtime"))?;
     let bar = progress(options, say);
+    let Signals { runtime, interrupt, terminate } = signals;
     let end = runtime.block_on(async {
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(internal("signal handler"))?;
-        let mut terminate = signal(SignalKind::terminate()).map_err(internal("signal handler"))?;
         let mut look = tokio::time::interval(LOOK);
         let until = options.duration.map(|duration| began + duration);
         let targets: Vec<(u32, Option<u64>)> =

@@ -135,13 +135,15 @@ fn process(
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
         }
-        if let Some(until) = deadline {
+        // A question may find no shim yet, or no room; while its code was just seen running it may be repeated.
+        let repeat = asked.elapsed() > ASK_AGAIN;
+        if repeat || deadline.is_some() {
             let open = processor.unanswered(collector::now());
-            if open.is_empty() || Instant::now() >= until {
+            if deadline.is_some_and(|until| open.is_empty() || Instant::now() >= until) {
                 // Fails only when the collector is gone, and then the channel ends.
                 commands.send(Command::Finish).ok();
                 deadline = None;
-            } else if asked.elapsed() > ASK_AGAIN {
+            } else if repeat {
                 asked = Instant::now();
                 ask(commands, open);
             }

@@ -30,7 +30,7 @@ pub struct NameRequest {
 
 /// An address may be asked about only while it is sure that its code is still there: at most so long after it was seen running. With
 /// the repetitions of a lost question (`source/shim/names.rs`) that stays below the six seconds of docs/shim-protocol.md.
-const FRESH: Duration = Duration::from_secs(1);
+const FRESH: Duration = Duration::from_secs(2);
 /// An address without an answer that is seen again is asked about again after this.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
