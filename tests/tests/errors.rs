@@ -156,6 +156,19 @@ fn without_tracefs_and_debugfs_it_records_all_the_same() {
 }
 
 #[test]
+fn perf_refused_ends_with_4_and_says_what_to_allow() {
+    let needs = [RECORD, &[Need::C]].concat();
+    let Some(_turn) = begin("errors::perf_refused", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let app = sleeper();
+    let output = scratch.path("perf.pb.gz");
+    let mut command = Workload::native("no_perf", &[]).unwrap().arg(perfusion_bin().unwrap()).command();
+    let outcome = perfusion::run(command.args(record_args(app.pid(), &output)), DEADLINE).unwrap();
+    assert_error(&outcome, 4, &["perf_event_open", "seccomp", "CAP_PERFMON"]);
+    assert!(!output.exists());
+}
+
+#[test]
 fn an_output_that_cannot_be_written_ends_with_5_before_anything_is_recorded() {
     let Some(_turn) = begin("errors::an_output_that_cannot_be_written", RECORD) else { return };
     let app = sleeper();

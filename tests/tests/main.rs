@@ -12,6 +12,7 @@ mod death;
 mod demo;
 mod errors;
 mod harness;
+mod host;
 mod memory;
 mod names;
 mod restart;

@@ -92,6 +92,10 @@ fn a_killed_process_keeps_the_names_asked_before() {
     app.signal(rustix::process::Signal::KILL).unwrap();
     recording.finish_well(SLACK).unwrap();
     let profile = Profile::read(&file).unwrap();
+    // As for one that lives, so that a profile without the app's stacks does not pass for one without a nameless frame.
+    let chain = profile.sum("cpu", |sample| sample.positions(&CHAIN).is_some());
+    let all = profile.sum("cpu", |_| true);
+    assert!(chain * 2 > all, "{chain} of {all} ns in the chain:\n{}", profile.describe("cpu", |_| true));
     let unnamed = unnamed_share(&profile, |sample| sample.has("CallHeavy.") || sample.has("[managed]"));
     // The chain's methods were all sampled and asked for within the first tenths of a second.
     assert!(unnamed < 0.05, "{unnamed}:\n{}", profile.describe("cpu", |_| true));

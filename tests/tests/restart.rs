@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use system_tests::environment::{RECORD_NET9, begin, long_form};
@@ -63,13 +63,16 @@ fn digest(regions: &[PathBuf]) -> u64 {
     hasher.finish()
 }
 
-/// Files of ours in the places where the library may be put.
-fn leftovers() -> Vec<PathBuf> {
-    let places = [std::env::temp_dir(), PathBuf::from("/tmp"), PathBuf::from("/dev/shm")];
+/// Files of ours: libraries in the places where they may be put, and unfinished outputs in `outputs`.
+fn leftovers(outputs: &Path) -> Vec<PathBuf> {
+    let places =
+        [std::env::temp_dir(), PathBuf::from("/tmp"), PathBuf::from("/dev/shm"), outputs.to_path_buf()];
     let entries = places.iter().filter_map(|place| fs::read_dir(place).ok()).flatten().filter_map(Result::ok);
     let ours = entries.map(|entry| entry.path()).filter(|path| {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        name.contains("perfusion") && name.ends_with(".so")
+        let library = name.contains("perfusion") && name.ends_with(".so");
+        let unfinished = path.parent() == Some(outputs) && name.starts_with('.') && name.ends_with(".tmp");
+        library || unfinished
     });
     ours.collect::<BTreeSet<_>>().into_iter().collect()
 }
@@ -79,13 +82,15 @@ fn killing_the_profiler_at_random_moments_never_hurts_the_app() {
     let Some(_turn) = begin("restart::killing_the_profiler", RECORD_NET9) else { return };
     let scratch = Scratch::new().unwrap();
     let mut app = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().start().unwrap();
-    let rounds = if long_form() { 20 } else { 6 };
-    // A fixed sequence (Knuth's 64-bit LCG), so that a failure can be repeated: moments from 0 to 1.2 s reach from the first
-    // system call of the start, through loading and attaching, into the recording.
+    // A fixed sequence (Knuth's 64-bit LCG), so that a failure can be repeated: moments from 0 to 0.6 s reach from the first
+    // system call of the start, through loading and attaching, into the recording; the long form's, twice as long, also when a
+    // busy machine loads slowly.
+    let longest_ms = if long_form() { 1200 } else { 600 };
     let mut state: u64 = 42;
-    for round in 0..rounds {
+    let mut seen = BTreeSet::new();
+    for round in 0..20 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let moment = Duration::from_millis((state >> 33) % 1200);
+        let moment = Duration::from_millis((state >> 33) % longest_ms);
         let recording = Recording::of_pid(app.pid(), &scratch.path("killed.pb.gz"), &[]).unwrap();
         let_pass(moment);
         let objects = bpf_objects(recording.pid());
@@ -99,7 +104,11 @@ fn killing_the_profiler_at_random_moments_never_hurts_the_app() {
             "round {round}, killed after {moment:?}: left behind {:?}",
             still_loaded(&objects)
         );
+        seen.extend(objects);
     }
+    // Had every kill come before the programs were loaded, nothing would have been shown.
+    assert!(seen.iter().any(|(word, _)| *word == "prog_id"), "no kill met a loaded BPF program: {seen:?}");
+    assert!(still_loaded(&seen).is_empty(), "left behind: {:?}", still_loaded(&seen));
 
     // The last one is killed while it surely receives events; then the shim must notice by itself.
     let recording = Recording::of_pid(app.pid(), &scratch.path("killed.pb.gz"), &[]).unwrap();
@@ -123,7 +132,8 @@ fn killing_the_profiler_at_random_moments_never_hurts_the_app() {
     let allocated = profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make")) as f64;
     let share = allocated / (profile.duration_ns as f64 / 1e9) / rate;
     assert!((0.8..1.25).contains(&share), "{share:.2} of the app's own allocation rate:\n{}", outcome.stderr);
-    assert!(leftovers().is_empty(), "{:?}", leftovers());
+    let left = leftovers(scratch.path("killed.pb.gz").parent().unwrap());
+    assert!(left.is_empty(), "{left:?}");
     // It computed the right thing all the time.
     let truth = app.stop().unwrap();
     assert_eq!(truth["mistakes"], 0, "{truth}");
