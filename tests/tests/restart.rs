@@ -162,3 +162,46 @@ fn an_interrupted_recording_writes_its_file_and_leaves_nothing() {
     assert!(profile.sum("alloc_space", |_| true) > 0);
     app.stop().unwrap();
 }
+
+/// Gates of this recorder in the temporary directory.
+fn gates(recorder: u32) -> Vec<PathBuf> {
+    let start = format!("perfusion-gate-{recorder}-");
+    let entries = fs::read_dir(std::env::temp_dir()).unwrap().filter_map(Result::ok);
+    entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(&start))
+        .map(|e| e.path())
+        .collect()
+}
+
+/// Processes that still wait at this gate.
+fn waiting_at(gate: &Path) -> Vec<u32> {
+    let pids =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let names_gate = |pid: &u32| {
+        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&arguments).contains(&*gate.to_string_lossy())
+    };
+    pids.filter(names_gate).collect()
+}
+
+#[test]
+fn a_recorder_killed_while_its_program_waits_at_the_gate_leaves_nothing() {
+    let Some(_turn) = begin("restart::killed_at_the_gate", RECORD_NET9) else { return };
+    let scratch = Scratch::new().unwrap();
+    let mut command = system_tests::perfusion::command(["record", "-o"]);
+    command.arg(scratch.path("x.pb.gz")).args(["--", "/bin/sleep", "1000"]);
+    let recorder = Recording::spawn(&mut command).unwrap();
+    let pid = recorder.pid();
+    // Loading the probes takes far longer than a look at the directory.
+    let gate = wait_until("the gate", SLACK, || {
+        gates(pid).pop().filter(|gate| waiting_at(gate).iter().any(|&waiting| waiting != pid))
+    })
+    .unwrap();
+    recorder.kill().unwrap();
+    wait_until("the waiting program to go", SLACK, || waiting_at(&gate).is_empty().then_some(())).unwrap();
+    // The next start sweeps.
+    let mut next = system_tests::perfusion::command(["record", "-o"]);
+    next.arg(scratch.path("y.pb.gz")).args(["--", "/bin/true"]);
+    system_tests::perfusion::run(&mut next, SLACK).unwrap();
+    assert_eq!(gates(pid), Vec::<PathBuf>::new());
+}
