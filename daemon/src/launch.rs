@@ -2,11 +2,10 @@
 //! waits at a gate until the probes and the tables know its pid, and then becomes CMD. The pid stays the same.
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use rustix::process::{Signal, geteuid, set_parent_process_death_signal};
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -118,28 +117,9 @@ impl Gated {
     }
 }
 
-/// How gates are called: this, the recorder's pid, a number.
-const GATE: &str = "perfusion-gate-";
-
-/// Removes gates of recorders that were killed before their program began.
-pub fn sweep() {
-    for entry in std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let pid =
-            name.to_str().and_then(|name| name.strip_prefix(GATE)?.split('-').next()?.parse::<u32>().ok());
-        let Some(pid) = pid else { continue };
-        // Only what is ours: in a shared directory anybody can use the name.
-        let ours = entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == geteuid().as_raw());
-        if ours && crate::process::start_ticks(pid).is_none() {
-            // What cannot be removed is met again at the next start.
-            std::fs::remove_dir_all(entry.path()).ok();
-        }
-    }
-}
-
 /// A name nobody has: the pid alone could be one that a killed recorder left behind.
 fn free_folder() -> PathBuf {
-    let named = |n: u32| std::env::temp_dir().join(format!("{GATE}{}-{n}", std::process::id()));
+    let named = |n: u32| std::env::temp_dir().join(format!("perfusion-gate-{}-{n}", std::process::id()));
     (0..1_000).map(named).find(|path| path.symlink_metadata().is_err()).unwrap_or_else(|| named(0))
 }
 
@@ -150,17 +130,9 @@ fn nonblock() -> i32 {
 /// The child's side: waits at `gate`, then becomes `command`. Returns only with what went wrong.
 #[must_use]
 pub fn exec_when_ready(gate: &Path, command: &[String]) -> io::Error {
-    // A recorder that is killed must not leave us waiting at its gate; CMD itself must not die with it.
-    let with_recorder = |signal| set_parent_process_death_signal(signal).map_err(io::Error::from);
-    if let Err(error) = with_recorder(Some(Signal::KILL)) {
-        return error;
-    }
     let mut go = [0u8; 1];
     // End of file instead of the byte: the recorder gave up, so CMD must not run.
     if let Err(error) = File::open(gate).and_then(|mut file| file.read_exact(&mut go)) {
-        return error;
-    }
-    if let Err(error) = with_recorder(None) {
         return error;
     }
     let Some((program, arguments)) = command.split_first() else {

@@ -51,7 +51,6 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     }
     file::check(&options.output)?;
     attach::place::sweep();
-    crate::launch::sweep();
     let owner = attach::place::random()
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     let settings = Settings { owner };
