@@ -112,6 +112,8 @@ plain! {
         pub oncpu_ns: u64,
         /// Time waiting for a CPU since then.
         pub runnable_ns: u64,
+        /// Part of that in which it held a CPU that did not run it.
+        pub stolen_ns: u64,
         /// Time waiting for something else since then.
         pub blocked_ns: u64,
     }

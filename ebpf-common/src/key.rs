@@ -30,13 +30,15 @@ plain! {
         pub oncpu_ns: u64,
         /// Closed time waiting for a CPU.
         pub runnable_ns: u64,
+        /// Part of that in which it held a CPU that did not run it: taken by the hypervisor or by interrupts.
+        pub stolen_ns: u64,
         /// Closed time waiting for something else.
         pub blocked_ns: u64,
         /// When the present wait began (switch-out), or the last one.
         pub wait_start_ns: u64,
         /// Blocked part of the present wait, once it is over.
         pub wait_blocked_ns: u64,
-        /// `task_struct.se.sum_exec_runtime` at its last switch-out; `u64::MAX` before the first. Used when a switch was missed.
+        /// `task_struct.se.sum_exec_runtime` as far as it is in `oncpu_ns`; `u64::MAX` before it was read.
         pub exec_ns: u64,
         /// Process.
         pub tgid: u32,

@@ -1,6 +1,6 @@
 //! Load-time settings, kernel fields at the offsets they name, and who is selected.
 
-use crate::maps::{CONTROL, SELECTED};
+use crate::maps::{CONTROL, ENDED, SELECTED};
 use aya_ebpf::bindings::task_struct;
 use core::ffi::c_void;
 use ebpf_common::config::{Config, NO_FIELD, SELECT_CGROUP, SELECT_PIDS};
@@ -110,7 +110,7 @@ impl Task {
         read(node, setting!(kernfs_node_id))
     }
 
-    /// From when on this thread is recorded; `None` when it is not selected or the recording has not begun.
+    /// From when on this thread is recorded; `None` when it is not selected, or the recording has not begun or is over.
     #[inline(always)]
     pub(crate) fn recording(self, tgid: u32) -> Option<Recording> {
         let selection = setting!(selection);
@@ -126,7 +126,7 @@ impl Task {
             }
             *CONTROL.get(0)?
         };
-        (recording.since_ns != 0).then_some(recording)
+        (recording.since_ns != 0 && *ENDED.get(0)? == 0).then_some(recording)
     }
 }
 

@@ -23,6 +23,11 @@ pub(crate) static SELECTED: HashMap<u32, Recording> = HashMap::with_max_entries(
 #[map]
 pub(crate) static CONTROL: Array<Recording> = Array::with_max_entries(1, 0);
 
+/// One entry: not 0 once the recording is over, and from then on no hook does anything. Written by the daemon. Detaching the programs
+/// takes as long as an RCU grace period, a second on a busy machine, in which nothing may move the totals.
+#[map]
+pub(crate) static ENDED: Array<u64> = Array::with_max_entries(1, 0);
+
 /// One entry per CPU: the coin's state. Private to the switch hook.
 #[map]
 static COINS: PerCpuArray<Coin> = PerCpuArray::with_max_entries(1, 0);

@@ -5,9 +5,13 @@
 //! the thread on a CPU and is ignored, the thread is switched in without a waking seen, and its wait counts as runnable from
 //! its start, which is the truth. The same rule is right for a thread that was about to block with a signal pending.
 //!
+//! How long a thread ran between its switch-in and its switch-out is the kernel's own account, which every other tool shows too
+//! (`sum_exec_runtime`, up to date at each switch). Time that passed without being run, because the hypervisor or an interrupt had the
+//! CPU (`update_rq_clock_task`, kernel/sched/core.c), the thread waited for a CPU.
+//!
 //! A switch can be missing (a thread that was outside the selected cgroup for a while; a kernel that hides some tasks from the
-//! tracepoint, as seen on 6.18 guests). It shows at the thread's next one, and the kernel's own account of the thread's run
-//! time, which is up to date at each switch, says how much of the time between was spent on a CPU.
+//! tracepoint, as seen on 6.18 guests). It shows at the thread's next one, and the same account says how much of the time
+//! between was spent on a CPU.
 
 use crate::coin;
 use crate::config::{Task, setting};
@@ -61,9 +65,9 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
         count(Counter::SwitchesMissed);
         let ran_ns = ran_since(thread, exec_ns, now);
         arrive(tid, thread, now - ran_ns);
+        thread.exec_ns = exec_ns - ran_ns;
     }
-    thread.exec_ns = exec_ns;
-    let ran_ns = close(thread, now, STATE_ON_CPU);
+    let ran_ns = leave(thread, exec_ns, now);
     if !preempted && state & TASK_DEAD != 0 {
         return end(tid, thread, now);
     }
@@ -109,14 +113,16 @@ fn switch_in(task: Task, now: u64) {
     let tgid = task.tgid();
     let Some(recording) = task.recording(tgid) else { return };
     let Some(thread) = known(tid, tgid, &recording, now) else { return };
+    let exec_ns = task.exec_ns();
     if thread.state == STATE_ON_CPU {
         count(Counter::SwitchesMissed);
-        let exec_ns = task.exec_ns();
         let left = thread.since_ns + ran_since(thread, exec_ns, now);
-        thread.exec_ns = exec_ns;
         close(thread, left, STATE_ON_CPU);
         // Why it left is not known; a wake-up before it came back would not have been missed by a thread that was preempted.
         close(thread, now, STATE_BLOCKED);
+        thread.exec_ns = exec_ns;
+    } else if thread.exec_ns == u64::MAX {
+        thread.exec_ns = exec_ns;
     }
     arrive(tid, thread, now);
 }
@@ -132,6 +138,27 @@ fn arrive(tid: u32, thread: &mut Thread, now: u64) {
     if flags & WAIT_KEPT != 0 {
         send_wait_end(tid, thread, now, woken);
     }
+}
+
+/// The thread leaves its CPU at `now`. Answers how long it ran.
+#[inline(always)]
+fn leave(thread: &mut Thread, exec_ns: u64, now: u64) -> u64 {
+    let held = now.saturating_sub(thread.since_ns);
+    let ran = if thread.exec_ns == u64::MAX {
+        thread.exec_ns = exec_ns;
+        held
+    } else {
+        let ran = ran_since(thread, exec_ns, now);
+        // Not `exec_ns`: the two clocks are read some 100 ns apart, and what one slice has too much the next has too little.
+        thread.exec_ns += ran;
+        ran
+    };
+    let stolen = held - ran;
+    thread.since_ns += held;
+    thread.oncpu_ns += ran;
+    thread.runnable_ns += stolen;
+    thread.stolen_ns += stolen;
+    ran
 }
 
 /// How long the thread ran since its last known event, by the kernel's account.
@@ -287,6 +314,7 @@ fn end(tid: u32, thread: &Thread, now: u64) {
         entered_ns: thread.entered_ns,
         oncpu_ns: thread.oncpu_ns,
         runnable_ns: thread.runnable_ns,
+        stolen_ns: thread.stolen_ns,
         blocked_ns: thread.blocked_ns,
     };
     // Gone already means nothing is left to remove.

@@ -103,11 +103,30 @@ fn duty(percent: u64) -> impl FnMut() + Send + 'static {
     }
 }
 
-/// (time on CPU, time on the run queue) in ns, by the kernel's own account.
-fn schedstat(tid: u32) -> Option<(u64, u64)> {
-    let text = fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
-    let mut words = text.split_whitespace().map(|word| word.parse().unwrap());
-    Some((words.next()?, words.next()?))
+/// Time on a CPU in ns, by the kernel's own account.
+fn schedstat(tid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).unwrap();
+    text.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// Looks at schedstat around one look at our own times: whatever the machine does in between, the truth lies between the two.
+struct Look {
+    before: HashMap<u32, u64>,
+    ours: HashMap<u32, ThreadSnapshot>,
+    after: HashMap<u32, u64>,
+}
+
+impl Look {
+    fn take(source: &mut KernelSource, tids: &[u32]) -> Self {
+        let all = || tids.iter().map(|tid| (*tid, schedstat(*tid))).collect();
+        Self { before: all(), ours: times(source), after: all() }
+    }
+
+    /// The least and the most that schedstat can have grown between two looks at our times.
+    fn bounds(first: &Self, last: &Self, tid: u32) -> (f64, f64) {
+        let least = last.before[&tid].saturating_sub(first.after[&tid]);
+        (least as f64, (last.after[&tid] - first.before[&tid]) as f64)
+    }
 }
 
 fn collect(source: &mut KernelSource, into: &mut Vec<Event>) {
@@ -168,42 +187,52 @@ fn thread_times_agree_with_the_kernels_own_and_add_up() {
     let mut events = Vec::new();
     // Long enough for the 1 %: an error of a tick at each end is far below it.
     let length = Duration::from_secs(3);
-    let before = times(&mut source);
-    let schedstat_before: HashMap<_, _> =
-        workers.iter().map(|(_, worker)| (worker.tid, schedstat(worker.tid).unwrap())).collect();
+    let tids: Vec<u32> = workers.iter().map(|(_, worker)| worker.tid).collect();
+    let first_look = Look::take(&mut source, &tids);
     let start = Instant::now();
     wait_until("the length of the recording", DEADLINE, || {
         collect(&mut source, &mut events);
         (start.elapsed() >= length).then_some(())
     })
     .unwrap();
-    let after = times(&mut source);
+    let last_look = Look::take(&mut source, &tids);
     for (percent, worker) in &workers {
-        let (first, last) = (before[&worker.tid], after[&worker.tid]);
+        let (first, last) = (first_look.ours[&worker.tid], last_look.ours[&worker.tid]);
         let wall = (last.at.0 - first.at.0) as f64;
         let oncpu = (last.times.oncpu_ns - first.times.oncpu_ns) as f64;
         let runnable = (last.times.runnable_ns - first.times.runnable_ns) as f64;
         let blocked = (last.times.blocked_ns - first.times.blocked_ns) as f64;
         let total = last.times.oncpu_ns + last.times.runnable_ns + last.times.blocked_ns;
         assert_eq!(total, last.at.0 - last.times.since.0, "the law is exact");
-        let (kernel, waited) = schedstat(worker.tid).unwrap();
-        let kernel = (kernel - schedstat_before[&worker.tid].0) as f64;
-        let waited = (waited - schedstat_before[&worker.tid].1) as f64;
-        eprintln!(
-            "duty {percent} %: on CPU {:.2} %, schedstat {:.2} %; runnable {:.2} %, schedstat {:.2} %; blocked {:.2} %",
-            100.0 * oncpu / wall,
-            100.0 * kernel / wall,
-            100.0 * runnable / wall,
-            100.0 * waited / wall,
-            100.0 * blocked / wall
+        let percent_of_wall = |ns: f64| 100.0 * ns / wall;
+        let stolen = (last.times.stolen_ns - first.times.stolen_ns) as f64;
+        // Schedstat's other column, run_delay, is no measure for ours: the kernel adds a wait when it is over, also what was before the
+        // recording, and knows neither of stolen time nor of the time a wake-up takes to reach a CPU the hypervisor has put to sleep.
+        let (least, most) = Look::bounds(&first_look, &last_look, worker.tid);
+        let figures = format!(
+            "duty {percent} %: on CPU {:.2} %, schedstat {:.2} to {:.2} %; runnable {:.2} % (stolen {:.2} %), blocked {:.2} %",
+            percent_of_wall(oncpu),
+            percent_of_wall(least),
+            percent_of_wall(most),
+            percent_of_wall(runnable),
+            percent_of_wall(stolen),
+            percent_of_wall(blocked),
         );
-        assert!((oncpu - kernel).abs() <= 0.01 * wall, "{oncpu} against schedstat's {kernel}");
-        assert!((runnable - waited).abs() <= 0.01 * wall, "{runnable} against schedstat's {waited}");
+        eprintln!("{figures}");
+        assert!(oncpu >= least - 0.01 * wall && oncpu <= most + 0.01 * wall, "{figures}");
+        assert!(stolen <= runnable, "{stolen} of {runnable}");
         // What the thread meant to burn it burnt, or waited for a CPU to do so.
         assert!(
             (100.0 * oncpu / wall - *percent as f64).abs() <= 3.0 || runnable > 0.03 * wall,
             "{oncpu} of {wall}"
         );
+    }
+    // The workers go on while the probes are detached, which takes as long as it takes: nothing of that may be counted.
+    let ended = source.freeze();
+    for thread in source.thread_times() {
+        // A hook that was already past the question whether the recording is over may still finish; a slow machine can hold it up.
+        let late = thread.at.0 - ended.0;
+        assert!(late < 50_000_000, "{:?} went on for {late} ns after the end", thread.times.thread);
     }
     for (_, worker) in workers {
         worker.stop();

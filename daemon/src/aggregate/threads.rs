@@ -2,7 +2,8 @@
 //! *how much*. So every column of a thread sums to its true time (D1, D2), whatever was thinned or lost.
 //!
 //! - cpu: each of the thread's n samples stands for 1/n of its on-CPU time. A thread that ran and was never sampled gives its
-//!   time to the stacks it left the CPU with, in proportion to how long it had run before each.
+//!   time to the stacks it left the CPU with, in proportion to how long it had run before each. Time stolen from it while it held a
+//!   CPU is spread over the same stacks, as runnable.
 //! - runnable, blocked: a kept wait stands for `weight` waits. Where the coin thinned the thread's waits, the estimates are
 //!   scaled so that they sum to the exact total; where nothing was thinned, what is missing is shown under a marker.
 
@@ -34,6 +35,8 @@ pub struct WaitReason {
 pub enum WaitStateKey {
     /// Preempted.
     Preempted,
+    /// Its CPU did not run it.
+    Stolen,
     /// Interruptible sleep.
     Interruptible,
     /// Uninterruptible sleep.
@@ -204,6 +207,7 @@ impl Threads {
                 thread: thread.id,
                 oncpu_ns: 0,
                 runnable_ns: 0,
+                stolen_ns: 0,
                 blocked_ns: 0,
                 since: MonotonicNs(0),
             };
@@ -243,25 +247,31 @@ impl Thread {
             runnable_ns: 0.0,
             blocked_ns: 0.0,
         };
-        let oncpu = times.oncpu_ns as f64;
+        let (oncpu, stolen) = (times.oncpu_ns as f64, times.stolen_ns as f64);
+        let held = Some(WaitReason { state: WaitStateKey::Stolen, syscall: None });
+        let mut spread = |place, samples, share: f64| {
+            if samples > 0 || oncpu > 0.0 {
+                rows.push(Row { samples, cpu_ns: oncpu * share, ..row(place, None, None) });
+            }
+            if stolen > 0.0 {
+                rows.push(Row { runnable_ns: stolen * share, ..row(place, held, None) });
+            }
+        };
         let samples: u64 = self.samples.values().sum();
+        let ran: f64 = self.ran_before_wait.values().sum();
         if samples > 0 {
             for (stack, n) in self.samples {
-                let cpu_ns = oncpu * n as f64 / samples as f64;
-                rows.push(Row { samples: n, cpu_ns, ..row(Place::Stack(stack), None, None) });
+                spread(Place::Stack(stack), n, n as f64 / samples as f64);
             }
-        } else if oncpu > 0.0 {
-            let ran: f64 = self.ran_before_wait.values().sum();
-            if ran > 0.0 {
-                for (stack, share) in self.ran_before_wait.into_iter().filter(|(_, share)| *share > 0.0) {
-                    rows.push(Row { cpu_ns: oncpu * share / ran, ..row(Place::Stack(stack), None, None) });
-                }
-            } else {
-                rows.push(Row { cpu_ns: oncpu, ..row(Place::Marker(Marker::NotSampled), None, None) });
+        } else if ran > 0.0 {
+            for (stack, share) in self.ran_before_wait.into_iter().filter(|(_, share)| *share > 0.0) {
+                spread(Place::Stack(stack), 0, share / ran);
             }
+        } else {
+            spread(Place::Marker(Marker::NotSampled), 0, 1.0);
         }
 
-        let (blocked, runnable) = (times.blocked_ns as f64, times.runnable_ns as f64);
+        let (blocked, runnable) = (times.blocked_ns as f64, times.runnable_ns as f64 - stolen);
         let seen_blocked: f64 = self.waits.values().map(|w| w.blocked_ns).sum();
         let seen_runnable: f64 = self.waits.values().map(|w| w.runnable_ns).sum();
         // The wait it was in when the recording began has no stack. Its length is known: up to the first time on a CPU.
@@ -315,7 +325,7 @@ mod tests {
     const SLEEP: WaitReason = WaitReason { state: WaitStateKey::Interruptible, syscall: Some(35) };
 
     fn times(oncpu_ns: u64, runnable_ns: u64, blocked_ns: u64) -> ThreadTimes {
-        ThreadTimes { thread: T, oncpu_ns, runnable_ns, blocked_ns, since: MonotonicNs(0) }
+        ThreadTimes { thread: T, oncpu_ns, runnable_ns, stolen_ns: 0, blocked_ns, since: MonotonicNs(0) }
     }
 
     fn running(times: ThreadTimes, progress: Progress) -> [ThreadSnapshot; 1] {
@@ -355,6 +365,20 @@ mod tests {
         let rows = threads.finish(&[]);
         assert!(rows.iter().any(|r| r.place == Place::Stack(StackId(5)) && r.cpu_ns == 8.0));
         assert_eq!(sums(&rows), (8.0, 5.0, 80.0));
+    }
+
+    #[test]
+    fn stolen_time_is_runnable_where_it_was_sampled() {
+        let mut threads = Threads::default();
+        for stack in [1, 1, 1, 2] {
+            threads.cpu_sample(T, MonotonicNs(0), StackId(stack));
+        }
+        let times = ThreadTimes { stolen_ns: 40, ..times(1_000, 40, 0) };
+        let rows = threads.finish(&running(times, ON_CPU));
+        let stolen: Vec<_> = rows.iter().filter(|row| row.reason.is_some()).collect();
+        assert!(stolen.iter().all(|row| row.reason.unwrap().state == WaitStateKey::Stolen));
+        assert_eq!(stolen.iter().map(|row| row.runnable_ns).sum::<f64>(), 40.0);
+        assert_eq!(sums(&rows), (1_000.0, 40.0, 0.0));
     }
 
     #[test]

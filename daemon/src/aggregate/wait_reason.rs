@@ -7,6 +7,7 @@ use super::threads::{WaitReason, WaitStateKey};
 pub fn name(reason: WaitReason) -> &'static str {
     match (reason.state, reason.syscall) {
         (WaitStateKey::Preempted, _) => "preempted",
+        (WaitStateKey::Stolen, _) => "stolen",
         (_, Some(number)) => syscall_x86_64(number),
         // Outside a system call a thread sleeps only inside a fault or an exception handler of the kernel.
         (WaitStateKey::Uninterruptible, None) => "page_fault",

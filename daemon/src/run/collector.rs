@@ -144,9 +144,8 @@ impl Collector {
 
     fn close_kernel(&mut self) {
         let Some(mut kernel) = self.kernel.take() else { return };
-        let at = now();
         // Frozen first, so that no thread ends and nothing is counted between the totals and the last records.
-        kernel.freeze();
+        let at = kernel.freeze();
         let threads = kernel.thread_times();
         let order = &mut self.order;
         kernel.drain(&mut |event| order.push(event));

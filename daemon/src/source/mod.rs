@@ -172,6 +172,8 @@ pub struct ThreadTimes {
     pub oncpu_ns: u64,
     /// Nanoseconds runnable, waiting for a CPU.
     pub runnable_ns: u64,
+    /// Part of those in which it held a CPU that did not run it: taken by the hypervisor or by interrupts.
+    pub stolen_ns: u64,
     /// Nanoseconds blocked.
     pub blocked_ns: u64,
     /// When the thread entered the recording.

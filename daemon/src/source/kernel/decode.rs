@@ -85,6 +85,7 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
                 thread: ThreadId { pid: record.tgid, tid: record.tid },
                 oncpu_ns: record.oncpu_ns,
                 runnable_ns: record.runnable_ns,
+                stolen_ns: record.stolen_ns,
                 blocked_ns: record.blocked_ns,
                 since: MonotonicNs(record.entered_ns),
             })

@@ -201,6 +201,7 @@ pub struct KernelSource {
     threads: BpfHashMap<MapData, u32, Thread>,
     selected: BpfHashMap<MapData, u32, Recording>,
     control: Array<MapData, Recording>,
+    ended: Array<MapData, u64>,
     counts: PerCpuArray<MapData, [u64; COUNTERS]>,
     options: KernelOptions,
     started_ns: u64,
@@ -238,6 +239,7 @@ impl KernelSource {
             threads: typed(&mut bpf, "THREADS")?,
             selected: typed(&mut bpf, "SELECTED")?,
             control: typed(&mut bpf, "CONTROL")?,
+            ended: typed(&mut bpf, "ENDED")?,
             counts: typed(&mut bpf, "COUNTS")?,
             rings,
             bpf: Some(bpf),
@@ -455,10 +457,17 @@ impl KernelSource {
         }
     }
 
-    /// Detaches the probes: nothing is recorded from now on, and what was can be read in peace.
-    pub fn freeze(&mut self) {
-        self.frozen_ns = Some(now());
+    /// Ends the recording and detaches the probes: what was recorded can be read in peace. Answers when it ended.
+    pub fn freeze(&mut self) -> MonotonicNs {
+        // The probes are told first: detaching them waits for grace periods, and threads switch meanwhile. Writing an element of an
+        // array cannot fail; if it did, detaching would end the recording all the same, later than said.
+        if let Err(error) = self.ended.set(0, 1, 0) {
+            tracing::warn!(%error, "eBPF map ENDED");
+        }
+        let frozen = now();
+        self.frozen_ns = Some(frozen);
         self.bpf = None;
+        MonotonicNs(frozen)
     }
 
     /// Times of all living threads, the state each is in closed now, or when the recording was frozen.
@@ -561,6 +570,7 @@ fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadSnapshot> {
         thread: ThreadId { pid: thread.tgid, tid },
         oncpu_ns: thread.oncpu_ns,
         runnable_ns: thread.runnable_ns,
+        stolen_ns: thread.stolen_ns,
         blocked_ns: thread.blocked_ns,
         since: MonotonicNs(thread.entered_ns),
     };
