@@ -142,11 +142,9 @@ pub struct Json {
     pub json: bool,
 }
 
-/// The internal command that waits for one byte before it becomes the program.
+/// The internal command that waits at the gate, its stdin, before it becomes the program.
 #[derive(Debug, Args)]
 pub struct ExecWhenReady {
-    /// The pipe to read the byte from.
-    pub gate: PathBuf,
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub command: Vec<String>,

@@ -1,23 +1,30 @@
 //! Starts the program of `record -- CMD` so that it is profiled from its first instruction: the child is this program again,
 //! waits at a gate until the probes and the tables know its pid, and then becomes CMD. The pid stays the same.
+//!
+//! The gate is a socket in the place of the child's stdin. What opens it is CMD's real stdin, sent over it; a recorder that gives up, or is
+//! killed, closes it. So nothing has to be made in a file system, and nobody is left waiting, however the recorder ends.
 
-use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 
 /// The program could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// The gate could not be made.
-    #[error("cannot make the start gate in {}: {source}", path.display())]
+    /// The gate could not be made, or the child is no longer there to pass it.
+    #[error("the start gate of {command}: {source}")]
     Gate {
-        /// Where.
-        path: PathBuf,
+        /// What should have passed it.
+        command: String,
         /// Why.
         source: io::Error,
     },
@@ -31,21 +38,11 @@ pub enum LaunchError {
     },
 }
 
-/// A directory that goes with its guard.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // What cannot be removed is an empty directory of ours in the temporary directory: no harm.
-        std::fs::remove_dir_all(&self.0).ok();
-    }
-}
-
 /// A child that waits at its gate. Dropping it without [`Gated::release`] ends the child, which never becomes CMD then.
 pub struct Gated {
     child: Option<Child>,
-    gate: PathBuf,
-    _folder: Folder,
+    gate: UnixStream,
+    command: String,
 }
 
 impl Drop for Gated {
@@ -64,26 +61,21 @@ impl Gated {
     /// # Errors
     /// When the gate or the child cannot be made.
     pub fn spawn(command: &[String], environment: &[(OsString, OsString)]) -> Result<Self, LaunchError> {
-        let folder = free_folder();
-        let gate = folder.join("gate");
-        let at = |path: &Path| {
-            let path = path.to_owned();
-            move |source: io::Error| LaunchError::Gate { path, source }
-        };
-        // 0700 and freshly made: nobody else can open the gate or have put something else at its place.
-        std::fs::DirBuilder::new().mode(0o700).create(&folder).map_err(at(&folder))?;
-        let folder = Folder(folder);
-        mknodat(CWD, &gate, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).map_err(|e| at(&gate)(e.into()))?;
-        let me = std::env::current_exe().map_err(at(Path::new("/proc/self/exe")))?;
+        let shown = command.join(" ");
+        // Both ends close on exec, so that no other child can hold the recorder's end open.
+        let pair = UnixStream::pair().and_then(|pair| Ok((pair, std::env::current_exe()?)));
+        let ((gate, childs), me) =
+            pair.map_err(|source| LaunchError::Gate { command: shown.clone(), source })?;
         let child = Command::new(me)
-            .arg("exec-when-ready")
-            .arg(&gate)
-            .arg("--")
+            .args(["exec-when-ready", "--"])
             .args(command)
             .envs(environment.iter().map(|(k, v)| (k, v)))
-            .spawn()
-            .map_err(|source| LaunchError::Spawn { command: command.join(" "), source })?;
-        Ok(Self { child: Some(child), gate, _folder: folder })
+            .stdin(Stdio::from(OwnedFd::from(childs)))
+            .spawn();
+        match child {
+            Ok(child) => Ok(Self { child: Some(child), gate, command: shown }),
+            Err(source) => Err(LaunchError::Spawn { command: shown, source }),
+        }
     }
 
     /// The pid CMD will have.
@@ -97,46 +89,85 @@ impl Gated {
     /// # Errors
     /// When the child is gone already.
     pub fn release(mut self) -> Result<Child, LaunchError> {
-        let failed = |gate: &Path, source| LaunchError::Gate { path: gate.to_owned(), source };
-        let Some(mut child) = self.child.take() else {
-            return Err(failed(&self.gate, io::ErrorKind::NotFound.into()));
-        };
-        // Without O_NONBLOCK the open would wait for ever if the child had died; with it, it fails until the child has opened its
-        // end (ENXIO), so try until the child is there or gone.
-        let mut opened = loop {
-            match OpenOptions::new().write(true).custom_flags(nonblock()).open(&self.gate) {
-                Ok(file) => break file,
-                Err(source) => match child.try_wait() {
-                    Ok(None) => std::thread::yield_now(),
-                    _ => return Err(failed(&self.gate, source)),
-                },
+        // A child that has not come to its gate yet finds the message there, even if we are gone by then.
+        let sent = send_stdin(&self.gate);
+        match (sent, self.child.take()) {
+            (Ok(()), Some(child)) => Ok(child),
+            (sent, child) => {
+                self.child = child;
+                let source = sent.err().unwrap_or(Errno::CHILD).into();
+                Err(LaunchError::Gate { command: std::mem::take(&mut self.command), source })
             }
-        };
-        opened.write_all(b"!").map_err(|source| failed(&self.gate, source))?;
-        Ok(child)
+        }
     }
 }
 
-/// A name nobody has: the pid alone could be one that a killed recorder left behind.
-fn free_folder() -> PathBuf {
-    let named = |n: u32| std::env::temp_dir().join(format!("perfusion-gate-{}-{n}", std::process::id()));
-    (0..1_000).map(named).find(|path| path.symlink_metadata().is_err()).unwrap_or_else(|| named(0))
+fn send_stdin(gate: &UnixStream) -> Result<(), Errno> {
+    let stdin = io::stdin();
+    let descriptors = [stdin.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(Errno::NOBUFS);
+    }
+    retry_on_intr(|| sendmsg(gate, &[IoSlice::new(b"!")], &mut control, SendFlags::NOSIGNAL)).map(drop)
 }
 
-fn nonblock() -> i32 {
-    i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0)
+/// Waits at the gate. `None`: it was closed.
+fn receive_stdin(gate: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    retry_on_intr(|| {
+        recvmsg(&gate, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    let received = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    Ok(received)
 }
 
-/// The child's side: waits at `gate`, then becomes `command`. Returns only with what went wrong.
+/// The child's side: waits at the gate, which is its stdin, then becomes `command`. Returns only with what went wrong.
 #[must_use]
-pub fn exec_when_ready(gate: &Path, command: &[String]) -> io::Error {
-    let mut go = [0u8; 1];
-    // End of file instead of the byte: the recorder gave up, so CMD must not run.
-    if let Err(error) = File::open(gate).and_then(|mut file| file.read_exact(&mut go)) {
-        return error;
-    }
+pub fn exec_when_ready(command: &[String]) -> io::Error {
+    let stdin = match receive_stdin(io::stdin()) {
+        Ok(Some(stdin)) => stdin,
+        // The recorder gave up, so CMD must not run.
+        Ok(None) => return io::Error::other("the recorder ended before it"),
+        Err(error) => return error.into(),
+    };
     let Some((program, arguments)) = command.split_first() else {
         return io::Error::other("no command");
     };
-    Command::new(program).args(arguments).exec()
+    Command::new(program).args(arguments).stdin(Stdio::from(stdin)).exec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{receive_stdin, send_stdin};
+    use std::os::unix::net::UnixStream;
+    use std::{fs, io};
+
+    #[test]
+    fn the_gate_opens_with_the_recorders_stdin_even_when_it_is_gone_by_then() {
+        let (gate, childs) = UnixStream::pair().unwrap();
+        send_stdin(&gate).unwrap();
+        drop(gate);
+        let received = receive_stdin(&childs).unwrap().unwrap();
+        let same = |descriptor: &dyn std::os::fd::AsFd| {
+            let found = rustix::fs::fstat(descriptor).unwrap();
+            (found.st_dev, found.st_ino, found.st_rdev)
+        };
+        assert_eq!(same(&received), same(&io::stdin()));
+        assert!(receive_stdin(&childs).unwrap().is_none(), "it opens once");
+    }
+
+    #[test]
+    fn a_closed_gate_lets_nobody_pass_and_something_else_is_no_gate() {
+        let (gate, childs) = UnixStream::pair().unwrap();
+        drop(gate);
+        assert!(receive_stdin(&childs).unwrap().is_none());
+        assert!(receive_stdin(fs::File::open("/dev/null").unwrap()).is_err());
+    }
 }

@@ -11,6 +11,7 @@ pub mod embedded;
 pub mod error;
 pub mod kernel_features;
 pub mod launch;
+pub mod leftover;
 pub mod pprof;
 pub mod process;
 pub mod ps;

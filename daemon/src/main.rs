@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         Command::Ps(options) => perfusion::commands::ps(options.json),
         Command::Doctor(options) => perfusion::commands::doctor(options.json),
         Command::ExecWhenReady(options) => {
-            let error = perfusion::launch::exec_when_ready(&options.gate, &options.command);
+            let error = perfusion::launch::exec_when_ready(&options.command);
             eprintln!("perfusion: cannot start {}: {error}", options.command.join(" "));
             return ExitCode::from(exit::COMMAND);
         }

@@ -51,7 +51,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     }
     file::check(&options.output)?;
     attach::place::sweep();
-    let owner = attach::place::random()
+    let owner = crate::leftover::random()
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     let settings = Settings { owner };
     let with_shim = !options.no_attach;

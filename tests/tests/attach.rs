@@ -31,7 +31,7 @@ struct Recorder {
 
 impl Recorder {
     fn new() -> Self {
-        let settings = Settings { owner: place::random().unwrap() | 1 };
+        let settings = Settings { owner: perfusion::leftover::random().unwrap() | 1 };
         Self { settings, source: ShimSource::new(settings.owner), heard: Vec::new() }
     }
 

@@ -162,3 +162,89 @@ fn an_interrupted_recording_writes_its_file_and_leaves_nothing() {
     assert!(profile.sum("alloc_space", |_| true) > 0);
     app.stop().unwrap();
 }
+
+/// Children of a process that have not become something else than `perfusion`.
+fn waiting_children(recorder: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{recorder}/task")).into_iter().flatten().flatten();
+    let children = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    let children: Vec<u32> = children
+        .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect();
+    children.into_iter().filter(|&pid| waits_at_the_gate(pid)).collect()
+}
+
+fn waits_at_the_gate(pid: u32) -> bool {
+    let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    arguments.split(|byte| *byte == 0).nth(1) == Some(b"exec-when-ready")
+}
+
+#[test]
+fn a_recorder_killed_while_its_program_waits_at_the_gate_leaves_nothing() {
+    let Some(_turn) = begin("restart::killed_at_the_gate", RECORD_NET9) else { return };
+    let scratch = Scratch::new().unwrap();
+    let temporary = scratch.path("tmp");
+    fs::create_dir(&temporary).unwrap();
+    let ran = scratch.path("ran");
+    let mut command = system_tests::perfusion::command(["record", "-o"]);
+    command.arg(scratch.path("x.pb.gz")).arg("--").arg("/bin/touch").arg(&ran).env("TMPDIR", &temporary);
+    let recorder = Recording::spawn(&mut command).unwrap();
+    let pid = recorder.pid();
+    // Loading the probes takes far longer than a look at the children.
+    let waiting = wait_until("the waiting child", SLACK, || waiting_children(pid).pop()).unwrap();
+    recorder.kill().unwrap();
+    // The kernel gives a pid to somebody else only after all others (pid_max): a gate seen under it again would still be this one.
+    wait_until("the waiting child to go", SLACK, || (!waits_at_the_gate(waiting)).then_some(())).unwrap();
+    assert!(!ran.exists(), "a program that nobody records any more has run");
+    // All it left is the library it had placed, which the next start sweeps.
+    let left = |folder: &Path| -> Vec<_> {
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    };
+    assert!(left(&temporary).len() <= 1, "{:?}", left(&temporary));
+    let mut next = system_tests::perfusion::command(["record", "-o"]);
+    next.arg(scratch.path("y.pb.gz")).arg("--").arg("/bin/touch").arg(&ran).env("TMPDIR", &temporary);
+    assert_eq!(system_tests::perfusion::run(&mut next, SLACK).unwrap().code(), 0);
+    assert!(ran.exists());
+    assert!(left(&temporary).is_empty(), "{:?}", left(&temporary));
+}
+
+#[test]
+fn a_program_started_by_a_recording_has_the_stdin_of_the_recorder() {
+    let Some(_turn) = begin("restart::stdin", RECORD_NET9) else { return };
+    let scratch = Scratch::new().unwrap();
+    let text = scratch.path("text");
+    fs::write(&text, "first\nsecond\n").unwrap();
+    // The shell takes the first line, and what the recorded program sees begins after it: one open file, with one position.
+    let script = "exec < \"$1\"; read line; \"$2\" record -o \"$3\" -- /bin/cat; echo \"then $(cat)\"";
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", script, "sh"]).arg(&text);
+    command.arg(system_tests::environment::perfusion_bin().unwrap()).arg(scratch.path("x.pb.gz"));
+    let outcome = system_tests::perfusion::run(&mut command, SLACK).unwrap();
+    assert_eq!(outcome.stdout, "second\nthen \n", "{}", outcome.stderr);
+}
+
+#[test]
+fn what_a_recorder_leaves_that_dies_while_it_writes_goes_with_the_next() {
+    let Some(_turn) = begin("restart::dies_while_it_writes", RECORD_NET9) else { return };
+    let scratch = Scratch::new().unwrap();
+    let outputs = scratch.path("outputs");
+    fs::create_dir(&outputs).unwrap();
+    let file = outputs.join("x.pb.gz");
+    let app = Workload::program("/bin/sleep").arg("60").spawn().unwrap();
+    let pid = app.pid().to_string();
+    // At the first write past 512 bytes the kernel sends SIGXFSZ, which ends the program as SIGKILL does: none of its code runs any more.
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "ulimit -c 0; ulimit -f 1; exec \"$@\"", "sh"]);
+    command.arg(system_tests::environment::perfusion_bin().unwrap());
+    command.args(["record", "--duration", "1s", "--pid", &pid, "-o"]).arg(&file);
+    let outcome = system_tests::perfusion::run(&mut command, SLACK).unwrap();
+    let killed = std::os::unix::process::ExitStatusExt::signal(&outcome.status);
+    assert_eq!(killed, Some(rustix::process::Signal::XFSZ.as_raw()), "{}", outcome.stderr);
+    let names = || -> Vec<String> {
+        let entries = fs::read_dir(&outputs).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    };
+    assert!(names().iter().any(|name| name.ends_with(".tmp")), "it died elsewhere: {:?}", names());
+    assert!(!file.exists());
+    Recording::of_pid(app.pid(), &file, &["--duration", "500ms"]).unwrap().finish_well(SLACK).unwrap();
+    assert_eq!(names(), ["x.pb.gz"]);
+}

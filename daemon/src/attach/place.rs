@@ -4,24 +4,20 @@
 //! our name that nobody locks was left behind by a crash, and [`sweep`] removes it.
 
 use super::target::{Target, printable};
-use rustix::fs::{
-    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, StatVfsMountFlags, fchmod, flock, fstat, fstatvfs,
-    openat, unlinkat,
-};
+use crate::leftover::{self, Naming};
+use rustix::fs::{AtFlags, Mode, OFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, openat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-const PREFIX: &str = "perfusion-shim-";
-const SUFFIX: &str = ".so";
-/// Entries of a directory looked at by the sweep, and roots visited, at most.
-const DIRECTORY_ENTRIES: usize = 65_536;
+const NAMING: Naming = Naming { prefix: "perfusion-shim-", suffix: ".so" };
+/// Roots visited by the sweep, at most.
 const ROOTS: usize = 4096;
 
 /// The library could not be placed.
@@ -151,7 +147,7 @@ fn place_in(target: &Target, path: &Path, library: &[u8]) -> Result<Placed, Unfi
 }
 
 fn write_locked(target: &Target, directory: OwnedFd, path: &Path, library: &[u8]) -> Result<Placed, Unfit> {
-    let name = format!("{PREFIX}{:016x}{SUFFIX}", random().map_err(|e| Unfit::System("/dev/urandom", e))?);
+    let name = NAMING.fresh().map_err(|e| Unfit::System("/dev/urandom", e))?;
     let Some(inside) = path.join(&name).to_str().map(str::to_owned) else {
         return Err(Unfit::Unquotable);
     };
@@ -163,9 +159,8 @@ fn write_locked(target: &Target, directory: OwnedFd, path: &Path, library: &[u8]
     let file = file.map_err(|e| Unfit::System("create", e))?;
     // From here on `placed` removes the file when it is dropped, on failure too.
     let mut placed = Placed { directory, name, path: inside, locked: File::from(file) };
-    flock(&placed.locked, FlockOperation::NonBlockingLockExclusive).map_err(|e| Unfit::System("lock", e))?;
-    if fstat(&placed.locked).map_err(|e| Unfit::System("stat", e))?.st_nlink == 0 {
-        return Err(Unfit::System("lock", Errno::NOENT));
+    if !leftover::hold(&placed.locked).map_err(|e| Unfit::System("lock", e))? {
+        return Err(Unfit::System("lock", Errno::WOULDBLOCK));
     }
     placed.locked.write_all(library).map_err(|e| Unfit::System("write", errno(&e)))?;
     // The process's user is seldom ours; the umask must not hide the library from it.
@@ -197,17 +192,6 @@ fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// A number nobody can guess.
-///
-/// # Errors
-/// When `/dev/urandom` cannot be read.
-pub fn random() -> Result<u64, Errno> {
-    let mut bytes = [0; 8];
-    let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
-    read.map_err(|e| errno(&e))?;
-    Ok(u64::from_ne_bytes(bytes))
-}
-
 /// Removes libraries that a crashed recorder left below the root of any process: regular files of ours (or of the process's user) with our kind of name
 /// that nobody holds locked. Returns how many were removed. (A FUSE mount of a container cannot make this hang: unless it was
 /// made by the host's root, the kernel refuses us at once, `fuse_allow_current_process`.)
@@ -230,43 +214,20 @@ pub fn sweep() -> usize {
             let Ok(status) = fstat(&directory) else { continue };
             // Processes of one container share their directories.
             if seen.insert((status.st_dev, status.st_ino, user)) {
-                removed += sweep_directory(&directory, owners);
+                removed += leftover::sweep(&directory, NAMING, &owners);
             }
         }
     }
     removed
 }
 
-fn sweep_directory(directory: &OwnedFd, owners: [u32; 2]) -> usize {
-    let Ok(entries) = Dir::read_from(directory) else { return 0 };
-    let names = entries.take(DIRECTORY_ENTRIES).map_while(Result::ok);
-    names
-        .filter(|entry| entry.file_name().to_str().is_ok_and(|name| remove_leftover(directory, name, owners)))
-        .count()
-}
-
-fn remove_leftover(directory: &OwnedFd, name: &str, owners: [u32; 2]) -> bool {
-    let ours = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(SUFFIX)).is_some_and(|random| {
-        random.len() == 16 && random.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
-    });
-    if !ours {
-        return false;
-    }
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let Ok(file) = openat(directory, name, flags, Mode::empty()) else { return false };
-    let Ok(status) = fstat(&file) else { return false };
-    FileType::from_raw_mode(status.st_mode) == FileType::RegularFile
-        && owners.contains(&status.st_uid)
-        && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
-        && unlinkat(directory, name, AtFlags::empty()).is_ok()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{PREFIX, Unfit, place_in, sweep_directory};
+    use super::{NAMING, Unfit, place_in};
     use crate::attach::target::Target;
+    use crate::leftover;
     use std::fs::{File, Permissions, read_dir, set_permissions};
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::PermissionsExt as _;
 
     fn me() -> Target {
         Target::open(std::process::id()).unwrap()
@@ -283,22 +244,15 @@ mod tests {
     }
 
     #[test]
-    fn the_sweep_removes_what_a_crash_left_and_nothing_else() {
+    fn the_sweep_leaves_a_library_alone_that_is_held() {
         let folder = tempfile::tempdir().unwrap();
         let held = place_in(&me(), folder.path(), b"in use").unwrap();
-        let at = |name: &str| folder.path().join(name);
-        File::create(at(&format!("{PREFIX}0123456789abcdef.so"))).unwrap();
-        File::create(at(&format!("{PREFIX}0123456789abcdeg.so"))).unwrap();
-        File::create(at("victim")).unwrap();
-        symlink(at("victim"), at(&format!("{PREFIX}fedcba9876543210.so"))).unwrap();
-        assert_eq!(
-            sweep_directory(
-                &File::open(folder.path()).unwrap().into(),
-                [rustix::process::geteuid().as_raw(); 2]
-            ),
-            1
-        );
-        assert!(at("victim").exists() && at(&format!("{PREFIX}0123456789abcdeg.so")).exists());
+        let directory = File::open(folder.path()).unwrap();
+        let owners = [rustix::process::geteuid().as_raw()];
+        assert_eq!(leftover::sweep(&directory, NAMING, &owners), 0);
+        // As a crash would leave it: there, but no longer locked.
+        std::fs::copy(held.path(), folder.path().join("perfusion-shim-0123456789abcdef.so")).unwrap();
+        assert_eq!(leftover::sweep(&directory, NAMING, &owners), 1);
         assert!(std::fs::exists(held.path()).unwrap());
     }
 

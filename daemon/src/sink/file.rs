@@ -1,12 +1,18 @@
 //! Files that appear whole or not at all: written to a new file beside the target, synced, renamed.
 
-use std::ffi::OsString;
+use crate::leftover::{self, Naming};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, fsync, openat, renameat, unlinkat};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// How many names are tried for the temporary file before something is wrong with the directory.
+/// How files are called before they have their own name.
+const NAMING: Naming = Naming { prefix: ".perfusion-", suffix: ".tmp" };
+/// How often a new file is made, when the sweep of another recorder takes it away before it is locked.
 const ATTEMPTS: u32 = 100;
 
 /// A file was not written; nothing of it is left.
@@ -27,32 +33,18 @@ pub struct FileError {
 /// # Errors
 /// When the directory cannot be written, the disk is full, or `path` is a directory. Nothing partial is left.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
-    let fail = |step| move |source| FileError { path: path.to_owned(), step, source };
-    let Some(name) = path.file_name() else {
-        return Err(fail("the path has no file name")(io::ErrorKind::InvalidInput.into()));
-    };
-    if path.is_dir() {
-        return Err(fail("it is a directory")(io::ErrorKind::IsADirectory.into()));
+    let fail = |step| failing(path, step);
+    match Destination::of(path)? {
+        Destination::Special => {
+            let mut special = OpenOptions::new().write(true).open(path).map_err(fail("open"))?;
+            special.write_all(bytes).map_err(fail("write"))
+        }
+        Destination::Beside(mut new, name) => {
+            new.file.write_all(bytes).map_err(fail("write"))?;
+            new.file.sync_all().map_err(fail("sync to disk"))?;
+            new.rename(name).map_err(|error| fail("rename into place")(error.into()))
+        }
     }
-    if is_special(path) {
-        let mut special = OpenOptions::new().write(true).open(path).map_err(fail("open"))?;
-        return special.write_all(bytes).map_err(fail("write"));
-    }
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let (mut file, temporary) = create_beside(directory, name).map_err(fail("new file beside it"))?;
-    let written = file
-        .write_all(bytes)
-        .map_err(fail("write"))
-        .and_then(|()| file.sync_all().map_err(fail("sync to disk")))
-        .and_then(|()| std::fs::rename(&temporary, path).map_err(fail("rename into place")));
-    if written.is_err() {
-        // The first error is the one to report; a leftover that cannot be removed is as well named by it.
-        std::fs::remove_file(&temporary).ok();
-        return written;
-    }
-    // The name itself must survive a crash too. Some file systems cannot sync a directory: the file is complete anyway.
-    File::open(directory).and_then(|directory| directory.sync_all()).ok();
-    Ok(())
 }
 
 /// Checks, before anything is recorded, that [`write()`] to `path` will be able to make its file.
@@ -60,41 +52,106 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
 /// # Errors
 /// As [`write()`].
 pub fn check(path: &Path) -> Result<(), FileError> {
-    let fail = |step| move |source| FileError { path: path.to_owned(), step, source };
-    let Some(name) = path.file_name() else {
-        return Err(fail("the path has no file name")(io::ErrorKind::InvalidInput.into()));
-    };
-    if path.is_dir() {
-        return Err(fail("it is a directory")(io::ErrorKind::IsADirectory.into()));
-    }
-    if is_special(path) {
-        return Ok(());
-    }
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let (_, temporary) = create_beside(directory, name).map_err(fail("new file beside it"))?;
-    std::fs::remove_file(temporary).map_err(fail("remove the test file"))
+    Destination::of(path).map(drop)
 }
 
-/// True for a device, pipe or socket, also behind a link (`/dev/null`, `/dev/stdout`): written into, never replaced.
-fn is_special(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
+fn failing(path: &Path, step: &'static str) -> impl Fn(io::Error) -> FileError + use<> {
+    let path = path.to_owned();
+    move |source| FileError { path: path.clone(), step, source }
 }
 
-/// A file that did not exist before (O_EXCL), readable by its owner and, by umask, others.
-fn create_beside(directory: &Path, name: &std::ffi::OsStr) -> io::Result<(File, PathBuf)> {
-    let pid = std::process::id();
-    for attempt in 0..ATTEMPTS {
-        let mut temporary = OsString::from(".");
-        temporary.push(name);
-        temporary.push(format!(".{pid}.{attempt}.tmp"));
-        let temporary = directory.join(temporary);
-        match OpenOptions::new().write(true).create_new(true).mode(0o644).open(&temporary) {
-            Ok(file) => return Ok((file, temporary)),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
+/// Where bytes for a path go.
+enum Destination<'a> {
+    /// A device, pipe or socket, also behind a link (`/dev/null`, `/dev/stdout`): written into, never replaced.
+    Special,
+    /// A new file in the path's directory, and the name it gets in the end.
+    Beside(New, &'a OsStr),
+}
+
+impl<'a> Destination<'a> {
+    /// Makes the new file, too. What killed recorders left in the directory goes.
+    fn of(path: &'a Path) -> Result<Self, FileError> {
+        let fail = |step| failing(path, step);
+        let Some(name) = path.file_name() else {
+            return Err(fail("the path has no file name")(io::ErrorKind::InvalidInput.into()));
+        };
+        match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => {
+                return Err(fail("it is a directory")(io::ErrorKind::IsADirectory.into()));
+            }
+            Ok(found) if !found.is_file() => return Ok(Self::Special),
+            _ => {}
+        }
+        let directory =
+            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let new = New::make(directory).map_err(|error| fail("new file beside it")(error.into()))?;
+        Ok(Self::Beside(new, name))
+    }
+}
+
+/// A file that is not yet where it belongs. Dropping it removes it.
+struct New {
+    directory: OwnedFd,
+    /// Its name so far; `None` once it has its own.
+    name: Option<String>,
+    /// Locked, so that no sweep takes it.
+    file: File,
+}
+
+impl Drop for New {
+    fn drop(&mut self) {
+        if let Some(name) = &self.name {
+            // What cannot be removed is for the next sweep.
+            unlinkat(&self.directory, name, AtFlags::empty()).ok();
         }
     }
-    Err(io::Error::other(format!("{ATTEMPTS} temporary files are in the way")))
+}
+
+impl New {
+    /// A file that did not exist before (O_EXCL), readable by its owner and, by umask, others.
+    fn make(directory: &Path) -> Result<Self, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = openat(CWD, directory, flags, Mode::empty())?;
+        if let Some(listed) = listed(&directory) {
+            leftover::sweep(listed, NAMING, &[geteuid().as_raw()]);
+        }
+        for _ in 0..ATTEMPTS {
+            let name = NAMING.fresh()?;
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = openat(&directory, &name, flags, Mode::from_raw_mode(0o644))?;
+            let new = Self {
+                directory: directory.try_clone().map_err(errno)?,
+                name: Some(name),
+                file: file.into(),
+            };
+            match leftover::hold(&new.file) {
+                Ok(false) => {}
+                // On a file system without locks nobody can sweep either: it asks for the lock, too.
+                Ok(true) | Err(_) => return Ok(new),
+            }
+        }
+        Err(Errno::BUSY)
+    }
+
+    fn rename(mut self, to: &OsStr) -> Result<(), Errno> {
+        let Some(name) = &self.name else { return Ok(()) };
+        renameat(&self.directory, name, &self.directory, to)?;
+        self.name = None;
+        // The name itself must survive a crash too. Some file systems cannot sync a directory: the file is complete anyway.
+        if let Some(listed) = listed(&self.directory) {
+            fsync(listed).ok();
+        }
+        Ok(())
+    }
+}
+
+/// The directory opened for reading, which may be forbidden where making files in it is not.
+fn listed(directory: &OwnedFd) -> Option<OwnedFd> {
+    openat(directory, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()
+}
+
+fn errno(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]
@@ -116,6 +173,20 @@ mod tests {
         write(&path, b"two").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"two");
         assert_eq!(names(directory.path()), ["a.pb.gz"]);
+    }
+
+    #[test]
+    fn what_a_killed_recorder_left_goes_and_what_a_living_one_needs_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let left = ".perfusion-0123456789abcdef.tmp";
+        std::fs::write(directory.path().join(left), "half").unwrap();
+        let path = directory.path().join("a.pb.gz");
+        let Destination::Beside(living, _) = Destination::of(&path).unwrap() else { panic!("a device?") };
+        assert!(!names(directory.path()).contains(&left.to_owned()));
+        check(&path).unwrap();
+        assert_eq!(names(directory.path()), [living.name.clone().unwrap()]);
+        drop(living);
+        assert!(names(directory.path()).is_empty());
     }
 
     #[test]
