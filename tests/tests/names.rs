@@ -17,17 +17,33 @@ fn unnamed_share(profile: &Profile, fits: impl Fn(&Sample) -> bool) -> f64 {
 
 const CHAIN: [&str; 3] = ["CallHeavy.Program.Loop", "CallHeavy.Program.Root", "CallHeavy.Program.L1"];
 
+/// The loop's thread shows the loop by name, and hardly anything has none. Only that thread is asked how much of it is the loop: on a busy
+/// machine the start of the runtime costs more than a loop of a second or two gets.
 fn assert_named(profile: &Profile) {
-    let picture = || profile.describe("cpu", |_| true);
-    let chain = profile.sum("cpu", |sample| sample.positions(&CHAIN).is_some());
-    let all = profile.sum("cpu", |_| true);
-    // The loop is one thread of a process that does nothing else; the rest is the JIT at its start and the attach.
-    assert!(chain * 2 > all, "{chain} of {all} ns in the chain:\n{}", picture());
-    assert!(unnamed_share(profile, |sample| sample.has("CallHeavy.")) == 0.0, "{}", picture());
-    // 3 %: code that runs once, while the runtime or the EventPipe session starts, may be past when its question is sent; it is not asked
-    // about then, for it may have been unloaded. Some 130 samples of a short run make one such sample almost 1 %.
-    let unnamed = unnamed_share(profile, |_| true);
-    assert!(unnamed <= 0.03, "{unnamed}: {}", profile.describe("cpu", |sample| sample.has("[managed]")));
+    assert_loop_named(profile, |_| true);
+    let samples = |fits: &dyn Fn(&Sample) -> bool| profile.sum("samples", fits);
+    let (all, unnamed) = (samples(&|_| true), samples(&|sample| sample.has("[managed]")));
+    // Code that runs once, while the runtime or the EventPipe session starts, may be past when its question is sent; it is not asked
+    // about then, for it may have been unloaded. 2 samples and 2 %: such code is met a few times in a start, however long the recording.
+    let nameless = || profile.describe("cpu", |sample| sample.has("[managed]"));
+    assert!(unnamed <= 2 + all / 50, "{unnamed} of {all} samples: {}", nameless());
+}
+
+/// The same of one process, and of the loop alone: not a single frame of it has no name.
+fn assert_loop_named(profile: &Profile, of_app: impl Fn(&Sample) -> bool) {
+    let picture = || profile.describe("cpu", &of_app);
+    let on_thread = |sample: &Sample| of_app(sample) && sample.label("thread_name") == "callheavy";
+    let all = profile.sum("cpu", on_thread);
+    let in_loop = profile.sum("cpu", |sample| on_thread(sample) && sample.positions(&CHAIN[..2]).is_some());
+    let chain = profile.sum("cpu", |sample| on_thread(sample) && sample.positions(&CHAIN).is_some());
+    // The rest is the runtime on that thread: its start, and the counting of calls until the methods have reached tier 1.
+    assert!(in_loop * 2 > all, "{in_loop} of {all} ns in the loop:\n{}", picture());
+    assert!(chain * 2 > in_loop, "{chain} of {in_loop} ns below the loop in the chain:\n{}", picture());
+    assert!(
+        unnamed_share(profile, |sample| of_app(sample) && sample.has("CallHeavy.")) == 0.0,
+        "{}",
+        picture()
+    );
 }
 
 #[test]
@@ -93,12 +109,7 @@ fn a_killed_process_keeps_the_names_asked_before() {
     recording.finish_well(SLACK).unwrap();
     let profile = Profile::read(&file).unwrap();
     // As for one that lives, so that a profile without the app's stacks does not pass for one without a nameless frame.
-    let chain = profile.sum("cpu", |sample| sample.positions(&CHAIN).is_some());
-    let all = profile.sum("cpu", |_| true);
-    assert!(chain * 2 > all, "{chain} of {all} ns in the chain:\n{}", profile.describe("cpu", |_| true));
-    let unnamed = unnamed_share(&profile, |sample| sample.has("CallHeavy.") || sample.has("[managed]"));
-    // The chain's methods were all sampled and asked for within the first tenths of a second.
-    assert!(unnamed < 0.05, "{unnamed}:\n{}", profile.describe("cpu", |_| true));
+    assert_named(&profile);
 }
 
 on_runtimes!(record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_programs_code: net8 Net8, net9 Net9, net10 Net10);
@@ -146,9 +157,7 @@ fn two_runtimes_at_once_are_told_apart(pair: [Runtime; 2]) {
     for (runtime, app) in pair.iter().zip(&apps) {
         let pid = app.pid().to_string();
         let of_app = |sample: &Sample| sample.label("pid") == pid;
-        let chain = profile.sum("cpu", |sample| of_app(sample) && sample.positions(&CHAIN).is_some());
-        let all = profile.sum("cpu", of_app);
-        assert!(chain * 2 > all, "{runtime}: {chain} of {all} ns:\n{}", profile.describe("cpu", of_app));
+        assert_loop_named(&profile, of_app);
         assert!(unnamed_share(&profile, of_app) <= 0.01, "{runtime}: {}", profile.describe("cpu", of_app));
         // No frame of one runtime's libraries in the other's process.
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
