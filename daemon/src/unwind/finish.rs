@@ -131,20 +131,26 @@ impl Walk<'_> {
             return self.leave_stub(rule, cfa, words, code);
         }
         let return_address = self.saved(rule.return_address, Err(Missing::Unknown), cfa)?;
+        let stack_pointer = self.register(Register::RSP)?;
         let mut registers = [0; 16];
         let mut known = 0u16;
         for (i, saved) in rule.registers.iter().enumerate() {
             let own = if self.known & (1 << i) != 0 { Ok(self.registers[i]) } else { Err(Missing::Unknown) };
-            if let Ok(value) = self.saved(*saved, own, cfa) {
+            // Below the stack pointer nothing is kept: an epilogue has taken the register from there already. gcc does not say so
+            // (after `leave` or `pop` it states the new CFA only), and the copy does not reach there.
+            let saved = match *saved {
+                Saved::AtCfa(offset) if cfa.wrapping_add_signed(i64::from(offset)) < stack_pointer => Saved::Same,
+                saved => saved,
+            };
+            if let Ok(value) = self.saved(saved, own, cfa) {
                 registers[i] = value;
                 known |= 1 << i;
             }
         }
-        let before = self.register(Register::RSP)?;
         (self.registers, self.known) = (registers, known);
         // The stack pointer must grow. A signal handler on its own stack is the one exception, and its frame is found only
         // when both stacks are in the copy, so there it must grow as well.
-        if self.register(Register::RSP)? <= before {
+        if self.register(Register::RSP)? <= stack_pointer {
             return Err(Missing::Unknown);
         }
         Ok(return_address)
@@ -330,6 +336,19 @@ mod tests {
         let mut context = context(0x1010, 0, &[0, 0, 0]);
         context.regs.known = 1 << 7;
         assert_eq!(walk_with(&[(0x1010, by_rax)], &context).broken, Some(Marker::TruncatedNoRule));
+    }
+
+    #[test]
+    fn a_register_taken_back_by_the_epilogue_is_not_read_from_below_the_stack() {
+        // After `leave`: CFA = rsp + 8, rbp said to be saved 16 bytes below it; the caller is left by rbp.
+        let mut after_leave = Rule::frameless();
+        after_leave.registers[Register::RBP.index()] = Saved::AtCfa(-16);
+        let caller = Rule::call(Cfa::Register { base: Register::RBP, offset: 16 });
+        let done = walk_with(
+            &[(0x1010, after_leave), (0x101f, caller), (0x102f, Rule::thread_start())],
+            &context(0x1010, STACK + 16, &[0x1020, 7, 8, 0x1030]),
+        );
+        assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
     }
 
     #[test]
