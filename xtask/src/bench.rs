@@ -13,7 +13,7 @@ use crate::{
     build,
     exec::{Steps, need_root, output},
     paths::Paths,
-    setup::debian,
+    setup::{self, debian},
 };
 
 /// One line of the result.
@@ -51,6 +51,7 @@ pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<
     }
     let machine = machine()?;
     build::build(paths, steps)?;
+    setup::pinned_dotnets(paths, steps)?;
     debian::install(steps, &[("bpftool", "names and run times of loaded programs")])?;
     load::compile(paths)?;
     let _statistics = statistics::Enabled::enable()?;

@@ -31,7 +31,7 @@ const INHERITED: [&str; 8] = [
 
 /// Sets up, builds everything, and returns the program's path.
 pub(crate) fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
-    let ebpf = setup::setup(paths, steps)?;
+    let ebpf = setup::build_tools(paths, steps)?;
     build_with(paths, steps, &ebpf)
 }
 

@@ -17,7 +17,7 @@ pub(crate) fn ci(paths: &Paths, steps: &Steps) -> Result<()> {
     steps.step("format");
     run(cargo(paths).args(["fmt", "--all", "--check"]))?;
     tidy::tidy(paths, steps, false)?;
-    let ebpf = setup::setup(paths, steps)?;
+    let ebpf = setup::build_tools(paths, steps)?;
     debian::install(steps, &[("rust-web-clippy", "lints of the eBPF crate")])?;
 
     steps.step("lints");

@@ -13,6 +13,7 @@ use crate::{
     build,
     exec::{Steps, need_root, output, run as run_command, write_if_changed},
     paths::Paths,
+    setup::{self, Dotnet},
 };
 
 /// Heading and sample type of the tables shown at the end.
@@ -26,12 +27,13 @@ const TABLES: [(&str, &str); 4] = [
 pub(crate) fn run(paths: &Paths, steps: &Steps) -> Result<()> {
     need_root("profiling (eBPF programs, perf events)")?;
     let perfusion = build::build(paths, steps)?;
+    let dotnet = setup::any_dotnet(paths, steps)?;
     let folder = paths.target.join("demo");
     steps.step("compiling the demo app");
-    let app = compile(paths, &folder.join("app"))?;
+    let app = compile(paths, &dotnet, &folder.join("app").join(dotnet.id()))?;
 
     steps.step("starting the demo app");
-    let demo = Demo::start(paths, &app)?;
+    let demo = Demo::start(&dotnet, &app)?;
     steps.step(&format!("profiling process {} for 10 s", demo.child.id()));
     let profile = folder.join("profile.pb.gz");
     run_command(
@@ -67,11 +69,11 @@ pub(crate) fn run(paths: &Paths, steps: &Steps) -> Result<()> {
 }
 
 /// Compiles the app and its native half, each only when its source changed; returns the app.
-fn compile(paths: &Paths, folder: &Path) -> Result<PathBuf> {
+fn compile(paths: &Paths, dotnet: &Dotnet, folder: &Path) -> Result<PathBuf> {
     let workloads = paths.root.join("tests/workloads");
     let app = folder.join("demo.dll");
     when_changed(&workloads.join("dotnet/demo/demo.cs"), &app, folder, |source| {
-        output(Command::new(paths.csc()).arg(&app).arg(source))
+        dotnet.compile(source, &app)
     })?;
     let native = folder.join("libshop_native.so");
     when_changed(&workloads.join("native/shop_native.c"), &native, folder, |source| {
@@ -81,6 +83,7 @@ fn compile(paths: &Paths, folder: &Path) -> Result<PathBuf> {
                 .arg(&native)
                 .arg(source),
         )
+        .map(drop)
     })?;
     Ok(app)
 }
@@ -90,7 +93,7 @@ fn when_changed(
     source: &Path,
     product: &Path,
     folder: &Path,
-    compile: impl FnOnce(&Path) -> Result<String>,
+    compile: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<()> {
     let text = fs::read(source).with_context(|| format!("{}: cannot be read", source.display()))?;
     let copy = folder.join(source.file_name().unwrap_or_default());
@@ -101,7 +104,7 @@ fn when_changed(
         fs::remove_file(product).with_context(|| format!("{}: cannot be removed", product.display()))?;
     }
     write_if_changed(&copy, &text)?;
-    compile(&copy).map(|_| ())
+    compile(&copy)
 }
 
 /// The running app; ends with this value.
@@ -113,8 +116,9 @@ struct Demo {
 
 impl Demo {
     /// Starts it and waits for its first line, printed once its threads run.
-    fn start(paths: &Paths, app: &Path) -> Result<Demo> {
-        let child = Command::new(paths.dotnet("9"))
+    fn start(dotnet: &Dotnet, app: &Path) -> Result<Demo> {
+        let child = dotnet
+            .command()
             .arg(app)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

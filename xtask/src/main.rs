@@ -21,7 +21,7 @@ const HELP: &str = "\
 cargo xtask COMMAND
 
   run             set up, build, start the demo app, profile it for 10 s, show the profile (root)
-  setup           install what is missing: eBPF toolchain, .NET runtimes, C# compiler; print versions
+  setup           install what `run` misses: eBPF toolchain; .NET and a C# compiler unless PATH has an SDK; print versions
   build           eBPF object, shim and target/release/perfusion with both inside
   test [--long] [FILTER]
                   every test, system tests on the real kernel and CLRs included (root); --long takes the full durations and counts
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         let steps = Steps::start();
         match words.as_slice() {
             ["run"] => demo::run(&paths, &steps),
-            ["setup"] => setup::setup(&paths, &steps).map(|_| ()),
+            ["setup"] => setup::everything(&paths, &steps),
             ["build"] => build::build(&paths, &steps).map(|_| ()),
             ["test"] => test::test(&paths, &steps, None, SHORT),
             ["test", "--long"] => test::test(&paths, &steps, None, LONG),

@@ -8,6 +8,7 @@ use crate::{
     build,
     exec::{Steps, is_root, watch},
     paths::Paths,
+    setup::{self, debian},
 };
 
 /// What became of the tests of all runs so far.
@@ -37,6 +38,8 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
     let mut sum = Sum::default();
 
     let perfusion = build::build(paths, steps)?;
+    setup::pinned_dotnets(paths, steps)?;
+    debian::install(steps, &[("musl-tools", "a musl process to profile")])?;
     steps.step("tests without privilege");
     let mut plain = cargo_test(paths);
     sum.run(

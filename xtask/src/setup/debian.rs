@@ -9,8 +9,8 @@ use crate::exec::{Steps, is_root, outcome, output, run};
 /// A package and what it is for.
 pub(crate) type Package = (&'static str, &'static str);
 
-/// What every command needs.
-pub(super) const PACKAGES: [Package; 10] = [
+/// What everything is built with.
+pub(super) const BUILD: [Package; 7] = [
     ("rustc-web", "a rustc whose LLVM fits bpf-linker's"),
     ("cargo-web", "its cargo"),
     ("libstd-rust-web-dev-bpf", "prebuilt core for bpfel-unknown-none"),
@@ -18,7 +18,10 @@ pub(super) const PACKAGES: [Package; 10] = [
     ("libzstd-dev", "bpf-linker"),
     ("zlib1g-dev", "bpf-linker"),
     ("gcc", "native halves of the demo and the tests"),
-    ("musl-tools", "the musl process of the tests"),
+];
+
+/// What the pinned .NET runtimes and their compiler are made with.
+pub(super) const DOTNET: [Package; 2] = [
     ("mono-mcs", "compiles the C# compiler's driver once"),
     ("python3-pip", "fetches .NET runtimes from PyPI"),
 ];
@@ -56,7 +59,7 @@ fn has(package: &str) -> Result<bool> {
     match outcome(Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status}", package])) {
         Ok(found) => Ok(found.status.success() && found.stdout == b"installed"),
         Err(error) => {
-            let all: Vec<&str> = PACKAGES.iter().map(|(name, _)| *name).collect();
+            let all: Vec<&str> = BUILD.iter().chain(&DOTNET).map(|(name, _)| *name).collect();
             Err(error
                 .context(format!("setup knows Debian 12 and its packages only; it needs {}", all.join(", "))))
         }

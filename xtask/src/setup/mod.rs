@@ -1,11 +1,13 @@
 //! `cargo xtask setup`: installs what is missing, says so before it touches anything outside the target folder, and prints versions.
-//! With everything there it needs no network and changes nothing.
+//! With everything there it needs no network and changes nothing. Each command asks for what it needs: everything is built without .NET, the
+//! demo runs on any, the tests on pinned ones.
 
 mod csharp;
 pub(crate) mod debian;
 mod dotnet;
 mod ebpf;
 mod package;
+mod sdk;
 
 use std::{
     fs::{self, File},
@@ -14,43 +16,71 @@ use std::{
 
 use anyhow::{Context, Result};
 
-pub(crate) use ebpf::EbpfToolchain;
+pub(crate) use {ebpf::EbpfToolchain, sdk::Dotnet};
 
 use crate::{
     exec::{Steps, version},
     paths::Paths,
 };
 
-/// Lays out all tools and returns what the eBPF build needs.
-pub(crate) fn setup(paths: &Paths, steps: &Steps) -> Result<EbpfToolchain> {
-    fs::create_dir_all(&paths.toolchain)
-        .with_context(|| format!("{}: cannot be made", paths.toolchain.display()))?;
-    // Two commands may share the folder: the second one waits, then finds everything there.
-    let lock_path = paths.toolchain.join("lock");
-    let lock =
-        File::create(&lock_path).with_context(|| format!("{}: cannot be made", lock_path.display()))?;
-    lock.lock().with_context(|| format!("{}: cannot be locked", lock_path.display()))?;
-
-    debian::install(steps, &debian::PACKAGES)?;
-    dotnet::install(paths, steps)?;
-    csharp::install(paths, steps)?;
-    let ebpf = ebpf::install(paths, steps)?;
-    print_versions(paths, &ebpf);
-    Ok(ebpf)
+/// `cargo xtask setup`.
+pub(crate) fn everything(paths: &Paths, steps: &Steps) -> Result<()> {
+    build_tools(paths, steps)?;
+    any_dotnet(paths, steps)?;
+    show("go", Command::new("go").arg("version"));
+    show("python", Command::new("python3").arg("--version"));
+    show("node", Command::new("node").arg("--version"));
+    Ok(())
 }
 
-fn print_versions(paths: &Paths, ebpf: &EbpfToolchain) {
-    let show = |name: &str, command: &mut Command| {
-        println!("  {name:<14} {}", version(command).unwrap_or_else(|| "not found".to_owned()));
-    };
+/// What everything is built with.
+pub(crate) fn build_tools(paths: &Paths, steps: &Steps) -> Result<EbpfToolchain> {
+    let _lock = lock(paths)?;
+    debian::install(steps, &debian::BUILD)?;
+    let ebpf = ebpf::install(paths, steps)?;
     show("rustc", Command::new("rustc").arg("--version"));
     show("rustc for BPF", Command::new(&ebpf.rustc).arg("--version"));
     show("bpf-linker", Command::new(&ebpf.linker).arg("--version"));
+    Ok(ebpf)
+}
+
+/// A .NET that compiles and runs a program: what is on PATH, else the pinned runtimes and compiler.
+pub(crate) fn any_dotnet(paths: &Paths, steps: &Steps) -> Result<Dotnet> {
+    let dotnet = match Dotnet::on_path() {
+        Ok(sdk) => Dotnet::Installed(sdk),
+        Err(reason) => {
+            steps.step(&format!("{reason}: a pinned .NET is used"));
+            pinned_dotnets(paths, steps)?;
+            Dotnet::pinned(paths)
+        }
+    };
+    dotnet.describe(steps);
+    Ok(dotnet)
+}
+
+/// The runtimes 8, 9 and 10 that tests and benchmarks run on, and their compiler: the same everywhere, whatever is on PATH.
+pub(crate) fn pinned_dotnets(paths: &Paths, steps: &Steps) -> Result<()> {
+    let _lock = lock(paths)?;
+    debian::install(steps, &debian::DOTNET)?;
+    dotnet::install(paths, steps)?;
+    csharp::install(paths, steps)?;
     for (name, major) in [(".NET 8", "8"), (".NET 9", "9"), (".NET 10", "10")] {
         show(name, Command::new(paths.dotnet(major)).arg("--list-runtimes"));
     }
     show("C# compiler", Command::new(paths.csc()).arg("--version"));
-    show("go", Command::new("go").arg("version"));
-    show("python", Command::new("python3").arg("--version"));
-    show("node", Command::new("node").arg("--version"));
+    Ok(())
+}
+
+/// Two commands may share the folder: the second one waits, then finds everything there.
+fn lock(paths: &Paths) -> Result<File> {
+    fs::create_dir_all(&paths.toolchain)
+        .with_context(|| format!("{}: cannot be made", paths.toolchain.display()))?;
+    let path = paths.toolchain.join("lock");
+    let lock = File::create(&path).with_context(|| format!("{}: cannot be made", path.display()))?;
+    lock.lock().with_context(|| format!("{}: cannot be locked", path.display()))?;
+    Ok(lock)
+}
+
+fn show(name: &str, command: &mut Command) {
+    println!("  {name:<14} {}", version(command).unwrap_or_else(|| "not found".to_owned()));
 }
