@@ -3,7 +3,6 @@
 use crate::attach::place::place;
 use crate::attach::target::Target;
 use crate::{embedded, kernel_features};
-use rustix::fs::{Mode, OFlags, openat};
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -43,7 +42,11 @@ pub fn checks() -> Vec<Check> {
     };
     all.push(check("eBPF probes", Outcome::Bad, built(embedded::probes())));
     all.push(check("shim for .NET", Outcome::Limited, built(embedded::shim())));
-    all.push(check("reading shims", Outcome::Limited, map_files()));
+    all.extend(
+        kernel_features::limits()
+            .into_iter()
+            .map(|(name, result)| check(name, Outcome::Limited, result.map_err(|limit| limit.to_string()))),
+    );
     all.push(check("placing the shim", Outcome::Limited, placing()));
     all
 }
@@ -57,22 +60,6 @@ fn check(name: &'static str, lack: Outcome, result: Result<(), String>) -> Check
 
 fn me() -> Result<Target, String> {
     Target::open(std::process::id()).map_err(|error| format!("/proc/self: {error}; mount /proc"))
-}
-
-/// Opens a file through `/proc/PID/map_files`, as regions are opened.
-fn map_files() -> Result<(), String> {
-    let me = me()?;
-    let mut mapped = None;
-    me.maps(|line| {
-        mapped = (line.inode != 0).then(|| format!("map_files/{:x}-{:x}", line.start, line.end));
-        mapped.is_none()
-    })
-    .map_err(|error| format!("/proc/self/maps: {error}"))?;
-    let name = mapped.ok_or("/proc/self/maps: no mapped file")?;
-    let opened = openat(me.directory(), &name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    opened.map(drop).map_err(|error| {
-        format!("/proc/self/{name}: {error}; managed names and allocations need CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN")
-    })
 }
 
 /// Places a file as the shim is placed for `record -- CMD`, and removes it.

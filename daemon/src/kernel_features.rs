@@ -1,8 +1,11 @@
 //! Probes the running kernel and this process's rights, and says what is missing in terms of what to do about it. The one place that
 //! knows which kernel and which capabilities the probes need.
 
+use crate::attach::target::Target;
 use crate::source::kernel::{btf, perf};
+use rustix::fs::{Mode, OFlags, openat};
 use std::fmt::{self, Display, Formatter};
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::{fs, io};
 
@@ -21,6 +24,15 @@ const NEEDED: [(Capability, Option<Capability>); 3] = [
     (Capability { bit: 19, name: "CAP_SYS_PTRACE" }, None),
 ];
 const SYS_ADMIN: Capability = Capability { bit: 21, name: "CAP_SYS_ADMIN" };
+/// Mapped files by their mapping (`/proc/PID/map_files`), unless CAP_SYS_ADMIN is there (`checkpoint_restore_ns_capable`).
+const CHECKPOINT_RESTORE: Capability = Capability { bit: 40, name: "CAP_CHECKPOINT_RESTORE" };
+/// What files of other users allow only to them: the directories below /proc/PID, and connecting to the diagnostics socket, for which
+/// CAP_DAC_READ_SEARCH is not enough.
+const DAC_OVERRIDE: Capability = Capability { bit: 1, name: "CAP_DAC_OVERRIDE" };
+/// Addresses in `/proc/kallsyms` (`kallsyms_show_value`).
+const SYSLOG: Capability = Capability { bit: 34, name: "CAP_SYSLOG" };
+/// Without these less is recorded: see [`Limit`].
+const WANTED: [Capability; 3] = [CHECKPOINT_RESTORE, DAC_OVERRIDE, SYSLOG];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Capability {
@@ -40,7 +52,8 @@ pub enum FeatureError {
     /// Not root, and nothing given instead.
     #[error(
         "recording needs root or capabilities: running as uid {uid} without {missing}; run with sudo, or grant the file \
-         the capabilities (setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_syslog,cap_dac_read_search=ep)"
+         the capabilities (setcap {})",
+        file_capabilities()
     )]
     NotRoot {
         /// Effective user id.
@@ -117,6 +130,42 @@ impl Display for Missing {
     }
 }
 
+/// What a recording lacks, though there can be one.
+#[derive(Debug, thiserror::Error)]
+pub enum Limit {
+    /// Mapped files cannot be opened.
+    #[error(
+        "/proc/PID/map_files: {source}; without {} (or {}) stacks are guessed, and .NET has no names, allocations or live objects",
+        CHECKPOINT_RESTORE.name, SYS_ADMIN.name
+    )]
+    MappedFiles {
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Files of others.
+    #[error(
+        "without {} stacks of other users' processes are guessed, and .NET there has no names, allocations or live objects",
+        DAC_OVERRIDE.name
+    )]
+    OtherUsers,
+    /// The kernel hides its addresses.
+    #[error(
+        "/proc/kallsyms: no addresses in it; without {} functions of the kernel have no names", SYSLOG.name
+    )]
+    KernelSymbols,
+}
+
+/// What `setcap` needs to be told for a complete recording by whoever may execute the file.
+fn file_capabilities() -> String {
+    let names: Vec<String> = NEEDED
+        .iter()
+        .map(|(capability, _)| capability)
+        .chain(&WANTED)
+        .map(|capability| capability.name.to_lowercase())
+        .collect();
+    format!("{}=ep", names.join(","))
+}
+
 /// A check: its name, and what is missing if it fails.
 pub type Check = (&'static str, Result<(), FeatureError>);
 
@@ -130,6 +179,11 @@ pub fn checks() -> [Check; 6] {
         ("pid namespace", pid_namespace()),
         ("perf events", perf_events()),
     ]
+}
+
+/// What makes a recording complete, each tried where that can be done without touching another process.
+pub fn limits() -> [(&'static str, Result<(), Limit>); 3] {
+    [("mapped files", mapped_files()), ("other users", other_users()), ("kernel symbols", kernel_symbols())]
 }
 
 /// Everything that is missing; empty when recording can start.
@@ -165,13 +219,21 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-fn capabilities() -> Result<(), FeatureError> {
+fn effective() -> Result<u64, FeatureError> {
     const PATH: &str = "/proc/self/status";
     let failed = |source| FeatureError::Proc { path: PATH, source };
     let status = fs::read_to_string(PATH).map_err(failed)?;
     let found = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let found = found.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
-    let found = found.ok_or_else(|| failed(io::Error::other("no CapEff line")))?;
+    found.ok_or_else(|| failed(io::Error::other("no CapEff line")))
+}
+
+fn has(set: u64, capability: Capability) -> bool {
+    set & (1 << capability.bit) != 0
+}
+
+fn capabilities() -> Result<(), FeatureError> {
+    let found = effective()?;
     let missing = missing(found);
     let uid = rustix::process::geteuid().as_raw();
     match (missing.0.is_empty(), uid) {
@@ -182,10 +244,39 @@ fn capabilities() -> Result<(), FeatureError> {
 }
 
 fn missing(set: u64) -> Missing {
-    let has = |capability: Capability| set & (1 << capability.bit) != 0;
+    let has = |capability: Capability| has(set, capability);
     let lacks =
         |(needed, stronger): &(Capability, Option<Capability>)| !has(*needed) && !stronger.is_some_and(has);
     Missing(NEEDED.iter().filter(|pair| lacks(pair)).map(|(needed, _)| needed.name).collect())
+}
+
+/// Opens a file of this process by its mapping, as mapped files of others and the shims' regions are opened.
+fn mapped_files() -> Result<(), Limit> {
+    let me = Target::open(std::process::id()).map_err(|error| Limit::MappedFiles { source: error.into() })?;
+    let mut mapped = None;
+    let listed = me.maps(|line| {
+        mapped = (line.inode != 0).then(|| format!("map_files/{:x}-{:x}", line.start, line.end));
+        mapped.is_none()
+    });
+    let opened = listed.and_then(|()| match &mapped {
+        Some(name) => openat(me.directory(), name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map(drop),
+        None => Ok(()),
+    });
+    opened.map_err(|error| Limit::MappedFiles { source: error.into() })
+}
+
+fn other_users() -> Result<(), Limit> {
+    // A /proc that cannot be read has been reported by then.
+    if effective().is_ok_and(|set| !has(set, DAC_OVERRIDE)) { Err(Limit::OtherUsers) } else { Ok(()) }
+}
+
+fn kernel_symbols() -> Result<(), Limit> {
+    let Ok(file) = fs::File::open("/proc/kallsyms") else { return Err(Limit::KernelSymbols) };
+    // Some symbols of per-CPU data are at address 0 for everybody; hidden ones are all there. The first ones are functions.
+    let lines = BufReader::new(file).lines().map_while(Result::ok).take(100);
+    let shown =
+        |line: String| line.split(' ').next().is_some_and(|address| address.bytes().any(|b| b != b'0'));
+    if lines.into_iter().any(shown) { Ok(()) } else { Err(Limit::KernelSymbols) }
 }
 
 fn type_information() -> Result<(), FeatureError> {
@@ -221,7 +312,7 @@ fn perf_events() -> Result<(), FeatureError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{FeatureError, advice, missing, version};
+    use super::{FeatureError, Limit, advice, missing, version};
     use std::io;
 
     #[test]
@@ -244,6 +335,10 @@ mod tests {
     fn each_message_says_what_to_do() {
         let error = FeatureError::NotRoot { uid: 1000, missing: missing(0) };
         assert!(error.to_string().contains("sudo"), "{error}");
+        let setcap =
+            "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_checkpoint_restore,cap_dac_override,cap_syslog=ep";
+        assert!(error.to_string().contains(&format!("(setcap {setcap})")), "{error}");
+        assert!(Limit::OtherUsers.to_string().contains("CAP_DAC_OVERRIDE"));
         assert!(advice(&io::Error::from(io::ErrorKind::PermissionDenied)).contains("seccomp"));
     }
 }

@@ -3,13 +3,14 @@
 use crate::attach::{self, Settings};
 use crate::cli::{Record, exit};
 use crate::error::Error;
+use crate::kernel_features::Limit;
 use crate::launch::Gated;
 use crate::pprof::{self, About};
 use crate::process::ProcessTable;
 use crate::run::collector::now;
 use crate::run::{Recorded, Recording, Watcher, loss};
 use crate::sink::file;
-use crate::source::kernel::{KernelOptions, KernelSource, Selection};
+use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
 use crate::source::shim::ShimSource;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal as _;
@@ -25,6 +26,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How often ended targets are looked for; nothing reports the end of a process that is not a child without its help.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// Begins each line about what the recording lacks for want of a right, on stderr and in the profile's comments.
+const LIMITED: &str = "limited: ";
 
 /// Says what happens, on stderr, unless told to be quiet.
 #[derive(Clone, Copy)]
@@ -50,11 +54,20 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         check_target(pid)?;
     }
     file::check(&options.output)?;
+    // What is needed at all is reported first.
+    crate::kernel_features::check().map_err(KernelError::from)?;
+    let limits: Vec<Limit> =
+        crate::kernel_features::limits().into_iter().filter_map(|(_, result)| result.err()).collect();
+    for limit in &limits {
+        say.line(&format!("{LIMITED}{limit}"));
+    }
     attach::place::sweep();
     let owner = crate::leftover::random()
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     let settings = Settings { owner };
-    let with_shim = !options.no_attach;
+    // A shim whose region cannot be opened would only be a burden to the process.
+    let with_shim =
+        !options.no_attach && !limits.iter().any(|limit| matches!(limit, Limit::MappedFiles { .. }));
 
     // The program is started first, but waits at its gate, because its pid must be known to select it.
     // Kept until the program has ended: its children may load it at any time.
@@ -115,7 +128,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let duration = Duration::from_nanos(recorded.ended.0.saturating_sub(began_ns.0));
     {
         let _held = writing.lock();
-        write(options, &recorded, &targets, began_wall, duration, say)?;
+        write(options, &recorded, &targets, &limits, (began_wall, duration), say)?;
     }
     match (end, child) {
         (End::Child(status), _) => Ok(exit_code(status)),
@@ -329,8 +342,8 @@ fn write(
     options: &Record,
     recorded: &Recorded,
     targets: &[u32],
-    start: SystemTime,
-    duration: Duration,
+    limits: &[Limit],
+    (start, duration): (SystemTime, Duration),
     say: Say,
 ) -> Result<(), Error> {
     let loss_line = loss::line(&recorded.counters);
@@ -339,7 +352,7 @@ fn write(
         duration,
         period_ns: 1_000_000_000 / u64::from(options.frequency),
         main_image: targets.first().and_then(|&pid| recorded.processor.processes.main_image(pid)),
-        comments: comments(options, recorded, &loss_line),
+        comments: comments(options, recorded, limits, &loss_line),
     };
     let begin = now();
     let bytes = pprof::encode(
@@ -360,7 +373,7 @@ fn write(
     Ok(())
 }
 
-fn comments(options: &Record, recorded: &Recorded, loss_line: &str) -> Vec<String> {
+fn comments(options: &Record, recorded: &Recorded, limits: &[Limit], loss_line: &str) -> Vec<String> {
     let mut comments = vec![
         format!("perfusion {}", env!("CARGO_PKG_VERSION")),
         format!("{}{loss_line}", pprof::LOSS_PREFIX),
@@ -371,6 +384,7 @@ fn comments(options: &Record, recorded: &Recorded, loss_line: &str) -> Vec<Strin
         "runnable, blocked: exact per thread; split among stacks by waits kept with known probability"
             .to_owned(),
     ];
+    comments.extend(limits.iter().map(|limit| format!("{LIMITED}{limit}")));
     comments.extend(recorded.processor.estimator_comments());
     comments.extend(recorded.counters.iter().map(|(name, value)| format!("{name}: {value}")));
     comments

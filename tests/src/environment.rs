@@ -63,6 +63,8 @@ pub enum Need {
     Go,
     /// A program on PATH.
     Program(&'static str),
+    /// A file, such as a program that is not on everybody's PATH.
+    File(&'static str),
 }
 
 impl Need {
@@ -89,6 +91,7 @@ impl Need {
             }
             Self::C => (!runs("gcc", "--version")).then(|| "no gcc".to_owned()),
             Self::Go => (!runs("go", "version")).then(|| "no go".to_owned()),
+            Self::File(path) => (!Path::new(path).exists()).then(|| format!("no {path}")),
             Self::Program(name) => (!runs(name, "--version")).then(|| format!("no {name}")),
         }
     }

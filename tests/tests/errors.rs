@@ -9,7 +9,7 @@ use std::time::Duration;
 use system_tests::app::{compile_c, sources_of_native};
 use system_tests::environment::{Need, RECORD, RECORD_NET9, begin, cache_dir, perfusion_bin};
 use system_tests::perfusion::{self, Outcome, SLACK, Scratch, record_pid};
-use system_tests::{App, Recording, Runtime, Workload};
+use system_tests::{App, Profile, Recording, Runtime, Sample, Workload};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -99,24 +99,157 @@ fn without_root_it_ends_with_4_and_says_so() {
     assert_error(&outcome, 4, &["root"]);
 }
 
+/// `program` by root, without these capabilities.
+fn without(capabilities: &[&str], program: &Path) -> Command {
+    let dropped: Vec<String> = capabilities.iter().map(|name| format!("-{name}")).collect();
+    let dropped = dropped.join(",");
+    let mut command = Command::new("setpriv");
+    // Root's new program gets what is in the bounding set.
+    command.arg(format!("--bounding-set={dropped}")).arg(format!("--inh-caps={dropped}")).arg(program);
+    command
+}
+
 #[test]
 fn a_missing_capability_ends_with_4_and_is_named() {
     let needs = [RECORD, &[Need::Program("setpriv")]].concat();
     let Some(_turn) = begin("errors::a_missing_capability", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let app = sleeper();
-    // CAP_SYS_ADMIN stands in for both others in the kernel (capable(CAP_X) || capable(CAP_SYS_ADMIN)), so it goes with each.
-    for (dropped, named) in [("-bpf,-sys_admin", "CAP_BPF"), ("-perfmon,-sys_admin", "CAP_PERFMON")] {
-        let mut command = Command::new("setpriv");
-        command
-            .arg(format!("--bounding-set={dropped}"))
-            .arg(format!("--inh-caps={dropped}"))
-            .arg(perfusion_bin().unwrap());
-        let outcome =
-            perfusion::run(command.args(record_args(app.pid(), &scratch.path("caps.pb.gz"))), DEADLINE)
-                .unwrap();
+    // CAP_SYS_ADMIN stands in for the first two in the kernel (capable(CAP_X) || capable(CAP_SYS_ADMIN)), so it goes with each.
+    for (dropped, named) in [
+        (&["bpf", "sys_admin"][..], "CAP_BPF"),
+        (&["perfmon", "sys_admin"], "CAP_PERFMON"),
+        (&["sys_ptrace"], "CAP_SYS_PTRACE"),
+    ] {
+        let output = scratch.path("caps.pb.gz");
+        let mut command = without(dropped, &perfusion_bin().unwrap());
+        let outcome = perfusion::run(command.args(record_args(app.pid(), &output)), DEADLINE).unwrap();
         assert_error(&outcome, 4, &[named]);
+        assert!(!output.exists());
     }
+}
+
+/// Records `app` in `command`, and returns the profile and what it said of its limits, on stderr and in the profile alike.
+fn recorded_with_limits(mut command: Command, app: &App, scratch: &Scratch) -> (Profile, Vec<String>) {
+    let file = scratch.path("limited.pb.gz");
+    command.args(["record", "--duration", "3s", "--pid", &app.pid().to_string(), "-o"]).arg(&file);
+    let outcome = perfusion::run(&mut command, SLACK).unwrap();
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    let profile = Profile::read(&file).unwrap();
+    let limits = |lines: &mut dyn Iterator<Item = &str>| -> Vec<String> {
+        lines.filter(|line| line.starts_with("limited: ")).map(str::to_owned).collect()
+    };
+    let said = limits(&mut outcome.stderr.lines());
+    assert_eq!(said, limits(&mut profile.comments.iter().map(String::as_str)), "{}", outcome.stderr);
+    (profile, said)
+}
+
+/// Whether the loop has its name, in stacks that are all exact.
+fn loop_is_named(profile: &Profile) -> bool {
+    let on_thread = |sample: &Sample| sample.has("CallHeavy.Program.Root");
+    let named = profile.sum("cpu", on_thread);
+    assert!(named == 0 || named * 2 > profile.sum("cpu", |_| true), "{}", profile.describe("cpu", |_| true));
+    named > 0
+}
+
+#[test]
+fn a_capability_less_is_less_in_the_recording_and_said() {
+    let needs = [RECORD_NET9, &[Need::Program("setpriv")]].concat();
+    let Some(_turn) = begin("errors::a_capability_less", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
+    let bin = perfusion_bin().unwrap();
+
+    let (complete, limits) = recorded_with_limits(Command::new(&bin), &app, &scratch);
+    assert!(limits.is_empty() && loop_is_named(&complete), "{limits:?}");
+    let kernel = |profile: &Profile, named: bool| {
+        let frames = profile.samples.iter().flat_map(|sample| &sample.stack);
+        frames
+            .filter(|frame| frame.mapping.contains("kernel") && frame.function.starts_with('[') != named)
+            .count()
+    };
+    assert!(
+        kernel(&complete, true) > 0,
+        "no kernel function has a name: {}",
+        complete.describe("wall", |_| true)
+    );
+
+    let (profile, limits) =
+        recorded_with_limits(without(&["checkpoint_restore", "sys_admin"], &bin), &app, &scratch);
+    assert!(limits.len() == 1 && limits[0].contains("CAP_CHECKPOINT_RESTORE"), "{limits:?}");
+    assert!(!loop_is_named(&profile));
+
+    let (profile, limits) = recorded_with_limits(without(&["syslog"], &bin), &app, &scratch);
+    assert!(limits.len() == 1 && limits[0].contains("CAP_SYSLOG"), "{limits:?}");
+    assert!(loop_is_named(&profile));
+    assert_eq!(kernel(&profile, true), 0, "{}", profile.describe("wall", |_| true));
+
+    // Both capabilities about files of others; the app is root's own, so nothing of it is missing.
+    let (profile, limits) =
+        recorded_with_limits(without(&["dac_override", "dac_read_search"], &bin), &app, &scratch);
+    assert!(limits.len() == 1 && limits[0].contains("CAP_DAC_OVERRIDE"), "{limits:?}");
+    assert!(loop_is_named(&profile));
+    app.stop().unwrap();
+}
+
+/// A copy of a compiled workload, and a command by which nobody's user runs it.
+fn as_nobody(scratch: &Scratch, workload: &Workload) -> Workload {
+    let line = workload.command_line();
+    let (dotnet, dll) = (&line[0], PathBuf::from(&line[1]));
+    let folder = scratch.path("app");
+    fs::create_dir(&folder).unwrap();
+    for entry in fs::read_dir(dll.parent().unwrap()).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+    }
+    let mut copy = Workload::program("setpriv");
+    for argument in ["--reuid=65534", "--regid=65534", "--clear-groups"] {
+        copy = copy.arg(argument);
+    }
+    copy.arg(dotnet).arg(folder.join(dll.file_name().unwrap()))
+}
+
+#[test]
+fn the_capabilities_it_asks_for_are_those_a_user_needs() {
+    let needs = [RECORD_NET9, &[Need::Program("setpriv"), Need::File("/usr/sbin/setcap")]].concat();
+    let Some(_turn) = begin("errors::the_capabilities_it_asks_for", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let copy = public_copy(&scratch);
+    let nobody = || {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy);
+        command
+    };
+    let callheavy = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap();
+    let theirs = as_nobody(&scratch, &callheavy).start().unwrap();
+    let roots = callheavy.start().unwrap();
+
+    let refused =
+        perfusion::run(nobody().args(record_args(theirs.pid(), &scratch.path("x.pb.gz"))), DEADLINE).unwrap();
+    let asked = refused.stderr.split("(setcap ").nth(1).and_then(|rest| rest.split(')').next());
+    let asked = asked.unwrap_or_else(|| panic!("no advice: {}", refused.stderr));
+    let granted = |capabilities: &str| {
+        let status = Command::new("/usr/sbin/setcap").arg(capabilities).arg(&copy).status().unwrap();
+        assert!(status.success(), "setcap {capabilities}");
+    };
+    granted(asked);
+    for app in [&theirs, &roots] {
+        let (profile, limits) = recorded_with_limits(nobody(), app, &scratch);
+        assert!(
+            limits.is_empty() && loop_is_named(&profile),
+            "{limits:?}: {}",
+            profile.describe("cpu", |_| true)
+        );
+    }
+    // Without the one for other users' files: complete for its own process, not for root's.
+    granted(&asked.replace("cap_dac_override,", ""));
+    let (own, limits) = recorded_with_limits(nobody(), &theirs, &scratch);
+    assert!(limits.len() == 1 && limits[0].contains("CAP_DAC_OVERRIDE"), "{limits:?}");
+    assert!(loop_is_named(&own), "{}", own.describe("cpu", |_| true));
+    let (others, _) = recorded_with_limits(nobody(), &roots, &scratch);
+    assert!(!loop_is_named(&others), "{}", others.describe("cpu", |_| true));
+    theirs.stop().unwrap();
+    roots.stop().unwrap();
 }
 
 /// Runs `perfusion record` after `setup`, a line of shell, in a mount namespace of its own.

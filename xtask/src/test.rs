@@ -39,7 +39,8 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
 
     let perfusion = build::build(paths, steps)?;
     setup::pinned_dotnets(paths, steps)?;
-    debian::install(steps, &[("musl-tools", "a musl process to profile")])?;
+    let needs = [("musl-tools", "a musl process to profile"), ("libcap2-bin", "a program with capabilities")];
+    debian::install(steps, &needs)?;
     steps.step("tests without privilege");
     let mut plain = cargo_test(paths);
     sum.run(

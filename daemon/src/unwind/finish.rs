@@ -139,7 +139,9 @@ impl Walk<'_> {
             // Below the stack pointer nothing is kept: an epilogue has taken the register from there already. gcc does not say so
             // (after `leave` or `pop` it states the new CFA only), and the copy does not reach there.
             let saved = match *saved {
-                Saved::AtCfa(offset) if cfa.wrapping_add_signed(i64::from(offset)) < stack_pointer => Saved::Same,
+                Saved::AtCfa(offset) if cfa.wrapping_add_signed(i64::from(offset)) < stack_pointer => {
+                    Saved::Same
+                }
                 saved => saved,
             };
             if let Ok(value) = self.saved(saved, own, cfa) {
