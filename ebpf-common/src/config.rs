@@ -28,6 +28,10 @@ plain! {
         pub excluded_tgid: u32,
         /// Most bytes of user stack to copy, at most `MAX_STACK_COPY_BYTES`.
         pub stack_copy_bytes: u32,
+        /// 1 when the kernel can walk: it has `bpf_loop` (since 5.17).
+        pub walks: u32,
+        /// 1 to send registers and copy of each user stack from its innermost frame on, walked or not: to compare the two.
+        pub copies_all: u32,
         /// 1 when the `sched_switch` tracepoint hands over `prev_state` (since 5.18).
         pub has_prev_state: u32,
         /// `task_struct.pid`.

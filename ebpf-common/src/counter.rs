@@ -60,6 +60,10 @@ counters! {
     ThreadLate "thread_late" "threads first seen after the start that were not new: without room before, or newly in the cgroup";
     SwitchesMissed "switches_missed" "switches the kernel did not report, made up for from the thread's run time";
     SelectedMapFull "selected_map_full" "forked processes not selected because the map had no room";
+    WalkFrames "walk_frames" "user frames the probes walked by rules they knew";
+    WalksToStart "walks_to_start" "user stacks the probes walked to the thread's start";
+    WalksHandedOver "walks_handed_over" "user stacks that left the probes as registers and a copy, at the first frame without a rule";
+    WalksTruncated "walks_truncated" "user stacks with more frames than a record holds";
     StackUnreadable "stack_unreadable" "stack copies without a single byte (page missing)";
     StackLimited "stack_limited" "stack copies that reached the limit";
     User32Bit "user_32bit" "stacks of 32-bit code, which are not copied";

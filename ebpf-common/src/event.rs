@@ -12,12 +12,19 @@ pub const KIND_WAIT_END: u32 = 3;
 /// [`ThreadEndRecord`].
 pub const KIND_THREAD_END: u32 = 4;
 
-/// `StackRecord::flags`: `ip`, `gpr` and the user stack are there.
+/// `StackRecord::flags`: `ip` and `gpr` are there, and the user frames or the copy of the stack that say the rest.
 pub const FLAG_USER: u32 = 1;
 /// `StackRecord::flags`: the copy of the stack ended because the limit was reached.
 pub const FLAG_LIMITED: u32 = 2;
 /// `StackRecord::flags`: the thread was preempted or yielded; `state` means nothing.
 pub const FLAG_PREEMPTED: u32 = 4;
+/// `StackRecord::flags`: the last user frame is the thread's first; no registers and no copy follow.
+pub const FLAG_WALKED_TO_START: u32 = 8;
+/// `StackRecord::flags`: there are as many user frames as fit; no registers and no copy follow.
+pub const FLAG_WALKED_TO_LIMIT: u32 = 16;
+/// `StackRecord::flags`: the user frames did not lead to the thread's start; `ip` and `gpr` are those of the next one, and it stands
+/// at a return address.
+pub const FLAG_AT_CALL: u32 = 32;
 /// `WaitEndRecord::flags`: it was blocked and the waker is known.
 pub const FLAG_WAKER: u32 = 1;
 
@@ -37,8 +44,9 @@ plain! {
 }
 
 plain! {
-    /// Fixed part of a CPU sample or of the start of a wait. `kernel_bytes` bytes of kernel return addresses (u64, innermost first) follow,
-    /// then `user_bytes` bytes of user stack from rsp upwards.
+    /// Fixed part of a CPU sample or of the start of a wait. `walked_bytes` bytes of user frames follow (`RuleKey::place`, innermost first),
+    /// then `kernel_bytes` bytes of kernel return addresses (u64, innermost first), then `user_bytes` bytes of user stack from
+    /// `gpr[7]` (rsp) upwards.
     pub struct StackRecord {
         /// `KIND_CPU_SAMPLE` or `KIND_WAIT_START`.
         pub header: Header,
@@ -50,6 +58,10 @@ plain! {
         pub comm: [u8; COMM_BYTES],
         /// `FLAG_` bits.
         pub flags: u32,
+        /// Bytes of user frames that follow.
+        pub walked_bytes: u32,
+        /// The address space those were walked in (`RuleKey::space`).
+        pub space: u32,
         /// Bytes of kernel stack that follow.
         pub kernel_bytes: u32,
         /// Bytes of user stack that follow those.
@@ -62,6 +74,8 @@ plain! {
         pub syscall: i64,
         /// Probability with which this stack was kept, in units of 2⁻³².
         pub probability: u64,
+        /// Registers of `gpr` that hold the frame's values, by bit; all others mean nothing.
+        pub known: u64,
         /// User instruction pointer.
         pub ip: u64,
         /// User registers in DWARF order (0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8–15 r8–r15).

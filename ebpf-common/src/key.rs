@@ -1,6 +1,7 @@
 //! Values of the maps. All keys are plain `u32`: a tid, a tgid, a CPU or 0.
 
-use crate::limits::{COMM_BYTES, SCRATCH_TAIL_BYTES};
+use crate::limits::{COMM_BYTES, SCRATCH_TAIL_BYTES, WALK_WINDOW_BYTES};
+use crate::rule::WALK_REGISTERS;
 use crate::{event::StackRecord, plain};
 
 /// The thread is on a CPU.
@@ -79,13 +80,38 @@ plain! {
     }
 }
 
+/// A walk in progress.
+#[repr(C)]
+pub struct Walk {
+    /// Registers at the frame, in the order of `ebpf_common::rule`.
+    pub registers: [u64; WALK_REGISTERS],
+    /// Which of them are known, by bit.
+    pub known: u64,
+    /// 1 when the frame stands at the next instruction to run, 0 at a return address.
+    pub exact: u64,
+    /// Address of the first byte of the window.
+    pub window_start: u64,
+    /// Bytes of stack in the window.
+    pub window_bytes: u64,
+    /// Frames found.
+    pub frames: u32,
+    /// The address space.
+    pub space: u32,
+    /// How it ended: 0 without a rule, or one of the `FLAG_WALKED_` values.
+    pub end: u64,
+    /// Stack from `window_start` on. Twice the size, so that the verifier sees that a whole read fits behind any place, and a word.
+    pub window: [u8; 2 * WALK_WINDOW_BYTES as usize + 8],
+}
+
 /// A record under construction; one per CPU **and** hook, because a hook may interrupt another.
 #[repr(C)]
 pub struct Scratch {
     /// The fixed part.
     pub record: StackRecord,
-    /// Kernel stack, then user stack, without a gap.
+    /// User frames, kernel stack, user stack, without gaps.
     pub tail: [u8; SCRATCH_TAIL_BYTES as usize],
     /// 1 while in use: a second use on top of the first is refused and counted.
     pub busy: u64,
+    /// The walk behind the user frames.
+    pub walk: Walk,
 }

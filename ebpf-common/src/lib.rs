@@ -11,6 +11,7 @@ pub mod counter;
 pub mod event;
 pub mod key;
 pub mod limits;
+pub mod rule;
 
 /// Declares a plain record and, for the daemon, its `Pod` impls.
 macro_rules! plain {

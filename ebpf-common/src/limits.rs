@@ -14,13 +14,25 @@ pub const MAX_KERNEL_FRAMES: u32 = 127;
 /// Bytes those frames need.
 pub const MAX_KERNEL_STACK_BYTES: u32 = MAX_KERNEL_FRAMES * 8;
 
+/// Most user frames the probes walk: the innermost.
+pub const MAX_WALK_FRAMES: u32 = 512;
+
+/// Bytes those frames need.
+pub const MAX_WALK_BYTES: u32 = MAX_WALK_FRAMES * 8;
+
+/// Bytes of stack a walk reads ahead at most; at least what the registers one rule saves can be apart in practice.
+pub const WALK_WINDOW_BYTES: u32 = 8 * 1024;
+
 /// Bytes behind the fixed part of a record under construction. The extra page lets the verifier see that a whole page
 /// always fits behind the last allowed position.
-pub const SCRATCH_TAIL_BYTES: u32 = MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES + PAGE_BYTES;
+pub const SCRATCH_TAIL_BYTES: u32 =
+    MAX_WALK_BYTES + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES + PAGE_BYTES;
 
 /// Largest record that can leave a probe.
-pub const MAX_RECORD_BYTES: u32 =
-    size_of::<crate::event::StackRecord>() as u32 + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES;
+pub const MAX_RECORD_BYTES: u32 = size_of::<crate::event::StackRecord>() as u32
+    + MAX_WALK_BYTES
+    + MAX_KERNEL_STACK_BYTES
+    + MAX_STACK_COPY_BYTES;
 
 /// Length of a command name with its terminating zero (`TASK_COMM_LEN`).
 pub const COMM_BYTES: usize = 16;
@@ -28,9 +40,16 @@ pub const COMM_BYTES: usize = 16;
 /// Default number of threads whose times can be known at once.
 pub const DEFAULT_MAX_THREADS: u32 = 32 * 1024;
 
+/// Rules the probes can know at once, of all processes. An entry takes about 130 bytes.
+pub const DEFAULT_MAX_RULES: u32 = 64 * 1024;
+
+/// Most processes whose rules the probes can know.
+pub const MAX_SPACES: u32 = 16 * 1024;
+
 /// Most processes that can be selected at once.
 pub const MAX_SELECTED_PROCESSES: u32 = 8 * 1024;
 
 const _: () = assert!(MAX_KERNEL_STACK_BYTES.is_multiple_of(8));
+const _: () = assert!(MAX_WALK_FRAMES.is_power_of_two() && WALK_WINDOW_BYTES.is_power_of_two());
 const _: () = assert!(MAX_STACK_COPY_BYTES.is_multiple_of(PAGE_BYTES));
 const _: () = assert!(size_of::<crate::event::StackRecord>().is_multiple_of(8));

@@ -15,6 +15,8 @@ pub(crate) static CONFIG: Config = Config {
     selection: 0,
     excluded_tgid: 0,
     stack_copy_bytes: 0,
+    walks: 0,
+    copies_all: 0,
     has_prev_state: 0,
     task_pid: 0,
     task_tgid: 0,

@@ -1,7 +1,7 @@
 //! Fills records and puts them into the ring, or counts why not.
 
-use crate::config::Task;
-use crate::maps::{RING, count};
+use crate::config::{Task, setting};
+use crate::maps::{RING, add, count};
 use crate::unwind;
 use aya_ebpf::bindings::{BPF_RB_NO_WAKEUP, pt_regs};
 use aya_ebpf::helpers::generated::{
@@ -11,9 +11,12 @@ use aya_ebpf::maps::Array;
 use core::ffi::c_void;
 use core::mem::size_of;
 use ebpf_common::counter::Counter;
-use ebpf_common::event::{FLAG_LIMITED, FLAG_USER, Header, StackRecord};
+use ebpf_common::event::{
+    FLAG_AT_CALL, FLAG_LIMITED, FLAG_USER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, Header, StackRecord,
+};
 use ebpf_common::key::Scratch;
-use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_RECORD_BYTES};
+use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_RECORD_BYTES, MAX_WALK_BYTES};
+use ebpf_common::rule::{DWARF_NUMBERS, RIP, RSP};
 
 /// `PF_KTHREAD` of include/linux/sched.h: a thread without user registers.
 const PF_KTHREAD: u32 = 0x0020_0000;
@@ -82,19 +85,10 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
     record.syscall = -1;
     let mut flags = hook.flags;
 
-    let mut kernel_bytes = 0;
-    if let Some(skipped) = hook.kernel_stack {
-        // SAFETY: the buffer has `MAX_KERNEL_STACK_BYTES` and more.
-        let got = unsafe {
-            bpf_get_stack(ctx, scratch.tail.as_mut_ptr().cast(), MAX_KERNEL_STACK_BYTES, u64::from(skipped))
-        };
-        if got < 0 {
-            count(Counter::KernelStackFailed);
-        } else {
-            kernel_bytes = got as u32;
-        }
-    }
-    let mut user_bytes = 0;
+    record.space = 0;
+    record.known = 0;
+    let (mut walked_bytes, mut user_bytes) = (0, 0);
+    let mut copied_from = None;
     if task.flags() & PF_KTHREAD == 0 {
         // The registers at the top of the task's kernel stack are the user's, however the kernel was entered: for a timer
         // interrupt out of user code too (arch/x86/entry: interrupts from user mode run on the thread's stack).
@@ -105,23 +99,56 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
         if regs.cs == USER_CS {
             flags |= FLAG_USER;
             registers(record, regs);
-            let copy = unwind::copy::stack(&mut scratch.tail, kernel_bytes, regs.rsp);
-            user_bytes = copy.bytes;
-            if copy.limited {
-                flags |= FLAG_LIMITED;
-                count(Counter::StackLimited);
-            } else if user_bytes == 0 {
-                count(Counter::StackUnreadable);
+            copied_from = Some(regs.rsp);
+            if setting!(walks) != 0 && unwind::walk::user(scratch, hook.tgid, regs) {
+                walked_bytes = scratch.walk.frames * 8;
+                flags |= walked(scratch);
+                if setting!(copies_all) == 0 {
+                    copied_from = hand_over(scratch);
+                    if scratch.walk.end == 0 && scratch.walk.exact == 0 {
+                        flags |= FLAG_AT_CALL;
+                    }
+                }
             }
         } else if regs.cs == USER32_CS {
             count(Counter::User32Bit);
         }
     }
+    // Read back and checked for the verifier, which does not follow the count of frames through the walk.
+    if opaque(walked_bytes) > MAX_WALK_BYTES {
+        return Err(Lost::Busy);
+    }
+    let mut kernel_bytes = 0;
+    if let Some(skipped) = hook.kernel_stack {
+        let walked_bytes = opaque(walked_bytes);
+        if walked_bytes > MAX_WALK_BYTES {
+            return Err(Lost::Busy);
+        }
+        let target = scratch.tail.as_mut_ptr().wrapping_add(walked_bytes as usize);
+        // SAFETY: behind the frames the tail has `MAX_KERNEL_STACK_BYTES` and more.
+        let got = unsafe { bpf_get_stack(ctx, target.cast(), MAX_KERNEL_STACK_BYTES, u64::from(skipped)) };
+        if got < 0 {
+            count(Counter::KernelStackFailed);
+        } else {
+            kernel_bytes = got as u32;
+        }
+    }
+    if let Some(from) = copied_from {
+        let copy = unwind::copy::stack(&mut scratch.tail, walked_bytes + kernel_bytes, from);
+        user_bytes = copy.bytes;
+        if copy.limited {
+            flags |= FLAG_LIMITED;
+            count(Counter::StackLimited);
+        } else if user_bytes == 0 {
+            count(Counter::StackUnreadable);
+        }
+    }
     let record = &mut scratch.record;
     record.flags = flags;
+    record.walked_bytes = walked_bytes;
     record.kernel_bytes = kernel_bytes;
     record.user_bytes = user_bytes;
-    let len = size_of::<StackRecord>() as u32 + kernel_bytes + user_bytes;
+    let len = size_of::<StackRecord>() as u32 + walked_bytes + kernel_bytes + user_bytes;
     record.header = Header { kind: hook.kind, len, time_ns: hook.time_ns };
     // Read back, so that the compiler keeps the check that the verifier needs.
     // SAFETY: a valid, aligned field.
@@ -137,11 +164,57 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
 #[inline(always)]
 fn registers(record: &mut StackRecord, regs: &pt_regs) {
     record.ip = regs.rip;
+    record.known = 0xffff;
     record.syscall = regs.orig_rax as i64;
     record.gpr = [
         regs.rax, regs.rdx, regs.rcx, regs.rbx, regs.rsi, regs.rdi, regs.rbp, regs.rsp, regs.r8, regs.r9,
         regs.r10, regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,
     ];
+}
+
+/// Notes how a walk ended; answers the flags that say so.
+#[inline(always)]
+fn walked(scratch: &mut Scratch) -> u32 {
+    let walk = &scratch.walk;
+    scratch.record.space = walk.space;
+    add(Counter::WalkFrames, u64::from(walk.frames));
+    let end = walk.end as u32;
+    count(match end {
+        FLAG_WALKED_TO_START => Counter::WalksToStart,
+        FLAG_WALKED_TO_LIMIT => Counter::WalksTruncated,
+        _ => Counter::WalksHandedOver,
+    });
+    end
+}
+
+/// Puts the registers of the frame a walk ended at into the record; answers from where on the stack is to be copied, if at all.
+#[inline(always)]
+fn hand_over(scratch: &mut Scratch) -> Option<u64> {
+    let (walk, record) = (&scratch.walk, &mut scratch.record);
+    if walk.end != 0 {
+        return None;
+    }
+    // Without a step the registers are all there already, and all known.
+    if walk.frames != 0 {
+        let mut known = 0;
+        let mut register = 0;
+        while register < RIP {
+            let number = DWARF_NUMBERS[register];
+            record.gpr[number as usize] = walk.registers[register];
+            known |= ((walk.known >> register) & 1) << number;
+            register += 1;
+        }
+        record.known = known;
+        record.ip = walk.registers[RIP];
+    }
+    Some(walk.registers[RSP])
+}
+
+/// Hides from the compiler what it knows of a value.
+#[inline(always)]
+fn opaque(value: u32) -> u32 {
+    // SAFETY: a valid, aligned local.
+    unsafe { core::ptr::read_volatile(&raw const value) }
 }
 
 /// Sends a small record whose `header.len` is its size.

@@ -1,10 +1,11 @@
 //! Every map: who writes, who reads, its unit and size, and what happens when it is full.
 
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, HashMap, PerCpuArray, RingBuf};
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use ebpf_common::counter::{COUNTERS, Counter};
 use ebpf_common::key::{Coin, Recording, Scratch, Thread};
-use ebpf_common::limits::{DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES};
+use ebpf_common::limits::{DEFAULT_MAX_RULES, DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES, MAX_SPACES};
+use ebpf_common::rule::{RuleKey, UnwindRule};
 
 /// Records: probes → daemon. Size in bytes set at load. Full: the record is dropped and counted by kind.
 #[map]
@@ -45,14 +46,30 @@ pub(crate) static SAMPLE_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0)
 #[map]
 pub(crate) static SWITCH_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 
+/// How to leave a frame, by place and address space. Written by the daemon, as it learns; the least recently used go first. Size set at
+/// load.
+#[map]
+pub(crate) static RULES: LruHashMap<RuleKey, UnwindRule> = LruHashMap::with_max_entries(DEFAULT_MAX_RULES, 0);
+
+/// The address space of each process the daemon has taught rules of, by tgid; another number after each exec. Written by the
+/// daemon; an entry leaves at exec, so that no rule of the old image is used for the new one. Full: the process's stacks are copied.
+#[map]
+pub(crate) static SPACES: HashMap<u32, u32> = HashMap::with_max_entries(MAX_SPACES, 0);
+
 /// Adds one to a counter.
 #[inline(always)]
 pub(crate) fn count(counter: Counter) {
+    add(counter, 1);
+}
+
+/// Adds to a counter.
+#[inline(always)]
+pub(crate) fn add(counter: Counter, amount: u64) {
     if let Some(counts) = COUNTS.get_ptr_mut(0) {
         let slot = counts.cast::<u64>().wrapping_add(counter as usize);
         // SAFETY: `counter` is one of `COUNTERS` positions of this CPU's array. A program that interrupts between load and store
-        // counts other counters, or loses one unit of the same: the samplers and hooks share only the stack copy's.
-        unsafe { *slot += 1 }
+        // counts other counters, or loses some units of the same: the samplers and hooks share only the walk's and the copy's.
+        unsafe { *slot += amount }
     }
 }
 

@@ -1,7 +1,7 @@
-//! Keeps the selection and the thread map right while processes are made, replaced and removed.
+//! Keeps the selection, the thread map and the rules right while processes are made, replaced and removed.
 
 use crate::config::Task;
-use crate::maps::{SELECTED, THREADS, count};
+use crate::maps::{SELECTED, SPACES, THREADS, count};
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::programs::BtfTracePointContext;
@@ -30,7 +30,10 @@ pub(crate) fn fork(ctx: &BtfTracePointContext) {
 /// execve, it takes over the first one's id (`de_thread`, fs/exec.c), and its times move along.
 #[inline(always)]
 pub(crate) fn exec(ctx: &BtfTracePointContext) {
-    let tid = Task(ctx.arg(0)).tid();
+    let task = Task(ctx.arg(0));
+    let tid = task.tid();
+    // Most processes have none.
+    SPACES.remove(task.tgid()).ok();
     let old: u32 = ctx.arg(1);
     if tid == old {
         return;

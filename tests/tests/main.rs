@@ -18,3 +18,4 @@ mod names;
 mod restart;
 mod threads;
 mod unwind;
+mod walker;

@@ -54,16 +54,31 @@ fn tier1_call_chains_without_frame_pointers_are_exact(runtime: Runtime) {
     let app = Workload::dotnet(runtime, "callheavy", &[]).unwrap().start().unwrap();
     // 1999 Hz: the promise is 1 bad stack in 1000, so it takes thousands to see it kept.
     let length = Duration::from_secs(if long_form() { 30 } else { 6 });
-    let (profile, outcome) = record_pid(app.pid(), length, &["--frequency", "1999"]).unwrap();
     let thread = app.thread("callheavy").to_string();
+    let (mut total, mut bad) = (0, 0);
+    // Below some thousand samples the share says little. A loaded machine gives the thread a part of a CPU: it takes longer then.
+    for _ in 0..8 {
+        let (profile, outcome) = record_pid(app.pid(), length, &["--frequency", "1999"]).unwrap();
+        let (samples, wrong) = judge(runtime, &profile, &thread, &outcome.stderr);
+        total += samples;
+        bad += wrong;
+        if total >= 3000 {
+            break;
+        }
+    }
     app.stop().unwrap();
+    assert!(total >= 3000, "{runtime}: only {total} samples");
+    assert!(bad * 1000 <= total, "{runtime}: {bad} of {total} stacks are not exact");
+}
 
+/// How many samples the thread has, and how many of their stacks are not exact.
+fn judge(runtime: Runtime, profile: &Profile, thread: &str, log: &str) -> (i64, i64) {
     let samples: Vec<&Sample> = profile
         .samples
         .iter()
         .filter(|s| s.label("thread_id") == thread && profile.value(s, "samples") > 0)
         .collect();
-    let root = usual_root(&profile, &samples);
+    let root = usual_root(profile, &samples);
     let total: i64 = samples.iter().map(|sample| profile.value(sample, "samples")).sum();
     let mut wrong: Vec<(i64, String)> = Vec::new();
     for sample in samples.iter().filter(|sample| !is_exact(&user_frames(sample), &root)) {
@@ -72,16 +87,15 @@ fn tier1_call_chains_without_frame_pointers_are_exact(runtime: Runtime) {
     wrong.sort();
     wrong.reverse();
     let bad: i64 = wrong.iter().map(|(count, _)| count).sum();
+    let worst: Vec<String> =
+        wrong.iter().take(20).map(|(count, text)| format!("{count:>6} {text}")).collect();
     let picture = format!(
-        "{runtime}: {bad} of {total} stacks are not exact; root {root:?}\n{}\n{}",
-        wrong
-            .iter()
-            .take(20)
-            .map(|(count, text)| format!("{count:>6} {text}"))
-            .collect::<Vec<_>>()
-            .join("\n"),
-        outcome.stderr
+        "{runtime}: {bad} of {total} stacks are not exact; root {root:?}\n{}\n{log}",
+        worst.join("\n")
     );
+    if bad > 0 {
+        eprintln!("{picture}");
+    }
     // The root itself: the thread's start in libc, the runtime, managed start, the loop.
     let first = samples
         .iter()
@@ -94,9 +108,7 @@ fn tier1_call_chains_without_frame_pointers_are_exact(runtime: Runtime) {
     assert!(root.last().is_some_and(|name| name == "CallHeavy.Program.Loop"), "{picture}");
     // .NET 10 has Thread.StartCallback between the two; before, it and what follows it left by tail calls.
     assert!(root.iter().any(|name| name == "Workload.Start"), "{picture}");
-    // A quarter of 6 s at 1999 Hz, for a machine that gives the thread a quarter of a CPU; below that the share says little.
-    assert!(total >= 3000, "only {total} samples: {picture}");
-    assert!(bad * 1000 <= total, "{picture}");
+    (total, bad)
 }
 
 on_runtimes!(waiting_threads_show_their_whole_stack_down_to_the_start: net8 Net8, net9 Net9, net10 Net10);

@@ -3,11 +3,13 @@
 
 use super::ProcessError;
 use super::image::Images;
+use super::lesson::{self, Lesson, Lessons};
 use super::mapping::{Mapping, Mappings, Region, Replaced, parse_maps_line};
 use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
 use super::table::Counters;
 use crate::sample::frame::{FrameKey, ImageId, ProcessId};
 use crate::unwind::TargetMemory;
+use crate::unwind::encode::encode;
 use crate::unwind::epilogue::{CODE_BYTES, ends_with_call, epilogue, stub};
 use crate::unwind::finish::{Code, Step};
 use crate::unwind::managed::{Budget, HIJACK_PROLOGUE, JitBody, hijack_rule, stub_rule};
@@ -32,6 +34,8 @@ const BUDGET_BYTES: u64 = 64 << 20;
 /// CPU time that looking up rules for one process may take per [`BUDGET_PERIOD`]: its files choose how much work each is.
 const BUDGET_TIME: Duration = Duration::from_millis(250);
 const BUDGET_PERIOD: Duration = Duration::from_secs(1);
+/// Rules of one process that the probes may be taught per [`BUDGET_PERIOD`].
+const LESSONS: u32 = 8192;
 /// How long a look at JIT memory holds.
 const RECHECK: Duration = Duration::from_secs(1);
 /// Shortest time between two readings of a process's maps because of an address no mapping covers; it doubles up to the longest
@@ -44,6 +48,8 @@ pub(super) struct CachedStep {
     step: Step,
     /// For JIT memory: when it was last looked at.
     checked: Option<Instant>,
+    /// The probes know the rule.
+    taught: bool,
 }
 
 #[derive(Debug)]
@@ -74,6 +80,12 @@ pub(super) struct Process {
     pub(super) budget: Budget,
     pub(super) budget_time: Duration,
     pub(super) budget_since: Instant,
+    /// The address space of the rules the probes know.
+    pub(super) space: Option<u32>,
+    /// Places whose rules they are to forget.
+    unlearned: Vec<u64>,
+    /// Rules that may still be taught in this period.
+    lessons_left: u32,
     pub(super) refreshed: Option<Instant>,
     pub(super) refresh_after: Duration,
     /// When its last stack was walked.
@@ -98,6 +110,9 @@ impl Process {
             budget: Budget { bytes: BUDGET_BYTES },
             budget_time: BUDGET_TIME,
             budget_since: Instant::now(),
+            space: None,
+            unlearned: Vec::new(),
+            lessons_left: LESSONS,
             refreshed: None,
             refresh_after: REFRESH,
             used: Instant::now(),
@@ -128,15 +143,40 @@ impl Process {
     }
 
     /// Drops remembered steps and bodies.
-    pub(super) fn clear_caches(&mut self) {
-        self.steps.clear();
+    pub(super) fn clear_caches(&mut self, lessons: &mut Lessons) {
+        self.clear_steps(lessons);
         self.bodies.clear();
+    }
+
+    /// Drops remembered steps. The probes' rules go with them: one that is not remembered could not be taken back.
+    fn clear_steps(&mut self, lessons: &mut Lessons) {
+        self.steps.clear();
+        self.unlearned.clear();
+        self.close_space(lessons);
+    }
+
+    /// The probes are to walk no more of its stacks by the rules they know.
+    pub(super) fn close_space(&mut self, lessons: &mut Lessons) {
+        if self.space.take().is_some() {
+            lessons.push(Lesson::NoSpace { pid: self.pid });
+        }
+    }
+
+    /// Has the probes forget what was unlearned.
+    pub(super) fn take_back(&mut self, lessons: &mut Lessons) {
+        for place in self.unlearned.drain(..) {
+            if let Some(space) = self.space {
+                lessons.push(Lesson::Forget { key: lesson::key(space, place) });
+            }
+        }
     }
 
     fn forget_steps(&mut self, range: &Range<u64>) {
         let gone: Vec<u64> = self.steps.range(step_keys(range)).map(|(key, _)| *key).collect();
         for key in gone {
-            self.steps.remove(&key);
+            if self.steps.remove(&key).is_some_and(|cached| cached.taught) {
+                self.unlearned.push(key);
+            }
         }
     }
 
@@ -222,7 +262,21 @@ pub(super) struct View<'a> {
     pub(super) images: &'a mut Images,
     pub(super) rules: &'a mut HashSet<Arc<Rule>>,
     pub(super) counters: &'a mut Counters,
+    pub(super) lessons: &'a mut Lessons,
     pub(super) now: Instant,
+    /// Whether the probes ask: they are taught the rules of the frames they handed over.
+    pub(super) teaching: Teaching,
+}
+
+/// What the probes are taught on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Teaching {
+    /// Nothing: the context is not from them.
+    Off,
+    /// The next frame's rule, even if they were taught it before: they seem to have lost it.
+    Again,
+    /// Rules they were not taught.
+    New,
 }
 
 impl View<'_> {
@@ -452,7 +506,7 @@ impl View<'_> {
             process.forget(&body.range);
         }
         if process.bodies.len() >= MAX_BODIES {
-            process.clear_caches();
+            process.clear_caches(self.lessons);
             self.counters.steps_cleared += 1;
         }
         let start = body.range.start;
@@ -465,13 +519,18 @@ impl View<'_> {
         (frame, stub_rule(code, pc))
     }
 
-    /// [`View::resolve`] within the process's budget.
-    fn resolve_within_budget(&mut self, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
+    fn refill_budget(&mut self) {
         if self.now.duration_since(self.process.budget_since) >= BUDGET_PERIOD {
             self.process.budget = Budget { bytes: BUDGET_BYTES };
             self.process.budget_time = BUDGET_TIME;
+            self.process.lessons_left = LESSONS;
             self.process.budget_since = self.now;
         }
+    }
+
+    /// [`View::resolve`] within the process's budget.
+    fn resolve_within_budget(&mut self, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
+        self.refill_budget();
         let found = if self.process.budget_time.is_zero() {
             (self.unknown(pc), Err(Refusal::Budget))
         } else {
@@ -486,9 +545,36 @@ impl View<'_> {
     }
 }
 
-impl Code for View<'_> {
-    fn step(&mut self, pc: u64, exact: bool) -> Step {
-        let key = pc << 1 | u64::from(exact);
+impl View<'_> {
+    /// Teaches the probes the rule of a remembered step, if they can use it.
+    fn teach(&mut self, place: u64) {
+        let again = std::mem::replace(&mut self.teaching, Teaching::New) == Teaching::Again;
+        let Some(cached) = self.process.steps.get_mut(&place) else { return };
+        if cached.taught && !again {
+            return;
+        }
+        let Some(rule) = cached.step.rule.as_ref().ok().and_then(|rule| encode(rule)) else { return };
+        if self.process.lessons_left == 0 {
+            self.counters.lessons_refused += 1;
+            return;
+        }
+        self.process.lessons_left -= 1;
+        cached.taught = true;
+        let pid = self.process.pid;
+        let space = *self.process.space.get_or_insert_with(|| {
+            let space = self.lessons.new_space();
+            self.lessons.push(Lesson::Space { pid, space });
+            space
+        });
+        // What was unlearned before may be the rule of this very place.
+        self.process.take_back(self.lessons);
+        self.lessons.push(Lesson::Rule { key: lesson::key(space, place), rule });
+        self.counters.lessons += 1;
+    }
+
+    /// The step at a place: the remembered one while it holds.
+    fn look_up(&mut self, pc: u64, exact: bool) -> Step {
+        let key = place(pc, exact);
         if let Some(cached) = self.process.steps.get(&key)
             && cached.checked.is_none_or(|at| self.now.duration_since(at) < RECHECK)
         {
@@ -504,15 +590,45 @@ impl Code for View<'_> {
         // What could not be looked at may be there next time; addresses outside all mappings are not worth a place.
         if lasting && pc >> 63 == 0 && self.process.mappings.find(pc).is_some() {
             if self.process.steps.len() >= MAX_STEPS {
-                self.process.steps.clear();
+                self.process.clear_steps(self.lessons);
                 self.counters.steps_cleared += 1;
             }
             let jit = self.process.mappings.find(pc).is_some_and(|m| matches!(m.region, Region::Jit { .. }));
-            self.process
-                .steps
-                .insert(key, CachedStep { step: step.clone(), checked: jit.then_some(self.now) });
+            let cached = CachedStep { step: step.clone(), checked: jit.then_some(self.now), taught: false };
+            if let Some(old) = self.process.steps.insert(key, cached)
+                && old.taught
+            {
+                if old.step == step
+                    && let Some(cached) = self.process.steps.get_mut(&key)
+                {
+                    cached.taught = true;
+                } else {
+                    self.process.unlearned.push(key);
+                }
+            }
         }
         step
+    }
+}
+
+/// Key of a step, which is `RuleKey::place` too.
+fn place(pc: u64, exact: bool) -> u64 {
+    pc << 1 | u64::from(exact)
+}
+
+impl Code for View<'_> {
+    fn step(&mut self, pc: u64, exact: bool) -> Step {
+        let step = self.look_up(pc, exact);
+        if self.teaching != Teaching::Off {
+            self.teach(place(pc, exact));
+        }
+        step
+    }
+
+    fn walked(&mut self, pc: u64, exact: bool) -> Option<FrameKey> {
+        let step = self.look_up(pc, exact);
+        // Taken back, or never taught: then the probes used a rule of code that is not there any more.
+        self.process.steps.get(&place(pc, exact)).is_some_and(|cached| cached.taught).then_some(step.frame)
     }
 
     fn is_executable(&mut self, address: u64) -> bool {

@@ -3,12 +3,14 @@
 
 mod directory;
 pub mod image;
+mod lesson;
 mod live;
 pub mod mapping;
 pub mod memory;
 pub mod table;
 
 pub use image::{Image, ImageError};
+pub use lesson::Lesson;
 pub use table::{Counters, ProcessInfo, ProcessTable};
 
 /// Start time of a process in clock ticks since boot: with the pid, it tells a process from a later one with the same pid.

@@ -5,7 +5,8 @@
 
 use super::ProcessError;
 use super::image::{Image, Images};
-use super::live::{Process, View, read_maps};
+use super::lesson::{Lesson, Lessons};
+use super::live::{Process, Teaching, View, read_maps};
 use super::mapping::{Mapping, Mappings, Region, Replaced};
 use crate::sample::frame::{FrameKey, ImageId, Marker, ProcessId};
 use crate::source::{Event, EventKind, MonotonicNs, ShimEvent, UserContext};
@@ -62,6 +63,12 @@ pub struct Counters {
     pub bodies_replaced: u64,
     /// Stacks of processes that were gone.
     pub stacks_of_gone_processes: u64,
+    /// Rules taught to the probes.
+    pub lessons: u64,
+    /// Rules not taught because a process had its share.
+    pub lessons_refused: u64,
+    /// Stacks the probes walked by rules of code that was replaced meanwhile.
+    pub stacks_stale: u64,
     /// Stacks finished.
     pub stacks: u64,
     /// Of these, stacks that did not reach the thread's start.
@@ -82,6 +89,7 @@ pub struct ProcessTable {
     rules: HashSet<Arc<Rule>>,
     /// At least the number of steps and bodies remembered.
     cached: usize,
+    lessons: Lessons,
     counters: Counters,
 }
 
@@ -96,7 +104,7 @@ impl ProcessTable {
     pub fn observe(&mut self, event: &Event) {
         match &event.kind {
             EventKind::Exec { pid, comm } => {
-                let (exec_count, start_ticks) = match self.live.remove(pid) {
+                let (exec_count, start_ticks) = match self.remove(*pid) {
                     Some(old) => (self.info(old.id).map_or(0, |i| i.exec_count) + 1, old.start_ticks),
                     None => (1, None),
                 };
@@ -114,7 +122,7 @@ impl ProcessTable {
                         process.images = images;
                     }
                 } else {
-                    self.live.remove(&thread.pid);
+                    self.remove(thread.pid);
                 }
             }
             EventKind::Exit { thread } if thread.tid == thread.pid => {
@@ -137,6 +145,7 @@ impl ProcessTable {
                     process.images.insert(key, id);
                 }
                 process.map(mapping, &mut self.counters);
+                process.take_back(&mut self.lessons);
                 if let Some(info) = self.infos.get_mut(&process.id) {
                     info.is_clr = process.is_clr;
                 }
@@ -146,6 +155,7 @@ impl ProcessTable {
                     for (start, length) in ranges {
                         process.forget(&(*start..start.saturating_add(*length)));
                     }
+                    process.take_back(&mut self.lessons);
                 }
             }
             _ => {}
@@ -167,9 +177,22 @@ impl ProcessTable {
             if !crowded && has_threads(pid, process.start_ticks) {
                 self.exited.push_back((now, id, pid));
             } else {
-                self.live.remove(&pid);
+                self.remove(pid);
             }
         }
+    }
+
+    fn remove(&mut self, pid: u32) -> Option<Process> {
+        let mut process = self.live.remove(&pid);
+        if let Some(process) = &mut process {
+            process.close_space(&mut self.lessons);
+        }
+        process
+    }
+
+    /// What the probes are to learn and to forget, since it was last taken.
+    pub fn take_lessons(&mut self) -> Vec<Lesson> {
+        self.lessons.take()
     }
 
     /// Takes up a process that was there before the recording, from /proc. Known ones are left as they are.
@@ -208,6 +231,8 @@ impl ProcessTable {
         };
         let id = ProcessId(self.next_id);
         self.next_id = next;
+        // A pid that is used again.
+        self.remove(pid);
         let process = Process::new(id, pid, start_ticks, mappings);
         if self.infos.len() >= MAX_INFOS {
             let live: HashSet<ProcessId> = self.live.values().map(|p| p.id).collect();
@@ -277,17 +302,40 @@ impl ProcessTable {
                 ..Finished::default()
             };
         };
+        if let Some(probed) = &context.walk
+            && probed.space != process.space.unwrap_or(0)
+        {
+            if !probed.frames.is_empty() {
+                self.counters.stacks_stale += 1;
+                self.counters.stacks_broken += 1;
+                let broken = Marker::TruncatedStale;
+                return Finished {
+                    frames: vec![FrameKey::Marker(broken)],
+                    broken: Some(broken),
+                    ..Finished::default()
+                };
+            }
+            if let Some(space) = process.space {
+                // Just given and not there yet, or lost.
+                self.lessons.push(Lesson::Space { pid, space });
+            }
+        }
         let (now, before) = (Instant::now(), process.cached());
         process.used = now;
+        let teaching = if context.walk.is_some() { Teaching::Again } else { Teaching::Off };
         let mut view = View {
             process,
             images: &mut self.images,
             rules: &mut self.rules,
             counters: &mut self.counters,
+            lessons: &mut self.lessons,
             now,
+            teaching,
         };
         let finished = walk(context, &mut view, limits);
+        view.process.take_back(view.lessons);
         self.cached += view.process.cached().saturating_sub(before);
+        self.counters.stacks_stale += u64::from(finished.broken == Some(Marker::TruncatedStale));
         self.evict_caches(MAX_CACHED);
         self.counters.stacks_broken += u64::from(!finished.reached_thread_start);
         self.counters.stacks_guessed += u64::from(finished.reached_thread_start && finished.guessed > 0);
@@ -314,7 +362,7 @@ impl ProcessTable {
             let holders = self.live.values_mut().filter(|p| p.cached() > 0);
             let Some(oldest) = holders.min_by_key(|p| p.used) else { return };
             self.cached = self.cached.saturating_sub(oldest.cached());
-            oldest.clear_caches();
+            oldest.clear_caches(&mut self.lessons);
             self.counters.caches_evicted += 1;
         }
     }
@@ -396,7 +444,7 @@ mod tests {
                 let memory = std::fs::File::open(format!("/proc/{pid}/mem")).unwrap();
                 let length = memory.read_at(&mut stack, regs.gpr[7]).unwrap();
                 stack.truncate(length);
-                return (child, UserContext { regs, stack, limited: false });
+                return (child, UserContext { walk: None, regs, stack, limited: false });
             }
             assert!(Instant::now() < deadline, "sleep never slept: {line}");
             std::thread::yield_now();
@@ -549,7 +597,9 @@ mod tests {
         let body = JitBody::for_test(0x1000..0x1100);
         let learn =
             |process: &mut Process, images: &mut Images, rules: &mut HashSet<_>, counters: &mut Counters| {
-                View { process, images, rules, counters, now: Instant::now() }.learn(body.clone());
+                let (lessons, now) = (&mut Lessons::default(), Instant::now());
+                View { process, images, rules, counters, lessons, now, teaching: Teaching::Off }
+                    .learn(body.clone());
             };
         learn(&mut process, &mut images, &mut rules, &mut counters);
         assert_eq!(process.bodies[&0x1000].generation, 0);

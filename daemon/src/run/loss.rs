@@ -20,6 +20,9 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
         ("stacks_exact", stacks.exact),
         ("stacks_guessed", table.stacks_guessed),
         ("stacks_broken", table.stacks_broken),
+        ("stacks_stale", table.stacks_stale),
+        ("lessons", table.lessons),
+        ("lessons_refused", table.lessons_refused),
         ("guessed_frames", stacks.guessed_frames),
         ("stacks_of_gone_processes", table.stacks_of_gone_processes),
         ("processes_refused", table.processes_refused),
@@ -47,7 +50,9 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 25] = [
+const OTHER_LOSSES: [&str; 27] = [
+    "stacks_stale",
+    "lessons_refused",
     "wait_ends_ring_full",
     "thread_ends_ring_full",
     "thread_map_full",

@@ -10,6 +10,7 @@ use crate::aggregate::window::Window;
 use crate::process::ProcessTable;
 use crate::source::MonotonicNs;
 use crate::source::kernel::KernelSource;
+use crate::source::kernel::rules::RuleCache;
 use crate::source::shim::ShimSource;
 use collector::{Batch, Collector, Command, KernelTotals};
 use processor::{Closing, Processor};
@@ -63,7 +64,8 @@ impl Recording {
     ///
     /// # Errors
     /// When a thread cannot be made.
-    pub fn start(kernel: KernelSource, shims: ShimSource, processes: ProcessTable) -> io::Result<Self> {
+    pub fn start(mut kernel: KernelSource, shims: ShimSource, processes: ProcessTable) -> io::Result<Self> {
+        let rules = kernel.take_rules();
         let (batches, from_collector) = sync_channel(BATCHES);
         let (commands, obeyed) = sync_channel(COMMANDS);
         let collector = Collector::new(kernel, shims, batches, obeyed);
@@ -72,7 +74,7 @@ impl Recording {
             collector: std::thread::Builder::new().name("collector".into()).spawn(move || collector.run())?,
             processor: std::thread::Builder::new()
                 .name("processor".into())
-                .spawn(move || process(&from_collector, &asking, Processor::new(processes)))?,
+                .spawn(move || process(&from_collector, &asking, Processor::new(processes), rules))?,
             commands,
         })
     }
@@ -110,6 +112,7 @@ fn process(
     batches: &Receiver<Batch>,
     commands: &SyncSender<Command>,
     mut processor: Processor,
+    mut rules: Option<RuleCache>,
 ) -> Option<Recorded> {
     let mut totals: Option<KernelTotals> = None;
     let mut deadline = None;
@@ -120,6 +123,10 @@ fn process(
             Ok(Batch::Events(events)) => {
                 for event in events {
                     processor.event(event);
+                }
+                let lessons = processor.processes.take_lessons();
+                if let Some(rules) = &mut rules {
+                    rules.teach(lessons);
                 }
                 ask(commands, processor.take_requests());
             }
@@ -154,6 +161,7 @@ fn process(
     let mut all = kernel;
     all.append(&mut counters);
     all.extend(loss::daemon_counters(&processor, &window));
+    all.push(("lessons_lost".to_owned(), rules.map_or(0, |rules| rules.refused())));
     Some(Recorded { processor, window, counters: all, ended: at })
 }
 

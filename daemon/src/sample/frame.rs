@@ -61,6 +61,8 @@ pub enum Marker {
     TruncatedUnreadable,
     /// The process was gone before its mappings could be read.
     TruncatedProcessGone,
+    /// The probes walked it by rules of code that was replaced meanwhile.
+    TruncatedStale,
     /// The frame above this one (its caller) was guessed by frame pointer.
     Guessed,
     /// The wait began before the recording: no stack was seen.

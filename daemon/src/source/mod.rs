@@ -27,14 +27,41 @@ pub struct UserRegs {
     pub gpr: [u64; 16],
     /// Bit n set: `gpr[n]` was captured. A sample from the kernel knows all; the shim knows the callee-saved ones and rsp.
     pub known: u16,
-    /// The instruction pointer: the exact instruction, not a return address.
+    /// The instruction pointer: the exact instruction, unless the probes' walk says that it is a return address.
     pub ip: u64,
+}
+
+/// How a walk of the probes ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WalkEnd {
+    /// At a frame without a rule: the context's registers are that frame's.
+    HandedOver {
+        /// True when the frame stands at the next instruction to run, false at a return address.
+        exact: bool,
+    },
+    /// At the thread's first frame.
+    ThreadStart,
+    /// At the most frames a record holds.
+    Limit,
+}
+
+/// What the probes did of a walk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeWalk {
+    /// The address space whose rules they used.
+    pub space: u32,
+    /// Places of the frames (`ebpf_common::rule::RuleKey::place`), innermost first.
+    pub frames: Vec<u64>,
+    /// How it ended.
+    pub end: WalkEnd,
 }
 
 /// A user context: registers and a bounded copy of the stack that starts at rsp.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserContext {
-    /// Registers at the moment of capture.
+    /// What the probes walked before; `None` for contexts that do not come from them.
+    pub walk: Option<ProbeWalk>,
+    /// Registers at the moment of capture, or of the frame the probes handed over; meaningless when they did not.
     pub regs: UserRegs,
     /// Bytes from `regs.gpr[7]` (rsp) upwards; shorter than asked where the stack's mapping ends.
     pub stack: Vec<u8>,

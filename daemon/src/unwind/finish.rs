@@ -1,5 +1,5 @@
 //! The finisher: walks a captured context (registers and a copy of the stack) to the thread's start, frame by frame, by the
-//! rules a [`Code`] gives. Knows nothing of files or processes.
+//! rules a [`Code`] gives; behind the frames that the probes have walked already, by the same rules. Knows nothing of files or processes.
 //!
 //! Invariants: the stack pointer grows with every frame, so a walk ends; it has at most `max_frames` frames; a register that was
 //! not captured or not saved is never used as if it were. A frame without a rule is left by its frame pointer, last and
@@ -7,7 +7,7 @@
 
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use crate::sample::frame::{FrameKey, Marker};
-use crate::source::UserContext;
+use crate::source::{UserContext, WalkEnd};
 use std::sync::Arc;
 
 /// Bounds of one walk.
@@ -24,7 +24,7 @@ impl Default for Limits {
 }
 
 /// What is known about one PC.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// The frame.
     pub frame: FrameKey,
@@ -37,6 +37,8 @@ pub trait Code {
     /// What is at `pc`. `exact`: `pc` is the next instruction to run (innermost or interrupted by a signal); else it is a
     /// return address minus one, inside a call.
     fn step(&mut self, pc: u64, exact: bool) -> Step;
+    /// The frame at a place the probes have left by a rule that was taught for it; `None` when that rule does not hold any more.
+    fn walked(&mut self, pc: u64, exact: bool) -> Option<FrameKey>;
     /// True when `address` is in executable memory.
     fn is_executable(&mut self, address: u64) -> bool;
     /// True when `address` is in executable memory and the instruction before it is a call.
@@ -54,6 +56,15 @@ pub struct Finished {
     pub guessed: u32,
     /// Why the walk ended before the thread's start; also the last frame.
     pub broken: Option<Marker>,
+}
+
+impl Finished {
+    /// Ended early.
+    fn broken(mut self, why: Marker) -> Self {
+        self.frames.push(FrameKey::Marker(why));
+        self.broken = Some(why);
+        self
+    }
 }
 
 /// A walk in progress.
@@ -209,6 +220,22 @@ pub fn walk(context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finis
     let mut walk = Walk { context, stack_start, registers: regs.gpr, known: regs.known };
     let mut done = Finished::default();
     let (mut pc, mut exact) = (regs.ip, true);
+    if let Some(probed) = &context.walk {
+        for place in &probed.frames {
+            match code.walked(place >> 1, place & 1 != 0) {
+                Some(frame) => done.frames.push(frame),
+                None => return done.broken(Marker::TruncatedStale),
+            }
+        }
+        match probed.end {
+            WalkEnd::HandedOver { exact: at_instruction } => exact = at_instruction,
+            WalkEnd::Limit => return done.broken(Marker::TruncatedDepth),
+            WalkEnd::ThreadStart => {
+                done.reached_thread_start = true;
+                return done;
+            }
+        }
+    }
     let broken = loop {
         if done.frames.len() >= limits.max_frames {
             break Marker::TruncatedDepth;
@@ -245,16 +272,14 @@ pub fn walk(context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finis
             },
         };
     };
-    done.frames.push(FrameKey::Marker(broken));
-    done.broken = Some(broken);
-    done
+    done.broken(broken)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::sample::frame::ProcessId;
-    use crate::source::UserRegs;
+    use crate::source::{ProbeWalk, UserRegs};
     use proptest::prelude::{any, prop, proptest};
     use std::collections::HashMap;
 
@@ -272,6 +297,9 @@ mod tests {
         fn step(&mut self, pc: u64, _exact: bool) -> Step {
             Step { frame: frame(pc), rule: self.0.get(&pc).copied().map(Arc::new).ok_or(Refusal::NoEntry) }
         }
+        fn walked(&mut self, pc: u64, _exact: bool) -> Option<FrameKey> {
+            self.0.contains_key(&pc).then(|| frame(pc))
+        }
         fn is_executable(&mut self, address: u64) -> bool {
             (TEXT..2 * TEXT).contains(&address)
         }
@@ -284,7 +312,12 @@ mod tests {
         let mut regs = UserRegs { ip, known: u16::MAX, ..UserRegs::default() };
         regs.gpr[7] = STACK;
         regs.gpr[6] = rbp;
-        UserContext { regs, stack: stack.iter().flat_map(|w| w.to_le_bytes()).collect(), limited: true }
+        UserContext {
+            walk: None,
+            regs,
+            stack: stack.iter().flat_map(|w| w.to_le_bytes()).collect(),
+            limited: true,
+        }
     }
 
     fn walk_with(rules: &[(u64, Rule)], context: &UserContext) -> Finished {
@@ -303,6 +336,25 @@ mod tests {
         );
         assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
         assert!(done.reached_thread_start && done.broken.is_none() && done.guessed == 0);
+    }
+
+    #[test]
+    fn a_walk_of_the_probes_is_continued_where_it_was_handed_over() {
+        let rules = [(0x1010, rsp_plus(16)), (0x101f, Rule::frameless()), (0x102f, Rule::thread_start())];
+        let mut context = context(0x1020, 0, &[0x1030]);
+        let mut walk =
+            ProbeWalk { space: 1, frames: vec![0x1010 << 1 | 1], end: WalkEnd::HandedOver { exact: false } };
+        context.walk = Some(walk.clone());
+        let done = walk_with(&rules, &context);
+        assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
+        assert!(done.reached_thread_start && done.broken.is_none());
+
+        walk.frames.push(0x1055 << 1);
+        walk.end = WalkEnd::ThreadStart;
+        context.walk = Some(walk);
+        let done = walk_with(&rules, &context);
+        assert_eq!(done.broken, Some(Marker::TruncatedStale), "a rule that is not known any more");
+        assert_eq!(done.frames[0], frame(0x1010));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! files are, and no input, however hostile, makes it panic or work without bound.
 
 pub mod eh_frame;
+pub mod encode;
 pub mod epilogue;
 pub mod finish;
 pub mod managed;

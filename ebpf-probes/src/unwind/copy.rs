@@ -3,7 +3,9 @@
 
 use crate::config::setting;
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
-use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_STACK_COPY_BYTES, PAGE_BYTES, SCRATCH_TAIL_BYTES};
+use ebpf_common::limits::{
+    MAX_KERNEL_STACK_BYTES, MAX_STACK_COPY_BYTES, MAX_WALK_BYTES, PAGE_BYTES, SCRATCH_TAIL_BYTES,
+};
 
 /// One page more than the limit has, for a stack pointer in the middle of a page.
 const MAX_STEPS: u32 = MAX_STACK_COPY_BYTES / PAGE_BYTES + 1;
@@ -37,7 +39,7 @@ pub(crate) fn stack(tail: &mut [u8; SCRATCH_TAIL_BYTES as usize], at: u32, from:
         // superfluous.
         let step = opaque(step);
         let position = opaque(at + bytes);
-        if position > MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES || step > PAGE_BYTES {
+        if position > MAX_WALK_BYTES + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES || step > PAGE_BYTES {
             break;
         }
         let target = tail.as_mut_ptr().wrapping_add(position as usize);

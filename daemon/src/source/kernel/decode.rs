@@ -2,13 +2,14 @@
 //! panic.
 
 use crate::source::{
-    CpuSample, Event, EventKind, Mmap, MonotonicNs, ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd,
-    WaitStart, WaitState,
+    CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, ThreadId, ThreadTimes, UserContext, UserRegs,
+    WaitEnd, WaitStart, WaitState, WalkEnd,
 };
 use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
-    CERTAIN, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_USER, FLAG_WAKER, Header, KIND_CPU_SAMPLE, KIND_THREAD_END,
-    KIND_WAIT_END, KIND_WAIT_START, StackRecord, ThreadEndRecord, WaitEndRecord,
+    CERTAIN, FLAG_AT_CALL, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_USER, FLAG_WAKER, FLAG_WALKED_TO_LIMIT,
+    FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START,
+    StackRecord, ThreadEndRecord, WaitEndRecord,
 };
 
 /// A record nobody could have written.
@@ -106,13 +107,19 @@ fn stack_record(bytes: &[u8]) -> Result<StackParts, DecodeError> {
     let record: StackRecord = read(bytes, 0, "stack record")?;
     let short = |what| DecodeError::Short { what, len: bytes.len() };
     let tail = bytes.get(size_of::<StackRecord>()..).unwrap_or_default();
-    let kernel_bytes = usize::try_from(record.kernel_bytes).unwrap_or(usize::MAX);
-    let (kernel, tail) = tail.split_at_checked(kernel_bytes).ok_or_else(|| short("kernel stack"))?;
-    let user_bytes = usize::try_from(record.user_bytes).unwrap_or(usize::MAX);
-    let stack = tail.get(..user_bytes).ok_or_else(|| short("user stack"))?;
-    let (words, _) = kernel.as_chunks::<8>();
+    let size = |bytes: u32| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let (walked, tail) =
+        tail.split_at_checked(size(record.walked_bytes)).ok_or_else(|| short("user frames"))?;
+    let (kernel, tail) =
+        tail.split_at_checked(size(record.kernel_bytes)).ok_or_else(|| short("kernel stack"))?;
+    let stack = tail.get(..size(record.user_bytes)).ok_or_else(|| short("user stack"))?;
     let user = (record.flags & FLAG_USER != 0).then(|| UserContext {
-        regs: UserRegs { gpr: record.gpr, known: u16::MAX, ip: record.ip },
+        walk: Some(ProbeWalk { space: record.space, frames: words(walked), end: walk_end(record.flags) }),
+        regs: UserRegs {
+            gpr: record.gpr,
+            known: u16::try_from(record.known & 0xffff).unwrap_or(0),
+            ip: record.ip,
+        },
         stack: stack.to_vec(),
         limited: record.flags & FLAG_LIMITED != 0,
     });
@@ -120,8 +127,23 @@ fn stack_record(bytes: &[u8]) -> Result<StackParts, DecodeError> {
         thread: ThreadId { pid: record.tgid, tid: record.tid },
         record,
         user,
-        kernel: words.iter().map(|word| u64::from_ne_bytes(*word)).collect(),
+        kernel: words(kernel),
     })
+}
+
+fn words(bytes: &[u8]) -> Vec<u64> {
+    let (words, _) = bytes.as_chunks::<8>();
+    words.iter().map(|word| u64::from_ne_bytes(*word)).collect()
+}
+
+fn walk_end(flags: u32) -> WalkEnd {
+    if flags & FLAG_WALKED_TO_START != 0 {
+        WalkEnd::ThreadStart
+    } else if flags & FLAG_WALKED_TO_LIMIT != 0 {
+        WalkEnd::Limit
+    } else {
+        WalkEnd::HandedOver { exact: flags & FLAG_AT_CALL == 0 }
+    }
 }
 
 /// `TASK_INTERRUPTIBLE` and `TASK_UNINTERRUPTIBLE` of include/linux/sched.h; further bits (killable, freezable, no load) may be set.
@@ -240,8 +262,10 @@ fn text(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{DecodeError, PerfRecord, perf_records, ring_record, weight};
-    use crate::source::EventKind;
-    use ebpf_common::event::{CERTAIN, FLAG_USER, Header, KIND_CPU_SAMPLE, StackRecord};
+    use crate::source::{EventKind, ProbeWalk, WalkEnd};
+    use ebpf_common::event::{
+        CERTAIN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, StackRecord,
+    };
     use proptest::prelude::{any, proptest};
 
     fn sample() -> Vec<u8> {
@@ -265,6 +289,24 @@ mod tests {
         let EventKind::CpuSample(sample) = event.kind else { panic!("{event:?}") };
         assert_eq!(sample.kernel, [1, 2]);
         assert_eq!(sample.user.unwrap().stack, 0x1122_3344_5566_7788u64.to_ne_bytes());
+    }
+
+    #[test]
+    fn a_walk_comes_before_the_two_stacks() {
+        let mut bytes = sample();
+        let record = StackRecord {
+            flags: FLAG_USER | FLAG_WALKED_TO_START,
+            walked_bytes: 16,
+            kernel_bytes: 8,
+            user_bytes: 0,
+            space: 3,
+            ..*bytemuck::from_bytes(&bytes[..size_of::<StackRecord>()])
+        };
+        bytes[..size_of::<StackRecord>()].copy_from_slice(bytemuck::bytes_of(&record));
+        let EventKind::CpuSample(sample) = ring_record(&bytes).unwrap().kind else { panic!() };
+        let walk = ProbeWalk { space: 3, frames: vec![1, 2], end: WalkEnd::ThreadStart };
+        assert_eq!(sample.kernel, [0x1122_3344_5566_7788]);
+        assert_eq!(sample.user.unwrap().walk, Some(walk));
     }
 
     #[test]

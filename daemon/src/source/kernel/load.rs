@@ -3,7 +3,8 @@
 use super::btf::{self, Argument, BtfError, KernelBtf};
 use super::{KernelError, KernelOptions, Selection};
 use aya::programs::perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent};
-use aya::programs::{BtfTracePoint, PerfEvent};
+use aya::programs::{BtfTracePoint, PerfEvent, ProgramType};
+use aya::sys::{BpfHelper, is_helper_supported};
 use aya::{Btf, Ebpf, EbpfLoader, Endianness, VerifierLogLevel};
 use ebpf_common::config::{Config, NO_FIELD, SELECT_ALL, SELECT_CGROUP, SELECT_PIDS};
 use std::{fs, thread};
@@ -46,6 +47,7 @@ pub(super) fn load(
         .override_global("CONFIG", &config, true)
         .map_max_entries("RING", options.ring_bytes)
         .map_max_entries("THREADS", options.max_threads)
+        .map_max_entries("RULES", options.max_rules)
         .map_max_entries("SAMPLE_SCRATCH", possible_cpus)
         .map_max_entries("SWITCH_SCRATCH", possible_cpus)
         .load(object)
@@ -63,6 +65,11 @@ pub(super) fn load(
     let sampler: &mut PerfEvent = program(&mut bpf, SAMPLER)?;
     sampler.load().map_err(|source| KernelError::Program { name: SAMPLER, source })?;
     Ok(bpf)
+}
+
+/// Whether the kernel can loop over the frames of a stack (since 5.17). Where it cannot, all stacks are copied and the daemon walks.
+fn has_bpf_loop() -> bool {
+    is_helper_supported(ProgramType::PerfEvent, BpfHelper::BPF_FUNC_loop).unwrap_or(false)
 }
 
 const SAMPLER: &str = "cpu_sample";
@@ -109,6 +116,8 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> R
         },
         excluded_tgid: if options.exclude_self { std::process::id() } else { 0 },
         stack_copy_bytes: options.stack_copy_bytes,
+        walks: u32::from(has_bpf_loop()),
+        copies_all: u32::from(options.copies_all),
         has_prev_state: u32::from(hands_over_state(btf)?),
         task_pid: btf.offset_of("task_struct", "pid")?,
         task_tgid: btf.offset_of("task_struct", "tgid")?,

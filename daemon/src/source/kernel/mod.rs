@@ -5,6 +5,7 @@ pub mod btf;
 pub mod decode;
 mod load;
 pub mod perf;
+pub mod rules;
 mod seed;
 
 use super::{Event, EventKind, MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes};
@@ -15,8 +16,11 @@ use ebpf_common::counter::{COUNTERS, Counter, CounterInfo};
 use ebpf_common::key::{
     Recording, STATE_BLOCKED, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, WAIT_KEPT,
 };
-use ebpf_common::limits::{DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES, MAX_STACK_COPY_BYTES};
+use ebpf_common::limits::{
+    DEFAULT_MAX_RULES, DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES, MAX_STACK_COPY_BYTES,
+};
 use perf::PerfRing;
+use rules::RuleCache;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -49,6 +53,11 @@ pub struct KernelOptions {
     pub ring_bytes: u32,
     /// Threads whose times can be known at once.
     pub max_threads: u32,
+    /// Unwind rules the probes can know at once.
+    pub max_rules: u32,
+    /// Sends registers and copy of each stack from its innermost frame on, also where the probes walked it, so that the two can be
+    /// compared.
+    pub copies_all: bool,
 }
 
 impl Default for KernelOptions {
@@ -61,6 +70,8 @@ impl Default for KernelOptions {
             exclude_self: true,
             ring_bytes: 16 << 20,
             max_threads: DEFAULT_MAX_THREADS,
+            max_rules: DEFAULT_MAX_RULES,
+            copies_all: false,
         }
     }
 }
@@ -198,6 +209,7 @@ pub struct KernelSource {
     bpf: Option<Ebpf>,
     frozen_ns: Option<u64>,
     ring: RingBuf<MapData>,
+    rules: Option<RuleCache>,
     threads: BpfHashMap<MapData, u32, Thread>,
     selected: BpfHashMap<MapData, u32, Recording>,
     control: Array<MapData, Recording>,
@@ -236,6 +248,7 @@ impl KernelSource {
         }
         let mut source = Self {
             ring: typed(&mut bpf, "RING")?,
+            rules: Some(RuleCache::new(typed(&mut bpf, "RULES")?, typed(&mut bpf, "SPACES")?)),
             threads: typed(&mut bpf, "THREADS")?,
             selected: typed(&mut bpf, "SELECTED")?,
             control: typed(&mut bpf, "CONTROL")?,
@@ -260,6 +273,11 @@ impl KernelSource {
             Selection::All | Selection::Cgroup(_) => source.begin_for_all()?,
         }
         Ok(source)
+    }
+
+    /// The probes' rules, for whoever finishes stacks; `None` when they were taken before.
+    pub fn take_rules(&mut self) -> Option<RuleCache> {
+        self.rules.take()
     }
 
     /// When the recording began.

@@ -383,7 +383,12 @@ fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
             AllocationKind::Tick { amount: head.amount }
         },
         tracked: head.tracked,
-        user: UserContext { regs: registers(&head.registers), stack: stack.to_vec(), limited: head.limited },
+        user: UserContext {
+            walk: None,
+            regs: registers(&head.registers),
+            stack: stack.to_vec(),
+            limited: head.limited,
+        },
     }
 }
 
