@@ -18,4 +18,5 @@ mod names;
 mod restart;
 mod threads;
 mod unwind;
+mod waits;
 mod walker;

@@ -42,6 +42,12 @@ static class Workload
             truth[name] = value.ToString("R", CultureInfo.InvariantCulture);
     }
 
+    public static void TruthList(string name, long[] values)
+    {
+        lock (truth)
+            truth[name] = "[" + string.Join(",", values) + "]";
+    }
+
     // Blocks until the line `stop` or the end of stdin, then raises Stopping. The line `mark` is answered with how far the
     // process has come: bytes allocated, and when; the line `abort` is the process's last. (SIGABRT from outside does not end a
     // .NET process: its handler puts the default action back and returns.)
