@@ -15,6 +15,7 @@ mod harness;
 mod host;
 mod memory;
 mod names;
+mod ps;
 mod restart;
 mod threads;
 mod unwind;

@@ -10,6 +10,7 @@ static class Workload
 {
     static readonly SortedDictionary<string, string> ready = new SortedDictionary<string, string>();
     static readonly SortedDictionary<string, string> truth = new SortedDictionary<string, string>();
+    static readonly Dictionary<string, Action> commands = new Dictionary<string, Action>();
     static readonly CountdownGate started = new CountdownGate();
     public static volatile bool Stopping;
 
@@ -27,6 +28,12 @@ static class Workload
         { Name = name, IsBackground = true };
         thread.Start();
         return thread;
+    }
+
+    // Before Ready: what the line `name` on stdin does. Its answer is the line `done name`.
+    public static void On(string name, Action action)
+    {
+        commands[name] = action;
     }
 
     // Prints `ready {...}` when all threads have started.
@@ -56,6 +63,12 @@ static class Workload
         string line;
         while ((line = Console.In.ReadLine()) != null && line != "stop")
         {
+            if (commands.TryGetValue(line, out Action action))
+            {
+                action();
+                Console.Out.WriteLine("done " + line);
+                Console.Out.Flush();
+            }
             if (line == "abort")
                 Environment.FailFast("asked to abort");
             if (line != "mark")
