@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::{
     build::{bpf_cargo, bpf_clippy},
     exec::{Steps, run},
-    helm,
+    fuzz, helm,
     paths::Paths,
     setup::{self, debian},
     test, tidy,
@@ -47,7 +47,8 @@ pub(crate) fn ci(paths: &Paths, steps: &Steps) -> Result<()> {
 
     helm::lint(paths, steps)?;
     // Here everything a test needs is installed: one that skips itself is a failure.
-    test::test(paths, steps, None, test::Mode { required: true, long: false })
+    test::test(paths, steps, None, test::Mode { required: true, long: false })?;
+    fuzz::fuzz(paths, steps, None, fuzz::SMOKE)
 }
 
 fn cargo(paths: &Paths) -> Command {

@@ -6,6 +6,7 @@ mod build;
 mod ci;
 mod demo;
 mod exec;
+mod fuzz;
 mod helm;
 mod paths;
 mod setup;
@@ -25,10 +26,12 @@ cargo xtask COMMAND
   build           eBPF object, shim and target/release/perfusion with both inside
   test [--long] [FILTER]
                   every test, system tests on the real kernel and CLRs included (root); --long takes the full durations and counts
+  fuzz [TARGET] [--executions N]
+                  look for inputs that break a fuzz target, 10 million executions each unless told (docs/fuzzing.md)
   bench [FIGURE]  measure what the profiler costs; writes docs/benchmarks.md (root)
   tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to code
   helm            lint the chart, render it, check it against Kubernetes' schemas
-  ci              format, lints, docs, tidy, no_std builds, chart, tests
+  ci              format, lints, docs, tidy, no_std builds, chart, tests, a short run of every fuzz target
 
 Everything made lies below target/. PERFUSION_TOOLCHAIN names another folder for what setup installs, so that checkouts can share it.
 ";
@@ -49,6 +52,12 @@ fn main() -> ExitCode {
             ["test", "--long"] => test::test(&paths, &steps, None, LONG),
             ["test", "--long", filter] => test::test(&paths, &steps, Some(filter), LONG),
             ["test", filter] => test::test(&paths, &steps, Some(filter), SHORT),
+            ["fuzz"] => fuzz::fuzz(&paths, &steps, None, fuzz::LONG),
+            ["fuzz", "--executions", count] => fuzz::fuzz(&paths, &steps, None, executions(count)?),
+            ["fuzz", target] => fuzz::fuzz(&paths, &steps, Some(target), fuzz::LONG),
+            ["fuzz", target, "--executions", count] => {
+                fuzz::fuzz(&paths, &steps, Some(target), executions(count)?)
+            }
             ["bench"] => bench::bench(&paths, &steps, None),
             ["bench", figure] => bench::bench(&paths, &steps, Some(figure)),
             ["tidy"] => tidy::tidy(&paths, &steps, false),
@@ -70,4 +79,8 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn executions(count: &str) -> anyhow::Result<u64> {
+    count.parse().map_err(|_| anyhow::anyhow!("--executions {count}: expected a number"))
 }

@@ -15,9 +15,10 @@ use crate::{
 };
 
 /// Which member may depend on which. `system-tests` may use any; `xtask` none, for it must build before setup.
-const EDGES: [(&str, &[&str]); 6] = [
+const EDGES: [(&str, &[&str]); 7] = [
     ("ebpf-common", &[]),
     ("ebpf-probes", &["ebpf-common"]),
+    ("fuzz", &["perfusion", "profiler-protocol"]),
     ("perfusion", &["ebpf-common", "profiler-protocol"]),
     ("profiler-protocol", &[]),
     ("profiler-shim", &["profiler-protocol"]),

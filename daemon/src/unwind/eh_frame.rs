@@ -10,8 +10,8 @@
 
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use gimli::{
-    BaseAddresses, CfaRule, DebugFrame, EhFrame, EhFrameHdr, EndianSlice, LittleEndian, Operation,
-    ParsedEhFrameHdr, RegisterRule, UnwindContext, UnwindSection,
+    BaseAddresses, CfaRule, DebugFrame, EhFrame, EndianSlice, LittleEndian, Operation, RegisterRule,
+    UnwindContext, UnwindSection,
 };
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -24,6 +24,8 @@ const MAX_FDE_BYTES: usize = 32 << 10;
 const MAX_INDEX: usize = 2 << 20;
 /// Most operations of one DWARF expression, and values on its stack.
 const MAX_OPERATIONS: usize = 64;
+/// Where the rows of `.eh_frame_hdr`'s table begin.
+const TABLE_AT: usize = 12;
 /// DWARF number of the return address column on x86-64.
 const RETURN_ADDRESS: gimli::Register = gimli::Register(16);
 
@@ -125,9 +127,7 @@ impl UnwindSections {
         let mut bases = BaseAddresses::default().set_eh_frame(section.address);
         if let Some(hdr) = &self.eh_frame_hdr {
             bases = bases.set_eh_frame_hdr(hdr.address);
-            if let Ok(parsed) = EhFrameHdr::new(&hdr.bytes, LittleEndian).parse(&bases, 8)
-                && let Some(found) = by_table(&parsed, &eh_frame, section.address, &bases, address)
-            {
+            if let Some(found) = by_table(hdr, &eh_frame, section.address, &bases, address) {
                 return found;
             }
         }
@@ -145,23 +145,31 @@ impl UnwindSections {
     }
 }
 
-/// Looks in the sorted table. `None` when there is none that can be searched.
+/// Looks in the sorted table. `None` when there is none of the one form all linkers write: four bytes of version and encodings,
+/// the place of `.eh_frame`, the number of rows, then rows of two offsets from the section's own address. Read here and not by gimli
+/// (0.34): that multiplies the number of rows without a check.
 fn by_table(
-    hdr: &ParsedEhFrameHdr<Bytes<'_>>,
+    hdr: &Section,
     eh_frame: &EhFrame<Bytes<'_>>,
     eh_frame_address: u64,
     bases: &BaseAddresses,
     address: u64,
 ) -> Option<Result<Found, Refusal>> {
-    let table = hdr.table()?;
-    let pointer = match table.lookup(address, bases) {
-        Ok(pointer) => pointer,
-        Err(gimli::Error::UnsupportedPointerEncoding(_)) => return None,
-        Err(_) => return Some(Err(Refusal::Malformed)),
+    let (head, table) = hdr.bytes.split_first_chunk::<TABLE_AT>()?;
+    let [1, 0x1b, 0x03, 0x3b, _, _, _, _, count @ ..] = *head else { return None };
+    let count = usize::try_from(u32::from_le_bytes(count)).ok()?;
+    let (rows, _) = table.as_chunks::<8>();
+    let rows = rows.get(..count).unwrap_or(rows);
+    if rows.is_empty() {
+        return None;
+    }
+    let at =
+        |[a, b, c, d]: [u8; 4]| hdr.address.wrapping_add_signed(i64::from(i32::from_le_bytes([a, b, c, d])));
+    let after = rows.partition_point(|&[a, b, c, d, ..]| at([a, b, c, d]) <= address);
+    let Some(&[.., a, b, c, d]) = after.checked_sub(1).and_then(|row| rows.get(row)) else {
+        return Some(Err(Refusal::NoEntry));
     };
-    let gimli::Pointer::Direct(fde) = pointer else { return Some(Err(Refusal::Unsupported)) };
-    // Not `pointer_to_offset`: it subtracts without a check.
-    let offset = fde.checked_sub(eh_frame_address).and_then(|o| usize::try_from(o).ok());
+    let offset = at([a, b, c, d]).checked_sub(eh_frame_address).and_then(|o| usize::try_from(o).ok());
     let Some(offset) = offset else { return Some(Err(Refusal::Malformed)) };
     Some(fde_rule(eh_frame, bases, offset, address, EhFrame::cie_from_offset))
 }
@@ -389,6 +397,46 @@ mod tests {
         // breg7 40; deref; plus_uconst 8
         let saved = [0x77, 40, 0x06, 0x23, 8];
         assert_eq!(at(&saved, 0), Ok(Value::Deref { base: Register::RSP, offset: 40, add: 8 }));
+    }
+
+    /// One FDE for 0x5000..0x5010 behind one CIE, as gcc writes them, at 0x2000.
+    fn eh_frame() -> Section {
+        let mut bytes =
+            vec![20, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 1, 0x78, 16, 1, 0x1b, 0x0c, 7, 8, 0x90, 1, 0, 0];
+        bytes.extend([20, 0, 0, 0, 28, 0, 0, 0]);
+        bytes.extend((0x5000i32 - 0x2020).to_le_bytes());
+        bytes.extend(0x10u32.to_le_bytes());
+        bytes.extend([0; 8]);
+        bytes.extend([0; 4]);
+        Section { address: 0x2000, bytes }
+    }
+
+    #[test]
+    fn the_table_is_searched_and_its_count_not_believed() {
+        for count in [1, 0, 2, u32::MAX] {
+            let mut hdr = vec![1, 0x1b, 0x03, 0x3b, 0, 0, 0, 0];
+            hdr.extend(count.to_le_bytes());
+            for place in [0x5000i32, 0x2018] {
+                hdr.extend((place - 0x3000).to_le_bytes());
+            }
+            let hdr = Some(Section { address: 0x3000, bytes: hdr });
+            let sections = UnwindSections::new(hdr, Some(eh_frame()), None);
+            let found = sections.rule(0x500f).unwrap();
+            assert_eq!((found.function, found.rule), (0x5000..0x5010, Rule::frameless()));
+            assert_eq!(sections.rule(0x5010), Err(Refusal::NoEntry));
+            assert_eq!(sections.rule(0x4fff), Err(Refusal::NoEntry));
+        }
+    }
+
+    #[test]
+    fn a_table_of_another_form_is_passed_over() {
+        // DW_EH_PE_udata8 as count, and so many rows that their bytes overflow: found by the fuzzer in gimli's reader.
+        let mut hdr = vec![1, 0x1b, 0x04, 0x3b, 0, 0, 0, 0];
+        hdr.extend(u64::MAX.to_le_bytes());
+        hdr.extend([0xff; 8]);
+        let sections =
+            UnwindSections::new(Some(Section { address: 0x3000, bytes: hdr }), Some(eh_frame()), None);
+        assert!(sections.rule(0x5000).is_ok());
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 //! aya finds types by name but keeps their members to itself, and Rust probes have no relocations, so this is a small reader of its own.
 //! Format: Documentation/bpf/btf.rst. The file comes from the kernel, but nothing here trusts its numbers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Where the kernel shows its BTF.
 pub const PATH: &str = "/sys/kernel/btf/vmlinux";
@@ -29,6 +29,8 @@ const KIND_LAST: u32 = 19;
 
 /// Nesting of anonymous structs and length of typedef chains that are followed.
 const MAX_DEPTH: u32 = 16;
+/// Longest name, bytes (kernel `KSYM_NAME_LEN`).
+const MAX_NAME_BYTES: usize = 512;
 
 /// Why BTF could not answer.
 #[derive(Debug, thiserror::Error)]
@@ -159,18 +161,9 @@ impl<'a> KernelBtf<'a> {
     /// When the kernel has no such field.
     pub fn offset_of(&self, name: &'static str, field: &'static str) -> Result<u32, BtfError> {
         let id = *self.structs.get(name.as_bytes()).ok_or(BtfError::NoField { name, field })?;
-        let bits = self.find_member(id, field.as_bytes(), 0)?.ok_or(BtfError::NoField { name, field })?;
+        let bits = self.find_member(id, field.as_bytes(), 0, &mut HashSet::new())?;
+        let bits = bits.ok_or(BtfError::NoField { name, field })?;
         if bits % 8 == 0 { Ok(bits / 8) } else { Err(BtfError::BitField { name, field, bits }) }
-    }
-
-    /// Byte and mask of the one-bit field `field` of `struct name`; little-endian.
-    ///
-    /// # Errors
-    /// When the kernel has no such field.
-    pub fn bit_of(&self, name: &'static str, field: &'static str) -> Result<(u32, u32), BtfError> {
-        let id = *self.structs.get(name.as_bytes()).ok_or(BtfError::NoField { name, field })?;
-        let bits = self.find_member(id, field.as_bytes(), 0)?.ok_or(BtfError::NoField { name, field })?;
-        Ok((bits / 8, 1 << (bits % 8)))
     }
 
     /// Sorts of the arguments of tracepoint `name`, without the leading `void *`.
@@ -197,10 +190,17 @@ impl<'a> KernelBtf<'a> {
             .collect()
     }
 
-    /// Bit offset of a member of struct or union `id`.
-    fn find_member(&self, id: u32, field: &[u8], depth: u32) -> Result<Option<u32>, BtfError> {
+    /// Bit offset of a member of struct or union `id`. What was searched already, because structs may say that they contain each
+    /// other, is not searched again: the time would grow exponentially with the depth.
+    fn find_member(
+        &self,
+        id: u32,
+        field: &[u8],
+        depth: u32,
+        searched: &mut HashSet<u32>,
+    ) -> Result<Option<u32>, BtfError> {
         let one = self.plain(id)?;
-        if depth > MAX_DEPTH || !matches!(one.kind, KIND_STRUCT | KIND_UNION) {
+        if depth > MAX_DEPTH || !searched.insert(id) || !matches!(one.kind, KIND_STRUCT | KIND_UNION) {
             return Ok(None);
         }
         for index in 0..one.count {
@@ -213,7 +213,7 @@ impl<'a> KernelBtf<'a> {
             }
             if name.is_empty() {
                 let inner = word(self.data, member + 4, "member")?;
-                if let Some(inside) = self.find_member(inner, field, depth + 1)? {
+                if let Some(inside) = self.find_member(inner, field, depth + 1, searched)? {
                     return Ok(Some(bits.saturating_add(inside)));
                 }
             }
@@ -242,6 +242,7 @@ impl<'a> KernelBtf<'a> {
     fn name(&self, offset: u32) -> Result<&'a [u8], BtfError> {
         let start = self.strings.saturating_add(to_usize(offset));
         let rest = self.data.get(start..).unwrap_or_default();
+        let rest = rest.get(..MAX_NAME_BYTES).unwrap_or(rest);
         let end = rest.iter().position(|&byte| byte == 0);
         let end = end.ok_or(BtfError::Truncated { what: "name", offset: start, len: self.data.len() })?;
         Ok(rest.get(..end).unwrap_or_default())
@@ -357,13 +358,27 @@ mod tests {
     }
 
     #[test]
+    fn structs_that_contain_themselves_are_searched_once() {
+        // struct outer { struct outer; … 64 times }: its members have no name.
+        let mut data = vec![];
+        data.extend(0xeb9fu16.to_ne_bytes());
+        data.extend([1, 0]);
+        let types: Vec<u32> = [1, 0x0400_0040, 4].into_iter().chain([0, 1, 0].repeat(64)).collect();
+        for word in [24, 0, types.len() * 4, types.len() * 4, 7] {
+            data.extend(u32::try_from(word).unwrap().to_ne_bytes());
+        }
+        data.extend(types.iter().flat_map(|word| word.to_ne_bytes()));
+        data.extend(b"\0outer\0");
+        let btf = KernelBtf::parse(&data).unwrap();
+        assert!(matches!(btf.offset_of("outer", "a"), Err(BtfError::NoField { .. })));
+    }
+
+    #[test]
     fn this_kernels_btf_has_the_scheduler() {
         // Without the file (a container, an old kernel) there is nothing to check here.
         let Ok(data) = std::fs::read(PATH) else { return };
         let btf = KernelBtf::parse(&data).unwrap();
         assert!(btf.offset_of("task_struct", "tgid").unwrap() > 0);
-        let (byte, mask) = btf.bit_of("task_struct", "in_iowait").unwrap();
-        assert!(byte > 0 && mask.is_power_of_two() && mask < 256);
         assert_eq!(btf.offset_of("css_set", "no such field").ok(), None);
         let switch = btf.tracepoint("sched_switch").unwrap();
         assert_eq!(switch.get(..3), Some(&[Argument::Integer, Argument::Pointer, Argument::Pointer][..]));

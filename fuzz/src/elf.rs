@@ -1,0 +1,24 @@
+//! An ELF file → segments, build id, unwind sections → rule.
+
+use perfusion::process::image::Images;
+use std::hint::black_box;
+
+pub(crate) fn run(data: &[u8]) {
+    let mut images = Images::default();
+    let Ok(id) = images.vdso(data.to_vec()) else { return };
+    assert_eq!(images.vdso(data.to_vec()).ok(), Some(id), "the same bytes are the same image");
+    let entry =
+        data.get(24..).and_then(|rest| rest.first_chunk::<8>()).map_or(0, |at| u64::from_le_bytes(*at));
+    let first = images.get(id).and_then(|image| {
+        black_box(&image.build_id);
+        black_box(image.elf_address(entry));
+        image.elf_address(0x1000)
+    });
+    if let Some(unwind) = images.unwind(id) {
+        for address in [Some(entry), first].into_iter().flatten() {
+            black_box(unwind.rule(address).ok());
+            black_box(unwind.is_plt(address));
+        }
+        assert!(unwind.size_bytes() <= 4 * data.len(), "a file makes us hold more than a few times itself");
+    }
+}

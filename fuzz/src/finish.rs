@@ -1,0 +1,128 @@
+//! Registers, a copy of a stack and any rules → stack.
+
+use crate::input::Input;
+use perfusion::sample::frame::{FrameKey, Marker, ProcessId};
+use perfusion::source::{ProbeWalk, UserContext, UserRegs, WalkEnd};
+use perfusion::unwind::finish::{self, Code, Limits, Step};
+use perfusion::unwind::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use std::sync::Arc;
+
+/// Few enough that deep stacks are short.
+const MAX_FRAMES: usize = 48;
+
+struct Program {
+    steps: Vec<Result<Arc<Rule>, Refusal>>,
+    asked: usize,
+}
+
+impl Code for Program {
+    fn step(&mut self, pc: u64, _exact: bool) -> Step {
+        self.asked += 1;
+        let count = u64::try_from(self.steps.len()).unwrap_or(u64::MAX);
+        let rule = pc.checked_rem(count).and_then(|at| self.steps.get(usize::try_from(at).ok()?)).cloned();
+        Step {
+            frame: FrameKey::Unknown { process: ProcessId(0), address: pc },
+            rule: rule.unwrap_or(Err(Refusal::NoEntry)),
+        }
+    }
+    fn walked(&mut self, pc: u64, _exact: bool) -> Option<FrameKey> {
+        (pc & 15 != 15).then_some(FrameKey::Unknown { process: ProcessId(0), address: pc })
+    }
+    fn is_executable(&mut self, address: u64) -> bool {
+        address & 2 == 0
+    }
+    fn follows_call(&mut self, address: u64) -> bool {
+        address & 6 == 0
+    }
+}
+
+pub(crate) fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let steps = (0..input.u8() % 24).map(|_| step(&mut input)).collect();
+    let mut regs = UserRegs { ip: input.u64(), known: input.u16(), ..UserRegs::default() };
+    for place in [3, 6, 7, 12] {
+        regs.gpr[place] = input.u64();
+    }
+    let shape = input.u8();
+    let walk = (shape & 2 != 0).then(|| ProbeWalk {
+        space: 0,
+        frames: (0..input.u8() % 8).map(|_| u64::from(input.u8())).collect(),
+        end: match shape >> 6 {
+            0 => WalkEnd::ThreadStart,
+            1 => WalkEnd::Limit,
+            end => WalkEnd::HandedOver { exact: end == 2 },
+        },
+    });
+    let context = UserContext { walk, regs, stack: input.rest().to_vec(), limited: shape & 1 == 0 };
+    let limits = Limits { max_frames: MAX_FRAMES };
+    let mut program = Program { steps, asked: 0 };
+    let done = finish::walk(&context, &mut program, limits);
+
+    assert!(program.asked <= MAX_FRAMES, "work is bounded");
+    assert!(done.frames.len() <= MAX_FRAMES + 2, "so is the stack");
+    assert_eq!(
+        done.reached_thread_start,
+        done.broken.is_none(),
+        "a stack is whole or says why not: {done:?}"
+    );
+    if let Some(marker) = done.broken {
+        assert_eq!(done.frames.last(), Some(&FrameKey::Marker(marker)), "and says so at its end");
+    }
+    let guessed = done.frames.iter().filter(|frame| **frame == FrameKey::Marker(Marker::Guessed)).count();
+    assert_eq!(u32::try_from(guessed), Ok(done.guessed), "each guess is marked");
+    assert_eq!(finish::walk(&context, &mut program, limits), done, "the same context gives the same stack");
+}
+
+/// Any rule an image could make, or a refusal.
+fn step(input: &mut Input<'_>) -> Result<Arc<Rule>, Refusal> {
+    let shape = input.u8();
+    let refused = match shape >> 5 {
+        7 => Some(Refusal::Unreadable),
+        6 => Some(Refusal::NoEntry),
+        _ => None,
+    };
+    if let Some(refusal) = refused {
+        return Err(refusal);
+    }
+    let (base, offset) = (register(input), offset(input));
+    let mut rule = Rule::call(if shape & 1 == 0 {
+        Cfa::Register { base, offset }
+    } else {
+        Cfa::Deref { base, offset, add: self::offset(input) }
+    });
+    rule.kind = match (shape >> 1) & 7 {
+        0 => FrameKind::Signal,
+        1 => FrameKind::Stub { words: 1 + input.u8() % 8 },
+        _ => FrameKind::Call,
+    };
+    if shape & 16 != 0 {
+        rule.return_address = saved(input);
+        for _ in 0..input.u8() % 4 {
+            rule.registers[register(input).index()] = saved(input);
+        }
+    }
+    Ok(Arc::new(rule))
+}
+
+fn saved(input: &mut Input<'_>) -> Saved {
+    match input.u8() % 6 {
+        0 => Saved::Same,
+        1 => Saved::Lost,
+        2 => Saved::AtCfa(offset(input)),
+        3 => Saved::AtRegister { base: register(input), offset: offset(input) },
+        4 => Saved::CfaPlus(offset(input)),
+        _ => Saved::InRegister(register(input)),
+    }
+}
+
+fn register(input: &mut Input<'_>) -> Register {
+    Register::from_dwarf(u16::from(input.u8() % 16)).unwrap_or(Register::RSP)
+}
+
+/// Near, mostly.
+fn offset(input: &mut Input<'_>) -> i32 {
+    match input.u8() {
+        255 => input.u32().cast_signed(),
+        near => i32::from(near.cast_signed()),
+    }
+}

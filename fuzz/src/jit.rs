@@ -1,0 +1,29 @@
+//! Memory of a CLR process → method body → rule.
+
+use crate::input::{Block, Input};
+use perfusion::unwind::managed::{Budget, JitBody, MAX_BODY_BYTES, hijack_rule, stub_rule};
+use std::hint::black_box;
+
+/// Where the made-up code heap is: low, so that small numbers are pointers into it.
+const HEAP: u64 = 0x1_0000;
+/// As many bytes as the daemon lets one process have searched at once are far more than one input holds.
+const BUDGET_BYTES: u64 = 64 << 10;
+
+pub(crate) fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let pc = HEAP + u64::from(input.u16());
+    let memory = Block { address: HEAP, bytes: input.rest() };
+    let mut budget = Budget { bytes: BUDGET_BYTES };
+    let found = JitBody::find(&memory, pc, HEAP, &mut budget);
+    if let Ok(Some(body)) = &found {
+        assert!(body.range.contains(&pc) && body.range.end - body.range.start <= MAX_BODY_BYTES, "{body:?}");
+        assert!(body.is_current(&memory), "nothing has changed since");
+        for exact in [true, false] {
+            if let Ok(rule) = body.rule(&memory, pc, exact) {
+                black_box(hijack_rule(rule, pc - body.range.start).ok());
+            }
+        }
+    }
+    let code = usize::try_from(pc - HEAP).ok().and_then(|at| memory.bytes.get(at..));
+    black_box(stub_rule(code.unwrap_or_default(), pc).ok());
+}

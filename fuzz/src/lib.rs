@@ -1,0 +1,34 @@
+//! Fuzz targets for all that reads what a profiled process, its files or the kernel hand us. Each takes any bytes and panics when a
+//! promise is broken: that reading ends, within bounds, with an answer that can be true. `cargo xtask fuzz` lets the engine look
+//! for such bytes (`main.rs`); `cargo test` runs every target on the corpus (`tests/corpus.rs`).
+
+mod btf;
+mod code;
+mod eh_frame;
+mod elf;
+mod finish;
+mod input;
+mod jit;
+mod maps;
+mod pe;
+mod records;
+mod region;
+mod unwind_info;
+
+/// A target runs on the fuzzer's bytes.
+pub type Target = fn(&[u8]);
+
+/// All targets; the corpus of each is the folder of its name.
+pub const TARGETS: [(&str, Target); 11] = [
+    ("btf", btf::run),
+    ("code", code::run),
+    ("eh_frame", eh_frame::run),
+    ("elf", elf::run),
+    ("finish", finish::run),
+    ("jit", jit::run),
+    ("maps", maps::run),
+    ("pe", pe::run),
+    ("records", records::run),
+    ("region", region::run),
+    ("unwind_info", unwind_info::run),
+];

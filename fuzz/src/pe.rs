@@ -1,0 +1,25 @@
+//! A PE file → sections, exception directory, UNWIND_INFO and code → rule.
+
+use crate::input::Input;
+use perfusion::process::image::Images;
+use std::hint::black_box;
+
+pub(crate) fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let rvas = [input.u32(), u32::from(input.u16())];
+    let file = input.rest();
+    let mut images = Images::default();
+    let Ok(id) = images.vdso(file.to_vec()) else { return };
+    black_box(images.get(id).and_then(|image| image.rva(u64::from(rvas[1]))));
+    let Some(directory) = images.exceptions(id) else { return };
+    assert!(directory.size_bytes() <= file.len(), "a file makes us hold more than itself");
+    let Some(image) = images.get(id) else { return };
+    for rva in rvas {
+        if let Some(function) = directory.function(rva) {
+            assert!((function.begin..function.end).contains(&rva));
+            for exact in [true, false] {
+                black_box(directory.rule(image, function, rva, exact).ok());
+            }
+        }
+    }
+}
