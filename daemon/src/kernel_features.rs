@@ -12,6 +12,9 @@ use std::{fs, io};
 /// Oldest kernel: `bpf_task_pt_regs` came with 5.15.
 const OLDEST: (u32, u32) = (5, 15);
 
+/// From here on a program may read the memory of a thread that does not run: `bpf_copy_from_user_task` came with 5.18.
+const SLEEPERS: (u32, u32) = (5, 18);
+
 /// Inode of the initial pid namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
 
@@ -210,6 +213,22 @@ fn release() -> Result<(), FeatureError> {
     match version(&release) {
         Some(version) if version < OLDEST => Err(FeatureError::Old { release }),
         // A release that cannot be read is not held against the kernel.
+        _ => Ok(()),
+    }
+}
+
+/// Whether the kernel can show the stacks of threads that do not run; what is missing otherwise.
+///
+/// # Errors
+/// When it is too old.
+pub fn sleepers() -> Result<(), String> {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    match version(&release) {
+        Some(found) if found < SLEEPERS => Err(format!(
+            "Linux {release}: expected at least {}.{}, where a task iterator can read sleeping threads' memory; threads that sleep from \
+             before the recording on have their time, but no stack, and `dump` cannot run",
+            SLEEPERS.0, SLEEPERS.1
+        )),
         _ => Ok(()),
     }
 }

@@ -56,7 +56,19 @@ plain! {
         pub task_on_cpu: u32,
         /// `task_struct.se.sum_exec_runtime`.
         pub task_exec: u32,
-        /// Named padding.
-        pub reserved: u32,
+        /// `task_struct.se.prev_sum_exec_runtime`: `task_exec` when it last got a CPU.
+        pub task_exec_before: u32,
+        /// `task_struct.se.cfs_rq`, or [`NO_FIELD`] without CONFIG_FAIR_GROUP_SCHED.
+        pub task_cfs_rq: u32,
+        /// `cfs_rq.throttle_count`, or [`NO_FIELD`] without CONFIG_CFS_BANDWIDTH.
+        pub cfs_rq_throttle_count: u32,
+        /// `task_struct.throttled`, or [`NO_FIELD`] before 6.18.
+        pub task_throttled: u32,
+        /// `task_struct.sched_info.last_arrival`, or [`NO_FIELD`] without CONFIG_SCHED_INFO.
+        pub task_last_arrival: u32,
+        /// Byte of `task_struct` with the bit `in_iowait`.
+        pub task_in_iowait: u32,
+        /// That bit.
+        pub task_in_iowait_mask: u32,
     }
 }

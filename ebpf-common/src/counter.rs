@@ -3,6 +3,7 @@
 //! Laws (each "dropped" cause is a counter of its own):
 //! - `cpu_samples` = `cpu_samples_stored` + `cpu_samples_ring_full` + `cpu_samples_busy`
 //! - `waits` = `waits_thinned` + `waits_stored` + `waits_ring_full` + `waits_busy`
+//! - `sleepers` = `sleepers_stored` + `sleepers_ring_full` + `sleepers_torn` + `sleepers_deferred`
 //! - `thread_ends` = `thread_ends_stored` + `thread_ends_ring_full`
 //! - all `_stored` together = `records_read` + records still in the ring
 
@@ -76,6 +77,14 @@ counters! {
     PerfBad "perf_bad" "perf's records that could not be decoded";
     ThreadTorn "thread_torn" "threads whose times kept changing while they were read";
     ThreadMisjudged "thread_misjudged" "threads that seemed to run and were found asleep in /proc";
+    Sleepers "sleepers" "visits to waits in progress whose stack or weight was not known yet";
+    SleepersStored "sleepers_stored" "visited waits put into the ring";
+    SleepersRingFull "sleepers_ring_full" "visited waits dropped because the ring was full";
+    SleepersTorn "sleepers_torn" "visited waits that ended while their stack was copied";
+    SleepersDeferred "sleepers_deferred" "visited waits left to the next visit because the ring was half full";
+    WakesStored "wakes_stored" "wake-ups of kept waits put into the ring with the waker's kernel stack";
+    WakesRingFull "wakes_ring_full" "wake-ups dropped because the ring was full: the waker is known, what it was doing is not";
+    VisitsRefused "visits_refused" "looks at sleeping threads that the kernel refused or that had not ended when the next was due";
     CpuNotFollowed "cpu_not_followed" "CPUs that came online and could not be sampled (tried once a second)";
 }
 

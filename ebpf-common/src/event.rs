@@ -1,6 +1,6 @@
 //! Records in the BPF ring. Each starts with [`Header`]; the tag says which type it is.
 
-use crate::limits::COMM_BYTES;
+use crate::limits::{COMM_BYTES, WAKER_FRAMES};
 use crate::plain;
 
 /// [`StackRecord`] of the CPU sampler.
@@ -11,6 +11,11 @@ pub const KIND_WAIT_START: u32 = 2;
 pub const KIND_WAIT_END: u32 = 3;
 /// [`ThreadEndRecord`].
 pub const KIND_THREAD_END: u32 = 4;
+
+/// [`SleeperRecord`] of the task iterator.
+pub const KIND_SLEEPER: u32 = 16;
+/// [`WakeRecord`].
+pub const KIND_WAKE: u32 = 17;
 
 /// `StackRecord::flags`: `ip` and `gpr` are there, and the user frames or the copy of the stack that say the rest.
 pub const FLAG_USER: u32 = 1;
@@ -25,8 +30,16 @@ pub const FLAG_WALKED_TO_LIMIT: u32 = 16;
 /// `StackRecord::flags`: the user frames did not lead to the thread's start; `ip` and `gpr` are those of the next one, and it stands
 /// at a return address.
 pub const FLAG_AT_CALL: u32 = 32;
+/// `StackRecord::flags`: the scheduler counts this wait as one for input or output (`task_struct.in_iowait`).
+pub const FLAG_IO: u32 = 64;
+/// `StackRecord::flags`: the thread has to wait because its cgroup has used up its CPU limit.
+pub const FLAG_THROTTLED: u32 = 128;
+/// `SleeperRecord::flags`: no stack follows, because the ring had it at the wait's start.
+pub const FLAG_STACK_SENT: u32 = 256;
 /// `WaitEndRecord::flags`: it was blocked and the waker is known.
 pub const FLAG_WAKER: u32 = 1;
+/// `WaitEndRecord::flags`: when it was woken, its cgroup had used up its CPU limit.
+pub const FLAG_WOKEN_THROTTLED: u32 = 2;
 
 /// `StackRecord::probability` of a stack that is always kept.
 pub const CERTAIN: u64 = 1 << 32;
@@ -130,5 +143,60 @@ plain! {
         pub stolen_ns: u64,
         /// Time waiting for something else since then.
         pub blocked_ns: u64,
+    }
+}
+
+plain! {
+    /// A wait the task iterator found in progress. `kernel_bytes` bytes of kernel return addresses and `user_bytes` bytes of user stack
+    /// follow, as in [`StackRecord`].
+    pub struct SleeperRecord {
+        /// `KIND_SLEEPER`.
+        pub header: Header,
+        /// Process.
+        pub tgid: u32,
+        /// Thread.
+        pub tid: u32,
+        /// Command name.
+        pub comm: [u8; COMM_BYTES],
+        /// `FLAG_` bits, those of [`StackRecord`] and `FLAG_STACK_SENT`.
+        pub flags: u32,
+        /// Bytes of kernel stack that follow.
+        pub kernel_bytes: u32,
+        /// Bytes of user stack that follow those.
+        pub user_bytes: u32,
+        /// Raw task state.
+        pub state: u32,
+        /// When the wait began, or the recording if that was later.
+        pub start_ns: u64,
+        /// How long the thread has been off the CPU by the scheduler's own clock, which also knows waits older than the recording; 0 when
+        /// the kernel does not say.
+        pub off_cpu_ns: u64,
+        /// `orig_ax`: the system call's number, negative when there is none.
+        pub syscall: i64,
+        /// User instruction pointer.
+        pub ip: u64,
+        /// User registers in DWARF order, as in [`StackRecord`].
+        pub gpr: [u64; 16],
+    }
+}
+
+plain! {
+    /// Somebody ended the blocked part of a kept wait. The first `kernel_bytes` bytes of `kernel` are where: the kernel stack of the
+    /// waking, innermost frame first.
+    pub struct WakeRecord {
+        /// `KIND_WAKE`.
+        pub header: Header,
+        /// Process that was woken.
+        pub tgid: u32,
+        /// Thread that was woken.
+        pub tid: u32,
+        /// Start of its wait.
+        pub start_ns: u64,
+        /// Bytes of `kernel` that are filled.
+        pub kernel_bytes: u32,
+        /// Named padding.
+        pub reserved: u32,
+        /// Return addresses.
+        pub kernel: [u64; WAKER_FRAMES],
     }
 }

@@ -2,7 +2,10 @@
 
 use crate::limits::{COMM_BYTES, SCRATCH_TAIL_BYTES, WALK_WINDOW_BYTES};
 use crate::rule::WALK_REGISTERS;
-use crate::{event::StackRecord, plain};
+use crate::{
+    event::{SleeperRecord, StackRecord},
+    plain,
+};
 
 /// The thread is on a CPU.
 pub const STATE_ON_CPU: u32 = 0;
@@ -17,6 +20,10 @@ pub const STATE_RUNNING_OR_RUNNABLE: u32 = 3;
 pub const WAIT_KEPT: u32 = 1;
 /// The present wait was blocked at first.
 pub const WAIT_WAS_BLOCKED: u32 = 2;
+/// The present wait's stack was kept, and would have been whatever the coin said: it stands for itself alone.
+pub const WAIT_CERTAIN: u32 = 4;
+/// When the present wait's blocked part ended, the thread's cgroup had used up its CPU limit.
+pub const WAIT_WOKEN_THROTTLED: u32 = 8;
 
 plain! {
     /// What is known of one thread; key: tid. Law: `oncpu_ns + runnable_ns + blocked_ns == since_ns - entered_ns`, exactly, after each
@@ -41,6 +48,8 @@ plain! {
         pub wait_blocked_ns: u64,
         /// `task_struct.se.sum_exec_runtime` as far as it is in `oncpu_ns`; `u64::MAX` before it was read.
         pub exec_ns: u64,
+        /// Start of the last wait the task iterator has seen and told of. Written by the iterator alone.
+        pub visited_start_ns: u64,
         /// Process.
         pub tgid: u32,
         /// One of the `STATE_` values.
@@ -101,6 +110,15 @@ pub struct Walk {
     pub end: u64,
     /// Stack from `window_start` on. Twice the size, so that the verifier sees that a whole read fits behind any place, and a word.
     pub window: [u8; 2 * WALK_WINDOW_BYTES as usize + 8],
+}
+
+/// A record of the task iterator under construction. There is one: the daemon reads one iterator at a time.
+#[repr(C)]
+pub struct SleeperScratch {
+    /// The fixed part.
+    pub record: SleeperRecord,
+    /// Kernel stack, then user stack, without a gap.
+    pub tail: [u8; SCRATCH_TAIL_BYTES as usize],
 }
 
 /// A record under construction; one per CPU **and** hook, because a hook may interrupt another.

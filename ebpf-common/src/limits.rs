@@ -34,6 +34,13 @@ pub const MAX_RECORD_BYTES: u32 = size_of::<crate::event::StackRecord>() as u32
     + MAX_KERNEL_STACK_BYTES
     + MAX_STACK_COPY_BYTES;
 
+/// Largest record of the task iterator.
+pub const MAX_SLEEPER_BYTES: u32 =
+    size_of::<crate::event::SleeperRecord>() as u32 + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES;
+
+/// Most kernel frames that are taken of a waking: enough to see which interrupt it came from, through the layers of the network.
+pub const WAKER_FRAMES: usize = 32;
+
 /// Length of a command name with its terminating zero (`TASK_COMM_LEN`).
 pub const COMM_BYTES: usize = 16;
 
@@ -53,3 +60,4 @@ const _: () = assert!(MAX_KERNEL_STACK_BYTES.is_multiple_of(8));
 const _: () = assert!(MAX_WALK_FRAMES.is_power_of_two() && WALK_WINDOW_BYTES.is_power_of_two());
 const _: () = assert!(MAX_STACK_COPY_BYTES.is_multiple_of(PAGE_BYTES));
 const _: () = assert!(size_of::<crate::event::StackRecord>().is_multiple_of(8));
+const _: () = assert!(size_of::<crate::event::SleeperRecord>().is_multiple_of(8));

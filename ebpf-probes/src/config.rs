@@ -29,7 +29,13 @@ pub(crate) static CONFIG: Config = Config {
     kernfs_node_id: 0,
     task_on_cpu: 0,
     task_exec: 0,
-    reserved: 0,
+    task_exec_before: 0,
+    task_cfs_rq: 0,
+    cfs_rq_throttle_count: 0,
+    task_throttled: 0,
+    task_last_arrival: 0,
+    task_in_iowait: 0,
+    task_in_iowait_mask: 0,
 };
 
 /// Reads one setting. The read is volatile: the compiler must not use the value above. To the verifier it is a constant, because the
@@ -89,6 +95,44 @@ impl Task {
     #[inline(always)]
     pub(crate) fn exec_ns(self) -> u64 {
         self.field(setting!(task_exec))
+    }
+
+    /// When it last left the CPU, by the run queues' clock: it got the CPU at `last_arrival` and then ran for what its run time has grown
+    /// since. For a thread that runs, the last tick. 0 when the kernel does not say.
+    #[inline(always)]
+    pub(crate) fn last_on_cpu_ns(self) -> u64 {
+        let offset = setting!(task_last_arrival);
+        if offset == NO_FIELD {
+            return 0;
+        }
+        let arrival: u64 = self.field(offset);
+        let ran = self.exec_ns().saturating_sub(self.field(setting!(task_exec_before)));
+        if arrival == 0 { 0 } else { arrival.wrapping_add(ran) }
+    }
+
+    /// Whether the scheduler counts its wait as one for input or output.
+    #[inline(always)]
+    pub(crate) fn in_iowait(self) -> bool {
+        self.field::<u8>(setting!(task_in_iowait)) & setting!(task_in_iowait_mask) as u8 != 0
+    }
+
+    /// Whether the run queue of its cgroup, or of one above, has used up its CPU time (`cfs_rq.throttle_count` counts all levels).
+    #[inline(always)]
+    pub(crate) fn queue_throttled(self) -> bool {
+        let (queue, throttled) = (setting!(task_cfs_rq), setting!(cfs_rq_throttle_count));
+        if queue == NO_FIELD || throttled == NO_FIELD {
+            return false;
+        }
+        let queue: *const c_void = self.field(queue);
+        read::<i32>(queue, throttled) > 0
+    }
+
+    /// Whether it may not run before its cgroup gets CPU time again. Since 6.18 a throttled thread goes on until it returns to user code,
+    /// and says so itself; before, it left the CPU with the whole queue.
+    #[inline(always)]
+    pub(crate) fn throttled(self) -> bool {
+        let offset = setting!(task_throttled);
+        if offset == NO_FIELD { self.queue_throttled() } else { self.field::<u8>(offset) != 0 }
     }
 
     /// Command name.

@@ -19,11 +19,11 @@ use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_RECORD_BYTES, MAX_WALK_BYT
 use ebpf_common::rule::{DWARF_NUMBERS, RIP, RSP};
 
 /// `PF_KTHREAD` of include/linux/sched.h: a thread without user registers.
-const PF_KTHREAD: u32 = 0x0020_0000;
+pub(crate) const PF_KTHREAD: u32 = 0x0020_0000;
 
 /// Code segment of 64-bit user code (`__USER_CS`, arch/x86/include/asm/segment.h); 32-bit code has 0x23, and kernel threads that
 /// serve a process (io_uring, vhost) have zeroed registers.
-const USER_CS: u64 = 0x33;
+pub(crate) const USER_CS: u64 = 0x33;
 const USER32_CS: u64 = 0x23;
 
 /// What the hook knows; the rest is read from the task.
@@ -229,7 +229,7 @@ pub(crate) fn small_record<T>(record: &mut T) -> bool {
 /// # Safety
 /// `data` must have `len` initialised bytes.
 #[inline(always)]
-unsafe fn send(data: *mut c_void, len: u32) -> bool {
+pub(crate) unsafe fn send(data: *mut c_void, len: u32) -> bool {
     let ring = (&raw const RING).cast_mut().cast();
     // SAFETY: `ring` is the ring map, the rest the caller's promise.
     (unsafe { bpf_ringbuf_output(ring, data, u64::from(len), u64::from(BPF_RB_NO_WAKEUP)) }) == 0

@@ -5,6 +5,7 @@
 mod coin;
 mod config;
 mod emit;
+mod iter;
 mod maps;
 mod process;
 mod sample;
@@ -13,6 +14,7 @@ mod unwind;
 
 use aya_ebpf::macros::{btf_tracepoint, perf_event};
 use aya_ebpf::programs::{BtfTracePointContext, PerfEventContext};
+use core::ffi::c_void;
 
 #[perf_event]
 fn cpu_sample(ctx: PerfEventContext) -> u32 {
@@ -53,6 +55,14 @@ fn sched_process_exec(ctx: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "sched_process_free")]
 fn sched_process_free(ctx: BtfTracePointContext) -> i32 {
     process::free(&ctx);
+    0
+}
+
+/// Called by the kernel for each thread while the daemon reads the iterator; sleepable (aya has no macro for that).
+#[unsafe(link_section = "iter.s/task")]
+#[unsafe(no_mangle)]
+extern "C" fn sleepers(ctx: *mut c_void) -> i32 {
+    iter::visit(ctx);
     0
 }
 

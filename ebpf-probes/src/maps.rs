@@ -3,7 +3,8 @@
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use ebpf_common::counter::{COUNTERS, Counter};
-use ebpf_common::key::{Coin, Recording, Scratch, Thread};
+use ebpf_common::event::WakeRecord;
+use ebpf_common::key::{Coin, Recording, Scratch, SleeperScratch, Thread};
 use ebpf_common::limits::{DEFAULT_MAX_RULES, DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES, MAX_SPACES};
 use ebpf_common::rule::{RuleKey, UnwindRule};
 
@@ -55,6 +56,14 @@ pub(crate) static RULES: LruHashMap<RuleKey, UnwindRule> = LruHashMap::with_max_
 /// daemon; an entry leaves at exec, so that no rule of the old image is used for the new one. Full: the process's stacks are copied.
 #[map]
 pub(crate) static SPACES: HashMap<u32, u32> = HashMap::with_max_entries(MAX_SPACES, 0);
+
+/// The record of the task iterator under construction.
+#[map]
+pub(crate) static SLEEPER_SCRATCH: Array<SleeperScratch> = Array::with_max_entries(1, 0);
+
+/// Wake-up records under construction, one per CPU: a waking holds the thread's lock with interrupts off, so none interrupts another.
+#[map]
+pub(crate) static WAKE_SCRATCH: PerCpuArray<WakeRecord> = PerCpuArray::with_max_entries(1, 0);
 
 /// Adds one to a counter.
 #[inline(always)]

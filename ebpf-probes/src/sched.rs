@@ -16,20 +16,20 @@
 use crate::coin;
 use crate::config::{Task, setting};
 use crate::emit::{Hook, Lost, small_record, stack_record};
-use crate::maps::{SWITCH_SCRATCH, THREADS, coin, count};
+use crate::maps::{SWITCH_SCRATCH, THREADS, WAKE_SCRATCH, coin, count};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
-use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_ktime_get_ns};
+use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_get_stack, bpf_ktime_get_ns};
 use aya_ebpf::programs::BtfTracePointContext;
-use core::mem::size_of;
+use core::mem::{size_of, size_of_val};
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{
-    FLAG_PREEMPTED, FLAG_WAKER, Header, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, ThreadEndRecord,
-    WaitEndRecord,
+    CERTAIN, FLAG_IO, FLAG_PREEMPTED, FLAG_THROTTLED, FLAG_WAKER, FLAG_WOKEN_THROTTLED, Header,
+    KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, ThreadEndRecord, WaitEndRecord, WakeRecord,
 };
 use ebpf_common::key::{
-    Recording, STATE_BLOCKED, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, WAIT_KEPT,
-    WAIT_WAS_BLOCKED,
+    Recording, STATE_BLOCKED, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, WAIT_CERTAIN,
+    WAIT_KEPT, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
 };
 
 /// `TASK_DEAD` of include/linux/sched.h: this is the thread's last switch.
@@ -82,12 +82,19 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
     // SAFETY: this CPU's entry; the scheduler's hooks do not nest on a CPU.
     let coin = unsafe { &mut *coin };
     let Some(probability) = coin::throw(coin, now) else { return count(Counter::WaitsThinned) };
+    let mut flags = if blocked { 0 } else { FLAG_PREEMPTED };
+    if blocked && task.in_iowait() {
+        flags |= FLAG_IO;
+    }
+    if !blocked && task.throttled() {
+        flags |= FLAG_THROTTLED;
+    }
     let hook = Hook {
         kind: KIND_WAIT_START,
         time_ns: now,
         tgid,
         tid,
-        flags: if blocked { 0 } else { FLAG_PREEMPTED },
+        flags,
         state,
         ran_ns,
         probability,
@@ -95,8 +102,9 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
     };
     match stack_record(ctx.as_ptr(), task, &SWITCH_SCRATCH, &hook) {
         Ok(bytes) => {
-            thread.wait_flags |= WAIT_KEPT;
-            coin::spend(coin, bytes + size_of::<WaitEndRecord>() as u32);
+            thread.wait_flags |= if probability == CERTAIN { WAIT_KEPT | WAIT_CERTAIN } else { WAIT_KEPT };
+            let woken = if blocked { size_of::<WakeRecord>() as u32 } else { 0 };
+            coin::spend(coin, bytes + woken + size_of::<WaitEndRecord>() as u32);
             count(Counter::WaitsStored);
         }
         Err(Lost::RingFull) => count(Counter::WaitsRingFull),
@@ -135,8 +143,12 @@ fn arrive(tid: u32, thread: &mut Thread, now: u64) {
     set_state(thread, STATE_ON_CPU);
     let flags = thread.wait_flags;
     thread.wait_flags = 0;
-    if flags & WAIT_KEPT != 0 {
-        send_wait_end(tid, thread, now, woken);
+    if is_told(thread, flags) {
+        let mut end = if woken { FLAG_WAKER } else { 0 };
+        if flags & WAIT_WOKEN_THROTTLED != 0 {
+            end |= FLAG_WOKEN_THROTTLED;
+        }
+        send_wait_end(tid, thread, now, end);
     }
 }
 
@@ -159,6 +171,12 @@ fn leave(thread: &mut Thread, exec_ns: u64, now: u64) -> u64 {
     thread.runnable_ns += stolen;
     thread.stolen_ns += stolen;
     ran
+}
+
+/// Whether the daemon has the stack of the thread's present wait: the coin kept it, or the iterator saw it.
+#[inline(always)]
+fn is_told(thread: &Thread, wait_flags: u32) -> bool {
+    wait_flags & WAIT_KEPT != 0 || thread.visited_start_ns == thread.wait_start_ns
 }
 
 /// How long the thread ran since its last known event, by the kernel's account.
@@ -204,6 +222,12 @@ pub(crate) fn waking(ctx: &BtfTracePointContext) {
     thread.waker_tid = waker.tid();
     thread.waker_tgid = waker.tgid();
     thread.waker_comm = waker.comm();
+    if is_told(thread, thread.wait_flags) {
+        if task.queue_throttled() {
+            thread.wait_flags |= WAIT_WOKEN_THROTTLED;
+        }
+        send_wake(ctx, tid, thread, now);
+    }
     set_state(thread, STATE_RUNNABLE);
 }
 
@@ -287,7 +311,24 @@ fn set_state(thread: &mut Thread, state: u32) {
 }
 
 #[inline(always)]
-fn send_wait_end(tid: u32, thread: &Thread, now: u64, woken: bool) {
+fn send_wake(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, now: u64) {
+    let Some(record) = WAKE_SCRATCH.get_ptr_mut(0) else { return };
+    // SAFETY: this CPU's entry; see the map.
+    let record = unsafe { &mut *record };
+    record.header = Header { kind: KIND_WAKE, len: size_of::<WakeRecord>() as u32, time_ns: now };
+    record.tgid = thread.tgid;
+    record.tid = tid;
+    record.start_ns = thread.wait_start_ns;
+    let (room, skipped) = (size_of_val(&record.kernel) as u32, u64::from(OWN_FRAMES));
+    // SAFETY: the buffer has `room` bytes.
+    let got = unsafe { bpf_get_stack(ctx.as_ptr(), record.kernel.as_mut_ptr().cast(), room, skipped) };
+    record.kernel_bytes = if got < 0 { 0 } else { got as u32 };
+    let stored = small_record(record);
+    count(if stored { Counter::WakesStored } else { Counter::WakesRingFull });
+}
+
+#[inline(always)]
+fn send_wait_end(tid: u32, thread: &Thread, now: u64, flags: u32) {
     let mut record = WaitEndRecord {
         header: Header { kind: KIND_WAIT_END, len: size_of::<WaitEndRecord>() as u32, time_ns: now },
         tgid: thread.tgid,
@@ -295,7 +336,7 @@ fn send_wait_end(tid: u32, thread: &Thread, now: u64, woken: bool) {
         start_ns: thread.wait_start_ns,
         blocked_ns: thread.wait_blocked_ns,
         runnable_ns: now.saturating_sub(thread.wait_start_ns).saturating_sub(thread.wait_blocked_ns),
-        flags: if woken { FLAG_WAKER } else { 0 },
+        flags,
         waker_tid: thread.waker_tid,
         waker_tgid: thread.waker_tgid,
         reserved: 0,

@@ -203,6 +203,16 @@ impl App {
         Ok(Mark { allocated_bytes: number("allocated_bytes")?, wall_ns: number("wall_ns")? })
     }
 
+    /// Has it do what its workload calls `name`, and waits until it has.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn perform(&mut self, name: &str) -> anyhow::Result<()> {
+        let stdin = self.stdin.as_mut().context("it was stopped")?;
+        stdin.write_all(format!("{name}\n").as_bytes())?;
+        self.await_text(&format!("done {name}"), STOP_DEADLINE).map(drop)
+    }
+
     /// Makes it abort from inside (`Environment.FailFast`: SIGABRT by its own hand).
     ///
     /// # Errors
@@ -339,6 +349,19 @@ pub fn compile_c(name: &str, output: &str, flags: &[&str]) -> anyhow::Result<Pat
                 .arg("-o")
                 .arg(dir.join(output)),
         )
+    })
+}
+
+/// Makes a 32-bit program of `workloads/native/NAME.S`.
+///
+/// # Errors
+/// When the assembler or the linker fails.
+pub fn assemble_32_bit(name: &str) -> anyhow::Result<PathBuf> {
+    let source = sources_of_native().join(format!("{name}.S"));
+    cached(name, hash_of([&source], "")?, name, |dir| {
+        let object = dir.join(format!("{name}.o"));
+        run_compiler(Command::new("as").args(["--32", "-o"]).arg(&object).arg(&source))?;
+        run_compiler(Command::new("ld").args(["-m", "elf_i386", "-o"]).arg(dir.join(name)).arg(&object))
     })
 }
 

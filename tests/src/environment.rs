@@ -63,6 +63,8 @@ pub enum Need {
     Go,
     /// A program on PATH.
     Program(&'static str),
+    /// A mounted cgroup v2 hierarchy.
+    Cgroup2,
     /// A file, such as a program that is not on everybody's PATH.
     File(&'static str),
 }
@@ -91,6 +93,7 @@ impl Need {
             }
             Self::C => (!runs("gcc", "--version")).then(|| "no gcc".to_owned()),
             Self::Go => (!runs("go", "version")).then(|| "no go".to_owned()),
+            Self::Cgroup2 => cgroup2().is_none().then(|| "no cgroup v2 hierarchy is mounted".to_owned()),
             Self::File(path) => (!Path::new(path).exists()).then(|| format!("no {path}")),
             Self::Program(name) => (!runs(name, "--version")).then(|| format!("no {name}")),
         }
@@ -114,6 +117,16 @@ fn runs(program: &str, argument: &str) -> bool {
 
 fn env_path(name: &str) -> Option<PathBuf> {
     env::var_os(name).map(PathBuf::from).filter(|path| path.exists())
+}
+
+/// Where the cgroup v2 hierarchy is mounted.
+pub fn cgroup2() -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+    mounts.lines().find_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        let (folder, kind) = (words.next()?, words.next()?);
+        (kind == "cgroup2").then(|| PathBuf::from(folder))
+    })
 }
 
 /// The `perfusion` binary under test.

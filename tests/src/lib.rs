@@ -9,6 +9,7 @@ pub mod environment;
 pub mod gotool;
 pub mod perfusion;
 pub mod profile;
+pub mod region;
 pub mod wait;
 
 pub use app::{App, Workload};

@@ -159,6 +159,11 @@ fn assert_laws(counters: &BTreeMap<&'static str, u64>) {
         sum(&["thread_ends_stored", "thread_ends_ring_full"]),
         "{counters:?}"
     );
+    assert_eq!(
+        counters["sleepers"],
+        sum(&["sleepers_stored", "sleepers_ring_full", "sleepers_torn", "sleepers_deferred"]),
+        "{counters:?}"
+    );
     for never in [
         "cpu_samples_busy",
         "waits_busy",
@@ -505,6 +510,8 @@ fn source_pids(events: &[Event]) -> Vec<u32> {
         .filter_map(|event| match &event.kind {
             EventKind::CpuSample(sample) => Some(sample.thread.pid),
             EventKind::WaitStart(wait) => Some(wait.thread.pid),
+            EventKind::Sleeper(sleeper) => Some(sleeper.thread.pid),
+            EventKind::Wake(wake) => Some(wake.thread.pid),
             EventKind::WaitEnd(wait) => Some(wait.thread.pid),
             EventKind::ThreadEnd(end) => Some(end.thread.pid),
             EventKind::Mmap(mmap) => Some(mmap.pid),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use system_tests::app::{compile_c, sources_of_native};
+use system_tests::app::{assemble_32_bit, compile_c, sources_of_native};
 use system_tests::environment::{Need, RECORD, RECORD_NET9, begin, cache_dir, perfusion_bin};
 use system_tests::perfusion::{self, Outcome, SLACK, Scratch, record_pid};
 use system_tests::{App, Profile, Recording, Runtime, Sample, Workload};
@@ -388,27 +388,7 @@ fn a_musl_process_is_profiled_by_name() {
 fn a_32_bit_process_is_timed_and_named_as_what_it_is() {
     let needs = [RECORD, &[Need::Program("as"), Need::Program("ld")]].concat();
     let Some(_turn) = begin("errors::a_32_bit_process", &needs) else { return };
-    let scratch = Scratch::new().unwrap();
-    let (object, program) = (scratch.path("spin32.o"), scratch.path("spin32"));
-    assert!(
-        Command::new("as")
-            .args(["--32", "-o"])
-            .arg(&object)
-            .arg(sources_of_native().join("spin32.S"))
-            .status()
-            .unwrap()
-            .success()
-    );
-    assert!(
-        Command::new("ld")
-            .args(["-m", "elf_i386", "-o"])
-            .arg(&program)
-            .arg(&object)
-            .status()
-            .unwrap()
-            .success()
-    );
-    let app = Workload::program(&program).spawn().unwrap();
+    let app = Workload::program(assemble_32_bit("spin32").unwrap()).spawn().unwrap();
     let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
     // Asleep 10 of every 10 ms: known from the scheduler, whatever the stack is.
     let blocked = profile.sum("blocked", |_| true);

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use profiler_protocol::counter::Counter;
 use system_tests::environment::{begin, long_form, record_on};
-use system_tests::perfusion::record_pid;
-use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes};
+use system_tests::perfusion::{SLACK, Scratch, record_pid};
+use system_tests::region::{counted, regions};
+use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, on_runtimes, wait_until};
 
 /// Bytes of one object of each class of `memory.cs` with its array: 24 + (24 + 1000).
 const OBJECT_BYTES: f64 = 1048.0;
@@ -100,4 +102,63 @@ fn leak_cache_and_garbage_are_told_apart_by_bytes_and_age(runtime: Runtime) {
     let generation_2 =
         profile.sum("inuse_space", |sample| sample.has(leak) && sample.label("generation") == "2");
     assert!(generation_2 as f64 > leaked_bytes * 0.5, "generation 2: {generation_2}");
+}
+
+on_runtimes!(objects_that_were_let_go_are_gone_after_the_next_collection_and_not_before: net8 Net8, net9 Net9, net10 Net10);
+
+fn objects_that_were_let_go_are_gone_after_the_next_collection_and_not_before(runtime: Runtime) {
+    let name = format!("memory::objects_that_were_let_go on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    // One batch of `freed.cs` with its array; 1/√n of its some 50 samples is 14 %, and four of those 57 %.
+    let batch = 5000.0 * OBJECT_BYTES;
+    let alive = |profile: &Profile| profile.sum("inuse_space", |sample| sample.has("Freed.Program.Fill"));
+    let whole = |profile: &Profile| {
+        let alive = alive(profile) as f64;
+        assert!(
+            (0.4..1.6).contains(&(alive / batch)),
+            "{alive} of {batch}: {}",
+            profile.describe("inuse_space", |_| true)
+        );
+    };
+    whole(&record_commands(runtime, &["collect"]));
+    // Let go, but not collected: what a heap dump would show, too.
+    whole(&record_commands(runtime, &["collect", "free"]));
+    let freed = record_commands(runtime, &["collect", "free", "collect"]);
+    assert_eq!(alive(&freed), 0, "{}", freed.describe("inuse_space", |_| true));
+    // Young objects, which no collection has seen before.
+    let freed = record_commands(runtime, &["free", "collect"]);
+    assert_eq!(alive(&freed), 0, "{}", freed.describe("inuse_space", |_| true));
+}
+
+/// Records the workload `freed` while it makes one batch of objects, and does what the commands say after that.
+fn record_commands(runtime: Runtime, commands: &[&str]) -> Profile {
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("freed.pb.gz");
+    // So much room for young objects (256 MiB, in hexadecimal) that no collection comes by itself.
+    let workload = Workload::dotnet(runtime, "freed", &[]).unwrap().env("DOTNET_GCgen0size", "10000000");
+    let mut app = workload.start().unwrap();
+    let recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
+    // Half of a whole batch's samples: the next one is surely seen from its first object on. It takes the place of the others.
+    let samples = |app: &App| counted(&regions(app), Counter::AllocationSamples);
+    let listened = wait_until("allocations to be listened to", SLACK, || {
+        if regions(&app).is_empty() {
+            return None;
+        }
+        let before = samples(&app);
+        app.perform("fill").unwrap();
+        (samples(&app) >= before + 25).then_some(())
+    });
+    assert!(listened.is_ok(), "{}", recording.progress());
+    app.perform("fill").unwrap();
+    for command in commands {
+        app.perform(command).unwrap();
+    }
+    recording.signal(rustix::process::Signal::INT).unwrap();
+    recording.finish_well(SLACK).unwrap();
+    let truth = app.stop().unwrap();
+    let collections = commands.iter().filter(|command| **command == "collect").count();
+    assert_eq!(truth["collections"], collections, "a collection came by itself");
+    let profile = Profile::read(&file).unwrap();
+    assert!(profile.sum("alloc_space", |sample| sample.has("Freed.Program.Fill")) > 0);
+    profile
 }

@@ -188,3 +188,31 @@ fn children_of_a_recorded_command_are_recorded_with_names() {
     assert_eq!(outcome.code(), 5, "the shell's code, not its child's:\n{}", outcome.stderr);
     assert_named(&Profile::read(&file).unwrap());
 }
+
+on_runtimes!(generic_types_and_methods_show_their_type_arguments: net8 Net8, net9 Net9, net10 Net10);
+
+fn generic_types_and_methods_show_their_type_arguments(runtime: Runtime) {
+    let name = format!("names::generic_types_and_methods on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let app = Workload::dotnet(runtime, "generics", &[]).unwrap().start().unwrap();
+    let (profile, _) = record_pid(app.pid(), Duration::from_secs(3), &[]).unwrap();
+    app.stop().unwrap();
+    for method in [
+        "Generics.Table<Generics.Price>.Fill(Price)",
+        "Generics.Table<long>.Convert<short>(short[])",
+        // One body serves all reference types.
+        "Generics.Table<__Canon>.Fill(__Canon)",
+        "Generics.Table<int>.Row<Generics.Price>.Walk(int)",
+    ] {
+        let samples = profile
+            .sum("samples", |sample| sample.stack.last().is_some_and(|frame| frame.function == method));
+        assert!(samples > 0, "{runtime}: no {method} in {:#?}", generics(&profile));
+    }
+    // And nothing else of the program but what calls them.
+    let found = generics(&profile);
+    assert!(found.len() <= 5, "{runtime}: {found:#?}");
+}
+
+fn generics(profile: &Profile) -> Vec<&str> {
+    profile.functions().into_iter().filter(|name| name.starts_with("Generics.")).collect()
+}

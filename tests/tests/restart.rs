@@ -2,15 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use system_tests::environment::{RECORD_NET9, begin, long_form};
 use system_tests::perfusion::{SLACK, Scratch, record_pid};
+use system_tests::region::{digest, regions};
 use system_tests::wait::let_pass;
-use system_tests::{App, Recording, Runtime, Workload, wait_until};
+use system_tests::{Recording, Runtime, Workload, wait_until};
 
 /// Ids of the BPF programs and maps a process holds, as (word in fdinfo, id).
 fn bpf_objects(pid: u32) -> BTreeSet<(&'static str, u32)> {
@@ -36,31 +35,6 @@ fn still_loaded(ids: &BTreeSet<(&'static str, u32)>) -> BTreeSet<(&'static str, 
         aya::programs::loaded_programs().filter_map(Result::ok).map(|program| ("prog_id", program.id()));
     let maps = aya::maps::loaded_maps().filter_map(Result::ok).map(|map| ("map_id", map.id()));
     programs.chain(maps).filter(|id| ids.contains(id)).collect()
-}
-
-/// Our regions in the app: memfds with our name, still mapped there.
-fn regions(app: &App) -> Vec<PathBuf> {
-    let maps = fs::read_to_string(format!("/proc/{}/maps", app.pid())).unwrap();
-    let ours = maps.lines().filter(|line| line.contains("/memfd:") && line.contains("perfusion"));
-    ours.filter_map(|line| {
-        Some(PathBuf::from(format!("/proc/{}/map_files/{}", app.pid(), line.split(' ').next()?)))
-    })
-    .collect()
-}
-
-/// A digest of all bytes of the regions: it changes whenever the shim writes anything.
-fn digest(regions: &[PathBuf]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    for region in regions {
-        let Ok(file) = fs::File::open(region) else { continue };
-        let mut block = vec![0; 1 << 16];
-        let mut offset = 0;
-        while let Ok(read @ 1..) = file.read_at(&mut block, offset) {
-            block[..read].hash(&mut hasher);
-            offset += read as u64;
-        }
-    }
-    hasher.finish()
 }
 
 /// Files of ours: libraries in the places where they may be put, and unfinished outputs in `outputs`.

@@ -4,8 +4,10 @@
 //! - cpu: each of the thread's n samples stands for 1/n of its on-CPU time. A thread that ran and was never sampled gives its
 //!   time to the stacks it left the CPU with, in proportion to how long it had run before each. Time stolen from it while it held a
 //!   CPU is spread over the same stacks, as runnable.
-//! - runnable, blocked: a kept wait stands for `weight` waits. Where the coin thinned the thread's waits, the estimates are
-//!   scaled so that they sum to the exact total; where nothing was thinned, what is missing is shown under a marker.
+//! - runnable, blocked: a wait kept by the coin stands for `weight` waits, one the task iterator saw for itself alone, whatever the coin
+//!   said. That is unbiased: the visits do not depend on the coin, so of the waits that were not visited each still stands for
+//!   itself in the mean. Where the coin thinned the thread's waits, the estimated ones are scaled so that all together are the exact
+//!   total; where nothing was thinned, what is missing is shown under a marker.
 
 use crate::sample::frame::Marker;
 use crate::sample::stack::StackId;
@@ -28,6 +30,8 @@ pub struct WaitReason {
     pub state: WaitStateKey,
     /// System call it was in.
     pub syscall: Option<u32>,
+    /// The scheduler counts it as a wait for input or output.
+    pub io: bool,
 }
 
 /// [`WaitState`] without the raw bits, so that it can be a key.
@@ -37,6 +41,8 @@ pub enum WaitStateKey {
     Preempted,
     /// Its CPU did not run it.
     Stolen,
+    /// Out of CPU time by its cgroup's limit.
+    Throttled,
     /// Interruptible sleep.
     Interruptible,
     /// Uninterruptible sleep.
@@ -49,6 +55,7 @@ impl From<WaitState> for WaitStateKey {
     fn from(state: WaitState) -> Self {
         match state {
             WaitState::Runnable => Self::Preempted,
+            WaitState::Throttled => Self::Throttled,
             WaitState::Interruptible => Self::Interruptible,
             WaitState::Uninterruptible => Self::Uninterruptible,
             WaitState::Other(_) => Self::Other,
@@ -56,8 +63,27 @@ impl From<WaitState> for WaitStateKey {
     }
 }
 
-/// Who ended a wait: thread and command name.
-pub type Waker = (ThreadId, [u8; 16]);
+/// Who ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Waker {
+    /// A thread, with its command name.
+    Thread(ThreadId, [u8; 16]),
+    /// A timer ran out.
+    Timer,
+    /// Another interrupt, or work it left to be done right after.
+    Interrupt,
+}
+
+/// Where a wake-up came from, as its kernel stack shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The thread that ran then.
+    Thread,
+    /// A timer.
+    Timer,
+    /// Another interrupt.
+    Interrupt,
+}
 
 /// One line of the result. All times in nanoseconds; their sums per thread equal the scheduler's totals.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,10 +108,26 @@ pub struct Row {
     pub blocked_ns: f64,
 }
 
-#[derive(Default)]
+/// Time of waits that were all kept.
+#[derive(Clone, Copy, Default)]
 struct Waited {
     blocked_ns: f64,
     runnable_ns: f64,
+}
+
+/// Time at one place: of waits that stand for themselves, and of waits that stand for more.
+#[derive(Clone, Copy, Default)]
+struct Estimate {
+    sure: Waited,
+    scaled: Waited,
+}
+
+impl Estimate {
+    fn add(&mut self, blocked_ns: u64, runnable_ns: u64, weight: f64) {
+        let to = if weight > 1.0 { &mut self.scaled } else { &mut self.sure };
+        to.blocked_ns += blocked_ns as f64 * weight;
+        to.runnable_ns += runnable_ns as f64 * weight;
+    }
 }
 
 struct Open {
@@ -93,6 +135,7 @@ struct Open {
     stack: StackId,
     weight: f64,
     reason: WaitReason,
+    origin: Option<Origin>,
 }
 
 #[derive(Default)]
@@ -100,8 +143,10 @@ struct Thread {
     id: ThreadId,
     samples: HashMap<StackId, u64>,
     ran_before_wait: HashMap<StackId, f64>,
-    waits: HashMap<(StackId, WaitReason, Option<Waker>), Waited>,
+    waits: HashMap<(StackId, WaitReason, Option<Waker>), Estimate>,
     open: Option<Open>,
+    /// Start of the first wait the iterator saw: the recording's start when it was the one before the recording.
+    first_seen: Option<MonotonicNs>,
     /// When it was first known to be on a CPU: before that it waited, where nobody saw.
     first_on_cpu: Option<MonotonicNs>,
     thinned: bool,
@@ -145,7 +190,35 @@ impl Threads {
         thread.first_on_cpu.get_or_insert(MonotonicNs(time.0.saturating_sub(ran_ns)));
         thread.thinned |= weight > 1.0;
         *thread.ran_before_wait.entry(stack).or_default() += ran_ns as f64 * weight;
-        thread.open = Some(Open { start: time, stack, weight, reason });
+        thread.open = Some(Open { start: time, stack, weight, reason, origin: None });
+    }
+
+    /// The iterator saw the thread in the wait that began at `start`: from now on it stands for itself. Answers its stack when that is known.
+    pub fn seen_waiting(&mut self, id: ThreadId, start: MonotonicNs) -> Option<StackId> {
+        let open = self.thread(id).open.as_mut().filter(|open| open.start == start)?;
+        open.weight = 1.0;
+        Some(open.stack)
+    }
+
+    /// The iterator saw the thread in the wait that began at `start`, with this stack.
+    pub fn sleeper(&mut self, id: ThreadId, start: MonotonicNs, stack: StackId, reason: WaitReason) {
+        if self.seen_waiting(id, start).is_some() {
+            return;
+        }
+        let thread = self.thread(id);
+        // A later wait may be open already: the visit's record came late.
+        if thread.open.as_ref().is_some_and(|open| open.start > start) {
+            return;
+        }
+        thread.first_seen.get_or_insert(start);
+        thread.open = Some(Open { start, stack, weight: 1.0, reason, origin: None });
+    }
+
+    /// Somebody ended the blocked part of the wait.
+    pub fn wake(&mut self, id: ThreadId, start: MonotonicNs, origin: Origin) {
+        if let Some(open) = self.thread(id).open.as_mut().filter(|open| open.start == start) {
+            open.origin = Some(origin);
+        }
     }
 
     /// The kept wait is over.
@@ -153,9 +226,20 @@ impl Threads {
         let thread = self.thread(end.thread);
         match thread.open.take() {
             Some(open) if open.start == end.start => {
-                let waited = thread.waits.entry((open.stack, open.reason, end.waker)).or_default();
-                waited.blocked_ns += end.blocked_ns as f64 * open.weight;
-                waited.runnable_ns += end.runnable_ns as f64 * open.weight;
+                let waker = end.waker.map(|(waker, comm)| match (open.origin, waker.tid) {
+                    (Some(Origin::Timer), _) => Waker::Timer,
+                    // The idle task does nothing itself.
+                    (Some(Origin::Interrupt), _) | (_, 0) => Waker::Interrupt,
+                    _ => Waker::Thread(waker, comm),
+                });
+                let mut runnable_ns = end.runnable_ns;
+                if end.woken_throttled {
+                    let reason = WaitReason { state: WaitStateKey::Throttled, ..open.reason };
+                    let throttled = thread.waits.entry((open.stack, reason, None)).or_default();
+                    throttled.add(0, std::mem::take(&mut runnable_ns), open.weight);
+                }
+                let waited = thread.waits.entry((open.stack, open.reason, waker)).or_default();
+                waited.add(end.blocked_ns, runnable_ns, open.weight);
             }
             other => {
                 // Its start was lost; a later start may already be open.
@@ -230,11 +314,10 @@ impl Thread {
             return;
         }
         let waited = self.waits.entry((open.stack, open.reason, None)).or_default();
-        waited.blocked_ns += blocked_ns as f64 * open.weight;
-        waited.runnable_ns += runnable_ns as f64 * open.weight;
+        waited.add(blocked_ns, runnable_ns, open.weight);
     }
 
-    fn rows(self, times: &ThreadTimes, rows: &mut Vec<Row>) {
+    fn rows(mut self, times: &ThreadTimes, rows: &mut Vec<Row>) {
         let id = self.id;
         let row = |place, reason, waker| Row {
             thread: id,
@@ -248,7 +331,7 @@ impl Thread {
             blocked_ns: 0.0,
         };
         let (oncpu, stolen) = (times.oncpu_ns as f64, times.stolen_ns as f64);
-        let held = Some(WaitReason { state: WaitStateKey::Stolen, syscall: None });
+        let held = Some(WaitReason { state: WaitStateKey::Stolen, syscall: None, io: false });
         let mut spread = |place, samples, share: f64| {
             if samples > 0 || oncpu > 0.0 {
                 rows.push(Row { samples, cpu_ns: oncpu * share, ..row(place, None, None) });
@@ -260,41 +343,52 @@ impl Thread {
         let samples: u64 = self.samples.values().sum();
         let ran: f64 = self.ran_before_wait.values().sum();
         if samples > 0 {
-            for (stack, n) in self.samples {
+            for (stack, n) in std::mem::take(&mut self.samples) {
                 spread(Place::Stack(stack), n, n as f64 / samples as f64);
             }
         } else if ran > 0.0 {
-            for (stack, share) in self.ran_before_wait.into_iter().filter(|(_, share)| *share > 0.0) {
+            let shares = std::mem::take(&mut self.ran_before_wait);
+            for (stack, share) in shares.into_iter().filter(|(_, share)| *share > 0.0) {
                 spread(Place::Stack(stack), 0, share / ran);
             }
         } else {
             spread(Place::Marker(Marker::NotSampled), 0, 1.0);
         }
 
-        let (blocked, runnable) = (times.blocked_ns as f64, times.runnable_ns as f64 - stolen);
-        let seen_blocked: f64 = self.waits.values().map(|w| w.blocked_ns).sum();
-        let seen_runnable: f64 = self.waits.values().map(|w| w.runnable_ns).sum();
-        // The wait it was in when the recording began has no stack. Its length is known: up to the first time on a CPU.
+        self.waiting_rows(times, row, rows);
+    }
+
+    fn waiting_rows(
+        self,
+        times: &ThreadTimes,
+        row: impl Fn(Place, Option<WaitReason>, Option<Waker>) -> Row,
+        rows: &mut Vec<Row>,
+    ) {
+        let (blocked, runnable) =
+            (times.blocked_ns as f64, times.runnable_ns as f64 - times.stolen_ns as f64);
+        let total = |part: fn(&Estimate) -> f64| self.waits.values().map(part).sum::<f64>();
+        let (sure_blocked, sure_runnable) = (total(|w| w.sure.blocked_ns), total(|w| w.sure.runnable_ns));
+        let (more_blocked, more_runnable) = (total(|w| w.scaled.blocked_ns), total(|w| w.scaled.runnable_ns));
+        // Unless the iterator saw it, the wait the thread was in when the recording began has no stack. Its length is known: up to the
+        // first time on a CPU.
         let began = |first: MonotonicNs| first.0.saturating_sub(times.since.0) as f64;
-        let before = self.first_on_cpu.map_or(blocked + runnable, began);
-        let before_blocked =
-            before.min(if self.thinned { blocked } else { (blocked - seen_blocked).max(0.0) });
-        let before_runnable = (before - before_blocked).min(if self.thinned {
-            runnable
+        let before = if self.first_seen == Some(times.since) {
+            0.0
         } else {
-            (runnable - seen_runnable).max(0.0)
-        });
-        let (rest_blocked, rest_runnable) = (blocked - before_blocked, runnable - before_runnable);
-        // Above the total only by the rounding of two clocks read apart, or by the coin: scale down. Below: see module docs.
-        let scale = |seen: f64, total: f64| {
-            if seen > 0.0 && (self.thinned || seen > total) { total / seen } else { 1.0 }
+            self.first_on_cpu.map_or(blocked + runnable, began)
         };
-        let (scale_blocked, scale_runnable) =
-            (scale(seen_blocked, rest_blocked), scale(seen_runnable, rest_runnable));
+        let room = |total: f64, sure: f64, more: f64| {
+            (total - sure - if self.thinned { 0.0 } else { more }).max(0.0)
+        };
+        let before_blocked = before.min(room(blocked, sure_blocked, more_blocked));
+        let before_runnable = (before - before_blocked).min(room(runnable, sure_runnable, more_runnable));
+        let (rest_blocked, rest_runnable) = (blocked - before_blocked, runnable - before_runnable);
+        let blocked = Scale::of(rest_blocked, sure_blocked, more_blocked);
+        let runnable = Scale::of(rest_runnable, sure_runnable, more_runnable);
         for ((stack, reason, waker), waited) in self.waits {
             rows.push(Row {
-                blocked_ns: waited.blocked_ns * scale_blocked,
-                runnable_ns: waited.runnable_ns * scale_runnable,
+                blocked_ns: blocked.apply(waited.sure.blocked_ns, waited.scaled.blocked_ns),
+                runnable_ns: runnable.apply(waited.sure.runnable_ns, waited.scaled.runnable_ns),
                 ..row(Place::Stack(stack), Some(reason), waker)
             });
         }
@@ -307,22 +401,44 @@ impl Thread {
         missing(Marker::WaitingSinceBefore, before_blocked, before_runnable);
         missing(
             Marker::StackLost,
-            rest_blocked - seen_blocked * scale_blocked,
-            rest_runnable - seen_runnable * scale_runnable,
+            rest_blocked - blocked.apply(sure_blocked, more_blocked),
+            rest_runnable - runnable.apply(sure_runnable, more_runnable),
         );
+    }
+}
+
+/// What makes a thread's estimates sum to its exact total.
+#[derive(Clone, Copy)]
+struct Scale {
+    sure: f64,
+    more: f64,
+}
+
+impl Scale {
+    /// What is sure stays as it is, except for the rounding of two clocks read apart; what the coin chose shares the rest.
+    fn of(total: f64, sure: f64, more: f64) -> Self {
+        let rest = (total - sure).max(0.0);
+        Self {
+            sure: if sure > total { total / sure } else { 1.0 },
+            more: if more > 0.0 { rest / more } else { 0.0 },
+        }
+    }
+
+    fn apply(self, sure: f64, more: f64) -> f64 {
+        sure * self.sure + more * self.more
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Place, Row, Threads, WaitReason, WaitStateKey};
+    use super::{Origin, Place, Row, Threads, WaitReason, WaitStateKey, Waker};
     use crate::sample::frame::Marker;
     use crate::sample::stack::StackId;
     use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd};
     use proptest::prelude::{any, prop, proptest};
 
     const T: ThreadId = ThreadId { pid: 7, tid: 8 };
-    const SLEEP: WaitReason = WaitReason { state: WaitStateKey::Interruptible, syscall: Some(35) };
+    const SLEEP: WaitReason = WaitReason { state: WaitStateKey::Interruptible, syscall: Some(35), io: false };
 
     fn times(oncpu_ns: u64, runnable_ns: u64, blocked_ns: u64) -> ThreadTimes {
         ThreadTimes { thread: T, oncpu_ns, runnable_ns, stolen_ns: 0, blocked_ns, since: MonotonicNs(0) }
@@ -360,6 +476,7 @@ mod tests {
             blocked_ns: 80,
             runnable_ns: 5,
             waker: None,
+            woken_throttled: false,
         });
         threads.thread_end(times(8, 5, 80));
         let rows = threads.finish(&[]);
@@ -403,6 +520,57 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_that_was_visited_has_its_stack_and_stands_for_itself() {
+        let mut threads = Threads::default();
+        let end = |start, blocked_ns| WaitEnd {
+            thread: T,
+            start: MonotonicNs(start),
+            blocked_ns,
+            runnable_ns: 0,
+            waker: None,
+            woken_throttled: false,
+        };
+        // Asleep since before the recording, which began at 0.
+        threads.sleeper(T, MonotonicNs(0), StackId(1), SLEEP);
+        threads.wait_end(&end(0, 40));
+        // Kept with a probability of 1/10, and visited.
+        threads.wait_start(T, MonotonicNs(50), StackId(2), SLEEP, 10, 10.0);
+        assert_eq!(threads.seen_waiting(T, MonotonicNs(50)), Some(StackId(2)));
+        assert_eq!(threads.seen_waiting(T, MonotonicNs(49)), None);
+        threads.wait_end(&end(50, 30));
+        // Kept with a probability of 1/10, and stands for what nobody saw.
+        threads.wait_start(T, MonotonicNs(90), StackId(3), SLEEP, 10, 10.0);
+        threads.wait_end(&end(90, 1));
+        let rows = threads.finish(&running(times(30, 0, 85), ON_CPU));
+        let at = |id| rows.iter().find(|r| r.reason.is_some() && r.place == Place::Stack(StackId(id)));
+        let blocked = |id| at(id).map(|row| row.blocked_ns);
+        assert_eq!([blocked(1), blocked(2), blocked(3)], [Some(40.0), Some(30.0), Some(15.0)]);
+        assert!(rows.iter().all(|row| !matches!(row.place, Place::Marker(_))), "{rows:?}");
+    }
+
+    #[test]
+    fn the_runnable_part_of_a_wait_that_ended_in_a_throttled_cgroup_is_the_limits() {
+        let mut threads = Threads::default();
+        threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
+        threads.wake(T, MonotonicNs(10), Origin::Timer);
+        threads.wait_end(&WaitEnd {
+            thread: T,
+            start: MonotonicNs(10),
+            blocked_ns: 60,
+            runnable_ns: 20,
+            waker: Some((ThreadId { pid: 1, tid: 1 }, [0; 16])),
+            woken_throttled: true,
+        });
+        let rows = threads.finish(&running(times(20, 20, 60), ON_CPU));
+        let of = |state| {
+            let row = rows.iter().find(|row| row.reason.is_some_and(|reason| reason.state == state));
+            row.map(|row| (row.blocked_ns, row.runnable_ns, row.waker))
+        };
+        assert_eq!(of(WaitStateKey::Interruptible), Some((60.0, 0.0, Some(Waker::Timer))));
+        assert_eq!(of(WaitStateKey::Throttled), Some((0.0, 20.0, None)));
+    }
+
+    #[test]
     fn an_end_without_its_start_does_not_close_another_wait() {
         let mut threads = Threads::default();
         threads.wait_start(T, MonotonicNs(50), StackId(5), SLEEP, 1, 1.0);
@@ -412,6 +580,7 @@ mod tests {
             blocked_ns: 1,
             runnable_ns: 0,
             waker: None,
+            woken_throttled: false,
         });
         assert_eq!(threads.unmatched_wait_ends(), 1);
         threads.wait_end(&WaitEnd {
@@ -420,6 +589,7 @@ mod tests {
             blocked_ns: 9,
             runnable_ns: 0,
             waker: None,
+            woken_throttled: false,
         });
         let rows = threads.finish(&running(times(1, 0, 9), ON_CPU));
         assert!(rows.iter().any(|r| r.place == Place::Stack(StackId(5)) && r.blocked_ns == 9.0));
@@ -435,6 +605,7 @@ mod tests {
             blocked_ns: 20,
             runnable_ns: 0,
             waker: None,
+            woken_throttled: false,
         });
         // Asleep until 50, on CPU to 60, asleep to 80, on CPU to 90; of the 20 ns after that no stack arrived.
         let rows = threads.finish(&running(times(20, 0, 90), ON_CPU));
@@ -447,19 +618,25 @@ mod tests {
         /// Whatever is kept, thinned or lost, each column sums to the scheduler's total.
         #[test]
         fn columns_sum_to_the_exact_totals(
-            waits in prop::collection::vec((1u32..5, 0u64..1_000, 0u64..1_000, any::<bool>(), 1.0f64..50.0), 0..40),
+            waits in prop::collection::vec(
+                (1u32..5, 0u64..1_000, 0u64..1_000, any::<bool>(), any::<bool>(), 1.0f64..50.0), 0..40),
             samples in 0u32..20, oncpu in 0u64..1_000_000, extra in 0u64..1_000_000,
         ) {
             let mut threads = Threads::default();
             (0..samples).for_each(|s| threads.cpu_sample(T, MonotonicNs(0), StackId(s % 3)));
             let (mut blocked, mut runnable, mut clock) = (extra, extra / 2, 0);
-            for (stack, b, r, kept, weight) in waits {
+            for (stack, b, r, kept, visited, weight) in waits {
                 clock += 10_000;
                 blocked += b;
                 runnable += r;
                 if kept {
                     threads.wait_start(T, MonotonicNs(clock), StackId(stack), SLEEP, 7, weight);
-                    threads.wait_end(&WaitEnd { thread: T, start: MonotonicNs(clock), blocked_ns: b, runnable_ns: r, waker: None });
+                }
+                if visited {
+                    threads.sleeper(T, MonotonicNs(clock), StackId(stack), SLEEP);
+                }
+                if kept || visited {
+                    threads.wait_end(&WaitEnd { thread: T, start: MonotonicNs(clock), blocked_ns: b, runnable_ns: r, waker: None, woken_throttled: false });
                 }
             }
             let rows = threads.finish(&running(times(oncpu, runnable, blocked), ON_CPU));

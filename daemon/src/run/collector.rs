@@ -144,6 +144,8 @@ impl Collector {
 
     fn close_kernel(&mut self) {
         let Some(mut kernel) = self.kernel.take() else { return };
+        let order = &mut self.order;
+        kernel.visit_last(&mut |event| order.push(event));
         // Frozen first, so that no thread ends and nothing is counted between the totals and the last records.
         let at = kernel.freeze();
         let threads = kernel.thread_times();

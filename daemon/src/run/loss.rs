@@ -50,10 +50,13 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 27] = [
+const OTHER_LOSSES: [&str; 30] = [
     "stacks_stale",
     "lessons_refused",
     "wait_ends_ring_full",
+    "wakes_ring_full",
+    "sleepers_ring_full",
+    "visits_refused",
     "thread_ends_ring_full",
     "thread_map_full",
     "thread_torn",

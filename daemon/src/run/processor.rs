@@ -4,16 +4,18 @@ use super::names::{ThreadNames, comm_text};
 use crate::aggregate::heap::{Allocations, age_bucket_seconds};
 use crate::aggregate::key::{Labels, SampleType};
 use crate::aggregate::thread_role::{is_collector, thread_role};
-use crate::aggregate::threads::{Place, Row, Threads, WaitReason, WaitStateKey};
+use crate::aggregate::threads::{Place, Row, Threads, WaitReason, WaitStateKey, Waker};
 use crate::aggregate::wait_reason;
 use crate::aggregate::window::{Limits as WindowLimits, Window};
 use crate::process::ProcessTable;
 use crate::sample::frame::{FrameKey, Marker, ProcessId};
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::{
-    Allocation, Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, ThreadSnapshot, UserContext,
+    Allocation, Event, EventKind, MonotonicNs, RegionId, ShimEvent, Sleeper, ThreadId, ThreadSnapshot,
+    UserContext,
 };
 use crate::symbolize::Symbolizer;
+use crate::symbolize::kernel::WakeSites;
 use crate::unwind::finish::Limits;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -105,6 +107,8 @@ pub struct Processor {
     pauses: HashMap<RegionId, Pause>,
     pause_totals: HashMap<PauseKey, u64>,
     generation: HashMap<RegionId, u8>,
+    /// Where wake-ups come from; read when the first one is.
+    wake_sites: Option<WakeSites>,
     counters: StackCounters,
 }
 
@@ -129,6 +133,7 @@ impl Processor {
             pauses: HashMap::new(),
             pause_totals: HashMap::new(),
             generation: HashMap::new(),
+            wake_sites: None,
             counters: StackCounters::default(),
         }
     }
@@ -148,8 +153,13 @@ impl Processor {
                 self.counters.waits += 1;
                 self.names.kernel(wait.thread.tid, &comm_text(&wait.comm));
                 let stack = self.stack(wait.thread, time, &wait.kernel, wait.user.as_ref());
-                let reason = WaitReason { state: wait.state.into(), syscall: wait.syscall };
+                let reason = WaitReason { state: wait.state.into(), syscall: wait.syscall, io: wait.io };
                 self.threads.wait_start(wait.thread, time, stack, reason, wait.ran_ns, wait.weight);
+            }
+            EventKind::Sleeper(sleeper) => self.sleeper(time, &sleeper),
+            EventKind::Wake(wake) => {
+                let origin = self.wake_sites.get_or_insert_with(WakeSites::read).origin(&wake.kernel);
+                self.threads.wake(wake.thread, wake.start, origin);
             }
             EventKind::WaitEnd(end) => self.threads.wait_end(&end),
             EventKind::ThreadEnd(times) => {
@@ -236,6 +246,29 @@ impl Processor {
             ("wait_ends_unmatched", self.threads.unmatched_wait_ends()),
             ("allocations_untracked", self.heap.untracked()),
         ]
+    }
+
+    /// A thread found asleep. Its frames' code is surely there, since the thread will return to it: what has no name yet is asked for.
+    fn sleeper(&mut self, time: MonotonicNs, sleeper: &Sleeper) {
+        let (thread, start) = (sleeper.thread, sleeper.start);
+        self.names.kernel(thread.tid, &comm_text(&sleeper.comm));
+        if let Some(stack) = self.threads.seen_waiting(thread, start) {
+            let managed = |frame: &FrameKey| match *frame {
+                FrameKey::Managed { process, start, .. } => Some((process, start)),
+                _ => None,
+            };
+            for (process, address) in self.stacks.frames(stack).iter().filter_map(managed) {
+                if self.symbolizer.is_waiting(process, address) {
+                    let request = NameRequest { pid: thread.pid, address };
+                    self.asked.insert(request, time);
+                    self.requests.push(request);
+                }
+            }
+        } else if let Some(seen) = &sleeper.seen {
+            let stack = self.stack(thread, time, &seen.kernel, seen.user.as_ref());
+            let reason = WaitReason { state: seen.state.into(), syscall: seen.syscall, io: seen.io };
+            self.threads.sleeper(thread, start, stack, reason);
+        }
     }
 
     fn stack(
@@ -458,16 +491,11 @@ impl Processor {
             Some(labels) => labels.clone(),
             None => self.labels(row.thread, detailed),
         };
-        if let Some(reason) = row.reason {
-            labels.wait_reason = Some(wait_reason::name(reason));
-        }
-        if let Some((waker, comm)) = row.waker.filter(|_| detailed) {
-            let text = match waker.tid {
-                0 => "interrupt".into(),
-                tid => format!("{} {}/{tid}", comm_text(&comm), waker.pid),
-            };
-            labels.waker = Some(text.into());
-        }
+        labels.waker = row.waker.filter(|_| detailed).map(|waker| match waker {
+            Waker::Timer => "timer".into(),
+            Waker::Interrupt => "interrupt".into(),
+            Waker::Thread(waker, comm) => format!("{} {}/{}", comm_text(&comm), waker.pid, waker.tid).into(),
+        });
         let marker;
         let frames = match row.place {
             Place::Stack(stack) => self.without_own_frames(self.stacks.frames(stack)),
@@ -476,6 +504,12 @@ impl Processor {
                 &marker[..]
             }
         };
+        labels.wait_reason = row.reason.map(|reason| {
+            let kernel = frames.iter().take_while(|frame| matches!(frame, FrameKey::Kernel(_)));
+            let sites: Vec<_> =
+                kernel.map(|&frame| Arc::clone(&self.symbolizer.symbol(frame).name)).collect();
+            wait_reason::name(reason, &sites)
+        });
         if row.reason.is_some_and(|reason| reason.state == WaitStateKey::Interruptible)
             && self.is_parked(labels.thread_role, frames)
         {

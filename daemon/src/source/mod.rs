@@ -85,7 +85,11 @@ pub enum EventKind {
     CpuSample(CpuSample),
     /// A thread left the CPU and its stack was kept by the coin.
     WaitStart(WaitStart),
-    /// A thread whose `WaitStart` was kept got the CPU again.
+    /// The task iterator found a thread waiting.
+    Sleeper(Sleeper),
+    /// Somebody ended the blocked part of a wait whose `WaitStart` or `Sleeper` was sent.
+    Wake(Wake),
+    /// A thread whose `WaitStart` or `Sleeper` was sent got the CPU again.
     WaitEnd(WaitEnd),
     /// A thread's last switch: its exact totals since the recording began.
     ThreadEnd(ThreadTimes),
@@ -146,6 +150,8 @@ pub struct CpuSample {
 pub enum WaitState {
     /// Preempted or yielded: it could have gone on.
     Runnable,
+    /// Its cgroup had used up its CPU limit.
+    Throttled,
     /// TASK_INTERRUPTIBLE.
     Interruptible,
     /// TASK_UNINTERRUPTIBLE.
@@ -167,6 +173,8 @@ pub struct WaitStart {
     pub kernel: Vec<u64>,
     /// State it left in.
     pub state: WaitState,
+    /// The scheduler counts the wait as one for input or output.
+    pub io: bool,
     /// Nanoseconds it had been on CPU since its last switch-in.
     pub ran_ns: u64,
     /// System call it is in (`orig_ax`), if any.
@@ -175,7 +183,49 @@ pub struct WaitStart {
     pub weight: f64,
 }
 
-/// The end of a kept wait; pairs with the `WaitStart` of the same thread whose time is `start`.
+/// A wait in progress, seen from outside. It stands for itself alone, whatever the coin said of it.
+#[derive(Clone, Debug)]
+pub struct Sleeper {
+    /// The thread.
+    pub thread: ThreadId,
+    /// Command name.
+    pub comm: [u8; 16],
+    /// When the wait began; when the recording did, for a wait that is older.
+    pub start: MonotonicNs,
+    /// How long the thread has been off the CPU in all, to some milliseconds; `None` when the kernel does not say.
+    pub off_cpu_ns: Option<u64>,
+    /// `None` when its stack was sent before, with the `WaitStart` or an earlier `Sleeper`.
+    pub seen: Option<SleeperStack>,
+}
+
+/// What a sleeping thread is in the middle of.
+#[derive(Clone, Debug)]
+pub struct SleeperStack {
+    /// User context; `None` for kernel threads.
+    pub user: Option<UserContext>,
+    /// Kernel return addresses, innermost first, without the scheduler's own.
+    pub kernel: Vec<u64>,
+    /// State it sleeps in.
+    pub state: WaitState,
+    /// The scheduler counts the wait as one for input or output.
+    pub io: bool,
+    /// System call it is in, if any.
+    pub syscall: Option<u32>,
+}
+
+/// The end of the blocked part of a wait; pairs like [`WaitEnd`], which follows.
+#[derive(Clone, Debug)]
+pub struct Wake {
+    /// The thread that was woken.
+    pub thread: ThreadId,
+    /// Start of its wait.
+    pub start: MonotonicNs,
+    /// Kernel return addresses of the waking, innermost first.
+    pub kernel: Vec<u64>,
+}
+
+/// The end of a kept wait; pairs with the `WaitStart` of the same thread whose time is `start`, or the
+/// `Sleeper` with that start.
 #[derive(Clone, Debug)]
 pub struct WaitEnd {
     /// The thread.
@@ -188,6 +238,8 @@ pub struct WaitEnd {
     pub runnable_ns: u64,
     /// Who woke it: thread and command name; `None` when it was never blocked. tid 0 is the idle task: an interrupt woke it.
     pub waker: Option<(ThreadId, [u8; 16])>,
+    /// When it was woken its cgroup had used up its CPU limit: the runnable part is the limit's.
+    pub woken_throttled: bool,
 }
 
 /// Exact scheduler times of one thread since the recording began. Law: the three sum to the time it existed in the recording.

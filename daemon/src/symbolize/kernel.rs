@@ -1,6 +1,7 @@
 //! Kernel symbols from `/proc/kallsyms`, by blazesym. The table is parsed per batch and dropped again: it costs some 20 MB, and
 //! after the first window new kernel addresses are rare.
 
+use crate::aggregate::threads::Origin;
 use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Kernel, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
@@ -24,6 +25,92 @@ pub fn names(addresses: &[u64]) -> Vec<Option<String>> {
     };
     let name = |symbol: Symbolized<'_>| symbol.into_sym().map(|symbol| symbol.name.into_owned());
     found.into_iter().map(name).collect()
+}
+
+/// What a function on a waker's kernel stack says about the wake-up.
+const SITES: [(&str, Origin); 17] = [
+    // Timers (kernel/time/): what runs when one expires, and what wakes sleepers then.
+    ("__hrtimer_run_queues", Origin::Timer),
+    ("call_timer_fn", Origin::Timer),
+    ("__run_timers", Origin::Timer),
+    ("hrtimer_interrupt", Origin::Timer),
+    ("hrtimer_wakeup", Origin::Timer),
+    ("process_timeout", Origin::Timer),
+    ("run_posix_cpu_timers", Origin::Timer),
+    // The thread's own doing: a system call, a fault, or the softirqs that a thread runs itself when it enables them again, which is
+    // how the sender of a packet to this same host wakes its receiver (kernel/softirq.c).
+    ("__local_bh_enable_ip", Origin::Thread),
+    ("entry_SYSCALL_64_after_hwframe", Origin::Thread),
+    ("asm_exc_page_fault", Origin::Thread),
+    ("kthread", Origin::Thread),
+    // Interrupts (arch/x86/kernel/irq.c; also all `sysvec_…`) and the softirqs after them.
+    ("common_interrupt", Origin::Interrupt),
+    ("asm_common_interrupt", Origin::Interrupt),
+    ("__irq_exit_rcu", Origin::Interrupt),
+    ("irq_exit_rcu", Origin::Interrupt),
+    ("run_ksoftirqd", Origin::Interrupt),
+    ("handle_irq_event", Origin::Interrupt),
+];
+
+/// Where in the kernel's text wake-ups come from.
+#[derive(Debug, Default)]
+pub struct WakeSites {
+    /// First and end address of a function of [`SITES`], in order.
+    sites: Vec<(u64, u64, Origin)>,
+}
+
+impl WakeSites {
+    /// Reads the kernel's symbols. Where they are hidden every wake-up is its current thread's.
+    #[must_use]
+    pub fn read() -> Self {
+        std::fs::read("/proc/kallsyms").map(|text| Self::parse(&text)).unwrap_or_default()
+    }
+
+    fn parse(text: &[u8]) -> Self {
+        let mut sites = Vec::new();
+        let mut open: Option<(u64, Origin)> = None;
+        // Sorted by address, as far as the kernel's own text goes; modules follow and have nothing of ours.
+        for line in text.split(|&byte| byte == b'\n') {
+            let Some((address, kind, name)) = symbol_line(line) else { continue };
+            if let Some((start, origin)) = open
+                && address > start
+            {
+                sites.push((start, address, origin));
+                open = None;
+            }
+            if open.is_none() && address != 0 && matches!(kind, b't' | b'T') {
+                // A function can be split and cloned by the compiler: `name.part.0`, `name.isra.0`.
+                let name = name.split('.').next().unwrap_or(name);
+                let site = SITES.iter().find(|(site, _)| *site == name).map(|&(_, origin)| origin);
+                let vector = name.strip_prefix("asm_").unwrap_or(name).starts_with("sysvec_");
+                open = site.or(vector.then_some(Origin::Interrupt)).map(|origin| (address, origin));
+            }
+        }
+        sites.sort_unstable_by_key(|site| site.0);
+        Self { sites }
+    }
+
+    /// Where the wake-up with this kernel stack (innermost first) came from: the innermost frame that says it.
+    #[must_use]
+    pub fn origin(&self, kernel: &[u64]) -> Origin {
+        let of = |&address: &u64| {
+            // A return address can be the first one behind the function.
+            let address = address.saturating_sub(1);
+            let next = self.sites.partition_point(|site| site.0 <= address);
+            let &(_, end, origin) = self.sites.get(next.checked_sub(1)?)?;
+            (address < end).then_some(origin)
+        };
+        kernel.iter().find_map(of).unwrap_or(Origin::Thread)
+    }
+}
+
+/// `ffffffff81000000 T name`, and ` [module]` behind for a module's.
+fn symbol_line(line: &[u8]) -> Option<(u64, u8, &str)> {
+    let line = std::str::from_utf8(line).ok()?;
+    let mut words = line.split_ascii_whitespace();
+    let address = u64::from_str_radix(words.next()?, 16).ok()?;
+    let kind = *words.next()?.as_bytes().first()?;
+    Some((address, kind, words.next()?))
 }
 
 /// The running kernel's build id, from `/sys/kernel/notes` (the same note an ELF file has).
@@ -72,6 +159,19 @@ mod tests {
         for cut in 0..notes.len() - 3 {
             assert_eq!(build_id_in_notes(&notes[..cut]), None);
         }
+    }
+
+    #[test]
+    fn the_innermost_known_function_says_where_a_wake_up_came_from() {
+        let text = b"1000 T try_to_wake_up\n1100 t hrtimer_wakeup\n1100 T alias\n1200 T futex_wake\n\
+            1300 T common_interrupt.cold\n1400 T entry_SYSCALL_64_after_hwframe\n1500 T next\n";
+        let sites = WakeSites::parse(text);
+        assert_eq!(sites.origin(&[0x1010, 0x1110, 0x1310, 0x1410]), Origin::Timer);
+        assert_eq!(sites.origin(&[0x1010, 0x1310]), Origin::Interrupt);
+        assert_eq!(sites.origin(&[0x1010, 0x1210, 0x1410, 0x1310]), Origin::Thread);
+        assert_eq!(sites.origin(&[0x1200]), Origin::Timer, "a return address behind the last call");
+        assert_eq!(sites.origin(&[]), Origin::Thread);
+        assert_eq!(WakeSites::parse(b"0000000000000000 T hrtimer_wakeup\nx y\n\xff\n").sites, []);
     }
 
     #[test]

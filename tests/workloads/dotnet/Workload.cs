@@ -10,6 +10,7 @@ static class Workload
 {
     static readonly SortedDictionary<string, string> ready = new SortedDictionary<string, string>();
     static readonly SortedDictionary<string, string> truth = new SortedDictionary<string, string>();
+    static readonly Dictionary<string, Action> commands = new Dictionary<string, Action>();
     static readonly CountdownGate started = new CountdownGate();
     public static volatile bool Stopping;
 
@@ -29,6 +30,12 @@ static class Workload
         return thread;
     }
 
+    // Before Ready: what the line `name` on stdin does. Its answer is the line `done name`.
+    public static void On(string name, Action action)
+    {
+        commands[name] = action;
+    }
+
     // Prints `ready {...}` when all threads have started.
     public static void Ready()
     {
@@ -42,6 +49,12 @@ static class Workload
             truth[name] = value.ToString("R", CultureInfo.InvariantCulture);
     }
 
+    public static void TruthList(string name, long[] values)
+    {
+        lock (truth)
+            truth[name] = "[" + string.Join(",", values) + "]";
+    }
+
     // Blocks until the line `stop` or the end of stdin, then raises Stopping. The line `mark` is answered with how far the
     // process has come: bytes allocated, and when; the line `abort` is the process's last. (SIGABRT from outside does not end a
     // .NET process: its handler puts the default action back and returns.)
@@ -50,6 +63,12 @@ static class Workload
         string line;
         while ((line = Console.In.ReadLine()) != null && line != "stop")
         {
+            if (commands.TryGetValue(line, out Action action))
+            {
+                action();
+                Console.Out.WriteLine("done " + line);
+                Console.Out.Flush();
+            }
             if (line == "abort")
                 Environment.FailFast("asked to abort");
             if (line != "mark")

@@ -166,6 +166,16 @@ impl<'a> KernelBtf<'a> {
         if bits % 8 == 0 { Ok(bits / 8) } else { Err(BtfError::BitField { name, field, bits }) }
     }
 
+    /// Byte and mask of the one-bit field `field` of `struct name`; little-endian.
+    ///
+    /// # Errors
+    /// When the kernel has no such field.
+    pub fn bit_of(&self, name: &'static str, field: &'static str) -> Result<(u32, u32), BtfError> {
+        let id = *self.structs.get(name.as_bytes()).ok_or(BtfError::NoField { name, field })?;
+        let bits = self.find_member(id, field.as_bytes(), 0)?.ok_or(BtfError::NoField { name, field })?;
+        Ok((bits / 8, 1 << (bits % 8)))
+    }
+
     /// Sorts of the arguments of tracepoint `name`, without the leading `void *`.
     ///
     /// # Errors
@@ -379,6 +389,8 @@ mod tests {
         let Ok(data) = std::fs::read(PATH) else { return };
         let btf = KernelBtf::parse(&data).unwrap();
         assert!(btf.offset_of("task_struct", "tgid").unwrap() > 0);
+        let (byte, mask) = btf.bit_of("task_struct", "in_iowait").unwrap();
+        assert!(byte > 0 && mask.is_power_of_two() && mask < 256);
         assert_eq!(btf.offset_of("css_set", "no such field").ok(), None);
         let switch = btf.tracepoint("sched_switch").unwrap();
         assert_eq!(switch.get(..3), Some(&[Argument::Integer, Argument::Pointer, Argument::Pointer][..]));

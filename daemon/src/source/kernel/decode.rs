@@ -2,14 +2,15 @@
 //! panic.
 
 use crate::source::{
-    CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, ThreadId, ThreadTimes, UserContext, UserRegs,
-    WaitEnd, WaitStart, WaitState, WalkEnd,
+    CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Sleeper, SleeperStack, ThreadId, ThreadTimes,
+    UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WalkEnd,
 };
 use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
-    CERTAIN, FLAG_AT_CALL, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_USER, FLAG_WAKER, FLAG_WALKED_TO_LIMIT,
-    FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START,
-    StackRecord, ThreadEndRecord, WaitEndRecord,
+    CERTAIN, FLAG_AT_CALL, FLAG_IO, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER,
+    FLAG_WAKER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, Header, KIND_CPU_SAMPLE,
+    KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, SleeperRecord, StackRecord,
+    ThreadEndRecord, WaitEndRecord, WakeRecord,
 };
 
 /// A record nobody could have written.
@@ -64,9 +65,22 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
                 user,
                 kernel,
                 state: wait_state(record.flags, record.state),
+                io: record.flags & FLAG_IO != 0,
                 ran_ns: record.ran_ns,
                 syscall: u32::try_from(record.syscall).ok(),
                 weight: weight(record.probability),
+            })
+        }
+        KIND_SLEEPER => sleeper(bytes)?,
+        KIND_WAKE => {
+            let record: WakeRecord = read(bytes, 0, "wake-up")?;
+            let kernel_bytes = usize::try_from(record.kernel_bytes).unwrap_or(usize::MAX);
+            let kernel = record.kernel.get(..kernel_bytes / 8);
+            let short = DecodeError::Short { what: "waker's stack", len: bytes.len() };
+            EventKind::Wake(Wake {
+                thread: ThreadId { pid: record.tgid, tid: record.tid },
+                start: MonotonicNs(record.start_ns),
+                kernel: kernel.ok_or(short)?.to_vec(),
             })
         }
         KIND_WAIT_END => {
@@ -78,6 +92,7 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
                 blocked_ns: record.blocked_ns,
                 runnable_ns: record.runnable_ns,
                 waker: (record.flags & FLAG_WAKER != 0).then_some((waker, record.waker_comm)),
+                woken_throttled: record.flags & FLAG_WOKEN_THROTTLED != 0,
             })
         }
         KIND_THREAD_END => {
@@ -146,9 +161,45 @@ fn walk_end(flags: u32) -> WalkEnd {
     }
 }
 
+fn sleeper(bytes: &[u8]) -> Result<EventKind, DecodeError> {
+    let record: SleeperRecord = read(bytes, 0, "sleeper")?;
+    let tail = bytes.get(size_of::<SleeperRecord>()..).unwrap_or_default();
+    let seen = if record.flags & FLAG_STACK_SENT != 0 {
+        None
+    } else {
+        let short = |what| DecodeError::Short { what, len: bytes.len() };
+        let kernel_bytes = usize::try_from(record.kernel_bytes).unwrap_or(usize::MAX);
+        let (kernel, tail) =
+            tail.split_at_checked(kernel_bytes).ok_or_else(|| short("sleeper's kernel stack"))?;
+        let user_bytes = usize::try_from(record.user_bytes).unwrap_or(usize::MAX);
+        let stack = tail.get(..user_bytes).ok_or_else(|| short("sleeper's user stack"))?;
+        Some(SleeperStack {
+            user: (record.flags & FLAG_USER != 0).then(|| UserContext {
+                walk: None,
+                regs: UserRegs { gpr: record.gpr, known: u16::MAX, ip: record.ip },
+                stack: stack.to_vec(),
+                limited: record.flags & FLAG_LIMITED != 0,
+            }),
+            kernel: words(kernel),
+            state: wait_state(record.flags, record.state),
+            io: record.flags & FLAG_IO != 0,
+            syscall: u32::try_from(record.syscall).ok(),
+        })
+    };
+    Ok(EventKind::Sleeper(Sleeper {
+        thread: ThreadId { pid: record.tgid, tid: record.tid },
+        comm: record.comm,
+        start: MonotonicNs(record.start_ns),
+        off_cpu_ns: (record.off_cpu_ns != 0).then_some(record.off_cpu_ns),
+        seen,
+    }))
+}
+
 /// `TASK_INTERRUPTIBLE` and `TASK_UNINTERRUPTIBLE` of include/linux/sched.h; further bits (killable, freezable, no load) may be set.
 fn wait_state(flags: u32, state: u32) -> WaitState {
-    if flags & FLAG_PREEMPTED != 0 {
+    if flags & FLAG_THROTTLED != 0 {
+        WaitState::Throttled
+    } else if flags & FLAG_PREEMPTED != 0 {
         WaitState::Runnable
     } else if state & 1 != 0 {
         WaitState::Interruptible

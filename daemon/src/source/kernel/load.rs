@@ -1,9 +1,9 @@
 //! Brings the probes into the kernel: settings from its BTF, sizes from the options, programs attached in the order that loses nothing.
 
 use super::btf::{self, Argument, BtfError, KernelBtf};
-use super::{KernelError, KernelOptions, Selection};
+use super::{KernelError, KernelOptions, Selection, iter};
 use aya::programs::perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent};
-use aya::programs::{BtfTracePoint, PerfEvent, ProgramType};
+use aya::programs::{BtfTracePoint, Iter, PerfEvent, ProgramError, ProgramType};
 use aya::sys::{BpfHelper, is_helper_supported};
 use aya::{Btf, Ebpf, EbpfLoader, Endianness, VerifierLogLevel};
 use ebpf_common::config::{Config, NO_FIELD, SELECT_ALL, SELECT_CGROUP, SELECT_PIDS};
@@ -23,12 +23,12 @@ const TRACEPOINTS: [&str; 6] = [
     "sched_switch",
 ];
 
-/// Loads the programs and attaches the scheduler's; nothing is recorded before `CONTROL` or `SELECTED` say so.
+/// Loads the programs and attaches the scheduler's; the second answer is the kernel's to the task iterator. Nothing is recorded before `CONTROL` or `SELECTED` say so.
 pub(super) fn load(
     options: &KernelOptions,
     possible_cpus: u32,
     online_cpus: u32,
-) -> Result<Ebpf, KernelError> {
+) -> Result<(Ebpf, Result<(), ProgramError>), KernelError> {
     let object = crate::embedded::probes().ok_or(KernelError::NoProbes)?;
     let data = fs::read(btf::PATH).map_err(|source| KernelError::BtfUnreadable { source })?;
     // aya reads the kernel's types twice, once for the loader (which has no way around it) and once for the tracepoints: 50 ms each, the
@@ -64,7 +64,8 @@ pub(super) fn load(
     }
     let sampler: &mut PerfEvent = program(&mut bpf, SAMPLER)?;
     sampler.load().map_err(|source| KernelError::Program { name: SAMPLER, source })?;
-    Ok(bpf)
+    let sleepers = program::<Iter>(&mut bpf, iter::PROGRAM)?.load("task", &types);
+    Ok((bpf, sleepers))
 }
 
 /// Whether the kernel can loop over the frames of a stack (since 5.17). Where it cannot, all stacks are copied and the daemon walks.
@@ -88,7 +89,7 @@ pub(super) fn attach_sampler(bpf: &mut Ebpf, cpu: u32, frequency_hz: u32) -> Res
         .map_err(|source| KernelError::Sampler { cpu, source })
 }
 
-fn program<'a, P>(bpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, KernelError>
+pub(super) fn program<'a, P>(bpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, KernelError>
 where
     &'a mut P: TryFrom<&'a mut aya::programs::Program>,
 {
@@ -104,6 +105,7 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> R
     let budget = options.wait_stack_budget_bytes_per_s
         / u64::from(online_cpus.max(1))
         / (1_000_000_000 / COIN_INTERVAL_NS);
+    let (task_in_iowait, task_in_iowait_mask) = btf.bit_of("task_struct", "in_iowait")?;
     Ok(Config {
         cgroup_id,
         // At least one record's worth, and within the range the coin's arithmetic is made for.
@@ -128,16 +130,35 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> R
         css_set_dfl_cgrp: btf.offset_of("css_set", "dfl_cgrp")?,
         cgroup_kn: btf.offset_of("cgroup", "kn")?,
         kernfs_node_id: btf.offset_of("kernfs_node", "id")?,
-        task_exec: btf
-            .offset_of("task_struct", "se")?
-            .saturating_add(btf.offset_of("sched_entity", "sum_exec_runtime")?),
-        reserved: 0,
+        task_exec: inside(btf, "se", "sched_entity", "sum_exec_runtime")?,
+        task_exec_before: inside(btf, "se", "sched_entity", "prev_sum_exec_runtime")?,
+        task_cfs_rq: optional(inside(btf, "se", "sched_entity", "cfs_rq"))?,
+        cfs_rq_throttle_count: optional(btf.offset_of("cfs_rq", "throttle_count"))?,
+        task_throttled: optional(btf.offset_of("task_struct", "throttled"))?,
+        task_last_arrival: optional(inside(btf, "sched_info", "sched_info", "last_arrival"))?,
+        task_in_iowait,
+        task_in_iowait_mask,
         // Without CONFIG_SMP there is no such field before 6.17.
-        task_on_cpu: match btf.offset_of("task_struct", "on_cpu") {
-            Err(BtfError::NoField { .. }) => NO_FIELD,
-            offset => offset?,
-        },
+        task_on_cpu: optional(btf.offset_of("task_struct", "on_cpu"))?,
     })
+}
+
+/// Offset of a field of a struct that is the field `member` of `task_struct`.
+fn inside(
+    btf: &KernelBtf<'_>,
+    member: &'static str,
+    name: &'static str,
+    field: &'static str,
+) -> Result<u32, BtfError> {
+    Ok(btf.offset_of("task_struct", member)?.saturating_add(btf.offset_of(name, field)?))
+}
+
+/// A field that not every kernel has.
+fn optional(offset: Result<u32, BtfError>) -> Result<u32, BtfError> {
+    match offset {
+        Err(BtfError::NoField { .. }) => Ok(NO_FIELD),
+        offset => offset,
+    }
 }
 
 /// Whether `sched_switch` has `prev_state` as its last argument (since 5.18). The first releases of 5.18 had it second (commit

@@ -3,6 +3,7 @@
 
 pub mod btf;
 pub mod decode;
+mod iter;
 mod load;
 pub mod perf;
 pub mod rules;
@@ -19,11 +20,13 @@ use ebpf_common::key::{
 use ebpf_common::limits::{
     DEFAULT_MAX_RULES, DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES, MAX_STACK_COPY_BYTES,
 };
+use iter::Visitor;
 use perf::PerfRing;
 use rules::RuleCache;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::time::Duration;
 
 /// Whose events are recorded. The probes decide it before any other work.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -184,6 +187,9 @@ pub enum KernelError {
 /// CPUs are looked for that often.
 const HOTPLUG_INTERVAL_NS: u64 = 1_000_000_000;
 
+/// How long the last visit may take: the recording has ended, and somebody waits for it.
+const LAST_VISIT_NS: u64 = 1_000_000_000;
+
 /// A torn read of a thread's times is repeated at most this often.
 const REREADS: u32 = 8;
 
@@ -218,6 +224,10 @@ pub struct KernelSource {
     options: KernelOptions,
     started_ns: u64,
     looked_for_cpus_ns: u64,
+    /// `None` when the kernel cannot show sleeping threads.
+    visitor: Option<Visitor>,
+    sleepers_lack: Option<String>,
+    sleepers_deferred: u64,
     /// Processes whose perf records are passed on, when the selection is by pid.
     followed: HashSet<u32>,
     /// Counted on this side of the ring.
@@ -242,7 +252,9 @@ impl KernelSource {
             rings.insert(cpu, PerfRing::open(cpu).map_err(|source| KernelError::Perf { cpu, source })?);
         }
         let online_count = u32::try_from(online.len()).unwrap_or(u32::MAX);
-        let mut bpf = load::load(options, possible_count, online_count)?;
+        let (mut bpf, sleepers) = load::load(options, possible_count, online_count)?;
+        let visitor = sleepers.map_err(|error| error.to_string());
+        let visitor = visitor.and_then(|()| Visitor::start().map_err(|error| error.to_string()));
         for &cpu in &online {
             load::attach_sampler(&mut bpf, cpu, options.frequency_hz)?;
         }
@@ -260,6 +272,9 @@ impl KernelSource {
             options: options.clone(),
             started_ns: now(),
             looked_for_cpus_ns: now(),
+            sleepers_lack: visitor.as_ref().err().cloned(),
+            visitor: visitor.ok(),
+            sleepers_deferred: 0,
             followed: HashSet::new(),
             own: [0; COUNTERS],
             buffer: Vec::new(),
@@ -272,6 +287,13 @@ impl KernelSource {
             }
             Selection::All | Selection::Cgroup(_) => source.begin_for_all()?,
         }
+        if let Some(lack) = &source.sleepers_lack {
+            tracing::warn!(
+                "threads that sleep all the time will have no stack: the kernel refuses the task iterator: {lack}"
+            );
+            source.count(Counter::VisitsRefused, 1);
+        }
+        source.visit_sleepers();
         Ok(source)
     }
 
@@ -301,6 +323,9 @@ impl KernelSource {
         self.seed(pid, recording.since_ns)?;
         recording.seeded = 1;
         self.selected.insert(pid, recording, 0).map_err(failed)?;
+        if let Some(visitor) = &mut self.visitor {
+            visitor.hurry();
+        }
         if seed::numbers(&format!("/proc/{pid}/task")).is_empty() {
             // It ended meanwhile, maybe before its entry was there to be removed. Gone already is as good.
             self.selected.remove(&pid).ok();
@@ -364,6 +389,7 @@ impl KernelSource {
     /// Hands all events that have arrived to `sink`. To be called every 20 ms or so.
     pub fn drain(&mut self, sink: &mut dyn FnMut(Event)) {
         self.follow_cpus();
+        self.visit_sleepers();
         self.drain_perf(sink);
         // What comes in meanwhile is left for the next call.
         let mut budget = self.options.ring_bytes;
@@ -450,6 +476,51 @@ impl KernelSource {
         wanted
     }
 
+    /// Lets the task iterator run when it is time: threads that slept before the recording, or whose wait the coin did not keep, get
+    /// their stack.
+    fn visit_sleepers(&mut self) {
+        let now = now();
+        let (Some(visitor), Some(bpf)) = (&mut self.visitor, &mut self.bpf) else { return };
+        let ended = visitor.ended(Duration::ZERO);
+        if ended {
+            let deferred = self.counter(Counter::SleepersDeferred);
+            let left_out = deferred != self.sleepers_deferred;
+            self.sleepers_deferred = deferred;
+            if let Some(visitor) = self.visitor.as_mut().filter(|_| left_out) {
+                visitor.left_out(now);
+            }
+            return;
+        }
+        if visitor.is_due(now) && visitor.begin(bpf, now).is_err() {
+            self.count(Counter::VisitsRefused, 1);
+        }
+    }
+
+    /// A last visit, for what waits at the end of the recording; events go to `sink` meanwhile, so that the ring has room. A thread whose
+    /// memory does not answer is not waited for.
+    pub fn visit_last(&mut self, sink: &mut dyn FnMut(Event)) {
+        let deadline = now().saturating_add(LAST_VISIT_NS);
+        let mut begun = false;
+        while now() < deadline {
+            let (Some(visitor), Some(bpf)) = (&mut self.visitor, &mut self.bpf) else { return };
+            if !visitor.is_visiting() {
+                if begun || visitor.begin(bpf, now()).is_err() {
+                    return;
+                }
+                begun = true;
+            }
+            visitor.ended(Duration::from_millis(1));
+            self.drain(sink);
+        }
+        self.count(Counter::VisitsRefused, 1);
+    }
+
+    /// Why threads that sleep all the time have no stacks, if the kernel cannot show them.
+    #[must_use]
+    pub fn sleepers_lack(&self) -> Option<&str> {
+        self.sleepers_lack.as_deref()
+    }
+
     /// Starts sampling on CPUs that came online. What belonged to a CPU that went away is dead and is replaced when it returns.
     fn follow_cpus(&mut self) {
         let now = now();
@@ -527,6 +598,12 @@ impl KernelSource {
                 Progress::Waiting { start: since, blocked_ns: open, runnable_ns: 0, kept: false };
         }
         snapshot
+    }
+
+    fn counter(&self, counter: Counter) -> u64 {
+        let per_cpu = self.counts.get(&0, 0).ok();
+        let of = |counts: &[u64; COUNTERS]| counts.get(index(counter)).copied().unwrap_or(0);
+        per_cpu.iter().flat_map(|cpus| cpus.iter()).map(of).sum()
     }
 
     /// All counters of this source.

@@ -1,0 +1,115 @@
+//! Visits to sleeping threads: a thread of its own reads the kernel's task iterator to its end, which runs the probe on every thread of
+//! the host. Of its own, because the probe may have to wait for pages of a visited process's memory, for as long as that process likes
+//! (userfaultfd): nobody else must wait then.
+
+use aya::Ebpf;
+use aya::programs::Iter;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+/// Name of the program in the object.
+pub(super) const PROGRAM: &str = "sleepers";
+
+/// Time between two visits.
+const INTERVAL_NS: u64 = 2_000_000_000;
+/// The next visit comes so soon when one left something out for want of room in the ring.
+const SOON_NS: u64 = 50_000_000;
+
+/// The visiting thread.
+pub(super) struct Visitor {
+    iterators: SyncSender<File>,
+    ends: Receiver<()>,
+    visiting: bool,
+    due_ns: u64,
+}
+
+/// A visit did not begin: the one before has not ended, or the kernel refuses.
+pub(super) struct Refused;
+
+impl Visitor {
+    /// Starts the thread; the first visit is due at once.
+    pub(super) fn start() -> io::Result<Self> {
+        let (iterators, visits) = sync_channel::<File>(1);
+        let (ended, ends) = sync_channel(1);
+        std::thread::Builder::new().name("sleepers".into()).spawn(move || {
+            for mut iterator in visits {
+                read_to_end(&mut iterator);
+                drop(iterator);
+                if ended.send(()).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { iterators, ends, visiting: false, due_ns: 0 })
+    }
+
+    /// Makes the next visit due now.
+    pub(super) fn hurry(&mut self) {
+        self.due_ns = 0;
+    }
+
+    /// True when a visit is to begin.
+    pub(super) fn is_due(&self, now_ns: u64) -> bool {
+        now_ns >= self.due_ns
+    }
+
+    /// Begins a visit.
+    pub(super) fn begin(&mut self, bpf: &mut Ebpf, now_ns: u64) -> Result<(), Refused> {
+        self.due_ns = now_ns.saturating_add(INTERVAL_NS);
+        if self.visiting {
+            return Err(Refused);
+        }
+        let iterator = open(bpf).ok_or(Refused)?;
+        // The channel is empty while nobody visits.
+        self.iterators.try_send(iterator).map_err(|_| Refused)?;
+        self.visiting = true;
+        Ok(())
+    }
+
+    /// Waits up to `timeout` for the visit in progress, and says whether one ended now.
+    pub(super) fn ended(&mut self, timeout: Duration) -> bool {
+        if !self.visiting {
+            return false;
+        }
+        match self.ends.recv_timeout(timeout) {
+            Ok(()) => {
+                self.visiting = false;
+                true
+            }
+            // Disconnected only if the thread died: then there are no more visits.
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => false,
+        }
+    }
+
+    /// True while a visit goes on.
+    pub(super) fn is_visiting(&self) -> bool {
+        self.visiting
+    }
+
+    /// Something was left out: comes back soon.
+    pub(super) fn left_out(&mut self, now_ns: u64) {
+        self.due_ns = self.due_ns.min(now_ns.saturating_add(SOON_NS));
+    }
+}
+
+/// A new iterator: each visit needs its own. `None` when the kernel refuses.
+fn open(bpf: &mut Ebpf) -> Option<File> {
+    let program: &mut Iter = bpf.program_mut(PROGRAM)?.try_into().ok()?;
+    let link = program.attach().ok()?;
+    program.take_link(link).ok()?.into_file().ok()
+}
+
+/// Each read visits threads until it has text for us, which the probe never writes, or has seen very many (then it answers EAGAIN).
+fn read_to_end(iterator: &mut File) {
+    let mut nothing = [0; 64];
+    loop {
+        match iterator.read(&mut nothing) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+            Err(_) => return,
+        }
+    }
+}

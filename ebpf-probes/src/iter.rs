@@ -1,0 +1,259 @@
+//! The task iterator: visits all threads and tells of waits in progress, with the stack of those whose stack nobody has: waits that began
+//! before the recording, and those the coin did not keep. It may sleep, so it can read the memory of threads that do not run. A long
+//! wait is told of at every visit: that its thread has not moved is what allows the daemon to ask for names of its code.
+//!
+//! A visited thread can wake at any moment. Its registers and stack are true if it slept through the visit: it slept before and after,
+//! in the same wait and without having run. Anything else is dropped and counted.
+
+use crate::config::{Task, setting};
+use crate::emit::{PF_KTHREAD, USER_CS, send};
+use crate::maps::{RING, SLEEPER_SCRATCH, THREADS, count};
+use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, pt_regs, task_struct};
+use aya_ebpf::helpers::generated::{
+    bpf_copy_from_user_task, bpf_get_current_task_btf, bpf_get_task_stack, bpf_ktime_get_ns,
+    bpf_ringbuf_query, bpf_task_pt_regs,
+};
+use core::ffi::c_void;
+use core::mem::size_of;
+use ebpf_common::counter::Counter;
+use ebpf_common::event::{
+    FLAG_IO, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER, Header, KIND_SLEEPER,
+    SleeperRecord,
+};
+use ebpf_common::key::{
+    STATE_BLOCKED, STATE_RUNNABLE, SleeperScratch, Thread, WAIT_CERTAIN, WAIT_KEPT, WAIT_WAS_BLOCKED,
+};
+use ebpf_common::limits::{
+    MAX_KERNEL_STACK_BYTES, MAX_SLEEPER_BYTES, MAX_STACK_COPY_BYTES, PAGE_BYTES, SCRATCH_TAIL_BYTES,
+};
+
+/// One page more than the limit has, for a stack pointer in the middle of a page.
+const MAX_STEPS: u32 = MAX_STACK_COPY_BYTES / PAGE_BYTES + 1;
+
+/// A wait whose stack and weight are known is told of only when it has lasted so long: the record of its start is news enough.
+const NEWS_NS: u64 = 1_000_000_000;
+
+/// `TASK_INTERRUPTIBLE` of include/linux/sched.h.
+const INTERRUPTIBLE: u32 = 1;
+
+/// `struct bpf_iter__task` of kernel/bpf/task_iter.c.
+#[repr(C)]
+struct Context {
+    meta: *const c_void,
+    /// Null once, after the last thread.
+    task: *const task_struct,
+}
+
+/// What a thread that sleeps does not change.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Asleep {
+    tgid: u32,
+    state: u32,
+    start_ns: u64,
+    exec_ns: u64,
+    was_blocked: bool,
+}
+
+/// `int (struct bpf_iter_meta *meta, struct task_struct *task)`.
+#[inline(always)]
+pub(crate) fn visit(ctx: *mut c_void) {
+    // SAFETY: the kernel calls programs of this section with this context.
+    let task = unsafe { (*ctx.cast::<Context>()).task };
+    if task.is_null() {
+        return;
+    }
+    let task = Task(task);
+    let tid = task.tid();
+    let tgid = task.tgid();
+    if task.recording(tgid).is_none() {
+        return;
+    }
+    let Some(thread) = THREADS.get_ptr_mut(tid) else { return };
+    // SAFETY: an entry of the map, which outlives the program; the scheduler's hooks may change it meanwhile.
+    let thread = unsafe { &mut *thread };
+    let Some(asleep) = asleep(task, thread) else { return };
+    let flags = thread.wait_flags;
+    // SAFETY: a helper without arguments.
+    let now = unsafe { bpf_ktime_get_ns() };
+    let known = flags & WAIT_KEPT != 0 || thread.visited_start_ns == asleep.start_ns;
+    let certain = flags & WAIT_CERTAIN != 0 || thread.visited_start_ns == asleep.start_ns;
+    if known && certain && now.saturating_sub(asleep.start_ns) < NEWS_NS {
+        return;
+    }
+    count(Counter::Sleepers);
+    if ring_half_full() {
+        return count(Counter::SleepersDeferred);
+    }
+    let Some(scratch) = SLEEPER_SCRATCH.get_ptr_mut(0) else { return };
+    // SAFETY: the one entry, used by the one iterator that is read at a time.
+    let scratch = unsafe { &mut *scratch };
+    describe(&mut scratch.record, task, &asleep, tid);
+    if known {
+        scratch.record.flags |= FLAG_STACK_SENT;
+    } else {
+        stacks(scratch, task);
+    }
+    // Before the last look, so that whoever ends the wait from now on tells of its end.
+    // SAFETY: a valid, aligned field.
+    unsafe { core::ptr::write_volatile(&raw mut thread.visited_start_ns, asleep.start_ns) };
+    // Before the last look too: what ends the wait is later than that.
+    // SAFETY: a helper without arguments.
+    let now = unsafe { bpf_ktime_get_ns() };
+    if self::asleep(task, thread) != Some(asleep) {
+        return count(Counter::SleepersTorn);
+    }
+    let record = &mut scratch.record;
+    let len = size_of::<SleeperRecord>() as u32 + record.kernel_bytes + record.user_bytes;
+    record.header = Header { kind: KIND_SLEEPER, len, time_ns: now };
+    // SAFETY: a valid, aligned field; read back, so that the compiler keeps the check that the verifier needs.
+    let len = unsafe { core::ptr::read_volatile(&raw const record.header.len) };
+    if len > MAX_SLEEPER_BYTES {
+        return count(Counter::SleepersTorn);
+    }
+    // SAFETY: the first `len` bytes of `scratch` are record and tail.
+    let stored = unsafe { send((&raw mut *scratch).cast(), len) };
+    if !stored {
+        thread.visited_start_ns = 0;
+    }
+    count(if stored { Counter::SleepersStored } else { Counter::SleepersRingFull });
+}
+
+/// The thread as it sleeps, `None` when it does not.
+#[inline(always)]
+fn asleep(task: Task, thread: &Thread) -> Option<Asleep> {
+    // SAFETY: a valid, aligned field, which the scheduler's hooks write last.
+    let state = unsafe { core::ptr::read_volatile(&raw const thread.state) };
+    if state != STATE_BLOCKED && state != STATE_RUNNABLE || task.on_cpu() {
+        return None;
+    }
+    // SAFETY: a valid, aligned field.
+    let start_ns = unsafe { core::ptr::read_volatile(&raw const thread.wait_start_ns) };
+    let was_blocked = thread.wait_flags & WAIT_WAS_BLOCKED != 0;
+    Some(Asleep { tgid: thread.tgid, state, start_ns, exec_ns: task.exec_ns(), was_blocked })
+}
+
+/// Whether the daemon is behind: what is left out now is found at the next visit, and the ring keeps room for what cannot wait.
+#[inline(always)]
+fn ring_half_full() -> bool {
+    let ring: *mut c_void = (&raw const RING).cast_mut().cast();
+    // SAFETY: the ring map.
+    let used = unsafe { bpf_ringbuf_query(ring, u64::from(BPF_RB_AVAIL_DATA)) };
+    // SAFETY: the ring map.
+    let size = unsafe { bpf_ringbuf_query(ring, u64::from(BPF_RB_RING_SIZE)) };
+    used > size / 2
+}
+
+#[inline(always)]
+fn describe(record: &mut SleeperRecord, task: Task, asleep: &Asleep, tid: u32) {
+    record.tgid = asleep.tgid;
+    record.tid = tid;
+    record.comm = task.comm();
+    record.state = task.state();
+    record.start_ns = asleep.start_ns;
+    record.syscall = -1;
+    record.kernel_bytes = 0;
+    record.user_bytes = 0;
+    // SAFETY: a helper without arguments.
+    let reader = Task(unsafe { bpf_get_current_task_btf() });
+    let (now, left) = (reader.last_on_cpu_ns(), task.last_on_cpu_ns());
+    record.off_cpu_ns = if left == 0 { 0 } else { now.saturating_sub(left) };
+    record.flags = 0;
+    if asleep.state == STATE_RUNNABLE {
+        // What it sleeps for is over, and its state forgotten; one that was never blocked was preempted.
+        record.state = INTERRUPTIBLE;
+        if !asleep.was_blocked {
+            record.flags |= FLAG_PREEMPTED;
+        }
+    }
+    if task.in_iowait() {
+        record.flags |= FLAG_IO;
+    }
+    if !asleep.was_blocked && task.throttled() {
+        record.flags |= FLAG_THROTTLED;
+    }
+}
+
+/// Takes the kernel's and the user's part of the stack.
+#[inline(always)]
+fn stacks(scratch: &mut SleeperScratch, task: Task) {
+    let tail = scratch.tail.as_mut_ptr();
+    // SAFETY: the buffer has `MAX_KERNEL_STACK_BYTES` and more; the iterator holds a reference to the task.
+    let got = unsafe { bpf_get_task_stack(task.0.cast_mut().cast(), tail.cast(), MAX_KERNEL_STACK_BYTES, 0) };
+    let mut kernel_bytes = 0;
+    if got < 0 {
+        count(Counter::KernelStackFailed);
+    } else {
+        kernel_bytes = got as u32;
+    }
+    scratch.record.kernel_bytes = kernel_bytes;
+    if task.flags() & PF_KTHREAD != 0 {
+        return;
+    }
+    // SAFETY: a helper on a task the iterator holds a reference to.
+    let regs = unsafe { bpf_task_pt_regs(task.0.cast_mut()) } as *const pt_regs;
+    // SAFETY: what the helper returned is typed for the verifier; loads through it cannot fault.
+    let regs = unsafe { &*regs };
+    if regs.cs != USER_CS {
+        return;
+    }
+    let record = &mut scratch.record;
+    record.flags |= FLAG_USER;
+    record.ip = regs.rip;
+    record.syscall = regs.orig_rax as i64;
+    record.gpr = [
+        regs.rax, regs.rdx, regs.rcx, regs.rbx, regs.rsi, regs.rdi, regs.rbp, regs.rsp, regs.r8, regs.r9,
+        regs.r10, regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,
+    ];
+    let from = record.gpr[7];
+    let limit = setting!(stack_copy_bytes);
+    let bytes = copy(&mut scratch.tail, kernel_bytes, task, from, limit);
+    let record = &mut scratch.record;
+    record.user_bytes = bytes;
+    if bytes >= limit {
+        record.flags |= FLAG_LIMITED;
+        count(Counter::StackLimited);
+    } else if bytes == 0 {
+        count(Counter::StackUnreadable);
+    }
+}
+
+/// Copies at most `limit` bytes of the user stack at `from` to `tail[at..]`, page by page, up to where the mapping ends.
+#[inline(always)]
+fn copy(tail: &mut [u8; SCRATCH_TAIL_BYTES as usize], at: u32, task: Task, from: u64, limit: u32) -> u32 {
+    let mut bytes = 0u32;
+    for done in 0..MAX_STEPS {
+        // The first condition is a constant to the verifier, which does not look at steps the setting rules out.
+        if done * PAGE_BYTES >= limit + PAGE_BYTES || bytes >= limit {
+            break;
+        }
+        let address = from.wrapping_add(u64::from(bytes));
+        let in_page = (address as u32) & (PAGE_BYTES - 1);
+        let wanted = limit - bytes;
+        let mut step = PAGE_BYTES - in_page;
+        if step > wanted {
+            step = wanted;
+        }
+        let step = opaque(step);
+        let position = opaque(at + bytes);
+        if position > MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES || step > PAGE_BYTES {
+            break;
+        }
+        let target = tail.as_mut_ptr().wrapping_add(position as usize);
+        // SAFETY: `position` and `step` were checked: a page fits behind the last allowed position. A bad user address is an error.
+        let failed = unsafe {
+            bpf_copy_from_user_task(target.cast(), step, address as *const _, task.0.cast_mut().cast(), 0)
+        };
+        if failed != 0 {
+            break;
+        }
+        bytes += step;
+    }
+    bytes
+}
+
+/// Hides from the compiler what it knows of a value: the verifier needs the checks that follow.
+#[inline(always)]
+fn opaque(value: u32) -> u32 {
+    // SAFETY: a valid, aligned local.
+    unsafe { core::ptr::read_volatile(&raw const value) }
+}

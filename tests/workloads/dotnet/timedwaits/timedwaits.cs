@@ -1,0 +1,100 @@
+// Threads that wait in known ways for known lengths, again and again, each wait written down with its begin and end by the clock. One
+// more sleeps from the start to the end of the process, inside a chain of NoInlining methods.
+using System;
+using System.Collections.Generic;
+using System.Runtime.CompilerServices;
+using System.Threading;
+using System.Threading.Tasks;
+
+namespace TimedWaits
+{
+    static class Program
+    {
+        static readonly object contended = new object();
+        static readonly SemaphoreSlim semaphore = new SemaphoreSlim(0);
+        static readonly ManualResetEventSlim never = new ManualResetEventSlim(false, 0);
+        static int depth;
+
+        static int Main()
+        {
+            var logs = new Dictionary<string, WaitLog>();
+            void Waiter(string name, Action wait)
+            {
+                var log = logs[name] = new WaitLog();
+                Workload.Start(name, () => { while (!Workload.Stopping) log.Of(wait); });
+            }
+            Workload.Start("asleep", AsleepOuter);
+            Workload.Start("lock-holder", HoldLock);
+            Workload.Start("releaser", () => { while (true) { Thread.Sleep(60); semaphore.Release(); } });
+            Waiter("wait-monitor", WaitForLock);
+            Waiter("wait-semaphore", WaitForSemaphore);
+            Waiter("wait-delay", WaitForDelay);
+            Waiter("wait-sleep", Sleep);
+            Workload.Ready();
+            Workload.WaitForStop();
+            foreach (var pair in logs)
+                Workload.TruthList(pair.Key, pair.Value.Times());
+            Workload.PrintTruth();
+            return 0;
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void AsleepOuter() { AsleepInner(); depth++; }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void AsleepInner() { never.Wait(); depth++; }
+
+        // Held all the time but for a moment in which the waiter gets it: it is the only one who waits.
+        static void HoldLock()
+        {
+            while (true)
+            {
+                lock (contended)
+                    Thread.Sleep(70);
+                Thread.Sleep(5);
+            }
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void WaitForLock()
+        {
+            lock (contended)
+                depth++;
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void WaitForSemaphore() { semaphore.Wait(); depth++; }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void WaitForDelay() { Task.Delay(50).Wait(); depth++; }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Sleep() { Thread.Sleep(40); depth++; }
+    }
+
+    // Begin and end of each wait, in nanoseconds since 1970.
+    sealed class WaitLog
+    {
+        readonly List<long> times = new List<long>();
+
+        static long Now() { return (DateTime.UtcNow - DateTime.UnixEpoch).Ticks * 100; }
+
+        public void Of(Action wait)
+        {
+            long begin = Now();
+            wait();
+            long end = Now();
+            lock (times)
+            {
+                times.Add(begin);
+                times.Add(end);
+            }
+        }
+
+        public long[] Times()
+        {
+            lock (times)
+                return times.ToArray();
+        }
+    }
+}
