@@ -25,7 +25,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How often ended targets are looked for; nothing reports the end of a process that is not a child without its help.
-const LOOK: Duration = Duration::from_millis(50);
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Begins each line about what the recording lacks for want of a right, on stderr and in the profile's comments.
 const LIMITED: &str = "limited: ";

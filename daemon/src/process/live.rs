@@ -25,6 +25,8 @@ const MAX_STEPS: usize = 16_384;
 const MAX_BODIES: usize = 16_384;
 /// Most start addresses whose generation is remembered per process.
 const MAX_REPLACED: usize = 16_384;
+/// Most frames of remembered stacks per process.
+const MAX_WALKED_FRAMES: usize = 32_768;
 /// Most distinct rules shared between processes.
 const MAX_RULES: usize = 32_768;
 /// Most bytes of a vDSO.
@@ -86,6 +88,8 @@ pub(super) struct Process {
     unlearned: Vec<u64>,
     /// Rules that may still be taught in this period.
     lessons_left: u32,
+    /// Stacks the probes walked, by their places.
+    walked: WalkedStacks,
     pub(super) refreshed: Option<Instant>,
     pub(super) refresh_after: Duration,
     /// When its last stack was walked.
@@ -113,6 +117,7 @@ impl Process {
             space: None,
             unlearned: Vec::new(),
             lessons_left: LESSONS,
+            walked: WalkedStacks::default(),
             refreshed: None,
             refresh_after: REFRESH,
             used: Instant::now(),
@@ -150,6 +155,7 @@ impl Process {
 
     /// Drops remembered steps. The probes' rules go with them: one that is not remembered could not be taken back.
     fn clear_steps(&mut self, lessons: &mut Lessons) {
+        self.walked.clear();
         self.steps.clear();
         self.unlearned.clear();
         self.close_space(lessons);
@@ -180,8 +186,19 @@ impl Process {
         }
     }
 
+    /// The frames of a stack the probes walked to the thread's start, when it was walked before and none of it may have changed since.
+    pub(super) fn walked_before(&self, places: &[u64], now: Instant) -> Option<&[FrameKey]> {
+        self.walked.get(places, now)
+    }
+
+    /// Remembers the frames of a stack the probes walked to the thread's start.
+    pub(super) fn remember_walk(&mut self, places: &[u64], frames: &[FrameKey], now: Instant) {
+        self.walked.insert(places, frames, now);
+    }
+
     /// Code in `range` is gone.
     pub(super) fn forget(&mut self, range: &Range<u64>) {
+        self.walked.clear();
         let starts: Vec<u64> = self.bodies_in(range);
         for start in starts {
             if let Some(known) = self.bodies.remove(&start) {
@@ -200,6 +217,7 @@ impl Process {
 
     /// Code in `range` may have changed: the next use looks again.
     fn recheck(&mut self, range: &Range<u64>) {
+        self.walked.clear();
         let Some(past) = Instant::now().checked_sub(RECHECK) else { return self.forget(range) };
         for start in self.bodies_in(range) {
             if let Some(known) = self.bodies.get_mut(&start) {
@@ -228,6 +246,39 @@ impl Process {
 
     fn read(&mut self, address: u64, into: &mut [u8]) -> usize {
         self.memory().map_or(0, |m| m.read(address, into))
+    }
+}
+
+/// Stacks walked whole by the probes and the frames they are, as long as one look at JIT memory holds.
+#[derive(Debug, Default)]
+struct WalkedStacks {
+    stacks: HashMap<Box<[u64]>, Box<[FrameKey]>, foldhash::fast::RandomState>,
+    /// Frames of all of them.
+    frames: usize,
+    since: Option<Instant>,
+}
+
+impl WalkedStacks {
+    fn get(&self, places: &[u64], now: Instant) -> Option<&[FrameKey]> {
+        let holds = self.since.is_some_and(|since| now.duration_since(since) < RECHECK);
+        if holds { self.stacks.get(places).map(|frames| &**frames) } else { None }
+    }
+
+    fn insert(&mut self, places: &[u64], frames: &[FrameKey], now: Instant) {
+        if self.since.is_none_or(|since| now.duration_since(since) >= RECHECK) {
+            self.clear();
+            self.since = Some(now);
+        }
+        if self.frames + places.len() <= MAX_WALKED_FRAMES {
+            self.frames += places.len();
+            self.stacks.insert(places.into(), frames.into());
+        }
+    }
+
+    fn clear(&mut self) {
+        self.stacks.clear();
+        self.frames = 0;
+        self.since = None;
     }
 }
 
@@ -604,6 +655,7 @@ impl View<'_> {
                     cached.taught = true;
                 } else {
                     self.process.unlearned.push(key);
+                    self.process.walked.clear();
                 }
             }
         }

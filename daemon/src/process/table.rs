@@ -9,7 +9,7 @@ use super::lesson::{Lesson, Lessons};
 use super::live::{Process, Teaching, View, read_maps};
 use super::mapping::{Mapping, Mappings, Region, Replaced};
 use crate::sample::frame::{FrameKey, ImageId, Marker, ProcessId};
-use crate::source::{Event, EventKind, MonotonicNs, ShimEvent, UserContext};
+use crate::source::{Event, EventKind, MonotonicNs, ShimEvent, UserContext, WalkEnd};
 use crate::unwind::finish::{Finished, Limits, walk};
 use crate::unwind::rule::Rule;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -322,6 +322,15 @@ impl ProcessTable {
         }
         let (now, before) = (Instant::now(), process.cached());
         process.used = now;
+        let whole = context.walk.as_ref().filter(|probed| probed.end == WalkEnd::ThreadStart);
+        if let Some(frames) = whole.and_then(|probed| process.walked_before(&probed.frames, now)) {
+            return Finished {
+                frames: frames.to_vec(),
+                reached_thread_start: true,
+                seen_before: true,
+                ..Finished::default()
+            };
+        }
         let teaching = if context.walk.is_some() { Teaching::Again } else { Teaching::Off };
         let mut view = View {
             process,
@@ -334,6 +343,9 @@ impl ProcessTable {
         };
         let finished = walk(context, &mut view, limits);
         view.process.take_back(view.lessons);
+        if let Some(probed) = whole.filter(|_| finished.reached_thread_start) {
+            view.process.remember_walk(&probed.frames, &finished.frames, now);
+        }
         self.cached += view.process.cached().saturating_sub(before);
         self.counters.stacks_stale += u64::from(finished.broken == Some(Marker::TruncatedStale));
         self.evict_caches(MAX_CACHED);

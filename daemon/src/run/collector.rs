@@ -11,8 +11,12 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError};
 use std::time::Duration;
 
-/// Time between rounds. The BPF ring holds about a second of samples, a shim's ring some hundred allocations.
-const ROUND: Duration = Duration::from_millis(10);
+/// Time between rounds, while little happens and after a round that found much. The BPF ring holds about a second of samples, a shim's
+/// ring some hundred allocations.
+const ROUND: Duration = Duration::from_millis(20);
+const QUICK_ROUND: Duration = Duration::from_millis(5);
+/// Events that make a round one that found much: half of them allocations, they fill an eighth of a shim's ring.
+const MANY_EVENTS: usize = 100;
 /// Batches held back while the processor is behind, before draining pauses.
 const MAX_HELD_BATCHES: usize = 64;
 
@@ -92,8 +96,9 @@ impl Collector {
                 // Nobody listens any more: the recording was given up.
                 Err(TryRecvError::Disconnected | TryRecvError::Empty) => return,
             };
+            let mut events = 0;
             if self.held.len() < MAX_HELD_BATCHES {
-                self.round();
+                events = self.round();
             } else {
                 self.shims.beat();
             }
@@ -103,7 +108,7 @@ impl Collector {
             if !self.pass_on() {
                 return;
             }
-            std::thread::sleep(ROUND);
+            std::thread::sleep(if events < MANY_EVENTS { ROUND } else { QUICK_ROUND });
         }
     }
 
@@ -125,7 +130,8 @@ impl Collector {
         }
     }
 
-    fn round(&mut self) {
+    /// Drains all sources once; answers how many events there were.
+    fn round(&mut self) -> usize {
         let start = now();
         let (order, shims) = (&mut self.order, &mut self.shims);
         if let Some(kernel) = &mut self.kernel {
@@ -137,9 +143,11 @@ impl Collector {
         shims.drain(&mut |event| order.push(event));
         let mut events = Vec::new();
         self.order.end_round(start, &mut events);
-        if !events.is_empty() {
+        let released = events.len();
+        if released > 0 {
             self.held.push_back(Batch::Events(events));
         }
+        released
     }
 
     fn close_kernel(&mut self) {

@@ -17,6 +17,7 @@ use crate::source::{
 use crate::symbolize::Symbolizer;
 use crate::symbolize::kernel::WakeSites;
 use crate::unwind::finish::Limits;
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +98,7 @@ pub struct Processor {
     ended: HashMap<(u32, MonotonicNs), Labels>,
     requests: Vec<NameRequest>,
     /// When an address was last asked about, which was when it was seen running.
-    asked: HashMap<NameRequest, MonotonicNs>,
+    asked: HashMap<NameRequest, MonotonicNs, RandomState>,
     types: HashMap<(RegionId, u64), Arc<str>>,
     region_pid: HashMap<RegionId, u32>,
     /// Threads that run a collection right now, by region (workstation GC collects on the thread that allocates).
@@ -125,7 +126,7 @@ impl Processor {
             names: ThreadNames::default(),
             ended: HashMap::new(),
             requests: Vec::new(),
-            asked: HashMap::new(),
+            asked: HashMap::default(),
             types: HashMap::new(),
             region_pid: HashMap::new(),
             collecting: HashMap::new(),
@@ -305,7 +306,9 @@ impl Processor {
         if finished.reached_thread_start && finished.guessed == 0 {
             self.counters.exact += 1;
         }
-        for &frame in &finished.frames {
+        // Of a stack seen a moment ago all names were asked for then.
+        let news = if finished.seen_before { &[][..] } else { &finished.frames };
+        for &frame in news {
             if let FrameKey::Managed { process, start, .. } = frame {
                 let request = NameRequest { pid, address: start };
                 let again = || {

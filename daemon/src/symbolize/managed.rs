@@ -10,6 +10,7 @@ use super::perf_map::PerfMapName;
 use super::{FunctionId, Module, Symbol, pretty};
 use crate::sample::frame::ProcessId;
 use crate::source::{Method, ShimEvent};
+use foldhash::fast::RandomState;
 use profiler_protocol::record::NOT_NOW;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -59,7 +60,7 @@ struct Process {
     /// Code that is there now, by first address.
     live: BTreeMap<u64, Range>,
     /// What each frame is bound to.
-    bound: HashMap<Body, Result<FunctionId, Missing>>,
+    bound: HashMap<Body, Result<FunctionId, Missing>, RandomState>,
     /// Frames that wait for an answer: first address -> generation.
     waiting: BTreeMap<u64, u32>,
     /// Newest generation seen of an address, where it is not 0.
@@ -70,7 +71,7 @@ struct Process {
 /// The store.
 #[derive(Default)]
 pub(super) struct ManagedNames {
-    processes: HashMap<ProcessId, Process>,
+    processes: HashMap<ProcessId, Process, RandomState>,
     ids: HashMap<FunctionKey, FunctionId>,
     symbols: HashMap<FunctionId, Symbol>,
     next_id: u32,

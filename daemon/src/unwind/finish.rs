@@ -54,6 +54,8 @@ pub struct Finished {
     pub reached_thread_start: bool,
     /// Callers found by frame pointer only.
     pub guessed: u32,
+    /// True when the same stack was finished a moment ago.
+    pub seen_before: bool,
     /// Why the walk ended before the thread's start; also the last frame.
     pub broken: Option<Marker>,
 }
