@@ -1,10 +1,13 @@
 //! Waits: what a thread waited for, how long and who ended it; and threads that slept before the profiler came.
 
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use system_tests::environment::{begin, record_on};
+use system_tests::environment::{Need, RECORD, begin, record_on};
 use system_tests::perfusion::record_pid;
-use system_tests::{Runtime, Sample, Workload, on_runtimes};
+use system_tests::{App, Profile, Runtime, Sample, Workload, on_runtimes};
 
 fn of_thread(tid: u32) -> impl Fn(&Sample) -> bool {
     let tid = tid.to_string();
@@ -38,5 +41,206 @@ fn a_thread_asleep_since_before_the_profiler_came_has_its_stack(runtime: Runtime
             .samples
             .iter()
             .any(|sample| of_thread(asleep)(sample) && sample.has("[waiting since before"))
+    );
+}
+
+/// A kind of wait: the thread that does nothing else, the reason it must be given, and who must have ended it.
+struct Expected {
+    thread: &'static str,
+    reason: &'static str,
+    ended_by: EndedBy,
+}
+
+enum EndedBy {
+    Timer,
+    /// The thread of this name in the `ready` line.
+    Thread(&'static str),
+    /// A thread with this kernel name.
+    Named(&'static str),
+    /// A child process, which has the name of the thread that made it.
+    Child,
+}
+
+/// Nanoseconds of the waits the program wrote down, as far as they lie in the recording: begins and ends since 1970.
+fn own_account(truth: &serde_json::Value, thread: &str, profile: &Profile) -> i64 {
+    let times: Vec<i64> =
+        truth[thread].as_array().unwrap().iter().map(|time| time.as_i64().unwrap()).collect();
+    let (first, last) = (profile.time_ns, profile.time_ns + profile.duration_ns);
+    times.chunks_exact(2).map(|wait| (wait[1].min(last) - wait[0].max(first)).max(0)).sum()
+}
+
+fn assert_wait(profile: &Profile, app: &[(&str, u32)], truth: &serde_json::Value, expected: &Expected) {
+    let tid = |name: &str| app.iter().find(|(thread, _)| *thread == name).unwrap().1;
+    let this = of_thread(tid(expected.thread));
+    let picture = || {
+        let mut lines = String::new();
+        for sample in profile.samples.iter().filter(|sample| this(sample)) {
+            let value = |column| profile.value(sample, column);
+            let (cpu, runnable, blocked) = (value("cpu"), value("runnable"), value("blocked"));
+            let (reason, waker) = (sample.label("wait_reason"), sample.label("waker"));
+            lines += &format!(
+                "cpu {cpu} runnable {runnable} blocked {blocked} {reason} by {waker}: {}\n",
+                sample.text()
+            );
+        }
+        format!("{}: {lines}", expected.thread)
+    };
+    let own = own_account(truth, expected.thread, profile) as f64;
+    assert!(
+        own > profile.duration_ns as f64 * 0.5,
+        "it hardly waited: {own} ns by its own clock; {}",
+        picture()
+    );
+    let waited = |sample: &Sample| this(sample) && sample.label("wait_reason") == expected.reason;
+    let blocked = profile.sum("blocked", waited) as f64;
+    // By the program's clock a wait also has the way in and out of it: what this thread ran, and what it waited for a CPU.
+    let around = (profile.sum("cpu", &this) + profile.sum("runnable", &this)) as f64;
+    assert!(
+        blocked <= own * 1.02 && blocked + around >= own * 0.98,
+        "{blocked} ns blocked for {}, {around} ns run and runnable, {own} ns by its own clock; {}",
+        expected.reason,
+        picture()
+    );
+    let right = |waker: &str| match expected.ended_by {
+        EndedBy::Timer => waker == "timer",
+        EndedBy::Thread(name) => waker.starts_with(name) && waker.ends_with(&format!("/{}", tid(name))),
+        EndedBy::Named(name) => waker.starts_with(name),
+        EndedBy::Child => {
+            waker.starts_with(expected.thread) && !waker.ends_with(&format!("/{}", tid(expected.thread)))
+        }
+    };
+    let by_right = profile.sum("blocked", |sample| waited(sample) && right(sample.label("waker"))) as f64;
+    // The waits that the recording's start and end cut are not counted: nobody had ended the last one.
+    assert!(by_right >= blocked * 0.9, "{by_right} of {blocked} ns ended by the right one; {}", picture());
+}
+
+#[test]
+fn native_waits_have_their_length_reason_and_waker() {
+    use EndedBy::{Child, Thread, Timer};
+    let Some(_turn) = begin("waits::native", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().start().unwrap();
+    let threads = thread_ids(&app);
+    let (profile, _) = record_pid(app.pid(), Duration::from_secs(5), &[]).unwrap();
+    let truth = app.stop().unwrap();
+    let wait = |thread, reason, ended_by| Expected { thread, reason, ended_by };
+    for expected in [
+        wait("wait-sleep", "sleep", Timer),
+        wait("wait-poll", "poll", Timer),
+        wait("wait-select", "select", Timer),
+        wait("wait-epoll", "epoll", Timer),
+        wait("wait-futex", "futex", Thread("end-futex")),
+        wait("wait-pipe", "read:pipe", Thread("end-pipe")),
+        wait("wait-socket", "read:socket", Thread("end-socket")),
+        wait("wait-accept", "accept", Thread("end-accept")),
+        wait("wait-child", "wait_child", Child),
+        wait("wait-fault", "page_fault", Thread("end-fault")),
+    ] {
+        assert_wait(&profile, &borrowed(&threads), &truth, &expected);
+    }
+}
+
+on_runtimes!(managed_waits_have_their_length_reason_and_waker: net8 Net8, net9 Net9, net10 Net10);
+
+fn managed_waits_have_their_length_reason_and_waker(runtime: Runtime) {
+    use EndedBy::{Named, Thread, Timer};
+    let name = format!("waits::managed on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let app = Workload::dotnet(runtime, "timedwaits", &[]).unwrap().start().unwrap();
+    let threads = thread_ids(&app);
+    let (profile, _) = record_pid(app.pid(), Duration::from_secs(5), &[]).unwrap();
+    let truth = app.stop().unwrap();
+    let wait = |thread, reason, ended_by| Expected { thread, reason, ended_by };
+    for expected in [
+        wait("wait-monitor", "futex", Thread("lock-holder")),
+        wait("wait-semaphore", "futex", Thread("releaser")),
+        // The runtime's timer thread or a worker of the pool completes the task.
+        wait("wait-delay", "futex", Named(".NET T")),
+        wait("wait-sleep", "futex", Timer),
+    ] {
+        assert_wait(&profile, &borrowed(&threads), &truth, &expected);
+    }
+}
+
+fn thread_ids(app: &App) -> Vec<(String, u32)> {
+    let ready = app.ready().as_object().unwrap();
+    ready.keys().map(|name| (name.clone(), app.thread(name))).collect()
+}
+
+fn borrowed(threads: &[(String, u32)]) -> Vec<(&str, u32)> {
+    threads.iter().map(|(name, tid)| (name.as_str(), *tid)).collect()
+}
+
+/// A cgroup with a CPU limit, gone when dropped (its processes are moved out first).
+struct CpuLimit {
+    directory: PathBuf,
+    root: PathBuf,
+}
+
+impl CpuLimit {
+    /// 20 ms of CPU time in every 100 ms. `None` where there is no cgroup controller to limit with.
+    fn new() -> Option<Self> {
+        let v2 = Path::new("/sys/fs/cgroup");
+        let controllers = fs::read_to_string(v2.join("cgroup.controllers")).unwrap_or_default();
+        let (root, limits) = if controllers.split_whitespace().any(|controller| controller == "cpu") {
+            fs::write(v2.join("cgroup.subtree_control"), "+cpu").ok()?;
+            (v2.to_owned(), vec![("cpu.max", "20000 100000")])
+        } else {
+            let v1 = v2.join("cpu");
+            v1.join("cpu.cfs_quota_us").parent().filter(|parent| parent.is_dir())?;
+            (v1, vec![("cpu.cfs_period_us", "100000"), ("cpu.cfs_quota_us", "20000")])
+        };
+        let directory = root.join(format!("perfusion-test-{}", std::process::id()));
+        fs::create_dir(&directory).ok()?;
+        let limit = Self { directory, root };
+        let set = |(file, value): &(&str, &str)| fs::write(limit.directory.join(file), value).is_ok();
+        limits.iter().all(set).then_some(limit)
+    }
+
+    fn hold(&self, pid: u32) {
+        fs::write(self.directory.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+}
+
+impl Drop for CpuLimit {
+    fn drop(&mut self) {
+        let inside = fs::read_to_string(self.directory.join("cgroup.procs")).unwrap_or_default();
+        for pid in inside.lines() {
+            // One that has ended meanwhile is out already.
+            fs::write(self.root.join("cgroup.procs"), pid).ok();
+        }
+        fs::remove_dir(&self.directory).ok();
+    }
+}
+
+#[test]
+fn waiting_for_a_cgroups_cpu_limit_is_told_from_waiting_for_a_cpu() {
+    let Some(_turn) = begin("waits::throttled", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(limit) = CpuLimit::new() else {
+        std::io::stderr().write_all(b"\nSKIPPED waits::throttled: no cgroup CPU controller\n").unwrap();
+        return;
+    };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("spin").start().unwrap();
+    limit.hold(app.pid());
+    let spin = app.thread("spin");
+    let (profile, _) = record_pid(app.pid(), Duration::from_secs(5), &[]).unwrap();
+    let truth = app.stop().unwrap();
+    drop(limit);
+
+    let this = of_thread(spin);
+    let picture = || profile.describe("runnable", &this);
+    let throttled =
+        profile.sum("runnable", |sample| this(sample) && sample.label("wait_reason") == "throttled");
+    let others = profile.sum("runnable", |sample| this(sample) && sample.label("wait_reason") != "throttled");
+    let (cpu, blocked) = (profile.sum("cpu", &this), profile.sum("blocked", &this));
+    // A fifth of a CPU: it may not run for most of the time, whatever else the machine does.
+    assert!(throttled * 2 > profile.duration_ns, "{throttled} of {} ns:\n{}", profile.duration_ns, picture());
+    assert!(cpu * 4 < profile.duration_ns, "{cpu} ns on CPU:\n{}", picture());
+    assert!(blocked * 100 < profile.duration_ns, "it never blocks, {blocked} ns:\n{}", picture());
+    // Its own clock does not know why it stood still, and sees only what was longer than 5 ms.
+    let own = own_account(&truth, "spin", &profile) as f64;
+    assert!(
+        throttled as f64 <= own * 1.02 && (throttled + others) as f64 >= own * 0.98,
+        "throttled {throttled} ns, else runnable {others} ns, {own} ns by its own clock:\n{}",
+        picture()
     );
 }

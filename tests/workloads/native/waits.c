@@ -1,0 +1,264 @@
+// Threads that wait in known ways for known lengths, again and again, each wait written down with its begin and end by the clock. A thread
+// that waits for another one has a partner, which only sleeps and ends the wait. With the argument `spin` there is one thread that never
+// waits by itself, and writes down when it was kept from running.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MOST_THREADS = 32, MOST_TIMES = 1 << 16 };
+
+struct worker {
+	const char *name;
+	void (*step)(void);
+	// Written by the thread, read when it has seen `stopping`, or does not write any more.
+	long *times;
+	atomic_int used;
+	atomic_int tid;
+};
+
+static struct worker workers[MOST_THREADS];
+static int worker_count;
+static atomic_bool stopping;
+
+static void check(int failed, const char *what)
+{
+	if (!failed)
+		return;
+	perror(what);
+	exit(1);
+}
+
+static long now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_REALTIME, &t);
+	return t.tv_sec * 1000000000L + t.tv_nsec;
+}
+
+static void sleep_ms(long ms)
+{
+	struct timespec t = { 0, ms * 1000000 };
+	nanosleep(&t, NULL);
+}
+
+static void note(struct worker *self, long begin, long end)
+{
+	int used = atomic_load(&self->used);
+	if (!self->times || used + 2 > MOST_TIMES)
+		return;
+	self->times[used] = begin;
+	self->times[used + 1] = end;
+	atomic_store(&self->used, used + 2);
+}
+
+static void *run(void *argument)
+{
+	struct worker *self = argument;
+	pthread_setname_np(pthread_self(), self->name);
+	atomic_store(&self->tid, (int)syscall(SYS_gettid));
+	while (!atomic_load(&stopping)) {
+		long begin = now();
+		self->step();
+		note(self, begin, now());
+	}
+	return NULL;
+}
+
+static void start(const char *name, void (*step)(void), int timed)
+{
+	struct worker *self = &workers[worker_count++];
+	pthread_t thread;
+	self->name = name;
+	self->step = step;
+	self->times = timed ? calloc(MOST_TIMES, sizeof(long)) : NULL;
+	check(pthread_create(&thread, NULL, run, self), "pthread_create");
+}
+
+// Waits that a timer ends.
+static void wait_sleep(void) { sleep_ms(40); }
+static void wait_poll(void) { poll(NULL, 0, 45); }
+static void wait_select(void)
+{
+	struct timeval t = { 0, 50000 };
+	select(0, NULL, NULL, NULL, &t);
+}
+static void wait_epoll(void)
+{
+	struct epoll_event event;
+	static int epoll = -1;
+	if (epoll < 0)
+		epoll = epoll_create1(0);
+	epoll_wait(epoll, &event, 1, 55);
+}
+
+// Waits that another thread ends.
+static atomic_int word;
+static void wait_futex(void)
+{
+	while (!atomic_exchange(&word, 0))
+		syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
+}
+static void end_futex(void)
+{
+	sleep_ms(60);
+	atomic_store(&word, 1);
+	syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+static int tube[2], wire[2], listener;
+static struct sockaddr_un address;
+static void get(int from)
+{
+	char byte;
+	check(read(from, &byte, 1) != 1, "read");
+}
+static void put(int to)
+{
+	sleep_ms(65);
+	check(write(to, "x", 1) != 1, "write");
+}
+static void wait_pipe(void) { get(tube[0]); }
+static void end_pipe(void) { put(tube[1]); }
+static void wait_socket(void) { get(wire[0]); }
+static void end_socket(void) { put(wire[1]); }
+static void wait_accept(void) { close(accept(listener, NULL, NULL)); }
+static void end_accept(void)
+{
+	int s = socket(AF_UNIX, SOCK_STREAM, 0);
+	sleep_ms(70);
+	check(connect(s, (struct sockaddr *)&address, sizeof(sa_family_t) + 1 + strlen(address.sun_path + 1)), "connect");
+	close(s);
+}
+
+static void wait_child(void)
+{
+	pid_t child = fork();
+	if (child == 0) {
+		sleep_ms(75);
+		_exit(0);
+	}
+	waitpid(child, NULL, 0);
+}
+
+// A page that another thread brings in late.
+static int faults;
+static char *page;
+static void wait_fault(void)
+{
+	(void)*(volatile char *)page;
+	check(madvise(page, 4096, MADV_DONTNEED), "madvise");
+}
+static void end_fault(void)
+{
+	struct uffd_msg message;
+	check(read(faults, &message, sizeof message) != sizeof message, "read userfaultfd");
+	sleep_ms(60);
+	struct uffdio_zeropage zero = { .range = { (unsigned long)page, 4096 } };
+	check(ioctl(faults, UFFDIO_ZEROPAGE, &zero), "UFFDIO_ZEROPAGE");
+}
+
+// Runs, and finds out when it did not.
+static void spin(void)
+{
+	struct worker *self = &workers[0];
+	long last = now();
+	while (!atomic_load(&stopping)) {
+		long next = now();
+		if (next - last > 5000000)
+			note(self, last, next);
+		last = next;
+	}
+}
+
+static void prepare(void)
+{
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register all = { .mode = UFFDIO_REGISTER_MODE_MISSING };
+	check(pipe(tube), "pipe");
+	check(socketpair(AF_UNIX, SOCK_STREAM, 0, wire), "socketpair");
+	// An abstract address: nothing to remove.
+	address.sun_family = AF_UNIX;
+	snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "perfusion-waits-%d", getpid());
+	listener = socket(AF_UNIX, SOCK_STREAM, 0);
+	check(bind(listener, (struct sockaddr *)&address, sizeof(sa_family_t) + 1 + strlen(address.sun_path + 1)), "bind");
+	check(listen(listener, 8), "listen");
+	page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	check(page == MAP_FAILED, "mmap");
+	faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+	check(faults < 0, "userfaultfd");
+	check(ioctl(faults, UFFDIO_API, &api), "UFFDIO_API");
+	all.range.start = (unsigned long)page;
+	all.range.len = 4096;
+	check(ioctl(faults, UFFDIO_REGISTER, &all), "UFFDIO_REGISTER");
+}
+
+int main(int argc, char **argv)
+{
+	char line[64];
+	if (argc > 1 && !strcmp(argv[1], "spin")) {
+		start("spin", spin, 1);
+	} else {
+		prepare();
+		start("wait-sleep", wait_sleep, 1);
+		start("wait-poll", wait_poll, 1);
+		start("wait-select", wait_select, 1);
+		start("wait-epoll", wait_epoll, 1);
+		start("wait-futex", wait_futex, 1);
+		start("end-futex", end_futex, 0);
+		start("wait-pipe", wait_pipe, 1);
+		start("end-pipe", end_pipe, 0);
+		start("wait-socket", wait_socket, 1);
+		start("end-socket", end_socket, 0);
+		start("wait-accept", wait_accept, 1);
+		start("end-accept", end_accept, 0);
+		start("wait-child", wait_child, 1);
+		start("wait-fault", wait_fault, 1);
+		start("end-fault", end_fault, 0);
+	}
+	printf("ready {");
+	for (int i = 0; i < worker_count; i++) {
+		while (!atomic_load(&workers[i].tid))
+			sched_yield();
+		printf("%s\"%s\":%d", i ? "," : "", workers[i].name, atomic_load(&workers[i].tid));
+	}
+	printf("}\n");
+	fflush(stdout);
+	while (fgets(line, sizeof line, stdin) && strcmp(line, "stop\n"))
+		;
+	atomic_store(&stopping, 1);
+	printf("truth {");
+	const char *between = "";
+	for (int i = 0; i < worker_count; i++) {
+		struct worker *worker = &workers[i];
+		if (!worker->times)
+			continue;
+		printf("%s\"%s\":[", between, worker->name);
+		int used = atomic_load(&worker->used);
+		for (int t = 0; t < used; t++)
+			printf("%s%ld", t ? "," : "", worker->times[t]);
+		printf("]");
+		between = ",";
+	}
+	printf("}\n");
+	fflush(stdout);
+	// The threads still wait for each other; the process need not.
+	_exit(0);
+}
