@@ -160,9 +160,7 @@ impl<'a> KernelBtf<'a> {
     /// # Errors
     /// When the kernel has no such field.
     pub fn offset_of(&self, name: &'static str, field: &'static str) -> Result<u32, BtfError> {
-        let id = *self.structs.get(name.as_bytes()).ok_or(BtfError::NoField { name, field })?;
-        let bits = self.find_member(id, field.as_bytes(), 0, &mut HashSet::new())?;
-        let bits = bits.ok_or(BtfError::NoField { name, field })?;
+        let bits = self.bits_to(name, field)?;
         if bits % 8 == 0 { Ok(bits / 8) } else { Err(BtfError::BitField { name, field, bits }) }
     }
 
@@ -171,9 +169,14 @@ impl<'a> KernelBtf<'a> {
     /// # Errors
     /// When the kernel has no such field.
     pub fn bit_of(&self, name: &'static str, field: &'static str) -> Result<(u32, u32), BtfError> {
-        let id = *self.structs.get(name.as_bytes()).ok_or(BtfError::NoField { name, field })?;
-        let bits = self.find_member(id, field.as_bytes(), 0)?.ok_or(BtfError::NoField { name, field })?;
+        let bits = self.bits_to(name, field)?;
         Ok((bits / 8, 1 << (bits % 8)))
+    }
+
+    fn bits_to(&self, name: &'static str, field: &'static str) -> Result<u32, BtfError> {
+        let id = *self.structs.get(name.as_bytes()).ok_or(BtfError::NoField { name, field })?;
+        let bits = self.find_member(id, field.as_bytes(), 0, &mut HashSet::new())?;
+        bits.ok_or(BtfError::NoField { name, field })
     }
 
     /// Sorts of the arguments of tracepoint `name`, without the leading `void *`.
