@@ -54,6 +54,14 @@ impl Workload {
         Ok(Self { program: compile_c(name, name, flags)?, args: Vec::new(), env: Vec::new() })
     }
 
+    /// The program `workloads/native/FILE`, built by the compiler its language needs.
+    ///
+    /// # Errors
+    /// When the compiler fails.
+    pub fn compiled(compiler: Compiler, file: &str, flags: &[&str]) -> anyhow::Result<Self> {
+        Ok(Self { program: compile(compiler, file, flags)?, args: Vec::new(), env: Vec::new() })
+    }
+
     /// Any program.
     pub fn program(path: impl Into<PathBuf>) -> Self {
         Self { program: path.into(), args: Vec::new(), env: Vec::new() }
@@ -78,6 +86,11 @@ impl Workload {
         let mut line = vec![self.program.clone().into_os_string()];
         line.extend(self.args.iter().cloned());
         line
+    }
+
+    /// Variables it is to have beside those of this process.
+    pub fn environment(&self) -> &[(OsString, OsString)] {
+        &self.env
     }
 
     /// A command that runs it.
@@ -120,6 +133,43 @@ impl Workload {
             }
         });
         Ok(App { child, stdin, lines, ready: Value::Null })
+    }
+}
+
+/// Who builds a native program from one source file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compiler {
+    /// `gcc`, against the system's C library.
+    C,
+    /// `g++`.
+    Cpp,
+    /// `musl-gcc`.
+    MuslC,
+    /// `rustc`.
+    Rust,
+    /// `go build`.
+    Go,
+}
+
+impl Compiler {
+    /// The program to run.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::C => "gcc",
+            Self::Cpp => "g++",
+            Self::MuslC => "musl-gcc",
+            Self::Rust => "rustc",
+            Self::Go => "go",
+        }
+    }
+
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::C | Self::MuslC => &["-Wall", "-Werror", "-pthread"],
+            Self::Cpp => &["-Wall", "-Werror", "-pthread", "-std=c++17"],
+            Self::Rust => &["--edition", "2024"],
+            Self::Go => &["build"],
+        }
     }
 }
 
@@ -362,6 +412,18 @@ pub fn assemble_32_bit(name: &str) -> anyhow::Result<PathBuf> {
         let object = dir.join(format!("{name}.o"));
         run_compiler(Command::new("as").args(["--32", "-o"]).arg(&object).arg(&source))?;
         run_compiler(Command::new("ld").args(["-m", "elf_i386", "-o"]).arg(dir.join(name)).arg(&object))
+    })
+}
+
+/// Compiles `workloads/native/FILE` with `flags`.
+fn compile(compiler: Compiler, file: &str, flags: &[&str]) -> anyhow::Result<PathBuf> {
+    let source = sources_of_native().join(file);
+    let hash = hash_of([&source], &format!("{} {}", compiler.program(), flags.join(" ")))?;
+    let output = file.split('.').next().unwrap_or(file);
+    cached(output, hash, output, |dir| {
+        let mut command = Command::new(compiler.program());
+        command.args(compiler.arguments()).args(flags).arg("-o").arg(dir.join(output)).arg(&source);
+        run_compiler(&mut command)
     })
 }
 

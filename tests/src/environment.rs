@@ -71,7 +71,7 @@ pub enum Need {
 
 impl Need {
     /// Why this need is not met here, or `None`.
-    fn missing(self) -> Option<String> {
+    pub fn missing(self) -> Option<String> {
         match self {
             Self::Root => (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned()),
             Self::Btf => (!Path::new("/sys/kernel/btf/vmlinux").exists())

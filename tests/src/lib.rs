@@ -5,14 +5,17 @@
 //! needs are not met says `SKIPPED name: reason` on stderr; with `PERFUSION_TESTS_REQUIRED=1` (CI) it fails instead.
 
 pub mod app;
+pub mod bpf;
 pub mod environment;
 pub mod gotool;
 pub mod perfusion;
 pub mod profile;
 pub mod region;
+pub mod schedstat;
+pub mod truth;
 pub mod wait;
 
-pub use app::{App, Workload};
+pub use app::{App, Compiler, Workload};
 pub use environment::{Need, Runtime, begin, long_form};
 pub use perfusion::{Outcome, Recording};
 pub use profile::{Profile, Sample};

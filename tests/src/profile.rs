@@ -114,6 +114,11 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// A sample from elsewhere: root first, values in the profile's order of types.
+    pub fn new(stack: Vec<Frame>, labels: BTreeMap<String, String>, values: Vec<i64>) -> Self {
+        Self { stack, labels, values }
+    }
+
     /// The label `key`, or "".
     pub fn label(&self, key: &str) -> &str {
         self.labels.get(key).map_or("", String::as_str)
@@ -163,6 +168,18 @@ pub struct Profile {
 }
 
 impl Profile {
+    /// A profile from elsewhere: columns that count something.
+    pub fn from_samples(types: &[&str], samples: Vec<Sample>) -> Self {
+        Self {
+            types: types.iter().map(|name| ((*name).to_owned(), "count".to_owned())).collect(),
+            default_type: String::new(),
+            samples,
+            comments: Vec::new(),
+            time_ns: 0,
+            duration_ns: 0,
+        }
+    }
+
     /// Reads a gzipped pprof file.
     ///
     /// # Errors

@@ -18,6 +18,7 @@ mod names;
 mod ps;
 mod restart;
 mod threads;
+mod truth;
 mod unwind;
 mod waits;
 mod walker;

@@ -13,6 +13,7 @@ mod setup;
 mod shim;
 mod test;
 mod tidy;
+mod truth;
 
 use std::{env, process::ExitCode};
 
@@ -29,6 +30,8 @@ cargo xtask COMMAND
   fuzz [TARGET] [--executions N]
                   look for inputs that break a fuzz target, 10 million executions each unless told (docs/fuzzing.md)
   bench [FIGURE]  measure what the profiler costs; writes docs/benchmarks.md (root)
+  truth [--seconds N] [WORKLOAD…]
+                  how true profiles of programs with known stacks and times are; writes docs/truth.md (root)
   tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to code
   helm            lint the chart, render it, check it against Kubernetes' schemas
   ci              format, lints, docs, tidy, no_std builds, chart, tests, a short run of every fuzz target
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
             }
             ["bench"] => bench::bench(&paths, &steps, None),
             ["bench", figure] => bench::bench(&paths, &steps, Some(figure)),
+            ["truth", arguments @ ..] => truth::truth(&paths, &steps, arguments),
             ["tidy"] => tidy::tidy(&paths, &steps, false),
             ["tidy", "--fix"] => tidy::tidy(&paths, &steps, true),
             ["helm"] => helm::lint(&paths, &steps),

@@ -11,6 +11,7 @@ use object::pod;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::Read as _;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
@@ -382,11 +383,13 @@ fn load_unwind(source: &Source) -> Option<UnwindSections> {
                 }
                 _ => continue,
             };
-            let skip = section.sh_type.get(LE) == elf::SHT_NOBITS
-                || section.sh_flags.get(LE) & u64::from(elf::SHF_COMPRESSED) != 0;
-            if !skip && let Some(slot) = found.get_mut(place) {
+            let compressed = section.sh_flags.get(LE) & u64::from(elf::SHF_COMPRESSED) != 0;
+            if section.sh_type.get(LE) != elf::SHT_NOBITS
+                && let Some(slot) = found.get_mut(place)
+            {
                 let bytes =
                     source.bytes(section.sh_offset.get(LE), section.sh_size.get(LE), MAX_UNWIND_BYTES);
+                let bytes = if compressed { bytes.and_then(|bytes| inflate(&bytes)) } else { bytes };
                 *slot = bytes.map(|bytes| Section { address: section.sh_addr.get(LE), bytes });
             }
         }
@@ -418,6 +421,22 @@ fn load_unwind(source: &Source) -> Option<UnwindSections> {
     let mut sections = UnwindSections::new(hdr, eh, debug);
     sections.plt = plt;
     Some(sections)
+}
+
+/// The contents of a compressed section (gABI `Elf64_Chdr`: kind, padding, size, alignment, then the data). Go's linker compresses
+/// `.debug_frame`, the only unwind information its programs have.
+fn inflate(section: &[u8]) -> Option<Vec<u8>> {
+    const HEADER_BYTES: usize = 24;
+    let kind = u32::from_le_bytes(*section.first_chunk::<4>()?);
+    let size = u64::from_le_bytes(*section.get(8..)?.first_chunk::<8>()?);
+    if kind != elf::ELFCOMPRESS_ZLIB || size > MAX_UNWIND_BYTES {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    // What the header says is not believed: no more than that is read, however much comes out.
+    let data = flate2::read::ZlibDecoder::new(section.get(HEADER_BYTES..)?);
+    data.take(size).read_to_end(&mut bytes).ok()?;
+    (bytes.len() as u64 == size).then_some(bytes)
 }
 
 fn section_headers(source: &Source, header: &elf::FileHeader64<LE>) -> Option<Vec<elf::SectionHeader64<LE>>> {
@@ -699,5 +718,23 @@ mod tests {
         file.flush().unwrap();
         assert!(images.resolve(NOBODY, &mapping).is_err(), "rewritten in place");
         assert_ne!(images.resolve(std::process::id(), &mapping).unwrap(), first);
+    }
+
+    #[test]
+    fn compressed_sections_are_read_no_further_than_they_say() {
+        let data = vec![7u8; 100_000];
+        let section = |size: u64| {
+            let mut bytes = vec![1, 0, 0, 0, 0, 0, 0, 0];
+            bytes.extend(size.to_le_bytes());
+            bytes.extend(1u64.to_le_bytes());
+            let mut encoder = flate2::write::ZlibEncoder::new(bytes, flate2::Compression::default());
+            encoder.write_all(&data).unwrap();
+            encoder.finish().unwrap()
+        };
+        assert_eq!(inflate(&section(100_000)), Some(data.clone()));
+        assert_eq!(inflate(&section(10)), Some(data[..10].to_vec()));
+        assert_eq!(inflate(&section(100_001)), None);
+        assert_eq!(inflate(&section(u64::MAX)), None);
+        assert_eq!(inflate(&[1, 0, 0]), None);
     }
 }

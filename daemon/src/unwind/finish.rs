@@ -260,17 +260,21 @@ pub fn walk(context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finis
             Err(_) => Err(Marker::TruncatedNoRule),
         };
         (pc, exact) = match left {
-            // A zero where the return address belongs: libraries without an end-of-stack mark (musl's clone) start threads so.
-            Ok((0, false)) => break Marker::TruncatedNoRule,
+            // A zero where a rule says the return address is: code without another end-of-stack mark starts so (Go's goroutines).
+            Ok((0, false)) => {
+                done.reached_thread_start = true;
+                return done;
+            }
             Ok(caller) => caller,
             Err(Marker::TruncatedCopy) => break Marker::TruncatedCopy,
             Err(marker) => match walk.guess(code) {
+                // What a guess finds there says nothing about the stack's end.
+                Some(0) | None => break marker,
                 Some(caller) => {
                     done.guessed += 1;
                     done.frames.push(FrameKey::Marker(Marker::Guessed));
                     (caller, false)
                 }
-                None => break marker,
             },
         };
     };
@@ -405,6 +409,13 @@ mod tests {
             &context(0x1010, STACK + 16, &[0x1020, 7, 8, 0x1030]),
         );
         assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
+    }
+
+    #[test]
+    fn a_return_address_of_zero_by_a_rule_is_the_end() {
+        let done = walk_with(&[(0x1010, rsp_plus(16))], &context(0x1010, 0, &[7, 0]));
+        assert!(done.reached_thread_start && done.broken.is_none());
+        assert_eq!(done.frames, [frame(0x1010)]);
     }
 
     #[test]

@@ -11,6 +11,8 @@ static class Workload
     static readonly SortedDictionary<string, string> ready = new SortedDictionary<string, string>();
     static readonly SortedDictionary<string, string> truth = new SortedDictionary<string, string>();
     static readonly Dictionary<string, Action> commands = new Dictionary<string, Action>();
+    static readonly SortedDictionary<string, List<string>> chains = new SortedDictionary<string, List<string>>();
+    static readonly List<Waits> waits = new List<Waits>();
     static readonly CountdownGate started = new CountdownGate();
     public static volatile bool Stopping;
 
@@ -40,7 +42,53 @@ static class Workload
     public static void Ready()
     {
         started.Wait();
+        if (chains.Count > 0)
+        {
+            var parts = new List<string>();
+            foreach (var pair in chains)
+                parts.Add("\"" + pair.Key + "\":[" + string.Join(",", pair.Value) + "]");
+            ready["chains"] = "{" + string.Join(",", parts) + "}";
+        }
         Print("ready", ready);
+    }
+
+    // Declares what the stack of the thread `name` is from its first function of interest on, outermost first. A name with `*300` at its
+    // end stands for 300 frames, `...` for one or more of the runtime. With several chains the thread is on any of them.
+    public static void Chain(string name, params string[] functions)
+    {
+        if (!chains.TryGetValue(name, out var list))
+            chains[name] = list = new List<string>();
+        list.Add("[\"" + string.Join("\",\"", functions) + "\"]");
+    }
+
+    // Tells that the calling thread was in `function`, which waits, between two times of RealtimeNanoseconds.
+    public static void Waited(string function, long from, long to)
+    {
+        if (ownWaits == null)
+        {
+            ownWaits = new Waits { Thread = CurrentThreadId(), Function = function };
+            lock (waits)
+                waits.Add(ownWaits);
+        }
+        lock (ownWaits)
+            ownWaits.At.Add("[" + from.ToString(CultureInfo.InvariantCulture) + "," + to.ToString(CultureInfo.InvariantCulture) + "]");
+    }
+
+    [ThreadStatic]
+    static Waits ownWaits;
+
+    sealed class Waits
+    {
+        public int Thread;
+        public string Function;
+        public readonly List<string> At = new List<string>();
+    }
+
+    // CLOCK_REALTIME, by which profiles say when they were taken.
+    public static long RealtimeNanoseconds()
+    {
+        clock_gettime(0, out Timespec time);
+        return time.Seconds * 1_000_000_000 + time.Nanoseconds;
     }
 
     public static void Truth(string name, double value)
@@ -83,8 +131,17 @@ static class Workload
 
     public static void PrintTruth()
     {
+        var parts = new List<string>();
+        lock (waits)
+            foreach (var own in waits)
+                lock (own)
+                    parts.Add("\"" + own.Thread.ToString(CultureInfo.InvariantCulture) + "\":{\"in\":\"" + own.Function + "\",\"at\":[" + string.Join(",", own.At) + "]}");
         lock (truth)
+        {
+            if (parts.Count > 0)
+                truth["waits"] = "{" + string.Join(",", parts) + "}";
             Print("truth", truth);
+        }
     }
 
     static void Print(string word, SortedDictionary<string, string> values)

@@ -19,6 +19,10 @@ namespace CallHeavy
 
         static int Main(string[] args)
         {
+            Workload.Chain("callheavy",
+                "CallHeavy.Program.Loop", "CallHeavy.Program.Root", "CallHeavy.Program.L1", "CallHeavy.Program.L2",
+                "CallHeavy.Program.L3", "CallHeavy.Program.L4", "CallHeavy.Program.L5", "CallHeavy.Program.L6",
+                "CallHeavy.Program.L7", "CallHeavy.Program.L8", "CallHeavy.Program.Tiny");
             Workload.Start("callheavy", Loop);
             warm.Wait();
             Workload.Ready();

@@ -1,0 +1,110 @@
+//! The program behind `cargo xtask truth`: `truth OUTPUT-FOLDER [--seconds N] [WORKLOAD…]`. Writes truth.md and truth.json there.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use system_tests::bpf;
+use system_tests::environment::RECORD;
+use system_tests::truth::measure::{Measured, Options};
+use system_tests::truth::report::{Entry, broken_promises, json, markdown, picture};
+use system_tests::truth::{cases, measure, perf};
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<()> {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut seconds = 10.0;
+    if let Some(at) = arguments.iter().position(|word| word == "--seconds") {
+        let value = arguments.get(at + 1).context("--seconds needs a number")?;
+        seconds = value.parse().with_context(|| format!("--seconds {value}: no number"))?;
+        arguments.drain(at..at + 2);
+    }
+    ensure!(!arguments.is_empty(), "usage: truth OUTPUT-FOLDER [--seconds N] [WORKLOAD…]");
+    let folder = PathBuf::from(arguments.remove(0));
+    let missing: Vec<String> = RECORD.iter().filter_map(|need| need.missing()).collect();
+    ensure!(missing.is_empty(), "{}", missing.join("; "));
+    let cases = cases::chosen(&arguments)?;
+    let options = Options { length: Duration::from_secs_f64(seconds), frequency_hz: 1999 };
+    let machine = machine()?;
+    let _statistics = bpf::statistics()?;
+
+    let mut entries = Vec::new();
+    for case in cases {
+        let skipped = case.need().missing();
+        if let Some(reason) = &skipped {
+            println!("SKIPPED {}: {reason}", case.name);
+            entries.push(Entry { name: case.name, about: case.about, skipped, results: Vec::new() });
+            continue;
+        }
+        let results = match case.build() {
+            Err(error) => vec![Err(format!("{error:#}"))],
+            Ok(workload) => {
+                let mut results = vec![
+                    tell(&case.name, measure::attached(&workload, options)),
+                    tell(&case.name, measure::launched(&workload, options)),
+                ];
+                if case.beside_perf() {
+                    match perf::missing() {
+                        Some(reason) => println!("SKIPPED {} beside perf: {reason}", case.name),
+                        None => results.push(tell(&case.name, perf::attached(&workload, options))),
+                    }
+                }
+                results
+            }
+        };
+        for reason in results.iter().filter_map(|result| result.as_ref().err()) {
+            println!("{}: {reason}", case.name);
+        }
+        entries.push(Entry { name: case.name, about: case.about, skipped, results });
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+    let head = format!("Measured on {machine}, {} Hz, {seconds} s each.\n", options.frequency_hz);
+    write(&folder.join("truth.md"), &(head + &markdown(&entries)))?;
+    write(&folder.join("truth.json"), &format!("{:#}\n", json(&machine, &entries)))?;
+    let failed =
+        entries.iter().filter(|entry| entry.skipped.is_none() && entry.results.iter().any(Result::is_err));
+    let failed: Vec<&str> = failed.map(|entry| entry.name.as_str()).collect();
+    ensure!(failed.is_empty(), "not measured: {}", failed.join(", "));
+    Ok(())
+}
+
+/// Says at once how it went: a whole run takes long.
+fn tell(name: &str, result: anyhow::Result<Measured>) -> Result<Measured, String> {
+    let measured = result.map_err(|error| format!("{error:#}"))?;
+    let broken = broken_promises(&measured);
+    let verdict = if broken.is_empty() { "as promised".to_owned() } else { broken.join("; ") };
+    println!("{name}, {}: {verdict}\n{}", measured.mode.name(), picture(&measured));
+    Ok(measured)
+}
+
+fn write(path: &std::path::Path, text: &str) -> anyhow::Result<()> {
+    fs::write(path, text).with_context(|| format!("{}: cannot be written", path.display()))?;
+    println!("wrote {}", path.display());
+    Ok(())
+}
+
+/// Kernel, processor, and how busy the machine is with other things.
+fn machine() -> anyhow::Result<String> {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").context("/proc/cpuinfo")?;
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let release = Command::new("uname").arg("-r").output().context("uname")?;
+    let load = fs::read_to_string("/proc/loadavg").context("/proc/loadavg")?;
+    Ok(format!(
+        "Linux {}, {} × {}, load average before it began {}",
+        String::from_utf8_lossy(&release.stdout).trim(),
+        cpuinfo.lines().filter(|line| line.starts_with("processor")).count(),
+        model.map_or("unknown", |(_, name)| name),
+        load.split(' ').next().unwrap_or_default()
+    ))
+}

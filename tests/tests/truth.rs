@@ -1,0 +1,53 @@
+//! The short form of `cargo xtask truth`: stacks of programs with known call chains, attached and from the program's start.
+
+use std::time::Duration;
+
+use system_tests::environment::{RECORD, begin};
+use system_tests::truth::measure::{Measured, Options, attached, launched};
+use system_tests::truth::{cases, report};
+
+/// The workloads: unwind tables with and without frame pointers, landing pads, funclets, methods that come and go.
+const SHORT: [&str; 4] = ["c-O2", "c-O2-nofp", "exceptions-9", "dynamicmethods-9"];
+
+#[test]
+fn known_call_chains_are_exact_attached_and_from_the_start() {
+    let options = Options { length: Duration::from_secs(3), frequency_hz: 1999 };
+    for case in cases::all().into_iter().filter(|case| SHORT.contains(&case.name.as_str())) {
+        let needs = [RECORD, &[case.need()]].concat();
+        let Some(_turn) = begin(&format!("truth::known_call_chains of {}", case.name), &needs) else {
+            continue;
+        };
+        let workload = case.build().unwrap();
+        check(&case.name, &attached(&workload, options).unwrap());
+        check(&case.name, &launched(&workload, options).unwrap());
+    }
+}
+
+fn check(name: &str, measured: &Measured) {
+    let picture = format!("{name}, {}\n{}", measured.mode.name(), report::picture(measured));
+    let cpu = &measured.on_cpu;
+    // A twentieth of 3 s at 1999 Hz, for a machine that gives the program that much of a CPU.
+    assert!(cpu.total >= 300.0, "only {} samples: {picture}", cpu.total);
+    // The promise is 1 in 1000; of so few samples one or two more prove nothing.
+    assert!(cpu.total - cpu.exact <= (cpu.total / 1000.0).max(2.0), "{picture}");
+    assert!(cpu.total - cpu.complete <= (cpu.total / 1000.0).max(2.0), "{picture}");
+    // Of the waits all but those whose stack nobody saw: they began before the recording or before the thread ran.
+    let unseen: f64 = measured
+        .off_cpu
+        .wrong
+        .iter()
+        .filter(|(stack, _)| stack.starts_with("[waiting since before"))
+        .map(|(_, ns)| ns)
+        .sum();
+    let waits = &measured.off_cpu;
+    assert!(waits.total - waits.exact - unseen <= waits.total / 1000.0, "{picture}");
+    for error in [measured.wall_error, measured.cpu_error].into_iter().flatten() {
+        assert!(
+            error <= 0.01,
+            "wall off by {:?}, cpu by {:?}: {picture}",
+            measured.wall_error,
+            measured.cpu_error
+        );
+    }
+    assert!(measured.wait_error.is_none_or(|error| error <= 0.02), "{:?}: {picture}", measured.wait_error);
+}

@@ -1,0 +1,57 @@
+//! `cargo xtask truth [--seconds N] [WORKLOAD…]`: how true profiles of programs with known stacks and times are. The judging is done by the
+//! program `truth` of the system tests; a run of all workloads writes docs/truth.md.
+
+use std::{fs, process::Command};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    build,
+    exec::{Steps, need_root, run},
+    paths::Paths,
+    setup::debian,
+};
+
+const HEAD: &str = "# How true the profiles are
+Written by `cargo xtask truth`; tests/src/truth says how. Each workload runs functions in call chains it declares itself, and is recorded twice:
+while the chains run (`record --pid`), and from its first instruction to its last (`record -- CMD`).
+
+- **complete**: the stack reaches the thread's start and nothing is said to be missing.
+- **exact**: complete, nothing guessed, and the declared chain is there whole, in order, and nothing else: every physical frame. Before the chain stands
+  the way from the thread's start to it, which must be the same in every stack of the workload; behind it may stand frames of the runtime or the C
+  library that was called (**in the runtime**: how many of the exact stacks are so; of those frames only the kind is checked).
+- **wrong frames**: frames where the chain has none or another one; **guessed frames**: those the profiler itself marks as guessed.
+- Promised: 99.9 % exact, 99.99 % complete, no wrong frames, at most 0.1 % guessed; on-CPU + runnable + blocked = wall and on-CPU time = schedstat within
+  1 %; waits as long as by the program's own clock within 2 %.
+- Not judged: a thread that is exiting and has given its memory back (the kernel's `do_exit` is on its stack); a thread that
+  runs a collection, whose callers a profile leaves out on purpose.
+
+";
+
+pub(crate) fn truth(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<()> {
+    need_root("recording")?;
+    let perfusion = build::build(paths, steps)?;
+    debian::install(steps, &[("linux-perf", "`perf record -g` beside it"), ("g++", "C++ exceptions")])?;
+    let folder = paths.target.join("truth");
+    steps.step("recording workloads with known truth");
+    run(Command::new("cargo")
+        .args(["run", "--quiet", "--package", "system-tests", "--bin", "truth", "--"])
+        .arg(&folder)
+        .args(arguments)
+        .current_dir(&paths.root)
+        .env("PERFUSION_PROBES", paths.probes())
+        .env("PERFUSION_SHIM", paths.shim())
+        .env("PERFUSION_BIN", &perfusion)
+        .env("PERFUSION_DOTNET_ROOTS", paths.dotnet_roots())
+        .env("PERFUSION_CSC", paths.csc()))?;
+    if arguments.iter().all(|word| word.starts_with("--") || word.parse::<f64>().is_ok()) {
+        let tables = folder.join("truth.md");
+        let tables =
+            fs::read_to_string(&tables).with_context(|| format!("{}: cannot be read", tables.display()))?;
+        let document = paths.root.join("docs/truth.md");
+        fs::write(&document, HEAD.to_owned() + &tables)
+            .with_context(|| format!("{}: cannot be written", document.display()))?;
+        steps.step(&format!("wrote {}", document.display()));
+    }
+    Ok(())
+}
