@@ -95,7 +95,7 @@ const DOTNET: [Dotnet; 12] = [
     ("callheavy", &[], "a loop over 10 tiny methods, Root > L1 > … > L8 > Tiny, tiered up"),
     ("recursion", &[], "work below 400 frames of one method, sleep below 350"),
     (
-        "generics",
+        "genericchain",
         &[],
         "generic methods of generic types over value types and over reference types (shared code)",
     ),

@@ -39,7 +39,11 @@ const RUNTIME_FILES: [&str; 17] = [
     "libperfusion_shim",
 ];
 /// Beginnings of the names of framework, language runtime and harness functions.
-const RUNTIME_FUNCTIONS: [&str; 17] = [
+const RUNTIME_FUNCTIONS: [&str; 21] = [
+    "profiler_protocol::",
+    "<profiler_",
+    "syscall.",
+    "internal/runtime/",
     "profiler_shim::",
     "System.",
     "Interop",
@@ -250,9 +254,9 @@ pub fn judge(sample: &Sample, chains: &Chains, roots: &Roots, moments: Moments) 
     for chain in chains {
         let root = chain.first().map(|first| roots.to(first)).unwrap_or_default();
         let fit = fit(&frames, &names, root, chain, tail, moments);
-        if (fit.exact, usize::MAX - fit.wrong_frames, fit.fitting)
-            > (best.exact, usize::MAX - best.wrong_frames, best.fitting)
-        {
+        let rank =
+            |fit: &Fit| (fit.exact, usize::MAX - fit.wrong_frames, if fit.exact { 0 } else { fit.fitting });
+        if rank(&fit) > rank(&best) {
             best = fit;
         }
     }
@@ -285,13 +289,15 @@ pub fn picture(sample: &Sample, verdict: Verdict) -> String {
         words.push(format!("({from} that fit)"));
     }
     let more = runs.len().saturating_sub(MOST);
-    words.extend(runs.into_iter().take(MOST).map(|(name, count)| match count {
+    let tell = |(name, count): &(&str, usize)| match count {
         1 => plain_name(name).into_owned(),
         _ => format!("{}*{count}", plain_name(name)),
-    }));
+    };
+    words.extend(runs.iter().take(MOST / 2).map(tell));
     if more > 0 {
         words.push(format!("({more} more)"));
     }
+    words.extend(runs.iter().skip(MOST / 2 + more).map(tell));
     words.join(" > ")
 }
 

@@ -153,8 +153,11 @@ pub fn markdown(entries: &[Entry]) -> String {
     }
     text += "\n## Losses and doubts by cause\nCounters of each recording that are not zero (docs/metrics.md says what they mean).\n\n";
     for (entry, measured) in own(entries) {
-        let losses: Vec<String> =
+        let mut losses: Vec<String> =
             measured.losses.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        if measured.collections > 0.0 {
+            losses.push(format!("{:.0} CPU samples in collections, not judged", measured.collections));
+        }
         let losses = if losses.is_empty() { "none".to_owned() } else { losses.join(", ") };
         text += &format!("- {}, {}: {losses}\n", entry.name, measured.mode.name());
     }

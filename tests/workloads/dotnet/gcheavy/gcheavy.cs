@@ -15,6 +15,7 @@ namespace GcHeavy
             foreach (string name in new[] { "first", "second" })
             {
                 Workload.Chain(name, "GcHeavy.Program.Loop", "GcHeavy.Program.Outer", "GcHeavy.Program.Middle", "GcHeavy.Program.Allocate");
+                Workload.Chain(name, "GcHeavy.Program.Loop", "GcHeavy.Program.Outer", "GcHeavy.Program.Middle", "GcHeavy.Program.Allocate", "GcHeavy.Program.Node..ctor");
                 Workload.Start(name, Loop);
             }
             Thread.Sleep(1500);
