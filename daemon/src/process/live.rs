@@ -626,6 +626,10 @@ impl View<'_> {
     /// The step at a place: the remembered one while it holds.
     fn look_up(&mut self, pc: u64, exact: bool) -> Step {
         let key = place(pc, exact);
+        // Such an address is in no mapping, and its key would be another's.
+        if pc >> 63 != 0 {
+            return Step { frame: self.unknown(pc), rule: Err(Refusal::NoEntry) };
+        }
         if let Some(cached) = self.process.steps.get(&key)
             && cached.checked.is_none_or(|at| self.now.duration_since(at) < RECHECK)
         {
@@ -639,7 +643,7 @@ impl View<'_> {
             return cached.step.clone();
         }
         // What could not be looked at may be there next time; addresses outside all mappings are not worth a place.
-        if lasting && pc >> 63 == 0 && self.process.mappings.find(pc).is_some() {
+        if lasting && self.process.mappings.find(pc).is_some() {
             if self.process.steps.len() >= MAX_STEPS {
                 self.process.clear_steps(self.lessons);
                 self.counters.steps_cleared += 1;

@@ -64,16 +64,22 @@ fn walk_of(context: &Context) -> &Walk {
 /// `context` is the [`Context`] handed to the loop.
 #[inline(never)]
 unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
-    // SAFETY: the caller's promise; the scratch is this CPU's, of this hook, and `busy` keeps everybody else away.
-    let scratch = unsafe { &mut *(*context.cast::<Context>()).scratch };
+    // SAFETY: the caller's promise.
+    let scratch = unsafe { (*context.cast::<Context>()).scratch };
+    // SAFETY: this CPU's, of this hook, and `busy` keeps everybody else away.
+    let scratch = unsafe { &mut *scratch };
     let walk = &mut scratch.walk;
     let ip = walk.registers[RIP];
+    // Not an address of user code, and as a place it would look like one that is.
+    if ip >> 63 != 0 {
+        return END;
+    }
     let exact = walk.exact & 1;
     let place = ((ip - (1 - exact)) << 1) | exact;
     let key = RuleKey { place, space: walk.space, reserved: 0 };
-    let Some(rule) = RULES.get_ptr(&key) else { return END };
-    // SAFETY: an entry of the map; one that is replaced meanwhile is another valid rule, and a wrong step is one the daemon finds
-    // out, for it knows when it replaced what.
+    let Some(rule) = RULES.get_ptr(key) else { return END };
+    // SAFETY: an entry of the map, which outlives the program. One that the map takes for another place while it is read here would be
+    // neither rule: that takes its eviction or its removal, and another lesson, within these 50 ns.
     let rule = unsafe { &*rule };
 
     let base = (rule.base & 7) as usize;
