@@ -116,8 +116,8 @@ impl Sdk {
     }
 }
 
-/// Takes the newest SDK that has a compiler and the newest runtime that the shim knows, from what `dotnet --list-sdks` ("VERSION [FOLDER]")
-/// and `dotnet --list-runtimes` ("NAME VERSION [FOLDER]") say.
+/// Takes the newest SDK that has a compiler and the newest runtime that the shim knows, from what `dotnet --list-sdks` (`VERSION [FOLDER]`)
+/// and `dotnet --list-runtimes` (`NAME VERSION [FOLDER]`) say.
 fn choose(sdks: &str, runtimes: &str, exists: impl Fn(&Path) -> bool) -> Result<Sdk, String> {
     let found = |line: &str| {
         let (version, folder) = line.trim().split_once(" [")?;
