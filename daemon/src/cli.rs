@@ -51,6 +51,9 @@ pub enum Command {
     Record(Record),
     /// Print a profile: top table, folded stacks, or a flame graph as one HTML file.
     Report(Report),
+    /// Print every thread of a process as it is now: its whole stack, its state, how long it has been waiting and for what. Nothing is
+    /// stopped and no signal is sent.
+    Dump(Dump),
     /// List processes: runtime and version, container, what profiling they allow and why not more.
     Ps(Json),
     /// Check what this machine allows, and say what to do about what it does not.
@@ -121,6 +124,27 @@ pub struct Report {
     /// Show threads that are parked for work (pool workers, timers) in waiting types too.
     #[arg(long)]
     pub idle: bool,
+}
+
+/// `perfusion dump`.
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
+pub struct Dump {
+    /// The process.
+    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: u32,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Write here instead of to stdout.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Never load the shim: no managed names beyond a perf map.
+    #[arg(long)]
+    pub no_attach: bool,
+    /// Most bytes of user stack copied per thread, in KiB; only what a thread uses is copied.
+    #[arg(long, value_name = "KIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(4..=64))]
+    pub stack_kib: u32,
 }
 
 /// Output formats of `report`.

@@ -38,8 +38,7 @@ pub fn report(options: &Report) -> Result<u8, Error> {
     }
     match &options.output {
         Some(path) => file::write(path, &text)?,
-        None => unless_closed(io::stdout().lock().write_all(&text))
-            .map_err(|error| Error::Report(ReportError::Write(error)))?,
+        None => to_stdout(&text)?,
     }
     Ok(0)
 }
@@ -66,6 +65,15 @@ pub fn doctor(json: bool) -> Result<u8, Error> {
             .map(|()| exit::OTHER)
             .map_err(|error| Error::Report(ReportError::Write(error))),
     }
+}
+
+/// Writes to stdout.
+///
+/// # Errors
+/// When it cannot be written.
+pub(crate) fn to_stdout(text: &[u8]) -> Result<(), Error> {
+    unless_closed(io::stdout().lock().write_all(text))
+        .map_err(|error| Error::Report(ReportError::Write(error)))
 }
 
 /// A reader that has seen enough (`| head`) is no failure.

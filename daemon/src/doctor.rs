@@ -41,7 +41,6 @@ pub fn checks() -> Vec<Check> {
             .ok_or_else(|| "this binary was built without it: build with `cargo xtask build`".to_owned())
     };
     all.push(check("eBPF probes", Outcome::Bad, built(embedded::probes())));
-    all.push(check("sleeping threads", Outcome::Limited, kernel_features::sleepers()));
     all.push(check("shim for .NET", Outcome::Limited, built(embedded::shim())));
     all.extend(
         kernel_features::limits()

@@ -52,6 +52,20 @@ pub enum Error {
     /// A report.
     #[error(transparent)]
     Report(#[from] ReportError),
+    /// No iterator.
+    #[error(
+        "dump: the kernel does not show sleeping threads: {lack}; it takes Linux 5.18 or newer (`perfusion doctor`)"
+    )]
+    NoSleepers {
+        /// The kernel's answer.
+        lack: String,
+    },
+    /// The process ended while it was looked at.
+    #[error("process {pid} ended while its threads were looked at")]
+    Gone {
+        /// Its pid.
+        pid: u32,
+    },
     /// A thread or the runtime of this program.
     #[error("{what}: {source}")]
     Internal {
@@ -73,7 +87,9 @@ impl Error {
             Self::Kernel(KernelError::NoProcess { .. })
             | Self::NoProcess { .. }
             | Self::IsThread { .. }
+            | Self::Gone { .. }
             | Self::Cgroup { .. } => exit::NO_TARGET,
+            Self::NoSleepers { .. } => exit::NOT_PERMITTED,
             Self::Kernel(
                 KernelError::Feature(_)
                 | KernelError::BtfUnreadable { .. }

@@ -156,6 +156,15 @@ pub enum Limit {
         "/proc/kallsyms: no addresses in it; without {} functions of the kernel have no names", SYSLOG.name
     )]
     KernelSymbols,
+    /// A kernel without sleepable iterators.
+    #[error(
+        "Linux {release}: expected at least {}.{}, which can read the memory of sleeping threads; those that sleep from before the \
+         recording on have their time, but no stack, and `perfusion dump` cannot run", SLEEPERS.0, SLEEPERS.1
+    )]
+    Sleepers {
+        /// `uname -r`.
+        release: String,
+    },
 }
 
 /// What `setcap` needs to be told for a complete recording by whoever may execute the file.
@@ -185,8 +194,13 @@ pub fn checks() -> [Check; 6] {
 }
 
 /// What makes a recording complete, each tried where that can be done without touching another process.
-pub fn limits() -> [(&'static str, Result<(), Limit>); 3] {
-    [("mapped files", mapped_files()), ("other users", other_users()), ("kernel symbols", kernel_symbols())]
+pub fn limits() -> [(&'static str, Result<(), Limit>); 4] {
+    [
+        ("mapped files", mapped_files()),
+        ("other users", other_users()),
+        ("kernel symbols", kernel_symbols()),
+        ("sleeping threads", sleepers()),
+    ]
 }
 
 /// Everything that is missing; empty when recording can start.
@@ -217,18 +231,10 @@ fn release() -> Result<(), FeatureError> {
     }
 }
 
-/// Whether the kernel can show the stacks of threads that do not run; what is missing otherwise.
-///
-/// # Errors
-/// When it is too old.
-pub fn sleepers() -> Result<(), String> {
+fn sleepers() -> Result<(), Limit> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     match version(&release) {
-        Some(found) if found < SLEEPERS => Err(format!(
-            "Linux {release}: expected at least {}.{}, where a task iterator can read sleeping threads' memory; threads that sleep from \
-             before the recording on have their time, but no stack, and `dump` cannot run",
-            SLEEPERS.0, SLEEPERS.1
-        )),
+        Some(found) if found < SLEEPERS => Err(Limit::Sleepers { release }),
         _ => Ok(()),
     }
 }

@@ -7,6 +7,7 @@ pub mod attach;
 pub mod cli;
 pub mod commands;
 pub mod doctor;
+pub mod dump;
 pub mod embedded;
 pub mod error;
 pub mod kernel_features;

@@ -216,14 +216,15 @@ enum End {
 }
 
 /// Mapped files and memories of many processes are kept open; the default soft limit of 1,024 is for programs that use select().
-fn raise_open_files() {
+pub(crate) fn raise_open_files() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
     // Below the limit less is kept open, and counted.
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).ok();
 }
 
-fn check_target(pid: u32) -> Result<(), Error> {
+/// Refuses what is no process.
+pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
     let status =
         std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|_| Error::NoProcess { pid })?;
     // /proc/TID exists for every thread, though it is not listed.

@@ -10,6 +10,7 @@ mod capture;
 mod coexistence;
 mod death;
 mod demo;
+mod dump;
 mod errors;
 mod harness;
 mod host;

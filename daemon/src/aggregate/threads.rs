@@ -136,6 +136,21 @@ struct Open {
     weight: f64,
     reason: WaitReason,
     origin: Option<Origin>,
+    /// When the thread left the CPU, if the iterator could tell: before the recording, or about `start`.
+    left_cpu: Option<MonotonicNs>,
+}
+
+/// A wait in progress, of which the stack is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// When it began; when the recording did, for a wait that is older.
+    pub start: MonotonicNs,
+    /// When the thread left the CPU, as the scheduler noted it, to some milliseconds.
+    pub left_cpu: Option<MonotonicNs>,
+    /// Where.
+    pub stack: StackId,
+    /// What for.
+    pub reason: WaitReason,
 }
 
 #[derive(Default)]
@@ -145,6 +160,7 @@ struct Thread {
     ran_before_wait: HashMap<StackId, f64>,
     waits: HashMap<(StackId, WaitReason, Option<Waker>), Estimate>,
     open: Option<Open>,
+    last_run: Option<(MonotonicNs, StackId)>,
     /// Start of the first wait the iterator saw: the recording's start when it was the one before the recording.
     first_seen: Option<MonotonicNs>,
     /// When it was first known to be on a CPU: before that it waited, where nobody saw.
@@ -174,6 +190,7 @@ impl Threads {
         let thread = self.thread(id);
         thread.first_on_cpu.get_or_insert(time);
         *thread.samples.entry(stack).or_default() += 1;
+        thread.last_run = Some((time, stack));
     }
 
     /// A thread leaves the CPU and its stack was kept.
@@ -190,7 +207,8 @@ impl Threads {
         thread.first_on_cpu.get_or_insert(MonotonicNs(time.0.saturating_sub(ran_ns)));
         thread.thinned |= weight > 1.0;
         *thread.ran_before_wait.entry(stack).or_default() += ran_ns as f64 * weight;
-        thread.open = Some(Open { start: time, stack, weight, reason, origin: None });
+        thread.last_run = Some((time, stack));
+        thread.open = Some(Open { start: time, stack, weight, reason, origin: None, left_cpu: None });
     }
 
     /// The iterator saw the thread in the wait that began at `start`: from now on it stands for itself. Answers its stack when that is known.
@@ -211,7 +229,28 @@ impl Threads {
             return;
         }
         thread.first_seen.get_or_insert(start);
-        thread.open = Some(Open { start, stack, weight: 1.0, reason, origin: None });
+        thread.open = Some(Open { start, stack, weight: 1.0, reason, origin: None, left_cpu: None });
+    }
+
+    /// The scheduler's note of when the thread left the CPU for the wait that began at `start`.
+    pub fn left_cpu(&mut self, id: ThreadId, start: MonotonicNs, at: MonotonicNs) {
+        if let Some(open) = self.thread(id).open.as_mut().filter(|open| open.start == start) {
+            open.left_cpu = Some(at);
+        }
+    }
+
+    /// The wait a thread is in, as far as it was seen.
+    #[must_use]
+    pub fn waiting(&self, tid: u32) -> Option<Waiting> {
+        let open = self.threads.get(&tid)?.open.as_ref()?;
+        let &Open { start, left_cpu, stack, reason, .. } = open;
+        Some(Waiting { start, left_cpu, stack, reason })
+    }
+
+    /// Where a thread was when it was last seen running: at a sample, or when it left its CPU.
+    #[must_use]
+    pub fn last_run(&self, tid: u32) -> Option<(MonotonicNs, StackId)> {
+        self.threads.get(&tid)?.last_run
     }
 
     /// Somebody ended the blocked part of the wait.

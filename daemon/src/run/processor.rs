@@ -270,6 +270,35 @@ impl Processor {
             let reason = WaitReason { state: seen.state.into(), syscall: seen.syscall, io: seen.io };
             self.threads.sleeper(thread, start, stack, reason);
         }
+        if let Some(off_cpu_ns) = sleeper.off_cpu_ns {
+            self.threads.left_cpu(thread, start, MonotonicNs(time.0.saturating_sub(off_cpu_ns)));
+        }
+    }
+
+    /// What is known of the threads right now.
+    #[must_use]
+    pub fn threads(&self) -> &Threads {
+        &self.threads
+    }
+
+    /// Names the frames of these stacks, all in one batch.
+    pub fn name_stacks(&mut self, stacks: &[StackId]) {
+        let frames = stacks.iter().flat_map(|&stack| self.stacks.frames(stack)).copied();
+        self.symbolizer.resolve(frames, &self.processes);
+    }
+
+    /// The frames of a stack, innermost first.
+    #[must_use]
+    pub fn frames(&self, stack: StackId) -> &[FrameKey] {
+        self.without_own_frames(self.stacks.frames(stack))
+    }
+
+    /// Words for a wait in `frames`, which are named.
+    #[must_use]
+    pub fn wait_reason(&self, reason: WaitReason, frames: &[FrameKey]) -> &'static str {
+        let kernel = frames.iter().take_while(|frame| matches!(frame, FrameKey::Kernel(_)));
+        let sites: Vec<_> = kernel.map(|&frame| Arc::clone(&self.symbolizer.symbol(frame).name)).collect();
+        wait_reason::name(reason, &sites)
     }
 
     fn stack(
@@ -395,7 +424,9 @@ impl Processor {
         self.heap.allocated(region, time, allocation, stack);
     }
 
-    fn labels(&self, thread: ThreadId, detailed: bool) -> Labels {
+    /// What a thread's values are counted under.
+    #[must_use]
+    pub fn labels(&self, thread: ThreadId, detailed: bool) -> Labels {
         let info = self.processes.id(thread.pid).and_then(|id| self.processes.info(id));
         Labels {
             pid: Some(thread.pid),
@@ -507,12 +538,7 @@ impl Processor {
                 &marker[..]
             }
         };
-        labels.wait_reason = row.reason.map(|reason| {
-            let kernel = frames.iter().take_while(|frame| matches!(frame, FrameKey::Kernel(_)));
-            let sites: Vec<_> =
-                kernel.map(|&frame| Arc::clone(&self.symbolizer.symbol(frame).name)).collect();
-            wait_reason::name(reason, &sites)
-        });
+        labels.wait_reason = row.reason.map(|reason| self.wait_reason(reason, frames));
         if row.reason.is_some_and(|reason| reason.state == WaitStateKey::Interruptible)
             && self.is_parked(labels.thread_role, frames)
         {

@@ -23,6 +23,7 @@ pub(super) struct Visitor {
     ends: Receiver<()>,
     visiting: bool,
     due_ns: u64,
+    ended: u64,
 }
 
 /// A visit did not begin: the one before has not ended, or the kernel refuses.
@@ -42,7 +43,7 @@ impl Visitor {
                 }
             }
         })?;
-        Ok(Self { iterators, ends, visiting: false, due_ns: 0 })
+        Ok(Self { iterators, ends, visiting: false, due_ns: 0, ended: 0 })
     }
 
     /// Makes the next visit due now.
@@ -76,6 +77,7 @@ impl Visitor {
         match self.ends.recv_timeout(timeout) {
             Ok(()) => {
                 self.visiting = false;
+                self.ended += 1;
                 true
             }
             // Disconnected only if the thread died: then there are no more visits.
@@ -86,6 +88,11 @@ impl Visitor {
     /// True while a visit goes on.
     pub(super) fn is_visiting(&self) -> bool {
         self.visiting
+    }
+
+    /// Visits that have ended.
+    pub(super) fn count(&self) -> u64 {
+        self.ended
     }
 
     /// Something was left out: comes back soon.

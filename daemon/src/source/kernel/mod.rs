@@ -515,6 +515,12 @@ impl KernelSource {
         self.count(Counter::VisitsRefused, 1);
     }
 
+    /// How often all sleeping threads have been visited; their records are in the ring or read.
+    #[must_use]
+    pub fn visits(&self) -> u64 {
+        self.visitor.as_ref().map_or(0, Visitor::count)
+    }
+
     /// Why threads that sleep all the time have no stacks, if the kernel cannot show them.
     #[must_use]
     pub fn sleepers_lack(&self) -> Option<&str> {

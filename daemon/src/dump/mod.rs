@@ -1,0 +1,368 @@
+//! `perfusion dump`: all threads of a process as they are at one moment. A short recording: the task iterator shows the threads that
+//! wait, the scheduler's hooks what they do meanwhile, the CPU sampler those that run.
+
+mod print;
+
+use crate::aggregate::threads::{WaitStateKey, Waiting};
+use crate::attach::policy::WhyNot;
+use crate::attach::{self, AttachError, Attached, Settings};
+use crate::cli;
+use crate::error::Error;
+use crate::process::ProcessTable;
+use crate::record::{check_target, raise_open_files};
+use crate::run::collector::now;
+use crate::run::processor::Processor;
+use crate::sample::frame::FrameKey;
+use crate::sample::stack::StackId;
+use crate::sink::file;
+use crate::source::kernel::{KernelOptions, KernelSource, Selection};
+use crate::source::order::Order;
+use crate::source::shim::ShimSource;
+use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot};
+use crate::symbolize::{Module, file_name};
+use serde::Serialize;
+use std::io::{self, Write as _};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// So that a thread that runs is met soon.
+const FREQUENCY_HZ: u32 = 999;
+/// How long threads that run are waited for, once the rest is known. Ten of the scheduler's ticks at the least.
+const RUNNING: Duration = Duration::from_millis(200);
+/// How long the visit to the sleeping threads is waited for: a process can keep its memory from being read.
+const VISIT: Duration = Duration::from_secs(3);
+/// How long names are waited for.
+const NAMES: Duration = Duration::from_secs(2);
+/// Time between two rounds, and two questions for the same names.
+const ROUND: Duration = Duration::from_millis(5);
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+
+/// All threads of a process.
+#[derive(Debug, Serialize)]
+pub struct Dump {
+    /// The process.
+    pub pid: u32,
+    /// Its name.
+    pub process: String,
+    /// Its threads, the first one first.
+    pub threads: Vec<Thread>,
+}
+
+/// One thread.
+#[derive(Debug, Serialize)]
+pub struct Thread {
+    /// The kernel's id.
+    pub tid: u32,
+    /// The runtime's name of it, else the kernel's.
+    pub name: String,
+    /// What it is for, as in the label `thread_role`.
+    pub role: &'static str,
+    /// What it does.
+    pub state: State,
+    /// What it waits for, as in the label `wait_reason`; absent when it runs or nothing is known of its wait.
+    pub wait_reason: Option<&'static str>,
+    /// How long it has been waiting; absent when it runs.
+    pub waiting_seconds: Option<f64>,
+    /// True when it has been waiting for longer than that.
+    pub at_least: bool,
+    /// How old the stack of a thread is that runs, or that has begun to wait since it was taken; 0 for one that waits there now.
+    pub stack_age_seconds: Option<f64>,
+    /// Innermost first.
+    pub stack: Vec<Frame>,
+}
+
+/// What a thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// It has a CPU.
+    Running,
+    /// It waits for a CPU.
+    Runnable,
+    /// It waits for something else, and a signal would wake it.
+    Interruptible,
+    /// It waits for something else, and no signal would wake it.
+    Uninterruptible,
+    /// Stopped, or being traced.
+    Stopped,
+    /// It waits for something else.
+    Blocked,
+}
+
+/// One frame.
+#[derive(Debug, Serialize)]
+pub struct Frame {
+    /// Function, or what the profiler has to say at this place, in brackets.
+    pub function: String,
+    /// File or managed module it is in.
+    pub module: Option<String>,
+}
+
+/// `perfusion dump`.
+///
+/// # Errors
+/// See [`Error`].
+pub fn dump(options: &cli::Dump, quiet: bool) -> Result<u8, Error> {
+    check_target(options.pid)?;
+    if let Some(output) = &options.output {
+        file::check(output)?;
+    }
+    let dump = take(options, quiet)?;
+    let mut text = Vec::new();
+    let printed = if options.json {
+        serde_json::to_writer_pretty(&mut text, &dump).map_err(io::Error::from).and_then(|()| writeln!(text))
+    } else {
+        print::text(&dump, &mut text)
+    };
+    printed.map_err(|source| Error::Internal { what: "printing", source })?;
+    match &options.output {
+        Some(path) => file::write(path, &text)?,
+        None => crate::commands::to_stdout(&text)?,
+    }
+    Ok(0)
+}
+
+/// The stages of a recording, in one thread.
+struct Session {
+    kernel: KernelSource,
+    shims: ShimSource,
+    order: Order,
+    processor: Processor,
+}
+
+impl Session {
+    /// Reads all sources once and asks for the names that are missing.
+    fn round(&mut self) {
+        let start = now();
+        let (order, shims) = (&mut self.order, &mut self.shims);
+        self.kernel.drain(&mut |event| {
+            shims.observe(&event);
+            order.push(event);
+        });
+        shims.drain(&mut |event| order.push(event));
+        let mut events = Vec::new();
+        order.end_round(start, &mut events);
+        self.digest(events);
+    }
+
+    fn digest(&mut self, events: Vec<crate::source::Event>) {
+        for event in events {
+            self.processor.event(event);
+        }
+        // Too short a recording to teach the probes anything.
+        drop(self.processor.processes.take_lessons());
+        for request in self.processor.take_requests() {
+            self.shims.ask(request.pid, request.address);
+        }
+    }
+
+    /// Whether each thread's place is known: the stack of its present wait, or one of the time since `begin` for one that runs.
+    fn is_complete(&mut self, pid: u32, begin: MonotonicNs) -> bool {
+        let threads = self.processor.threads();
+        let known = |snapshot: &ThreadSnapshot| {
+            let tid = snapshot.times.thread.tid;
+            match snapshot.progress {
+                Progress::OnCpu { .. } => threads.last_run(tid).is_some_and(|(at, _)| at >= begin),
+                Progress::Waiting { start, .. } => {
+                    threads.waiting(tid).is_some_and(|wait| wait.start == start)
+                }
+            }
+        };
+        let snapshots = self.kernel.thread_times();
+        snapshots.iter().filter(|snapshot| snapshot.times.thread.pid == pid).all(known)
+    }
+}
+
+fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
+    let pid = options.pid;
+    attach::place::sweep();
+    let owner = crate::leftover::random()
+        .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
+    raise_open_files();
+    let kernel = KernelSource::start(&KernelOptions {
+        frequency_hz: FREQUENCY_HZ,
+        selection: Selection::Pids(vec![pid]),
+        stack_copy_bytes: options.stack_kib * 1024,
+        ..KernelOptions::default()
+    })?;
+    if let Some(lack) = kernel.sleepers_lack() {
+        return Err(Error::NoSleepers { lack: lack.to_owned() });
+    }
+    let mut processes = ProcessTable::new();
+    // One that cannot be read has stacks that say so.
+    processes.adopt(pid).ok();
+    let mut session = Session {
+        kernel,
+        shims: ShimSource::new(owner),
+        order: Order::default(),
+        processor: Processor::new(processes),
+    };
+    let attaching =
+        (!options.no_attach).then(|| std::thread::spawn(move || attach::attach(pid, Settings { owner })));
+    observe(&mut session, pid, attaching, quiet);
+
+    let order = &mut session.order;
+    session.kernel.visit_last(&mut |event| order.push(event));
+    let at = session.kernel.freeze();
+    let snapshots = session.kernel.thread_times();
+    session.kernel.drain(&mut |event| order.push(event));
+    session.shims.drain(&mut |event| order.push(event));
+    let mut events = Vec::new();
+    order.finish(&mut events);
+    session.digest(events);
+    await_names(&mut session);
+    let staying = session.shims.detach_all();
+    if !staying.is_empty() {
+        tracing::warn!(pids = ?staying, "the shim has not left the process yet; it will when its lease runs out");
+    }
+
+    let processor = &mut session.processor;
+    let snapshots: Vec<&ThreadSnapshot> =
+        snapshots.iter().filter(|snapshot| snapshot.times.thread.pid == pid).collect();
+    let stacks: Vec<StackId> =
+        snapshots.iter().filter_map(|snapshot| place(processor, snapshot).stack).collect();
+    processor.name_stacks(&stacks);
+    let mut threads: Vec<Thread> = snapshots.iter().map(|snapshot| thread(processor, snapshot, at)).collect();
+    if threads.is_empty() {
+        return Err(Error::Gone { pid });
+    }
+    threads.sort_by_key(|thread| (thread.tid != pid, thread.tid));
+    let process = processor.labels(ThreadId { pid, tid: pid }, false).process;
+    Ok(Dump { pid, process: process.map_or_else(String::new, |name| name.to_string()), threads })
+}
+
+/// Records until the shim is in and all threads were seen, or until that takes too long.
+fn observe(
+    session: &mut Session,
+    pid: u32,
+    mut attaching: Option<JoinHandle<Result<Attached, AttachError>>>,
+    quiet: bool,
+) {
+    let (begin, mut ready) = (Instant::now(), None);
+    let (began, ticks) = (now(), crate::process::start_ticks(pid));
+    loop {
+        session.round();
+        if let Some(attach) = attaching.take_if(|attach| attach.is_finished()) {
+            match attach.join() {
+                Ok(Ok(_)) => session.shims.watch(pid),
+                // Native code has its names without a shim.
+                Ok(Err(AttachError::Unsuitable { why: WhyNot::NotDotnet, .. })) => {}
+                Ok(Err(error)) if !quiet => eprintln!("pid {pid}: no managed names: {error}"),
+                Ok(Err(_)) | Err(_) => {}
+            }
+        }
+        if attaching.is_none() && (session.kernel.visits() > 0 || begin.elapsed() > VISIT) {
+            let since = *ready.get_or_insert_with(Instant::now);
+            if session.is_complete(pid, began) || since.elapsed() > RUNNING {
+                return;
+            }
+        }
+        if !crate::process::is_running(pid, ticks) {
+            return;
+        }
+        std::thread::sleep(ROUND);
+    }
+}
+
+fn await_names(session: &mut Session) {
+    let (begin, mut asked) = (Instant::now(), Instant::now());
+    loop {
+        let order = &mut session.order;
+        session.shims.drain(&mut |event| order.push(event));
+        let mut events = Vec::new();
+        order.finish(&mut events);
+        session.digest(events);
+        let open = session.processor.unanswered(now());
+        if open.is_empty() || begin.elapsed() > NAMES {
+            return;
+        }
+        if asked.elapsed() > ASK_AGAIN {
+            asked = Instant::now();
+            for request in open {
+                session.shims.ask(request.pid, request.address);
+            }
+        }
+        std::thread::sleep(ROUND);
+    }
+}
+
+/// Where a thread was seen.
+struct Place {
+    stack: Option<StackId>,
+    /// The wait it is in now, when the stack is of that.
+    wait: Option<Waiting>,
+    /// When it was seen there running, or leaving its CPU for another wait than the present one.
+    ran: Option<MonotonicNs>,
+}
+
+fn place(processor: &Processor, snapshot: &ThreadSnapshot) -> Place {
+    let (threads, tid) = (processor.threads(), snapshot.times.thread.tid);
+    if let Progress::Waiting { start, .. } = snapshot.progress
+        && let Some(wait) = threads.waiting(tid).filter(|wait| wait.start == start)
+    {
+        return Place { stack: Some(wait.stack), wait: Some(wait), ran: None };
+    }
+    let last = threads.last_run(tid);
+    Place { stack: last.map(|(_, stack)| stack), wait: None, ran: last.map(|(time, _)| time) }
+}
+
+fn thread(processor: &Processor, snapshot: &ThreadSnapshot, at: MonotonicNs) -> Thread {
+    let id = snapshot.times.thread;
+    let labels = processor.labels(id, true);
+    let name = labels.thread_name.map_or_else(|| comm(id), |name| name.to_string());
+    let seconds = |since: MonotonicNs| Duration::from_nanos(at.0.saturating_sub(since.0)).as_secs_f64();
+    let Place { stack, wait, ran } = place(processor, snapshot);
+    let frames = stack.map_or(&[][..], |stack| processor.frames(stack));
+    let mut thread = Thread {
+        tid: id.tid,
+        name: crate::symbolize::pretty::clean(&name).into_owned(),
+        role: labels.thread_role.unwrap_or_default(),
+        state: State::Running,
+        wait_reason: wait.map(|wait| processor.wait_reason(wait.reason, frames)),
+        waiting_seconds: None,
+        at_least: false,
+        stack_age_seconds: stack.map(|_| ran.map_or(0.0, seconds)),
+        stack: frames.iter().map(|&key| frame(processor, key)).collect(),
+    };
+    if let Progress::Waiting { start, runnable_ns, .. } = snapshot.progress {
+        thread.state = match wait {
+            _ if runnable_ns > 0 => State::Runnable,
+            Some(wait) => state(wait.reason.state),
+            None => State::Blocked,
+        };
+        // It waited when it entered the recording: the wait is older, and the scheduler may know how old.
+        let older = start <= snapshot.times.since;
+        let left_cpu = wait.and_then(|wait| wait.left_cpu).filter(|_| older);
+        thread.waiting_seconds = Some(seconds(left_cpu.unwrap_or(start)));
+        thread.at_least = older && left_cpu.is_none();
+    }
+    thread
+}
+
+fn state(state: WaitStateKey) -> State {
+    match state {
+        WaitStateKey::Interruptible => State::Interruptible,
+        WaitStateKey::Uninterruptible => State::Uninterruptible,
+        WaitStateKey::Other => State::Stopped,
+        WaitStateKey::Preempted | WaitStateKey::Throttled | WaitStateKey::Stolen => State::Runnable,
+    }
+}
+
+fn frame(processor: &Processor, key: FrameKey) -> Frame {
+    let symbol = processor.symbolizer.symbol(key);
+    let module = match &symbol.module {
+        Module::Kernel => Some("kernel".to_owned()),
+        Module::Image(image) => {
+            processor.processes.image(*image).map(|image| file_name(&image.path).to_owned())
+        }
+        Module::Managed(module) => Some(module.to_string()),
+        Module::Jit | Module::None => None,
+    };
+    Frame { function: symbol.name.to_string(), module }
+}
+
+/// The kernel's name of a thread nothing was heard of; empty when it is gone.
+fn comm(id: ThreadId) -> String {
+    let text = std::fs::read(format!("/proc/{}/task/{}/comm", id.pid, id.tid)).unwrap_or_default();
+    String::from_utf8_lossy(&text).trim_end().to_owned()
+}

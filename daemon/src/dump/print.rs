@@ -1,0 +1,98 @@
+//! A dump as text.
+
+use super::{Dump, State, Thread};
+use std::io::{self, Write};
+
+/// Prints `dump`, a paragraph a thread.
+pub(super) fn text(dump: &Dump, out: &mut dyn Write) -> io::Result<()> {
+    let count = dump.threads.len();
+    writeln!(
+        out,
+        "{} (pid {}), {count} thread{}",
+        dump.process,
+        dump.pid,
+        if count == 1 { "" } else { "s" }
+    )?;
+    for thread in &dump.threads {
+        writeln!(out)?;
+        writeln!(out, "{} \"{}\" ({}): {}", thread.tid, thread.name, thread.role, doing(thread))?;
+        if thread.stack.is_empty() {
+            writeln!(out, "    [no stack: it was not met while it ran]")?;
+        }
+        for frame in &thread.stack {
+            match &frame.module {
+                Some(module) => writeln!(out, "    {}  [{module}]", frame.function)?,
+                None => writeln!(out, "    {}", frame.function)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `blocked for 12.3 s, futex (interruptible)`.
+fn doing(thread: &Thread) -> String {
+    let mut text = match thread.state {
+        State::Running => "running".to_owned(),
+        State::Runnable => "waiting for a CPU".to_owned(),
+        _ => "blocked".to_owned(),
+    };
+    if let Some(seconds) = thread.waiting_seconds {
+        text += if thread.at_least { " for more than " } else { " for " };
+        text += &duration(seconds);
+    }
+    if let Some(reason) = thread.wait_reason {
+        text += &format!(", {reason}");
+    }
+    match thread.state {
+        State::Interruptible => text += " (interruptible)",
+        State::Uninterruptible => text += " (uninterruptible)",
+        State::Stopped => text += " (stopped)",
+        State::Running | State::Runnable | State::Blocked => {}
+    }
+    match thread.stack_age_seconds {
+        Some(age) if age > 0.0 => text += &format!("; seen here {} ago", duration(age)),
+        _ => {}
+    }
+    text
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 1e-3 => format!("{:.0} µs", s * 1e6),
+        s if s < 1.0 => format!("{:.1} ms", s * 1e3),
+        s if s < 120.0 => format!("{s:.2} s"),
+        s if s < 7200.0 => format!("{:.1} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Dump, Frame, State, Thread};
+    use super::text;
+
+    fn thread(state: State, seconds: Option<f64>) -> Thread {
+        Thread {
+            tid: 8,
+            name: "worker".to_owned(),
+            role: "app",
+            state,
+            wait_reason: seconds.map(|_| "futex"),
+            waiting_seconds: seconds,
+            at_least: false,
+            stack_age_seconds: Some(if seconds.is_some() { 0.0 } else { 0.002 }),
+            stack: vec![Frame { function: "A.B()".to_owned(), module: Some("A".to_owned()) }],
+        }
+    }
+
+    #[test]
+    fn each_thread_says_what_it_does_for_how_long_and_where() {
+        let threads = vec![thread(State::Interruptible, Some(12.345)), thread(State::Running, None)];
+        let mut out = Vec::new();
+        text(&Dump { pid: 7, process: "shop".to_owned(), threads }, &mut out).unwrap();
+        let expected = "shop (pid 7), 2 threads\n\
+            \n8 \"worker\" (app): blocked for 12.35 s, futex (interruptible)\n    A.B()  [A]\n\
+            \n8 \"worker\" (app): running; seen here 2.0 ms ago\n    A.B()  [A]\n";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+}

@@ -1,0 +1,112 @@
+//! `perfusion dump`: every thread now, with its stack, its state and its wait.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use system_tests::environment::{Need, RECORD, begin, record_on};
+use system_tests::perfusion::{SLACK, command, run};
+use system_tests::wait::let_pass;
+use system_tests::{Outcome, Runtime, Workload, on_runtimes};
+
+fn dump(pid: u32, args: &[&str]) -> Outcome {
+    let outcome = run(command(["dump", "--pid", &pid.to_string()]).args(args), SLACK).unwrap();
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    outcome
+}
+
+fn json(outcome: &Outcome) -> Value {
+    serde_json::from_str(&outcome.stdout).unwrap()
+}
+
+fn thread(dump: &Value, tid: u32) -> &Value {
+    let threads = dump["threads"].as_array().unwrap();
+    threads.iter().find(|thread| thread["tid"] == tid).unwrap_or_else(|| panic!("no thread {tid}: {dump:#}"))
+}
+
+/// Functions of a stack, innermost first.
+fn functions(thread: &Value) -> Vec<&str> {
+    let stack = thread["stack"].as_array().unwrap();
+    stack.iter().map(|frame| frame["function"].as_str().unwrap()).collect()
+}
+
+/// True when functions with these parts in their names stand in this order.
+fn in_order(functions: &[&str], parts: &[&str]) -> bool {
+    let mut rest = functions.iter();
+    parts.iter().all(|part| rest.any(|function| function.contains(part)))
+}
+
+on_runtimes!(all_managed_threads_are_dumped_with_whole_stacks: net8 Net8, net9 Net9, net10 Net10);
+
+fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
+    let name = format!("dump::managed on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let started = Instant::now();
+    let mut app = Workload::dotnet(runtime, "timedwaits", &[]).unwrap().start().unwrap();
+    let ready = Instant::now();
+    // So that 2 % are more than the scheduler's tick.
+    let_pass(Duration::from_secs(2));
+    let slept_before = ready.elapsed().as_secs_f64();
+    let outcome = dump(app.pid(), &["--json"]);
+    let most = started.elapsed().as_secs_f64();
+    let dumped = json(&outcome);
+
+    let asleep = thread(&dumped, app.thread("asleep"));
+    let stack = functions(asleep);
+    // Innermost first, down to the C library's start of the thread.
+    let chain = ["futex", "Monitor.Wait", "TimedWaits.Program.AsleepInner", "TimedWaits.Program.AsleepOuter"];
+    assert!(in_order(&stack, &chain), "{asleep:#}");
+    assert!(asleep["stack"].as_array().unwrap().last().unwrap()["module"].as_str().unwrap().contains("libc"));
+    assert_eq!((&asleep["state"], &asleep["wait_reason"]), (&"interruptible".into(), &"futex".into()));
+    let waiting = asleep["waiting_seconds"].as_f64().unwrap();
+    assert!(waiting >= slept_before * 0.98 && waiting <= most * 1.02, "{slept_before} {waiting} {most}");
+    assert_eq!(asleep["at_least"], false);
+    assert_eq!(asleep["name"], "asleep");
+    for (name, method) in [
+        ("wait-monitor", "TimedWaits.Program.WaitForLock"),
+        ("wait-semaphore", "TimedWaits.Program.WaitForSemaphore"),
+        ("wait-delay", "TimedWaits.Program.WaitForDelay"),
+        ("wait-sleep", "TimedWaits.Program.Sleep"),
+    ] {
+        let waiter = thread(&dumped, app.thread(name));
+        // Between two waits it writes down the time.
+        let place = if waiter["wait_reason"] == "futex" { method } else { "TimedWaits." };
+        assert!(functions(waiter).iter().any(|function| function.contains(place)), "{waiter:#}");
+    }
+    let all = dumped["threads"].as_array().unwrap();
+    assert_eq!(all[0]["tid"], app.pid(), "the first thread comes first");
+    let unnamed = all.iter().filter(|thread| functions(thread).iter().any(|name| name.contains("[managed]")));
+    assert_eq!(unnamed.count(), 0, "{dumped:#}");
+    app.ensure_alive().unwrap();
+
+    let text = dump(app.pid(), &[]).stdout;
+    let line = text.lines().find(|line| line.contains("\"asleep\"")).unwrap();
+    assert!(line.contains("blocked for ") && line.contains(", futex (interruptible)"), "{line}");
+    app.stop().unwrap();
+}
+
+#[test]
+fn a_thread_that_runs_is_dumped_where_it_was_just_seen() {
+    let Some(_turn) = begin("dump::running", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("spin").start().unwrap();
+    let outcome = dump(app.pid(), &["--json"]);
+    let dumped = json(&outcome);
+    let spin = thread(&dumped, app.thread("spin"));
+    // It has a CPU or wants one; where, it shows itself at the next sample or when it loses the CPU.
+    assert!(matches!(spin["state"].as_str(), Some("running" | "runnable")), "{spin:#}");
+    assert!(in_order(&functions(spin), &["spin", "run"]), "{spin:#}");
+    let main = thread(&dumped, app.pid());
+    assert!(in_order(&functions(main), &["read", "main", "_start"]), "{main:#}");
+    assert_eq!(main["wait_reason"], "read:pipe");
+    app.stop().unwrap();
+}
+
+#[test]
+fn what_cannot_be_dumped_is_said() {
+    let Some(_turn) = begin("dump::errors", RECORD) else { return };
+    // Linux has no process with this id: PID_MAX_LIMIT is 4194304.
+    let outcome = run(&mut command(["dump", "--pid", "4194305"]), SLACK).unwrap();
+    assert_eq!(outcome.code(), 3, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("no process with pid 4194305"), "{}", outcome.stderr);
+    let outcome = run(&mut command(["dump"]), SLACK).unwrap();
+    assert_eq!(outcome.code(), 2, "{}", outcome.stderr);
+}
