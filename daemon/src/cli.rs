@@ -58,6 +58,12 @@ pub enum Command {
     Ps(Json),
     /// Check what this machine allows, and say what to do about what it does not.
     Doctor(Json),
+    /// Look into what the profiler knows.
+    Inspect {
+        /// What to look at.
+        #[command(subcommand)]
+        what: Inspect,
+    },
     /// Runs a command when the recorder says so. Internal.
     #[command(hide = true)]
     ExecWhenReady(ExecWhenReady),
@@ -158,6 +164,35 @@ pub enum Format {
     Flame,
 }
 
+/// `perfusion inspect`.
+#[derive(Debug, Subcommand)]
+pub enum Inspect {
+    /// Print the rule by which stacks leave the code at an address, and where that rule comes from.
+    Unwind(InspectUnwind),
+}
+
+/// `perfusion inspect unwind`.
+#[derive(Debug, Args)]
+#[command(after_help = INSPECT_UNWIND)]
+pub struct InspectUnwind {
+    /// A running process by its pid, or a file: ELF (program, library) or PE (.NET assembly). A file whose name is a number: ./123.
+    #[arg(value_name = "FILE|PID")]
+    pub target: String,
+    /// 0x… or decimal. In a process: an address in its memory. In a file: an ELF virtual address (as nm and objdump print it) or
+    /// a PE relative virtual address.
+    #[arg(value_name = "ADDR", value_parser = parse_address)]
+    pub address: u64,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+const INSPECT_UNWIND: &str = "\
+Two answers are given, since the same address means two things. As the next instruction to run (innermost frame, or interrupted by a signal)
+the place in a prologue or epilogue counts. As a return address the code is inside the call before it: what is looked up is one byte less.
+
+In the rule, `[x]` is the word of stack at x, CFA the caller's stack pointer before its call. Registers not named are lost.";
+
 /// Commands whose only option is machine-readable output.
 #[derive(Debug, Args)]
 pub struct Json {
@@ -172,6 +207,19 @@ pub struct ExecWhenReady {
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub command: Vec<String>,
+}
+
+/// Reads `0x7f00` or decimal digits.
+///
+/// # Errors
+/// Says what was found and what is expected.
+pub fn parse_address(text: &str) -> Result<u64, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    number
+        .map_err(|_| format!("`{text}` is no address: expected 0x and hexadecimal digits, or decimal digits"))
 }
 
 /// Reads `500ms`, `10s`, `5m`, `1h` or plain seconds, fractions allowed.
@@ -200,7 +248,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cli, Command, parse_duration};
+    use super::{Cli, Command, parse_address, parse_duration};
     use clap::{CommandFactory as _, Parser as _};
     use std::time::Duration;
 
@@ -216,6 +264,15 @@ mod tests {
         assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
         for bad in ["", "0", "-1s", "10 days", "nan", "inf", "1e300h", "s", "10é"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_hexadecimal_with_0x_only() {
+        assert_eq!(parse_address("0x1f"), Ok(31));
+        assert_eq!(parse_address("31"), Ok(31));
+        for bad in ["1f", "0x", "", "-1", "0x1_0000_0000_0000_0000", "x1"] {
+            assert!(parse_address(bad).is_err(), "{bad}");
         }
     }
 

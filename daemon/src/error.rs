@@ -4,6 +4,8 @@ use crate::attach::AttachError;
 use crate::cli::exit;
 use crate::launch::LaunchError;
 use crate::pprof::PprofError;
+use crate::process::ProcessError;
+use crate::process::explain::ExplainError;
 use crate::report::ReportError;
 use crate::sink::file::FileError;
 use crate::source::kernel::KernelError;
@@ -49,6 +51,9 @@ pub enum Error {
     /// The profile could not be made.
     #[error(transparent)]
     Pprof(#[from] PprofError),
+    /// An address could not be looked up.
+    #[error(transparent)]
+    Inspect(#[from] ExplainError),
     /// A report.
     #[error(transparent)]
     Report(#[from] ReportError),
@@ -86,6 +91,7 @@ impl Error {
         match self {
             Self::Kernel(KernelError::NoProcess { .. })
             | Self::NoProcess { .. }
+            | Self::Inspect(ExplainError::Process(ProcessError::Gone { .. }))
             | Self::IsThread { .. }
             | Self::Gone { .. }
             | Self::Cgroup { .. } => exit::NO_TARGET,
@@ -100,6 +106,11 @@ impl Error {
                 | KernelError::Sampler { .. }
                 | KernelError::Perf { .. },
             ) => exit::NOT_PERMITTED,
+            Self::Inspect(ExplainError::Process(ProcessError::Read { source, .. }))
+                if source.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                exit::NOT_PERMITTED
+            }
             Self::Output(_) | Self::Report(ReportError::Write(_)) => exit::OUTPUT,
             _ => exit::OTHER,
         }

@@ -10,6 +10,7 @@ pub mod doctor;
 pub mod dump;
 pub mod embedded;
 pub mod error;
+pub mod inspect;
 pub mod kernel_features;
 pub mod launch;
 pub mod leftover;

@@ -1,7 +1,7 @@
 //! Parse, run, exit code. The one place where an error becomes text and a number.
 
 use clap::Parser as _;
-use perfusion::cli::{Cli, Command, exit};
+use perfusion::cli::{Cli, Command, Inspect, exit};
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -34,6 +34,7 @@ fn main() -> ExitCode {
         Command::Dump(options) => perfusion::dump::dump(options, cli.quiet),
         Command::Ps(options) => perfusion::commands::ps(options.json),
         Command::Doctor(options) => perfusion::commands::doctor(options.json),
+        Command::Inspect { what: Inspect::Unwind(options) } => perfusion::inspect::unwind(options),
         Command::ExecWhenReady(options) => {
             let error = perfusion::launch::exec_when_ready(&options.command);
             eprintln!("perfusion: cannot start {}: {error}", options.command.join(" "));

@@ -3,6 +3,9 @@
 use perfusion::process::image::Images;
 use std::hint::black_box;
 
+/// Three sections of what one may have, and the indexes of two.
+const MAX_INFLATED_BYTES: usize = 3 * (32 << 20) + 2 * (48 << 20);
+
 pub(crate) fn run(data: &[u8]) {
     let mut images = Images::default();
     let Ok(id) = images.vdso(data.to_vec()) else { return };
@@ -19,6 +22,8 @@ pub(crate) fn run(data: &[u8]) {
             black_box(unwind.rule(address).ok());
             black_box(unwind.is_plt(address));
         }
-        assert!(unwind.size_bytes() <= 4 * data.len(), "a file makes us hold more than a few times itself");
+        // Compressed sections grow, up to a bound.
+        let most = 4 * data.len() + MAX_INFLATED_BYTES;
+        assert!(unwind.size_bytes() <= most, "{} bytes held of {}", unwind.size_bytes(), data.len());
     }
 }

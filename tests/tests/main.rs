@@ -14,6 +14,7 @@ mod dump;
 mod errors;
 mod harness;
 mod host;
+mod inspect;
 mod memory;
 mod names;
 mod ps;

@@ -12,6 +12,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read as _;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
@@ -237,6 +238,24 @@ impl Image {
         let within = |s: &&PeSection| offset.checked_sub(s.offset).is_some_and(|o| o < s.size);
         let section = sections.iter().find(within)?;
         section.rva.checked_add(offset - section.offset)
+    }
+
+    /// Where its code is: addresses in its own numbering (ELF virtual or relative virtual), and the offset in the file.
+    #[must_use]
+    pub fn code(&self) -> Vec<(Range<u64>, u64)> {
+        match &self.format {
+            Format::Elf { segments, .. } => segments
+                .iter()
+                .filter(|s| s.executable && s.size > 0)
+                .map(|s| (s.address..s.address.saturating_add(s.size), s.offset))
+                .collect(),
+            Format::Pe { sections, .. } => sections
+                .iter()
+                .filter(|s| s.size > 0)
+                .map(|s| (u64::from(s.rva)..u64::from(s.rva) + u64::from(s.size), u64::from(s.offset)))
+                .collect(),
+            Format::Other => Vec::new(),
+        }
     }
 
     /// True when its file is open and was neither written to, replaced nor removed since it was parsed. While it is open its
@@ -553,6 +572,22 @@ impl Images {
         self.touch(id);
         self.by_mapping.insert(key, id);
         self.close_least_used();
+        Ok(id)
+    }
+
+    /// The image in a file that nobody needs to map.
+    ///
+    /// # Errors
+    /// [`ImageError::Full`].
+    pub fn open(
+        &mut self,
+        file: File,
+        path: Arc<str>,
+        device: (u32, u32),
+        inode: u64,
+    ) -> Result<ImageId, ImageError> {
+        let id = self.add(Image::parse(path, device, inode, Source::File(file)))?;
+        self.open += 1;
         Ok(id)
     }
 

@@ -372,7 +372,7 @@ impl View<'_> {
         FrameKey::Unknown { process: self.process.id, address }
     }
 
-    fn resolve(&mut self, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
+    pub(super) fn resolve(&mut self, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
         let Some(mapping) = self.find(pc) else { return (self.unknown(pc), Err(Refusal::NoEntry)) };
         match mapping.region {
             Region::File => self.in_file(&mapping, pc, exact),

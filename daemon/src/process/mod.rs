@@ -2,6 +2,7 @@
 //! finished by `unwind`. The only folder that reads procfs. No symbols here.
 
 mod directory;
+pub mod explain;
 pub mod image;
 mod lesson;
 mod live;

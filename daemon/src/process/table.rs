@@ -80,17 +80,17 @@ pub struct Counters {
 /// All processes of a run.
 #[derive(Debug, Default)]
 pub struct ProcessTable {
-    live: HashMap<u32, Process>,
+    pub(super) live: HashMap<u32, Process>,
     infos: HashMap<ProcessId, ProcessInfo>,
     next_id: u32,
     /// Exited, by time.
     exited: VecDeque<(MonotonicNs, ProcessId, u32)>,
-    images: Images,
-    rules: HashSet<Arc<Rule>>,
+    pub(super) images: Images,
+    pub(super) rules: HashSet<Arc<Rule>>,
     /// At least the number of steps and bodies remembered.
     cached: usize,
-    lessons: Lessons,
-    counters: Counters,
+    pub(super) lessons: Lessons,
+    pub(super) counters: Counters,
 }
 
 impl ProcessTable {

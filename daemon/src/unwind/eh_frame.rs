@@ -60,6 +60,17 @@ pub struct Found {
     pub rule: Rule,
     /// Addresses of the function, or of the part of it, that the FDE is for.
     pub function: Range<u64>,
+    /// Which table says so.
+    pub table: Table,
+}
+
+/// A table of call frame information.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    /// `.eh_frame`.
+    EhFrame,
+    /// `.debug_frame`.
+    DebugFrame,
 }
 
 impl Found {
@@ -116,7 +127,9 @@ impl UnwindSections {
     /// [`Refusal`] when no table covers it or what covers it cannot be used.
     pub fn rule(&self, address: u64) -> Result<Found, Refusal> {
         match self.eh_rule(address) {
-            Err(Refusal::NoEntry) => self.debug_rule(address),
+            Err(Refusal::NoEntry) => {
+                self.debug_rule(address).map(|found| Found { table: Table::DebugFrame, ..found })
+            }
             found => found,
         }
     }
@@ -285,7 +298,7 @@ where
     if rule.return_address == Saved::Same {
         return Err(Refusal::Malformed);
     }
-    Ok(Found { rule, function: fde.initial_address()..fde.end_address() })
+    Ok(Found { rule, function: fde.initial_address()..fde.end_address(), table: Table::EhFrame })
 }
 
 fn general(register: gimli::Register) -> Result<Register, Refusal> {

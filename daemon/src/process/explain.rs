@@ -1,0 +1,245 @@
+//! By which rule an address is left, and where that rule comes from: what `perfusion inspect` shows. Answers come from the same
+//! look-up that walks use.
+
+use super::live::{Process, Teaching, View};
+use super::mapping::{Mapping, Mappings, Region};
+use super::{ProcessError, ProcessTable};
+use crate::sample::frame::{FrameKey, ProcessId};
+use crate::source::Mmap;
+use crate::unwind::eh_frame::Table;
+use crate::unwind::rule::{FrameKind, Refusal, Rule};
+use serde::Serialize;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Where a rule comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// The ELF section of call frame information.
+    EhFrame,
+    /// The ELF section of call frame information for debuggers.
+    DebugFrame,
+    /// The entry just before: a signal-return stub ends with its system call.
+    SignalReturn,
+    /// Instructions of a procedure linkage table without an entry.
+    Plt,
+    /// Instructions of an epilogue.
+    Epilogue,
+    /// The runtime's return-address hijack, whose entry is one word off.
+    Hijack,
+    /// UNWIND_INFO by the code header of JIT-compiled code.
+    JitUnwindInfo,
+    /// UNWIND_INFO by the exception directory of a ReadyToRun image.
+    ReadyToRun,
+    /// Instructions of a runtime stub.
+    Stub,
+    /// Nowhere: no rule.
+    None,
+}
+
+/// What is known about one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explained {
+    /// The address looked up: one before a return address.
+    pub looked_up: u64,
+    /// The file or memory it is in.
+    pub path: Arc<str>,
+    /// Its address in the file's own numbering (ELF virtual address or relative virtual address).
+    pub in_file: Option<u64>,
+    /// First byte of the method body, in the process, where it is managed code.
+    pub method: Option<u64>,
+    /// What the table's entry covers, in the file's own numbering.
+    pub function: Option<Range<u64>>,
+    /// The rule, or why there is none.
+    pub rule: Result<Rule, Refusal>,
+    /// Where the rule comes from.
+    pub origin: Origin,
+}
+
+/// Why nothing can be said.
+#[derive(Debug, thiserror::Error)]
+pub enum ExplainError {
+    /// The process.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// The file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The file has no code that is understood here.
+    #[error("{}: expected an x86-64 ELF or PE file with code, found {found}", path.display())]
+    NotCode {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// The address is in no code.
+    #[error("{address:#x} is in no code: {ranges}")]
+    NoCode {
+        /// The address.
+        address: u64,
+        /// Where code is.
+        ranges: String,
+    },
+}
+
+/// The process that stands for a file alone: no process of a user has this pid.
+const NOBODY: u32 = 0;
+/// Most ranges an error lists.
+const LISTED: usize = 8;
+
+impl ProcessTable {
+    /// What a walk does at `address` of the running process `pid`: as the next instruction to run, or as a return address.
+    ///
+    /// # Errors
+    /// [`ExplainError`] when the process cannot be read, or no code is at the address.
+    pub fn explain_process(
+        &mut self,
+        pid: u32,
+        address: u64,
+        exact: bool,
+    ) -> Result<Explained, ExplainError> {
+        self.adopt(pid)?;
+        self.explain(pid, address, exact)
+    }
+
+    /// The same in a file that nobody needs to run: `address` is an ELF virtual address or a relative virtual address.
+    ///
+    /// # Errors
+    /// [`ExplainError`] when the file cannot be read or is of no use, or no code is at the address.
+    pub fn explain_file(
+        &mut self,
+        path: &Path,
+        address: u64,
+        exact: bool,
+    ) -> Result<Explained, ExplainError> {
+        let open = |source| ExplainError::Open { path: path.to_path_buf(), source };
+        let full = path.canonicalize().map_err(open)?;
+        let meta = full.metadata().map_err(open)?;
+        if !meta.is_file() {
+            return Err(ExplainError::NotCode { path: path.to_path_buf(), found: "no regular file" });
+        }
+        let file = std::fs::File::open(&full).map_err(open)?;
+        let name: Arc<str> = full.to_string_lossy().into();
+        let device = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+        let image = self.images.open(file, Arc::clone(&name), device, meta.ino());
+        let code = image.as_ref().ok().and_then(|id| self.images.get(*id)).map(|image| image.code());
+        let code = code.unwrap_or_default();
+        if code.is_empty() {
+            return Err(ExplainError::NotCode { path: path.to_path_buf(), found: "something else" });
+        }
+        let mut mappings = Mappings::default();
+        for (range, file_offset) in code {
+            let (start, len) = (range.start, range.end - range.start);
+            let mmap = Mmap {
+                pid: NOBODY,
+                start,
+                len,
+                file_offset,
+                device,
+                inode: meta.ino(),
+                path: name.to_string(),
+            };
+            Mapping::new(&mmap).map(|mapping| mappings.insert(mapping));
+        }
+        let mut process = Process::new(ProcessId(u32::MAX), NOBODY, None, Arc::new(mappings));
+        // The runtime's own library is looked at as in a process that runs it.
+        process.is_clr = name.ends_with("/libcoreclr.so");
+        process.images.insert((device, meta.ino()), image.ok());
+        self.live.insert(NOBODY, process);
+        let explained = self.explain(NOBODY, address, exact);
+        self.live.remove(&NOBODY);
+        explained
+    }
+
+    fn explain(&mut self, pid: u32, address: u64, exact: bool) -> Result<Explained, ExplainError> {
+        let pc = if exact { address } else { address.wrapping_sub(1) };
+        let gone = ExplainError::Process(ProcessError::Gone { pid });
+        let process = self.live.get_mut(&pid).ok_or(gone)?;
+        let Some(mapping) = process.mappings.find(pc).cloned() else {
+            let all: Vec<_> = process.mappings.iter().collect();
+            let mut ranges: Vec<String> = all
+                .iter()
+                .take(LISTED)
+                .map(|m| format!("{:#x}..{:#x}", m.range.start, m.range.end))
+                .collect();
+            if all.len() > LISTED {
+                ranges.push(format!("{} more", all.len() - LISTED));
+            }
+            return Err(ExplainError::NoCode {
+                address,
+                ranges: format!("code is in {}", ranges.join(", ")),
+            });
+        };
+        let mut view = View {
+            process,
+            images: &mut self.images,
+            rules: &mut self.rules,
+            counters: &mut self.counters,
+            lessons: &mut self.lessons,
+            now: Instant::now(),
+            teaching: Teaching::Off,
+        };
+        let (frame, rule) = view.resolve(pc, exact);
+        // Epilogues of managed code are looked for only at the next instruction to run.
+        let table = matches!(frame, FrameKey::Managed { .. }).then(|| view.resolve(pc, false).1);
+        let image = process.images.get(&(mapping.device, mapping.inode)).copied().flatten();
+        let rva = image.and_then(|id| self.images.get(id)?.rva(mapping.file_offset_of(pc)));
+        let path = match &*mapping.path {
+            "" => "anonymous memory".into(),
+            _ => Arc::clone(&mapping.path),
+        };
+        let mut explained = Explained {
+            looked_up: pc,
+            path,
+            in_file: rva.map(u64::from),
+            method: None,
+            function: None,
+            rule,
+            origin: Origin::None,
+        };
+        match frame {
+            FrameKey::Native { image, address } => {
+                explained.in_file = Some(address);
+                let found = self.images.unwind(image).map(|unwind| unwind.rule(address));
+                explained.origin = match (found, &explained.rule) {
+                    (_, Err(_)) => Origin::None,
+                    (Some(Ok(found)), Ok(rule)) => {
+                        let origin = match found.table {
+                            _ if matches!(rule.kind, FrameKind::Stub { .. }) => Origin::Hijack,
+                            _ if found.rule != *rule => Origin::Epilogue,
+                            Table::EhFrame => Origin::EhFrame,
+                            Table::DebugFrame => Origin::DebugFrame,
+                        };
+                        explained.function = Some(found.function);
+                        origin
+                    }
+                    (_, Ok(rule)) if rule.kind == FrameKind::Signal => Origin::SignalReturn,
+                    (_, Ok(_)) => Origin::Plt,
+                };
+            }
+            FrameKey::Managed { start, .. } => {
+                explained.method = Some(start);
+                let file = mapping.region == Region::File;
+                explained.origin = match (&explained.rule, file) {
+                    (Err(_), _) => Origin::None,
+                    (rule, _) if table.is_some_and(|table| table != *rule) => Origin::Epilogue,
+                    (_, true) => Origin::ReadyToRun,
+                    (_, false) => Origin::JitUnwindInfo,
+                };
+            }
+            FrameKey::Stub { .. } if explained.rule.is_ok() => explained.origin = Origin::Stub,
+            _ => {}
+        }
+        Ok(explained)
+    }
+}
