@@ -7,9 +7,9 @@ use crate::kernel_features::Limit;
 use crate::launch::Gated;
 use crate::pprof::{self, About};
 use crate::process::ProcessTable;
-use crate::run::collector::now;
 use crate::run::{Recorded, Recording, Watcher, loss};
 use crate::sink::file;
+use crate::source::MonotonicNs;
 use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
 use crate::source::shim::ShimSource;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -355,14 +355,14 @@ fn write(
         main_image: targets.first().and_then(|&pid| recorded.processor.processes.main_image(pid)),
         comments: comments(options, recorded, limits, &loss_line),
     };
-    let begin = now();
+    let begin = MonotonicNs::now();
     let bytes = pprof::encode(
         &recorded.window,
         &recorded.processor.symbolizer,
         &recorded.processor.processes,
         &about,
     )?;
-    tracing::info!(bytes = bytes.len(), took_ns = now().0 - begin.0, "encoded");
+    tracing::info!(bytes = bytes.len(), took_ns = MonotonicNs::now().0 - begin.0, "encoded");
     file::write(&options.output, &bytes)?;
     say.line(&format!("{}{loss_line}", pprof::LOSS_PREFIX));
     say.line(&format!(

@@ -20,8 +20,6 @@ pub enum Request {
         /// Most bytes of stack copied with an allocation.
         stack_bytes: u64,
     },
-    /// While closing: nothing more will be asked.
-    NoMoreQuestions,
 }
 
 impl Request {
@@ -32,7 +30,6 @@ impl Request {
             Self::Name(address) => [1, address, 0],
             Self::Detach => [2, 0, 0],
             Self::Settings { handles, stack_bytes } => [3, handles, stack_bytes],
-            Self::NoMoreQuestions => [4, 0, 0],
         }
     }
 
@@ -43,7 +40,6 @@ impl Request {
             [1, address, _] => Some(Self::Name(address)),
             [2, ..] => Some(Self::Detach),
             [3, handles, stack_bytes] => Some(Self::Settings { handles, stack_bytes }),
-            [4, ..] => Some(Self::NoMoreQuestions),
             _ => None,
         }
     }

@@ -82,7 +82,6 @@ fn every_request_has_its_row() {
         (Request::Name(0), "Name"),
         (Request::Detach, "Detach"),
         (Request::Settings { handles: 0, stack_bytes: 0 }, "Settings"),
-        (Request::NoMoreQuestions, "NoMoreQuestions"),
     ] {
         let kind = request.words()[0].to_string();
         assert!(

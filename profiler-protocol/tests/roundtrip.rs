@@ -284,9 +284,10 @@ fn requests_arrive_once_and_in_order_over_many_laps() {
         }
     }
     assert_eq!(seen, asked);
-    assert_eq!(consumer.request(&[Request::Detach, Request::NoMoreQuestions]), Ok(2));
-    assert_eq!(reader.take(&region), Some(Request::Detach));
-    assert_eq!(reader.take(&region), Some(Request::NoMoreQuestions));
+    let last = [Request::Settings { handles: 7, stack_bytes: 0 }, Request::Detach];
+    assert_eq!(consumer.request(&last), Ok(2));
+    assert_eq!(reader.take(&region), Some(last[0]));
+    assert_eq!(reader.take(&region), Some(last[1]));
     assert_eq!(reader.take(&region), None);
     region.set_state(State::Closing);
     assert_eq!(consumer.refresh().expect("an honest peer").state, State::Closing);

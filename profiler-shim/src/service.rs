@@ -46,7 +46,6 @@ struct Service<'a> {
     named: Named,
     /// An address that could not be answered because something was unloading.
     put_off: Option<u64>,
-    no_more_questions: bool,
     /// No session is started or ended again before this moment.
     retry_ns: u64,
     /// When images were noted last, and whether a question has been withheld since.
@@ -66,7 +65,6 @@ pub fn run(instance: &Instance) {
         requests: RequestReader::new(),
         named: Named::new(),
         put_off: None,
-        no_more_questions: false,
         retry_ns: 0,
         images_ns: 0,
         withheld: false,
@@ -224,7 +222,6 @@ impl Service<'_> {
                 Request::Name(address) => self.answer(address),
                 Request::Detach => return (Next::Detach, answered),
                 Request::Settings { handles, stack_bytes } => self.settings(handles, stack_bytes),
-                Request::NoMoreQuestions => self.no_more_questions = true,
             }
         }
         if self.withheld && syscall::now_ns().saturating_sub(self.images_ns) > IMAGES_NS {
@@ -307,7 +304,7 @@ impl Service<'_> {
         let until = syscall::now_ns().saturating_add(LAST_QUESTIONS_NS);
         // A seccomp filter may deny the clock: then the number of looks ends it.
         for _ in 0..LAST_QUESTIONS_NS / LAST_PAUSE_NS {
-            if self.no_more_questions || syscall::now_ns() >= until {
+            if syscall::now_ns() >= until {
                 break;
             }
             if self.instance.phase.load(Ordering::Acquire) != phase::CLOSING {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use system_tests::app::assemble_32_bit;
 use system_tests::environment::{Need, RECORD, RECORD_NET9, begin, perfusion_bin, record_on};
-use system_tests::perfusion::{self, SLACK, Scratch};
+use system_tests::perfusion::{self, SLACK, Scratch, record_pid};
 use system_tests::region::regions;
 use system_tests::{App, Recording, Runtime, Workload, on_runtimes, wait_until};
 
@@ -159,6 +159,10 @@ fn a_process_in_a_container_has_the_containers_id() {
     assert_eq!(seen(app.pid())[3], "-");
     fs::write(group.0.join("cgroup.procs"), app.pid().to_string()).unwrap();
     assert_eq!(seen(app.pid())[3], id[..12]);
+    // The whole id is in the profile.
+    let (profile, _) = record_pid(app.pid(), Duration::from_millis(500), &[]).unwrap();
+    let walls = profile.sum_by("wall", "container_id");
+    assert!(walls.keys().eq([&id]) && walls[&id] > 0, "{walls:?}");
     drop(app);
     drop(group);
 }

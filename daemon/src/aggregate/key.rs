@@ -136,8 +136,6 @@ pub struct Labels {
     pub age_seconds: Option<u64>,
     /// Generation of a live object, or the one a collection condemned.
     pub generation: Option<u8>,
-    /// Type of the exception thrown.
-    pub exception_type: Option<Arc<str>>,
     /// Why a collection or suspension happened.
     pub gc_reason: Option<Arc<str>>,
 }
@@ -177,7 +175,6 @@ impl Labels {
         text("waker", self.waker.as_deref());
         text("type", self.type_name.as_deref());
         text("heap", self.heap.map(heap_name));
-        text("exception_type", self.exception_type.as_deref());
         text("gc_reason", self.gc_reason.as_deref());
     }
 }

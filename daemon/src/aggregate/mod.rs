@@ -4,7 +4,6 @@
 //! let mut window = Window::new(Limits::default());
 //! window.add(&frames, &labels, SampleType::Samples, 1.0);       // frames innermost first
 //! window.add(&frames, &labels, SampleType::Cpu, 10_101_010.1);
-//! window.scale(SampleType::Cpu, |labels| factor_of(labels.thread_id));
 //! for entry in window.entries() { /* frames, labels, values by SampleType::index() */ }
 //! ```
 //! Keys are full (no hash stands for a stack) and bounded: what comes after the limit goes to one entry whose only frame is

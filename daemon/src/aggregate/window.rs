@@ -15,7 +15,7 @@ pub const OTHER: &str = "[other]";
 pub struct Limits {
     /// Distinct (stack, labels) pairs.
     pub max_keys: usize,
-    /// Distinct values of each open-ended label (waker, type, exception_type, gc_reason, thread_name).
+    /// Distinct values of each open-ended label (waker, type, container_id, gc_reason, thread_name).
     pub max_label_values: usize,
 }
 
@@ -175,11 +175,11 @@ impl Window {
         }
         let mut changed = labels.clone();
         let limit = self.limits.max_label_values;
-        let [waker, type_name, exception, reason, thread] = &mut self.caps;
+        let [waker, type_name, container, reason, thread] = &mut self.caps;
         let replaced = [
             waker.apply(&mut changed.waker, limit),
             type_name.apply(&mut changed.type_name, limit),
-            exception.apply(&mut changed.exception_type, limit),
+            container.apply(&mut changed.container_id, limit),
             reason.apply(&mut changed.gc_reason, limit),
             thread.apply(&mut changed.thread_name, limit),
         ];
@@ -205,56 +205,11 @@ impl Window {
         self.stacks.iter().flatten().copied().collect()
     }
 
-    /// Multiplies one column of each row by what `factor` says for its labels; a factor that is negative or not finite is
-    /// taken as 1.
-    pub fn scale(&mut self, sample_type: SampleType, factor: impl Fn(&Labels) -> f64) {
-        for row in &mut self.rows {
-            let factor = factor(&self.labels[row.labels.0]);
-            if factor.is_finite() && factor >= 0.0 {
-                row.values[sample_type.index()] *= factor;
-            }
-        }
-    }
-
     /// Sets column `target` of each row to the sum of the columns `parts`.
     pub fn sum_into(&mut self, target: SampleType, parts: &[SampleType]) {
         for row in &mut self.rows {
             row.values[target.index()] = parts.iter().map(|part| row.values[part.index()]).sum();
         }
-    }
-
-    /// Sum of one column over the rows `keep` chooses.
-    pub fn total(&self, sample_type: SampleType, keep: impl Fn(&Labels) -> bool) -> f64 {
-        let kept = self.entries().filter(|entry| keep(entry.labels));
-        kept.map(|entry| entry.values[sample_type.index()]).sum()
-    }
-
-    /// Sum of one column for each (pid, thread id).
-    #[must_use]
-    pub fn thread_totals(&self, sample_type: SampleType) -> HashMap<(u32, u32), f64> {
-        let mut totals = HashMap::new();
-        for entry in self.entries() {
-            if let (Some(pid), Some(tid)) = (entry.labels.pid, entry.labels.thread_id) {
-                *totals.entry((pid, tid)).or_insert(0.0) += entry.values[sample_type.index()];
-            }
-        }
-        totals
-    }
-
-    /// The same values with other labels: rows whose labels become equal are added up. For labels that are only needed while
-    /// counting.
-    #[must_use]
-    pub fn relabel(&self, change: impl Fn(&mut Labels)) -> Self {
-        let mut changed = Self::new(self.limits);
-        changed.counters = self.counters;
-        for entry in self.entries() {
-            let mut labels = entry.labels.clone();
-            change(&mut labels);
-            let values: Vec<_> =
-                SampleType::ALL.into_iter().zip(entry.values).map(|(t, &value)| (t, value)).collect();
-            changed.add_all(entry.frames, &labels, &values);
-        }
-        changed
     }
 
     /// What could not be kept apart.
@@ -278,6 +233,12 @@ mod tests {
         Labels { pid: Some(1), thread_id: Some(tid), ..Labels::default() }
     }
 
+    /// Sum of one column over a thread's rows.
+    fn total(window: &Window, sample_type: SampleType, tid: u32) -> f64 {
+        let own = window.entries().filter(|entry| entry.labels.thread_id == Some(tid));
+        own.map(|entry| entry.values[sample_type.index()]).sum()
+    }
+
     #[test]
     fn equal_keys_add_up_and_others_stay_apart() {
         let mut window = Window::new(Limits::default());
@@ -287,8 +248,8 @@ mod tests {
         window.add(&stack, &thread(2), SampleType::Cpu, 7.0);
         window.add(&stack[..1], &thread(1), SampleType::Blocked, 1.0);
         assert_eq!(window.entries().len(), 3);
-        assert_eq!(window.thread_totals(SampleType::Cpu), HashMap::from([((1, 1), 5.0), ((1, 2), 7.0)]));
-        assert_eq!(window.total(SampleType::Cpu, |labels| labels.thread_id == Some(2)), 7.0);
+        assert_eq!(total(&window, SampleType::Cpu, 1), 5.0);
+        assert_eq!(total(&window, SampleType::Cpu, 2), 7.0);
         assert_eq!(window.frames().len(), 2);
     }
 
@@ -298,7 +259,8 @@ mod tests {
         for address in 0..1000 {
             window.add(&[FrameKey::Kernel(address)], &thread(1), SampleType::Cpu, 1.0);
         }
-        assert_eq!(window.total(SampleType::Cpu, |_| true), 1000.0);
+        let sum: f64 = window.entries().map(|entry| entry.values[SampleType::Cpu.index()]).sum();
+        assert_eq!(sum, 1000.0);
         assert_eq!(window.counters().overflowed, 990);
         assert_eq!(window.entries().len(), 11);
         let overflow = window.entries().find(|entry| entry.frames == [FrameKey::Marker(Marker::Overflow)]);
@@ -334,14 +296,11 @@ mod tests {
     }
 
     #[test]
-    fn relabel_adds_up_what_became_equal() {
+    fn a_column_can_be_the_sum_of_others() {
         let mut window = Window::new(Limits::default());
         window.add(&[FrameKey::Kernel(1)], &thread(1), SampleType::Cpu, 1.0);
-        window.add(&[FrameKey::Kernel(1)], &thread(2), SampleType::Cpu, 2.0);
-        window.scale(SampleType::Cpu, |labels| if labels.thread_id == Some(2) { 10.0 } else { 1.0 });
+        window.add(&[FrameKey::Kernel(1)], &thread(1), SampleType::Blocked, 20.0);
         window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Blocked]);
-        let merged = window.relabel(|labels| labels.thread_id = None);
-        assert_eq!(merged.entries().len(), 1);
-        assert_eq!(merged.total(SampleType::Wall, |_| true), 21.0);
+        assert_eq!(total(&window, SampleType::Wall, 1), 21.0);
     }
 }

@@ -182,7 +182,7 @@ impl Target {
     /// # Errors
     /// As [`Target::file`].
     pub fn container(&self) -> Result<Option<String>, Errno> {
-        Ok(container_id(&self.text("cgroup")?).map(str::to_owned))
+        Ok(crate::process::container::container_id(&self.text("cgroup")?).map(str::to_owned))
     }
 
     /// Calls `each` for every mapping until it returns false.
@@ -277,17 +277,9 @@ fn parse_map_line(line: &str) -> Option<MapLine> {
     })
 }
 
-fn container_id(cgroup: &str) -> Option<&str> {
-    cgroup.lines().find_map(|line| {
-        let path = line.splitn(3, ':').nth(2)?;
-        path.rsplit('/')
-            .find_map(|part| part.split(|c: char| !c.is_ascii_hexdigit()).find(|word| word.len() == 64))
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{MapLine, Target, container_id, parse_map_line, printable};
+    use super::{MapLine, Target, parse_map_line, printable};
     use proptest::{prop_assert, proptest};
 
     #[test]
@@ -305,21 +297,6 @@ mod tests {
         assert_eq!(parse_map_line(line), Some(expected));
         let anonymous = parse_map_line("00400000-00401000 r-xp 00000000 00:00 0 \n").unwrap();
         assert!(anonymous.executable && anonymous.name.is_empty());
-    }
-
-    #[test]
-    fn container_ids_are_found_in_the_cgroup_names_of_all_runtimes() {
-        let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-        for path in [
-            format!("0::/docker/{id}"),
-            format!(
-                "0::/kubepods.slice/kubepods-burstable.slice/kubepods-pod1_2.slice/cri-containerd-{id}.scope"
-            ),
-            format!("1:name=systemd:/x\n0::/machine.slice/libpod-{id}.scope/container"),
-        ] {
-            assert_eq!(container_id(&path), Some(id), "{path}");
-        }
-        assert_eq!(container_id("0::/user.slice/user-0.slice/session-1.scope"), None);
     }
 
     #[test]

@@ -10,7 +10,6 @@ use crate::cli;
 use crate::error::Error;
 use crate::process::ProcessTable;
 use crate::record::{check_target, raise_open_files};
-use crate::run::collector::now;
 use crate::run::processor::Processor;
 use crate::sample::frame::FrameKey;
 use crate::sample::stack::StackId;
@@ -133,7 +132,7 @@ struct Session {
 impl Session {
     /// Reads all sources once and asks for the names that are missing.
     fn round(&mut self) {
-        let start = now();
+        let start = MonotonicNs::now();
         let (order, shims) = (&mut self.order, &mut self.shims);
         self.kernel.drain(&mut |event| {
             shims.observe(&event);
@@ -239,7 +238,7 @@ fn observe(
     quiet: bool,
 ) {
     let (begin, mut ready) = (Instant::now(), None);
-    let (began, ticks) = (now(), crate::process::start_ticks(pid));
+    let (began, ticks) = (MonotonicNs::now(), crate::process::start_ticks(pid));
     loop {
         session.round();
         if let Some(attach) = attaching.take_if(|attach| attach.is_finished()) {
@@ -272,7 +271,7 @@ fn await_names(session: &mut Session) {
         let mut events = Vec::new();
         order.finish(&mut events);
         session.digest(events);
-        let open = session.processor.unanswered(now());
+        let open = session.processor.unanswered(MonotonicNs::now());
         if open.is_empty() || begin.elapsed() > NAMES {
             return;
         }

@@ -4,6 +4,7 @@
 //! code's rules and methods with it. An unmapping alone is not reported and harmless: no thread can run there.
 
 use super::ProcessError;
+use super::container::container;
 use super::image::{Image, Images};
 use super::lesson::{Lesson, Lessons};
 use super::live::{Process, Teaching, View, read_maps};
@@ -38,6 +39,8 @@ pub struct ProcessInfo {
     pub exec_count: u32,
     /// Command name, at most 15 bytes.
     pub comm: String,
+    /// Id of its container.
+    pub container: Option<Arc<str>>,
     /// True when it runs a CLR.
     pub is_clr: bool,
 }
@@ -108,15 +111,19 @@ impl ProcessTable {
                     Some(old) => (self.info(old.id).map_or(0, |i| i.exec_count) + 1, old.start_ticks),
                     None => (1, None),
                 };
-                self.insert(*pid, start_ticks, exec_count, comm.clone(), Arc::default()).ok();
+                // Read anew: runtimes move their child into the container's cgroup just before they let it become the program.
+                let container = container(*pid);
+                self.insert(*pid, start_ticks, exec_count, comm.clone(), container, Arc::default()).ok();
             }
             EventKind::Fork { parent, thread } if parent.pid != thread.pid => {
                 // A fork of a process never seen is read from /proc when its first sample comes.
                 if let Some(from) = self.live.get(&parent.pid) {
                     let mappings = Arc::clone(&from.mappings);
                     let images = from.images.clone();
-                    let comm = self.infos.get(&from.id).map(|i| i.comm.clone()).unwrap_or_default();
-                    if self.insert(thread.pid, None, 0, comm, mappings).is_ok()
+                    let info = self.infos.get(&from.id);
+                    let comm = info.map(|i| i.comm.clone()).unwrap_or_default();
+                    let container = info.and_then(|i| i.container.clone());
+                    if self.insert(thread.pid, None, 0, comm, container, mappings).is_ok()
                         && let Some(process) = self.live.get_mut(&thread.pid)
                     {
                         process.images = images;
@@ -213,7 +220,7 @@ impl ProcessTable {
             refused += u64::from(mappings.insert(mapping) == Replaced::Refused);
         }
         self.counters.mappings_refused += refused;
-        self.insert(pid, Some(stat.starttime), 0, stat.comm, Arc::new(mappings))
+        self.insert(pid, Some(stat.starttime), 0, stat.comm, container(pid), Arc::new(mappings))
     }
 
     fn insert(
@@ -222,6 +229,7 @@ impl ProcessTable {
         start_ticks: Option<u64>,
         exec_count: u32,
         comm: String,
+        container: Option<Arc<str>>,
         mappings: Arc<Mappings>,
     ) -> Result<ProcessId, ProcessError> {
         let full = self.live.len() >= MAX_PROCESSES && !self.live.contains_key(&pid);
@@ -238,7 +246,8 @@ impl ProcessTable {
             let live: HashSet<ProcessId> = self.live.values().map(|p| p.id).collect();
             self.infos.retain(|id, _| live.contains(id));
         }
-        self.infos.insert(id, ProcessInfo { pid, start_ticks, exec_count, comm, is_clr: process.is_clr });
+        let is_clr = process.is_clr;
+        self.infos.insert(id, ProcessInfo { pid, start_ticks, exec_count, comm, container, is_clr });
         self.live.insert(pid, process);
         Ok(id)
     }

@@ -6,7 +6,6 @@ use crate::source::kernel::KernelSource;
 use crate::source::order::Order;
 use crate::source::shim::ShimSource;
 use crate::source::{Event, MonotonicNs, ThreadSnapshot};
-use rustix::time::{ClockId, clock_gettime};
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError};
 use std::time::Duration;
@@ -56,14 +55,6 @@ pub struct KernelTotals {
     pub threads: Vec<ThreadSnapshot>,
     /// Counters of the probes and of perf's rings: name and value.
     pub counters: Vec<(String, u64)>,
-}
-
-/// CLOCK_MONOTONIC now.
-#[must_use]
-pub fn now() -> MonotonicNs {
-    let time = clock_gettime(ClockId::Monotonic);
-    let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
-    MonotonicNs(seconds.unwrap_or(0) * 1_000_000_000 + nanos.unwrap_or(0))
 }
 
 /// The collector's state; [`Collector::run`] is its thread.
@@ -132,7 +123,7 @@ impl Collector {
 
     /// Drains all sources once; answers how many events there were.
     fn round(&mut self) -> usize {
-        let start = now();
+        let start = MonotonicNs::now();
         let (order, shims) = (&mut self.order, &mut self.shims);
         if let Some(kernel) = &mut self.kernel {
             kernel.drain(&mut |event| {

@@ -145,7 +145,7 @@ fn process(
         // A question may find no shim yet, or no room; while its code was just seen running it may be repeated.
         let repeat = asked.elapsed() > ASK_AGAIN;
         if repeat || deadline.is_some() {
-            let open = processor.unanswered(collector::now());
+            let open = processor.unanswered(MonotonicNs::now());
             if deadline.is_some_and(|until| open.is_empty() || Instant::now() >= until) {
                 // Fails only when the collector is gone, and then the channel ends.
                 commands.send(Command::Finish).ok();

@@ -434,6 +434,7 @@ impl Processor {
             thread_name: self.names.shown(thread.tid),
             thread_role: Some(thread_role(self.names.comm(thread.tid))),
             process: info.map(|info| info.comm.as_str().into()),
+            container_id: info.and_then(|info| info.container.clone()),
             ..Labels::default()
         }
     }

@@ -78,12 +78,6 @@ impl Order {
     pub fn late(&self) -> u64 {
         self.late
     }
-
-    /// Events held back at the moment.
-    #[must_use]
-    pub fn held(&self) -> usize {
-        self.heap.len()
-    }
 }
 
 #[cfg(test)]

@@ -23,7 +23,6 @@ use ebpf_common::limits::{
 use iter::Visitor;
 use perf::PerfRing;
 use rules::RuleCache;
-use rustix::time::{ClockId, clock_gettime};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::time::Duration;
@@ -270,8 +269,8 @@ impl KernelSource {
             bpf: Some(bpf),
             frozen_ns: None,
             options: options.clone(),
-            started_ns: now(),
-            looked_for_cpus_ns: now(),
+            started_ns: MonotonicNs::now().0,
+            looked_for_cpus_ns: MonotonicNs::now().0,
             sleepers_lack: visitor.as_ref().err().cloned(),
             visitor: visitor.ok(),
             sleepers_deferred: 0,
@@ -317,7 +316,7 @@ impl KernelSource {
         if seed::numbers(&format!("/proc/{pid}/task")).is_empty() {
             return Err(KernelError::NoProcess { pid });
         }
-        let mut recording = Recording { since_ns: now(), seeded: 0 };
+        let mut recording = Recording { since_ns: MonotonicNs::now().0, seeded: 0 };
         self.followed.insert(pid);
         self.selected.insert(pid, recording, 0).map_err(failed)?;
         self.seed(pid, recording.since_ns)?;
@@ -335,7 +334,7 @@ impl KernelSource {
 
     fn begin_for_all(&mut self) -> Result<(), KernelError> {
         let failed = |source| KernelError::Map { name: "CONTROL", source };
-        let mut recording = Recording { since_ns: now(), seeded: 0 };
+        let mut recording = Recording { since_ns: MonotonicNs::now().0, seeded: 0 };
         self.control.set(0, recording, 0).map_err(failed)?;
         let excluded = if self.options.exclude_self { std::process::id() } else { 0 };
         let mut cgroup = match self.options.selection {
@@ -479,7 +478,7 @@ impl KernelSource {
     /// Lets the task iterator run when it is time: threads that slept before the recording, or whose wait the coin did not keep, get
     /// their stack.
     fn visit_sleepers(&mut self) {
-        let now = now();
+        let now = MonotonicNs::now().0;
         let (Some(visitor), Some(bpf)) = (&mut self.visitor, &mut self.bpf) else { return };
         let ended = visitor.ended(Duration::ZERO);
         if ended {
@@ -499,12 +498,12 @@ impl KernelSource {
     /// A last visit, for what waits at the end of the recording; events go to `sink` meanwhile, so that the ring has room. A thread whose
     /// memory does not answer is not waited for.
     pub fn visit_last(&mut self, sink: &mut dyn FnMut(Event)) {
-        let deadline = now().saturating_add(LAST_VISIT_NS);
+        let deadline = MonotonicNs::now().0.saturating_add(LAST_VISIT_NS);
         let mut begun = false;
-        while now() < deadline {
+        while MonotonicNs::now().0 < deadline {
             let (Some(visitor), Some(bpf)) = (&mut self.visitor, &mut self.bpf) else { return };
             if !visitor.is_visiting() {
-                if begun || visitor.begin(bpf, now()).is_err() {
+                if begun || visitor.begin(bpf, MonotonicNs::now().0).is_err() {
                     return;
                 }
                 begun = true;
@@ -529,7 +528,7 @@ impl KernelSource {
 
     /// Starts sampling on CPUs that came online. What belonged to a CPU that went away is dead and is replaced when it returns.
     fn follow_cpus(&mut self) {
-        let now = now();
+        let now = MonotonicNs::now().0;
         if now.saturating_sub(self.looked_for_cpus_ns) < HOTPLUG_INTERVAL_NS {
             return;
         }
@@ -559,7 +558,7 @@ impl KernelSource {
         if let Err(error) = self.ended.set(0, 1, 0) {
             tracing::warn!(%error, "eBPF map ENDED");
         }
-        let frozen = now();
+        let frozen = MonotonicNs::now().0;
         self.frozen_ns = Some(frozen);
         self.bpf = None;
         MonotonicNs(frozen)
@@ -576,7 +575,7 @@ impl KernelSource {
             let mut read = None;
             for _ in 0..REREADS {
                 let Ok(thread) = self.threads.get(&tid, 0) else { break };
-                read = Some(snapshot(tid, &thread, self.frozen_ns.unwrap_or_else(now)));
+                read = Some(snapshot(tid, &thread, self.frozen_ns.unwrap_or_else(|| MonotonicNs::now().0)));
                 if matches!(read, Some(Some(_))) {
                     break;
                 }
@@ -721,13 +720,6 @@ fn check(options: &KernelOptions) -> Result<(), KernelError> {
         )?;
     }
     Ok(())
-}
-
-/// The clock of all events.
-fn now() -> u64 {
-    let time = clock_gettime(ClockId::Monotonic);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 /// A list such as `0-3,7` in a file of /sys.

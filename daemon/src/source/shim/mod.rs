@@ -16,7 +16,6 @@ use super::{Event, EventKind, MonotonicNs};
 use crate::attach::target::Target;
 use profiler_protocol::consumer::SCRATCH_BYTES;
 use profiler_protocol::counter;
-use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -109,19 +108,6 @@ impl ShimSource {
         self.shared.totals.names_dropped += u64::from(!asked);
     }
 
-    /// Questions on their way, over all processes that can still answer.
-    #[must_use]
-    pub fn open_questions(&self) -> usize {
-        self.processes.values().flat_map(|p| &p.readers).map(Reader::open_questions).sum()
-    }
-
-    /// Processes that end and wait some 50 ms for last questions.
-    #[must_use]
-    pub fn closing(&self) -> Vec<u32> {
-        let closing = |process: &&Process| process.readers.iter().any(Reader::is_closing);
-        self.processes.values().filter(closing).map(|process| process.target.pid()).collect()
-    }
-
     /// True when a shim of this process is being read.
     #[must_use]
     pub fn has_region(&self, pid: u32) -> bool {
@@ -141,7 +127,7 @@ impl ShimSource {
         self.turn = later.get(1).copied().unwrap_or(0);
         for pid in later.into_iter().chain(earlier) {
             let Some(process) = self.processes.get_mut(&pid) else { continue };
-            let time = monotonic_now();
+            let time = MonotonicNs::now();
             process.look(now, time, &mut self.shared);
             process.drain(now, time, &mut self.shared, sink);
             if process.is_over() {
@@ -161,7 +147,7 @@ impl ShimSource {
             return;
         }
         self.next_beat = now + BEAT_EVERY;
-        let (time, owner) = (monotonic_now(), self.shared.owner);
+        let (time, owner) = (MonotonicNs::now(), self.shared.owner);
         for reader in
             self.processes.values_mut().flat_map(|process| &mut process.readers).filter(|r| which(r))
         {
@@ -226,11 +212,4 @@ impl ShimSource {
         all.extend(self.shared.totals.list());
         all
     }
-}
-
-/// CLOCK_MONOTONIC of the namespace this recorder lives in, which is the initial one.
-fn monotonic_now() -> MonotonicNs {
-    let time = clock_gettime(ClockId::Monotonic);
-    let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
-    MonotonicNs(seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanos.unwrap_or(0)))
 }

@@ -111,11 +111,6 @@ impl Reader {
         self.counters().into_iter().zip(self.base).map(|(now, base)| now.saturating_sub(base))
     }
 
-    /// True when the instance asks for last questions: it waits some 50 ms for them before the process ends.
-    pub(super) fn is_closing(&self) -> bool {
-        self.consumer.status().state == State::Closing
-    }
-
     /// True when the instance has said its last, as last read: it is gone, or was told to leave and obeyed.
     pub(super) fn is_over(&self) -> bool {
         match self.consumer.status().state {
@@ -127,10 +122,6 @@ impl Reader {
 
     pub(super) fn ask(&mut self, address: u64) -> bool {
         self.names.ask(address)
-    }
-
-    pub(super) fn open_questions(&self) -> usize {
-        self.names.open()
     }
 
     /// Says that somebody listens.
