@@ -70,5 +70,9 @@ plain! {
         pub task_in_iowait: u32,
         /// That bit.
         pub task_in_iowait_mask: u32,
+        /// `task_struct.stack`.
+        pub task_stack: u32,
+        /// Named padding.
+        pub reserved: u32,
     }
 }

@@ -82,7 +82,7 @@ counters! {
     SleepersRingFull "sleepers_ring_full" "visited waits dropped because the ring was full";
     SleepersTorn "sleepers_torn" "visited waits that ended while their stack was copied";
     SleepersDeferred "sleepers_deferred" "visited waits left to the next visit because the ring was half full";
-    WakesStored "wakes_stored" "wake-ups of kept waits put into the ring with the waker's kernel stack";
+    WakesStored "wakes_stored" "wake-ups of kept waits by interrupts and the like, put into the ring with their kernel stack";
     WakesRingFull "wakes_ring_full" "wake-ups dropped because the ring was full: the waker is known, what it was doing is not";
     VisitsRefused "visits_refused" "looks at sleeping threads that the kernel refused or that had not ended when the next was due";
     CpuNotFollowed "cpu_not_followed" "CPUs that came online and could not be sampled (tried once a second)";

@@ -181,7 +181,7 @@ plain! {
 }
 
 plain! {
-    /// Somebody ended the blocked part of a kept wait. The first `kernel_bytes` bytes of `kernel` are where: the kernel stack of the
+    /// Somebody ended the blocked part of a kept wait, and it was not plainly the thread that ran then. The first `kernel_bytes` bytes of `kernel` are where: the kernel stack of the
     /// waking, innermost frame first.
     pub struct WakeRecord {
         /// `KIND_WAKE`.
@@ -192,6 +192,8 @@ plain! {
         pub tid: u32,
         /// Start of its wait.
         pub start_ns: u64,
+        /// Used in the probe; 0.
+        pub place: u64,
         /// Bytes of `kernel` that are filled.
         pub kernel_bytes: u32,
         /// Named padding.

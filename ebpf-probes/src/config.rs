@@ -36,6 +36,8 @@ pub(crate) static CONFIG: Config = Config {
     task_last_arrival: 0,
     task_in_iowait: 0,
     task_in_iowait_mask: 0,
+    task_stack: 0,
+    reserved: 0,
 };
 
 /// Reads one setting. The read is volatile: the compiler must not use the value above. To the verifier it is a constant, because the
@@ -108,6 +110,12 @@ impl Task {
         let arrival: u64 = self.field(offset);
         let ran = self.exec_ns().saturating_sub(self.field(setting!(task_exec_before)));
         if arrival == 0 { 0 } else { arrival.wrapping_add(ran) }
+    }
+
+    /// Lowest address of its kernel stack.
+    #[inline(always)]
+    pub(crate) fn stack(self) -> u64 {
+        self.field(setting!(task_stack))
     }
 
     /// Whether the scheduler counts its wait as one for input or output.

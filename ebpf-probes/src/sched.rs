@@ -15,11 +15,13 @@
 
 use crate::coin;
 use crate::config::{Task, setting};
-use crate::emit::{Hook, Lost, small_record, stack_record};
+use crate::emit::{Hook, Lost, PF_KTHREAD, small_record, stack_record};
 use crate::maps::{SWITCH_SCRATCH, THREADS, WAKE_SCRATCH, coin, count};
 use aya_ebpf::EbpfContext as _;
-use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
-use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_get_stack, bpf_ktime_get_ns};
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST, pt_regs};
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_task_btf, bpf_get_stack, bpf_ktime_get_ns, bpf_task_pt_regs,
+};
 use aya_ebpf::programs::BtfTracePointContext;
 use core::mem::{size_of, size_of_val};
 use ebpf_common::counter::Counter;
@@ -34,6 +36,9 @@ use ebpf_common::key::{
 
 /// `TASK_DEAD` of include/linux/sched.h: this is the thread's last switch.
 const TASK_DEAD: u32 = 0x80;
+
+/// `THREAD_SIZE` of x86-64 (arch/x86/include/asm/page_64_types.h). With KASAN it is twice that: then the upper half counts as foreign.
+const THREAD_BYTES: u64 = 16 * 1024;
 
 /// Innermost frames of a stack taken here: this program and `bpf_trace_run4`.
 const OWN_FRAMES: u32 = 2;
@@ -226,7 +231,7 @@ pub(crate) fn waking(ctx: &BtfTracePointContext) {
         if task.queue_throttled() {
             thread.wait_flags |= WAIT_WOKEN_THROTTLED;
         }
-        send_wake(ctx, tid, thread, now);
+        tell_wake(ctx, tid, thread, waker, now);
     }
     set_state(thread, STATE_RUNNABLE);
 }
@@ -310,21 +315,46 @@ fn set_state(thread: &mut Thread, state: u32) {
     unsafe { core::ptr::write_volatile(&raw mut thread.state, state) }
 }
 
+/// Sends where the waking came from, unless it is plain that the current thread did it itself.
 #[inline(always)]
-fn send_wake(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, now: u64) {
+fn tell_wake(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task, now: u64) {
     let Some(record) = WAKE_SCRATCH.get_ptr_mut(0) else { return };
     // SAFETY: this CPU's entry; see the map.
     let record = unsafe { &mut *record };
+    // The tracepoint's arguments are on the stack it was called on. A pointer becomes a number on its way through memory.
+    // SAFETY: a valid, aligned field.
+    unsafe { core::ptr::write_volatile(&raw mut record.place, ctx.as_ptr() as u64) };
+    // SAFETY: as above.
+    let place = unsafe { core::ptr::read_volatile(&raw const record.place) };
+    if is_in_system_call(waker, place) {
+        return;
+    }
     record.header = Header { kind: KIND_WAKE, len: size_of::<WakeRecord>() as u32, time_ns: now };
     record.tgid = thread.tgid;
     record.tid = tid;
     record.start_ns = thread.wait_start_ns;
+    record.place = 0;
     let (room, skipped) = (size_of_val(&record.kernel) as u32, u64::from(OWN_FRAMES));
     // SAFETY: the buffer has `room` bytes.
     let got = unsafe { bpf_get_stack(ctx.as_ptr(), record.kernel.as_mut_ptr().cast(), room, skipped) };
     record.kernel_bytes = if got < 0 { 0 } else { got as u32 };
     let stored = small_record(record);
     count(if stored { Counter::WakesStored } else { Counter::WakesRingFull });
+}
+
+/// Whether the current thread does this itself, in a system call. An interrupt that finds a thread in the kernel runs on a stack of its
+/// own, and so do softirqs (arch/x86/include/asm/irq_stack.h); one that finds it in user code runs on the thread's, but then
+/// `orig_ax` says that no system call is in progress.
+#[inline(always)]
+fn is_in_system_call(task: Task, place: u64) -> bool {
+    if task.flags() & PF_KTHREAD != 0 || place.wrapping_sub(task.stack()) >= THREAD_BYTES {
+        return false;
+    }
+    // SAFETY: a helper on the current task, which is no kernel thread.
+    let regs = unsafe { bpf_task_pt_regs(task.0.cast_mut()) } as *const pt_regs;
+    // SAFETY: what the helper returned is typed for the verifier; loads through it cannot fault.
+    let number = unsafe { (*regs).orig_rax };
+    number as i64 >= 0
 }
 
 #[inline(always)]

@@ -175,12 +175,12 @@ static void end_fault(void)
 	check(ioctl(faults, UFFDIO_ZEROPAGE, &zero), "UFFDIO_ZEROPAGE");
 }
 
-// Runs, and finds out when it did not.
+// Runs to the end of the process, and finds out when it did not.
 static void spin(void)
 {
 	struct worker *self = &workers[0];
 	long last = now();
-	while (!atomic_load(&stopping)) {
+	for (;;) {
 		long next = now();
 		if (next - last > 5000000)
 			note(self, last, next);

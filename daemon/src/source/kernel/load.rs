@@ -138,6 +138,8 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> R
         task_last_arrival: optional(inside(btf, "sched_info", "sched_info", "last_arrival"))?,
         task_in_iowait,
         task_in_iowait_mask,
+        task_stack: btf.offset_of("task_struct", "stack")?,
+        reserved: 0,
         // Without CONFIG_SMP there is no such field before 6.17.
         task_on_cpu: optional(btf.offset_of("task_struct", "on_cpu"))?,
     })
