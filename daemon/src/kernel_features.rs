@@ -276,7 +276,10 @@ fn missing(set: u64) -> Missing {
 }
 
 /// Opens a file of this process by its mapping, as mapped files of others and the shims' regions are opened.
-fn mapped_files() -> Result<(), Limit> {
+///
+/// # Errors
+/// [`Limit::MappedFiles`].
+pub fn mapped_files() -> Result<(), Limit> {
     let me = Target::open(std::process::id()).map_err(|error| Limit::MappedFiles { source: error.into() })?;
     let mut mapped = None;
     let listed = me.maps(|line| {

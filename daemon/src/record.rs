@@ -61,7 +61,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     for limit in &limits {
         say.line(&format!("{LIMITED}{limit}"));
     }
-    attach::place::sweep();
+    let _sweeping = attach::place::Sweeping::begin();
     let owner = crate::leftover::random()
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     let settings = Settings { owner };

@@ -47,6 +47,14 @@ pub enum AttachError {
         /// The process.
         pid: u32,
     },
+    /// What the shim would write could not be read.
+    #[error("process {pid}: {source}")]
+    Unreadable {
+        /// The process.
+        pid: u32,
+        /// What is lacking.
+        source: crate::kernel_features::Limit,
+    },
     /// `/proc` could not be read.
     #[error("process {pid}: /proc/{pid}/maps: {source}")]
     Look {
@@ -110,6 +118,8 @@ pub struct Attached {
 /// See [`AttachError`].
 pub fn attach(pid: u32, settings: Settings) -> Result<Attached, AttachError> {
     let library = crate::embedded::shim().ok_or(AttachError::NoShim)?;
+    // Else the shim would be in the process for nothing.
+    crate::kernel_features::mapped_files().map_err(|source| AttachError::Unreadable { pid, source })?;
     attach_library(pid, settings, library)
 }
 

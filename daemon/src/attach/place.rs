@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
 
 const NAMING: Naming = Naming { prefix: "perfusion-shim-", suffix: ".so" };
 /// Roots visited by the sweep, at most.
@@ -190,6 +191,25 @@ fn create_as(target: &Target, directory: &OwnedFd, name: &str) -> Result<OwnedFd
 
 fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+/// A [`sweep`] that goes on beside the recording, which need not wait for a look into thousands of roots. Dropping it waits for its end.
+#[derive(Debug)]
+pub struct Sweeping(Option<JoinHandle<usize>>);
+
+impl Sweeping {
+    /// Begins; without a thread the next recorder sweeps.
+    #[must_use]
+    pub fn begin() -> Self {
+        Self(std::thread::Builder::new().name("sweep".to_owned()).spawn(sweep).ok())
+    }
+}
+
+impl Drop for Sweeping {
+    fn drop(&mut self) {
+        // A panic in it has been printed; nothing depends on its result.
+        self.0.take().map(JoinHandle::join);
+    }
 }
 
 /// Removes libraries that a crashed recorder left below the root of any process: regular files of ours (or of the process's user) with our kind of name
