@@ -31,16 +31,9 @@ fn check(name: &str, measured: &Measured) {
     // The promise is 1 in 1000; of so few samples one or two more prove nothing.
     assert!(cpu.total - cpu.exact <= (cpu.total / 1000.0).max(2.0), "{picture}");
     assert!(cpu.total - cpu.complete <= (cpu.total / 1000.0).max(2.0), "{picture}");
-    // Of the waits all but those whose stack nobody saw: they began before the recording or before the thread ran.
-    let unseen: f64 = measured
-        .off_cpu
-        .wrong
-        .iter()
-        .filter(|(stack, _)| stack.starts_with("[waiting since before"))
-        .map(|(_, ns)| ns)
-        .sum();
+    // Of the waits all but those whose stack nobody could see.
     let waits = &measured.off_cpu;
-    assert!(waits.total - waits.exact - unseen <= waits.total / 1000.0, "{picture}");
+    assert!(waits.total - waits.exact - waits.unseen <= waits.total / 1000.0, "{picture}");
     for error in [measured.wall_error, measured.cpu_error].into_iter().flatten() {
         assert!(
             error <= 0.01,

@@ -15,9 +15,10 @@ const RUNTIME: &str = "...";
 const GUESSED: &str = "[guessed caller]";
 /// The frame under which a profile gathers the collector's work; no frame of the program.
 const COLLECTOR: &str = "Garbage Collector";
+/// The marker of a wait in progress when the recording, or the thread, began.
+const UNSEEN: &str = "[waiting since before";
 /// Markers of stacks that are not whole, as they begin.
-const INCOMPLETE: [&str; 5] =
-    ["[truncated", "[stack lost]", "[waiting since before", "[not sampled]", "[other stacks]"];
+const INCOMPLETE: [&str; 5] = ["[truncated", "[stack lost]", UNSEEN, "[not sampled]", "[other stacks]"];
 /// Beginnings of the file names of runtimes and system libraries.
 const RUNTIME_FILES: [&str; 17] = [
     "libcoreclr",
@@ -86,6 +87,8 @@ pub struct Verdict {
     pub complete: bool,
     /// The known chain is there whole, in order, and nothing else.
     pub exact: bool,
+    /// It is no stack but the note that the wait began before the recording, or before the thread ran.
+    pub unseen: bool,
     /// It ends in runtime frames that no chain declares: their number and order were not checked.
     pub in_runtime: bool,
     /// Frames of the program, markers and the kernel's not counted.
@@ -107,6 +110,8 @@ pub struct Shares {
     pub complete: f64,
     /// Exact ones.
     pub exact: f64,
+    /// Waits nobody could see the stack of: in progress when the recording, or the thread, began.
+    pub unseen: f64,
     /// Exact ones that end in undeclared runtime frames.
     pub in_runtime: f64,
     /// Frames.
@@ -126,6 +131,7 @@ impl Shares {
         self.total += value;
         self.complete += when(verdict.complete);
         self.exact += when(verdict.exact);
+        self.unseen += when(verdict.unseen);
         self.in_runtime += when(verdict.exact && verdict.in_runtime);
         self.frames += value * verdict.frames as f64;
         self.wrong_frames += value * verdict.wrong_frames as f64;
@@ -264,6 +270,7 @@ pub fn judge(sample: &Sample, chains: &Chains, roots: &Roots, moments: Moments) 
         complete,
         // A guess that happens to be right is none the less a guess.
         exact: best.exact && complete && guessed_frames == 0,
+        unseen: sample.stack.first().is_some_and(|frame| frame.function.starts_with(UNSEEN)),
         in_runtime: best.in_runtime,
         frames: frames.len(),
         wrong_frames: if chains.is_empty() { 0 } else { best.wrong_frames },

@@ -71,13 +71,14 @@ fn shares_columns(shares: &Shares) -> String {
         optional(shares.percent_of_frames(shares.wrong_frames), 1.0),
         optional(shares.percent_of_frames(shares.guessed_frames), 1.0),
         optional(shares.percent(shares.in_runtime), 1.0),
+        optional(shares.percent(shares.unseen), 1.0),
     ]
     .join(" | ")
 }
 
 fn stacks_table(entries: &[Entry], unit: &str, of: fn(&Measured) -> (&Shares, String)) -> String {
     let mut text = format!(
-        "| workload | recorded | {unit} | complete % | exact % | wrong frames % | guessed frames % | in the runtime % |\n|---|---|---|---|---|---|---|---|\n"
+        "| workload | recorded | {unit} | complete % | exact % | wrong frames % | guessed frames % | in the runtime % | unseen % |\n|---|---|---|---|---|---|---|---|---|\n"
     );
     for (entry, measured) in measured(entries) {
         let (shares, total) = of(measured);
@@ -176,7 +177,7 @@ pub fn markdown(entries: &[Entry]) -> String {
 pub fn json(machine: &str, entries: &[Entry]) -> Value {
     let shares = |shares: &Shares| {
         json!({
-            "total": shares.total, "complete": shares.complete, "exact": shares.exact, "in_runtime": shares.in_runtime,
+            "total": shares.total, "complete": shares.complete, "exact": shares.exact, "unseen": shares.unseen, "in_runtime": shares.in_runtime,
             "frames": shares.frames, "wrong_frames": shares.wrong_frames, "guessed_frames": shares.guessed_frames,
             "worst": shares.worst(10).into_iter().map(|(stack, value)| json!({"stack": stack, "value": value})).collect::<Vec<_>>(),
         })
