@@ -1,7 +1,7 @@
 //! The command line: clap types and the parsing of units, nothing else. `main` maps each command to its stage.
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
-use std::{path::PathBuf, time::Duration};
+use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 /// Exit codes, also in `--help`.
 pub mod exit {
@@ -108,6 +108,9 @@ pub struct Record {
     /// with a known probability.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub wait_stack_mib: u32,
+    /// Keep the stack of one wait in so many, chosen by chance, whatever the budget: for tests of the estimates.
+    #[arg(long, value_name = "N", hide = true)]
+    pub wait_stacks_one_in: Option<NonZeroU32>,
 }
 
 /// `perfusion report`.

@@ -96,6 +96,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         selection,
         stack_copy_bytes: options.stack_kib * 1024,
         wait_stack_budget_bytes_per_s: u64::from(options.wait_stack_mib) << 20,
+        wait_stacks_one_in: options.wait_stacks_one_in,
         ..KernelOptions::default()
     })?;
     let (began, began_wall, began_ns) = (Instant::now(), SystemTime::now(), kernel.started());

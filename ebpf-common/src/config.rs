@@ -22,6 +22,8 @@ plain! {
         pub coin_budget_bytes: u64,
         /// How long one probability is kept, at least, unless the budget runs out first; nanoseconds.
         pub coin_interval_ns: u64,
+        /// Probability with which every wait's stack is kept, in units of 2⁻³², whatever it costs; 0 to follow the budget.
+        pub coin_fixed: u64,
         /// One of the `SELECT_` values.
         pub selection: u32,
         /// Process that is never recorded; 0 for none.

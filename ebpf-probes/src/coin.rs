@@ -17,7 +17,10 @@ const MOST_GROWTH: u64 = 4 << 16;
 pub(crate) fn throw(coin: &mut Coin, now: u64) -> Option<u64> {
     let elapsed = now.saturating_sub(coin.interval_start_ns);
     let budget = setting!(coin_budget_bytes);
-    if coin.probability == 0 {
+    let fixed = setting!(coin_fixed);
+    if fixed != 0 {
+        coin.probability = fixed;
+    } else if coin.probability == 0 {
         *coin = Coin { interval_start_ns: now, bytes: 0, probability: CERTAIN };
     } else if elapsed >= setting!(coin_interval_ns) || coin.bytes >= 2 * budget {
         // The next probability follows from what the past used: also when an interval is cut short because a burst used twice the

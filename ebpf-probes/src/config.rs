@@ -12,6 +12,7 @@ pub(crate) static CONFIG: Config = Config {
     cgroup_id: 0,
     coin_budget_bytes: 0,
     coin_interval_ns: 0,
+    coin_fixed: 0,
     selection: 0,
     excluded_tgid: 0,
     stack_copy_bytes: 0,

@@ -21,7 +21,7 @@ use ebpf_common::event::{
     SleeperRecord,
 };
 use ebpf_common::key::{
-    STATE_BLOCKED, STATE_RUNNABLE, SleeperScratch, Thread, WAIT_CERTAIN, WAIT_KEPT, WAIT_WAS_BLOCKED,
+    STATE_BLOCKED, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, SleeperScratch, Thread, WAIT_CERTAIN, WAIT_KEPT, WAIT_WAS_BLOCKED,
 };
 use ebpf_common::limits::{
     MAX_KERNEL_STACK_BYTES, MAX_SLEEPER_BYTES, MAX_STACK_COPY_BYTES, PAGE_BYTES, SCRATCH_TAIL_BYTES,
@@ -123,7 +123,8 @@ pub(crate) fn visit(ctx: *mut c_void) {
 fn asleep(task: Task, thread: &Thread) -> Option<Asleep> {
     // SAFETY: a valid, aligned field, which the scheduler's hooks write last.
     let state = unsafe { core::ptr::read_volatile(&raw const thread.state) };
-    if state != STATE_BLOCKED && state != STATE_RUNNABLE || task.on_cpu() {
+    // "Running or runnable" and not on a CPU: preempted since before the recording, for a switch would have been seen.
+    if !matches!(state, STATE_BLOCKED | STATE_RUNNABLE | STATE_RUNNING_OR_RUNNABLE) || task.on_cpu() {
         return None;
     }
     // SAFETY: a valid, aligned field.
@@ -158,7 +159,7 @@ fn describe(record: &mut SleeperRecord, task: Task, asleep: &Asleep, tid: u32) {
     let (now, left) = (reader.last_on_cpu_ns(), task.last_on_cpu_ns());
     record.off_cpu_ns = if left == 0 { 0 } else { now.saturating_sub(left) };
     record.flags = 0;
-    if asleep.state == STATE_RUNNABLE {
+    if asleep.state != STATE_BLOCKED {
         // What it sleeps for is over, and its state forgotten; one that was never blocked was preempted.
         record.state = INTERRUPTIBLE;
         if !asleep.was_blocked {

@@ -263,6 +263,16 @@ impl App {
         self.await_text(&format!("done {name}"), STOP_DEADLINE).map(drop)
     }
 
+    /// Writes a line and waits for the line that begins with `word`; the rest of that as JSON.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn ask(&mut self, line: &str, word: &str) -> anyhow::Result<Value> {
+        let stdin = self.stdin.as_mut().context("it was stopped")?;
+        stdin.write_all(format!("{line}\n").as_bytes())?;
+        self.await_line(word, STOP_DEADLINE)
+    }
+
     /// Makes it abort from inside (`Environment.FailFast`: SIGABRT by its own hand).
     ///
     /// # Errors

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use system_tests::environment::{RECORD, begin};
+use system_tests::environment::{Need, RECORD, begin, long_form};
 use system_tests::truth::measure::{Measured, Options, attached, launched};
-use system_tests::truth::{cases, report};
+use system_tests::truth::{cases, report, thinning};
 
 /// The workloads: unwind tables with and without frame pointers, landing pads, funclets, methods that come and go.
 const SHORT: [&str; 4] = ["c-O2", "c-O2-nofp", "exceptions-9", "dynamicmethods-9"];
@@ -21,6 +21,20 @@ fn known_call_chains_are_exact_attached_and_from_the_start() {
         check(&case.name, &attached(&workload, options).unwrap());
         check(&case.name, &launched(&workload, options).unwrap());
     }
+}
+
+#[test]
+fn thinned_waits_are_unbiased_within_the_stated_error() {
+    let Some(_turn) = begin("truth::thinned_waits", &[RECORD, &[Need::C]].concat()) else { return };
+    let (repetitions, length) =
+        if long_form() { (100, Duration::from_secs(3)) } else { (8, Duration::from_millis(1500)) };
+    let results = thinning::repeat(repetitions, length).unwrap();
+    let covered = thinning::covered(&results);
+    // As promised: 97 of 100. Of 8, more than one outside has a chance of 1 in 400.
+    assert!(covered >= if long_form() { 97 } else { 7 }, "{covered} of {repetitions}: {results:#?}");
+    // A mean further off than 4 of its own standard deviations is no chance.
+    let mean = thinning::mean_deviation(&results);
+    assert!(mean.abs() <= 4.0 / (repetitions as f64).sqrt(), "mean deviation {mean}: {results:#?}");
 }
 
 fn check(name: &str, measured: &Measured) {

@@ -30,7 +30,7 @@ cargo xtask COMMAND
   fuzz [TARGET] [--executions N]
                   look for inputs that break a fuzz target, 10 million executions each unless told (docs/fuzzing.md)
   bench [FIGURE]  measure what the profiler costs; writes docs/benchmarks.md (root)
-  truth [--seconds N] [WORKLOAD…]
+  truth [--seconds N] [WORKLOAD… | thinning]
                   how true profiles of programs with known stacks and times are; writes docs/truth.md (root)
   tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to code
   helm            lint the chart, render it, check it against Kubernetes' schemas

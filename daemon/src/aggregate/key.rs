@@ -128,6 +128,8 @@ pub struct Labels {
     pub idle: bool,
     /// Who ended the wait.
     pub waker: Option<Arc<str>>,
+    /// Standard error of `runnable` and `blocked` together, nanoseconds, where the coin chose which waits keep their stack.
+    pub wait_stderr: Option<u64>,
     /// Type of the allocated object.
     pub type_name: Option<Arc<str>>,
     /// Heap of the allocated object.
@@ -160,6 +162,8 @@ impl Labels {
         number("pid", self.pid.map(i64::from), "");
         number("thread_id", self.thread_id.map(i64::from), "");
         number("age_seconds", self.age_seconds.map(|age| i64::try_from(age).unwrap_or(i64::MAX)), "seconds");
+        let stderr = self.wait_stderr.map(|ns| i64::try_from(ns).unwrap_or(i64::MAX));
+        number("wait_stderr", stderr, "nanoseconds");
         number("generation", self.generation.map(i64::from), "");
         let mut text = |name, value: Option<&'a str>| {
             if let Some(value) = value {

@@ -545,6 +545,8 @@ impl Processor {
         {
             labels.idle = true;
         }
+        // Rounded up: an error of a part of a nanosecond is none.
+        labels.wait_stderr = (row.wait_stderr_ns >= 1.0).then_some(row.wait_stderr_ns.ceil() as u64);
         let values = [
             (SampleType::Samples, row.samples as f64),
             (SampleType::Cpu, row.cpu_ns),

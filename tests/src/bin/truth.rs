@@ -1,4 +1,4 @@
-//! The program behind `cargo xtask truth`: `truth OUTPUT-FOLDER [--seconds N] [WORKLOAD…]`. Writes truth.md and truth.json there.
+//! The program behind `cargo xtask truth`: `truth OUTPUT-FOLDER [--seconds N] [WORKLOAD… | thinning]`. Writes truth.md and truth.json there.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,12 @@ use system_tests::bpf;
 use system_tests::environment::RECORD;
 use system_tests::truth::measure::{Measured, Options};
 use system_tests::truth::report::{Entry, broken_promises, json, markdown, picture};
-use system_tests::truth::{cases, measure, perf};
+use system_tests::truth::{cases, measure, perf, thinning};
+
+/// The word on the command line for the test of thinned waits.
+const THINNING: &str = "thinning";
+/// Its recordings: the promise is of 100.
+const REPETITIONS: usize = 100;
 
 fn main() -> ExitCode {
     match run() {
@@ -30,11 +35,18 @@ fn run() -> anyhow::Result<()> {
         seconds = value.parse().with_context(|| format!("--seconds {value}: no number"))?;
         arguments.drain(at..at + 2);
     }
-    ensure!(!arguments.is_empty(), "usage: truth OUTPUT-FOLDER [--seconds N] [WORKLOAD…]");
+    ensure!(!arguments.is_empty(), "usage: truth OUTPUT-FOLDER [--seconds N] [WORKLOAD… | thinning]");
     let folder = PathBuf::from(arguments.remove(0));
     let missing: Vec<String> = RECORD.iter().filter_map(|need| need.missing()).collect();
     ensure!(missing.is_empty(), "{}", missing.join("; "));
-    let cases = cases::chosen(&arguments)?;
+    // `thinning` stands beside the workloads: another question to another program.
+    let thin = arguments.is_empty() || arguments.iter().any(|word| word == THINNING);
+    let cases = if arguments.iter().all(|word| word == THINNING) && !arguments.is_empty() {
+        Vec::new()
+    } else {
+        arguments.retain(|word| word != THINNING);
+        cases::chosen(&arguments)?
+    };
     let options = Options { length: Duration::from_secs_f64(seconds), frequency_hz: 1999 };
     let machine = machine()?;
     let _statistics = bpf::statistics()?;
@@ -70,8 +82,18 @@ fn run() -> anyhow::Result<()> {
     }
     fs::create_dir_all(&folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
     let head = format!("Measured on {machine}, {} Hz, {seconds} s each.\n", options.frequency_hz);
-    write(&folder.join("truth.md"), &(head + &markdown(&entries)))?;
-    write(&folder.join("truth.json"), &format!("{:#}\n", json(&machine, &entries)))?;
+    let mut text = head + &markdown(&entries);
+    let mut values = json(&machine, &entries);
+    if thin {
+        let length = Duration::from_secs(3);
+        let repetitions = thinning::repeat(REPETITIONS, length)?;
+        let section = thinning::markdown(&repetitions, length);
+        println!("{section}");
+        text += &section;
+        values["thinning"] = thinning::json(&repetitions);
+    }
+    write(&folder.join("truth.md"), &text)?;
+    write(&folder.join("truth.json"), &format!("{values:#}\n"))?;
     let failed =
         entries.iter().filter(|entry| entry.skipped.is_none() && entry.results.iter().any(Result::is_err));
     let failed: Vec<&str> = failed.map(|entry| entry.name.as_str()).collect();

@@ -40,8 +40,9 @@ const RUNTIME_FILES: [&str; 17] = [
     "libperfusion_shim",
 ];
 /// Beginnings of the names of framework, language runtime and harness functions.
-const RUNTIME_FUNCTIONS: [&str; 21] = [
+const RUNTIME_FUNCTIONS: [&str; 22] = [
     "profiler_protocol::",
+    "sccp",
     "<profiler_",
     "syscall.",
     "internal/runtime/",

@@ -5,3 +5,4 @@ pub mod judge;
 pub mod measure;
 pub mod perf;
 pub mod report;
+pub mod thinning;

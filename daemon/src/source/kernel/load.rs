@@ -7,6 +7,7 @@ use aya::programs::{BtfTracePoint, Iter, PerfEvent, ProgramError, ProgramType};
 use aya::sys::{BpfHelper, is_helper_supported};
 use aya::{Btf, Ebpf, EbpfLoader, Endianness, VerifierLogLevel};
 use ebpf_common::config::{Config, NO_FIELD, SELECT_ALL, SELECT_CGROUP, SELECT_PIDS};
+use ebpf_common::event::CERTAIN;
 use std::{fs, thread};
 
 /// A probability of the coin is kept that long.
@@ -111,6 +112,7 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> R
         // At least one record's worth, and within the range the coin's arithmetic is made for.
         coin_budget_bytes: budget.clamp(4096, 1 << 31),
         coin_interval_ns: COIN_INTERVAL_NS,
+        coin_fixed: options.wait_stacks_one_in.map_or(0, |waits| (CERTAIN / u64::from(waits.get())).max(1)),
         selection: match options.selection {
             Selection::All => SELECT_ALL,
             Selection::Pids(_) => SELECT_PIDS,

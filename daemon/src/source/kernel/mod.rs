@@ -25,6 +25,7 @@ use perf::PerfRing;
 use rules::RuleCache;
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// Whose events are recorded. The probes decide it before any other work.
@@ -49,6 +50,8 @@ pub struct KernelOptions {
     pub stack_copy_bytes: u32,
     /// Bytes of wait records per second, for all CPUs together; above it a coin thins them.
     pub wait_stack_budget_bytes_per_s: u64,
+    /// Keeps one wait's stack of so many, whatever they cost, instead of following the budget.
+    pub wait_stacks_one_in: Option<NonZeroU32>,
     /// Leaves this process out.
     pub exclude_self: bool,
     /// Bytes of the ring between the probes and this process: a power of two of at least a page.
@@ -69,6 +72,7 @@ impl Default for KernelOptions {
             selection: Selection::All,
             stack_copy_bytes: 16 * 1024,
             wait_stack_budget_bytes_per_s: 64 << 20,
+            wait_stacks_one_in: None,
             exclude_self: true,
             ring_bytes: 16 << 20,
             max_threads: DEFAULT_MAX_THREADS,

@@ -19,6 +19,10 @@ namespace AsyncChain
             // An async method is two functions: the stub that makes the state machine, and the state machine (`+async` when it is shown).
             const string P = "AsyncChain.Program.";
             Workload.Chain("nested", P + "Nested", P + "Outer", "...", P + "Outer+async", P + "Inner", "...", P + "Inner+async", P + "Work");
+            // .NET 10 inlines what starts a state machine once the code is hot.
+            Workload.Chain("nested", P + "Nested", P + "Outer", P + "Outer+async", P + "Inner", P + "Inner+async", P + "Work");
+            Workload.Chain("nested", P + "Nested", P + "Outer", "...", P + "Outer+async", P + "Inner", P + "Inner+async", P + "Work");
+            Workload.Chain("nested", P + "Nested", P + "Outer", P + "Outer+async", P + "Inner", "...", P + "Inner+async", P + "Work");
             Workload.Chain("continued", P + "Continued", "AsyncChain.Queue.Run", "...", P + "Resumed+async", P + "Work");
             Workload.Chain("continued", P + "Continued", "AsyncChain.Queue.Run", "...", P + "Resumed+async", "...", "AsyncChain.Queue.Post");
             Workload.Chain("continued", P + "Continued", "AsyncChain.Queue.Run", P + "First", P + "Resumed", "...", P + "Resumed+async", "...", "AsyncChain.Queue.Post");

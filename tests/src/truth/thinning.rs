@@ -1,0 +1,128 @@
+//! Waits of which one in 100 keeps its stack: is the true time of each place inside the interval the profile states, as often as it says?
+//!
+//! Estimator: a kept wait stands for 1/p; a thread's estimates are then scaled to its exact waiting time T. Its standard error is in the
+//! label `wait_stderr` of each row (daemon/src/aggregate/threads.rs). The rows of one place differ by who woke the thread; their errors are
+//! added as if independent. Truth: the program's own account of its naps, of which the profile should have the same share.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+
+use crate::app::{Compiler, Workload};
+use crate::perfusion::record_pid;
+
+/// Half the width of a 99 % interval of a normal distribution, in standard deviations.
+pub const HALF_WIDTH: f64 = 2.576;
+
+/// One recording with thinned waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Repetition {
+    /// Share of the short naps in all waiting, by the profile.
+    pub estimate: f64,
+    /// Its standard error, as the profile states it.
+    pub stderr: f64,
+    /// The same share by the program's own clocks.
+    pub truth: f64,
+    /// Naps in the recording; about one in 100 of them kept its stack.
+    pub naps: u64,
+}
+
+impl Repetition {
+    /// How far the estimate is from the truth, in stated standard errors.
+    pub fn deviation(self) -> f64 {
+        (self.estimate - self.truth) / self.stderr
+    }
+
+    /// True when the truth is inside the stated 99 % interval.
+    pub fn covered(self) -> bool {
+        self.deviation().abs() <= HALF_WIDTH
+    }
+}
+
+/// Records the program `repetitions` times.
+///
+/// # Errors
+/// When the program or the recorder fails, or a profile states no error.
+pub fn repeat(repetitions: usize, length: Duration) -> anyhow::Result<Vec<Repetition>> {
+    let mut app = Workload::compiled(Compiler::C, "naps.c", &["-O2"])?.start()?;
+    let thread = app.thread("napper").to_string();
+    let mut results = Vec::new();
+    for _ in 0..repetitions {
+        let (profile, _) = record_pid(app.pid(), length, &["--wait-stacks-one-in", "100"])?;
+        let end = profile.time_ns + profile.duration_ns;
+        let told = app.ask(&format!("window {} {end}", profile.time_ns), "waited")?;
+        let number = |name: &str| {
+            told.get(name).and_then(Value::as_f64).with_context(|| format!("no {name} in {told}"))
+        };
+        let mut waited = [0.0; 2];
+        let mut variance = 0.0;
+        for sample in profile.samples.iter().filter(|sample| sample.label("thread_id") == thread) {
+            let ns = (profile.value(sample, "blocked") + profile.value(sample, "runnable")) as f64;
+            for (place, waited) in ["short_nap", "long_nap"].into_iter().zip(&mut waited) {
+                *waited += if sample.has(place) { ns } else { 0.0 };
+            }
+            if sample.has("short_nap") {
+                let stderr: f64 = sample.label("wait_stderr").parse().unwrap_or(0.0);
+                variance += stderr * stderr;
+            }
+        }
+        let all: f64 = waited.iter().sum();
+        ensure!(
+            variance > 0.0,
+            "the profile states no error of the short naps: {}",
+            profile.describe("blocked", |_| true)
+        );
+        let (short, long) = (number("short")?, number("long")?);
+        results.push(Repetition {
+            estimate: waited[0] / all,
+            stderr: variance.sqrt() / all,
+            truth: short / (short + long),
+            naps: told.get("naps").and_then(Value::as_u64).context("no naps")?,
+        });
+    }
+    app.stop()?;
+    Ok(results)
+}
+
+/// The section of the report.
+pub fn markdown(repetitions: &[Repetition], length: Duration) -> String {
+    let count = repetitions.len();
+    let naps = repetitions.iter().map(|repetition| repetition.naps).sum::<u64>() / count.max(1) as u64;
+    let root = (count.max(1) as f64).sqrt();
+    format!(
+        "\n## Thinned waits\nA thread naps at two places, chosen by chance; one wait in 100 keeps its stack (`--wait-stacks-one-in 100`). {count} recordings of \
+         {} s with {naps} naps each, mean. A kept wait stands for 100, a thread's estimates are scaled to its exact waiting time T. With w = 1/p and R a \
+         place's share of the thread, the variance of its estimate T·R is (T/Σwx)²·[(1−R)²·Σw(w−1)x² of its own kept waits x + R²·Σw(w−1)x² of the \
+         others], a ratio estimator's to first order; its root is the label `wait_stderr`.\n\n\
+         - Truth (the program's own clocks) inside the stated 99 % interval (± {HALF_WIDTH} standard errors): **{} of {count}**; promised: 97 of 100.\n\
+         - Mean of (estimate − truth) / standard error: {:.2}; of an unbiased estimate 0 ± {:.2}.\n",
+        length.as_secs_f64(),
+        covered(repetitions),
+        mean_deviation(repetitions),
+        1.0 / root,
+    )
+}
+
+/// For machines.
+pub fn json(repetitions: &[Repetition]) -> Value {
+    let one = |repetition: &Repetition| {
+        json!({
+            "estimate": repetition.estimate, "stderr": repetition.stderr, "truth": repetition.truth, "naps": repetition.naps,
+        })
+    };
+    json!({
+        "covered": covered(repetitions), "mean_deviation": mean_deviation(repetitions),
+        "repetitions": repetitions.iter().map(one).collect::<Vec<_>>(),
+    })
+}
+
+/// Mean of the deviations: 0 of an unbiased estimate, give or take 1/√n.
+pub fn mean_deviation(repetitions: &[Repetition]) -> f64 {
+    repetitions.iter().map(|repetition| repetition.deviation()).sum::<f64>() / repetitions.len().max(1) as f64
+}
+
+/// How many were covered.
+pub fn covered(repetitions: &[Repetition]) -> usize {
+    repetitions.iter().filter(|repetition| repetition.covered()).count()
+}
