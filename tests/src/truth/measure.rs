@@ -272,7 +272,10 @@ pub(crate) fn judged(profile: &Profile, declared: &Declared, mode: Mode) -> Meas
         if samples > 0.0 {
             on_cpu.add(verdict, samples, || picture(sample, verdict));
         }
-        if waited > 0.0 {
+        if waited > 0.0 && mode == Mode::Launched && verdict.unseen {
+            // Every thread began within the recording: it waited for its first CPU and had no stack yet.
+            off_cpu.unseen += waited;
+        } else if waited > 0.0 {
             off_cpu.add(verdict, waited, || picture(sample, verdict));
         }
     }
