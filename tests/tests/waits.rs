@@ -173,6 +173,36 @@ fn borrowed(threads: &[(String, u32)]) -> Vec<(&str, u32)> {
     threads.iter().map(|(name, tid)| (name.as_str(), *tid)).collect()
 }
 
+#[test]
+fn a_long_wait_has_its_stack_though_the_coin_keeps_one_in_many() {
+    let Some(_turn) = begin("waits::thinned", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("storm").start().unwrap();
+    let sleeper = app.thread("wait-long");
+    // The least budget: hundreds of thousands of switches a second share it.
+    let (profile, outcome) =
+        record_pid(app.pid(), Duration::from_secs(9), &["--wait-stack-mib", "1"]).unwrap();
+    let truth = app.stop().unwrap();
+
+    let picture = || format!("{}\n{}", outcome.stderr, profile.describe("blocked", of_thread(sleeper)));
+    let counter = |name| profile.counter(name).unwrap();
+    let (all, kept) = (counter("waits"), counter("waits_stored"));
+    assert!(kept * 5 < all, "{kept} of {all} waits kept: not thinned enough to tell\n{}", picture());
+    let this = of_thread(sleeper);
+    let own = own_account(&truth, "wait-long", &profile) as f64;
+    let there =
+        |sample: &Sample| this(sample) && sample.has("wait_long") && sample.label("wait_reason") == "sleep";
+    let blocked = profile.sum("blocked", there) as f64;
+    // Each of its waits lasts longer than the time between two visits: none depends on the coin, and none weighs more than itself.
+    assert!(
+        blocked <= own * 1.02 && blocked >= own * 0.95,
+        "{blocked} of {own} ns by its own clock:\n{}",
+        picture()
+    );
+    // All times stay exact, whatever was thinned.
+    let wall = profile.sum("wall", &this);
+    assert!((wall - profile.duration_ns).abs() * 100 <= profile.duration_ns, "{wall} ns:\n{}", picture());
+}
+
 /// A cgroup with a CPU limit, gone when dropped (its processes are moved out first).
 struct CpuLimit {
     directory: PathBuf,

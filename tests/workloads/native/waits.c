@@ -1,6 +1,7 @@
 // Threads that wait in known ways for known lengths, again and again, each wait written down with its begin and end by the clock. A thread
 // that waits for another one has a partner, which only sleeps and ends the wait. With the argument `spin` there is one thread that never
-// waits by itself, and writes down when it was kept from running.
+// waits by itself, and writes down when it was kept from running. With `storm` some threads give up their CPU all the time, and one
+// sleeps for seconds.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -8,6 +9,7 @@
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -188,6 +190,13 @@ static void spin(void)
 	}
 }
 
+static void storm(void) { sched_yield(); }
+static void wait_long(void)
+{
+	struct timespec t = { 3, 0 };
+	nanosleep(&t, NULL);
+}
+
 static void prepare(void)
 {
 	struct uffdio_api api = { .api = UFFD_API };
@@ -215,6 +224,10 @@ int main(int argc, char **argv)
 	char line[64];
 	if (argc > 1 && !strcmp(argv[1], "spin")) {
 		start("spin", spin, 1);
+	} else if (argc > 1 && !strcmp(argv[1], "storm")) {
+		start("wait-long", wait_long, 1);
+		for (int i = 0; i < 4; i++)
+			start("storm", storm, 0);
 	} else {
 		prepare();
 		start("wait-sleep", wait_sleep, 1);
