@@ -68,7 +68,8 @@ pub struct LiveObject {
 #[derive(Default)]
 pub struct Allocations {
     sites: HashMap<Site, Weight>,
-    live: HashMap<(RegionId, u64), LiveObject>,
+    /// By region and sample: one region's end costs nothing of the others'.
+    live: HashMap<RegionId, HashMap<u64, LiveObject>>,
     untracked: u64,
     ticks: u64,
 }
@@ -90,8 +91,8 @@ impl Allocations {
         total.objects += weight.objects;
         total.bytes += weight.bytes;
         if allocation.tracked {
-            self.live
-                .insert((region, allocation.sample), LiveObject { site, weight, born: time, generation: 0 });
+            let object = LiveObject { site, weight, born: time, generation: 0 };
+            self.live.entry(region).or_default().insert(allocation.sample, object);
         } else {
             self.untracked += 1;
         }
@@ -99,23 +100,25 @@ impl Allocations {
 
     /// These sampled objects were collected.
     pub fn dead(&mut self, region: RegionId, samples: &[u64]) {
-        for &sample in samples {
-            self.live.remove(&(region, sample));
+        let Some(live) = self.live.get_mut(&region) else { return };
+        for sample in samples {
+            live.remove(sample);
         }
     }
 
     /// These sampled objects survived into this generation.
     pub fn alive(&mut self, region: RegionId, samples: &[(u64, u8)]) {
-        for &(sample, generation) in samples {
-            if let Some(object) = self.live.get_mut(&(region, sample)) {
-                object.generation = generation;
+        let Some(live) = self.live.get_mut(&region) else { return };
+        for (sample, generation) in samples {
+            if let Some(object) = live.get_mut(sample) {
+                object.generation = *generation;
             }
         }
     }
 
     /// The process is gone, and its heap with it.
     pub fn region_gone(&mut self, region: RegionId) {
-        self.live.retain(|&(of, _), _| of != region);
+        self.live.remove(&region);
     }
 
     /// Allocation totals by site.
@@ -125,7 +128,7 @@ impl Allocations {
 
     /// Sampled objects alive as far as known.
     pub fn live(&self) -> impl Iterator<Item = &LiveObject> {
-        self.live.values()
+        self.live.values().flat_map(HashMap::values)
     }
 
     /// Samples that came from `AllocationTick`, whose estimates may be biased.

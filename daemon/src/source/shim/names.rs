@@ -2,7 +2,7 @@
 //! makes its code unknown again. Pure, and bounded whatever is asked or answered.
 
 use profiler_protocol::record::NOT_NOW;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// Questions that may wait or be on their way.
@@ -31,7 +31,9 @@ pub(super) struct NameBook {
     waiting: VecDeque<u64>,
     open: HashMap<u64, Question>,
     bodies: BTreeMap<u64, Body>,
-    missing: HashSet<u64>,
+    /// Module and first address of each body: an unload costs what it takes away, not what is remembered.
+    by_module: BTreeSet<(u64, u64)>,
+    missing: BTreeSet<u64>,
 }
 
 impl NameBook {
@@ -95,10 +97,18 @@ impl NameBook {
         }
         for &(start, bytes) in ranges {
             if self.bodies.len() < REMEMBERED {
+                self.remove_body(start);
                 self.bodies.insert(start, Body { bytes: u64::from(bytes), module_id });
+                self.by_module.insert((module_id, start));
             }
         }
         true
+    }
+
+    fn remove_body(&mut self, start: u64) {
+        if let Some(body) = self.bodies.remove(&start) {
+            self.by_module.remove(&(body.module_id, start));
+        }
     }
 
     /// The runtime knows no method there, or cannot be asked now (then the address may be asked about again). False when nobody asked.
@@ -118,23 +128,25 @@ impl NameBook {
     ) -> Vec<(u64, u64)> {
         let mut gone: Vec<(u64, u64)> = ranges.filter(|(_, bytes)| *bytes > 0).collect();
         if module_id != 0 {
-            gone.extend(
-                self.bodies
-                    .iter()
-                    .filter(|(_, body)| body.module_id == module_id)
-                    .map(|(&start, body)| (start, body.bytes)),
-            );
+            let of_module = self.by_module.range((module_id, 0)..=(module_id, u64::MAX));
+            let sized = of_module.filter_map(|&(_, start)| Some((start, self.bodies.get(&start)?.bytes)));
+            gone.extend(sized);
         }
-        let inside = |address: u64| gone.iter().any(|&(start, bytes)| address.wrapping_sub(start) < bytes);
-        self.bodies.retain(|&start, body| body.module_id != module_id && !inside(start));
-        self.missing.retain(|&address| !inside(address));
+        for &(start, bytes) in &gone {
+            let inside = start..=start.saturating_add(bytes.saturating_sub(1));
+            let bodies: Vec<u64> = self.bodies.range(inside.clone()).map(|(&start, _)| start).collect();
+            bodies.into_iter().for_each(|start| self.remove_body(start));
+            while let Some(&address) = self.missing.range(inside.clone()).next() {
+                self.missing.remove(&address);
+            }
+        }
         gone
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ASK_AGAIN_AFTER, NOT_NOW, NameBook, OPEN, TRIES};
+    use super::{ASK_AGAIN_AFTER, NOT_NOW, NameBook, OPEN, REMEMBERED, TRIES};
     use std::time::Instant;
 
     fn send_all(book: &mut NameBook, now: Instant) -> Vec<u64> {
@@ -196,6 +208,44 @@ mod tests {
             assert!(book.ask(address));
         }
         assert_eq!(book.next(10), [0x1000, 0x3000]);
+    }
+
+    /// Ends soon only when an unload costs what it takes away: a hostile shim sends hundreds in one round.
+    #[test]
+    fn many_unloads_from_a_full_book_cost_little() {
+        let mut book = NameBook::default();
+        let many = REMEMBERED as u64 / 4;
+        let ranges: Vec<(u64, u32)> = (0..many).map(|body| (body << 4, 16)).collect();
+        assert!(book.ask(0));
+        for (module, ranges) in (1..).zip(ranges.chunks(2)) {
+            book.open.insert(0, super::Question::Waiting { tries: 0 });
+            assert!(book.found(0, module, ranges));
+        }
+        book.missing.extend((0..many).map(|missing| (missing << 4) + 8));
+        for (module, ranges) in (1..).zip(ranges.chunks(2)) {
+            let told = ranges.iter().take(1).map(|&(start, bytes)| (start, u64::from(bytes)));
+            let gone = book.unloaded(module, told);
+            assert_eq!(gone.len(), 3, "one as told, two of the module");
+        }
+        assert!(book.bodies.is_empty() && book.by_module.is_empty() && book.missing.is_empty());
+    }
+
+    #[test]
+    fn a_body_that_another_modules_replaced_goes_with_that_one() {
+        let mut book = NameBook::default();
+        for module in [7, 8] {
+            assert!(book.ask(0x2000 + module));
+            assert!(book.found(0x2000 + module, module, &[(0x1000, 16)]));
+        }
+        assert!(book.ask(0x3000) && book.found(0x3000, 0, &[(0x3000, 16)]));
+        assert_eq!(book.unloaded(7, [].into_iter()), []);
+        assert_eq!(book.unloaded(0, [(0x5000, 1)].into_iter()), [(0x5000, 1)]);
+        assert!(book.covers(0x1000) && book.covers(0x3000), "an unload of no module takes none");
+        assert_eq!(
+            book.unloaded(8, [(u64::MAX, u64::MAX)].into_iter()),
+            [(u64::MAX, u64::MAX), (0x1000, 16)]
+        );
+        assert!(!book.covers(0x1000) && book.covers(0x3000));
     }
 
     #[test]
