@@ -18,6 +18,8 @@ use crate::{exec::output, paths::Paths};
 
 /// `BPF_PROG_TYPE_PERF_EVENT`, as /proc/PID/fdinfo shows it: the CPU sampler.
 const PERF_EVENT: &str = "7";
+/// The shim's shared memory, in a process's maps (docs/shim-protocol.md).
+const REGION: &str = "/memfd:perfusion";
 /// How long a start may take before it counts as failed.
 const START_DEADLINE: Duration = Duration::from_secs(20);
 
@@ -98,6 +100,21 @@ impl Recorder {
             }
             if self.began.elapsed() > START_DEADLINE {
                 bail!("no sample within {} s of the start", START_DEADLINE.as_secs());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until the shim is in the process.
+    pub(super) fn attached(&self, pid: u32) -> Result<()> {
+        let path = format!("/proc/{pid}/maps");
+        loop {
+            let maps = fs::read_to_string(&path).with_context(|| path.clone())?;
+            if maps.contains(REGION) {
+                return Ok(());
+            }
+            if self.began.elapsed() > START_DEADLINE {
+                bail!("no shim in pid {pid} within {} s of the start", START_DEADLINE.as_secs());
             }
             thread::sleep(Duration::from_millis(1));
         }
