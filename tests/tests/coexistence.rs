@@ -6,7 +6,7 @@ use serde_json::Value;
 use system_tests::app::compile_c;
 use system_tests::environment::{Need, RECORD, RECORD_NET9, begin};
 use system_tests::perfusion::{SLACK, Scratch, record_pid};
-use system_tests::{App, Profile, Recording, Runtime, Workload, on_runtimes};
+use system_tests::{App, Profile, Recording, Sample, Runtime, Workload, on_runtimes};
 
 const LENGTH: Duration = Duration::from_secs(4);
 
@@ -90,7 +90,9 @@ fn two_recorders_on_one_process_both_get_complete_files() {
     for file in &files {
         let profile = Profile::read(file).unwrap();
         assert_counted_once(&file.display().to_string(), &profile, rate);
-        let unnamed = profile.sum("cpu", |sample| sample.has("[managed]"));
-        assert!(unnamed * 100 <= profile.sum("cpu", |_| true), "{}", profile.describe("cpu", |_| true));
+        let samples = |fits: &dyn Fn(&Sample) -> bool| profile.sum("samples", fits);
+        let (all, unnamed) = (samples(&|_| true), samples(&|sample| sample.has("[managed]")));
+        // Code that ran once, while the session started, may be past when its question is sent: as in the tests of names.
+        assert!(unnamed <= 2 + all / 100, "{}", profile.describe("cpu", |sample| sample.has("[managed]")));
     }
 }
