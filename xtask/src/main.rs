@@ -8,6 +8,7 @@ mod demo;
 mod exec;
 mod fuzz;
 mod helm;
+mod kernels;
 mod paths;
 mod setup;
 mod shim;
@@ -29,6 +30,8 @@ cargo xtask COMMAND
                   every test, system tests on the real kernel and CLRs included (root); --long takes the full durations and counts
   fuzz [TARGET] [--executions N]
                   look for inputs that break a fuzz target, 10 million executions each unless told (docs/fuzzing.md)
+  kernels [5.10|6.1|6.12|newest]
+                  boot Debian's kernels in qemu and record a program with known stacks on each (root; docs/kernel-policy.md)
   bench [FIGURE]  measure what the profiler costs; writes docs/benchmarks.md (root)
   truth [--seconds N] [WORKLOAD… | thinning]
                   how true profiles of programs with known stacks and times are; writes docs/truth.md (root)
@@ -61,6 +64,8 @@ fn main() -> ExitCode {
             ["fuzz", target, "--executions", count] => {
                 fuzz::fuzz(&paths, &steps, Some(target), executions(count)?)
             }
+            ["kernels"] => kernels::kernels(&paths, &steps, None),
+            ["kernels", version] => kernels::kernels(&paths, &steps, Some(version)),
             ["bench"] => bench::bench(&paths, &steps, None),
             ["bench", figure] => bench::bench(&paths, &steps, Some(figure)),
             ["truth", arguments @ ..] => truth::truth(&paths, &steps, arguments),

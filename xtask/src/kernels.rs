@@ -1,0 +1,435 @@
+//! `cargo xtask kernels`: Debian's kernels from 5.10 to the newest, one after another in qemu: what `doctor` says there, and whether a
+//! recording has the stacks a program is known to have. Emulated (TCG), so it runs where there is no /dev/kvm, and slowly.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    fmt::Write as _,
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::{
+    build,
+    exec::{Steps, output, run},
+    paths::Paths,
+    setup::debian,
+};
+
+const PACKAGES: [debian::Package; 4] = [
+    ("qemu-system-x86", "the virtual machine"),
+    ("busybox-static", "its shell"),
+    ("cpio", "packs its files"),
+    ("debian-archive-keyring", "whose kernels it runs"),
+];
+
+/// Debian's releases that the kernels come from, oldest first.
+const SOURCES: &str = "\
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bullseye main
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian-security bullseye-security main
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian-security bookworm-security main
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie main
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian sid main
+";
+
+/// What is in front of a version in the names of its packages, and whether the probes are expected to run there.
+const KERNELS: [(&str, &str, Expected); 4] = [
+    ("5.10", "linux-image-5.10.0-", Expected::Refused),
+    ("6.1", "linux-image-6.1.0-", Expected::Recorded),
+    ("6.12", "linux-image-6.12.", Expected::Recorded),
+    // Debian's newest kernels have the image in a package of its own.
+    ("newest", "linux-binary-", Expected::Recorded),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expected {
+    /// `doctor` and `record` say that the kernel is too old, with the exit code for that.
+    Refused,
+    /// Whole stacks, all of them.
+    Recorded,
+}
+
+/// What the machine does: its output goes to the serial line, each part behind a line of its own.
+const INIT: &str = "\
+#!/bin/busybox sh
+/bin/busybox mount -t proc proc /proc
+/bin/busybox mount -t sysfs sysfs /sys
+/bin/busybox mount -t devtmpfs dev /dev
+/bin/busybox mount -t tmpfs tmp /tmp
+say() { echo; echo \"@@ $1\"; }
+say kernel; /bin/busybox uname -r; say 'exit 0'
+say doctor; /bin/perfusion doctor --json; say \"exit $?\"
+/bin/chain > /tmp/ready & pid=$!
+until /bin/busybox grep -q ready /tmp/ready; do /bin/busybox usleep 100000; done
+say record; /bin/perfusion --quiet record --pid $pid --duration 10s -o /tmp/p.pb.gz 2>&1; say \"exit $?\"
+say samples; /bin/perfusion report /tmp/p.pb.gz --format folded --type samples 2>&1; say \"exit $?\"
+say blocked; /bin/perfusion report /tmp/p.pb.gz --format folded --type blocked --idle 2>&1; say \"exit $?\"
+say dump; /bin/perfusion dump --pid $pid 2>&1; say \"exit $?\"
+say end
+/bin/busybox poweroff -f
+";
+
+/// Functions of `three_threads.c` on the way to where its threads are.
+const SPINS: &str = "spin_thread;spin_outer;spin_middle;spin_inner";
+const WAITS: &str = "wait_thread;wait_outer;wait_inner";
+const ASLEEP: &str = "asleep_thread;asleep_outer;asleep_inner";
+
+pub(crate) fn kernels(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<()> {
+    if let Some(only) = only.filter(|only| KERNELS.iter().all(|(version, ..)| version != only)) {
+        bail!("no kernel `{only}`; there are {}", KERNELS.map(|(version, ..)| version).join(", "));
+    }
+    debian::install(steps, &PACKAGES)?;
+    let perfusion = match env::var_os("PERFUSION_BIN") {
+        Some(program) => paths.root.join(program),
+        None => build::build(paths, steps)?,
+    };
+    let folder = paths.target.join("kernels");
+    fs::create_dir_all(&folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+    let apt = Apt::new(&folder, steps)?;
+    let packages = apt.names()?;
+    let files = pack(paths, &folder, &perfusion)?;
+    let mut table = String::from(
+        "| kernel | `doctor` | CPU samples whole | waits whole | asleep since before | `dump` |\n|---|---|---|---|---|---|\n",
+    );
+    let mut wrong = Vec::new();
+    for (version, prefix, expected) in KERNELS {
+        if only.is_some_and(|only| only != version) {
+            continue;
+        }
+        let package = newest(&packages, prefix)
+            .with_context(|| format!("no package {prefix}…; remove {} to look again", folder.display()))?;
+        let kernel = apt.kernel(package, steps)?;
+        steps.step(&format!("booting {package}"));
+        let log = folder.join(format!("{version}.log"));
+        boot(&kernel, &files, &log)?;
+        let text = fs::read(&log).with_context(|| format!("{}: cannot be read", log.display()))?;
+        let found = Found::read(&String::from_utf8_lossy(&text));
+        match found.line(expected) {
+            Ok(line) => table.push_str(&line),
+            Err(error) => wrong.push(format!("{package}: {error:#}; all it said is in {}", log.display())),
+        }
+    }
+    print!("{table}");
+    if !wrong.is_empty() {
+        bail!("{}", wrong.join("\n"));
+    }
+    Ok(())
+}
+
+/// Debian's package lists in a folder of their own: those of this machine stay as they are.
+struct Apt {
+    folder: PathBuf,
+}
+
+impl Apt {
+    fn new(folder: &Path, steps: &Steps) -> Result<Apt> {
+        let apt = Apt { folder: folder.join("apt") };
+        let lists = apt.folder.join("lists/partial");
+        if lists.is_dir() {
+            return Ok(apt);
+        }
+        steps.step("reading Debian's package lists (45 MB)");
+        for part in [&lists, &apt.folder.join("archives/partial")] {
+            fs::create_dir_all(part).with_context(|| format!("{}: cannot be made", part.display()))?;
+        }
+        fs::write(apt.folder.join("sources.list"), SOURCES).context("sources.list of the kernels")?;
+        let updated = output(apt.command("apt-get").arg("update"));
+        if updated.is_err() {
+            // Half of the lists would look like all of them next time.
+            fs::remove_dir_all(&apt.folder).ok();
+        }
+        updated.map(|_| apt)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        for (option, value) in [
+            ("Dir::Etc::sourcelist", self.folder.join("sources.list")),
+            ("Dir::Etc::sourceparts", "-".into()),
+            ("Dir::State::lists", self.folder.join("lists")),
+            ("Dir::Cache", self.folder.clone()),
+            // It writes below our folder, which its own user may not be able to reach.
+            ("APT::Sandbox::User", "root".into()),
+            ("Acquire::Languages", "none".into()),
+            ("Acquire::IndexTargets::deb::DEP-11::DefaultEnabled", "false".into()),
+        ] {
+            command.arg("-o").arg(format!("{option}={}", value.display()));
+        }
+        command.current_dir(&self.folder);
+        command
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let names = output(self.command("apt-cache").args(["pkgnames", "linux-"]))?;
+        Ok(names.lines().map(str::to_owned).collect())
+    }
+
+    /// The kernel's image of a package.
+    fn kernel(&self, package: &str, steps: &Steps) -> Result<PathBuf> {
+        let image = self.folder.join(format!("{package}.vmlinuz"));
+        if image.exists() {
+            return Ok(image);
+        }
+        steps.step(&format!("fetching {package}"));
+        output(self.command("apt-get").args(["download", package]))?;
+        // Its modules are not needed: all the machine has is built in.
+        let script = "set -e; dpkg-deb --fsys-tarfile \"$1\"_*.deb | tar -xO --wildcards '*/vmlinuz*' > \"$1\".new; \
+                      rm \"$1\"_*.deb; mv \"$1\".new \"$1\".vmlinuz";
+        output(Command::new("sh").args(["-c", script, "sh", package]).current_dir(&self.folder))?;
+        Ok(image)
+    }
+}
+
+/// The newest of the packages called `prefix`, a version, `-amd64`.
+fn newest<'a>(packages: &'a [String], prefix: &str) -> Option<&'a str> {
+    let version = |name: &str| -> Option<Vec<u32>> {
+        let version = name.strip_prefix(prefix)?.strip_suffix("-amd64")?;
+        // Other words in it are other kernels: cloud, rt, unsigned.
+        if !version.chars().all(|c| c.is_ascii_digit() || ".+deb".contains(c)) {
+            return None;
+        }
+        Some(version.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect())
+    };
+    packages.iter().filter_map(|name| Some((version(name)?, name))).max().map(|(_, name)| name.as_str())
+}
+
+/// Packs the machine's files: busybox, perfusion, the program with known stacks and the libraries of both.
+fn pack(paths: &Paths, folder: &Path, perfusion: &Path) -> Result<PathBuf> {
+    let root = folder.join("root");
+    if root.exists() {
+        fs::remove_dir_all(&root).with_context(|| format!("{}: cannot be removed", root.display()))?;
+    }
+    for name in ["bin", "proc", "sys", "dev", "tmp"] {
+        let part = root.join(name);
+        fs::create_dir_all(&part).with_context(|| format!("{}: cannot be made", part.display()))?;
+    }
+    let copy = |from: &Path, to: PathBuf| -> Result<()> {
+        if let Some(parent) = to.parent() {
+            fs::create_dir_all(parent).with_context(|| format!("{}: cannot be made", parent.display()))?;
+        }
+        fs::copy(from, &to).with_context(|| format!("{}: cannot be copied", from.display()))?;
+        Ok(())
+    };
+    let chain = root.join("bin/chain");
+    output(
+        Command::new("gcc")
+            .args(["-O2", "-fomit-frame-pointer", "-pthread", "-o"])
+            .arg(&chain)
+            .arg(paths.root.join("tests/workloads/native/three_threads.c")),
+    )?;
+    copy(perfusion, root.join("bin/perfusion"))?;
+    copy(Path::new("/bin/busybox"), root.join("bin/busybox"))?;
+    let libraries = output(Command::new("ldd").arg(&chain).arg(perfusion))?;
+    for word in libraries.split_whitespace().filter(|word| word.starts_with('/') && !word.ends_with(':')) {
+        let inside = word.trim_start_matches('/');
+        copy(Path::new(word), root.join(inside))?;
+    }
+    let init = root.join("init");
+    fs::write(&init, INIT).with_context(|| format!("{}: cannot be written", init.display()))?;
+    fs::set_permissions(&init, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("{}: chmod", init.display()))?;
+    let files = folder.join("files.cpio.gz");
+    let script = "set -e; find . | cpio --quiet -o -H newc | gzip -1 > \"$1\"";
+    output(Command::new("sh").args(["-c", script, "sh"]).arg(&files).current_dir(&root))?;
+    Ok(files)
+}
+
+/// Runs the machine to its end.
+fn boot(kernel: &Path, files: &Path, log: &Path) -> Result<()> {
+    let written = fs::File::create(log).with_context(|| format!("{}: cannot be made", log.display()))?;
+    run(Command::new("timeout")
+        .args(["900", "qemu-system-x86_64", "-accel", "tcg"])
+        // Debian's 6.12 does not boot with an emulated cmpxchg16b.
+        .args(["-cpu", "max,-cx16", "-smp", "2", "-m", "1024", "-nographic", "-no-reboot"])
+        .arg("-kernel")
+        .arg(kernel)
+        .arg("-initrd")
+        .arg(files)
+        .args(["-append", "console=ttyS0 quiet panic=-1"])
+        .stdin(std::process::Stdio::null())
+        .stdout(written))
+    .with_context(|| format!("the machine did not end by itself: see {}", log.display()))
+}
+
+/// What the machine said, by part.
+#[derive(Debug, Default)]
+struct Found {
+    parts: BTreeMap<String, Part>,
+}
+
+#[derive(Debug, Default)]
+struct Part {
+    lines: Vec<String>,
+    exit: Option<i32>,
+}
+
+impl Found {
+    fn read(text: &str) -> Found {
+        let mut found = Found::default();
+        let mut current = String::new();
+        for line in text.lines().map(|line| line.trim_end_matches('\r')) {
+            match line.strip_prefix("@@ ").map(|said| (said, said.strip_prefix("exit "))) {
+                Some((_, Some(code))) => {
+                    found.parts.entry(current.clone()).or_default().exit = code.trim().parse().ok();
+                }
+                Some((part, None)) => part.clone_into(&mut current),
+                None => found.parts.entry(current.clone()).or_default().lines.push(line.to_owned()),
+            }
+        }
+        found
+    }
+
+    fn part(&self, name: &str) -> Result<&Part> {
+        self.parts.get(name).with_context(|| format!("it never came to `{name}`"))
+    }
+
+    /// The table's line; an error when something is not as it must be.
+    fn line(&self, expected: Expected) -> Result<String> {
+        let kernel = self.part("kernel")?.lines.iter().find(|line| !line.is_empty()).context("no name")?;
+        let doctor = self.part("doctor")?;
+        let lacks = lacks(&doctor.lines.join("\n"))?;
+        let record = self.part("record")?;
+        if expected == Expected::Refused {
+            if doctor.exit != Some(4) || record.exit != Some(4) || lacks.is_empty() {
+                bail!(
+                    "expected doctor and record to refuse with 4, found {:?} and {:?}",
+                    doctor.exit,
+                    record.exit
+                );
+            }
+            let said = record.lines.iter().find(|line| line.starts_with("perfusion: "));
+            let said = said.context("record gave no reason")?;
+            return Ok(format!("| {kernel} | {lacks} | `record`: {} | | | |\n", said.replace('|', "/")));
+        }
+        if doctor.exit != Some(0) || record.exit != Some(0) {
+            bail!(
+                "doctor ended with {:?} ({lacks}), record with {:?}: {:?}",
+                doctor.exit,
+                record.exit,
+                record.lines
+            );
+        }
+        let cpu = self.part("samples")?.share("spin_", SPINS);
+        let waits = self.part("blocked")?.share("wait_inner", WAITS);
+        for (what, (whole, all)) in [("CPU samples", cpu), ("waits' time", waits)] {
+            if all == 0 || (all - whole) * 1000 > all {
+                bail!("{whole} of {all} of the {what} are under their whole stack");
+            }
+        }
+        // A kernel that cannot do it is told by doctor; this one said nothing of the kind.
+        let slept = self.part("blocked")?.share("asleep_", ASLEEP);
+        let dump = self.part("dump")?;
+        let dumped = ["asleep_inner", "asleep_outer", "wait_outer", "spin_inner"]
+            .iter()
+            .all(|function| dump.lines.iter().any(|line| line.contains(function)));
+        if lacks.is_empty() && (slept.0 == 0 || dump.exit != Some(0) || !dumped) {
+            bail!("sleeper's stack {slept:?}, dump ended with {:?}: {:?}", dump.exit, dump.lines);
+        }
+        let mut line = String::new();
+        let lacks = if lacks.is_empty() { "lacks nothing" } else { &lacks };
+        let yes = |yes| if yes { "whole" } else { "no" };
+        writeln!(
+            line,
+            "| {kernel} | {lacks} | {} of {} | {} | {} | {} |",
+            cpu.0,
+            cpu.1,
+            percent(waits),
+            yes(slept.0 > 0),
+            yes(dumped)
+        )
+        .ok();
+        Ok(line)
+    }
+}
+
+fn percent((part, all): (u64, u64)) -> String {
+    format!("{} ‰ of {} ms", part * 1000 / all.max(1), all / 1_000_000)
+}
+
+/// What `doctor --json` finds missing, in words.
+fn lacks(json: &str) -> Result<String> {
+    let from = json.find('[').context("doctor printed no JSON")?;
+    let to = json.rfind(']').context("doctor printed no JSON")?;
+    let checks: Vec<Value> =
+        serde_json::from_str(json.get(from..=to).unwrap_or_default()).context("doctor's JSON")?;
+    let bad = checks.iter().filter(|check| check["outcome"] != "good");
+    let said: Vec<String> = bad
+        .map(|check| {
+            let text = |field: &str| check[field].as_str().unwrap_or_default().replace('|', "/");
+            format!("{}: {}", text("name"), text("message"))
+        })
+        .collect();
+    Ok(said.join("; "))
+}
+
+impl Part {
+    /// Of the folded stacks with `sign` in them, the values of those with the whole `chain`, and of all.
+    fn share(&self, sign: &str, chain: &str) -> (u64, u64) {
+        let mut share = (0, 0);
+        for line in self.lines.iter().filter(|line| line.contains(sign)) {
+            let Some(value) = line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok()) else {
+                continue;
+            };
+            share.1 += value;
+            if line.contains(chain) {
+                share.0 += value;
+            }
+        }
+        share
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Expected, Found, newest};
+
+    #[test]
+    fn the_newest_plain_kernel_is_chosen() {
+        let names = [
+            "linux-image-6.1.0-9-amd64",
+            "linux-image-6.1.0-52-amd64",
+            "linux-image-6.1.0-53-cloud-amd64",
+            "linux-image-6.1.0-0.deb11.60-amd64",
+            "linux-image-6.1-amd64",
+        ]
+        .map(str::to_owned);
+        assert_eq!(newest(&names, "linux-image-6.1.0-"), Some("linux-image-6.1.0-52-amd64"));
+        let names = [
+            "linux-binary-7.2.9+deb14-amd64",
+            "linux-binary-7.2.13+deb14-amd64",
+            "linux-binary-unsigned-7.2.14+deb14-amd64",
+        ]
+        .map(str::to_owned);
+        assert_eq!(newest(&names, "linux-binary-"), Some("linux-binary-7.2.13+deb14-amd64"));
+    }
+
+    fn log(samples: &str, record: &str) -> String {
+        format!(
+            "@@ kernel\r\n6.1.0-52-amd64\r\n@@ exit 0\r\n@@ doctor\r\n[{{\"name\": \"a\", \"outcome\": \"good\", \"message\": \"\"}}]\r\n\
+             @@ exit 0\r\n@@ record\r\n@@ exit {record}\r\n@@ samples\r\n{samples}\r\n@@ exit 0\r\n@@ blocked\r\n\
+             x;wait_thread;wait_outer;wait_inner;nanosleep 8000000\r\nx;asleep_thread;asleep_outer;asleep_inner;pause 9\r\n@@ exit 0\r\n\
+             @@ dump\r\nspin_inner\r\nwait_outer\r\nasleep_outer\r\nasleep_inner\r\n@@ exit 0\r\n@@ end\r\n"
+        )
+    }
+
+    #[test]
+    fn a_stack_that_is_not_whole_is_told() {
+        let good = "x;spin_thread;spin_outer;spin_middle;spin_inner 400";
+        let line = Found::read(&log(good, "0")).line(Expected::Recorded).unwrap();
+        assert_eq!(
+            line,
+            "| 6.1.0-52-amd64 | lacks nothing | 400 of 400 | 1000 ‰ of 8 ms | whole | whole |\n"
+        );
+        let bad = format!("{good}\r\n[guessed];spin_middle;spin_inner 3");
+        assert!(Found::read(&log(&bad, "0")).line(Expected::Recorded).is_err());
+        assert!(Found::read(&log(good, "1")).line(Expected::Recorded).is_err());
+        assert!(Found::read(&log(good, "0")).line(Expected::Refused).is_err());
+        assert!(Found::read("").line(Expected::Recorded).is_err());
+    }
+}
