@@ -87,11 +87,12 @@ impl Task {
         self.field(setting!(task_state))
     }
 
-    /// Whether it runs at this moment, or is just being switched out.
+    /// Whether it runs at this moment, or is just being switched out. Its lowest byte: an `int` became an `u8` in 7.x, and the verifier
+    /// refuses a read past the field.
     #[inline(always)]
     pub(crate) fn on_cpu(self) -> bool {
         let offset = setting!(task_on_cpu);
-        offset != NO_FIELD && self.field::<u32>(offset) != 0
+        offset != NO_FIELD && self.field::<u8>(offset) != 0
     }
 
     /// Time it ran so far, by the scheduler's account; up to date at a switch.
