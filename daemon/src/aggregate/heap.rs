@@ -1,12 +1,17 @@
 //! Sampled allocations and the sampled objects that are still alive, each standing for what was not sampled (D7, D8).
 
-use crate::sample::stack::StackId;
+use crate::sample::stack::{StackId, StackTable};
 use crate::source::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId};
 use std::collections::HashMap;
 
 /// Probability with which the runtime samples each single byte (.NET 10 `AllocationSampled`, `docs/design/features/RandomizedAllocationSampling.md`
 /// of dotnet/runtime): a mean distance of 100 KiB.
 const SAMPLED_BYTE_PROBABILITY: f64 = 1.0 / 102_400.0;
+
+/// Sites, and living objects, kept of one region. A shim follows 4,096 objects; a process that invents samples takes its share.
+const MAX_OF_REGION: usize = 1 << 17;
+/// The same of all regions.
+const MAX_OF_ALL: usize = 1 << 20;
 
 /// What a sample stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -68,10 +73,15 @@ pub struct LiveObject {
 #[derive(Default)]
 pub struct Allocations {
     sites: HashMap<Site, Weight>,
+    /// Of `sites`, how many are each region's.
+    sites_of: HashMap<RegionId, usize>,
+    live_objects: usize,
     /// By region and sample: one region's end costs nothing of the others'.
     live: HashMap<RegionId, HashMap<u64, LiveObject>>,
     untracked: u64,
     ticks: u64,
+    sites_refused: u64,
+    live_refused: u64,
 }
 
 impl Allocations {
@@ -83,26 +93,46 @@ impl Allocations {
         allocation: &Allocation,
         stack: StackId,
     ) {
-        let site =
-            Site { region, tid: allocation.tid, stack, type_id: allocation.type_id, heap: allocation.heap };
+        let (tid, type_id, heap) = (allocation.tid, allocation.type_id, allocation.heap);
+        let site = self.room_for(Site { region, tid, stack, type_id, heap });
         let weight = weight(allocation.kind, allocation.size);
         self.ticks += u64::from(matches!(allocation.kind, AllocationKind::Tick { .. }));
         let total = self.sites.entry(site).or_default();
         total.objects += weight.objects;
         total.bytes += weight.bytes;
         if allocation.tracked {
-            let object = LiveObject { site, weight, born: time, generation: 0 };
-            self.live.entry(region).or_default().insert(allocation.sample, object);
+            let live = self.live.entry(region).or_default();
+            let room = live.len() < MAX_OF_REGION && self.live_objects < MAX_OF_ALL;
+            if room || live.contains_key(&allocation.sample) {
+                let object = LiveObject { site, weight, born: time, generation: 0 };
+                self.live_objects += usize::from(live.insert(allocation.sample, object).is_none());
+            } else {
+                self.live_refused += 1;
+            }
         } else {
             self.untracked += 1;
         }
+    }
+
+    /// `site`, or when there are too many the one that takes all the rest of its region.
+    fn room_for(&mut self, site: Site) -> Site {
+        if self.sites.contains_key(&site) {
+            return site;
+        }
+        let of_region = self.sites_of.entry(site.region).or_default();
+        if *of_region < MAX_OF_REGION && self.sites.len() < MAX_OF_ALL {
+            *of_region += 1;
+            return site;
+        }
+        self.sites_refused += 1;
+        Site { tid: 0, stack: StackTable::OVERFLOW, type_id: 0, ..site }
     }
 
     /// These sampled objects were collected.
     pub fn dead(&mut self, region: RegionId, samples: &[u64]) {
         let Some(live) = self.live.get_mut(&region) else { return };
         for sample in samples {
-            live.remove(sample);
+            self.live_objects -= usize::from(live.remove(sample).is_some());
         }
     }
 
@@ -118,7 +148,7 @@ impl Allocations {
 
     /// The process is gone, and its heap with it.
     pub fn region_gone(&mut self, region: RegionId) {
-        self.live.remove(&region);
+        self.live_objects -= self.live.remove(&region).map_or(0, |live| live.len());
     }
 
     /// Allocation totals by site.
@@ -137,6 +167,12 @@ impl Allocations {
         self.ticks
     }
 
+    /// Samples counted under the rest of their region, and objects not followed, because there were too many.
+    #[must_use]
+    pub fn refused(&self) -> (u64, u64) {
+        (self.sites_refused, self.live_refused)
+    }
+
     /// Samples without a weak handle (all handles in use, or a runtime before .NET 7): absent from the live heap.
     #[must_use]
     pub fn untracked(&self) -> u64 {
@@ -153,8 +189,8 @@ pub fn age_bucket_seconds(born: MonotonicNs, now: MonotonicNs) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Allocations, age_bucket_seconds, weight};
-    use crate::sample::stack::StackId;
+    use super::{Allocations, MAX_OF_REGION, age_bucket_seconds, weight};
+    use crate::sample::stack::{StackId, StackTable};
     use crate::source::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId, UserContext};
 
     fn allocation(sample: u64, size: u64, kind: AllocationKind) -> Allocation {
@@ -208,6 +244,28 @@ mod tests {
         heap.region_gone(region);
         assert_eq!(heap.live().count(), 0);
         assert_eq!(heap.sites().count(), 1);
+    }
+
+    #[test]
+    fn a_region_that_invents_samples_takes_its_share_and_no_more() {
+        let (mut heap, hostile, other) = (Allocations::default(), RegionId(1), RegionId(2));
+        let (share, extra) = (MAX_OF_REGION as u64, 10);
+        let sampled =
+            |sample| Allocation { type_id: sample, ..allocation(sample, 64, AllocationKind::Sampled) };
+        for sample in 0..share + extra {
+            heap.allocated(hostile, MonotonicNs(5), &sampled(sample), StackId(1));
+        }
+        assert_eq!(heap.refused(), (extra, extra));
+        heap.allocated(hostile, MonotonicNs(5), &sampled(0), StackId(1));
+        heap.allocated(other, MonotonicNs(5), &sampled(0), StackId(1));
+        assert_eq!(heap.refused(), (extra, extra), "known ones, and those of others, have room");
+        let rest: Vec<_> = heap.sites().filter(|(site, _)| site.stack == StackTable::OVERFLOW).collect();
+        assert_eq!(rest.len(), 1);
+        let one = weight(AllocationKind::Sampled, 64);
+        assert!((rest[0].1.bytes - extra as f64 * one.bytes).abs() < 1.0, "no byte is lost");
+        heap.dead(hostile, &[0, 0, share + 1]);
+        heap.region_gone(hostile);
+        assert_eq!((heap.live().count(), heap.live_objects), (1, 1));
     }
 
     #[test]

@@ -12,7 +12,7 @@
 use crate::sample::frame::Marker;
 use crate::sample::stack::StackId;
 use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 /// Where a row's time was spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -200,14 +200,22 @@ struct Thread {
     /// When it was first known to be on a CPU: before that it waited, where nobody saw.
     first_on_cpu: Option<MonotonicNs>,
     thinned: bool,
-    ended: Option<ThreadTimes>,
 }
+
+/// Rows of ended threads that are kept apart; as many keys has a window (`window.rs`).
+const MAX_ENDED_ROWS: usize = 200_000;
 
 /// Collects one window of all threads.
 #[derive(Default)]
 pub struct Threads {
     threads: HashMap<u32, Thread>,
-    finished: Vec<Thread>,
+    /// Rows of threads that have ended.
+    ended: Vec<Row>,
+    /// When the last ended thread of each id had entered the recording.
+    told: HashMap<u32, MonotonicNs>,
+    /// The sums of threads that ended after there was no more room for rows, and how many these were.
+    rest: Option<Row>,
+    summed_up: u64,
     unmatched_wait_ends: u64,
 }
 
@@ -322,12 +330,44 @@ impl Threads {
         }
     }
 
-    /// A thread's last switch, with its exact totals.
-    pub fn thread_end(&mut self, times: ThreadTimes) {
+    /// A thread's last switch, with its exact totals. True when it has rows of its own.
+    pub fn thread_end(&mut self, times: ThreadTimes) -> bool {
         let mut thread = self.threads.remove(&times.thread.tid).unwrap_or_default();
         thread.id = times.thread;
-        thread.ended = Some(times);
-        self.finished.push(thread);
+        self.told.insert(times.thread.tid, times.since);
+        let mut rows = Vec::new();
+        thread.rows(&times, &mut rows);
+        if self.ended.len() + rows.len() <= MAX_ENDED_ROWS {
+            self.ended.append(&mut rows);
+            return true;
+        }
+        self.summed_up += 1;
+        let rest = self.rest.get_or_insert_with(|| Row {
+            thread: ThreadId::default(),
+            since: MonotonicNs(0),
+            place: Place::Marker(Marker::Overflow),
+            reason: None,
+            waker: None,
+            samples: 0,
+            cpu_ns: 0.0,
+            runnable_ns: 0.0,
+            blocked_ns: 0.0,
+            // Each thread's sum is exact.
+            wait_stderr_ns: 0.0,
+        });
+        for row in rows {
+            rest.samples += row.samples;
+            rest.cpu_ns += row.cpu_ns;
+            rest.runnable_ns += row.runnable_ns;
+            rest.blocked_ns += row.blocked_ns;
+        }
+        false
+    }
+
+    /// Threads of which only the sums of all are kept.
+    #[must_use]
+    pub fn summed_up(&self) -> u64 {
+        self.summed_up
     }
 
     /// Wait ends whose start never arrived.
@@ -341,11 +381,9 @@ impl Threads {
     #[must_use]
     pub fn finish(mut self, running: &[ThreadSnapshot]) -> Vec<Row> {
         let mut rows = Vec::new();
-        let ended: HashSet<(u32, MonotonicNs)> =
-            self.finished.iter().filter_map(|t| t.ended).map(life).collect();
         for ThreadSnapshot { times, progress, .. } in running {
             // Still in the map, but its end was told: one life must not count twice.
-            if ended.contains(&life(*times)) {
+            if self.told.get(&times.thread.tid) == Some(&times.since) {
                 continue;
             }
             let mut thread = self.threads.remove(&times.thread.tid).unwrap_or_default();
@@ -353,11 +391,8 @@ impl Threads {
             thread.slice_open_wait(*progress);
             thread.rows(times, &mut rows);
         }
-        for thread in self.finished.drain(..) {
-            if let Some(times) = thread.ended {
-                thread.rows(&times, &mut rows);
-            }
-        }
+        rows.append(&mut self.ended);
+        rows.extend(self.rest);
         // Left: threads whose end was lost on the way. Their samples stay, at no more time than is known: none.
         for thread in self.threads.into_values() {
             let times = ThreadTimes {
@@ -372,11 +407,6 @@ impl Threads {
         }
         rows
     }
-}
-
-/// What tells a thread from a later one with the same id.
-fn life(times: ThreadTimes) -> (u32, MonotonicNs) {
-    (times.thread.tid, times.since)
 }
 
 impl Thread {
@@ -635,6 +665,24 @@ mod tests {
         assert!(stolen.iter().all(|row| row.reason.unwrap().state == WaitStateKey::Stolen));
         assert_eq!(stolen.iter().map(|row| row.runnable_ns).sum::<f64>(), 40.0);
         assert_eq!(sums(&rows), (1_000.0, 40.0, 0.0));
+    }
+
+    #[test]
+    fn of_very_many_ended_threads_the_last_are_only_summed_up() {
+        let mut threads = Threads::default();
+        let mut kept = 0;
+        for tid in 0..super::MAX_ENDED_ROWS as u32 {
+            let thread = ThreadId { pid: 7, tid };
+            threads.cpu_sample(thread, MonotonicNs(5), StackId(1));
+            // Two rows: of its samples, and of what it waited before.
+            kept += usize::from(threads.thread_end(ThreadTimes { thread, ..times(10, 0, 5) }));
+        }
+        assert_eq!((kept, threads.summed_up()), (super::MAX_ENDED_ROWS / 2, kept as u64));
+        let rows = threads.finish(&[]);
+        assert_eq!(rows.len(), super::MAX_ENDED_ROWS + 1);
+        let all = super::MAX_ENDED_ROWS as f64;
+        assert_eq!(sums(&rows), (10.0 * all, 0.0, 5.0 * all));
+        assert_eq!(rows.iter().map(|row| row.samples).sum::<u64>(), super::MAX_ENDED_ROWS as u64);
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Cap {
 /// What a window could not keep apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowCounters {
-    /// Additions that went to the overflow entry because `max_keys` was reached.
+    /// Additions that went to an overflow entry because `max_keys` was reached or the stack table was full.
     pub overflowed: u64,
     /// Additions one of whose labels became [`OTHER`].
     pub capped_labels: u64,
@@ -121,20 +121,20 @@ impl Window {
             return;
         }
         let row = self.row(frames, labels);
-        let Some(row) = row.and_then(|index| self.rows.get_mut(index)) else { return };
+        let Some(row) = self.rows.get_mut(row) else { return };
         for &(sample_type, value) in values.iter().filter(|(_, value)| good(*value)) {
             row.values[sample_type.index()] += value;
         }
     }
 
     /// Index of the row of (frames, labels), made if there is room, else the overflow row.
-    fn row(&mut self, frames: &[FrameKey], labels: &Labels) -> Option<usize> {
+    fn row(&mut self, frames: &[FrameKey], labels: &Labels) -> usize {
         let capped = self.capped(labels);
         let labels = capped.as_ref().unwrap_or(labels);
         if let (Some(stack), Some(&labels)) = (self.stacks.find(frames), self.label_ids.get(labels))
             && let Some(&row) = self.row_ids.get(&(stack, labels))
         {
-            return Some(row);
+            return row;
         }
         if self.rows.len() < self.limits.max_keys {
             return self.insert(frames, labels);
@@ -145,13 +145,16 @@ impl Window {
             .find(&[FrameKey::Marker(Marker::Overflow)])
             .zip(self.label_ids.get(&Labels::default()).copied());
         match key.and_then(|key| self.row_ids.get(&key)) {
-            Some(&row) => Some(row),
+            Some(&row) => row,
             None => self.insert(&[FrameKey::Marker(Marker::Overflow)], &Labels::default()),
         }
     }
 
-    fn insert(&mut self, frames: &[FrameKey], labels: &Labels) -> Option<usize> {
-        let stack = self.stacks.intern(frames)?;
+    fn insert(&mut self, frames: &[FrameKey], labels: &Labels) -> usize {
+        let stack = self.stacks.intern(frames);
+        if stack == StackTable::OVERFLOW && self.stacks.frames(stack) != frames {
+            self.counters.overflowed = self.counters.overflowed.saturating_add(1);
+        }
         let labels = match self.label_ids.get(labels) {
             Some(&id) => id,
             None => {
@@ -162,10 +165,12 @@ impl Window {
                 id
             }
         };
-        let row = self.rows.len();
-        self.rows.push(Row { stack, labels, values: [0.0; SampleType::COUNT] });
-        self.row_ids.insert((stack, labels), row);
-        Some(row)
+        let (new, rows) = (self.rows.len(), &mut self.rows);
+        // The overflow stack may have a row with these labels already.
+        *self.row_ids.entry((stack, labels)).or_insert_with(|| {
+            rows.push(Row { stack, labels, values: [0.0; SampleType::COUNT] });
+            new
+        })
     }
 
     /// `labels` with values beyond their caps replaced, or `None` when nothing had to be.
@@ -267,6 +272,20 @@ mod tests {
         assert_eq!(overflow.map(|entry| entry.values[SampleType::Cpu.index()]), Some(990.0));
         window.add(&[FrameKey::Kernel(3)], &thread(1), SampleType::Cpu, 1.0);
         assert_eq!(window.counters().overflowed, 990, "a known key is never pushed out");
+    }
+
+    #[test]
+    fn stacks_that_find_no_room_share_a_row_for_each_labels() {
+        let mut window = Window::new(Limits::default());
+        window.stacks = StackTable::with_room(1_000);
+        for first in 0..200 {
+            let stack: Vec<FrameKey> = (first..first + 8).map(FrameKey::Kernel).collect();
+            window.add(&stack, &thread((first % 2) as u32), SampleType::Cpu, 1.0);
+        }
+        assert_eq!(total(&window, SampleType::Cpu, 0) + total(&window, SampleType::Cpu, 1), 200.0);
+        let rest = window.entries().filter(|entry| entry.frames == [FrameKey::Marker(Marker::Overflow)]);
+        let rest: Vec<f64> = rest.map(|entry| entry.values[SampleType::Cpu.index()]).collect();
+        assert_eq!((rest.len(), rest[0] + rest[1]), (2, window.counters().overflowed as f64));
     }
 
     #[test]

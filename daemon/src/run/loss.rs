@@ -50,7 +50,7 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 30] = [
+const OTHER_LOSSES: [&str; 34] = [
     "stacks_stale",
     "lessons_refused",
     "wait_ends_ring_full",
@@ -68,6 +68,10 @@ const OTHER_LOSSES: [&str; 30] = [
     "order_late",
     "processes_refused",
     "mappings_refused",
+    "stacks_refused",
+    "threads_summed_up",
+    "allocation_sites_refused",
+    "live_objects_refused",
     "window_overflowed",
     "window_labels_capped",
     "window_values_refused",

@@ -1,6 +1,7 @@
 //! Joins the stages: the only folder that knows all of them. [`Recording`] owns the two threads of one recording; see
 //! docs/architecture.md for why there are two.
 
+mod asked;
 pub mod collector;
 pub mod loss;
 pub mod names;

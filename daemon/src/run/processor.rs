@@ -1,5 +1,6 @@
 //! The slow half of the pipeline: events in time order become stacks, and stacks become estimates. Names are only asked for here.
 
+use super::asked::Asked;
 use super::names::{ThreadNames, comm_text};
 use crate::aggregate::heap::{Allocations, age_bucket_seconds};
 use crate::aggregate::key::{Labels, SampleType};
@@ -17,10 +18,8 @@ use crate::source::{
 use crate::symbolize::Symbolizer;
 use crate::symbolize::kernel::WakeSites;
 use crate::unwind::finish::Limits;
-use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A managed method body whose name is to be asked of its process's shim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,16 +28,6 @@ pub struct NameRequest {
     pub pid: u32,
     /// An address inside the method.
     pub address: u64,
-}
-
-/// An address may be asked about only while it is sure that its code is still there: at most so long after it was seen running. With
-/// the repetitions of a lost question (`source/shim/names.rs`) that stays below the six seconds of docs/shim-protocol.md.
-const FRESH: Duration = Duration::from_secs(2);
-/// An address without an answer that is seen again is asked about again after this.
-const ASK_AGAIN: Duration = Duration::from_secs(2);
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// What happened to stacks and pauses, for the loss line.
@@ -97,8 +86,7 @@ pub struct Processor {
     /// Labels of threads that have ended, by id and when they entered the recording.
     ended: HashMap<(u32, MonotonicNs), Labels>,
     requests: Vec<NameRequest>,
-    /// When an address was last asked about, which was when it was seen running.
-    asked: HashMap<NameRequest, MonotonicNs, RandomState>,
+    asked: Asked,
     types: HashMap<(RegionId, u64), Arc<str>>,
     region_pid: HashMap<RegionId, u32>,
     /// Threads that run a collection right now, by region (workstation GC collects on the thread that allocates).
@@ -126,7 +114,7 @@ impl Processor {
             names: ThreadNames::default(),
             ended: HashMap::new(),
             requests: Vec::new(),
-            asked: HashMap::default(),
+            asked: Asked::default(),
             types: HashMap::new(),
             region_pid: HashMap::new(),
             collecting: HashMap::new(),
@@ -166,8 +154,9 @@ impl Processor {
             EventKind::ThreadEnd(times) => {
                 // Named now: later the ids may be others'.
                 let labels = self.labels(times.thread, true);
-                self.ended.insert((times.thread.tid, times.since), labels);
-                self.threads.thread_end(times);
+                if self.threads.thread_end(times) {
+                    self.ended.insert((times.thread.tid, times.since), labels);
+                }
             }
             EventKind::Exec { pid, comm } => self.names.kernel(pid, &comm),
             EventKind::Comm { thread, comm } => self.names.kernel(thread.tid, &comm),
@@ -182,7 +171,7 @@ impl Processor {
         std::mem::take(&mut self.requests)
     }
 
-    /// Managed methods of living processes that were seen within the last [`FRESH`] and have no answer yet.
+    /// Managed methods of living processes that were seen a moment ago and have no answer yet.
     #[must_use]
     pub fn unanswered(&self, now: MonotonicNs) -> Vec<NameRequest> {
         let mut open = Vec::new();
@@ -196,9 +185,7 @@ impl Processor {
 
     fn unanswered_of(&self, process: ProcessId, pid: u32, now: MonotonicNs, open: &mut Vec<NameRequest>) {
         let all = self.symbolizer.unanswered(process).map(|address| NameRequest { pid, address });
-        open.extend(all.filter(|request| {
-            self.asked.get(request).is_some_and(|at| now.0.saturating_sub(at.0) <= nanos(FRESH))
-        }));
+        open.extend(all.filter(|request| self.asked.is_fresh(*request, now)));
     }
 
     /// The kernel source ended at `at`: what a shim tells of later is not counted, its names still are.
@@ -240,12 +227,17 @@ impl Processor {
         comments
     }
 
-    /// Wait ends whose start never arrived, and allocation samples without a weak handle.
+    /// What the estimators and their tables could not take as it came.
     #[must_use]
-    pub fn estimator_counters(&self) -> [(&'static str, u64); 2] {
+    pub fn estimator_counters(&self) -> [(&'static str, u64); 6] {
+        let (sites, live) = self.heap.refused();
         [
             ("wait_ends_unmatched", self.threads.unmatched_wait_ends()),
+            ("threads_summed_up", self.threads.summed_up()),
             ("allocations_untracked", self.heap.untracked()),
+            ("allocation_sites_refused", sites),
+            ("live_objects_refused", live),
+            ("stacks_refused", self.stacks.refused()),
         ]
     }
 
@@ -261,7 +253,7 @@ impl Processor {
             for (process, address) in self.stacks.frames(stack).iter().filter_map(managed) {
                 if self.symbolizer.is_waiting(process, address) {
                     let request = NameRequest { pid: thread.pid, address };
-                    self.asked.insert(request, time);
+                    self.asked.note(request, time);
                     self.requests.push(request);
                 }
             }
@@ -325,7 +317,7 @@ impl Processor {
             // 32-bit code, or a stack the kernel could not walk.
             frames.push(FrameKey::Marker(Marker::StackLost));
         }
-        self.intern(&frames)
+        self.stacks.intern(&frames)
     }
 
     fn walk(&mut self, pid: u32, now: MonotonicNs, user: &UserContext, frames: &mut Vec<FrameKey>) {
@@ -340,23 +332,16 @@ impl Processor {
         for &frame in news {
             if let FrameKey::Managed { process, start, .. } = frame {
                 let request = NameRequest { pid, address: start };
-                let again = || {
-                    self.asked.get(&request).is_some_and(|at| now.0.saturating_sub(at.0) >= nanos(ASK_AGAIN))
-                };
+                let again = || !self.asked.is_fresh(request, now);
                 if self.symbolizer.wants_answer(frame)
                     || self.symbolizer.is_waiting(process, start) && again()
                 {
-                    self.asked.insert(request, now);
+                    self.asked.note(request, now);
                     self.requests.push(request);
                 }
             }
         }
         frames.extend(finished.frames);
-    }
-
-    fn intern(&mut self, frames: &[FrameKey]) -> StackId {
-        // Only after 2^32 distinct stacks, which no memory holds, would there be no id.
-        self.stacks.intern(frames).unwrap_or(StackId(u32::MAX))
     }
 
     fn shim(&mut self, time: MonotonicNs, pid: u32, region: RegionId, event: ShimEvent) {
@@ -420,7 +405,7 @@ impl Processor {
         if let Some(managed) = frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. })) {
             frames.drain(..managed);
         }
-        let stack = self.intern(&frames);
+        let stack = self.stacks.intern(&frames);
         self.heap.allocated(region, time, allocation, stack);
     }
 
@@ -524,6 +509,7 @@ impl Processor {
     fn add_row(&self, window: &mut Window, row: &Row, detailed: bool) {
         let mut labels = match self.ended.get(&(row.thread.tid, row.since)) {
             Some(labels) => labels.clone(),
+            None if row.place == Place::Marker(Marker::Overflow) => Labels::default(),
             None => self.labels(row.thread, detailed),
         };
         labels.waker = row.waker.filter(|_| detailed).map(|waker| match waker {
