@@ -88,10 +88,10 @@ fn a_process_that_exits_during_the_recording_keeps_its_names() {
     let Some(_turn) = begin("names::a_process_that_exits", RECORD_NET9) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("exits.pb.gz");
-    let mut app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("3").start().unwrap();
+    let mut app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("2").start().unwrap();
     // Without a duration the recording ends when its target has.
     let recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
-    let status = app.await_exit(Duration::from_secs(20)).unwrap();
+    let status = app.await_exit(4 * SLACK).unwrap();
     assert_eq!(status.code(), Some(7));
     recording.finish_well(SLACK).unwrap();
     assert_named(&Profile::read(&file).unwrap());
@@ -122,7 +122,7 @@ fn record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_progr
     let program = Workload::dotnet(runtime, "callheavy", &[]).unwrap().arg("1");
     let mut command = perfusion::command(["record", "-o"]);
     command.arg(&file).arg("--").args(program.command_line());
-    let outcome = perfusion::run(&mut command, SLACK).unwrap();
+    let outcome = perfusion::run(&mut command, 4 * SLACK).unwrap();
     assert_eq!(outcome.code(), 7, "the program's own code is 7:\n{}", outcome.stderr);
     assert!(outcome.stdout.contains("ready"), "the program's stdout is its own: {}", outcome.stdout);
     let profile = Profile::read(&file).unwrap();
@@ -185,7 +185,7 @@ fn children_of_a_recorded_command_are_recorded_with_names() {
     let program = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("5");
     let mut command = perfusion::command(["record", "-o"]);
     command.arg(&file).args(["--", "/bin/sh", "-c", "\"$@\"; exit 5", "sh"]).args(program.command_line());
-    let outcome = perfusion::run(&mut command, SLACK).unwrap();
+    let outcome = perfusion::run(&mut command, 4 * SLACK).unwrap();
     assert_eq!(outcome.code(), 5, "the shell's code, not its child's:\n{}", outcome.stderr);
     assert_named(&Profile::read(&file).unwrap());
 }

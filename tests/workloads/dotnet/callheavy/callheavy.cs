@@ -1,7 +1,8 @@
 // A loop of tiny methods that do little but call: Root > L1 > ... > L8 > Tiny. Tier-1 code for them keeps no frame pointer,
 // so only a walker that obeys the runtime's unwind info sees every caller.
 //
-// Usage: callheavy.dll [SECONDS]: with SECONDS it exits with code 7 by itself after that long, else on `stop`.
+// Usage: callheavy.dll [SECONDS]: with SECONDS it exits with code 7 by itself when the loop, once `ready`, has had a CPU for that long (so that a
+// busy machine changes nothing about what can be sampled), else on `stop`.
 // `ready` comes when the methods have reached tier 1: their time per round has stopped falling.
 using System;
 using System.Diagnostics;
@@ -16,6 +17,8 @@ namespace CallHeavy
         static long rounds;
         static int sink;
         static readonly ManualResetEventSlim warm = new ManualResetEventSlim();
+        static readonly ManualResetEventSlim done = new ManualResetEventSlim();
+        static double seconds = double.PositiveInfinity;
 
         static int Main(string[] args)
         {
@@ -23,12 +26,14 @@ namespace CallHeavy
                 "CallHeavy.Program.Loop", "CallHeavy.Program.Root", "CallHeavy.Program.L1", "CallHeavy.Program.L2",
                 "CallHeavy.Program.L3", "CallHeavy.Program.L4", "CallHeavy.Program.L5", "CallHeavy.Program.L6",
                 "CallHeavy.Program.L7", "CallHeavy.Program.L8", "CallHeavy.Program.Tiny");
+            if (args.Length > 0)
+                seconds = double.Parse(args[0], CultureInfo.InvariantCulture);
             Workload.Start("callheavy", Loop);
             warm.Wait();
             Workload.Ready();
             if (args.Length > 0)
             {
-                Thread.Sleep(TimeSpan.FromSeconds(double.Parse(args[0], CultureInfo.InvariantCulture)));
+                done.Wait();
                 return 7;
             }
             Workload.WaitForStop();
@@ -41,13 +46,21 @@ namespace CallHeavy
         static void Loop()
         {
             var clock = Stopwatch.StartNew();
+            long warmNanoseconds = 0;
             while (!Workload.Stopping)
             {
                 sink += Root(1000);
                 rounds++;
                 // Tiering moves on a 100 ms timer that new tier-0 code restarts; a second and many thousand calls are past it.
                 if (!warm.IsSet && clock.ElapsedMilliseconds > 1500 && rounds > 1000)
+                {
+                    warmNanoseconds = Workload.ThreadCpuNanoseconds();
                     warm.Set();
+                }
+                // Seldom, so that hardly a sample meets the question.
+                if (seconds < 1e9 && rounds % 1000 == 0 && warm.IsSet
+                    && Workload.ThreadCpuNanoseconds() - warmNanoseconds > seconds * 1e9)
+                    done.Set();
             }
         }
 
