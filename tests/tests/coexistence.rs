@@ -6,7 +6,7 @@ use serde_json::Value;
 use system_tests::app::compile_c;
 use system_tests::environment::{Need, RECORD, RECORD_NET9, begin};
 use system_tests::perfusion::{SLACK, Scratch, record_pid};
-use system_tests::{App, Profile, Recording, Sample, Runtime, Workload, on_runtimes};
+use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, on_runtimes};
 
 const LENGTH: Duration = Duration::from_secs(4);
 

@@ -181,8 +181,7 @@ fn children_of_a_recorded_command_are_recorded_with_names() {
     let Some(_turn) = begin("names::children_of_a_recorded_command", RECORD_NET9) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("children.pb.gz");
-    // Long enough for names: on a loaded machine a second of its time is gone before the shim has answered once.
-    let program = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("5");
+    let program = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("2");
     let mut command = perfusion::command(["record", "-o"]);
     command.arg(&file).args(["--", "/bin/sh", "-c", "\"$@\"; exit 5", "sh"]).args(program.command_line());
     let outcome = perfusion::run(&mut command, 4 * SLACK).unwrap();
