@@ -2,7 +2,7 @@
 
 use crate::input::Input;
 use perfusion::sample::frame::{FrameKey, Marker, ProcessId};
-use perfusion::source::{ProbeWalk, UserContext, UserRegs, WalkEnd};
+use perfusion::source::{MonotonicNs, ProbeWalk, UserContext, UserRegs, WalkEnd};
 use perfusion::unwind::finish::{self, Code, Limits, Step};
 use perfusion::unwind::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ impl Code for Program {
             rule: rule.unwrap_or(Err(Refusal::NoEntry)),
         }
     }
-    fn walked(&mut self, pc: u64, _exact: bool) -> Option<FrameKey> {
+    fn walked(&mut self, pc: u64, _exact: bool, _time: MonotonicNs) -> Option<FrameKey> {
         (pc & 15 != 15).then_some(FrameKey::Unknown { process: ProcessId(0), address: pc })
     }
     fn is_executable(&mut self, address: u64) -> bool {
@@ -45,6 +45,7 @@ pub(crate) fn run(data: &[u8]) {
     }
     let shape = input.u8();
     let walk = (shape & 2 != 0).then(|| ProbeWalk {
+        time: MonotonicNs(0),
         space: 0,
         frames: (0..input.u8() % 8).map(|_| u64::from(input.u8())).collect(),
         end: match shape >> 6 {

@@ -8,6 +8,7 @@ use super::mapping::{Mapping, Mappings, Region, Replaced, parse_maps_line};
 use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
 use super::table::Counters;
 use crate::sample::frame::{FrameKey, ImageId, ProcessId};
+use crate::source::{MonotonicNs, ProbeWalk};
 use crate::unwind::TargetMemory;
 use crate::unwind::encode::encode;
 use crate::unwind::epilogue::{CODE_BYTES, ends_with_call, epilogue, stub};
@@ -50,8 +51,8 @@ pub(super) struct CachedStep {
     step: Step,
     /// For JIT memory: when it was last looked at.
     checked: Option<Instant>,
-    /// The probes know the rule.
-    taught: bool,
+    /// Since when the probes know the rule.
+    taught: Option<MonotonicNs>,
 }
 
 #[derive(Debug)]
@@ -180,20 +181,20 @@ impl Process {
     fn forget_steps(&mut self, range: &Range<u64>) {
         let gone: Vec<u64> = self.steps.range(step_keys(range)).map(|(key, _)| *key).collect();
         for key in gone {
-            if self.steps.remove(&key).is_some_and(|cached| cached.taught) {
+            if self.steps.remove(&key).is_some_and(|cached| cached.taught.is_some()) {
                 self.unlearned.push(key);
             }
         }
     }
 
     /// The frames of a stack the probes walked to the thread's start, when it was walked before and none of it may have changed since.
-    pub(super) fn walked_before(&self, places: &[u64], now: Instant) -> Option<&[FrameKey]> {
-        self.walked.get(places, now)
+    pub(super) fn walked_before(&self, walk: &ProbeWalk, now: Instant) -> Option<&[FrameKey]> {
+        self.walked.get(walk, now)
     }
 
     /// Remembers the frames of a stack the probes walked to the thread's start.
-    pub(super) fn remember_walk(&mut self, places: &[u64], frames: &[FrameKey], now: Instant) {
-        self.walked.insert(places, frames, now);
+    pub(super) fn remember_walk(&mut self, walk: &ProbeWalk, frames: &[FrameKey], now: Instant) {
+        self.walked.insert(walk, frames, now);
     }
 
     /// Code in `range` is gone.
@@ -255,23 +256,25 @@ struct WalkedStacks {
     stacks: HashMap<Box<[u64]>, Box<[FrameKey]>, foldhash::fast::RandomState>,
     /// Frames of all of them.
     frames: usize,
-    since: Option<Instant>,
+    /// When the first was looked at, and when it was walked: one that was walked earlier may have been by other rules.
+    since: Option<(Instant, MonotonicNs)>,
 }
 
 impl WalkedStacks {
-    fn get(&self, places: &[u64], now: Instant) -> Option<&[FrameKey]> {
-        let holds = self.since.is_some_and(|since| now.duration_since(since) < RECHECK);
-        if holds { self.stacks.get(places).map(|frames| &**frames) } else { None }
+    fn get(&self, walk: &ProbeWalk, now: Instant) -> Option<&[FrameKey]> {
+        let (looked, first) = self.since?;
+        let holds = now.duration_since(looked) < RECHECK && first <= walk.time;
+        if holds { self.stacks.get(walk.frames.as_slice()).map(|frames| &**frames) } else { None }
     }
 
-    fn insert(&mut self, places: &[u64], frames: &[FrameKey], now: Instant) {
-        if self.since.is_none_or(|since| now.duration_since(since) >= RECHECK) {
+    fn insert(&mut self, walk: &ProbeWalk, frames: &[FrameKey], now: Instant) {
+        if self.since.is_none_or(|(looked, _)| now.duration_since(looked) >= RECHECK) {
             self.clear();
-            self.since = Some(now);
+            self.since = Some((now, walk.time));
         }
-        if self.frames + places.len() <= MAX_WALKED_FRAMES {
-            self.frames += places.len();
-            self.stacks.insert(places.into(), frames.into());
+        if self.frames + walk.frames.len() <= MAX_WALKED_FRAMES {
+            self.frames += walk.frames.len();
+            self.stacks.insert(walk.frames.as_slice().into(), frames.into());
         }
     }
 
@@ -601,7 +604,7 @@ impl View<'_> {
     fn teach(&mut self, place: u64) {
         let again = std::mem::replace(&mut self.teaching, Teaching::New) == Teaching::Again;
         let Some(cached) = self.process.steps.get_mut(&place) else { return };
-        if cached.taught && !again {
+        if cached.taught.is_some() && !again {
             return;
         }
         let Some(rule) = cached.step.rule.as_ref().ok().and_then(|rule| encode(rule)) else { return };
@@ -610,7 +613,8 @@ impl View<'_> {
             return;
         }
         self.process.lessons_left -= 1;
-        cached.taught = true;
+        // Of a rule they seem to have lost, samples may be on the way that were walked before they did.
+        cached.taught.get_or_insert_with(MonotonicNs::now);
         let pid = self.process.pid;
         let space = *self.process.space.get_or_insert_with(|| {
             let space = self.lessons.new_space();
@@ -649,14 +653,14 @@ impl View<'_> {
                 self.counters.steps_cleared += 1;
             }
             let jit = self.process.mappings.find(pc).is_some_and(|m| matches!(m.region, Region::Jit { .. }));
-            let cached = CachedStep { step: step.clone(), checked: jit.then_some(self.now), taught: false };
+            let cached = CachedStep { step: step.clone(), checked: jit.then_some(self.now), taught: None };
             if let Some(old) = self.process.steps.insert(key, cached)
-                && old.taught
+                && old.taught.is_some()
             {
                 if old.step == step
                     && let Some(cached) = self.process.steps.get_mut(&key)
                 {
-                    cached.taught = true;
+                    cached.taught = old.taught;
                 } else {
                     self.process.unlearned.push(key);
                     self.process.walked.clear();
@@ -681,10 +685,11 @@ impl Code for View<'_> {
         step
     }
 
-    fn walked(&mut self, pc: u64, exact: bool) -> Option<FrameKey> {
+    fn walked(&mut self, pc: u64, exact: bool, time: MonotonicNs) -> Option<FrameKey> {
         let step = self.look_up(pc, exact);
-        // Taken back, or never taught: then the probes used a rule of code that is not there any more.
-        self.process.steps.get(&place(pc, exact)).is_some_and(|cached| cached.taught).then_some(step.frame)
+        // Taken back, or taught later: then the probes used a rule of code that is not there any more.
+        let taught = self.process.steps.get(&place(pc, exact))?.taught?;
+        (taught <= time).then_some(step.frame)
     }
 
     fn is_executable(&mut self, address: u64) -> bool {

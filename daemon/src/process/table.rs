@@ -23,6 +23,8 @@ const MAX_PROCESSES: usize = 8192;
 const MAX_INFOS: usize = 65_536;
 /// How long an exited process is kept for samples that come late.
 const KEEP_EXITED: Duration = Duration::from_secs(10);
+/// Shortest time between two times that all processes are read anew: a process that makes mappings without end can fill perf's rings.
+const DOUBT_INTERVAL: Duration = Duration::from_secs(1);
 /// Most `/proc/PID/mem` kept open.
 const MAX_MEMORIES: usize = 128;
 /// Most steps and method bodies remembered of all processes together, about 100 MB.
@@ -66,6 +68,8 @@ pub struct Counters {
     pub bodies_replaced: u64,
     /// Stacks of processes that were gone.
     pub stacks_of_gone_processes: u64,
+    /// Times records of processes were lost, so that all that was known of running ones was forgotten.
+    pub doubts: u64,
     /// Rules taught to the probes.
     pub lessons: u64,
     /// Rules not taught because a process had its share.
@@ -93,6 +97,10 @@ pub struct ProcessTable {
     /// At least the number of steps and bodies remembered.
     cached: usize,
     pub(super) lessons: Lessons,
+    /// Records of processes were lost.
+    in_doubt: bool,
+    /// When all was last forgotten because of that.
+    doubted: Option<Instant>,
     pub(super) counters: Counters,
 }
 
@@ -157,6 +165,7 @@ impl ProcessTable {
                     info.is_clr = process.is_clr;
                 }
             }
+            EventKind::ProcessRecordsLost => self.in_doubt = true,
             EventKind::Shim { pid, event: ShimEvent::CodeUnloaded { ranges }, .. } => {
                 if let Some(process) = self.live.get_mut(pid) {
                     for (start, length) in ranges {
@@ -167,7 +176,22 @@ impl ProcessTable {
             }
             _ => {}
         }
+        if self.in_doubt && self.doubted.is_none_or(|at| at.elapsed() >= DOUBT_INTERVAL) {
+            self.doubt_all();
+        }
         self.drop_exited(event.time);
+    }
+
+    /// Forgets all processes that still run: an exec, a fork or a mapping of any of them may be unknown, so each is read anew from /proc
+    /// when its next stack comes. Those that ended stay as they were.
+    fn doubt_all(&mut self) {
+        self.counters.doubts += 1;
+        (self.in_doubt, self.doubted) = (false, Some(Instant::now()));
+        let running: Vec<u32> =
+            self.live.keys().copied().filter(|pid| super::start_ticks(*pid).is_some()).collect();
+        for pid in running {
+            self.remove(pid);
+        }
     }
 
     fn drop_exited(&mut self, now: MonotonicNs) {
@@ -332,7 +356,7 @@ impl ProcessTable {
         let (now, before) = (Instant::now(), process.cached());
         process.used = now;
         let whole = context.walk.as_ref().filter(|probed| probed.end == WalkEnd::ThreadStart);
-        if let Some(frames) = whole.and_then(|probed| process.walked_before(&probed.frames, now)) {
+        if let Some(frames) = whole.and_then(|probed| process.walked_before(probed, now)) {
             return Finished {
                 frames: frames.to_vec(),
                 reached_thread_start: true,
@@ -353,7 +377,7 @@ impl ProcessTable {
         let finished = walk(context, &mut view, limits);
         view.process.take_back(view.lessons);
         if let Some(probed) = whole.filter(|_| finished.reached_thread_start) {
-            view.process.remember_walk(&probed.frames, &finished.frames, now);
+            view.process.remember_walk(probed, &finished.frames, now);
         }
         self.cached += view.process.cached().saturating_sub(before);
         self.counters.stacks_stale += u64::from(finished.broken == Some(Marker::TruncatedStale));
@@ -534,6 +558,24 @@ mod tests {
         assert_eq!(table.id(NOBODY + 2), None);
         table.observe(&event(mmap(NOBODY, 0x5000, 0x1000, "//anon")));
         assert_eq!((table.mappings(NOBODY).count(), table.mappings(child.pid).count()), (2, 1));
+    }
+
+    #[test]
+    fn after_lost_records_running_processes_are_read_anew() {
+        let (child, context) = sleeper();
+        let pid = child.0.id();
+        let mut table = ProcessTable::new();
+        // As if its exec record, and the mappings after it, had been lost.
+        table.observe(&event(EventKind::Exec { pid, comm: "before".into() }));
+        table.observe(&event(EventKind::Exec { pid: NOBODY, comm: "ended".into() }));
+        let (before, ended) = (table.id(pid), table.id(NOBODY));
+        table.observe(&event(EventKind::ProcessRecordsLost));
+        assert_eq!((table.id(pid), table.id(NOBODY)), (None, ended));
+        let done = table.finish(pid, &context, Limits::default());
+        assert!(done.reached_thread_start, "{done:?}");
+        assert_ne!(table.id(pid), before);
+        table.observe(&event(EventKind::ProcessRecordsLost));
+        assert_eq!(table.counters().doubts, 1, "not twice a second");
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
         ("stacks_guessed", table.stacks_guessed),
         ("stacks_broken", table.stacks_broken),
         ("stacks_stale", table.stacks_stale),
+        ("processes_read_anew", table.doubts),
         ("lessons", table.lessons),
         ("lessons_refused", table.lessons_refused),
         ("guessed_frames", stacks.guessed_frames),

@@ -161,7 +161,7 @@ impl Processor {
             EventKind::Exec { pid, comm } => self.names.kernel(pid, &comm),
             EventKind::Comm { thread, comm } => self.names.kernel(thread.tid, &comm),
             EventKind::Fork { thread, .. } => self.names.forked(thread.tid),
-            EventKind::Exit { .. } | EventKind::Mmap(_) => {}
+            EventKind::Exit { .. } | EventKind::Mmap(_) | EventKind::ProcessRecordsLost => {}
             EventKind::Shim { pid, region, event } => self.shim(time, pid, region, event),
         }
     }

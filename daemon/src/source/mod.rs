@@ -58,6 +58,8 @@ pub enum WalkEnd {
 /// What the probes did of a walk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeWalk {
+    /// When.
+    pub time: MonotonicNs,
     /// The address space whose rules they used.
     pub space: u32,
     /// Places of the frames (`ebpf_common::rule::RuleKey::place`), innermost first.
@@ -131,6 +133,8 @@ pub enum EventKind {
     },
     /// A new executable mapping.
     Mmap(Mmap),
+    /// Some of the five above were lost: whatever is known of any process may be out of date.
+    ProcessRecordsLost,
     /// Something a shim said about its own process.
     Shim {
         /// Process in the initial pid namespace, as the finder established it (never from the record).

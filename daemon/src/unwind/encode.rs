@@ -10,7 +10,9 @@ use ebpf_common::rule::{
 #[must_use]
 pub fn encode(rule: &Rule) -> Option<UnwindRule> {
     if rule.is_thread_start() {
-        return Some(UnwindRule { kind: RULE_START, ..UnwindRule::default() });
+        // rsp is always known.
+        let base = place_of(Register::RSP)?;
+        return Some(UnwindRule { kind: RULE_START, base, ..UnwindRule::default() });
     }
     let (kind, base, cfa_offset, cfa_add) = match (rule.kind, rule.cfa) {
         (FrameKind::Signal, _) => (RULE_SIGNAL, Register::RSP, 0, 0),

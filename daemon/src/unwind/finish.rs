@@ -7,7 +7,7 @@
 
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use crate::sample::frame::{FrameKey, Marker};
-use crate::source::{UserContext, WalkEnd};
+use crate::source::{MonotonicNs, UserContext, WalkEnd};
 use std::sync::Arc;
 
 /// Bounds of one walk.
@@ -37,8 +37,9 @@ pub trait Code {
     /// What is at `pc`. `exact`: `pc` is the next instruction to run (innermost or interrupted by a signal); else it is a
     /// return address minus one, inside a call.
     fn step(&mut self, pc: u64, exact: bool) -> Step;
-    /// The frame at a place the probes have left by a rule that was taught for it; `None` when that rule does not hold any more.
-    fn walked(&mut self, pc: u64, exact: bool) -> Option<FrameKey>;
+    /// The frame at a place the probes have left at `time` by a rule that was taught for it; `None` when that rule did not hold then
+    /// or does not now.
+    fn walked(&mut self, pc: u64, exact: bool, time: MonotonicNs) -> Option<FrameKey>;
     /// True when `address` is in executable memory.
     fn is_executable(&mut self, address: u64) -> bool;
     /// True when `address` is in executable memory and the instruction before it is a call.
@@ -162,12 +163,13 @@ impl Walk<'_> {
                 known |= 1 << i;
             }
         }
-        (self.registers, self.known) = (registers, known);
         // The stack pointer must grow. A signal handler on its own stack is the one exception, and its frame is found only
-        // when both stacks are in the copy, so there it must grow as well.
-        if self.register(Register::RSP)? <= stack_pointer {
+        // when both stacks are in the copy, so there it must grow as well. Asked first: a guess goes on from this frame's registers.
+        let rsp = Register::RSP.index();
+        if known & (1 << rsp) == 0 || registers[rsp] <= stack_pointer {
             return Err(Missing::Unknown);
         }
+        (self.registers, self.known) = (registers, known);
         Ok(return_address)
     }
 
@@ -224,7 +226,7 @@ pub fn walk(context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finis
     let (mut pc, mut exact) = (regs.ip, true);
     if let Some(probed) = &context.walk {
         for place in &probed.frames {
-            match code.walked(place >> 1, place & 1 != 0) {
+            match code.walked(place >> 1, place & 1 != 0, probed.time) {
                 Some(frame) => done.frames.push(frame),
                 None => return done.broken(Marker::TruncatedStale),
             }
@@ -303,7 +305,7 @@ mod tests {
         fn step(&mut self, pc: u64, _exact: bool) -> Step {
             Step { frame: frame(pc), rule: self.0.get(&pc).copied().map(Arc::new).ok_or(Refusal::NoEntry) }
         }
-        fn walked(&mut self, pc: u64, _exact: bool) -> Option<FrameKey> {
+        fn walked(&mut self, pc: u64, _exact: bool, _time: MonotonicNs) -> Option<FrameKey> {
             self.0.contains_key(&pc).then(|| frame(pc))
         }
         fn is_executable(&mut self, address: u64) -> bool {
@@ -348,8 +350,12 @@ mod tests {
     fn a_walk_of_the_probes_is_continued_where_it_was_handed_over() {
         let rules = [(0x1010, rsp_plus(16)), (0x101f, Rule::frameless()), (0x102f, Rule::thread_start())];
         let mut context = context(0x1020, 0, &[0x1030]);
-        let mut walk =
-            ProbeWalk { space: 1, frames: vec![0x1010 << 1 | 1], end: WalkEnd::HandedOver { exact: false } };
+        let mut walk = ProbeWalk {
+            time: MonotonicNs(1),
+            space: 1,
+            frames: vec![0x1010 << 1 | 1],
+            end: WalkEnd::HandedOver { exact: false },
+        };
         context.walk = Some(walk.clone());
         let done = walk_with(&rules, &context);
         assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);

@@ -73,7 +73,7 @@ fn source_pids(events: &[Event]) -> Vec<u32> {
             EventKind::Fork { thread, .. } | EventKind::Exit { thread } | EventKind::Comm { thread, .. } => {
                 Some(thread.pid)
             }
-            EventKind::Shim { .. } => None,
+            EventKind::Shim { .. } | EventKind::ProcessRecordsLost => None,
         })
         .collect()
 }

@@ -129,7 +129,12 @@ fn stack_record(bytes: &[u8]) -> Result<StackParts, DecodeError> {
         tail.split_at_checked(size(record.kernel_bytes)).ok_or_else(|| short("kernel stack"))?;
     let stack = tail.get(..size(record.user_bytes)).ok_or_else(|| short("user stack"))?;
     let user = (record.flags & FLAG_USER != 0).then(|| UserContext {
-        walk: Some(ProbeWalk { space: record.space, frames: words(walked), end: walk_end(record.flags) }),
+        walk: Some(ProbeWalk {
+            time: MonotonicNs(record.header.time_ns),
+            space: record.space,
+            frames: words(walked),
+            end: walk_end(record.flags),
+        }),
         regs: UserRegs {
             gpr: record.gpr,
             known: u16::try_from(record.known & 0xffff).unwrap_or(0),
@@ -313,7 +318,7 @@ fn text(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{DecodeError, PerfRecord, perf_records, ring_record, weight};
-    use crate::source::{EventKind, ProbeWalk, WalkEnd};
+    use crate::source::{EventKind, MonotonicNs, ProbeWalk, WalkEnd};
     use ebpf_common::event::{
         CERTAIN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, StackRecord,
     };
@@ -355,7 +360,8 @@ mod tests {
         };
         bytes[..size_of::<StackRecord>()].copy_from_slice(bytemuck::bytes_of(&record));
         let EventKind::CpuSample(sample) = ring_record(&bytes).unwrap().kind else { panic!() };
-        let walk = ProbeWalk { space: 3, frames: vec![1, 2], end: WalkEnd::ThreadStart };
+        let walk =
+            ProbeWalk { time: MonotonicNs(7), space: 3, frames: vec![1, 2], end: WalkEnd::ThreadStart };
         assert_eq!(sample.kernel, [0x1122_3344_5566_7788]);
         assert_eq!(sample.user.unwrap().walk, Some(walk));
     }

@@ -412,7 +412,7 @@ impl KernelSource {
 
     /// Reads perf's rings. Their records are put in order first, so that a child's records come after the fork that makes them wanted.
     fn drain_perf(&mut self, sink: &mut dyn FnMut(Event)) {
-        let mut events = Vec::new();
+        let (mut events, mut lost) = (Vec::new(), false);
         for ring in self.rings.values_mut() {
             self.buffer.clear();
             ring.read(&mut self.buffer);
@@ -427,12 +427,19 @@ impl KernelSource {
                     count(Counter::PerfRecords, 1);
                     events.push(*event);
                 }
-                Ok(PerfRecord::Lost(records)) => count(Counter::PerfLost, records),
+                Ok(PerfRecord::Lost(records)) => {
+                    count(Counter::PerfLost, records);
+                    lost = true;
+                }
                 Ok(PerfRecord::Other) => {}
-                Err(_) => count(Counter::PerfBad, 1),
+                Err(_) => {
+                    count(Counter::PerfBad, 1);
+                    lost = true;
+                }
             });
             if end.is_err() {
                 count(Counter::PerfBad, 1);
+                lost = true;
             }
         }
         events.sort_by_key(|event| event.time);
@@ -440,6 +447,9 @@ impl KernelSource {
             if self.wants(&event.kind) {
                 sink(event);
             }
+        }
+        if lost {
+            sink(Event { time: MonotonicNs::now(), kind: EventKind::ProcessRecordsLost });
         }
     }
 
