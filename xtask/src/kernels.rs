@@ -76,9 +76,9 @@ say end
 ";
 
 /// Functions of `three_threads.c` on the way to where its threads are.
-const SPINS: &str = "spin_thread;spin_outer;spin_middle;spin_inner";
-const WAITS: &str = "wait_thread;wait_outer;wait_inner";
-const ASLEEP: &str = "asleep_thread;asleep_outer;asleep_inner";
+const SPINS: [&str; 4] = ["spin_thread", "spin_outer", "spin_middle", "spin_inner"];
+const WAITS: [&str; 3] = ["wait_thread", "wait_outer", "wait_inner"];
+const ASLEEP: [&str; 3] = ["asleep_thread", "asleep_outer", "asleep_inner"];
 
 pub(crate) fn kernels(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<()> {
     if let Some(only) = only.filter(|only| KERNELS.iter().all(|(version, ..)| version != only)) {
@@ -315,15 +315,15 @@ impl Found {
                 record.lines
             );
         }
-        let cpu = self.part("samples")?.share("spin_", SPINS);
-        let waits = self.part("blocked")?.share("wait_inner", WAITS);
+        let cpu = self.part("samples")?.share(&SPINS);
+        let waits = self.part("blocked")?.share(&WAITS);
         for (what, (whole, all)) in [("CPU samples", cpu), ("waits' time", waits)] {
             if all == 0 || (all - whole) * 1000 > all {
                 bail!("{whole} of {all} of the {what} are under their whole stack");
             }
         }
         // A kernel that cannot do it is told by doctor; this one said nothing of the kind.
-        let slept = self.part("blocked")?.share("asleep_", ASLEEP);
+        let slept = self.part("blocked")?.share(&ASLEEP);
         let dump = self.part("dump")?;
         let dumped = ["asleep_inner", "asleep_outer", "wait_outer", "spin_inner"]
             .iter()
@@ -369,17 +369,18 @@ fn lacks(json: &str) -> Result<String> {
 }
 
 impl Part {
-    /// Of the folded stacks with `sign` in them, the values of those with the whole `chain`, and of all.
-    fn share(&self, sign: &str, chain: &str) -> (u64, u64) {
+    /// Of the folded stacks with one of the functions of `chain` in them, the values of those that have the chain from its first function
+    /// on, unbroken (a sample may have met any of them as the innermost), and of all.
+    fn share(&self, chain: &[&str]) -> (u64, u64) {
         let mut share = (0, 0);
-        for line in self.lines.iter().filter(|line| line.contains(sign)) {
-            let Some(value) = line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok()) else {
-                continue;
-            };
+        for line in &self.lines {
+            let Some((stack, value)) = line.rsplit_once(' ') else { continue };
+            let there: Vec<&str> = stack.split(';').filter(|frame| chain.contains(frame)).collect();
+            let Some(value) = value.parse::<u64>().ok().filter(|_| !there.is_empty()) else { continue };
             share.1 += value;
-            if line.contains(chain) {
-                share.0 += value;
-            }
+            let whole =
+                chain.starts_with(&there) && stack.contains(&there.join(";")) && !stack.contains("guessed");
+            share.0 += if whole { value } else { 0 };
         }
         share
     }
@@ -426,7 +427,7 @@ mod tests {
             line,
             "| 6.1.0-52-amd64 | lacks nothing | 400 of 400 | 1000 ‰ of 8 ms | whole | whole |\n"
         );
-        let bad = format!("{good}\r\n[guessed];spin_middle;spin_inner 3");
+        let bad = format!("{good}\r\nx;spin_middle;spin_inner 3");
         assert!(Found::read(&log(&bad, "0")).line(Expected::Recorded).is_err());
         assert!(Found::read(&log(good, "1")).line(Expected::Recorded).is_err());
         assert!(Found::read(&log(good, "0")).line(Expected::Refused).is_err());
