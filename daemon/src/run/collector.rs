@@ -1,6 +1,7 @@
 //! The quick half of the pipeline: drains every source in rounds, merges by time, hands batches on. It never waits for the
-//! processor: when the channel is full it holds what it has, drains no more, and the rings count what they drop.
+//! processor: when too much is on its way it holds what it has, drains no more, and the rings count what they drop.
 
+use super::backlog::Backlog;
 use super::processor::NameRequest;
 use crate::source::kernel::KernelSource;
 use crate::source::order::Order;
@@ -16,8 +17,6 @@ const ROUND: Duration = Duration::from_millis(20);
 const QUICK_ROUND: Duration = Duration::from_millis(5);
 /// Events that make a round one that found much: half of them allocations, they fill an eighth of a shim's ring.
 const MANY_EVENTS: usize = 100;
-/// Batches held back while the processor is behind, before draining pauses.
-const MAX_HELD_BATCHES: usize = 64;
 
 /// What the collector is told to do.
 #[derive(Debug)]
@@ -35,8 +34,8 @@ pub enum Command {
 /// What the collector hands on.
 #[derive(Debug)]
 pub enum Batch {
-    /// Events in time order.
-    Events(Vec<Event>),
+    /// Events in time order, and what they take of the backlog.
+    Events(Vec<Event>, usize),
     /// No more kernel events come.
     KernelClosed(KernelTotals),
     /// Nothing more comes.
@@ -63,6 +62,8 @@ pub struct Collector {
     shims: ShimSource,
     order: Order,
     held: VecDeque<Batch>,
+    backlog: Backlog,
+    paused_rounds: u64,
     out: SyncSender<Batch>,
     commands: Receiver<Command>,
 }
@@ -73,10 +74,20 @@ impl Collector {
     pub fn new(
         kernel: KernelSource,
         shims: ShimSource,
+        backlog: Backlog,
         out: SyncSender<Batch>,
         commands: Receiver<Command>,
     ) -> Self {
-        Self { kernel: Some(kernel), shims, order: Order::default(), held: VecDeque::new(), out, commands }
+        Self {
+            kernel: Some(kernel),
+            shims,
+            order: Order::default(),
+            held: VecDeque::new(),
+            backlog,
+            paused_rounds: 0,
+            out,
+            commands,
+        }
     }
 
     /// Drains in rounds until told to finish.
@@ -88,10 +99,11 @@ impl Collector {
                 Err(TryRecvError::Disconnected | TryRecvError::Empty) => return,
             };
             let mut events = 0;
-            if self.held.len() < MAX_HELD_BATCHES {
-                events = self.round();
-            } else {
+            if self.backlog.is_full() {
+                self.paused_rounds += 1;
                 self.shims.beat();
+            } else {
+                events = self.round();
             }
             if finish {
                 return self.finish();
@@ -136,7 +148,7 @@ impl Collector {
         self.order.end_round(start, &mut events);
         let released = events.len();
         if released > 0 {
-            self.held.push_back(Batch::Events(events));
+            self.hold(events);
         }
         released
     }
@@ -156,8 +168,13 @@ impl Collector {
         drop(kernel);
         let mut events = Vec::new();
         self.order.finish(&mut events);
-        self.held.push_back(Batch::Events(events));
+        self.hold(events);
         self.held.push_back(Batch::KernelClosed(KernelTotals { at, threads, counters }));
+    }
+
+    fn hold(&mut self, events: Vec<Event>) {
+        let bytes = self.backlog.add(&events);
+        self.held.push_back(Batch::Events(events, bytes));
     }
 
     /// Hands on what the channel takes; false when nobody listens.
@@ -185,9 +202,10 @@ impl Collector {
         self.shims.drain(&mut |event| order.push(event));
         let mut events = Vec::new();
         self.order.finish(&mut events);
-        self.held.push_back(Batch::Events(events));
+        self.hold(events);
         let mut counters = self.shims.counters();
         counters.push(("order_late".to_owned(), self.order.late()));
+        counters.push(("collector_paused_rounds".to_owned(), self.paused_rounds));
         self.held.push_back(Batch::End { counters });
         for batch in self.held {
             // Waiting is right here: nothing is drained any more, and the processor only has to empty the channel.

@@ -2,6 +2,7 @@
 //! docs/architecture.md for why there are two.
 
 mod asked;
+pub mod backlog;
 pub mod collector;
 pub mod loss;
 pub mod names;
@@ -13,6 +14,7 @@ use crate::source::MonotonicNs;
 use crate::source::kernel::KernelSource;
 use crate::source::kernel::rules::RuleCache;
 use crate::source::shim::ShimSource;
+use backlog::Backlog;
 use collector::{Batch, Collector, Command, KernelTotals};
 use processor::{Closing, Processor};
 use std::io;
@@ -67,15 +69,16 @@ impl Recording {
     /// When a thread cannot be made.
     pub fn start(mut kernel: KernelSource, shims: ShimSource, processes: ProcessTable) -> io::Result<Self> {
         let rules = kernel.take_rules();
+        let backlog = Backlog::default();
         let (batches, from_collector) = sync_channel(BATCHES);
         let (commands, obeyed) = sync_channel(COMMANDS);
-        let collector = Collector::new(kernel, shims, batches, obeyed);
+        let collector = Collector::new(kernel, shims, backlog.clone(), batches, obeyed);
         let asking = commands.clone();
         Ok(Self {
             collector: std::thread::Builder::new().name("collector".into()).spawn(move || collector.run())?,
-            processor: std::thread::Builder::new()
-                .name("processor".into())
-                .spawn(move || process(&from_collector, &asking, Processor::new(processes), rules))?,
+            processor: std::thread::Builder::new().name("processor".into()).spawn(move || {
+                process(&from_collector, &backlog, &asking, Processor::new(processes), rules)
+            })?,
             commands,
         })
     }
@@ -111,6 +114,7 @@ impl Recording {
 
 fn process(
     batches: &Receiver<Batch>,
+    backlog: &Backlog,
     commands: &SyncSender<Command>,
     mut processor: Processor,
     mut rules: Option<RuleCache>,
@@ -121,10 +125,11 @@ fn process(
     let mut counters = Vec::new();
     loop {
         match batches.recv_timeout(Duration::from_millis(20)) {
-            Ok(Batch::Events(events)) => {
+            Ok(Batch::Events(events, bytes)) => {
                 for event in events {
                     processor.event(event);
                 }
+                backlog.take(bytes);
                 let lessons = processor.processes.take_lessons();
                 if let Some(rules) = &mut rules {
                     rules.teach(lessons);

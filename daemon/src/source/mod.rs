@@ -90,6 +90,43 @@ pub struct Event {
     pub kind: EventKind,
 }
 
+impl Event {
+    /// About how much memory it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let kernel = |addresses: &[u64]| size_of_val(addresses);
+        let user = |user: &UserContext| {
+            user.stack.len() + user.walk.as_ref().map_or(0, |walk| size_of_val(&*walk.frames))
+        };
+        let behind = match &self.kind {
+            EventKind::CpuSample(sample) => kernel(&sample.kernel) + sample.user.as_ref().map_or(0, user),
+            EventKind::WaitStart(wait) => kernel(&wait.kernel) + wait.user.as_ref().map_or(0, user),
+            EventKind::Sleeper(sleeper) => sleeper
+                .seen
+                .as_ref()
+                .map_or(0, |seen| kernel(&seen.kernel) + seen.user.as_ref().map_or(0, user)),
+            EventKind::Wake(wake) => kernel(&wake.kernel),
+            EventKind::Mmap(mmap) => mmap.path.len(),
+            EventKind::Shim { event, .. } => match event {
+                ShimEvent::Allocation(allocation) => size_of::<Allocation>() + user(&allocation.user),
+                ShimEvent::TypeName { name, module, .. } => name.len() + module.len(),
+                ShimEvent::Method(method) => {
+                    size_of::<Method>()
+                        + method.name.len()
+                        + method.module.len()
+                        + size_of_val(&*method.ranges)
+                }
+                ShimEvent::CodeUnloaded { ranges } => size_of_val(&**ranges),
+                ShimEvent::ObjectsDead { samples } => size_of_val(&**samples),
+                ShimEvent::ObjectsAlive { samples } => size_of_val(&**samples),
+                _ => 0,
+            },
+            _ => 0,
+        };
+        size_of::<Self>() + behind
+    }
+}
+
 /// All kinds of events, from both sources.
 #[derive(Clone, Debug)]
 pub enum EventKind {

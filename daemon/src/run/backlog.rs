@@ -1,0 +1,57 @@
+//! How much is on its way to the processor: draining pauses by bytes, because a single round may hand on a whole ring.
+
+use crate::source::Event;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// From here on nothing more is drained until the processor has caught up: four times the probes' ring.
+const MOST_BYTES: usize = 64 << 20;
+
+/// Bytes of events that were drained and are not processed yet; shared by both ends.
+#[derive(Clone, Debug, Default)]
+pub struct Backlog(Arc<AtomicUsize>);
+
+impl Backlog {
+    /// These are on their way; answers what to [`Backlog::take`] when they are processed.
+    pub fn add(&self, events: &[Event]) -> usize {
+        let bytes = events.iter().map(Event::bytes).sum();
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+        bytes
+    }
+
+    /// So much is processed.
+    pub fn take(&self, bytes: usize) {
+        self.0.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// True while nothing more should be drained.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.0.load(Ordering::Relaxed) >= MOST_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Backlog, MOST_BYTES};
+    use crate::source::{CpuSample, Event, EventKind, MonotonicNs, ThreadId, UserContext};
+
+    #[test]
+    fn few_events_with_large_stacks_fill_it_and_the_processor_empties_it() {
+        let user = Some(UserContext { stack: vec![0; 32 << 10], ..UserContext::default() });
+        let sample = CpuSample { thread: ThreadId::default(), comm: [0; 16], user, kernel: vec![0; 8] };
+        let event = Event { time: MonotonicNs(0), kind: EventKind::CpuSample(sample) };
+        let batch = vec![event; MOST_BYTES / (32 << 10) / 4];
+        let collector = Backlog::default();
+        let processor = collector.clone();
+        let mut held = Vec::new();
+        while !collector.is_full() {
+            held.push(collector.add(&batch));
+        }
+        assert_eq!(held.len(), 4);
+        processor.take(held[0]);
+        assert!(!collector.is_full());
+        held[1..].iter().for_each(|&bytes| processor.take(bytes));
+        assert_eq!(collector.0.load(super::Ordering::Relaxed), 0);
+    }
+}
