@@ -33,7 +33,7 @@ cargo xtask COMMAND
   kernels [5.10|6.1|6.12|newest]
                   boot Debian's kernels in qemu and record a program with known stacks on each (root; docs/kernel-policy.md)
   bench [FIGURE]  measure what the profiler costs; writes docs/benchmarks.md (root)
-  truth [--seconds N] [WORKLOAD… | thinning]
+  truth [--seconds N] [--repetitions N] [WORKLOAD… | thinning]
                   how true profiles of programs with known stacks and times are; writes docs/truth.md (root)
   tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to code
   helm            lint the chart, render it, check it against Kubernetes' schemas

@@ -1,4 +1,4 @@
-//! `cargo xtask truth [--seconds N] [WORKLOAD… | thinning]`: how true profiles of programs with known stacks and times are. The judging is done by the
+//! `cargo xtask truth [--seconds N] [--repetitions N] [WORKLOAD… | thinning]`: how true profiles of programs with known stacks and times are. The judging is done by the
 //! program `truth` of the system tests; a run of all workloads writes docs/truth.md.
 
 use std::{fs, process::Command};

@@ -1,8 +1,10 @@
-//! The program behind `cargo xtask truth`: `truth OUTPUT-FOLDER [--seconds N] [WORKLOAD… | thinning]`. Writes truth.md and truth.json there.
+//! The program behind `cargo xtask truth`: `truth OUTPUT-FOLDER [--seconds N] [--repetitions N] [WORKLOAD… | thinning]`. Writes truth.md and truth.json there.
 
+use std::error::Error;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -29,13 +31,12 @@ fn main() -> ExitCode {
 
 fn run() -> anyhow::Result<()> {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    let mut seconds = 10.0;
-    if let Some(at) = arguments.iter().position(|word| word == "--seconds") {
-        let value = arguments.get(at + 1).context("--seconds needs a number")?;
-        seconds = value.parse().with_context(|| format!("--seconds {value}: no number"))?;
-        arguments.drain(at..at + 2);
-    }
-    ensure!(!arguments.is_empty(), "usage: truth OUTPUT-FOLDER [--seconds N] [WORKLOAD… | thinning]");
+    let seconds: f64 = option(&mut arguments, "--seconds")?.unwrap_or(10.0);
+    let count: usize = option(&mut arguments, "--repetitions")?.unwrap_or(REPETITIONS);
+    ensure!(
+        !arguments.is_empty(),
+        "usage: truth OUTPUT-FOLDER [--seconds N] [--repetitions N] [WORKLOAD… | thinning]"
+    );
     let folder = PathBuf::from(arguments.remove(0));
     let missing: Vec<String> = RECORD.iter().filter_map(|need| need.missing()).collect();
     ensure!(missing.is_empty(), "{}", missing.join("; "));
@@ -86,7 +87,7 @@ fn run() -> anyhow::Result<()> {
     let mut values = json(&machine, &entries);
     if thin {
         let length = Duration::from_secs(3);
-        let repetitions = thinning::repeat(REPETITIONS, length)?;
+        let repetitions = thinning::repeat(count, length)?;
         let section = thinning::markdown(&repetitions, length);
         println!("{section}");
         text += &section;
@@ -99,6 +100,18 @@ fn run() -> anyhow::Result<()> {
     let failed: Vec<&str> = failed.map(|entry| entry.name.as_str()).collect();
     ensure!(failed.is_empty(), "not measured: {}", failed.join(", "));
     Ok(())
+}
+
+/// Takes an option with its value out of the arguments.
+fn option<T: FromStr<Err: Error + Send + Sync + 'static>>(
+    arguments: &mut Vec<String>,
+    name: &str,
+) -> anyhow::Result<Option<T>> {
+    let Some(at) = arguments.iter().position(|word| word == name) else { return Ok(None) };
+    let value = arguments.get(at + 1).with_context(|| format!("{name} needs a number"))?;
+    let value = value.parse().with_context(|| format!("{name} {value}: no number"))?;
+    arguments.drain(at..at + 2);
+    Ok(Some(value))
 }
 
 /// Says at once how it went: a whole run takes long.

@@ -12,6 +12,12 @@ use serde_json::{Value, json};
 use crate::app::{Compiler, Workload};
 use crate::perfusion::record_pid;
 
+/// Fewest naps a recording is judged by: some 30 of them kept their stack, without which the normal distribution is a poor guide. How many
+/// there are does not depend on which ones the coin chose, so leaving recordings out for that biases nothing.
+const FEWEST_NAPS: u64 = 3000;
+/// Longest recording: on a machine so busy that the program cannot nap that often, a longer one is tried.
+const LONGEST: Duration = Duration::from_secs(60);
+
 /// Half the width of a 99 % interval of a normal distribution, in standard deviations.
 pub const HALF_WIDTH: f64 = 2.576;
 
@@ -43,15 +49,22 @@ impl Repetition {
 /// Records the program `repetitions` times.
 ///
 /// # Errors
-/// When the program or the recorder fails, or a profile states no error.
+/// When the program or the recorder fails, or a profile states no error, or the machine is too busy.
 pub fn repeat(repetitions: usize, length: Duration) -> anyhow::Result<Vec<Repetition>> {
+    let mut length = length;
     let mut app = Workload::compiled(Compiler::C, "naps.c", &["-O2"])?.start()?;
     let thread = app.thread("napper").to_string();
     let mut results = Vec::new();
-    for _ in 0..repetitions {
+    while results.len() < repetitions {
         let (profile, _) = record_pid(app.pid(), length, &["--wait-stacks-one-in", "100"])?;
         let end = profile.time_ns + profile.duration_ns;
         let told = app.ask(&format!("window {} {end}", profile.time_ns), "waited")?;
+        let naps = told.get("naps").and_then(Value::as_u64).context("no naps")?;
+        if naps < FEWEST_NAPS {
+            ensure!(length < LONGEST, "only {naps} naps in {length:?}: the machine is too busy");
+            length *= 2;
+            continue;
+        }
         let number = |name: &str| {
             told.get(name).and_then(Value::as_f64).with_context(|| format!("no {name} in {told}"))
         };
@@ -78,7 +91,7 @@ pub fn repeat(repetitions: usize, length: Duration) -> anyhow::Result<Vec<Repeti
             estimate: waited[0] / all,
             stderr: variance.sqrt() / all,
             truth: short / (short + long),
-            naps: told.get("naps").and_then(Value::as_u64).context("no naps")?,
+            naps,
         });
     }
     app.stop()?;
@@ -92,7 +105,7 @@ pub fn markdown(repetitions: &[Repetition], length: Duration) -> String {
     let root = (count.max(1) as f64).sqrt();
     format!(
         "\n## Thinned waits\nA thread naps at two places, chosen by chance; one wait in 100 keeps its stack (`--wait-stacks-one-in 100`). {count} recordings of \
-         {} s with {naps} naps each, mean. A kept wait stands for 100, a thread's estimates are scaled to its exact waiting time T. With w = 1/p and R a \
+         {} s or more with {naps} naps each, mean. A kept wait stands for 100, a thread's estimates are scaled to its exact waiting time T. With w = 1/p and R a \
          place's share of the thread, the variance of its estimate T·R is (T/Σwx)²·[(1−R)²·Σw(w−1)x² of its own kept waits x + R²·Σw(w−1)x² of the \
          others], a ratio estimator's to first order; its root is the label `wait_stderr`.\n\n\
          - Truth (the program's own clocks) inside the stated 99 % interval (± {HALF_WIDTH} standard errors): **{} of {count}**; promised: 97 of 100.\n\
