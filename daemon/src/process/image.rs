@@ -19,6 +19,8 @@ use std::sync::Arc;
 
 /// Most images known in one run.
 const MAX_IMAGES: usize = 16_384;
+/// Of these, most that one pid brings: whoever maps very many files takes no room from others.
+const MAX_OF_PID: usize = MAX_IMAGES / 8;
 /// Most files kept open.
 const MAX_OPEN: usize = 512;
 /// Most bytes of unwind data loaded from one image; Chromium has 12 MiB.
@@ -60,6 +62,12 @@ pub enum ImageError {
     /// [`MAX_IMAGES`] images are known.
     #[error("too many mapped files")]
     Full,
+    /// The process has brought its share of them.
+    #[error("pid {pid}: too many mapped files")]
+    Share {
+        /// Process that maps them.
+        pid: u32,
+    },
 }
 
 /// What makes two mappings the same file: never the build id, which anyone can forge.
@@ -512,9 +520,13 @@ pub struct Images {
     by_identity: HashMap<Identity, ImageId>,
     /// Last image seen for (device, inode) of a mapping: for processes that are gone before their file could be opened.
     by_mapping: HashMap<((u32, u32), u64), ImageId>,
+    /// Images each pid was the first to map.
+    brought: HashMap<u32, usize>,
     clock: u64,
     open: usize,
     held_bytes: usize,
+    /// Times a file was not taken up because there were too many.
+    pub refused: u64,
     /// Times an image's unwind data was dropped to stay within memory.
     pub evictions: u64,
 }
@@ -558,12 +570,18 @@ impl Images {
                 id
             }
             None => {
+                let brought = self.brought.get(&pid).copied().unwrap_or(0);
+                if brought >= MAX_OF_PID {
+                    self.refused += 1;
+                    return Err(ImageError::Share { pid });
+                }
                 let id = self.add(Image::parse(
                     Arc::clone(&mapping.path),
                     mapping.device,
                     mapping.inode,
                     Source::File(file),
                 ))?;
+                self.brought.insert(pid, brought + 1);
                 self.by_identity.insert(identity, id);
                 self.open += 1;
                 id
@@ -605,6 +623,7 @@ impl Images {
 
     fn add(&mut self, image: Image) -> Result<ImageId, ImageError> {
         if self.images.len() >= MAX_IMAGES {
+            self.refused += 1;
             return Err(ImageError::Full);
         }
         let id = u32::try_from(self.images.len()).map_err(|_| ImageError::Full)?;
@@ -753,6 +772,34 @@ mod tests {
         file.flush().unwrap();
         assert!(images.resolve(NOBODY, &mapping).is_err(), "rewritten in place");
         assert_ne!(images.resolve(std::process::id(), &mapping).unwrap(), first);
+    }
+
+    #[test]
+    fn a_process_that_maps_very_many_files_leaves_room_for_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let mapping = |name: usize| {
+            let path = folder.path().join(name.to_string());
+            let meta = File::create(&path).unwrap().metadata().unwrap();
+            Mapping::new(&Mmap {
+                pid: std::process::id(),
+                start: 0x1000,
+                len: 0x1000,
+                file_offset: 0,
+                device: (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev())),
+                inode: meta.ino(),
+                path: path.to_str().unwrap().to_owned(),
+            })
+            .unwrap()
+        };
+        let (mut images, own) = (Images::default(), std::process::id());
+        let files: Vec<Mapping> = (0..MAX_OF_PID + 3).map(mapping).collect();
+        let taken = files.iter().filter(|file| images.resolve(own, file).is_ok()).count();
+        assert_eq!((taken, images.refused), (MAX_OF_PID, 3));
+        assert!(images.resolve(own, &files[0]).is_ok(), "a known one needs no room");
+        // As if another process had brought them.
+        let brought = images.brought.remove(&own).unwrap();
+        images.brought.insert(NOBODY, brought);
+        assert!(images.resolve(own, &files[MAX_OF_PID]).is_ok());
     }
 
     #[test]

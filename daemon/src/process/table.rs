@@ -30,6 +30,10 @@ const MAX_MEMORIES: usize = 128;
 /// Most steps and method bodies remembered of all processes together, about 100 MB.
 const MAX_CACHED: usize = 1 << 19;
 
+/// Most files a forked process takes over as its parent's; one with more looks for each when it is needed. Copies of very many, in very
+/// many children, would be gigabytes.
+const MAX_INHERITED: usize = 256;
+
 /// Who a process is; stays known after it is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessInfo {
@@ -127,7 +131,8 @@ impl ProcessTable {
                 // A fork of a process never seen is read from /proc when its first sample comes.
                 if let Some(from) = self.live.get(&parent.pid) {
                     let mappings = Arc::clone(&from.mappings);
-                    let images = from.images.clone();
+                    let few = from.images.len() <= MAX_INHERITED;
+                    let images = if few { from.images.clone() } else { HashMap::new() };
                     let info = self.infos.get(&from.id);
                     let comm = info.map(|i| i.comm.clone()).unwrap_or_default();
                     let container = info.and_then(|i| i.container.clone());
@@ -317,6 +322,12 @@ impl ProcessTable {
     #[must_use]
     pub fn image_evictions(&self) -> u64 {
         self.images.evictions
+    }
+
+    /// Times a mapped file was not taken up because there were too many.
+    #[must_use]
+    pub fn images_refused(&self) -> u64 {
+        self.images.refused
     }
 
     /// Walks a context of a thread of `pid` to the thread's start. A process not seen before is taken up from /proc.
@@ -576,6 +587,19 @@ mod tests {
         assert_ne!(table.id(pid), before);
         table.observe(&event(EventKind::ProcessRecordsLost));
         assert_eq!(table.counters().doubts, 1, "not twice a second");
+    }
+
+    #[test]
+    fn the_files_of_a_parent_are_copied_only_when_they_are_few() {
+        for (files, inherited) in [(MAX_INHERITED, MAX_INHERITED), (MAX_INHERITED + 1, 0)] {
+            let mut table = ProcessTable::new();
+            table.observe(&event(EventKind::Exec { pid: NOBODY, comm: "parent".into() }));
+            let parent = table.live.get_mut(&NOBODY).unwrap();
+            parent.images.extend((0..files as u64).map(|inode| (((0, 1), inode), Some(ImageId(0)))));
+            let fork = EventKind::Fork { parent: thread(NOBODY), thread: thread(NOBODY + 1) };
+            table.observe(&event(fork));
+            assert_eq!(table.live[&(NOBODY + 1)].images.len(), inherited);
+        }
     }
 
     #[test]

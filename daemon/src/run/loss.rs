@@ -29,6 +29,7 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
         ("processes_refused", table.processes_refused),
         ("mappings_refused", table.mappings_refused),
         ("images_failed", table.images_failed),
+        ("images_refused", processor.processes.images_refused()),
         ("image_evictions", processor.processes.image_evictions()),
         ("rules_cleared", table.steps_cleared),
         ("rules_evicted", table.caches_evicted),
@@ -51,7 +52,7 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 34] = [
+const OTHER_LOSSES: [&str; 35] = [
     "stacks_stale",
     "lessons_refused",
     "wait_ends_ring_full",
@@ -69,6 +70,7 @@ const OTHER_LOSSES: [&str; 34] = [
     "order_late",
     "processes_refused",
     "mappings_refused",
+    "images_refused",
     "stacks_refused",
     "threads_summed_up",
     "allocation_sites_refused",
