@@ -95,12 +95,13 @@ pub(crate) fn visit(ctx: *mut c_void) {
         stacks(scratch, task);
     }
     // Before the last look, so that whoever ends the wait from now on tells of its end.
-    // SAFETY: a valid, aligned field.
-    unsafe { core::ptr::write_volatile(&raw mut thread.visited_start_ns, asleep.start_ns) };
+    let told = thread.visited_start_ns;
+    set_visited(thread, asleep.start_ns);
     // Before the last look too: what ends the wait is later than that.
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };
     if self::asleep(task, thread) != Some(asleep) {
+        set_visited(thread, told);
         return count(Counter::SleepersTorn);
     }
     let record = &mut scratch.record;
@@ -109,14 +110,22 @@ pub(crate) fn visit(ctx: *mut c_void) {
     // SAFETY: a valid, aligned field; read back, so that the compiler keeps the check that the verifier needs.
     let len = unsafe { core::ptr::read_volatile(&raw const record.header.len) };
     if len > MAX_SLEEPER_BYTES {
+        set_visited(thread, told);
         return count(Counter::SleepersTorn);
     }
     // SAFETY: the first `len` bytes of `scratch` are record and tail.
     let stored = unsafe { send((&raw mut *scratch).cast(), len) };
     if !stored {
-        thread.visited_start_ns = 0;
+        set_visited(thread, told);
     }
     count(if stored { Counter::SleepersStored } else { Counter::SleepersRingFull });
+}
+
+/// Notes the wait that has been told of last: this one, or again the one before when nothing was told after all.
+#[inline(always)]
+fn set_visited(thread: &mut Thread, start_ns: u64) {
+    // SAFETY: a valid, aligned field.
+    unsafe { core::ptr::write_volatile(&raw mut thread.visited_start_ns, start_ns) };
 }
 
 /// The thread as it sleeps, `None` when it does not.
