@@ -74,6 +74,10 @@ plain! {
         pub task_in_iowait_mask: u32,
         /// `task_struct.stack`.
         pub task_stack: u32,
+        /// `vm_area_struct.vm_end`.
+        pub vma_end: u32,
+        /// `vm_area_struct.vm_file`.
+        pub vma_file: u32,
         /// Named padding.
         pub reserved: u32,
     }

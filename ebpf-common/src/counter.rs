@@ -81,10 +81,12 @@ counters! {
     SleepersStored "sleepers_stored" "visited waits put into the ring";
     SleepersRingFull "sleepers_ring_full" "visited waits dropped because the ring was full";
     SleepersTorn "sleepers_torn" "visited waits that ended while their stack was copied";
-    SleepersDeferred "sleepers_deferred" "visited waits left to the next visit because the ring was half full";
+    SleepersDeferred "sleepers_deferred" "visited waits left to the next visit because the ring was half full or the process was changing its mappings";
     WakesStored "wakes_stored" "wake-ups of kept waits by interrupts and the like, put into the ring with their kernel stack";
     WakesRingFull "wakes_ring_full" "wake-ups dropped because the ring was full: the waker is known, what it was doing is not";
     VisitsRefused "visits_refused" "looks at sleeping threads that the kernel refused or that had not ended when the next was due";
+    StackOfFile "stack_of_file" "stacks of visited waits in a mapping of a file, which are not copied: reading it could take forever";
+    ThreadsLeft "threads_left" "threads found to have left the cgroup, or ended out of it: their times end with their last event";
     CpuNotFollowed "cpu_not_followed" "CPUs that came online and could not be sampled (tried once a second)";
 }
 

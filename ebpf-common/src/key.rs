@@ -15,6 +15,8 @@ pub const STATE_RUNNABLE: u32 = 1;
 pub const STATE_BLOCKED: u32 = 2;
 /// `/proc` said `R`: it runs or waits for a CPU. The next switch tells which it was.
 pub const STATE_RUNNING_OR_RUNNABLE: u32 = 3;
+/// The thread is gone, and its end found no room in the ring: its times are final.
+pub const STATE_DEAD: u32 = 4;
 
 /// The present wait's stack was kept: its end is to be sent.
 pub const WAIT_KEPT: u32 = 1;

@@ -12,6 +12,10 @@ const LEAST: u64 = CERTAIN >> 20;
 /// Between two intervals it grows at most this much, in units of 2⁻¹⁶.
 const MOST_GROWTH: u64 = 4 << 16;
 
+/// What a kept wait costs besides its bytes, in bytes: the walk of its stack. Without it, short records would let a hundred thousand stacks
+/// a second through.
+const WALK_BYTES: u64 = 1024;
+
 /// Throws the coin at `now`; `Some(probability)` when the stack is to be kept.
 #[inline(always)]
 pub(crate) fn throw(coin: &mut Coin, now: u64) -> Option<u64> {
@@ -32,10 +36,10 @@ pub(crate) fn throw(coin: &mut Coin, now: u64) -> Option<u64> {
     (random < coin.probability).then_some(coin.probability)
 }
 
-/// Notes `bytes` sent because of a kept wait.
+/// Notes the cost of a kept wait: `bytes` for the ring, whether it had room for them or not, and the work.
 #[inline(always)]
 pub(crate) fn spend(coin: &mut Coin, bytes: u32) {
-    coin.bytes += u64::from(bytes);
+    coin.bytes += u64::from(bytes) + WALK_BYTES;
 }
 
 /// probability × (budget per interval) / (bytes per interval as they came). Ranges, so that nothing overflows: budget < 2³², elapsed

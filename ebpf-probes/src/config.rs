@@ -38,6 +38,8 @@ pub(crate) static CONFIG: Config = Config {
     task_in_iowait: 0,
     task_in_iowait_mask: 0,
     task_stack: 0,
+    vma_end: 0,
+    vma_file: 0,
     reserved: 0,
 };
 
@@ -184,6 +186,13 @@ impl Task {
         };
         (recording.since_ns != 0 && *ENDED.get(0)? == 0).then_some(recording)
     }
+}
+
+/// End of the mapping `mapping` (a `vm_area_struct` typed for the verifier), and whether it is one of a file.
+#[inline(always)]
+pub(crate) fn mapping_end(mapping: *const c_void) -> (u64, bool) {
+    let file: *const c_void = read(mapping, setting!(vma_file));
+    (read(mapping, setting!(vma_end)), !file.is_null())
 }
 
 /// Reads `T` at `offset` behind a typed kernel pointer.

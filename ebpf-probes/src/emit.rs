@@ -42,7 +42,8 @@ pub(crate) struct Hook {
 
 /// Why a stack record was not stored.
 pub(crate) enum Lost {
-    RingFull,
+    /// It had so many bytes.
+    RingFull(u32),
     Busy,
 }
 
@@ -157,7 +158,7 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
         return Err(Lost::Busy);
     }
     // SAFETY: the first `len` bytes of `scratch` are record and tail.
-    if unsafe { send((&raw mut *scratch).cast(), len) } { Ok(len) } else { Err(Lost::RingFull) }
+    if unsafe { send((&raw mut *scratch).cast(), len) } { Ok(len) } else { Err(Lost::RingFull(len)) }
 }
 
 /// Copies the registers in DWARF order.

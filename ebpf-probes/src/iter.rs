@@ -5,15 +5,15 @@
 //! A visited thread can wake at any moment. Its registers and stack are true if it slept through the visit: it slept before and after,
 //! in the same wait and without having run. Anything else is dropped and counted.
 
-use crate::config::{Task, setting};
+use crate::config::{Task, mapping_end, setting};
 use crate::emit::{PF_KTHREAD, USER_CS, send};
 use crate::maps::{RING, SLEEPER_SCRATCH, THREADS, count};
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, pt_regs, task_struct};
 use aya_ebpf::helpers::generated::{
-    bpf_copy_from_user_task, bpf_get_current_task_btf, bpf_get_task_stack, bpf_ktime_get_ns,
+    bpf_copy_from_user_task, bpf_find_vma, bpf_get_current_task_btf, bpf_get_task_stack, bpf_ktime_get_ns,
     bpf_ringbuf_query, bpf_task_pt_regs,
 };
-use core::ffi::c_void;
+use core::ffi::{c_long, c_void};
 use core::mem::size_of;
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{
@@ -36,6 +36,9 @@ const NEWS_NS: u64 = 1_000_000_000;
 
 /// `TASK_INTERRUPTIBLE` of include/linux/sched.h.
 const INTERRUPTIBLE: u32 = 1;
+
+/// `-EBUSY`.
+const BUSY: c_long = -16;
 
 /// `struct bpf_iter__task` of kernel/bpf/task_iter.c.
 #[repr(C)]
@@ -91,8 +94,8 @@ pub(crate) fn visit(ctx: *mut c_void) {
     describe(&mut scratch.record, task, &asleep, tid);
     if known {
         scratch.record.flags |= FLAG_STACK_SENT;
-    } else {
-        stacks(scratch, task);
+    } else if !stacks(scratch, task) {
+        return count(Counter::SleepersDeferred);
     }
     // Before the last look, so that whoever ends the wait from now on tells of its end.
     let told = thread.visited_start_ns;
@@ -184,9 +187,9 @@ fn describe(record: &mut SleeperRecord, task: Task, asleep: &Asleep, tid: u32) {
     }
 }
 
-/// Takes the kernel's and the user's part of the stack.
+/// Takes the kernel's and the user's part of the stack; false when that must be tried again later.
 #[inline(always)]
-fn stacks(scratch: &mut SleeperScratch, task: Task) {
+fn stacks(scratch: &mut SleeperScratch, task: Task) -> bool {
     let tail = scratch.tail.as_mut_ptr();
     // SAFETY: the buffer has `MAX_KERNEL_STACK_BYTES` and more; the iterator holds a reference to the task.
     let got = unsafe { bpf_get_task_stack(task.0.cast_mut().cast(), tail.cast(), MAX_KERNEL_STACK_BYTES, 0) };
@@ -198,14 +201,14 @@ fn stacks(scratch: &mut SleeperScratch, task: Task) {
     }
     scratch.record.kernel_bytes = kernel_bytes;
     if task.flags() & PF_KTHREAD != 0 {
-        return;
+        return true;
     }
     // SAFETY: a helper on a task the iterator holds a reference to.
     let regs = unsafe { bpf_task_pt_regs(task.0.cast_mut()) } as *const pt_regs;
     // SAFETY: what the helper returned is typed for the verifier; loads through it cannot fault.
     let regs = unsafe { &*regs };
     if regs.cs != USER_CS {
-        return;
+        return true;
     }
     let record = &mut scratch.record;
     record.flags |= FLAG_USER;
@@ -216,8 +219,13 @@ fn stacks(scratch: &mut SleeperScratch, task: Task) {
         regs.r10, regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,
     ];
     let from = record.gpr[7];
+    let Some(mapping) = mapping(task, from) else { return false };
+    if mapping.of_file {
+        count(Counter::StackOfFile);
+        return true;
+    }
     let limit = setting!(stack_copy_bytes);
-    let bytes = copy(&mut scratch.tail, kernel_bytes, task, from, limit);
+    let bytes = copy(&mut scratch.tail, kernel_bytes, task, from, mapping.end, limit);
     let record = &mut scratch.record;
     record.user_bytes = bytes;
     if bytes >= limit {
@@ -226,11 +234,51 @@ fn stacks(scratch: &mut SleeperScratch, task: Task) {
     } else if bytes == 0 {
         count(Counter::StackUnreadable);
     }
+    true
 }
 
-/// Copies at most `limit` bytes of the user stack at `from` to `tail[at..]`, page by page, up to where the mapping ends.
+/// What the stack pointer points into; nothing, when `end` is 0.
+struct Mapping {
+    end: u64,
+    of_file: bool,
+}
+
+/// The mapping at `address`; `None` while the process changes its mappings.
+///
+/// The pages of a file are the business of its file system, and that may be a process (FUSE) which never answers: whoever reads them then
+/// waits where not even SIGKILL ends the wait. Stacks are anonymous memory. A process that replaces the mapping between this look and
+/// the copy still gets the iterator to wait, which is why it has a thread of its own.
 #[inline(always)]
-fn copy(tail: &mut [u8; SCRATCH_TAIL_BYTES as usize], at: u32, task: Task, from: u64, limit: u32) -> u32 {
+fn mapping(task: Task, address: u64) -> Option<Mapping> {
+    let mut mapping = Mapping { end: 0, of_file: false };
+    let (callback, context) = (look as *mut c_void, (&raw mut mapping).cast());
+    // SAFETY: the iterator holds a reference to the task, `look` is a function of this program, and its context outlives the call.
+    let found = unsafe { bpf_find_vma(task.0.cast_mut().cast(), address, callback, context, 0) };
+    (found != BUSY).then_some(mapping)
+}
+
+/// `long (*callback_fn)(struct task_struct *task, struct vm_area_struct *vma, void *callback_ctx)` of `bpf_find_vma`.
+///
+/// # Safety
+/// `context` is the [`Mapping`] handed to the helper.
+#[inline(never)]
+unsafe extern "C" fn look(_task: *const c_void, found: *const c_void, context: *mut c_void) -> c_long {
+    let (end, of_file) = mapping_end(found);
+    // SAFETY: the caller's promise.
+    unsafe { *context.cast::<Mapping>() = Mapping { end, of_file } };
+    0
+}
+
+/// Copies at most `limit` bytes of the user stack at `from` to `tail[at..]`, page by page, up to the end of its mapping.
+#[inline(always)]
+fn copy(
+    tail: &mut [u8; SCRATCH_TAIL_BYTES as usize],
+    at: u32,
+    task: Task,
+    from: u64,
+    end: u64,
+    limit: u32,
+) -> u32 {
     let mut bytes = 0u32;
     for done in 0..MAX_STEPS {
         // The first condition is a constant to the verifier, which does not look at steps the setting rules out.
@@ -238,6 +286,9 @@ fn copy(tail: &mut [u8; SCRATCH_TAIL_BYTES as usize], at: u32, task: Task, from:
             break;
         }
         let address = from.wrapping_add(u64::from(bytes));
+        if address >= end {
+            break;
+        }
         let in_page = (address as u32) & (PAGE_BYTES - 1);
         let wanted = limit - bytes;
         let mut step = PAGE_BYTES - in_page;

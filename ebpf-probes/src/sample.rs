@@ -41,7 +41,7 @@ pub(crate) fn cpu_sample(ctx: &PerfEventContext) {
     };
     count(match stack_record(ctx.as_ptr(), task, &SAMPLE_SCRATCH, &hook) {
         Ok(_) => Counter::CpuSamplesStored,
-        Err(Lost::RingFull) => Counter::CpuSamplesRingFull,
+        Err(Lost::RingFull(_)) => Counter::CpuSamplesRingFull,
         Err(Lost::Busy) => Counter::CpuSamplesBusy,
     });
 }

@@ -30,8 +30,8 @@ use ebpf_common::event::{
     KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, ThreadEndRecord, WaitEndRecord, WakeRecord,
 };
 use ebpf_common::key::{
-    Recording, STATE_BLOCKED, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, WAIT_CERTAIN,
-    WAIT_KEPT, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
+    Recording, STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread,
+    WAIT_CERTAIN, WAIT_KEPT, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
 };
 
 /// `TASK_DEAD` of include/linux/sched.h: this is the thread's last switch.
@@ -112,7 +112,11 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
             coin::spend(coin, bytes + woken + size_of::<WaitEndRecord>() as u32);
             count(Counter::WaitsStored);
         }
-        Err(Lost::RingFull) => count(Counter::WaitsRingFull),
+        Err(Lost::RingFull(bytes)) => {
+            // The work was done, and the ring has enough of it.
+            coin::spend(coin, bytes);
+            count(Counter::WaitsRingFull);
+        }
         Err(Lost::Busy) => count(Counter::WaitsBusy),
     }
 }
@@ -131,6 +135,8 @@ fn switch_in(task: Task, now: u64) {
         count(Counter::SwitchesMissed);
         let left = thread.since_ns + ran_since(thread, exec_ns, now);
         close(thread, left, STATE_ON_CPU);
+        // Another wait than the one that was told of, if one was.
+        thread.wait_start_ns = left;
         // Why it left is not known; a wake-up before it came back would not have been missed by a thread that was preempted.
         close(thread, now, STATE_BLOCKED);
         thread.exec_ns = exec_ns;
@@ -178,10 +184,13 @@ fn leave(thread: &mut Thread, exec_ns: u64, now: u64) -> u64 {
     ran
 }
 
-/// Whether the daemon has the stack of the thread's present wait: the coin kept it, or the iterator saw it.
+/// Whether the daemon is to hear of the end of the thread's present wait: it has its stack, because the coin kept it or the iterator saw
+/// it, or this is the one the thread was in when it entered the recording, which had no start.
 #[inline(always)]
 fn is_told(thread: &Thread, wait_flags: u32) -> bool {
-    wait_flags & WAIT_KEPT != 0 || thread.visited_start_ns == thread.wait_start_ns
+    wait_flags & WAIT_KEPT != 0
+        || thread.visited_start_ns == thread.wait_start_ns
+        || thread.wait_start_ns == thread.entered_ns
 }
 
 /// How long the thread ran since its last known event, by the kernel's account.
@@ -256,8 +265,16 @@ pub(crate) fn wakeup_new(ctx: &BtfTracePointContext) {
 /// was lost and starts afresh.
 #[inline(always)]
 fn known<'a>(tid: u32, tgid: u32, recording: &Recording, now: u64) -> Option<&'a mut Thread> {
-    let thread = match THREADS.get_ptr_mut(tid) {
-        Some(thread) => thread,
+    // SAFETY: an entry of the map; see the module's text for who else may touch it.
+    let thread = THREADS.get_ptr_mut(tid).map(|thread| unsafe { &mut *thread });
+    match thread {
+        Some(thread) if thread.tgid == tgid && thread.state != STATE_DEAD => Some(thread),
+        // Of an earlier thread with this id, whose end came after it had left the cgroup, or found no room in the ring.
+        Some(thread) => {
+            count(Counter::ThreadLate);
+            *thread = new_thread(tgid, now);
+            Some(thread)
+        }
         None => {
             let since = if recording.seeded == 0 {
                 recording.since_ns
@@ -265,11 +282,11 @@ fn known<'a>(tid: u32, tgid: u32, recording: &Recording, now: u64) -> Option<&'a
                 count(Counter::ThreadLate);
                 now
             };
-            insert(tid, &new_thread(tgid, since), BPF_NOEXIST)?
+            let thread = insert(tid, &new_thread(tgid, since), BPF_NOEXIST)?;
+            // SAFETY: as above.
+            Some(unsafe { &mut *thread })
         }
-    };
-    // SAFETY: an entry of the map; see the module's text for who else may touch it.
-    Some(unsafe { &mut *thread })
+    }
 }
 
 #[inline(always)]
@@ -377,7 +394,7 @@ fn send_wait_end(tid: u32, thread: &Thread, now: u64, flags: u32) {
 }
 
 #[inline(always)]
-fn end(tid: u32, thread: &Thread, now: u64) {
+fn end(tid: u32, thread: &mut Thread, now: u64) {
     let mut record = ThreadEndRecord {
         header: Header { kind: KIND_THREAD_END, len: size_of::<ThreadEndRecord>() as u32, time_ns: now },
         tgid: thread.tgid,
@@ -388,9 +405,14 @@ fn end(tid: u32, thread: &Thread, now: u64) {
         stolen_ns: thread.stolen_ns,
         blocked_ns: thread.blocked_ns,
     };
-    // Gone already means nothing is left to remove.
-    THREADS.remove(tid).ok();
     count(Counter::ThreadEnds);
     let stored = small_record(&mut record);
+    if stored {
+        // Gone already means nothing is left to remove.
+        THREADS.remove(tid).ok();
+    } else {
+        // The daemon takes what is left in the map.
+        set_state(thread, STATE_DEAD);
+    }
     count(if stored { Counter::ThreadEndsStored } else { Counter::ThreadEndsRingFull });
 }

@@ -195,11 +195,9 @@ struct Thread {
     waits: HashMap<(StackId, WaitReason, Option<Waker>), Estimate>,
     open: Option<Open>,
     last_run: Option<(MonotonicNs, StackId)>,
-    /// Start of the first wait the iterator saw: the recording's start when it was the one before the recording.
-    first_seen: Option<MonotonicNs>,
-    /// When it was first known to be on a CPU: before that it waited, where nobody saw.
-    first_on_cpu: Option<MonotonicNs>,
-    thinned: bool,
+    /// The wait that ended before anything else was heard of the thread: when it began, and its blocked and runnable time. The one it
+    /// was in when the recording began, if it began then too and the iterator did not see it.
+    first: Option<(MonotonicNs, u64, u64)>,
 }
 
 /// Rows of ended threads that are kept apart; as many keys has a window (`window.rs`).
@@ -221,7 +219,14 @@ pub struct Threads {
 
 impl Threads {
     fn thread(&mut self, id: ThreadId) -> &mut Thread {
-        // A tid that is used again belongs to a new thread: the old one has ended and was moved away by `thread_end`.
+        // A tid that is used again belongs to a new thread. The old one has ended and was moved away by `thread_end`, unless that
+        // is still to come, or lost.
+        if self.threads.get(&id.tid).is_some_and(|thread| thread.id != id)
+            && let Some(old) = self.threads.remove(&id.tid)
+        {
+            let times = no_times(old.id);
+            self.keep(old, &times);
+        }
         let thread = self.threads.entry(id.tid).or_default();
         thread.id = id;
         thread
@@ -230,7 +235,6 @@ impl Threads {
     /// A CPU sample of `id` with this stack.
     pub fn cpu_sample(&mut self, id: ThreadId, time: MonotonicNs, stack: StackId) {
         let thread = self.thread(id);
-        thread.first_on_cpu.get_or_insert(time);
         *thread.samples.entry(stack).or_default() += 1;
         thread.last_run = Some((time, stack));
     }
@@ -246,8 +250,6 @@ impl Threads {
         weight: f64,
     ) {
         let thread = self.thread(id);
-        thread.first_on_cpu.get_or_insert(MonotonicNs(time.0.saturating_sub(ran_ns)));
-        thread.thinned |= weight > 1.0;
         *thread.ran_before_wait.entry(stack).or_default() += ran_ns as f64 * weight;
         thread.last_run = Some((time, stack));
         thread.open = Some(Open { start: time, stack, weight, reason, origin: None, left_cpu: None });
@@ -270,7 +272,6 @@ impl Threads {
         if thread.open.as_ref().is_some_and(|open| open.start > start) {
             return;
         }
-        thread.first_seen.get_or_insert(start);
         thread.open = Some(Open { start, stack, weight: 1.0, reason, origin: None, left_cpu: None });
     }
 
@@ -322,6 +323,9 @@ impl Threads {
                 let waited = thread.waits.entry((open.stack, open.reason, waker)).or_default();
                 waited.add(end.blocked_ns, runnable_ns, open.weight);
             }
+            None if thread.last_run.is_none() && thread.first.is_none() => {
+                thread.first = Some((end.start, end.blocked_ns, end.runnable_ns));
+            }
             other => {
                 // Its start was lost; a later start may already be open.
                 thread.open = other.filter(|open| open.start > end.start);
@@ -332,11 +336,18 @@ impl Threads {
 
     /// A thread's last switch, with its exact totals. True when it has rows of its own.
     pub fn thread_end(&mut self, times: ThreadTimes) -> bool {
-        let mut thread = self.threads.remove(&times.thread.tid).unwrap_or_default();
-        thread.id = times.thread;
+        let id = times.thread;
+        // Its id may belong to another already.
+        let same = self.threads.get(&id.tid).is_some_and(|thread| thread.id == id);
+        let thread = if same { self.threads.remove(&id.tid) } else { None };
         self.told.insert(times.thread.tid, times.since);
+        self.keep(Thread { id, ..thread.unwrap_or_default() }, &times)
+    }
+
+    /// Makes rows of an ended thread. True when they are kept apart.
+    fn keep(&mut self, thread: Thread, times: &ThreadTimes) -> bool {
         let mut rows = Vec::new();
-        thread.rows(&times, &mut rows);
+        thread.rows(times, &mut rows);
         if self.ended.len() + rows.len() <= MAX_ENDED_ROWS {
             self.ended.append(&mut rows);
             return true;
@@ -386,36 +397,39 @@ impl Threads {
             if self.told.get(&times.thread.tid) == Some(&times.since) {
                 continue;
             }
-            let mut thread = self.threads.remove(&times.thread.tid).unwrap_or_default();
-            thread.id = times.thread;
-            thread.slice_open_wait(*progress);
+            let id = times.thread;
+            let mut thread =
+                self.threads.remove(&id.tid).filter(|thread| thread.id == id).unwrap_or_default();
+            thread.id = id;
+            thread.slice_open_wait(*progress, times.since);
             thread.rows(times, &mut rows);
         }
         rows.append(&mut self.ended);
         rows.extend(self.rest);
         // Left: threads whose end was lost on the way. Their samples stay, at no more time than is known: none.
         for thread in self.threads.into_values() {
-            let times = ThreadTimes {
-                thread: thread.id,
-                oncpu_ns: 0,
-                runnable_ns: 0,
-                stolen_ns: 0,
-                blocked_ns: 0,
-                since: MonotonicNs(0),
-            };
+            let times = no_times(thread.id);
             thread.rows(&times, &mut rows);
         }
         rows
     }
 }
 
+/// Of a thread whose end is not known.
+fn no_times(thread: ThreadId) -> ThreadTimes {
+    ThreadTimes { thread, oncpu_ns: 0, runnable_ns: 0, stolen_ns: 0, blocked_ns: 0, since: MonotonicNs(0) }
+}
+
 impl Thread {
-    fn slice_open_wait(&mut self, progress: Progress) {
-        let Some(open) = self.open.take() else { return };
+    fn slice_open_wait(&mut self, progress: Progress, since: MonotonicNs) {
+        let open = self.open.take();
         let Progress::Waiting { start, blocked_ns, runnable_ns, .. } = progress else { return };
-        if start != open.start {
+        let Some(open) = open.filter(|open| open.start == start) else {
+            if start == since {
+                self.first = Some((start, blocked_ns, runnable_ns));
+            }
             return;
-        }
+        };
         let waited = self.waits.entry((open.stack, open.reason, None)).or_default();
         waited.add(blocked_ns, runnable_ns, open.weight);
     }
@@ -473,19 +487,13 @@ impl Thread {
         let total = |part: fn(&Estimate) -> f64| self.waits.values().map(part).sum::<f64>();
         let (sure_blocked, sure_runnable) = (total(|w| w.sure.blocked_ns), total(|w| w.sure.runnable_ns));
         let (more_blocked, more_runnable) = (total(|w| w.scaled.blocked_ns), total(|w| w.scaled.runnable_ns));
-        // Unless the iterator saw it, the wait the thread was in when the recording began has no stack. Its length is known: up to the
-        // first time on a CPU.
-        let began = |first: MonotonicNs| first.0.saturating_sub(times.since.0) as f64;
-        let before = if self.first_seen == Some(times.since) {
-            0.0
-        } else {
-            self.first_on_cpu.map_or(blocked + runnable, began)
-        };
-        let room = |total: f64, sure: f64, more: f64| {
-            (total - sure - if self.thinned { 0.0 } else { more }).max(0.0)
-        };
-        let before_blocked = before.min(room(blocked, sure_blocked, more_blocked));
-        let before_runnable = (before - before_blocked).min(room(runnable, sure_runnable, more_runnable));
+        // Unless the iterator saw it, the wait the thread was in when the recording began has no stack. Its length is known.
+        let first = self.first.filter(|(start, ..)| *start == times.since);
+        let (before_blocked, before_runnable) = first.map_or((0.0, 0.0), |(_, was_blocked, was_runnable)| {
+            // No more than there is: the two are read apart.
+            let within = |before: u64, total: f64, sure: f64| (before as f64).min((total - sure).max(0.0));
+            (within(was_blocked, blocked, sure_blocked), within(was_runnable, runnable, sure_runnable))
+        });
         let (rest_blocked, rest_runnable) = (blocked - before_blocked, runnable - before_runnable);
         let blocked = Scale::of(rest_blocked, sure_blocked, more_blocked);
         let runnable = Scale::of(rest_runnable, sure_runnable, more_runnable);
@@ -785,20 +793,69 @@ mod tests {
     #[test]
     fn the_wait_before_the_recording_is_told_from_lost_stacks() {
         let mut threads = Threads::default();
-        threads.wait_start(T, MonotonicNs(60), StackId(5), SLEEP, 10, 1.0);
-        threads.wait_end(&WaitEnd {
+        let end = |start, blocked_ns| WaitEnd {
             thread: T,
-            start: MonotonicNs(60),
-            blocked_ns: 20,
+            start: MonotonicNs(start),
+            blocked_ns,
             runnable_ns: 0,
             waker: None,
             woken_throttled: false,
-        });
+        };
+        threads.wait_end(&end(0, 50));
+        threads.wait_start(T, MonotonicNs(60), StackId(5), SLEEP, 10, 1.0);
+        threads.wait_end(&end(60, 20));
+        assert_eq!(threads.unmatched_wait_ends(), 0);
         // Asleep until 50, on CPU to 60, asleep to 80, on CPU to 90; of the 20 ns after that no stack arrived.
         let rows = threads.finish(&running(times(20, 0, 90), ON_CPU));
         let at = |marker| rows.iter().find(|r| r.place == Place::Marker(marker)).map(|r| r.blocked_ns);
         assert_eq!(at(Marker::WaitingSinceBefore), Some(50.0));
         assert_eq!(at(Marker::StackLost), Some(20.0));
+    }
+
+    #[test]
+    fn waits_the_coin_left_out_are_not_taken_for_the_one_before_the_recording() {
+        let mut threads = Threads::default();
+        let end = |start, blocked_ns| WaitEnd {
+            thread: T,
+            start: MonotonicNs(start),
+            blocked_ns,
+            runnable_ns: 0,
+            waker: None,
+            woken_throttled: false,
+        };
+        // Asleep until 50; then 100 times 10 ns, of which the fortieth wait is kept.
+        threads.wait_end(&end(0, 50));
+        threads.wait_start(T, MonotonicNs(900), StackId(5), SLEEP, 10, 100.0);
+        threads.wait_end(&end(900, 10));
+        let rows = threads.finish(&running(times(1_000, 0, 1_050), ON_CPU));
+        let at = |place| rows.iter().filter(|r| r.place == place).map(|r| r.blocked_ns).sum::<f64>();
+        assert_eq!(at(Place::Marker(Marker::WaitingSinceBefore)), 50.0);
+        assert_eq!(at(Place::Stack(StackId(5))), 1_000.0);
+
+        // Nothing kept at all: the thread did run, and its waits are lost, not older than the recording.
+        let rows = Threads::default().finish(&running(times(1_000, 0, 1_050), ON_CPU));
+        let at = |marker| rows.iter().find(|r| r.place == Place::Marker(marker)).map(|r| r.blocked_ns);
+        assert_eq!((at(Marker::WaitingSinceBefore), at(Marker::StackLost)), (None, Some(1_050.0)));
+    }
+
+    #[test]
+    fn a_thread_id_used_again_before_the_first_threads_end_arrives_keeps_the_two_apart() {
+        let other = ThreadId { pid: 9, tid: T.tid };
+        let mut threads = Threads::default();
+        threads.cpu_sample(T, MonotonicNs(10), StackId(1));
+        threads.cpu_sample(other, MonotonicNs(20), StackId(2));
+        threads.thread_end(times(70, 0, 0));
+        threads.thread_end(ThreadTimes { thread: other, since: MonotonicNs(15), ..times(30, 0, 0) });
+        let rows = threads.finish(&[]);
+        let of = |id, stack| {
+            let row = rows.iter().find(|r| r.thread == id && r.place == Place::Stack(StackId(stack)));
+            row.map(|row| row.cpu_ns)
+        };
+        // Of the first one's time it is not known where it was spent; none of it is the other's.
+        assert_eq!([of(T, 1), of(other, 2)], [Some(0.0), Some(30.0)]);
+        let lost = rows.iter().find(|r| r.thread == T && r.place == Place::Marker(Marker::NotSampled));
+        assert_eq!(lost.map(|row| row.cpu_ns), Some(70.0));
+        assert_eq!(rows.len(), 3);
     }
 
     proptest! {

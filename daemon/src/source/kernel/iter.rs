@@ -1,6 +1,6 @@
 //! Visits to sleeping threads: a thread of its own reads the kernel's task iterator to its end, which runs the probe on every thread of
 //! the host. Of its own, because the probe may have to wait for pages of a visited process's memory, for as long as that process likes
-//! (userfaultfd): nobody else must wait then.
+//! (userfaultfd; the probe leaves out files, whose file system may be a process): nobody else must wait then.
 
 use aya::Ebpf;
 use aya::programs::Iter;

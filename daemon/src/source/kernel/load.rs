@@ -141,6 +141,8 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> R
         task_in_iowait,
         task_in_iowait_mask,
         task_stack: btf.offset_of("task_struct", "stack")?,
+        vma_end: btf.offset_of("vm_area_struct", "vm_end")?,
+        vma_file: btf.offset_of("vm_area_struct", "vm_file")?,
         reserved: 0,
         // Without CONFIG_SMP there is no such field before 6.17.
         task_on_cpu: optional(btf.offset_of("task_struct", "on_cpu"))?,

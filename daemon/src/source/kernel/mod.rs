@@ -15,7 +15,8 @@ use aya::maps::{Array, HashMap as BpfHashMap, Map, MapData, MapError, PerCpuArra
 use decode::PerfRecord;
 use ebpf_common::counter::{COUNTERS, Counter, CounterInfo};
 use ebpf_common::key::{
-    Recording, STATE_BLOCKED, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, WAIT_KEPT,
+    Recording, STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread,
+    WAIT_KEPT,
 };
 use ebpf_common::limits::{
     DEFAULT_MAX_RULES, DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES, MAX_STACK_COPY_BYTES,
@@ -199,6 +200,9 @@ const REREADS: u32 = 8;
 /// A thread that seems to run for longer is looked up in /proc; ten times the scheduler's longest slice.
 const LONG_RUN_NS: u64 = 30_000_000;
 
+/// The scheduler's account of a running thread may lag by its clock's tick: 10 ms at the slowest (CONFIG_HZ=100).
+const TICK_NS: u64 = 10_000_000;
+
 /// Run time of one program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramCost {
@@ -231,6 +235,7 @@ pub struct KernelSource {
     visitor: Option<Visitor>,
     sleepers_lack: Option<String>,
     sleepers_deferred: u64,
+    thread_ends_left: u64,
     /// Processes whose perf records are passed on, when the selection is by pid.
     followed: HashSet<u32>,
     /// Counted on this side of the ring.
@@ -278,6 +283,7 @@ impl KernelSource {
             sleepers_lack: visitor.as_ref().err().cloned(),
             visitor: visitor.ok(),
             sleepers_deferred: 0,
+            thread_ends_left: 0,
             followed: HashSet::new(),
             own: [0; COUNTERS],
             buffer: Vec::new(),
@@ -406,6 +412,29 @@ impl KernelSource {
             match event {
                 Ok(event) => sink(event),
                 Err(_) => self.count(Counter::RecordsBad, 1),
+            }
+        }
+        self.drain_ends(sink);
+    }
+
+    /// The ends of threads that found no room in the ring: they stay in the map until they are taken here.
+    fn drain_ends(&mut self, sink: &mut dyn FnMut(Event)) {
+        let left = self.counter(Counter::ThreadEndsRingFull);
+        if left == self.thread_ends_left {
+            return;
+        }
+        self.thread_ends_left = left;
+        // Bounded like the walk in `thread_times`.
+        let threads = self.threads.iter().take(2 * to_usize(self.options.max_threads));
+        let dead: HashMap<u32, Thread> =
+            threads.filter_map(Result::ok).filter(|(_, thread)| thread.state == STATE_DEAD).collect();
+        for (tid, thread) in dead {
+            // A new thread has taken its place if it is gone, and is known from now on if it took it this moment.
+            if self.threads.remove(&tid).is_ok() {
+                sink(Event {
+                    time: MonotonicNs(thread.since_ns),
+                    kind: EventKind::ThreadEnd(closed_times(tid, &thread)),
+                });
             }
         }
     }
@@ -584,18 +613,25 @@ impl KernelSource {
         // A key removed during the walk makes it start again: bounded by the map's size.
         let most = to_usize(self.options.max_threads);
         tids.extend(self.threads.keys().take(2 * most).filter_map(Result::ok));
+        let mut cgroup = match self.options.selection {
+            Selection::Cgroup(id) => Some(seed::CgroupFilter::new(id)),
+            Selection::All | Selection::Pids(_) => None,
+        };
         let mut snapshots = Vec::with_capacity(tids.len());
         for tid in tids {
             let mut read = None;
             for _ in 0..REREADS {
                 let Ok(thread) = self.threads.get(&tid, 0) else { break };
-                read = Some(snapshot(tid, &thread, self.frozen_ns.unwrap_or_else(|| MonotonicNs::now().0)));
+                let now = self.frozen_ns.unwrap_or_else(|| MonotonicNs::now().0);
+                read = Some(snapshot(tid, &thread, now).map(|snapshot| (thread, snapshot)));
                 if matches!(read, Some(Some(_))) {
                     break;
                 }
             }
             match read {
-                Some(Some(snapshot)) => snapshots.push(self.confirm(snapshot)),
+                Some(Some((thread, snapshot))) => {
+                    snapshots.push(self.confirm(&thread, snapshot, cgroup.as_mut()));
+                }
                 Some(None) => self.count(Counter::ThreadTorn, 1),
                 None => {}
             }
@@ -603,18 +639,36 @@ impl KernelSource {
         snapshots
     }
 
-    /// Asks /proc about a thread that seems to run for long: one whose switch-out was not reported must not collect CPU time
-    /// until its next event.
-    fn confirm(&mut self, mut snapshot: ThreadSnapshot) -> ThreadSnapshot {
-        let Progress::OnCpu { since } = snapshot.progress else { return snapshot };
-        let open = snapshot.at.0.saturating_sub(since.0);
+    /// Asks /proc about a thread whose last event is long ago. One whose switch-out was not reported must not collect CPU time until its
+    /// next event, nor one that left the selected cgroup any time: of those no event tells, not even of their end.
+    fn confirm(
+        &mut self,
+        entry: &Thread,
+        mut snapshot: ThreadSnapshot,
+        cgroup: Option<&mut seed::CgroupFilter>,
+    ) -> ThreadSnapshot {
+        let open = snapshot.at.0.saturating_sub(entry.since_ns);
+        if open <= LONG_RUN_NS || entry.state == STATE_DEAD {
+            return snapshot;
+        }
         let thread = snapshot.times.thread;
-        if open > LONG_RUN_NS && seed::state(thread.pid, thread.tid) == Some(STATE_BLOCKED) {
+        if let Some(cgroup) = cgroup
+            && (seed::state(thread.pid, thread.tid).is_none() || !cgroup.holds(thread.pid))
+        {
+            self.count(Counter::ThreadsLeft, 1);
+            return self::snapshot(thread.tid, entry, entry.since_ns).unwrap_or(snapshot);
+        }
+        let Progress::OnCpu { since } = snapshot.progress else { return snapshot };
+        if seed::state(thread.pid, thread.tid) == Some(STATE_BLOCKED) {
             self.count(Counter::ThreadMisjudged, 1);
             snapshot.times.oncpu_ns = snapshot.times.oncpu_ns.saturating_sub(open);
             snapshot.times.blocked_ns = snapshot.times.blocked_ns.saturating_add(open);
             snapshot.progress =
                 Progress::Waiting { start: since, blocked_ns: open, runnable_ns: 0, kept: false };
+        } else if entry.exec_ns != u64::MAX
+            && let Some(ran_ns) = seed::ran_ns(thread.pid, thread.tid)
+        {
+            take_stolen(&mut snapshot.times, open, ran_ns.saturating_sub(entry.exec_ns));
         }
         snapshot
     }
@@ -670,6 +724,28 @@ fn to_usize(value: u32) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
+/// A thread's times up to its last event.
+fn closed_times(tid: u32, thread: &Thread) -> ThreadTimes {
+    ThreadTimes {
+        thread: ThreadId { pid: thread.tgid, tid },
+        oncpu_ns: thread.oncpu_ns,
+        runnable_ns: thread.runnable_ns,
+        stolen_ns: thread.stolen_ns,
+        blocked_ns: thread.blocked_ns,
+        since: MonotonicNs(thread.entered_ns),
+    }
+}
+
+/// Of `open` ns on a CPU that a snapshot counts as run, the thread ran only `ran` by the scheduler's account: the rest was stolen.
+fn take_stolen(times: &mut ThreadTimes, open: u64, ran: u64) {
+    let stolen = open.saturating_sub(ran);
+    if stolen > TICK_NS {
+        times.oncpu_ns = times.oncpu_ns.saturating_sub(stolen);
+        times.runnable_ns = times.runnable_ns.saturating_add(stolen);
+        times.stolen_ns = times.stolen_ns.saturating_add(stolen);
+    }
+}
+
 /// A thread's times closed at `now_ns`; `None` when it was read in the middle of an update: its law does not hold.
 fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadSnapshot> {
     let known = thread.since_ns.checked_sub(thread.entered_ns)?;
@@ -677,17 +753,10 @@ fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadSnapshot> {
     if sum != known {
         return None;
     }
-    // The thread may have had an event after `now_ns` was taken.
-    let at = now_ns.max(thread.since_ns);
+    // The thread may have had an event after `now_ns` was taken; of a dead one there is none to come.
+    let at = if thread.state == STATE_DEAD { thread.since_ns } else { now_ns.max(thread.since_ns) };
     let open = at - thread.since_ns;
-    let mut times = ThreadTimes {
-        thread: ThreadId { pid: thread.tgid, tid },
-        oncpu_ns: thread.oncpu_ns,
-        runnable_ns: thread.runnable_ns,
-        stolen_ns: thread.stolen_ns,
-        blocked_ns: thread.blocked_ns,
-        since: MonotonicNs(thread.entered_ns),
-    };
+    let mut times = closed_times(tid, thread);
     let waiting = |blocked_ns: u64| Progress::Waiting {
         start: MonotonicNs(thread.wait_start_ns),
         blocked_ns,
@@ -695,7 +764,7 @@ fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadSnapshot> {
         kept: thread.wait_flags & WAIT_KEPT != 0,
     };
     let progress = match thread.state {
-        STATE_ON_CPU | STATE_RUNNING_OR_RUNNABLE => {
+        STATE_ON_CPU | STATE_RUNNING_OR_RUNNABLE | STATE_DEAD => {
             times.oncpu_ns += open;
             Progress::OnCpu { since: MonotonicNs(thread.since_ns) }
         }
@@ -765,8 +834,10 @@ fn typed<M: TryFrom<Map>>(bpf: &mut Ebpf, name: &'static str) -> Result<M, Kerne
 
 #[cfg(test)]
 mod tests {
-    use super::{KernelError, KernelOptions, Progress, Thread, check, cpu_list, snapshot};
-    use ebpf_common::key::{STATE_BLOCKED, STATE_ON_CPU, STATE_RUNNABLE, WAIT_KEPT, WAIT_WAS_BLOCKED};
+    use super::{KernelError, KernelOptions, Progress, Thread, check, cpu_list, snapshot, take_stolen};
+    use ebpf_common::key::{
+        STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, WAIT_KEPT, WAIT_WAS_BLOCKED,
+    };
 
     fn thread(state: u32) -> Thread {
         Thread {
@@ -793,6 +864,25 @@ mod tests {
         assert!(
             matches!(waiting, Progress::Waiting { blocked_ns: 4, runnable_ns: 46, kept: true, .. }),
             "{waiting:?}"
+        );
+    }
+
+    #[test]
+    fn a_dead_threads_times_are_final() {
+        let times = snapshot(1, &thread(STATE_DEAD), 200).unwrap().times;
+        assert_eq!((times.oncpu_ns, times.runnable_ns, times.blocked_ns), (10, 20, 30));
+    }
+
+    #[test]
+    fn time_on_a_cpu_that_did_not_run_the_thread_was_stolen() {
+        let before = snapshot(1, &thread(STATE_ON_CPU), 100_000_160).unwrap().times;
+        let mut times = before;
+        take_stolen(&mut times, 100_000_000, 95_000_000);
+        assert_eq!(times, before, "the account may lag by a tick");
+        take_stolen(&mut times, 100_000_000, 60_000_000);
+        assert_eq!(
+            (times.oncpu_ns, times.runnable_ns, times.stolen_ns),
+            (60_000_010, 40_000_020, 40_000_000)
         );
     }
 

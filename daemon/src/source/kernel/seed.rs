@@ -44,6 +44,12 @@ pub(super) fn state(tgid: u32, tid: u32) -> Option<u32> {
     }
 }
 
+/// How long a thread ran so far, by the scheduler's account as of the last tick; `None` when it is gone, or the kernel keeps no such file.
+pub(super) fn ran_ns(tgid: u32, tid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{tgid}/task/{tid}/schedstat")).ok()?;
+    text.split(' ').next()?.parse().ok()
+}
+
 /// Tells which processes are in the cgroup v2 directory with a given id.
 pub(super) struct CgroupFilter {
     id: u64,
