@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use system_tests::environment::{Need, RECORD, begin, long_form};
-use system_tests::truth::measure::{Measured, Mode, Options, attached, launched};
+use system_tests::truth::measure::{Measured, Options, attached, launched};
 use system_tests::truth::{cases, report, thinning};
 
 /// The workloads: unwind tables with and without frame pointers, landing pads, funclets, methods that come and go.
@@ -46,12 +46,12 @@ fn check(name: &str, measured: &Measured) {
     // The promise is 1 in 1000; of so few samples one or two more prove nothing.
     assert!(cpu.total - cpu.exact <= (cpu.total / 1000.0).max(2.0), "{picture}");
     assert!(cpu.total - cpu.complete <= (cpu.total / 1000.0).max(2.0), "{picture}");
-    // Waits weigh by time: one wrong stack that waits out some rounds on a loaded machine is more than 1 in 1000 of so few seconds. Not
-    // counted are waits whose stack nobody could see.
-    let waits = &measured.off_cpu;
-    let wrong: f64 = waits.wrong.values().sum();
-    let unseen = if measured.mode == Mode::Attached { waits.unseen } else { 0.0 };
-    assert!(wrong - unseen <= waits.total / 50.0, "{picture}");
+    // Waits weigh by time, and on a busy machine a single one can be long: so different wrong stacks are counted here. Waits that a profile
+    // admits to have no stack of (it began too late, or was busy) are no wrong ones.
+    let admitted =
+        |stack: &&String| stack.starts_with("[waiting since before") || stack.starts_with("[stack lost]");
+    let wrong = measured.off_cpu.wrong.keys().filter(|stack| !admitted(stack)).count();
+    assert!(wrong <= 5, "{wrong} wrong stacks of waits: {picture}");
     // 1 % as promised, and 30 ms of 3 s for the recording's two ends, which a busy machine moves apart.
     for error in [measured.wall_error, measured.cpu_error].into_iter().flatten() {
         assert!(
