@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::{
     build::{bpf_cargo, bpf_clippy},
     exec::{Steps, run},
-    fuzz, helm,
+    helm,
     paths::Paths,
     setup::{self, debian},
     test, tidy,
@@ -47,8 +47,8 @@ pub(crate) fn ci(paths: &Paths, steps: &Steps) -> Result<()> {
 
     helm::lint(paths, steps)?;
     // Here everything a test needs is installed: one that skips itself is a failure.
-    test::test(paths, steps, None, test::Mode { required: true, long: false })?;
-    fuzz::fuzz(paths, steps, None, fuzz::SMOKE)
+    // The fuzz targets run on their corpus among them; the engine would have everything built a third time (`cargo xtask fuzz`).
+    test::test(paths, steps, None, test::Mode { required: true, long: false })
 }
 
 fn cargo(paths: &Paths) -> Command {

@@ -29,8 +29,6 @@ const BOUNDS: [&str; 3] = ["-timeout=10", "-rss_limit_mb=512", "-malloc_limit_mb
 /// Longest input, bytes: the seeds are shorter, and short inputs are tried more often.
 const MAX_INPUT: &str = "-max_len=4096";
 
-/// Executions per target where a person waits, as in CI: it shows that the targets run, and finds what is shallow.
-pub(crate) const SMOKE: u64 = 50_000;
 /// Executions per target that `docs/fuzzing.md` states.
 pub(crate) const LONG: u64 = 10_000_000;
 
