@@ -123,6 +123,22 @@ pub struct SleeperScratch {
     pub tail: [u8; SCRATCH_TAIL_BYTES as usize],
 }
 
+/// A copy of a stack in progress.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct StackCopy {
+    /// Address of the first byte.
+    pub from: u64,
+    /// Where in the tail it goes.
+    pub at: u32,
+    /// Bytes copied.
+    pub bytes: u32,
+    /// Most bytes.
+    pub limit: u32,
+    /// Named padding.
+    pub reserved: u32,
+}
+
 /// A record under construction; one per CPU **and** hook, because a hook may interrupt another.
 #[repr(C)]
 pub struct Scratch {
@@ -134,4 +150,6 @@ pub struct Scratch {
     pub busy: u64,
     /// The walk behind the user frames.
     pub walk: Walk,
+    /// The copy behind those and the kernel stack.
+    pub copy: StackCopy,
 }

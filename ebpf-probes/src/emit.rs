@@ -2,7 +2,7 @@
 
 use crate::config::{Task, setting};
 use crate::maps::{RING, add, count};
-use crate::unwind;
+use crate::unwind::{self, opaque};
 use aya_ebpf::bindings::{BPF_RB_NO_WAKEUP, pt_regs};
 use aya_ebpf::helpers::generated::{
     bpf_get_smp_processor_id, bpf_get_stack, bpf_ringbuf_output, bpf_task_pt_regs,
@@ -135,7 +135,7 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
         }
     }
     if let Some(from) = copied_from {
-        let copy = unwind::copy::stack(&mut scratch.tail, walked_bytes + kernel_bytes, from);
+        let copy = unwind::copy::stack(scratch, walked_bytes + kernel_bytes, from);
         user_bytes = copy.bytes;
         if copy.limited {
             flags |= FLAG_LIMITED;
@@ -209,13 +209,6 @@ fn hand_over(scratch: &mut Scratch) -> Option<u64> {
         record.ip = walk.registers[RIP];
     }
     Some(walk.registers[RSP])
-}
-
-/// Hides from the compiler what it knows of a value.
-#[inline(always)]
-fn opaque(value: u32) -> u32 {
-    // SAFETY: a valid, aligned local.
-    unsafe { core::ptr::read_volatile(&raw const value) }
 }
 
 /// Sends a small record whose `header.len` is its size.

@@ -8,6 +8,7 @@
 use crate::config::{Task, mapping_end, setting};
 use crate::emit::{PF_KTHREAD, USER_CS, send};
 use crate::maps::{RING, SLEEPER_SCRATCH, THREADS, count};
+use crate::unwind::opaque;
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, pt_regs, task_struct};
 use aya_ebpf::helpers::generated::{
     bpf_copy_from_user_task, bpf_find_vma, bpf_get_current_task_btf, bpf_get_task_stack, bpf_ktime_get_ns,
@@ -311,11 +312,4 @@ fn copy(
         bytes += step;
     }
     bytes
-}
-
-/// Hides from the compiler what it knows of a value: the verifier needs the checks that follow.
-#[inline(always)]
-fn opaque(value: u32) -> u32 {
-    // SAFETY: a valid, aligned local.
-    unsafe { core::ptr::read_volatile(&raw const value) }
 }

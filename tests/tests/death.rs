@@ -44,12 +44,16 @@ fn dies_of(how: &str, end: impl FnOnce(&mut App)) {
         "{:#?}",
         profile.comments
     );
-    assert_losses_add_up(&profile, &outcome.stderr);
+    // Four threads allocate.
+    assert_losses_add_up(&profile, &outcome.stderr, 4);
 }
 
+/// `in_flight`: how many threads can have been killed between counting a sample and claiming its place in the ring: that one is counted and
+/// nowhere, and the line calls it unaccounted.
+///
 /// Each stage: in = out + Σ dropped by cause (D11), as the loss line says it: `cpu samples 10 = 7 stored + 3 ring full; …`. The line is
 /// the same in the file and on stderr.
-fn assert_losses_add_up(profile: &Profile, stderr: &str) {
+fn assert_losses_add_up(profile: &Profile, stderr: &str, in_flight: i64) {
     let line = profile.comments.iter().find(|comment| comment.starts_with("loss: ")).expect("no loss line");
     assert!(stderr.contains(line.as_str()), "not on stderr: {line}\n{stderr}");
     let first_number = |text: &str| text.split_whitespace().find_map(|word| word.parse::<i64>().ok());
@@ -57,8 +61,9 @@ fn assert_losses_add_up(profile: &Profile, stderr: &str) {
     for part in line.trim_start_matches("loss: ").split("; ") {
         let Some((produced, rest)) = part.split_once(" = ") else { continue };
         let terms: Vec<i64> = rest.split(" + ").map(|term| first_number(term).unwrap()).collect();
-        assert_eq!(first_number(produced), Some(terms.iter().sum()), "{part}");
-        assert!(!part.contains("unaccounted"), "{line}\n{:#?}", profile.comments);
+        let missing = first_number(produced).unwrap() - terms.iter().sum::<i64>();
+        assert!((0..=in_flight).contains(&missing), "{line}\n{:#?}", profile.comments);
+        assert!(missing > 0 || !part.contains("unaccounted"), "{line}\n{:#?}", profile.comments);
         kinds += 1;
     }
     assert!(kinds >= 3, "cpu samples, waits and allocations each have a balance: {line}");
@@ -80,7 +85,7 @@ fn more_events_than_anyone_can_record_are_dropped_and_counted() {
     let rate = before.bytes_per_second(app.mark().unwrap());
     let truth = app.stop().unwrap();
     assert_eq!(truth["mistakes"], 0, "{truth}");
-    assert_losses_add_up(&profile, &outcome.stderr);
+    assert_losses_add_up(&profile, &outcome.stderr, 0);
     // 4 GB/s are 40,000 samples a second of up to 16 KiB of stack: more than the ring is drained of.
     assert!(
         profile.counter("shim_allocations_dropped_full") > Some(0),

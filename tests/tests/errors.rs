@@ -135,6 +135,8 @@ fn recorded_with_limits(mut command: Command, app: &App, scratch: &Scratch) -> (
     command.args(["record", "--duration", "3s", "--pid", &app.pid().to_string(), "-o"]).arg(&file);
     let outcome = perfusion::run(&mut command, SLACK).unwrap();
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    // Shown when the test fails: what the recording said of the attach is the first thing to know then.
+    eprintln!("{}", outcome.stderr);
     let profile = Profile::read(&file).unwrap();
     let limits = |lines: &mut dyn Iterator<Item = &str>| -> Vec<String> {
         lines.filter(|line| line.starts_with("limited: ")).map(str::to_owned).collect()

@@ -1,14 +1,22 @@
-//! Copies the user stack from rsp upwards, page by page: the copy ends where the mapping does, or at a page that is not in memory
-//! (a program that may not sleep cannot bring it in).
+//! Copies the user stack upwards from where it is to go on, page by page: the copy ends where the mapping does, or at a page that is not in
+//! memory (a program that may not sleep cannot bring it in).
+//!
+//! What changes from page to page is in memory, where the verifier does not follow it: every page is the same to it. In registers the
+//! loop cost 100,000 verified instructions on 6.18, and on 7.2 more than a verifier gives.
 
+use super::opaque;
 use crate::config::setting;
-use aya_ebpf::helpers::generated::bpf_probe_read_user;
-use ebpf_common::limits::{
-    MAX_KERNEL_STACK_BYTES, MAX_STACK_COPY_BYTES, MAX_WALK_BYTES, PAGE_BYTES, SCRATCH_TAIL_BYTES,
-};
+use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
+use core::ffi::{c_long, c_void};
+use ebpf_common::key::{Scratch, StackCopy};
+use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_STACK_COPY_BYTES, MAX_WALK_BYTES, PAGE_BYTES};
 
 /// One page more than the limit has, for a stack pointer in the middle of a page.
 const MAX_STEPS: u32 = MAX_STACK_COPY_BYTES / PAGE_BYTES + 1;
+
+/// The copy goes on; it ends.
+const ON: c_long = 0;
+const END: c_long = 1;
 
 /// How a copy ended.
 pub(crate) struct Copied {
@@ -18,43 +26,63 @@ pub(crate) struct Copied {
     pub(crate) limited: bool,
 }
 
-/// Copies at most `stack_copy_bytes` from user address `from` to `tail[at..]`.
+/// Copies at most `stack_copy_bytes` from user address `from` to `scratch.tail[at..]`.
 #[inline(always)]
-pub(crate) fn stack(tail: &mut [u8; SCRATCH_TAIL_BYTES as usize], at: u32, from: u64) -> Copied {
+pub(crate) fn stack(scratch: &mut Scratch, at: u32, from: u64) -> Copied {
     let limit = setting!(stack_copy_bytes);
-    let mut bytes = 0u32;
-    for done in 0..MAX_STEPS {
-        // The first condition is a constant to the verifier, which does not look at steps the setting rules out.
-        if done * PAGE_BYTES >= limit + PAGE_BYTES || bytes >= limit {
-            break;
+    scratch.copy = StackCopy { from, at, bytes: 0, limit, reserved: 0 };
+    if setting!(walks) != 0 {
+        let mut context: *mut Scratch = scratch;
+        // SAFETY: the step is a function of this program, and the context outlives the loop.
+        unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, (&raw mut context).cast(), 0) };
+    } else {
+        for done in 0..MAX_STEPS {
+            // The first condition is a constant to the verifier, which does not look at steps the setting rules out.
+            if done * PAGE_BYTES >= limit + PAGE_BYTES || page(scratch) == END {
+                break;
+            }
         }
-        let address = from.wrapping_add(u64::from(bytes));
-        let in_page = (address as u32) & (PAGE_BYTES - 1);
-        let wanted = limit - bytes;
-        let mut step = PAGE_BYTES - in_page;
-        if step > wanted {
-            step = wanted;
-        }
-        // Verifiers before 6.8 do not bound one variable by another: they need these two checks, which the compiler finds
-        // superfluous.
-        let step = opaque(step);
-        let position = opaque(at + bytes);
-        if position > MAX_WALK_BYTES + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES || step > PAGE_BYTES {
-            break;
-        }
-        let target = tail.as_mut_ptr().wrapping_add(position as usize);
-        // SAFETY: `position` and `step` were checked: a page fits behind the last allowed position. A bad user address is an error.
-        if unsafe { bpf_probe_read_user(target.cast(), step, address as *const _) } != 0 {
-            break;
-        }
-        bytes += step;
     }
+    let bytes = scratch.copy.bytes;
     Copied { bytes, limited: bytes >= limit }
 }
 
-/// Hides from the compiler what it knows of a value.
+/// One page.
+///
+/// # Safety
+/// `context` points to the pointer handed to the loop.
+#[inline(never)]
+unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
+    // SAFETY: the caller's promise.
+    let scratch = unsafe { *context.cast::<*mut Scratch>() };
+    // SAFETY: this CPU's, of this hook, and `busy` keeps everybody else away.
+    page(unsafe { &mut *scratch })
+}
+
 #[inline(always)]
-fn opaque(value: u32) -> u32 {
-    // SAFETY: a valid, aligned local.
-    unsafe { core::ptr::read_volatile(&raw const value) }
+fn page(scratch: &mut Scratch) -> c_long {
+    let StackCopy { from, at, bytes, limit, .. } = scratch.copy;
+    if bytes >= limit {
+        return END;
+    }
+    let address = from.wrapping_add(u64::from(bytes));
+    let in_page = (address as u32) & (PAGE_BYTES - 1);
+    let wanted = limit - bytes;
+    let mut step = PAGE_BYTES - in_page;
+    if step > wanted {
+        step = wanted;
+    }
+    // Verifiers before 6.8 do not bound one variable by another: they need these two checks, which the compiler finds superfluous.
+    let step = opaque(step);
+    let position = opaque(at + bytes);
+    if position > MAX_WALK_BYTES + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES || step > PAGE_BYTES {
+        return END;
+    }
+    let target = scratch.tail.as_mut_ptr().wrapping_add(position as usize);
+    // SAFETY: `position` and `step` were checked: a page fits behind the last allowed position. A bad user address is an error.
+    if unsafe { bpf_probe_read_user(target.cast(), step, address as *const _) } != 0 {
+        return END;
+    }
+    scratch.copy.bytes = bytes + step;
+    ON
 }

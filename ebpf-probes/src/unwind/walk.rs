@@ -4,6 +4,7 @@
 //! A frame is left as a whole or not at all: where a rule is missing, or a word of the stack, or the stack pointer would not
 //! grow, the walk ends with the registers of that frame, and the daemon goes on from them.
 
+use super::opaque;
 use crate::maps::{RULES, SPACES};
 use aya_ebpf::bindings::pt_regs;
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
@@ -221,11 +222,4 @@ fn read_word(from: u64) -> Option<u64> {
     // SAFETY: eight bytes of a local. A bad user address is an error.
     let failed = unsafe { bpf_probe_read_user((&raw mut value).cast(), 8, from as *const c_void) };
     (failed == 0).then_some(value)
-}
-
-/// Hides from the compiler what it knows of a value.
-#[inline(always)]
-fn opaque(value: u64) -> u64 {
-    // SAFETY: a valid, aligned local.
-    unsafe { core::ptr::read_volatile(&raw const value) }
 }

@@ -36,10 +36,13 @@ fn samples_carry_the_registers_and_the_stack_of_that_moment() {
     });
     let tid = worker.tid;
     let stack = mapping(worker.stack);
-    // What lies right above the stack's mapping is copied too when it can be read: the probe knows pages, not mappings.
-    let memory_end = ranges(|rights| rights.starts_with('r'))
-        .into_iter()
-        .fold(stack.end, |end, range| if range.start == end { range.end } else { end });
+    // What lies right above the stack's mapping is copied too when it can be read: the probe knows pages, not mappings. The source's own
+    // mappings may come to lie there.
+    let readable_end = || {
+        let readable = ranges(|rights| rights.starts_with('r'));
+        readable.into_iter().fold(stack.end, |end, range| if range.start == end { range.end } else { end })
+    };
+    let end_before = readable_end();
     let mut source = KernelSource::start(&own_options()).unwrap();
     let begun = Instant::now();
     let (mut events, mut first) = (Vec::new(), None);
@@ -55,6 +58,7 @@ fn samples_carry_the_registers_and_the_stack_of_that_moment() {
     })
     .unwrap();
     eprintln!("first sample of a busy thread {first:?} after the start");
+    let memory_end = end_before.max(readable_end());
     let code = executable_ranges();
     let mut marked = 0;
     for sample in &samples {
