@@ -9,7 +9,13 @@ use crate::process::explain::ExplainError;
 use crate::report::ReportError;
 use crate::sink::file::FileError;
 use crate::source::kernel::KernelError;
-use std::io;
+use std::io::{self, Write as _};
+
+/// Says a line on stderr, in one write: the recorder, and the child that is to become the program it starts, may speak at once.
+pub fn say(line: &str) {
+    // Nobody is left to tell when stderr is gone.
+    io::stderr().write_all(format!("{line}\n").as_bytes()).ok();
+}
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]

@@ -2,6 +2,7 @@
 
 use clap::Parser as _;
 use perfusion::cli::{Cli, Command, Inspect, exit};
+use perfusion::error::say;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -37,14 +38,14 @@ fn main() -> ExitCode {
         Command::Inspect { what: Inspect::Unwind(options) } => perfusion::inspect::unwind(options),
         Command::ExecWhenReady(options) => {
             let error = perfusion::launch::exec_when_ready(&options.command);
-            eprintln!("perfusion: cannot start {}: {error}", options.command.join(" "));
+            say(&format!("perfusion: cannot start {}: {error}", options.command.join(" ")));
             return ExitCode::from(exit::COMMAND);
         }
     };
     match done {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("perfusion: {error}");
+            say(&format!("perfusion: {error}"));
             ExitCode::from(error.exit_code())
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::attach::{self, Settings};
 use crate::cli::{Record, exit};
-use crate::error::Error;
+use crate::error::{Error, say};
 use crate::kernel_features::Limit;
 use crate::launch::Gated;
 use crate::pprof::{self, About};
@@ -37,7 +37,7 @@ struct Say(bool);
 impl Say {
     fn line(self, text: &str) {
         if !self.0 {
-            eprintln!("{text}");
+            say(text);
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::aggregate::threads::{WaitStateKey, Waiting};
 use crate::attach::policy::WhyNot;
 use crate::attach::{self, AttachError, Attached, Settings};
 use crate::cli;
-use crate::error::Error;
+use crate::error::{Error, say};
 use crate::process::ProcessTable;
 use crate::record::{check_target, raise_open_files};
 use crate::run::processor::Processor;
@@ -246,7 +246,7 @@ fn observe(
                 Ok(Ok(_)) => session.shims.watch(pid),
                 // Native code has its names without a shim.
                 Ok(Err(AttachError::Unsuitable { why: WhyNot::NotDotnet, .. })) => {}
-                Ok(Err(error)) if !quiet => eprintln!("pid {pid}: no managed names: {error}"),
+                Ok(Err(error)) if !quiet => say(&format!("pid {pid}: no managed names: {error}")),
                 Ok(Err(_)) | Err(_) => {}
             }
         }
