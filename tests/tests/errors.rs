@@ -161,10 +161,16 @@ fn a_capability_less_is_less_in_the_recording_and_said() {
     let needs = [RECORD_NET9, &[Need::Program("setpriv")]].concat();
     let Some(_turn) = begin("errors::a_capability_less", &needs) else { return };
     let scratch = Scratch::new().unwrap();
-    let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
     let bin = perfusion_bin().unwrap();
+    // Each recording has an app of its own: the runtime takes up to five seconds to let go of a profiler before it takes the next.
+    let recorded = |command: Command| {
+        let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
+        let recorded = recorded_with_limits(command, &app, &scratch);
+        app.stop().unwrap();
+        recorded
+    };
 
-    let (complete, limits) = recorded_with_limits(Command::new(&bin), &app, &scratch);
+    let (complete, limits) = recorded(Command::new(&bin));
     assert!(limits.is_empty() && loop_is_named(&complete), "{limits:?}");
     let kernel = |profile: &Profile, named: bool| {
         let frames = profile.samples.iter().flat_map(|sample| &sample.stack);
@@ -178,22 +184,19 @@ fn a_capability_less_is_less_in_the_recording_and_said() {
         complete.describe("wall", |_| true)
     );
 
-    let (profile, limits) =
-        recorded_with_limits(without(&["checkpoint_restore", "sys_admin"], &bin), &app, &scratch);
+    let (profile, limits) = recorded(without(&["checkpoint_restore", "sys_admin"], &bin));
     assert!(limits.len() == 1 && limits[0].contains("CAP_CHECKPOINT_RESTORE"), "{limits:?}");
     assert!(!loop_is_named(&profile));
 
-    let (profile, limits) = recorded_with_limits(without(&["syslog"], &bin), &app, &scratch);
+    let (profile, limits) = recorded(without(&["syslog"], &bin));
     assert!(limits.len() == 1 && limits[0].contains("CAP_SYSLOG"), "{limits:?}");
     assert!(loop_is_named(&profile));
     assert_eq!(kernel(&profile, true), 0, "{}", profile.describe("wall", |_| true));
 
     // Both capabilities about files of others; the app is root's own, so nothing of it is missing.
-    let (profile, limits) =
-        recorded_with_limits(without(&["dac_override", "dac_read_search"], &bin), &app, &scratch);
+    let (profile, limits) = recorded(without(&["dac_override", "dac_read_search"], &bin));
     assert!(limits.len() == 1 && limits[0].contains("CAP_DAC_OVERRIDE"), "{limits:?}");
     assert!(loop_is_named(&profile));
-    app.stop().unwrap();
 }
 
 /// A copy of a compiled workload, and a command by which nobody's user runs it.
