@@ -99,7 +99,10 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
         let regs = unsafe { &*regs };
         if regs.cs == USER_CS {
             flags |= FLAG_USER;
-            registers(record, regs);
+            record.ip = regs.rip;
+            record.known = 0xffff;
+            record.syscall = regs.orig_rax as i64;
+            registers(&mut record.gpr, regs);
             copied_from = Some(regs.rsp);
             if setting!(walks) != 0 && unwind::walk::user(scratch, hook.tgid, regs) {
                 walked_bytes = scratch.walk.frames * 8;
@@ -115,12 +118,9 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
             count(Counter::User32Bit);
         }
     }
-    // Read back and checked for the verifier, which does not follow the count of frames through the walk.
-    if opaque(walked_bytes) > MAX_WALK_BYTES {
-        return Err(Lost::Busy);
-    }
     let mut kernel_bytes = 0;
     if let Some(skipped) = hook.kernel_stack {
+        // Read back and checked for the verifier, which does not follow the count of frames through the walk.
         let walked_bytes = opaque(walked_bytes);
         if walked_bytes > MAX_WALK_BYTES {
             return Err(Lost::Busy);
@@ -161,13 +161,10 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
     if unsafe { send((&raw mut *scratch).cast(), len) } { Ok(len) } else { Err(Lost::RingFull(len)) }
 }
 
-/// Copies the registers in DWARF order.
+/// Copies the general registers in DWARF order.
 #[inline(always)]
-fn registers(record: &mut StackRecord, regs: &pt_regs) {
-    record.ip = regs.rip;
-    record.known = 0xffff;
-    record.syscall = regs.orig_rax as i64;
-    record.gpr = [
+pub(crate) fn registers(gpr: &mut [u64; 16], regs: &pt_regs) {
+    *gpr = [
         regs.rax, regs.rdx, regs.rcx, regs.rbx, regs.rsi, regs.rdi, regs.rbp, regs.rsp, regs.r8, regs.r9,
         regs.r10, regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,
     ];

@@ -6,9 +6,9 @@
 //! in the same wait and without having run. Anything else is dropped and counted.
 
 use crate::config::{Task, mapping_end, setting};
-use crate::emit::{PF_KTHREAD, USER_CS, send};
+use crate::emit::{PF_KTHREAD, USER_CS, registers, send};
 use crate::maps::{RING, SLEEPER_SCRATCH, THREADS, count};
-use crate::unwind::opaque;
+use crate::unwind::{opaque, to_page_end};
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, pt_regs, task_struct};
 use aya_ebpf::helpers::generated::{
     bpf_copy_from_user_task, bpf_find_vma, bpf_get_current_task_btf, bpf_get_task_stack, bpf_ktime_get_ns,
@@ -215,10 +215,7 @@ fn stacks(scratch: &mut SleeperScratch, task: Task) -> bool {
     record.flags |= FLAG_USER;
     record.ip = regs.rip;
     record.syscall = regs.orig_rax as i64;
-    record.gpr = [
-        regs.rax, regs.rdx, regs.rcx, regs.rbx, regs.rsi, regs.rdi, regs.rbp, regs.rsp, regs.r8, regs.r9,
-        regs.r10, regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,
-    ];
+    registers(&mut record.gpr, regs);
     let from = record.gpr[7];
     let Some(mapping) = mapping(task, from) else { return false };
     if mapping.of_file {
@@ -290,13 +287,7 @@ fn copy(
         if address >= end {
             break;
         }
-        let in_page = (address as u32) & (PAGE_BYTES - 1);
-        let wanted = limit - bytes;
-        let mut step = PAGE_BYTES - in_page;
-        if step > wanted {
-            step = wanted;
-        }
-        let step = opaque(step);
+        let step = opaque(to_page_end(address, limit - bytes));
         let position = opaque(at + bytes);
         if position > MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES || step > PAGE_BYTES {
             break;

@@ -9,7 +9,7 @@ use super::image::{Image, Images};
 use super::lesson::{Lesson, Lessons};
 use super::live::{Process, Teaching, View, read_maps};
 use super::mapping::{Mapping, Mappings, Region, Replaced};
-use crate::sample::frame::{FrameKey, ImageId, Marker, ProcessId};
+use crate::sample::frame::{ImageId, Marker, ProcessId};
 use crate::source::{Event, EventKind, MonotonicNs, ShimEvent, UserContext, WalkEnd};
 use crate::unwind::finish::{Finished, Limits, walk};
 use crate::unwind::rule::Rule;
@@ -339,12 +339,7 @@ impl ProcessTable {
         let Some(process) = self.live.get_mut(&pid) else {
             self.counters.stacks_of_gone_processes += 1;
             self.counters.stacks_broken += 1;
-            let broken = Marker::TruncatedProcessGone;
-            return Finished {
-                frames: vec![FrameKey::Marker(broken)],
-                broken: Some(broken),
-                ..Finished::default()
-            };
+            return Finished::default().broken(Marker::TruncatedProcessGone);
         };
         if let Some(probed) = &context.walk
             && probed.space != process.space.unwrap_or(0)
@@ -352,12 +347,7 @@ impl ProcessTable {
             if !probed.frames.is_empty() {
                 self.counters.stacks_stale += 1;
                 self.counters.stacks_broken += 1;
-                let broken = Marker::TruncatedStale;
-                return Finished {
-                    frames: vec![FrameKey::Marker(broken)],
-                    broken: Some(broken),
-                    ..Finished::default()
-                };
+                return Finished::default().broken(Marker::TruncatedStale);
             }
             if let Some(space) = process.space {
                 // Just given and not there yet, or lost.
@@ -447,6 +437,7 @@ fn has_threads(pid: u32, start_ticks: Option<u64>) -> bool {
 mod tests {
     use super::super::live::KnownBody;
     use super::*;
+    use crate::sample::frame::FrameKey;
     use crate::source::{Mmap, RegionId, ThreadId, UserRegs};
     use crate::unwind::managed::JitBody;
     use std::os::unix::fs::FileExt;

@@ -62,8 +62,9 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// Ended early.
-    fn broken(mut self, why: Marker) -> Self {
+    /// Ended early, after the frames found so far.
+    #[must_use]
+    pub fn broken(mut self, why: Marker) -> Self {
         self.frames.push(FrameKey::Marker(why));
         self.broken = Some(why);
         self

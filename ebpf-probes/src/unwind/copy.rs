@@ -4,7 +4,7 @@
 //! What changes from page to page is in memory, where the verifier does not follow it: every page is the same to it. In registers the
 //! loop cost 100,000 verified instructions on 6.18, and on 7.2 more than a verifier gives.
 
-use super::opaque;
+use super::{opaque, to_page_end};
 use crate::config::setting;
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
 use core::ffi::{c_long, c_void};
@@ -66,14 +66,8 @@ fn page(scratch: &mut Scratch) -> c_long {
         return END;
     }
     let address = from.wrapping_add(u64::from(bytes));
-    let in_page = (address as u32) & (PAGE_BYTES - 1);
-    let wanted = limit - bytes;
-    let mut step = PAGE_BYTES - in_page;
-    if step > wanted {
-        step = wanted;
-    }
     // Verifiers before 6.8 do not bound one variable by another: they need these two checks, which the compiler finds superfluous.
-    let step = opaque(step);
+    let step = opaque(to_page_end(address, limit - bytes));
     let position = opaque(at + bytes);
     if position > MAX_WALK_BYTES + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES || step > PAGE_BYTES {
         return END;
