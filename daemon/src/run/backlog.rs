@@ -39,7 +39,12 @@ mod tests {
     #[test]
     fn few_events_with_large_stacks_fill_it_and_the_processor_empties_it() {
         let user = Some(UserContext { stack: vec![0; 32 << 10], ..UserContext::default() });
-        let sample = CpuSample { thread: ThreadId::default(), comm: [0; 16], user, kernel: vec![0; 8] };
+        let sample = CpuSample {
+            thread: ThreadId::default(),
+            comm: [0; 16],
+            user: user.map(Box::new),
+            kernel: vec![0; 8],
+        };
         let event = Event { time: MonotonicNs(0), kind: EventKind::CpuSample(sample) };
         let batch = vec![event; MOST_BYTES / (32 << 10) / 4];
         let collector = Backlog::default();

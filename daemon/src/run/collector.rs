@@ -11,12 +11,12 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError};
 use std::time::Duration;
 
-/// Time between rounds, while little happens and after a round that found much. The BPF ring holds about a second of samples, a shim's
-/// ring some hundred allocations.
+/// Time between rounds, while shims say little and after a round in which they said much. The BPF ring holds about a second of samples, a
+/// shim's ring some hundred allocations.
 const ROUND: Duration = Duration::from_millis(20);
 const QUICK_ROUND: Duration = Duration::from_millis(5);
-/// Events that make a round one that found much: half of them allocations, they fill an eighth of a shim's ring.
-const MANY_EVENTS: usize = 100;
+/// Events of shims that make a round one in which they said much: as allocations of one process they fill an eighth of its ring.
+const MANY_EVENTS: usize = 50;
 
 /// What the collector is told to do.
 #[derive(Debug)]
@@ -98,12 +98,12 @@ impl Collector {
                 // Nobody listens any more: the recording was given up.
                 Err(TryRecvError::Disconnected | TryRecvError::Empty) => return,
             };
-            let mut events = 0;
+            let mut said = 0;
             if self.backlog.is_full() {
                 self.paused_rounds += 1;
                 self.shims.beat();
             } else {
-                events = self.round();
+                said = self.round();
             }
             if finish {
                 return self.finish();
@@ -111,7 +111,7 @@ impl Collector {
             if !self.pass_on() {
                 return;
             }
-            std::thread::sleep(if events < MANY_EVENTS { ROUND } else { QUICK_ROUND });
+            std::thread::sleep(if said < MANY_EVENTS { ROUND } else { QUICK_ROUND });
         }
     }
 
@@ -133,7 +133,7 @@ impl Collector {
         }
     }
 
-    /// Drains all sources once; answers how many events there were.
+    /// Drains all sources once; answers how many events there were of shims.
     fn round(&mut self) -> usize {
         let start = MonotonicNs::now();
         let (order, shims) = (&mut self.order, &mut self.shims);
@@ -143,14 +143,17 @@ impl Collector {
                 order.push(event);
             });
         }
-        shims.drain(&mut |event| order.push(event));
+        let mut said = 0;
+        shims.drain(&mut |event| {
+            said += 1;
+            order.push(event);
+        });
         let mut events = Vec::new();
         self.order.end_round(start, &mut events);
-        let released = events.len();
-        if released > 0 {
+        if !events.is_empty() {
             self.hold(events);
         }
-        released
+        said
     }
 
     fn close_kernel(&mut self) {

@@ -135,13 +135,13 @@ impl Processor {
             EventKind::CpuSample(sample) => {
                 self.counters.cpu_samples += 1;
                 self.names.kernel(sample.thread.tid, &comm_text(&sample.comm));
-                let stack = self.stack(sample.thread, time, &sample.kernel, sample.user.as_ref());
+                let stack = self.stack(sample.thread, time, &sample.kernel, sample.user.as_deref());
                 self.threads.cpu_sample(sample.thread, time, stack);
             }
             EventKind::WaitStart(wait) => {
                 self.counters.waits += 1;
                 self.names.kernel(wait.thread.tid, &comm_text(&wait.comm));
-                let stack = self.stack(wait.thread, time, &wait.kernel, wait.user.as_ref());
+                let stack = self.stack(wait.thread, time, &wait.kernel, wait.user.as_deref());
                 let reason = WaitReason { state: wait.state.into(), syscall: wait.syscall, io: wait.io };
                 self.threads.wait_start(wait.thread, time, stack, reason, wait.ran_ns, wait.weight);
             }
@@ -258,7 +258,7 @@ impl Processor {
                 }
             }
         } else if let Some(seen) = &sleeper.seen {
-            let stack = self.stack(thread, time, &seen.kernel, seen.user.as_ref());
+            let stack = self.stack(thread, time, &seen.kernel, seen.user.as_deref());
             let reason = WaitReason { state: seen.state.into(), syscall: seen.syscall, io: seen.io };
             self.threads.sleeper(thread, start, stack, reason);
         }

@@ -96,15 +96,17 @@ impl Event {
     pub fn bytes(&self) -> usize {
         let kernel = |addresses: &[u64]| size_of_val(addresses);
         let user = |user: &UserContext| {
-            user.stack.len() + user.walk.as_ref().map_or(0, |walk| size_of_val(&*walk.frames))
+            size_of::<UserContext>()
+                + user.stack.len()
+                + user.walk.as_ref().map_or(0, |walk| size_of_val(&*walk.frames))
         };
         let behind = match &self.kind {
-            EventKind::CpuSample(sample) => kernel(&sample.kernel) + sample.user.as_ref().map_or(0, user),
-            EventKind::WaitStart(wait) => kernel(&wait.kernel) + wait.user.as_ref().map_or(0, user),
+            EventKind::CpuSample(sample) => kernel(&sample.kernel) + sample.user.as_deref().map_or(0, user),
+            EventKind::WaitStart(wait) => kernel(&wait.kernel) + wait.user.as_deref().map_or(0, user),
             EventKind::Sleeper(sleeper) => sleeper
                 .seen
                 .as_ref()
-                .map_or(0, |seen| kernel(&seen.kernel) + seen.user.as_ref().map_or(0, user)),
+                .map_or(0, |seen| kernel(&seen.kernel) + seen.user.as_deref().map_or(0, user)),
             EventKind::Wake(wake) => kernel(&wake.kernel),
             EventKind::Mmap(mmap) => mmap.path.len(),
             EventKind::Shim { event, .. } => match event {
@@ -190,8 +192,8 @@ pub struct CpuSample {
     pub thread: ThreadId,
     /// Command name at that moment.
     pub comm: [u8; 16],
-    /// User context; `None` for kernel threads.
-    pub user: Option<UserContext>,
+    /// User context; `None` for kernel threads. Boxed, as everywhere: events are sorted, and this is most of one.
+    pub user: Option<Box<UserContext>>,
     /// Kernel return addresses, innermost first; empty when user code was interrupted.
     pub kernel: Vec<u64>,
 }
@@ -219,7 +221,7 @@ pub struct WaitStart {
     /// Command name.
     pub comm: [u8; 16],
     /// User context; `None` for kernel threads.
-    pub user: Option<UserContext>,
+    pub user: Option<Box<UserContext>>,
     /// Kernel return addresses, innermost first.
     pub kernel: Vec<u64>,
     /// State it left in.
@@ -253,7 +255,7 @@ pub struct Sleeper {
 #[derive(Clone, Debug)]
 pub struct SleeperStack {
     /// User context; `None` for kernel threads.
-    pub user: Option<UserContext>,
+    pub user: Option<Box<UserContext>>,
     /// Kernel return addresses, innermost first, without the scheduler's own.
     pub kernel: Vec<u64>,
     /// State it sleeps in.

@@ -5,38 +5,12 @@
 //! took an earlier time had a whole round to publish. What comes later still is passed on at once and counted as late.
 
 use super::{Event, MonotonicNs};
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
-struct Entry {
-    time: MonotonicNs,
-    /// Keeps events of equal time in the order they came, which is their order within one source.
-    arrival: u64,
-    event: Event,
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        (self.time, self.arrival) == (other.time, other.arrival)
-    }
-}
-impl Eq for Entry {}
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.time, self.arrival).cmp(&(other.time, other.arrival))
-    }
-}
 
 /// The merge buffer. Its size is bounded by what the sources' rings can hold in two rounds.
 #[derive(Default)]
 pub struct Order {
-    heap: BinaryHeap<Reverse<Entry>>,
-    arrivals: u64,
+    /// What is not released yet, in the order it came: nearly sorted, since each CPU's and each process's events are.
+    pending: Vec<Event>,
     previous_round: MonotonicNs,
     released: MonotonicNs,
     late: u64,
@@ -48,29 +22,28 @@ impl Order {
         if event.time < self.released {
             self.late += 1;
         }
-        self.arrivals += 1;
-        self.heap.push(Reverse(Entry { time: event.time, arrival: self.arrivals, event }));
+        self.pending.push(event);
     }
 
     /// Ends a round that began at `round_start` and whose sources are all drained: appends what may go on to `out`.
     pub fn end_round(&mut self, round_start: MonotonicNs, out: &mut Vec<Event>) {
         let until = std::mem::replace(&mut self.previous_round, round_start);
-        while let Some(Reverse(entry)) = self.heap.peek() {
-            if entry.time >= until {
-                break;
-            }
-            if let Some(Reverse(entry)) = self.heap.pop() {
-                out.push(entry.event);
-            }
-        }
+        self.sort();
+        let ready = self.pending.partition_point(|event| event.time < until);
+        out.extend(self.pending.drain(..ready));
         self.released = self.released.max(until);
     }
 
     /// Releases everything: no source will speak again.
     pub fn finish(&mut self, out: &mut Vec<Event>) {
-        while let Some(Reverse(entry)) = self.heap.pop() {
-            out.push(entry.event);
-        }
+        self.sort();
+        out.append(&mut self.pending);
+    }
+
+    /// A stable sort, which keeps events of equal time in the order they came: their order within one source. Of runs that are sorted it
+    /// is a merge.
+    fn sort(&mut self) {
+        self.pending.sort_by_key(|event| event.time);
     }
 
     /// Events that came after later ones had been released.

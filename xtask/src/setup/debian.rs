@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
-use crate::exec::{Steps, is_root, outcome, output, run};
+use crate::exec::{Steps, is_root, outcome, output};
 
 /// A package and what it is for.
 pub(crate) type Package = (&'static str, &'static str);
@@ -51,7 +51,11 @@ pub(crate) fn install(steps: &Steps, packages: &[Package]) -> Result<()> {
         command
     };
     output(apt().args(["update", "-qq"]))?;
-    run(apt().args(["install", "-y", "-qq", "--no-install-recommends"]).args(missing))
+    output(apt().args(["install", "-y", "-qq", "--no-install-recommends"]).args(missing)).context(
+        "Debian's packages could not be installed; they are in Debian 12's main, updates and security archives: \
+         see that /etc/apt/sources.list or sources.list.d names all three",
+    )?;
+    Ok(())
 }
 
 /// Whether dpkg has the package installed.

@@ -114,7 +114,7 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
 struct StackParts {
     thread: ThreadId,
     record: StackRecord,
-    user: Option<UserContext>,
+    user: Option<Box<UserContext>>,
     kernel: Vec<u64>,
 }
 
@@ -128,20 +128,22 @@ fn stack_record(bytes: &[u8]) -> Result<StackParts, DecodeError> {
     let (kernel, tail) =
         tail.split_at_checked(size(record.kernel_bytes)).ok_or_else(|| short("kernel stack"))?;
     let stack = tail.get(..size(record.user_bytes)).ok_or_else(|| short("user stack"))?;
-    let user = (record.flags & FLAG_USER != 0).then(|| UserContext {
-        walk: Some(ProbeWalk {
-            time: MonotonicNs(record.header.time_ns),
-            space: record.space,
-            frames: words(walked),
-            end: walk_end(record.flags),
-        }),
-        regs: UserRegs {
-            gpr: record.gpr,
-            known: u16::try_from(record.known & 0xffff).unwrap_or(0),
-            ip: record.ip,
-        },
-        stack: stack.to_vec(),
-        limited: record.flags & FLAG_LIMITED != 0,
+    let user = (record.flags & FLAG_USER != 0).then(|| {
+        Box::new(UserContext {
+            walk: Some(ProbeWalk {
+                time: MonotonicNs(record.header.time_ns),
+                space: record.space,
+                frames: words(walked),
+                end: walk_end(record.flags),
+            }),
+            regs: UserRegs {
+                gpr: record.gpr,
+                known: u16::try_from(record.known & 0xffff).unwrap_or(0),
+                ip: record.ip,
+            },
+            stack: stack.to_vec(),
+            limited: record.flags & FLAG_LIMITED != 0,
+        })
     });
     Ok(StackParts {
         thread: ThreadId { pid: record.tgid, tid: record.tid },
@@ -179,11 +181,13 @@ fn sleeper(bytes: &[u8]) -> Result<EventKind, DecodeError> {
         let user_bytes = usize::try_from(record.user_bytes).unwrap_or(usize::MAX);
         let stack = tail.get(..user_bytes).ok_or_else(|| short("sleeper's user stack"))?;
         Some(SleeperStack {
-            user: (record.flags & FLAG_USER != 0).then(|| UserContext {
-                walk: None,
-                regs: UserRegs { gpr: record.gpr, known: u16::MAX, ip: record.ip },
-                stack: stack.to_vec(),
-                limited: record.flags & FLAG_LIMITED != 0,
+            user: (record.flags & FLAG_USER != 0).then(|| {
+                Box::new(UserContext {
+                    walk: None,
+                    regs: UserRegs { gpr: record.gpr, known: u16::MAX, ip: record.ip },
+                    stack: stack.to_vec(),
+                    limited: record.flags & FLAG_LIMITED != 0,
+                })
             }),
             kernel: words(kernel),
             state: wait_state(record.flags, record.state),
