@@ -1,6 +1,7 @@
 //! `cargo xtask bench [FIGURE]`: what profiling costs, measured on a real CLR under a real kernel, one function per figure. A run of all
 //! figures writes docs/benchmarks.md. Nothing here judges: the budgets stand beside the values.
 
+mod crowd;
 mod daemon;
 mod load;
 mod statistics;
@@ -35,7 +36,7 @@ const LEARNING_SECONDS: f64 = 2.0;
 type Figure = fn(&Bench<'_>) -> Result<Vec<Row>>;
 
 /// Name on the command line, what it measures and how, and the code that does it.
-const FIGURES: [(&str, &str, Figure); 4] = [
+const FIGURES: [(&str, &str, Figure); 5] = [
     ("start", "From starting `perfusion record` to the first sample in the kernel", start_to_first_sample),
     (
         "steady",
@@ -48,6 +49,11 @@ const FIGURES: [(&str, &str, Figure); 4] = [
         throughput,
     ),
     ("allocation", "An app that allocates 400 MB/s, seen by its own profile at 4,999 Hz", allocation),
+    (
+        "crowd",
+        "20 s of a whole host: a browser, Node, CoreCLR, and programs that share libLLVM",
+        crowd_memory,
+    ),
 ];
 
 pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<()> {
@@ -153,18 +159,40 @@ fn steady(bench: &Bench<'_>) -> Result<Vec<Row>> {
     }
     let probes = probes_ns / 1e9 / SECONDS;
     let cpu = (cpu_after - cpu_before) / SECONDS;
-    let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     rows.push(Row {
         what: "CPU of daemon + probes, of one CPU",
         measured: format!("{:.2} % + {:.2} %", cpu * 100.0, probes * 100.0),
         budget: "1 % of the node",
     });
-    rows.push(Row {
+    rows.push(memory(rss, maps));
+    Ok(rows)
+}
+
+fn memory(rss: u64, maps: u64) -> Row {
+    let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    Row {
         what: "memory: RSS + BPF maps",
         measured: format!("{:.1} MiB + {:.1} MiB", mebibytes(rss), mebibytes(maps)),
         budget: "100 MiB with 50 processes",
-    });
-    Ok(rows)
+    }
+}
+
+fn crowd_memory(bench: &Bench<'_>) -> Result<Vec<Row>> {
+    const SECONDS: f64 = 20.0;
+    debian::install(bench.steps, &crowd::PACKAGES)?;
+    let crowd = crowd::Crowd::start(bench.paths)?;
+    let mut daemon = daemon::Recorder::start_all(bench.paths)?;
+    daemon.first_sample()?;
+    load::pass(SECONDS);
+    let (processes, executables) = crowd.count()?;
+    let (rss, maps) = (daemon.rss_bytes()?, daemon.map_bytes()?);
+    daemon.finish()?;
+    let whom = Row {
+        what: "processes, with what else ran on the host left out",
+        measured: format!("{processes} of {executables} executables"),
+        budget: "",
+    };
+    Ok(vec![whom, memory(rss, maps)])
 }
 
 /// Pairs of windows of 2 s; each pair begins with the other one, so that drift cancels out. A recorded window begins once the shim is there

@@ -62,9 +62,20 @@ pub(super) struct Recorder {
 impl Recorder {
     /// Begins to record a process.
     pub(super) fn start(paths: &Paths, pid: u32) -> Result<Recorder> {
+        Recorder::start_with(paths, &["--pid", &pid.to_string()])
+    }
+
+    /// Begins to record the whole host, with the shim in all .NET processes.
+    pub(super) fn start_all(paths: &Paths) -> Result<Recorder> {
+        Recorder::start_with(paths, &["--all", "--attach"])
+    }
+
+    fn start_with(paths: &Paths, whom: &[&str]) -> Result<Recorder> {
         let began = Instant::now();
         let mut child = Command::new(paths.perfusion())
-            .args(["record", "--pid", &pid.to_string(), "--output"])
+            .arg("record")
+            .args(whom)
+            .arg("--output")
             .arg(paths.target.join("bench/profile.pb.gz"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
