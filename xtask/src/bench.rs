@@ -36,12 +36,17 @@ const LEARNING_SECONDS: f64 = 2.0;
 type Figure = fn(&Bench<'_>) -> Result<Vec<Row>>;
 
 /// Name on the command line, what it measures and how, and the code that does it.
-const FIGURES: [(&str, &str, Figure); 5] = [
+const FIGURES: [(&str, &str, Figure); 6] = [
     ("start", "From starting `perfusion record` to the first sample in the kernel", start_to_first_sample),
     (
         "steady",
         "10 s of a recording that has run for 2 s, with everything on, 99 Hz, the app busy on all CPUs",
         steady,
+    ),
+    (
+        "thrifty",
+        "The same with `--wait-stack-mib 1`: the times of waits are exact as ever, their stacks are a sample",
+        thrifty,
     ),
     (
         "throughput",
@@ -126,9 +131,18 @@ fn start_to_first_sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
 }
 
 fn steady(bench: &Bench<'_>) -> Result<Vec<Row>> {
+    costs(bench, &[])
+}
+
+fn thrifty(bench: &Bench<'_>) -> Result<Vec<Row>> {
+    costs(bench, &["--wait-stack-mib", "1"])
+}
+
+fn costs(bench: &Bench<'_>, options: &[&str]) -> Result<Vec<Row>> {
     const SECONDS: f64 = 10.0;
     let app = load::App::start(bench.paths)?;
-    let mut daemon = daemon::Recorder::start(bench.paths, app.pid())?;
+    let pid = app.pid().to_string();
+    let mut daemon = daemon::Recorder::start_with(bench.paths, &[&["--pid", &pid], options].concat())?;
     daemon.first_sample()?;
     daemon.attached(app.pid())?;
     load::pass(LEARNING_SECONDS);
@@ -181,7 +195,7 @@ fn crowd_memory(bench: &Bench<'_>) -> Result<Vec<Row>> {
     const SECONDS: f64 = 20.0;
     debian::install(bench.steps, &crowd::PACKAGES)?;
     let crowd = crowd::Crowd::start(bench.paths)?;
-    let mut daemon = daemon::Recorder::start_all(bench.paths)?;
+    let mut daemon = daemon::Recorder::start_with(bench.paths, &["--all", "--attach"])?;
     daemon.first_sample()?;
     load::pass(SECONDS);
     let (processes, executables) = crowd.count()?;

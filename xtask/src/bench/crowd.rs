@@ -18,11 +18,8 @@ pub(super) const PROCESSES: usize = 50;
 const EXECUTABLES: usize = 30;
 
 /// Debian's packages of what is started here.
-pub(super) const PACKAGES: [(&str, &str); 3] = [
-    ("chromium", "a large program"),
-    ("perl", "a program"),
-    ("gdb", "a large program"),
-];
+pub(super) const PACKAGES: [(&str, &str); 3] =
+    [("chromium", "a large program"), ("perl", "a program"), ("gdb", "a large program")];
 
 /// Programs of LLVM 22, a package that everything is built with. Each is a file of its own, and all share a library of 130 MB. They read
 /// standard input, which nobody writes: their stacks are those of a thread asleep.

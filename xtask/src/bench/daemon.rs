@@ -65,12 +65,8 @@ impl Recorder {
         Recorder::start_with(paths, &["--pid", &pid.to_string()])
     }
 
-    /// Begins to record the whole host, with the shim in all .NET processes.
-    pub(super) fn start_all(paths: &Paths) -> Result<Recorder> {
-        Recorder::start_with(paths, &["--all", "--attach"])
-    }
-
-    fn start_with(paths: &Paths, whom: &[&str]) -> Result<Recorder> {
+    /// Begins to record with these options.
+    pub(super) fn start_with(paths: &Paths, whom: &[&str]) -> Result<Recorder> {
         let began = Instant::now();
         let mut child = Command::new(paths.perfusion())
             .arg("record")
@@ -156,16 +152,23 @@ impl Recorder {
         cpu_seconds(self.child.id())
     }
 
-    /// Memory of its own, page tables aside.
+    /// Memory of its own, page tables aside. The BPF ring is mapped twice, one behind the other, and is a map besides: it is counted there.
     pub(super) fn rss_bytes(&self) -> Result<u64> {
-        let path = format!("/proc/{}/status", self.child.id());
+        let path = format!("/proc/{}/smaps", self.child.id());
         let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .with_context(|| format!("{path}: no VmRSS"))?;
-        let kibibytes: u64 =
-            line.trim().trim_end_matches(" kB").parse().with_context(|| format!("{path}: VmRSS:{line}"))?;
+        let mut kibibytes = 0;
+        let mut is_map = false;
+        for line in text.lines() {
+            // A mapping's first line is "from-to perms offset device inode path", the others are "Key: value".
+            match line.split_once(": ") {
+                Some(("Rss", value)) if !is_map => {
+                    let value = value.trim().trim_end_matches(" kB");
+                    kibibytes += value.parse::<u64>().with_context(|| format!("{path}: {line}"))?;
+                }
+                Some(_) => {}
+                None => is_map = line.ends_with("anon_inode:bpf-map"),
+            }
+        }
         Ok(kibibytes * 1024)
     }
 
