@@ -10,11 +10,32 @@ use crate::report::ReportError;
 use crate::sink::file::FileError;
 use crate::source::kernel::KernelError;
 use std::io::{self, Write as _};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Says a line on stderr, in one write: the recorder, and the child that is to become the program it starts, may speak at once.
 pub fn say(line: &str) {
     // Nobody is left to tell when stderr is gone.
     io::stderr().write_all(format!("{line}\n").as_bytes()).ok();
+}
+
+/// From here on a file that becomes longer than the user's limit (`ulimit -f`) is an error of the write, not the silent end of this
+/// program. The handler stays when its runtime is gone; a program that is started does not inherit it.
+///
+/// # Errors
+/// When the handler cannot be installed.
+pub fn outlive_long_files() -> io::Result<()> {
+    // No signal of which Rust's libraries have a name (arch/x86/include/uapi/asm/signal.h).
+    const SIGXFSZ: i32 = 25;
+    // Who has us ignore it wants the same of the programs we start, and those have no handler of ours.
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let ignored =
+        status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    if ignored.is_some_and(|set| set & 1 << (SIGXFSZ - 1) != 0) {
+        return Ok(());
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let _inside = runtime.enter();
+    signal(SignalKind::from_raw(SIGXFSZ)).map(drop)
 }
 
 /// Why a command failed.

@@ -15,6 +15,9 @@ const OLDEST: (u32, u32) = (5, 15);
 /// From here on a program may read the memory of a thread that does not run: `bpf_copy_from_user_task` came with 5.18.
 const SLEEPERS: (u32, u32) = (5, 18);
 
+/// Below this limit for the length of files a profile may not fit, nor the part of a file in which functions are looked up.
+const ROOMY_FILE_BYTES: u64 = 1 << 30;
+
 /// Inode of the initial pid namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
 
@@ -156,6 +159,15 @@ pub enum Limit {
         "/proc/kallsyms: no addresses in it; without {} functions of the kernel have no names", SYSLOG.name
     )]
     KernelSymbols,
+    /// No long files.
+    #[error(
+        "files may have {bytes} bytes at most (ulimit -f): functions of longer native files have no names, and a longer profile is not \
+         written; record with ulimit -f unlimited"
+    )]
+    FileLength {
+        /// The limit.
+        bytes: u64,
+    },
     /// A kernel without sleepable iterators.
     #[error(
         "Linux {release}: expected at least {}.{}, which can read the memory of sleeping threads; those that sleep from before the \
@@ -194,12 +206,13 @@ pub fn checks() -> [Check; 6] {
 }
 
 /// What makes a recording complete, each tried where that can be done without touching another process.
-pub fn limits() -> [(&'static str, Result<(), Limit>); 4] {
+pub fn limits() -> [(&'static str, Result<(), Limit>); 5] {
     [
         ("mapped files", mapped_files()),
         ("other users", other_users()),
         ("kernel symbols", kernel_symbols()),
         ("sleeping threads", sleepers()),
+        ("length of files", file_length()),
     ]
 }
 
@@ -235,6 +248,13 @@ fn sleepers() -> Result<(), Limit> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     match version(&release) {
         Some(found) if found < SLEEPERS => Err(Limit::Sleepers { release }),
+        _ => Ok(()),
+    }
+}
+
+fn file_length() -> Result<(), Limit> {
+    match rustix::process::getrlimit(rustix::process::Resource::Fsize).current {
+        Some(bytes) if bytes < ROOMY_FILE_BYTES => Err(Limit::FileLength { bytes }),
         _ => Ok(()),
     }
 }

@@ -29,6 +29,13 @@ fn main() -> ExitCode {
         .without_time()
         .with_target(false)
         .init();
+    // The child that becomes another program leaves signals as it found them.
+    if !matches!(cli.command, Command::ExecWhenReady(_))
+        && let Err(source) = perfusion::error::outlive_long_files()
+    {
+        say(&format!("perfusion: {}", perfusion::error::Error::Internal { what: "signal handler", source }));
+        return ExitCode::from(exit::OTHER);
+    }
     let done = match &cli.command {
         Command::Record(options) => perfusion::record::record(options, cli.quiet),
         Command::Report(options) => perfusion::commands::report(options),

@@ -84,7 +84,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         Some(Gated::spawn(&options.command, &environment)?)
     };
     let mut targets = options.pid.clone();
-    targets.extend(gated.as_ref().map(Gated::pid));
+    let gated_pid = gated.as_ref().map(Gated::pid);
+    targets.extend(gated_pid);
     raise_open_files();
     let selection = match &options.cgroup {
         Some(path) => Selection::Cgroup(cgroup_id(path)?),
@@ -94,6 +95,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let kernel = KernelSource::start(&KernelOptions {
         frequency_hz: options.frequency,
         selection,
+        // What it does at its gate is this program's.
+        from_exec: gated_pid,
         stack_copy_bytes: options.stack_kib * 1024,
         wait_stack_budget_bytes_per_s: u64::from(options.wait_stack_mib) << 20,
         wait_stacks_one_in: options.wait_stacks_one_in,

@@ -54,7 +54,7 @@ counters! {
     WaitsBusy "waits_busy" "wait stacks dropped because their buffer was in use";
     WaitEndsStored "wait_ends_stored" "ends of kept waits put into the ring";
     WaitEndsRingFull "wait_ends_ring_full" "ends of kept waits dropped because the ring was full";
-    ThreadEnds "thread_ends" "selected threads that switched out for the last time";
+    ThreadEnds "thread_ends" "selected threads that switched out for the last time, or whose process became another program";
     ThreadEndsStored "thread_ends_stored" "thread ends put into the ring";
     ThreadEndsRingFull "thread_ends_ring_full" "thread ends dropped because the ring was full";
     ThreadMapFull "thread_map_full" "scheduler events of threads for which the map had no room";

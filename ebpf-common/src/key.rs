@@ -52,6 +52,8 @@ plain! {
         pub exec_ns: u64,
         /// Start of the last wait the task iterator has seen and told of. Written by the iterator alone.
         pub visited_start_ns: u64,
+        /// The task's kernel stack, which tells the task from another one that takes its id over in `execve`; 0 before its first switch.
+        pub stack: u64,
         /// Process.
         pub tgid: u32,
         /// One of the `STATE_` values.
@@ -72,7 +74,8 @@ plain! {
 plain! {
     /// From when on threads are known; key: tgid in `SELECTED`, 0 in `CONTROL` (for all processes).
     pub struct Recording {
-        /// Events before this are ignored; 0 = not yet started. An unknown thread was in its state since then.
+        /// Events before this are ignored; 0 = not yet started, in `SELECTED`: before the process's next exec. An unknown thread was in
+        /// its state since then.
         pub since_ns: u64,
         /// 1 once `/proc` has been read: from then on an unknown thread is one that was lost, and starts afresh.
         pub seeded: u64,

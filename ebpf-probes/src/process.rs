@@ -1,7 +1,8 @@
-//! Keeps the selection, the thread map and the rules right while processes are made, replaced and removed.
+//! Keeps the selection and the rules right while processes are made, replaced and removed.
 
 use crate::config::Task;
-use crate::maps::{SELECTED, SPACES, THREADS, count};
+use crate::maps::{SELECTED, SPACES, count};
+use crate::sched;
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::programs::BtfTracePointContext;
@@ -26,26 +27,24 @@ pub(crate) fn fork(ctx: &BtfTracePointContext) {
     }
 }
 
-/// `void sched_process_exec(struct task_struct *p, pid_t old_pid, struct linux_binprm *bprm)`: when another thread than the first calls
-/// execve, it takes over the first one's id (`de_thread`, fs/exec.c), and its times move along.
+/// `void sched_process_exec(struct task_struct *p, pid_t old_pid, struct linux_binprm *bprm)`: `p` is current and has become another program.
 #[inline(always)]
 pub(crate) fn exec(ctx: &BtfTracePointContext) {
     let task = Task(ctx.arg(0));
-    let tid = task.tid();
+    let tgid = task.tgid();
     // Most processes have none.
-    SPACES.remove(task.tgid()).ok();
-    let old: u32 = ctx.arg(1);
-    if tid == old {
-        return;
+    SPACES.remove(tgid).ok();
+    if let Some(recording) = SELECTED.get_ptr_mut(tgid) {
+        // SAFETY: an entry of the map; this process's threads alone are concerned, and this is the only one.
+        let recording = unsafe { &mut *recording };
+        if recording.since_ns == 0 {
+            // SAFETY: a helper without arguments.
+            recording.since_ns = unsafe { bpf_ktime_get_ns() };
+        }
     }
-    // SAFETY: the entry is this thread's, and it is here, in execve.
-    let Some(thread) = (unsafe { THREADS.get(old) }) else { return };
-    let thread = *thread;
-    if THREADS.insert(tid, thread, u64::from(BPF_ANY)).is_err() {
-        count(Counter::ThreadMapFull);
+    if task.recording(tgid).is_some() {
+        sched::exec(task, tgid, ctx.arg(1));
     }
-    // Gone already means nothing is left to remove.
-    THREADS.remove(old).ok();
 }
 
 /// `void sched_process_free(struct task_struct *p)`: a task was reaped. The first thread is the last to go.

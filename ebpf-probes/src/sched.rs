@@ -12,6 +12,10 @@
 //! A switch can be missing (a thread that was outside the selected cgroup for a while; a kernel that hides some tasks from the
 //! tracepoint, as seen on 6.18 guests). It shows at the thread's next one, and the same account says how much of the time
 //! between was spent on a CPU.
+//!
+//! A thread's times end where it becomes another program, and begin anew. A thread that is not its process's first takes over the first one's
+//! id in `execve` (`de_thread`, fs/exec.c), and the first one, which is on its way out, gets that thread's id for its last switches. The
+//! kernel tells of it only later, at `sched_process_exec`. So an entry knows whose it is by the task's kernel stack.
 
 use crate::coin;
 use crate::config::{Task, setting};
@@ -36,6 +40,9 @@ use ebpf_common::key::{
 
 /// `TASK_DEAD` of include/linux/sched.h: this is the thread's last switch.
 const TASK_DEAD: u32 = 0x80;
+
+/// `PF_EXITING` of include/linux/sched.h: the thread is on its way out.
+const PF_EXITING: u32 = 4;
 
 /// `THREAD_SIZE` of x86-64 (arch/x86/include/asm/page_64_types.h). With KASAN it is twice that: then the upper half counts as foreign.
 const THREAD_BYTES: u64 = 16 * 1024;
@@ -64,14 +71,9 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
     let state = if setting!(has_prev_state) != 0 { ctx.arg::<u32>(3) } else { task.state() };
     // A preempted thread stays runnable whatever its state says.
     let preempted = ctx.arg::<u32>(0) & 0xff != 0;
-    let Some(thread) = known(tid, tgid, &recording, now) else { return };
+    let Some((tid, thread)) = known(task, tid, tgid, &recording, now) else { return };
     let exec_ns = task.exec_ns();
-    if thread.state == STATE_RUNNABLE || thread.state == STATE_BLOCKED {
-        count(Counter::SwitchesMissed);
-        let ran_ns = ran_since(thread, exec_ns, now);
-        arrive(tid, thread, now - ran_ns);
-        thread.exec_ns = exec_ns - ran_ns;
-    }
+    found_running(tid, thread, exec_ns, now);
     let ran_ns = leave(thread, exec_ns, now);
     if !preempted && state & TASK_DEAD != 0 {
         return end(tid, thread, now);
@@ -129,7 +131,7 @@ fn switch_in(task: Task, now: u64) {
     }
     let tgid = task.tgid();
     let Some(recording) = task.recording(tgid) else { return };
-    let Some(thread) = known(tid, tgid, &recording, now) else { return };
+    let Some((tid, thread)) = known(task, tid, tgid, &recording, now) else { return };
     let exec_ns = task.exec_ns();
     if thread.state == STATE_ON_CPU {
         count(Counter::SwitchesMissed);
@@ -144,6 +146,17 @@ fn switch_in(task: Task, now: u64) {
         thread.exec_ns = exec_ns;
     }
     arrive(tid, thread, now);
+}
+
+/// The thread runs at `now`. If it was not seen to get the CPU, it did so when it began to run what it has run since its last event.
+#[inline(always)]
+fn found_running(tid: u32, thread: &mut Thread, exec_ns: u64, now: u64) {
+    if thread.state == STATE_RUNNABLE || thread.state == STATE_BLOCKED {
+        count(Counter::SwitchesMissed);
+        let ran_ns = ran_since(thread, exec_ns, now);
+        arrive(tid, thread, now - ran_ns);
+        thread.exec_ns = exec_ns - ran_ns;
+    }
 }
 
 /// The thread got the CPU at `now`: its wait is over.
@@ -217,7 +230,7 @@ pub(crate) fn waking(ctx: &BtfTracePointContext) {
             if recording.seeded != 0 || now < recording.since_ns || task.on_cpu() {
                 return;
             }
-            let mut thread = new_thread(tgid, recording.since_ns);
+            let mut thread = new_thread(task, tgid, recording.since_ns);
             thread.state = STATE_BLOCKED;
             thread.wait_flags = WAIT_WAS_BLOCKED;
             let Some(thread) = insert(tid, &thread, BPF_NOEXIST) else { return };
@@ -255,42 +268,133 @@ pub(crate) fn wakeup_new(ctx: &BtfTracePointContext) {
     }
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };
-    let mut thread = new_thread(tgid, now);
+    let mut thread = new_thread(task, tgid, now);
     thread.state = STATE_RUNNABLE;
     // Replaces what seeding may have put there: it can see a thread in /proc before it runs.
     insert(task.tid(), &thread, BPF_ANY);
 }
 
-/// The thread's entry, made when it is unknown: before seeding it was in its present state since the recording began; later it
-/// was lost and starts afresh.
+/// The current thread, whose id was `old`, has become another program: its times until now are the old program's, and so are those of
+/// all other threads, which are gone.
 #[inline(always)]
-fn known<'a>(tid: u32, tgid: u32, recording: &Recording, now: u64) -> Option<&'a mut Thread> {
-    // SAFETY: an entry of the map; see the module's text for who else may touch it.
-    let thread = THREADS.get_ptr_mut(tid).map(|thread| unsafe { &mut *thread });
-    match thread {
-        Some(thread) if thread.tgid == tgid && thread.state != STATE_DEAD => Some(thread),
-        // Of an earlier thread with this id, whose end came after it had left the cgroup, or found no room in the ring.
-        Some(thread) => {
-            count(Counter::ThreadLate);
-            *thread = new_thread(tgid, now);
-            Some(thread)
-        }
-        None => {
-            let since = if recording.seeded == 0 {
-                recording.since_ns
-            } else {
-                count(Counter::ThreadLate);
-                now
-            };
-            let thread = insert(tid, &new_thread(tgid, since), BPF_NOEXIST)?;
+pub(crate) fn exec(task: Task, tgid: u32, old: u32) {
+    // SAFETY: a helper without arguments.
+    let now = unsafe { bpf_ktime_get_ns() };
+    let (tid, stack) = (task.tid(), task.stack());
+    let mut next = new_thread(task, tgid, now);
+    next.state = STATE_ON_CPU;
+    if old != tid {
+        // Since it has its new id its switches, if there were any, have made an entry of that.
+        let until = match THREADS.get_ptr_mut(tid) {
+            // SAFETY: an entry of the map; this thread is here, and nobody else changes it.
+            Some(thread) if unsafe { (*thread).stack } == stack => unsafe { (*thread).entered_ns },
+            _ => now,
+        };
+        if let Some(thread) = THREADS.get_ptr_mut(old) {
             // SAFETY: as above.
-            Some(unsafe { &mut *thread })
+            let thread = unsafe { &mut *thread };
+            if thread.tgid == tgid && (thread.stack == stack || thread.stack == 0) {
+                found_running(old, thread, task.exec_ns(), until);
+                next.exec_ns = run_to(thread, until);
+                end(old, thread, until);
+            }
         }
     }
+    let Some(thread) = THREADS.get_ptr_mut(tid) else {
+        insert(tid, &next, BPF_ANY);
+        return;
+    };
+    // SAFETY: as above; the first thread, if the entry is still its, has no more than its last switch to come.
+    let thread = unsafe { &mut *thread };
+    if thread.stack != stack && thread.stack != 0 {
+        end_first(tid, thread, now);
+    } else {
+        found_running(tid, thread, task.exec_ns(), now);
+        next.exec_ns = run_to(thread, now);
+        if !tell_end(tid, thread, now) {
+            // Nobody would know of the times so far: they stay, and those of the new program are added.
+            thread.exec_ns = next.exec_ns;
+            return;
+        }
+    }
+    *thread = next;
+}
+
+/// Closes the time on a CPU of a thread that goes on running. How much of it was stolen is not known before its next switch, and counts
+/// then. Answers what `exec_ns` is to be for that.
+#[inline(always)]
+fn run_to(thread: &mut Thread, now: u64) -> u64 {
+    let held = close(thread, now, STATE_ON_CPU);
+    if thread.exec_ns == u64::MAX { u64::MAX } else { thread.exec_ns + held }
+}
+
+/// Ends the times of a first thread whose id another one has taken over.
+#[inline(always)]
+fn end_first(tid: u32, thread: &mut Thread, now: u64) {
+    let state = if thread.state == STATE_RUNNING_OR_RUNNABLE { STATE_ON_CPU } else { thread.state };
+    // A dead one's times are final.
+    if state != STATE_DEAD {
+        close(thread, now, state);
+    }
+    tell_end(tid, thread, now);
+}
+
+/// The thread's entry and its id, made when it is unknown: before seeding it was in its present state since the recording began; later
+/// it was lost and starts afresh.
+#[inline(always)]
+fn known<'a>(
+    task: Task,
+    tid: u32,
+    tgid: u32,
+    recording: &Recording,
+    now: u64,
+) -> Option<(u32, &'a mut Thread)> {
+    let stack = task.stack();
+    let ending = task.flags() & PF_EXITING != 0;
+    let Some(thread) = THREADS.get_ptr_mut(tid) else {
+        if recording.seeded != 0 {
+            // The first thread after an exec by another one.
+            if ending {
+                return None;
+            }
+            count(Counter::ThreadLate);
+        }
+        let since = if recording.seeded == 0 { recording.since_ns } else { now };
+        let thread = insert(tid, &new_thread(task, tgid, since), BPF_NOEXIST)?;
+        // SAFETY: an entry of the map; see the module's text for who else may touch it.
+        return Some((tid, unsafe { &mut *thread }));
+    };
+    // SAFETY: as above.
+    let thread = unsafe { &mut *thread };
+    if thread.tgid == tgid && thread.state != STATE_DEAD {
+        if thread.stack == 0 {
+            thread.stack = stack;
+        }
+        if thread.stack == stack {
+            return Some((tid, thread));
+        }
+        if tid == tgid {
+            // Its id is new, and the first thread's last switch is still to come.
+            end_first(tid, thread, now);
+            *thread = new_thread(task, tgid, now);
+            return Some((tid, thread));
+        }
+        if ending {
+            // The first thread, with the id of the one that calls `execve`.
+            let thread = THREADS.get_ptr_mut(tgid)?;
+            // SAFETY: as above.
+            let thread = unsafe { &mut *thread };
+            return (thread.stack == stack).then_some((tgid, thread));
+        }
+    }
+    // Of an earlier thread with this id, whose end came after it had left the cgroup, or found no room in the ring.
+    count(Counter::ThreadLate);
+    *thread = new_thread(task, tgid, now);
+    Some((tid, thread))
 }
 
 #[inline(always)]
-fn new_thread(tgid: u32, since_ns: u64) -> Thread {
+fn new_thread(task: Task, tgid: u32, since_ns: u64) -> Thread {
     Thread {
         entered_ns: since_ns,
         since_ns,
@@ -298,6 +402,7 @@ fn new_thread(tgid: u32, since_ns: u64) -> Thread {
         tgid,
         state: STATE_RUNNING_OR_RUNNABLE,
         exec_ns: u64::MAX,
+        stack: task.stack(),
         ..Thread::default()
     }
 }
@@ -393,8 +498,21 @@ fn send_wait_end(tid: u32, thread: &Thread, now: u64, flags: u32) {
     count(if stored { Counter::WaitEndsStored } else { Counter::WaitEndsRingFull });
 }
 
+/// The thread's last switch, or the end of its program.
 #[inline(always)]
 fn end(tid: u32, thread: &mut Thread, now: u64) {
+    if tell_end(tid, thread, now) {
+        // Gone already means nothing is left to remove.
+        THREADS.remove(tid).ok();
+    } else {
+        // The daemon takes what is left in the map.
+        set_state(thread, STATE_DEAD);
+    }
+}
+
+/// Sends the thread's times; false when the ring has no room.
+#[inline(always)]
+fn tell_end(tid: u32, thread: &Thread, now: u64) -> bool {
     let mut record = ThreadEndRecord {
         header: Header { kind: KIND_THREAD_END, len: size_of::<ThreadEndRecord>() as u32, time_ns: now },
         tgid: thread.tgid,
@@ -407,12 +525,6 @@ fn end(tid: u32, thread: &mut Thread, now: u64) {
     };
     count(Counter::ThreadEnds);
     let stored = small_record(&mut record);
-    if stored {
-        // Gone already means nothing is left to remove.
-        THREADS.remove(tid).ok();
-    } else {
-        // The daemon takes what is left in the map.
-        set_state(thread, STATE_DEAD);
-    }
     count(if stored { Counter::ThreadEndsStored } else { Counter::ThreadEndsRingFull });
+    stored
 }

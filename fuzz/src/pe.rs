@@ -1,7 +1,7 @@
 //! A PE file → sections, exception directory, UNWIND_INFO and code → rule.
 
 use crate::input::Input;
-use perfusion::process::image::Images;
+use perfusion::process::images::Images;
 use std::hint::black_box;
 
 pub(crate) fn run(data: &[u8]) {

@@ -344,6 +344,38 @@ fn a_full_disk_ends_with_5_and_leaves_nothing_partial() {
     assert!(left.is_empty(), "left on the disk: {left:?}");
 }
 
+/// `perfusion record` on `app`, in a shell that limits the length of files to `blocks` of 512 bytes (POSIX).
+fn with_short_files(blocks: u32, app: &App, file: &Path) -> Outcome {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit -f {blocks}; exec \"$@\""), "sh"]).arg(perfusion_bin().unwrap());
+    perfusion::run(command.args(record_args(app.pid(), file)), DEADLINE).unwrap()
+}
+
+#[test]
+fn where_files_must_be_short_a_profile_lacks_names_or_is_not_written_and_says_so() {
+    let Some(_turn) = begin("errors::short_files", &[RECORD, &[Need::C]].concat()) else { return };
+    let scratch = Scratch::new().unwrap();
+    let app = Workload::native("spin", &[]).unwrap().start().unwrap();
+    let file = scratch.path("short.pb.gz");
+    // Less than a profile has, less than a C library has.
+    let outcome = with_short_files(1, &app, &file);
+    assert_error(&outcome, 5, &["short.pb.gz", "ulimit -f"]);
+    assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 0, "nothing partial is left");
+    let outcome = with_short_files(512, &app, &file);
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    let profile = Profile::read(&file).unwrap();
+    let limited = |line: &str| {
+        line.starts_with("limited: ") && line.contains("262144 bytes") && line.contains("ulimit -f")
+    };
+    assert!(outcome.stderr.lines().any(limited), "{}", outcome.stderr);
+    assert!(profile.comments.iter().any(|line| limited(line)), "{:?}", profile.comments);
+    assert!(
+        profile.sum("cpu", |sample| sample.has("spin_here")) > 0,
+        "{}",
+        profile.describe("cpu", |_| true)
+    );
+}
+
 #[test]
 fn an_app_with_diagnostics_off_is_profiled_without_names_and_the_reason_is_shown() {
     let Some(_turn) = begin("errors::diagnostics_off", RECORD_NET9) else { return };

@@ -12,6 +12,7 @@ mod death;
 mod demo;
 mod dump;
 mod errors;
+mod exec;
 mod harness;
 mod host;
 mod inspect;

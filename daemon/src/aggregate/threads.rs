@@ -72,6 +72,8 @@ pub enum Waker {
     Timer,
     /// Another interrupt, or work it left to be done right after.
     Interrupt,
+    /// One thread or another: there were too many.
+    Other,
 }
 
 /// Where a wake-up came from, as its kernel stack shows.
@@ -203,6 +205,9 @@ struct Thread {
 /// Rows of ended threads that are kept apart; as many keys has a window (`window.rs`).
 const MAX_ENDED_ROWS: usize = 200_000;
 
+/// Places, reasons and wakers of one thread's waits that are kept apart. Places and reasons are few; threads that wake it may come and go without end.
+const MAX_WAITS: usize = 4096;
+
 /// Collects one window of all threads.
 #[derive(Default)]
 pub struct Threads {
@@ -215,6 +220,7 @@ pub struct Threads {
     rest: Option<Row>,
     summed_up: u64,
     unmatched_wait_ends: u64,
+    wakers_capped: u64,
 }
 
 impl Threads {
@@ -320,8 +326,14 @@ impl Threads {
                     let throttled = thread.waits.entry((open.stack, reason, None)).or_default();
                     throttled.add(0, std::mem::take(&mut runnable_ns), open.weight);
                 }
-                let waited = thread.waits.entry((open.stack, open.reason, waker)).or_default();
-                waited.add(end.blocked_ns, runnable_ns, open.weight);
+                let mut key = (open.stack, open.reason, waker);
+                let full = thread.waits.len() >= MAX_WAITS && !thread.waits.contains_key(&key);
+                let capped = full && matches!(waker, Some(Waker::Thread(..)));
+                if capped {
+                    key.2 = Some(Waker::Other);
+                }
+                thread.waits.entry(key).or_default().add(end.blocked_ns, runnable_ns, open.weight);
+                self.wakers_capped += u64::from(capped);
             }
             None if thread.last_run.is_none() && thread.first.is_none() => {
                 thread.first = Some((end.start, end.blocked_ns, end.runnable_ns));
@@ -379,6 +391,12 @@ impl Threads {
     #[must_use]
     pub fn summed_up(&self) -> u64 {
         self.summed_up
+    }
+
+    /// Waits whose waker is not told, because their thread had very many.
+    #[must_use]
+    pub fn wakers_capped(&self) -> u64 {
+        self.wakers_capped
     }
 
     /// Wait ends whose start never arrived.
@@ -691,6 +709,29 @@ mod tests {
         let all = super::MAX_ENDED_ROWS as f64;
         assert_eq!(sums(&rows), (10.0 * all, 0.0, 5.0 * all));
         assert_eq!(rows.iter().map(|row| row.samples).sum::<u64>(), super::MAX_ENDED_ROWS as u64);
+    }
+
+    #[test]
+    fn a_thread_woken_by_very_many_others_keeps_the_first_of_them_and_its_time() {
+        let mut threads = Threads::default();
+        let wakers = super::MAX_WAITS as u64 + 7;
+        for n in 0..wakers {
+            threads.wait_start(T, MonotonicNs(n * 10), StackId(5), SLEEP, 1, 1.0);
+            threads.wait_end(&WaitEnd {
+                thread: T,
+                start: MonotonicNs(n * 10),
+                blocked_ns: 9,
+                runnable_ns: 0,
+                waker: Some((ThreadId { pid: 1, tid: 2 + n as u32 }, [0; 16])),
+                woken_throttled: false,
+            });
+        }
+        assert_eq!(threads.wakers_capped(), 7);
+        let rows = threads.finish(&running(times(wakers, 0, 9 * wakers), ON_CPU));
+        let of = |waker: fn(&Waker) -> bool| rows.iter().filter(move |r| r.waker.as_ref().is_some_and(waker));
+        assert_eq!(of(|waker| matches!(waker, Waker::Thread(..))).count(), super::MAX_WAITS);
+        let other: Vec<f64> = of(|waker| *waker == Waker::Other).map(|row| row.blocked_ns).collect();
+        assert_eq!(other, [63.0]);
     }
 
     #[test]

@@ -186,6 +186,7 @@ impl ProcessTable {
             rules: &mut self.rules,
             counters: &mut self.counters,
             lessons: &mut self.lessons,
+            common: &mut self.common,
             now: Instant::now(),
             teaching: Teaching::Off,
         };

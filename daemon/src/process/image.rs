@@ -1,32 +1,19 @@
-//! Files that are mapped as code: opened safely, identified, and read piece by piece. A target's file is never mapped, for
-//! whoever may write it could truncate it under us; every size it states is checked against the file and a cap.
+//! One file that is mapped as code, identified and read piece by piece. A target's file is never mapped, for whoever may write it
+//! could truncate it under us; every size it states is checked against the file and a cap.
 
-use super::mapping::Mapping;
-use crate::sample::frame::ImageId;
 use crate::unwind::eh_frame::{Section, UnwindSections};
 use crate::unwind::managed::{ExceptionDirectory, PeImage};
 use object::elf;
 use object::endian::LittleEndian as LE;
 use object::pod;
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read as _;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
-/// Most images known in one run.
-const MAX_IMAGES: usize = 16_384;
-/// Of these, most that one pid brings: whoever maps very many files takes no room from others.
-const MAX_OF_PID: usize = MAX_IMAGES / 8;
-/// Most files kept open.
-const MAX_OPEN: usize = 512;
 /// Most bytes of unwind data loaded from one image; Chromium has 12 MiB.
 const MAX_UNWIND_BYTES: u64 = 32 << 20;
-/// Most bytes of unwind data held at once.
-const MAX_HELD_BYTES: usize = 48 << 20;
 /// Most program headers, section headers, PE sections, and bytes of names and notes that are read.
 const MAX_PROGRAM_HEADERS: u16 = 128;
 const MAX_SECTION_HEADERS: u16 = 4096;
@@ -59,7 +46,7 @@ pub enum ImageError {
         /// Inode found, 0 when it is no regular file.
         found: u64,
     },
-    /// [`MAX_IMAGES`] images are known.
+    /// As many are known as may be, and all of them stand in stacks.
     #[error("too many mapped files")]
     Full,
     /// The process has brought its share of them.
@@ -72,7 +59,7 @@ pub enum ImageError {
 
 /// What makes two mappings the same file: never the build id, which anyone can forge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Identity {
+pub(super) struct Identity {
     device: u64,
     inode: u64,
     ctime: (i64, i64),
@@ -80,7 +67,7 @@ struct Identity {
 }
 
 impl Identity {
-    fn of(meta: &std::fs::Metadata) -> Self {
+    pub(super) fn of(meta: &std::fs::Metadata) -> Self {
         Self {
             device: meta.dev(),
             inode: meta.ino(),
@@ -163,7 +150,12 @@ struct PeSection {
 #[derive(Debug)]
 enum Format {
     /// x86-64 ELF.
-    Elf { segments: Vec<Segment>, unwind: Option<Arc<UnwindSections>> },
+    Elf {
+        segments: Vec<Segment>,
+        /// Address of the first instruction of a process.
+        entry: u64,
+        unwind: Option<Arc<UnwindSections>>,
+    },
     /// x86-64 PE: a ReadyToRun image when it has an exception directory.
     Pe { sections: Vec<PeSection>, exception: (u32, u32), directory: Option<Arc<ExceptionDirectory>> },
     /// Neither, or of another machine.
@@ -185,8 +177,6 @@ pub struct Image {
     identity: Option<Identity>,
     source: Source,
     format: Format,
-    /// Highest when used last.
-    used: u64,
 }
 
 impl Image {
@@ -248,6 +238,17 @@ impl Image {
         section.rva.checked_add(offset - section.offset)
     }
 
+    /// True when `address` is in the code a dynamic loader begins with. glibc's has no unwind data there, and nobody called it. Other
+    /// libraries may state an entry point that means nothing.
+    #[must_use]
+    pub fn is_loaders_start(&self, address: u64) -> bool {
+        // `_start` and `_dl_start_user` (sysdeps/x86_64/dl-machine.h, RTLD_START) have some 70 bytes.
+        const BYTES: u64 = 96;
+        let name = self.path.rsplit('/').next().unwrap_or_default();
+        let Format::Elf { entry, .. } = self.format else { return false };
+        name.starts_with("ld-") && entry != 0 && address.checked_sub(entry).is_some_and(|after| after < BYTES)
+    }
+
     /// Where its code is: addresses in its own numbering (ELF virtual or relative virtual), and the offset in the file.
     #[must_use]
     pub fn code(&self) -> Vec<(Range<u64>, u64)> {
@@ -268,7 +269,7 @@ impl Image {
 
     /// True when its file is open and was neither written to, replaced nor removed since it was parsed. While it is open its
     /// inode cannot become another file's.
-    fn is_unchanged(&self) -> bool {
+    pub(super) fn is_unchanged(&self) -> bool {
         let Source::File(file) = &self.source else { return false };
         self.identity.is_some() && file.metadata().ok().map(|meta| Identity::of(&meta)) == self.identity
     }
@@ -277,8 +278,7 @@ impl Image {
         let mut magic = [0u8; 4];
         source.read(0, &mut magic);
         let (format, build_id) = match magic {
-            elf::ELFMAG => parse_elf(&source)
-                .map_or((Format::Other, None), |(segments, id)| (Format::Elf { segments, unwind: None }, id)),
+            elf::ELFMAG => parse_elf(&source).unwrap_or((Format::Other, None)),
             [b'M', b'Z', ..] => (parse_pe(&source).unwrap_or(Format::Other), None),
             _ => (Format::Other, None),
         };
@@ -286,10 +286,87 @@ impl Image {
             Source::File(file) => file.metadata().ok().map(|meta| Identity::of(&meta)),
             _ => None,
         };
-        Self { path, build_id, device, inode, identity, source, format, used: 0 }
+        Self { path, build_id, device, inode, identity, source, format }
     }
 
-    fn held_bytes(&self) -> usize {
+    /// The image in a file.
+    pub(super) fn of_file(path: Arc<str>, device: (u32, u32), inode: u64, file: File) -> Self {
+        Self::parse(path, device, inode, Source::File(file))
+    }
+
+    /// The vDSO.
+    pub(super) fn of_vdso(bytes: Vec<u8>) -> Self {
+        Self::parse("[vdso]".into(), (0, 0), 0, Source::Bytes(bytes))
+    }
+
+    pub(super) fn identity(&self) -> Option<&Identity> {
+        self.identity.as_ref()
+    }
+
+    /// Device (major, minor) of its file as the file states it.
+    pub(super) fn identity_device(&self) -> Option<(u32, u32)> {
+        let device = self.identity.as_ref()?.device;
+        Some((rustix::fs::major(device), rustix::fs::minor(device)))
+    }
+
+    /// Closes its file; what was read of it stays.
+    pub(super) fn close(&mut self) {
+        self.source = Source::Closed;
+    }
+
+    /// Takes its file, which was closed, again.
+    pub(super) fn reopen(&mut self, file: File) {
+        self.source = Source::File(file);
+    }
+
+    /// Memory it takes without its unwind data.
+    pub(super) fn described_bytes(&self) -> usize {
+        let parts = match &self.format {
+            Format::Elf { segments, .. } => segments.capacity() * size_of::<Segment>(),
+            Format::Pe { sections, .. } => sections.capacity() * size_of::<PeSection>(),
+            Format::Other => 0,
+        };
+        let held = if let Source::Bytes(bytes) = &self.source { bytes.len() } else { 0 };
+        size_of::<Self>() + self.path.len() + self.build_id.as_ref().map_or(0, Vec::len) + parts + held
+    }
+
+    /// The unwind sections of an ELF image, and whether they were loaded just now.
+    pub(super) fn unwind(&mut self) -> Option<(Arc<UnwindSections>, bool)> {
+        let closed = self.is_closed();
+        let Format::Elf { unwind, .. } = &mut self.format else { return None };
+        if let Some(unwind) = unwind {
+            return Some((Arc::clone(unwind), false));
+        }
+        if closed {
+            return None;
+        }
+        let loaded = Arc::new(load_unwind(&self.source).unwrap_or_default());
+        *unwind = Some(Arc::clone(&loaded));
+        Some((loaded, true))
+    }
+
+    /// The exception directory of a PE image, and whether it was loaded just now.
+    pub(super) fn exceptions(&mut self) -> Option<(Arc<ExceptionDirectory>, bool)> {
+        let Format::Pe { exception: (rva, size), directory, .. } = &self.format else { return None };
+        if let Some(directory) = directory {
+            return Some((Arc::clone(directory), false));
+        }
+        if self.is_closed() {
+            return None;
+        }
+        let mut bytes = vec![0u8; usize::try_from(u64::from(*size).min(MAX_UNWIND_BYTES)).ok()?];
+        let read = PeImage::read(self, *rva, &mut bytes);
+        bytes.truncate(read);
+        bytes.shrink_to_fit();
+        let loaded = Arc::new(ExceptionDirectory::new(bytes));
+        if let Format::Pe { directory, .. } = &mut self.format {
+            *directory = Some(Arc::clone(&loaded));
+        }
+        Some((loaded, true))
+    }
+
+    /// Memory its unwind data takes.
+    pub(super) fn held_bytes(&self) -> usize {
         match &self.format {
             Format::Elf { unwind: Some(unwind), .. } => unwind.size_bytes(),
             Format::Pe { directory: Some(directory), .. } => directory.size_bytes(),
@@ -297,7 +374,8 @@ impl Image {
         }
     }
 
-    fn release(&mut self) {
+    /// Drops its unwind data.
+    pub(super) fn release(&mut self) {
         match &mut self.format {
             Format::Elf { unwind, .. } => *unwind = None,
             Format::Pe { directory, .. } => *directory = None,
@@ -318,7 +396,7 @@ impl PeImage for Image {
     }
 }
 
-fn parse_elf(source: &Source) -> Option<(Vec<Segment>, Option<Vec<u8>>)> {
+fn parse_elf(source: &Source) -> Option<(Format, Option<Vec<u8>>)> {
     let header = elf_header(source)?;
     let mut segments = Vec::new();
     let mut build_id = None;
@@ -339,7 +417,8 @@ fn parse_elf(source: &Source) -> Option<(Vec<Segment>, Option<Vec<u8>>)> {
             _ => {}
         }
     }
-    Some((segments, build_id))
+    let entry = header.e_entry.get(LE);
+    Some((Format::Elf { segments, entry, unwind: None }, build_id))
 }
 
 fn elf_header(source: &Source) -> Option<elf::FileHeader64<LE>> {
@@ -513,294 +592,10 @@ fn parse_pe(source: &Source) -> Option<Format> {
     Some(Format::Pe { sections, exception, directory: None })
 }
 
-/// All images of a run.
-#[derive(Debug, Default)]
-pub struct Images {
-    images: Vec<Image>,
-    by_identity: HashMap<Identity, ImageId>,
-    /// Last image seen for (device, inode) of a mapping: for processes that are gone before their file could be opened.
-    by_mapping: HashMap<((u32, u32), u64), ImageId>,
-    /// Images each pid was the first to map.
-    brought: HashMap<u32, usize>,
-    clock: u64,
-    open: usize,
-    held_bytes: usize,
-    /// Times a file was not taken up because there were too many.
-    pub refused: u64,
-    /// Times an image's unwind data was dropped to stay within memory.
-    pub evictions: u64,
-}
-
-impl Images {
-    /// The image; `None` for an id of another run.
-    #[must_use]
-    pub fn get(&self, id: ImageId) -> Option<&Image> {
-        self.images.get(usize::try_from(id.0).ok()?)
-    }
-
-    fn get_mut(&mut self, id: ImageId) -> Option<&mut Image> {
-        self.images.get_mut(usize::try_from(id.0).ok()?)
-    }
-
-    /// The image behind a file mapping of `pid`.
-    ///
-    /// # Errors
-    /// [`ImageError`] when it cannot be opened and was never seen, or there is no room.
-    pub fn resolve(&mut self, pid: u32, mapping: &Mapping) -> Result<ImageId, ImageError> {
-        let key = (mapping.device, mapping.inode);
-        let file = match open_mapped(pid, mapping) {
-            Ok(file) => file,
-            // The process is gone, or renamed its file away: the same file was mapped before.
-            Err(error) => {
-                let known = self.by_mapping.get(&key).copied();
-                return known.filter(|id| self.get(*id).is_some_and(Image::is_unchanged)).ok_or(error);
-            }
-        };
-        let open_error = |source| ImageError::Open { pid, path: Arc::clone(&mapping.path), source };
-        let meta = file.metadata().map_err(open_error)?;
-        let identity = Identity::of(&meta);
-        let id = match self.by_identity.get(&identity).copied() {
-            Some(id) => {
-                if let Some(image) = self.get_mut(id)
-                    && matches!(image.source, Source::Closed)
-                {
-                    image.source = Source::File(file);
-                    self.open += 1;
-                }
-                id
-            }
-            None => {
-                let brought = self.brought.get(&pid).copied().unwrap_or(0);
-                if brought >= MAX_OF_PID {
-                    self.refused += 1;
-                    return Err(ImageError::Share { pid });
-                }
-                let id = self.add(Image::parse(
-                    Arc::clone(&mapping.path),
-                    mapping.device,
-                    mapping.inode,
-                    Source::File(file),
-                ))?;
-                self.brought.insert(pid, brought + 1);
-                self.by_identity.insert(identity, id);
-                self.open += 1;
-                id
-            }
-        };
-        self.touch(id);
-        self.by_mapping.insert(key, id);
-        self.close_least_used();
-        Ok(id)
-    }
-
-    /// The image in a file that nobody needs to map.
-    ///
-    /// # Errors
-    /// [`ImageError::Full`].
-    pub fn open(
-        &mut self,
-        file: File,
-        path: Arc<str>,
-        device: (u32, u32),
-        inode: u64,
-    ) -> Result<ImageId, ImageError> {
-        let id = self.add(Image::parse(path, device, inode, Source::File(file)))?;
-        self.open += 1;
-        Ok(id)
-    }
-
-    /// The vDSO with these bytes.
-    ///
-    /// # Errors
-    /// [`ImageError::Full`].
-    pub fn vdso(&mut self, bytes: Vec<u8>) -> Result<ImageId, ImageError> {
-        let known = self.images.iter().position(|i| i.bytes() == Some(&bytes));
-        match known.and_then(|i| u32::try_from(i).ok()) {
-            Some(id) => Ok(ImageId(id)),
-            None => self.add(Image::parse("[vdso]".into(), (0, 0), 0, Source::Bytes(bytes))),
-        }
-    }
-
-    fn add(&mut self, image: Image) -> Result<ImageId, ImageError> {
-        if self.images.len() >= MAX_IMAGES {
-            self.refused += 1;
-            return Err(ImageError::Full);
-        }
-        let id = u32::try_from(self.images.len()).map_err(|_| ImageError::Full)?;
-        self.images.push(image);
-        Ok(ImageId(id))
-    }
-
-    fn touch(&mut self, id: ImageId) {
-        self.clock += 1;
-        let clock = self.clock;
-        if let Some(image) = self.get_mut(id) {
-            image.used = clock;
-        }
-    }
-
-    fn close_least_used(&mut self) {
-        while self.open > MAX_OPEN {
-            let open = self.images.iter_mut().filter(|i| matches!(i.source, Source::File(_)));
-            if let Some(image) = open.min_by_key(|i| i.used) {
-                image.source = Source::Closed;
-            }
-            self.open -= 1;
-        }
-    }
-
-    /// The unwind sections of an ELF image, loaded now if they were not.
-    pub fn unwind(&mut self, id: ImageId) -> Option<Arc<UnwindSections>> {
-        self.touch(id);
-        let image = self.get_mut(id)?;
-        let Format::Elf { unwind, .. } = &mut image.format else { return None };
-        if let Some(unwind) = unwind {
-            return Some(Arc::clone(unwind));
-        }
-        if matches!(image.source, Source::Closed) {
-            return None;
-        }
-        let loaded = Arc::new(load_unwind(&image.source).unwrap_or_default());
-        *unwind = Some(Arc::clone(&loaded));
-        self.make_room(id);
-        Some(loaded)
-    }
-
-    /// The exception directory of a PE image, loaded now if it was not.
-    pub fn exceptions(&mut self, id: ImageId) -> Option<Arc<ExceptionDirectory>> {
-        self.touch(id);
-        let image = self.get_mut(id)?;
-        let Format::Pe { exception: (rva, size), directory, .. } = &image.format else { return None };
-        if let Some(directory) = directory {
-            return Some(Arc::clone(directory));
-        }
-        if matches!(image.source, Source::Closed) {
-            return None;
-        }
-        let mut bytes = vec![0u8; usize::try_from(u64::from(*size).min(MAX_UNWIND_BYTES)).ok()?];
-        let read = PeImage::read(image, *rva, &mut bytes);
-        bytes.truncate(read);
-        bytes.shrink_to_fit();
-        let loaded = Arc::new(ExceptionDirectory::new(bytes));
-        if let Format::Pe { directory, .. } = &mut image.format {
-            *directory = Some(Arc::clone(&loaded));
-        }
-        self.make_room(id);
-        Some(loaded)
-    }
-
-    /// Drops the unwind data least recently used until all fits again; never that of `keep`.
-    fn make_room(&mut self, keep: ImageId) {
-        self.held_bytes = self.images.iter().map(Image::held_bytes).sum();
-        let keep = usize::try_from(keep.0).unwrap_or(usize::MAX);
-        while self.held_bytes > MAX_HELD_BYTES {
-            let others =
-                self.images.iter_mut().enumerate().filter(|(i, image)| *i != keep && image.held_bytes() > 0);
-            let Some((_, image)) = others.min_by_key(|(_, image)| image.used) else { return };
-            self.held_bytes -= image.held_bytes();
-            image.release();
-            self.evictions += 1;
-        }
-    }
-}
-
-/// Opens the file behind a mapping for reading, never a device or a pipe, and never one the mapping does not hold.
-fn open_mapped(pid: u32, mapping: &Mapping) -> Result<File, ImageError> {
-    let error = |source: rustix::io::Errno| ImageError::Open {
-        pid,
-        path: Arc::clone(&mapping.path),
-        source: source.into(),
-    };
-    let path = OFlags::PATH | OFlags::CLOEXEC;
-    // The kernel's own link to the mapped file: right even when the path names something else by now.
-    let link = format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.range.start, mapping.range.end);
-    let (handle, by_link) = match rustix::fs::openat(CWD, link, path, Mode::empty()) {
-        Ok(handle) => (handle, true),
-        // The mapping was split or grew, or the process is in exec: by path below the process's root, with nothing followed.
-        Err(_) => (by_path(pid, mapping).map_err(error)?, false),
-    };
-    let stat = rustix::fs::fstat(&handle).map_err(error)?;
-    let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
-    // Behind the kernel's link only the inode is compared: maps and stat state different devices on overlayfs and btrfs.
-    let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-    if !regular || stat.st_ino != mapping.inode || !(by_link || device == mapping.device) {
-        let found = if regular { stat.st_ino } else { 0 };
-        let path = Arc::clone(&mapping.path);
-        return Err(ImageError::Changed { pid, path, expected: mapping.inode, found });
-    }
-    let reopen = format!("/proc/self/fd/{}", handle.as_raw_fd());
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    rustix::fs::openat(CWD, reopen, flags, Mode::empty()).map(File::from).map_err(error)
-}
-
-fn by_path(pid: u32, mapping: &Mapping) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let root =
-        rustix::fs::openat(CWD, format!("/proc/{pid}/root"), flags | OFlags::DIRECTORY, Mode::empty())?;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    rustix::fs::openat2(root, &*mapping.path, flags | OFlags::NOFOLLOW, Mode::empty(), resolve)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Mmap;
     use std::io::Write;
-
-    /// A pid no process can have (kernel limit 2^22).
-    const NOBODY: u32 = 5_000_000;
-
-    #[test]
-    fn a_file_of_a_process_that_is_gone_is_a_known_one_only_while_that_is_unchanged() {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        file.write_all(b"first").unwrap();
-        let meta = file.as_file().metadata().unwrap();
-        let mapping = Mapping::new(&Mmap {
-            pid: std::process::id(),
-            start: 0x1000,
-            len: 0x1000,
-            file_offset: 0,
-            device: (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev())),
-            inode: meta.ino(),
-            path: file.path().to_str().unwrap().to_owned(),
-        })
-        .unwrap();
-        let mut images = Images::default();
-        let first = images.resolve(std::process::id(), &mapping).unwrap();
-        assert_eq!(images.resolve(NOBODY, &mapping).unwrap(), first);
-        file.write_all(b" and second").unwrap();
-        file.flush().unwrap();
-        assert!(images.resolve(NOBODY, &mapping).is_err(), "rewritten in place");
-        assert_ne!(images.resolve(std::process::id(), &mapping).unwrap(), first);
-    }
-
-    #[test]
-    fn a_process_that_maps_very_many_files_leaves_room_for_others() {
-        let folder = tempfile::tempdir().unwrap();
-        let mapping = |name: usize| {
-            let path = folder.path().join(name.to_string());
-            let meta = File::create(&path).unwrap().metadata().unwrap();
-            Mapping::new(&Mmap {
-                pid: std::process::id(),
-                start: 0x1000,
-                len: 0x1000,
-                file_offset: 0,
-                device: (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev())),
-                inode: meta.ino(),
-                path: path.to_str().unwrap().to_owned(),
-            })
-            .unwrap()
-        };
-        let (mut images, own) = (Images::default(), std::process::id());
-        let files: Vec<Mapping> = (0..MAX_OF_PID + 3).map(mapping).collect();
-        let taken = files.iter().filter(|file| images.resolve(own, file).is_ok()).count();
-        assert_eq!((taken, images.refused), (MAX_OF_PID, 3));
-        assert!(images.resolve(own, &files[0]).is_ok(), "a known one needs no room");
-        // As if another process had brought them.
-        let brought = images.brought.remove(&own).unwrap();
-        images.brought.insert(NOBODY, brought);
-        assert!(images.resolve(own, &files[MAX_OF_PID]).is_ok());
-    }
 
     #[test]
     fn compressed_sections_are_read_no_further_than_they_say() {

@@ -2,7 +2,8 @@
 //! left. JIT memory is looked at again once a second per method in use: a body that was replaced gets a new generation.
 
 use super::ProcessError;
-use super::image::Images;
+use super::budget::{Common, Share, cpu_time};
+use super::images::Images;
 use super::lesson::{self, Lesson, Lessons};
 use super::mapping::{Mapping, Mappings, Region, Replaced, parse_maps_line};
 use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
@@ -32,13 +33,8 @@ const MAX_WALKED_FRAMES: usize = 32_768;
 const MAX_RULES: usize = 32_768;
 /// Most bytes of a vDSO.
 const MAX_VDSO_BYTES: u64 = 64 << 10;
-/// Bytes of JIT memory one process may have searched per [`BUDGET_PERIOD`].
+/// Bytes of JIT memory one process may have searched in the period of its [`Share`].
 const BUDGET_BYTES: u64 = 64 << 20;
-/// CPU time that looking up rules for one process may take per [`BUDGET_PERIOD`]: its files choose how much work each is.
-const BUDGET_TIME: Duration = Duration::from_millis(250);
-const BUDGET_PERIOD: Duration = Duration::from_secs(1);
-/// Rules of one process that the probes may be taught per [`BUDGET_PERIOD`].
-const LESSONS: u32 = 8192;
 /// How long a look at JIT memory holds.
 const RECHECK: Duration = Duration::from_secs(1);
 /// Shortest time between two readings of a process's maps because of an address no mapping covers; it doubles up to the longest
@@ -81,14 +77,14 @@ pub(super) struct Process {
     /// Generation of starts `replaced` has forgotten.
     pub(super) oldest_generation: u32,
     pub(super) budget: Budget,
-    pub(super) budget_time: Duration,
-    pub(super) budget_since: Instant,
+    /// Of the work for all processes.
+    pub(super) share: Share,
+    /// The process it was made by, when that is known.
+    pub(super) parent: Option<u32>,
     /// The address space of the rules the probes know.
     pub(super) space: Option<u32>,
     /// Places whose rules they are to forget.
     unlearned: Vec<u64>,
-    /// Rules that may still be taught in this period.
-    lessons_left: u32,
     /// Stacks the probes walked, by their places.
     walked: WalkedStacks,
     pub(super) refreshed: Option<Instant>,
@@ -113,11 +109,10 @@ impl Process {
             replaced: HashMap::new(),
             oldest_generation: 0,
             budget: Budget { bytes: BUDGET_BYTES },
-            budget_time: BUDGET_TIME,
-            budget_since: Instant::now(),
+            share: Share::new(Instant::now()),
+            parent: None,
             space: None,
             unlearned: Vec::new(),
-            lessons_left: LESSONS,
             walked: WalkedStacks::default(),
             refreshed: None,
             refresh_after: REFRESH,
@@ -140,6 +135,14 @@ impl Process {
         // A file that could not be opened may be another by now.
         if self.images.get(&key) == Some(&None) {
             self.images.remove(&key);
+        }
+    }
+
+    /// Begins a new period of its share of work when one is over.
+    pub(super) fn refill(&mut self, common: &mut Common, now: Instant) {
+        common.refill(now);
+        if self.share.refill(now) {
+            self.budget = Budget { bytes: BUDGET_BYTES };
         }
     }
 
@@ -291,12 +294,6 @@ fn step_keys(range: &Range<u64>) -> Range<u64> {
     key(range.start)..key(range.end).max(key(range.start))
 }
 
-/// CPU time of this thread: unlike the clock it does not count what other programs take.
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
 fn belongs_to_clr(mapping: &Mapping) -> bool {
     mapping.region == Region::Jit { doublemapped: true } || mapping.path.ends_with("/libcoreclr.so")
 }
@@ -317,6 +314,7 @@ pub(super) struct View<'a> {
     pub(super) rules: &'a mut HashSet<Arc<Rule>>,
     pub(super) counters: &'a mut Counters,
     pub(super) lessons: &'a mut Lessons,
+    pub(super) common: &'a mut Common,
     pub(super) now: Instant,
     /// Whether the probes ask: they are taught the rules of the frames they handed over.
     pub(super) teaching: Teaching,
@@ -393,7 +391,7 @@ impl View<'_> {
             _ => {}
         }
         let closed = self.process.images.get(&key).copied().flatten();
-        let resolved = self.images.resolve(self.process.pid, mapping);
+        let resolved = self.images.resolve(self.process.pid, mapping, None);
         if let Err(error) = &resolved {
             self.counters.images_failed += 1;
             tracing::debug!(%error, "mapped file not usable");
@@ -433,6 +431,7 @@ impl View<'_> {
         exact: bool,
     ) -> (FrameKey, Result<Rule, Refusal>) {
         let frame = FrameKey::Native { image: id, address };
+        self.images.keep(id);
         let Some(unwind) = self.images.unwind(id) else { return (frame, Err(Refusal::Unreadable)) };
         // The signal-return stub ends with its system call: in it, the next instruction is past the stub's table entry.
         let in_signal_return = || {
@@ -446,6 +445,9 @@ impl View<'_> {
         };
         let found = match found {
             Ok(found) => found,
+            Err(Refusal::NoEntry) if self.images.get(id).is_some_and(|i| i.is_loaders_start(address)) => {
+                return (frame, Ok(Rule::thread_start()));
+            }
             Err(Refusal::NoEntry) if exact && unwind.is_plt(address) => {
                 return (frame, stub(&self.code(id, offset), address));
             }
@@ -573,26 +575,16 @@ impl View<'_> {
         (frame, stub_rule(code, pc))
     }
 
-    fn refill_budget(&mut self) {
-        if self.now.duration_since(self.process.budget_since) >= BUDGET_PERIOD {
-            self.process.budget = Budget { bytes: BUDGET_BYTES };
-            self.process.budget_time = BUDGET_TIME;
-            self.process.lessons_left = LESSONS;
-            self.process.budget_since = self.now;
-        }
-    }
-
-    /// [`View::resolve`] within the process's budget.
+    /// [`View::resolve`] within the process's share of work.
     fn resolve_within_budget(&mut self, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
-        self.refill_budget();
-        let found = if self.process.budget_time.is_zero() {
-            (self.unknown(pc), Err(Refusal::Budget))
-        } else {
+        self.process.refill(self.common, self.now);
+        let found = if self.common.has_time(&self.process.share) {
             let before = cpu_time();
             let found = self.resolve(pc, exact);
-            let spent = cpu_time().saturating_sub(before);
-            self.process.budget_time = self.process.budget_time.saturating_sub(spent);
+            self.common.spend(&mut self.process.share, cpu_time().saturating_sub(before));
             found
+        } else {
+            (self.unknown(pc), Err(Refusal::Budget))
         };
         self.counters.budget_refusals += u64::from(matches!(found.1, Err(Refusal::Budget)));
         found
@@ -608,11 +600,10 @@ impl View<'_> {
             return;
         }
         let Some(rule) = cached.step.rule.as_ref().ok().and_then(|rule| encode(rule)) else { return };
-        if self.process.lessons_left == 0 {
+        if !self.common.take_lesson(&mut self.process.share) {
             self.counters.lessons_refused += 1;
             return;
         }
-        self.process.lessons_left -= 1;
         // Of a rule they seem to have lost, samples may be on the way that were walked before they did.
         cached.taught.get_or_insert_with(MonotonicNs::now);
         let pid = self.process.pid;

@@ -4,8 +4,10 @@
 //! code's rules and methods with it. An unmapping alone is not reported and harmless: no thread can run there.
 
 use super::ProcessError;
+use super::budget::{Common, cpu_time};
 use super::container::container;
-use super::image::{Image, Images};
+use super::image::Image;
+use super::images::{Elsewhere, Images};
 use super::lesson::{Lesson, Lessons};
 use super::live::{Process, Teaching, View, read_maps};
 use super::mapping::{Mapping, Mappings, Region, Replaced};
@@ -101,6 +103,7 @@ pub struct ProcessTable {
     /// At least the number of steps and bodies remembered.
     cached: usize,
     pub(super) lessons: Lessons,
+    pub(super) common: Common,
     /// Records of processes were lost.
     in_doubt: bool,
     /// When all was last forgotten because of that.
@@ -119,13 +122,17 @@ impl ProcessTable {
     pub fn observe(&mut self, event: &Event) {
         match &event.kind {
             EventKind::Exec { pid, comm } => {
-                let (exec_count, start_ticks) = match self.remove(*pid) {
+                let old = self.remove(*pid);
+                let (exec_count, start_ticks) = match &old {
                     Some(old) => (self.info(old.id).map_or(0, |i| i.exec_count) + 1, old.start_ticks),
                     None => (1, None),
                 };
                 // Read anew: runtimes move their child into the container's cgroup just before they let it become the program.
                 let container = container(*pid);
-                self.insert(*pid, start_ticks, exec_count, comm.clone(), container, Arc::default()).ok();
+                let new = self.insert(*pid, start_ticks, exec_count, comm.clone(), container, Arc::default());
+                if let (Ok(_), Some(old), Some(new)) = (new, old, self.live.get_mut(pid)) {
+                    (new.share, new.parent) = (old.share, old.parent);
+                }
             }
             EventKind::Fork { parent, thread } if parent.pid != thread.pid => {
                 // A fork of a process never seen is read from /proc when its first sample comes.
@@ -140,6 +147,7 @@ impl ProcessTable {
                         && let Some(process) = self.live.get_mut(&thread.pid)
                     {
                         process.images = images;
+                        process.parent = Some(parent.pid);
                     }
                 } else {
                     self.remove(thread.pid);
@@ -161,8 +169,18 @@ impl ProcessTable {
                 // Opened while the process is most likely there, and always: the inode may be another file's by now.
                 if mapping.region == Region::File {
                     let key = (mapping.device, mapping.inode);
-                    let id = self.images.resolve(mmap.pid, &mapping).ok();
-                    process.images.insert(key, id);
+                    process.refill(&mut self.common, Instant::now());
+                    if self.common.has_time(&process.share) {
+                        let before = cpu_time();
+                        let elsewhere = process.parent.map(|parent| Elsewhere { parent, at: event.time });
+                        let id = self.images.resolve(mmap.pid, &mapping, elsewhere).ok();
+                        self.common.spend(&mut process.share, cpu_time().saturating_sub(before));
+                        process.images.insert(key, id);
+                    } else {
+                        // Looked for when a stack needs it.
+                        self.counters.budget_refusals += 1;
+                        process.images.remove(&key);
+                    }
                 }
                 process.map(mapping, &mut self.counters);
                 process.take_back(&mut self.lessons);
@@ -243,13 +261,19 @@ impl ProcessTable {
             .ok()
             .and_then(|p| procfs::process::Process::new(p).and_then(|p| p.stat()).ok());
         let stat = stat.ok_or(ProcessError::Gone { pid })?;
+        let before = cpu_time();
         let mut mappings = Mappings::default();
         let mut refused = 0;
         for mapping in read_maps(pid)? {
             refused += u64::from(mappings.insert(mapping) == Replaced::Refused);
         }
         self.counters.mappings_refused += refused;
-        self.insert(pid, Some(stat.starttime), 0, stat.comm, container(pid), Arc::new(mappings))
+        let id = self.insert(pid, Some(stat.starttime), 0, stat.comm, container(pid), Arc::new(mappings))?;
+        if let Some(process) = self.live.get_mut(&pid) {
+            process.parent = u32::try_from(stat.ppid).ok();
+            self.common.spend(&mut process.share, cpu_time().saturating_sub(before));
+        }
+        Ok(id)
     }
 
     fn insert(
@@ -324,6 +348,12 @@ impl ProcessTable {
         self.images.evictions
     }
 
+    /// Mapped files that were forgotten to make room for others; no stack has a frame in them.
+    #[must_use]
+    pub fn images_evicted(&self) -> u64 {
+        self.images.evicted
+    }
+
     /// Times a mapped file was not taken up because there were too many.
     #[must_use]
     pub fn images_refused(&self) -> u64 {
@@ -372,6 +402,7 @@ impl ProcessTable {
             rules: &mut self.rules,
             counters: &mut self.counters,
             lessons: &mut self.lessons,
+            common: &mut self.common,
             now,
             teaching,
         };
@@ -675,9 +706,9 @@ mod tests {
         let body = JitBody::for_test(0x1000..0x1100);
         let learn =
             |process: &mut Process, images: &mut Images, rules: &mut HashSet<_>, counters: &mut Counters| {
-                let (lessons, now) = (&mut Lessons::default(), Instant::now());
-                View { process, images, rules, counters, lessons, now, teaching: Teaching::Off }
-                    .learn(body.clone());
+                let (lessons, common) = (&mut Lessons::default(), &mut Common::default());
+                let (now, teaching) = (Instant::now(), Teaching::Off);
+                View { process, images, rules, counters, lessons, common, now, teaching }.learn(body.clone());
             };
         learn(&mut process, &mut images, &mut rules, &mut counters);
         assert_eq!(process.bodies[&0x1000].generation, 0);

@@ -30,6 +30,7 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
         ("mappings_refused", table.mappings_refused),
         ("images_failed", table.images_failed),
         ("images_refused", processor.processes.images_refused()),
+        ("images_evicted", processor.processes.images_evicted()),
         ("image_evictions", processor.processes.image_evictions()),
         ("rules_cleared", table.steps_cleared),
         ("rules_evicted", table.caches_evicted),
@@ -52,7 +53,7 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 35] = [
+const OTHER_LOSSES: [&str; 36] = [
     "stacks_stale",
     "lessons_refused",
     "wait_ends_ring_full",
@@ -73,6 +74,7 @@ const OTHER_LOSSES: [&str; 35] = [
     "images_refused",
     "stacks_refused",
     "threads_summed_up",
+    "wakers_capped",
     "allocation_sites_refused",
     "live_objects_refused",
     "window_overflowed",

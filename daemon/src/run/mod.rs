@@ -4,6 +4,7 @@
 mod asked;
 pub mod backlog;
 pub mod collector;
+mod former;
 pub mod loss;
 pub mod names;
 pub mod processor;

@@ -31,7 +31,7 @@ impl ThreadNames {
         self.managed.insert(tid, name.into());
     }
 
-    /// The thread is gone; its kernel name stays for its rows until the id is used again, its managed one would be wrong then.
+    /// The thread is gone, or another program; its kernel name stays for its rows until the id is used again, its managed one would be wrong then.
     pub fn forked(&mut self, tid: u32) {
         self.managed.remove(&tid);
     }

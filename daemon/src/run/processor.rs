@@ -1,13 +1,14 @@
 //! The slow half of the pipeline: events in time order become stacks, and stacks become estimates. Names are only asked for here.
 
 use super::asked::Asked;
+use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
 use crate::aggregate::heap::{Allocations, age_bucket_seconds};
 use crate::aggregate::key::{Labels, SampleType};
 use crate::aggregate::thread_role::{is_collector, thread_role};
 use crate::aggregate::threads::{Place, Row, Threads, WaitReason, WaitStateKey, Waker};
 use crate::aggregate::wait_reason;
-use crate::aggregate::window::{Limits as WindowLimits, Window};
+use crate::aggregate::window::{Limits as WindowLimits, OTHER, Window};
 use crate::process::ProcessTable;
 use crate::sample::frame::{FrameKey, Marker, ProcessId};
 use crate::sample::stack::{StackId, StackTable};
@@ -68,7 +69,7 @@ struct Pause {
 /// What a process's pauses are counted by.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct PauseKey {
-    pid: u32,
+    region: RegionId,
     reason: u8,
     generation: u8,
 }
@@ -85,6 +86,7 @@ pub struct Processor {
     names: ThreadNames,
     /// Labels of threads that have ended, by id and when they entered the recording.
     ended: HashMap<(u32, MonotonicNs), Labels>,
+    formers: Formers,
     requests: Vec<NameRequest>,
     asked: Asked,
     types: HashMap<(RegionId, u64), Arc<str>>,
@@ -113,6 +115,7 @@ impl Processor {
             heap: Allocations::default(),
             names: ThreadNames::default(),
             ended: HashMap::new(),
+            formers: Formers::default(),
             requests: Vec::new(),
             asked: Asked::default(),
             types: HashMap::new(),
@@ -129,6 +132,9 @@ impl Processor {
 
     /// Takes one event; events come in time order.
     pub fn event(&mut self, event: Event) {
+        if let EventKind::Exec { pid, .. } = event.kind {
+            self.retire(pid, event.time);
+        }
         self.processes.observe(&event);
         let time = event.time;
         match event.kind {
@@ -153,17 +159,35 @@ impl Processor {
             EventKind::WaitEnd(end) => self.threads.wait_end(&end),
             EventKind::ThreadEnd(times) => {
                 // Named now: later the ids may be others'.
-                let labels = self.labels(times.thread, true);
+                let mut labels = self.labels(times.thread, true);
+                if let Some(former) = self.formers.of_thread(times.thread, times.since) {
+                    former.relabel(&mut labels, times.thread);
+                }
                 if self.threads.thread_end(times) {
                     self.ended.insert((times.thread.tid, times.since), labels);
                 }
             }
-            EventKind::Exec { pid, comm } => self.names.kernel(pid, &comm),
+            EventKind::Exec { pid, comm } => {
+                self.names.forked(pid);
+                self.names.kernel(pid, &comm);
+            }
             EventKind::Comm { thread, comm } => self.names.kernel(thread.tid, &comm),
             EventKind::Fork { thread, .. } => self.names.forked(thread.tid),
-            EventKind::Exit { .. } | EventKind::Mmap(_) | EventKind::ProcessRecordsLost => {}
+            EventKind::Exit { thread } => self.formers.exited(thread),
+            EventKind::Mmap(_) | EventKind::ProcessRecordsLost => {}
             EventKind::Shim { pid, region, event } => self.shim(time, pid, region, event),
         }
+    }
+
+    /// `pid` becomes another program: what there is of it belongs to the one it was.
+    fn retire(&mut self, pid: u32, at: MonotonicNs) {
+        let labels = self.labels(ThreadId { pid, tid: pid }, true);
+        let regions: Vec<RegionId> = self.regions(pid).collect();
+        self.formers.retire(Former { pid, at, process: self.processes.id(pid), labels }, &regions);
+    }
+
+    fn regions(&self, pid: u32) -> impl Iterator<Item = RegionId> {
+        self.region_pid.iter().filter(move |(_, of)| **of == pid).map(|(region, _)| *region)
     }
 
     /// Managed methods seen since the last call whose names are to be asked for.
@@ -229,11 +253,12 @@ impl Processor {
 
     /// What the estimators and their tables could not take as it came.
     #[must_use]
-    pub fn estimator_counters(&self) -> [(&'static str, u64); 6] {
+    pub fn estimator_counters(&self) -> [(&'static str, u64); 7] {
         let (sites, live) = self.heap.refused();
         [
             ("wait_ends_unmatched", self.threads.unmatched_wait_ends()),
             ("threads_summed_up", self.threads.summed_up()),
+            ("wakers_capped", self.threads.wakers_capped()),
             ("allocations_untracked", self.heap.untracked()),
             ("allocation_sites_refused", sites),
             ("live_objects_refused", live),
@@ -346,7 +371,11 @@ impl Processor {
 
     fn shim(&mut self, time: MonotonicNs, pid: u32, region: RegionId, event: ShimEvent) {
         let new_region = self.region_pid.insert(region, pid).is_none();
-        if let Ok(process) = self.processes.adopt(pid) {
+        let process = match self.formers.of_region(region) {
+            Some(former) => former.process,
+            None => self.processes.adopt(pid).ok(),
+        };
+        if let Some(process) = process {
             self.symbolizer.observe(process, &event);
             if new_region {
                 // What was seen before there was anybody to ask: asked now, because the process may not live until the end.
@@ -379,7 +408,7 @@ impl Processor {
                 self.collecting.retain(|_, of| *of != region);
                 if let Some(pause) = self.pauses.remove(&region) {
                     let generation = self.generation.get(&region).copied().unwrap_or(0);
-                    let key = PauseKey { pid, reason: pause.reason, generation };
+                    let key = PauseKey { region, reason: pause.reason, generation };
                     *self.pause_totals.entry(key).or_default() += time.0.saturating_sub(pause.begin.0);
                 }
             }
@@ -424,6 +453,17 @@ impl Processor {
         }
     }
 
+    /// What is counted under of a runtime's thread.
+    fn region_labels(&self, region: RegionId, tid: Option<u32>, detailed: bool) -> Labels {
+        let pid = self.region_pid.get(&region).copied().unwrap_or(0);
+        let thread = ThreadId { pid, tid: tid.unwrap_or(pid) };
+        let mut labels = self.labels(thread, detailed);
+        if let Some(former) = self.formers.of_region(region) {
+            former.relabel(&mut labels, thread);
+        }
+        labels
+    }
+
     /// Closes the window: all estimates, by stack and labels. `running` are the threads that exist at the end.
     #[must_use]
     pub fn close(&mut self, closing: Closing, running: &[ThreadSnapshot]) -> Window {
@@ -437,24 +477,22 @@ impl Processor {
             self.types.get(&(region, type_id)).cloned().unwrap_or_else(|| Arc::clone(&unknown))
         };
         for (site, weight) in self.heap.sites() {
-            let pid = self.region_pid.get(&site.region).copied().unwrap_or(0);
             let labels = Labels {
                 type_name: Some(type_name(site.region, site.type_id)),
                 heap: Some(site.heap),
-                ..self.labels(ThreadId { pid, tid: site.tid }, closing.detailed)
+                ..self.region_labels(site.region, Some(site.tid), closing.detailed)
             };
             let values = [(SampleType::AllocObjects, weight.objects), (SampleType::AllocSpace, weight.bytes)];
             window.add_all(self.stacks.frames(site.stack), &labels, &values);
         }
         for object in self.heap.live() {
             let site = object.site;
-            let pid = self.region_pid.get(&site.region).copied().unwrap_or(0);
             let labels = Labels {
                 type_name: Some(type_name(site.region, site.type_id)),
                 heap: Some(site.heap),
                 age_seconds: Some(age_bucket_seconds(object.born, closing.now)),
                 generation: Some(object.generation),
-                ..self.labels(ThreadId { pid, tid: site.tid }, closing.detailed)
+                ..self.region_labels(site.region, Some(site.tid), closing.detailed)
             };
             let values = [
                 (SampleType::InuseObjects, object.weight.objects),
@@ -469,7 +507,7 @@ impl Processor {
                 thread_id: None,
                 gc_reason: Some(suspend_reason(key.reason).into()),
                 generation: Some(key.generation),
-                ..self.labels(ThreadId { pid: key.pid, tid: key.pid }, false)
+                ..self.region_labels(key.region, None, false)
             };
             window.add(
                 &[FrameKey::Marker(Marker::GarbageCollector)],
@@ -515,6 +553,7 @@ impl Processor {
         labels.waker = row.waker.filter(|_| detailed).map(|waker| match waker {
             Waker::Timer => "timer".into(),
             Waker::Interrupt => "interrupt".into(),
+            Waker::Other => OTHER.into(),
             Waker::Thread(waker, comm) => format!("{} {}/{}", comm_text(&comm), waker.pid, waker.tid).into(),
         });
         let marker;

@@ -17,7 +17,7 @@ const ATTEMPTS: u32 = 100;
 
 /// A file was not written; nothing of it is left.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write {}: {step}: {source}", path.display())]
+#[error("cannot write {}: {step}: {source}{}", path.display(), advice(.source))]
 pub struct FileError {
     /// The target.
     pub path: PathBuf,
@@ -26,6 +26,14 @@ pub struct FileError {
     /// Why.
     #[source]
     pub source: io::Error,
+}
+
+fn advice(error: &io::Error) -> &'static str {
+    if error.kind() == io::ErrorKind::FileTooLarge {
+        " (ulimit -f, or the file system's own limit)"
+    } else {
+        ""
+    }
 }
 
 /// Writes `bytes` to `path`, over what is there. A symbolic link to a file is replaced, not followed; a device or pipe is written into.

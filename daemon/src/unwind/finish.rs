@@ -166,8 +166,10 @@ impl Walk<'_> {
         }
         // The stack pointer must grow. A signal handler on its own stack is the one exception, and its frame is found only
         // when both stacks are in the copy, so there it must grow as well. Asked first: a guess goes on from this frame's registers.
+        // Nor does it in a function that took its return address off the stack into a register (glibc's `vfork`).
         let rsp = Register::RSP.index();
-        if known & (1 << rsp) == 0 || registers[rsp] <= stack_pointer {
+        let stays = registers[rsp] == stack_pointer && matches!(rule.return_address, Saved::InRegister(_));
+        if known & (1 << rsp) == 0 || registers[rsp] <= stack_pointer && !stays {
             return Err(Missing::Unknown);
         }
         (self.registers, self.known) = (registers, known);
@@ -416,6 +418,21 @@ mod tests {
             &context(0x1010, STACK + 16, &[0x1020, 7, 8, 0x1030]),
         );
         assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
+    }
+
+    #[test]
+    fn a_return_address_in_a_register_leaves_the_stack_as_it_is() {
+        // glibc's `vfork`: `pop %rdi` before the system call, so that the child cannot overwrite it.
+        let mut vfork = rsp_plus(0);
+        vfork.return_address = Saved::InRegister(Register::from_dwarf(5).unwrap());
+        let mut context = context(0x1010, 0, &[7, 0x1030]);
+        context.regs.gpr[5] = 0x1020;
+        let caller = (0x101f, rsp_plus(16));
+        let done = walk_with(&[(0x1010, vfork), caller, (0x102f, Rule::thread_start())], &context);
+        assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
+        // Only where it is known what the register holds.
+        let done = walk_with(&[(0x1010, vfork), (0x101f, vfork)], &context);
+        assert_eq!((done.frames.len(), done.broken), (3, Some(Marker::TruncatedNoRule)));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use perfusion::source::kernel::{KernelOptions, KernelSource};
-use perfusion::source::{Event, EventKind, Progress, WaitStart};
+use perfusion::source::{Event, EventKind, Progress, ThreadTimes, WaitStart};
 use system_tests::environment::Need;
 use system_tests::wait_until;
 
@@ -191,7 +191,7 @@ fn thinned_waits_weigh_what_they_stand_for() {
 }
 
 #[test]
-fn a_thread_that_calls_execve_takes_its_times_along() {
+fn a_thread_that_calls_execve_ends_with_its_program_and_goes_on_under_the_processs_id() {
     const PROGRAM: &str = "import os, threading, time\n\
         threading.Thread(target=lambda: (time.sleep(0.2), os.execv('/bin/sleep', ['sleep', '0.2']))).start()\n\
         time.sleep(9)";
@@ -204,16 +204,28 @@ fn a_thread_that_calls_execve_takes_its_times_along() {
     let pid = child.id();
     assert!(child.wait().unwrap().success());
     let mut events = Vec::new();
-    wait_until("the last thread's end", DEADLINE, || {
+    let slept = |end: &ThreadTimes| end.blocked_ns >= 200_000_000;
+    let (ends, left) = wait_until("the ends of the caller and of the new program", DEADLINE, || {
         collect(&mut source, &mut events);
-        events.iter().any(|event| matches!(&event.kind, EventKind::ThreadEnd(end) if end.thread.tid == pid && end.blocked_ns >= 400_000_000)).then_some(())
+        let ends = events.iter().filter_map(|event| match &event.kind {
+            EventKind::ThreadEnd(end) if end.thread.pid == pid => Some((event.time, *end)),
+            _ => None,
+        });
+        let ends: Vec<_> = ends.collect();
+        let (left, _) = *ends.iter().find(|(_, end)| end.thread.tid != pid && slept(end))?;
+        let last = ends.iter().any(|(_, end)| end.thread.tid == pid && end.since >= left && slept(end));
+        last.then_some((ends, left))
     })
     .unwrap();
-    for event in &events {
-        if let EventKind::ThreadEnd(end) = &event.kind {
-            assert_eq!(end.oncpu_ns + end.runnable_ns + end.blocked_ns, event.time.0 - end.since.0);
-        }
+    for (at, end) in &ends {
+        assert_eq!(end.oncpu_ns + end.runnable_ns + end.blocked_ns, at.0 - end.since.0);
     }
+    // The first thread slept until it had to go. (`python3` may be a script that becomes other programs first.)
+    let first = ends.iter().rfind(|(at, end)| end.thread.tid == pid && end.since < left && *at <= left);
+    assert!(first.is_some_and(|(_, end)| slept(end)), "{ends:?}");
+    // Whatever time the caller has under its new id begins where that under its old one ends.
+    let goes_on = ends.iter().filter(|(_, end)| end.thread.tid == pid && end.since >= left);
+    assert_eq!(goes_on.map(|(_, end)| end.since).min(), Some(left), "{ends:?}");
     assert!(times(&mut source).values().all(|thread| thread.times.thread.pid != pid), "an entry is left");
     assert_laws(&counters(&source));
 }

@@ -47,6 +47,8 @@ pub struct KernelOptions {
     pub frequency_hz: u32,
     /// Whose.
     pub selection: Selection,
+    /// One of the selected processes that is recorded only when it has become another program.
+    pub from_exec: Option<u32>,
     /// Most bytes of user stack per record, 1–65,536.
     pub stack_copy_bytes: u32,
     /// Bytes of wait records per second, for all CPUs together; above it a coin thins them.
@@ -71,6 +73,7 @@ impl Default for KernelOptions {
         Self {
             frequency_hz: 99,
             selection: Selection::All,
+            from_exec: None,
             stack_copy_bytes: 16 * 1024,
             wait_stack_budget_bytes_per_s: 64 << 20,
             wait_stacks_one_in: None,
@@ -326,8 +329,12 @@ impl KernelSource {
         if seed::numbers(&format!("/proc/{pid}/task")).is_empty() {
             return Err(KernelError::NoProcess { pid });
         }
-        let mut recording = Recording { since_ns: MonotonicNs::now().0, seeded: 0 };
         self.followed.insert(pid);
+        if self.options.from_exec == Some(pid) {
+            // The probe fills in when; its one thread is new then.
+            return self.selected.insert(pid, Recording { since_ns: 0, seeded: 1 }, 0).map_err(failed);
+        }
+        let mut recording = Recording { since_ns: MonotonicNs::now().0, seeded: 0 };
         self.selected.insert(pid, recording, 0).map_err(failed)?;
         self.seed(pid, recording.since_ns)?;
         recording.seeded = 1;

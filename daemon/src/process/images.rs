@@ -1,0 +1,480 @@
+//! All mapped files of a run: found behind mappings, opened, told apart, and dropped when there are too many.
+
+use super::image::{Identity, Image, ImageError};
+use super::mapping::Mapping;
+use crate::sample::frame::ImageId;
+use crate::source::MonotonicNs;
+use crate::unwind::eh_frame::UnwindSections;
+use crate::unwind::managed::ExceptionDirectory;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// Most images known at once, and most bytes their descriptions take: those of a usual one are some hundred.
+const MAX_IMAGES: usize = 16_384;
+const MAX_BYTES: usize = 16 << 20;
+/// Of these, most that one pid brings: whoever maps very many files takes no room from others.
+const SHARE_OF_PID: usize = 8;
+/// So many are dropped at once where there is no room, one part of all.
+const DROPPED_PART: usize = 16;
+/// Most files kept open.
+const MAX_OPEN: usize = 512;
+/// Most bytes of unwind data held at once.
+const MAX_HELD_BYTES: usize = 48 << 20;
+
+/// Where else a mapping's file may be found when its process is gone before anybody looked.
+#[derive(Clone, Copy, Debug)]
+pub struct Elsewhere {
+    /// The process's parent.
+    pub parent: u32,
+    /// When the mapping was made.
+    pub at: MonotonicNs,
+}
+
+/// One image and who was the first to map it.
+#[derive(Debug)]
+struct Known {
+    image: Image,
+    /// `None` for images that are nobody's.
+    brought_by: Option<u32>,
+    /// Highest when used last.
+    used: u64,
+    /// It stands in a stack, which will need its name.
+    in_stacks: bool,
+}
+
+/// What there is of images, against the bounds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Room {
+    images: usize,
+    bytes: usize,
+}
+
+impl Room {
+    fn add(&mut self, image: &Image) {
+        self.images += 1;
+        self.bytes += image.described_bytes();
+    }
+
+    fn remove(&mut self, image: &Image) {
+        self.images = self.images.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(image.described_bytes());
+    }
+
+    fn is_full(self, part: usize) -> bool {
+        self.images >= MAX_IMAGES / part || self.bytes >= MAX_BYTES / part
+    }
+}
+
+/// All images of a run.
+#[derive(Debug, Default)]
+pub struct Images {
+    images: HashMap<ImageId, Known>,
+    next_id: u32,
+    by_identity: HashMap<Identity, ImageId>,
+    /// Last image seen for (device, inode) of a mapping: for processes that are gone before their file could be opened.
+    by_mapping: HashMap<((u32, u32), u64), ImageId>,
+    all: Room,
+    /// Of each pid, the images it was the first to map.
+    brought: HashMap<u32, Room>,
+    clock: u64,
+    open: usize,
+    held_bytes: usize,
+    /// Times a file was not taken up because there were too many.
+    pub refused: u64,
+    /// Images dropped to make room for others; none that stands in a stack.
+    pub evicted: u64,
+    /// Times an image's unwind data was dropped to stay within memory.
+    pub evictions: u64,
+}
+
+impl Images {
+    /// The image; `None` for an id of another run, or when it was dropped.
+    #[must_use]
+    pub fn get(&self, id: ImageId) -> Option<&Image> {
+        self.images.get(&id).map(|known| &known.image)
+    }
+
+    /// The image behind a file mapping of `pid`.
+    ///
+    /// # Errors
+    /// [`ImageError`] when it cannot be opened and was never seen, or there is no room.
+    pub fn resolve(
+        &mut self,
+        pid: u32,
+        mapping: &Mapping,
+        elsewhere: Option<Elsewhere>,
+    ) -> Result<ImageId, ImageError> {
+        let key = (mapping.device, mapping.inode);
+        let known = self.by_mapping.get(&key).copied();
+        let known = known.filter(|id| self.get(*id).is_some_and(Image::is_unchanged));
+        // Where mappings state the device that files have, nothing else can have this inode while it is open.
+        if let Some(id) = known
+            && self.get(id).is_some_and(|image| image.identity_device() == Some(mapping.device))
+        {
+            self.touch(id);
+            return Ok(id);
+        }
+        let opened = open_mapped(pid, mapping)
+            .or_else(|error| elsewhere.and_then(|elsewhere| open_elsewhere(mapping, elsewhere)).ok_or(error));
+        let file = match (opened, known) {
+            (Ok(file), _) => file,
+            // The process is gone, or renamed its file away: the same file was mapped before.
+            (Err(_), Some(id)) => return Ok(id),
+            (Err(error), None) => return Err(error),
+        };
+        let open_error = |source| ImageError::Open { pid, path: Arc::clone(&mapping.path), source };
+        let identity = Identity::of(&file.metadata().map_err(open_error)?);
+        let id = match self.by_identity.get(&identity).copied() {
+            Some(id) => {
+                if let Some(known) = self.images.get_mut(&id)
+                    && known.image.is_closed()
+                {
+                    known.image.reopen(file);
+                    self.open += 1;
+                }
+                id
+            }
+            None => {
+                let image = Image::of_file(Arc::clone(&mapping.path), mapping.device, mapping.inode, file);
+                let id = self.add(image, Some(pid))?;
+                self.by_identity.insert(identity, id);
+                id
+            }
+        };
+        self.touch(id);
+        self.by_mapping.insert(key, id);
+        self.close_least_used();
+        Ok(id)
+    }
+
+    /// The image in a file that nobody needs to map.
+    ///
+    /// # Errors
+    /// [`ImageError::Full`].
+    pub fn open(
+        &mut self,
+        file: File,
+        path: Arc<str>,
+        device: (u32, u32),
+        inode: u64,
+    ) -> Result<ImageId, ImageError> {
+        self.add(Image::of_file(path, device, inode, file), None)
+    }
+
+    /// The vDSO with these bytes.
+    ///
+    /// # Errors
+    /// [`ImageError::Full`].
+    pub fn vdso(&mut self, bytes: Vec<u8>) -> Result<ImageId, ImageError> {
+        let mut all = self.images.iter();
+        match all.find(|(_, known)| known.image.bytes() == Some(&bytes)).map(|(id, _)| *id) {
+            Some(id) => Ok(id),
+            None => self.add(Image::of_vdso(bytes), None),
+        }
+    }
+
+    /// A stack has a frame in this image: it is kept as long as there are stacks.
+    pub fn keep(&mut self, id: ImageId) {
+        if let Some(known) = self.images.get_mut(&id) {
+            known.in_stacks = true;
+        }
+    }
+
+    fn add(&mut self, image: Image, brought_by: Option<u32>) -> Result<ImageId, ImageError> {
+        if let Some(pid) = brought_by
+            && self.brought.get(&pid).is_some_and(|room| room.is_full(SHARE_OF_PID))
+        {
+            self.evict(Some(pid));
+            if self.brought.get(&pid).is_some_and(|room| room.is_full(SHARE_OF_PID)) {
+                self.refused += 1;
+                return Err(ImageError::Share { pid });
+            }
+        }
+        if self.all.is_full(1) {
+            self.evict(None);
+        }
+        let Some(next) = self.next_id.checked_add(1).filter(|_| !self.all.is_full(1)) else {
+            self.refused += 1;
+            return Err(ImageError::Full);
+        };
+        let id = ImageId(self.next_id);
+        self.next_id = next;
+        self.all.add(&image);
+        if let Some(pid) = brought_by {
+            self.brought.entry(pid).or_default().add(&image);
+        }
+        self.open += usize::from(image.file().is_some());
+        self.images.insert(id, Known { image, brought_by, used: self.clock, in_stacks: false });
+        Ok(id)
+    }
+
+    /// Drops some of the images used longest ago that stand in no stack; only those `of` has brought, if it is given. Whoever maps one of
+    /// them again has it opened again.
+    fn evict(&mut self, of: Option<u32>) {
+        let droppable = |known: &Known| !known.in_stacks && (of.is_none() || known.brought_by == of);
+        let mut oldest: Vec<(u64, ImageId)> = self
+            .images
+            .iter()
+            .filter(|(_, known)| droppable(known))
+            .map(|(id, known)| (known.used, *id))
+            .collect();
+        oldest.sort_unstable();
+        let part = if of.is_some() { SHARE_OF_PID * DROPPED_PART } else { DROPPED_PART };
+        oldest.truncate(MAX_IMAGES / part);
+        for (_, id) in oldest {
+            let Some(known) = self.images.remove(&id) else { continue };
+            self.evicted += 1;
+            self.open -= usize::from(known.image.file().is_some());
+            self.all.remove(&known.image);
+            if let Some(identity) = known.image.identity() {
+                self.by_identity.remove(identity);
+            }
+            if let Some(pid) = known.brought_by
+                && let Some(room) = self.brought.get_mut(&pid)
+            {
+                room.remove(&known.image);
+                if room.images == 0 {
+                    self.brought.remove(&pid);
+                }
+            }
+        }
+        let images = &self.images;
+        self.by_mapping.retain(|_, id| images.contains_key(id));
+    }
+
+    fn touch(&mut self, id: ImageId) {
+        self.clock += 1;
+        if let Some(known) = self.images.get_mut(&id) {
+            known.used = self.clock;
+        }
+    }
+
+    fn close_least_used(&mut self) {
+        while self.open > MAX_OPEN {
+            let open = self.images.values_mut().filter(|known| known.image.file().is_some());
+            if let Some(known) = open.min_by_key(|known| (known.in_stacks, known.used)) {
+                known.image.close();
+            }
+            self.open -= 1;
+        }
+    }
+
+    /// The unwind sections of an ELF image, loaded now if they were not.
+    pub fn unwind(&mut self, id: ImageId) -> Option<Arc<UnwindSections>> {
+        self.touch(id);
+        let (unwind, loaded) = self.images.get_mut(&id)?.image.unwind()?;
+        if loaded {
+            self.make_room(id);
+        }
+        Some(unwind)
+    }
+
+    /// The exception directory of a PE image, loaded now if it was not.
+    pub fn exceptions(&mut self, id: ImageId) -> Option<Arc<ExceptionDirectory>> {
+        self.touch(id);
+        let (directory, loaded) = self.images.get_mut(&id)?.image.exceptions()?;
+        if loaded {
+            self.make_room(id);
+        }
+        Some(directory)
+    }
+
+    /// Drops the unwind data least recently used until all fits again; never that of `keep`.
+    fn make_room(&mut self, keep: ImageId) {
+        self.held_bytes = self.images.values().map(|known| known.image.held_bytes()).sum();
+        while self.held_bytes > MAX_HELD_BYTES {
+            let others = self.images.iter_mut();
+            let others = others.filter(|(id, known)| **id != keep && known.image.held_bytes() > 0);
+            let Some((_, known)) = others.min_by_key(|(_, known)| known.used) else { return };
+            self.held_bytes -= known.image.held_bytes();
+            known.image.release();
+            self.evictions += 1;
+        }
+    }
+}
+
+/// Opens the file behind a mapping for reading, never a device or a pipe, and never one the mapping does not hold.
+fn open_mapped(pid: u32, mapping: &Mapping) -> Result<File, ImageError> {
+    let error = |source: rustix::io::Errno| ImageError::Open {
+        pid,
+        path: Arc::clone(&mapping.path),
+        source: source.into(),
+    };
+    // The kernel's own link to the mapped file: right even when the path names something else by now.
+    let link = format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.range.start, mapping.range.end);
+    let (handle, by_link) = match rustix::fs::openat(CWD, link, HANDLE, Mode::empty()) {
+        Ok(handle) => (handle, true),
+        // The mapping was split or grew, or the process is in exec: by path below the process's root, with nothing followed.
+        Err(_) => (beneath(&format!("/proc/{pid}/root"), &mapping.path).map_err(error)?, false),
+    };
+    let found = found(&handle, mapping, by_link).map_err(error)?;
+    if found != Some(mapping.inode) {
+        let path = Arc::clone(&mapping.path);
+        let found = found.unwrap_or(0);
+        return Err(ImageError::Changed { pid, path, expected: mapping.inode, found });
+    }
+    readable(&handle).map_err(error)
+}
+
+/// Opens the file of a mapping whose process is gone, by its path in the mount namespaces it most likely was in. The inode alone would not
+/// do, since its number may be another file's by now: but one that last changed before the mapping was made is what was mapped.
+fn open_elsewhere(mapping: &Mapping, elsewhere: Elsewhere) -> Option<File> {
+    let since = Duration::from_nanos(MonotonicNs::now().0.saturating_sub(elsewhere.at.0));
+    let mapped = SystemTime::now().checked_sub(since)?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let roots = [format!("/proc/{}/root", elsewhere.parent), "/".to_owned()];
+    roots.iter().find_map(|root| {
+        let handle = beneath(root, &mapping.path).ok()?;
+        if found(&handle, mapping, false).ok()? != Some(mapping.inode) {
+            return None;
+        }
+        let file = readable(&handle).ok()?;
+        let meta = file.metadata().ok()?;
+        let changed =
+            Duration::new(u64::try_from(meta.ctime()).ok()?, u32::try_from(meta.ctime_nsec()).ok()?);
+        (changed < mapped).then_some(file)
+    })
+}
+
+/// Flags of a handle that can be looked at and is not opened: opening a device or a pipe may do something.
+const HANDLE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+
+/// A handle of `path` beneath the directory `root`, with nothing followed.
+fn beneath(root: &str, path: &str) -> rustix::io::Result<OwnedFd> {
+    let root = rustix::fs::openat(CWD, root, HANDLE | OFlags::DIRECTORY, Mode::empty())?;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(root, path, HANDLE | OFlags::NOFOLLOW, Mode::empty(), resolve)
+}
+
+/// Inode of a handle, `None` when it is no regular file of the mapping's device. Behind the kernel's own link that is not asked: maps and stat
+/// state different devices on overlayfs and btrfs.
+fn found(handle: &OwnedFd, mapping: &Mapping, by_link: bool) -> rustix::io::Result<Option<u64>> {
+    let stat = rustix::fs::fstat(handle)?;
+    let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+    let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    Ok((regular && (by_link || device == mapping.device)).then_some(stat.st_ino))
+}
+
+/// The file of a handle, for reading.
+fn readable(handle: &OwnedFd) -> rustix::io::Result<File> {
+    let reopen = format!("/proc/self/fd/{}", handle.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    rustix::fs::openat(CWD, reopen, flags, Mode::empty()).map(File::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Mmap;
+    use std::io::Write;
+    use std::path::Path;
+
+    /// A pid no process can have (kernel limit 2^22).
+    const NOBODY: u32 = 5_000_000;
+
+    fn mapping_of(path: &Path) -> Mapping {
+        let meta = path.metadata().unwrap();
+        Mapping::new(&Mmap {
+            pid: NOBODY,
+            start: 0x1000,
+            len: 0x1000,
+            file_offset: 0,
+            device: (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev())),
+            inode: meta.ino(),
+            path: path.to_str().unwrap().to_owned(),
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn a_file_of_a_process_that_is_gone_is_a_known_one_only_while_that_is_unchanged() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"first").unwrap();
+        let mapping = mapping_of(file.path());
+        let own = std::process::id();
+        let mut images = Images::default();
+        let first = images.resolve(own, &mapping, None).unwrap();
+        assert_eq!(images.resolve(NOBODY, &mapping, None).unwrap(), first);
+        file.write_all(b" and second").unwrap();
+        file.flush().unwrap();
+        assert!(images.resolve(NOBODY, &mapping, None).is_err(), "rewritten in place");
+        assert_ne!(images.resolve(own, &mapping, None).unwrap(), first);
+    }
+
+    #[test]
+    fn a_file_of_a_process_that_was_never_looked_at_is_found_by_its_path_while_it_is_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap().join("short");
+        std::fs::write(&path, "lived").unwrap();
+        let mapping = mapping_of(&path);
+        let changed = path.metadata().unwrap();
+        let changed = Duration::new(changed.ctime() as u64, changed.ctime_nsec() as u32);
+        let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let age = u64::try_from((wall - changed).as_nanos()).unwrap();
+        let at = |ns_after_change: i64| Elsewhere {
+            parent: NOBODY,
+            at: MonotonicNs((MonotonicNs::now().0 - age).strict_add_signed(ns_after_change)),
+        };
+        let resolve = |elsewhere| Images::default().resolve(NOBODY, &mapping, elsewhere);
+        assert!(resolve(None).is_err());
+        assert!(resolve(Some(at(1_000_000_000))).is_ok());
+        assert!(resolve(Some(at(-1_000_000_000))).is_err(), "written after it was mapped");
+        let another = Mapping { inode: mapping.inode + 1, ..mapping.clone() };
+        assert!(Images::default().resolve(NOBODY, &another, Some(at(1_000_000_000))).is_err());
+    }
+
+    #[test]
+    fn a_process_that_maps_very_many_files_leaves_room_for_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let mapping = |name: usize| {
+            let path = folder.path().join(name.to_string());
+            File::create(&path).unwrap();
+            mapping_of(&path)
+        };
+        let share = MAX_IMAGES / SHARE_OF_PID;
+        let (mut images, own) = (Images::default(), std::process::id());
+        let files: Vec<Mapping> = (0..share + 1).map(mapping).collect();
+        let ids: Vec<ImageId> =
+            files[..share].iter().map(|file| images.resolve(own, file, None).unwrap()).collect();
+        assert_eq!((images.images.len(), images.open), (share, MAX_OPEN));
+        // The two used longest ago, but one of them stands in a stack.
+        images.keep(ids[0]);
+        images.resolve(own, &files[share], None).unwrap();
+        assert!(
+            images.get(ids[0]).is_some()
+                && images.get(ids[1]).is_none()
+                && images.get(ids[share - 1]).is_some()
+        );
+        let dropped = MAX_IMAGES / (SHARE_OF_PID * DROPPED_PART);
+        assert_eq!((images.evicted, images.images.len()), (dropped as u64, share + 1 - dropped));
+        assert_ne!(images.resolve(own, &files[1], None).unwrap(), ids[1], "it comes back as another one");
+    }
+
+    #[test]
+    fn files_of_frames_are_not_dropped_and_those_of_others_find_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let mapping = |name: usize| {
+            let path = folder.path().join(name.to_string());
+            File::create(&path).unwrap();
+            mapping_of(&path)
+        };
+        let share = MAX_IMAGES / SHARE_OF_PID;
+        let (mut images, own) = (Images::default(), std::process::id());
+        let files: Vec<Mapping> = (0..share + 1).map(mapping).collect();
+        for file in &files[..share] {
+            let id = images.resolve(own, file, None).unwrap();
+            images.keep(id);
+        }
+        assert!(matches!(images.resolve(own, &files[share], None), Err(ImageError::Share { .. })));
+        assert_eq!((images.refused, images.evicted), (1, 0));
+        assert!(images.resolve(own, &files[0], None).is_ok(), "a known one needs no room");
+        // As if another process had brought them.
+        let room = images.brought.remove(&own).unwrap();
+        images.brought.insert(NOBODY, room);
+        assert!(images.resolve(own, &files[share], None).is_ok());
+    }
+}

@@ -1,0 +1,133 @@
+//! Programs that processes were before `execve`: what ran in them bears their names, not those of what came after.
+
+use crate::aggregate::key::Labels;
+use crate::sample::frame::ProcessId;
+use crate::source::{MonotonicNs, RegionId, ThreadId};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Most processes whose last program is remembered. The ends of its threads come within the delay between the rings.
+const MAX_PROCESSES: usize = 16_384;
+
+/// What a process was.
+pub(super) struct Former {
+    pub(super) pid: u32,
+    /// When it ceased to be that.
+    pub(super) at: MonotonicNs,
+    /// The process table's id for it.
+    pub(super) process: Option<ProcessId>,
+    /// Of its first thread.
+    pub(super) labels: Labels,
+}
+
+impl Former {
+    /// Makes labels of today those of a thread of the former program. Only the first thread's id goes on to be used.
+    pub(super) fn relabel(&self, labels: &mut Labels, thread: ThreadId) {
+        labels.process.clone_from(&self.labels.process);
+        labels.container_id.clone_from(&self.labels.container_id);
+        if thread.tid == thread.pid {
+            labels.thread_name.clone_from(&self.labels.thread_name);
+            labels.thread_role = self.labels.thread_role;
+        }
+    }
+}
+
+/// All of them.
+#[derive(Default)]
+pub(super) struct Formers {
+    /// The last one of each process.
+    processes: HashMap<u32, Arc<Former>>,
+    /// Of CLRs that were in one: no more than there were CLRs.
+    regions: HashMap<RegionId, Arc<Former>>,
+}
+
+impl Formers {
+    /// A process has become another program.
+    pub(super) fn retire(&mut self, former: Former, regions: &[RegionId]) {
+        if self.processes.len() >= MAX_PROCESSES {
+            self.processes.clear();
+        }
+        let former = Arc::new(former);
+        for &region in regions {
+            self.regions.entry(region).or_insert_with(|| Arc::clone(&former));
+        }
+        self.processes.insert(former.pid, former);
+    }
+
+    /// A thread has ended: threads of a program that comes later with its process's id are not of what that was.
+    pub(super) fn exited(&mut self, thread: ThreadId) {
+        if thread.tid == thread.pid {
+            self.processes.remove(&thread.pid);
+        }
+    }
+
+    /// The program a thread was of that entered the recording at `since`, unless its process is still that.
+    pub(super) fn of_thread(&self, thread: ThreadId, since: MonotonicNs) -> Option<&Former> {
+        self.processes.get(&thread.pid).map(|former| &**former).filter(|former| since < former.at)
+    }
+
+    /// The program a CLR was in, unless its process is still that.
+    pub(super) fn of_region(&self, region: RegionId) -> Option<&Former> {
+        self.regions.get(&region).map(|former| &**former)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(process: &str) -> Labels {
+        Labels {
+            process: Some(process.into()),
+            thread_name: Some(process.into()),
+            thread_role: Some("app"),
+            ..Labels::default()
+        }
+    }
+
+    fn former(pid: u32, at: u64) -> Former {
+        Former { pid, at: MonotonicNs(at), process: Some(ProcessId(3)), labels: labels("before") }
+    }
+
+    #[test]
+    fn threads_and_runtimes_from_before_an_exec_bear_the_former_programs_name() {
+        let mut formers = Formers::default();
+        formers.retire(former(7, 100), &[RegionId(1)]);
+        let (first, other) = (ThreadId { pid: 7, tid: 7 }, ThreadId { pid: 7, tid: 8 });
+        let relabelled = |former: &Former, thread| {
+            let mut today = labels("after");
+            former.relabel(&mut today, thread);
+            (today.process.unwrap().to_string(), today.thread_name.unwrap().to_string())
+        };
+        let was = formers.of_thread(first, MonotonicNs(99)).unwrap();
+        assert_eq!(relabelled(was, first), ("before".to_owned(), "before".to_owned()));
+        assert_eq!(
+            relabelled(was, other),
+            ("before".to_owned(), "after".to_owned()),
+            "its id is nobody else's"
+        );
+        assert!(formers.of_thread(first, MonotonicNs(100)).is_none());
+        assert!(formers.of_thread(ThreadId { pid: 9, tid: 9 }, MonotonicNs(1)).is_none());
+        assert_eq!(formers.of_region(RegionId(1)).unwrap().process, Some(ProcessId(3)));
+        assert!(formers.of_region(RegionId(2)).is_none());
+    }
+
+    #[test]
+    fn a_process_that_ended_leaves_its_number_to_another_one() {
+        let mut formers = Formers::default();
+        formers.retire(former(7, 100), &[]);
+        formers.exited(ThreadId { pid: 7, tid: 8 });
+        assert!(formers.of_thread(ThreadId { pid: 7, tid: 8 }, MonotonicNs(1)).is_some());
+        formers.exited(ThreadId { pid: 7, tid: 7 });
+        assert!(formers.of_thread(ThreadId { pid: 7, tid: 8 }, MonotonicNs(1)).is_none());
+    }
+
+    #[test]
+    fn very_many_processes_are_not_remembered() {
+        let mut formers = Formers::default();
+        for pid in 0..2 * u32::try_from(MAX_PROCESSES).unwrap() + 1 {
+            formers.retire(former(pid, 1), &[]);
+        }
+        assert_eq!(formers.processes.len(), 1);
+    }
+}

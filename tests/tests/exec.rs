@@ -1,0 +1,94 @@
+//! A process that becomes another program while it is recorded: what ran before bears the name it had then, and no time is lost or counted
+//! twice, whichever thread called `execve`.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use system_tests::environment::{Need, RECORD, begin};
+use system_tests::perfusion::{Recording, SLACK, Scratch};
+use system_tests::profile::Sample;
+use system_tests::{Profile, Workload};
+
+/// Records a process that becomes another one on the way. Answers the profile, the process, the thread that called `execve`, and how long each
+/// program burned a CPU by its own clock.
+fn recorded(caller: &str) -> (Profile, u32, u32, [i64; 2]) {
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("becomes.pb.gz");
+    let workload = Workload::native("becomes", &["-pthread"]).unwrap().arg(caller);
+    let mut app = workload.start().unwrap();
+    let (pid, thread) = (app.pid(), app.thread("caller"));
+    let mut recording = Recording::of_pid(pid, &file, &[]).unwrap();
+    recording.await_progress("recording pid", Duration::from_secs(20)).unwrap();
+    let became = app.ask("go", "became").unwrap();
+    recording.signal(Signal::INT).unwrap();
+    recording.finish_well(SLACK).unwrap();
+    app.stop().unwrap();
+    let burnt = ["before", "after"].map(|name| became[name].as_i64().unwrap());
+    (Profile::read(&file).unwrap(), pid, thread, burnt)
+}
+
+fn assert_programs_are_told_apart(profile: &Profile, burnt: [i64; 2]) {
+    for (program, burnt) in ["before", "after"].into_iter().zip(burnt) {
+        let function = format!("burn_{program}");
+        let cpu = |fits: &dyn Fn(&Sample) -> bool| {
+            profile.sum("cpu", |sample| sample.has(&function) && fits(sample))
+        };
+        let own = cpu(&|sample| sample.label("process") == program && sample.label("thread_name") == program);
+        let all = cpu(&|_| true);
+        let picture = || profile.describe("cpu", |_| true);
+        assert_eq!(own, all, "{function} stands under another program:\n{}", picture());
+        // The thread's clock is the scheduler's account; around the burning there is little else, of which some may be sampled with it.
+        assert!(
+            (own - burnt).abs() * 20 <= burnt,
+            "{function}: {own} ns, by its own clock {burnt}:\n{}",
+            picture()
+        );
+    }
+}
+
+fn wall(profile: &Profile, tid: u32, program: &str) -> i64 {
+    let tid = tid.to_string();
+    let fits = |sample: &Sample| sample.label("thread_id") == tid && sample.label("process") == program;
+    ["cpu", "runnable", "blocked"].into_iter().map(|column| profile.sum(column, fits)).sum()
+}
+
+fn assert_whole(profile: &Profile, sum: i64, what: &str) {
+    let duration = profile.duration_ns;
+    let picture = || profile.describe("wall", |_| true);
+    assert!((sum - duration).abs() * 100 <= duration, "{what}: {sum} of {duration} ns:\n{}", picture());
+}
+
+#[test]
+fn the_first_thread_becomes_another_program() {
+    let Some(_turn) = begin("exec::first_thread", &[RECORD, &[Need::C]].concat()) else { return };
+    let (profile, pid, caller, burnt) = recorded("first");
+    assert_eq!(caller, pid);
+    assert_programs_are_told_apart(&profile, burnt);
+    let parts = ["before", "after"].map(|program| wall(&profile, pid, program));
+    assert_whole(&profile, parts.iter().sum(), "both programs");
+    for (part, burnt) in parts.into_iter().zip(burnt) {
+        assert!(part * 100 >= burnt * 99, "{parts:?} of {burnt:?}");
+    }
+}
+
+#[test]
+fn another_thread_than_the_first_becomes_another_program() {
+    let Some(_turn) = begin("exec::other_thread", &[RECORD, &[Need::C]].concat()) else { return };
+    let (profile, pid, caller, burnt) = recorded("second");
+    assert_ne!(caller, pid);
+    assert_programs_are_told_apart(&profile, burnt);
+    // The caller's own life ends with its program, and goes on under the process's id.
+    let (before, after) = (wall(&profile, caller, "before"), wall(&profile, pid, "after"));
+    assert_eq!(wall(&profile, caller, "after"), 0, "{}", profile.describe("wall", |_| true));
+    assert_whole(&profile, before + after, "the thread that calls execve");
+    assert!(before * 100 >= burnt[0] * 99 && after * 100 >= burnt[1] * 99, "{before} {after} {burnt:?}");
+    // The first thread ended where the other took its place.
+    let first = wall(&profile, pid, "before");
+    assert!((first - before).abs() * 100 <= profile.duration_ns, "{first} {before}");
+    let waited = profile.sum("blocked", |sample| {
+        sample.label("thread_id") == pid.to_string()
+            && sample.label("process") == "before"
+            && sample.has("wait_for_the_other")
+    });
+    assert!(waited * 100 >= first * 95, "{waited} of {first}:\n{}", profile.describe("blocked", |_| true));
+}
