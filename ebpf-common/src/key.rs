@@ -64,8 +64,8 @@ plain! {
         pub waker_tid: u32,
         /// Process of that thread.
         pub waker_tgid: u32,
-        /// Named padding.
-        pub reserved: u32,
+        /// Waits so far, for the coin; it stops at the most.
+        pub waits: u32,
         /// Command name of that thread; written for kept waits only.
         pub waker_comm: [u8; COMM_BYTES],
     }
@@ -91,6 +91,10 @@ plain! {
         pub bytes: u64,
         /// Probability of keeping a stack, in units of 2⁻³²: at most 2³². 0 = not yet used, meaning 2³².
         pub probability: u64,
+        /// Start of the interval of the next sum; ns.
+        pub first_start_ns: u64,
+        /// Bytes sent in it for stacks that only their thread's own chance has kept.
+        pub first_bytes: u64,
     }
 }
 
@@ -124,6 +128,8 @@ pub struct SleeperScratch {
     pub record: SleeperRecord,
     /// Kernel stack, then user stack, without a gap.
     pub tail: [u8; SCRATCH_TAIL_BYTES as usize],
+    /// The copy behind the kernel stack.
+    pub copy: StackCopy,
 }
 
 /// A copy of a stack in progress.

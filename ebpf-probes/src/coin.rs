@@ -1,5 +1,6 @@
 //! Decides which waits keep their stack: with a probability that is fixed before the coin is thrown and sent with the record, so that
-//! weighing each kept wait by its inverse gives unbiased sums.
+//! weighing each kept wait by its inverse gives unbiased sums. It never depends on the wait it decides about, only on what was before: on
+//! what the CPU's waits have cost, and on how many its thread has had.
 
 use crate::config::setting;
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
@@ -16,30 +17,67 @@ const MOST_GROWTH: u64 = 4 << 16;
 /// a second through.
 const WALK_BYTES: u64 = 1024;
 
-/// Throws the coin at `now`; `Some(probability)` when the stack is to be kept.
+/// So many first waits of a thread are kept, and of the later ones at least one in n/32, for the n-th. However rare the coin's luck, a
+/// thread's estimates then rest on some 64 waits at least: with few, a ratio of two estimates is biased, and threads with none have no
+/// stacks. A thread costs 32·(1 + ln(n/32)) stacks by it.
+const FIRST_WAITS: u64 = 32;
+
+/// A stack that is to be kept.
+pub(crate) struct Kept {
+    /// How probable that was.
+    pub(crate) probability: u64,
+    /// The coin alone would have been less generous.
+    first: bool,
+}
+
+/// Throws the coin at `now` for a thread's wait number `wait`, from 1 on; `Some` when the stack is to be kept.
 #[inline(always)]
-pub(crate) fn throw(coin: &mut Coin, now: u64) -> Option<u64> {
+pub(crate) fn throw(coin: &mut Coin, now: u64, wait: u32) -> Option<Kept> {
+    let general = general(coin, now);
+    if now.saturating_sub(coin.first_start_ns) >= setting!(coin_interval_ns) {
+        coin.first_start_ns = now;
+        coin.first_bytes = 0;
+    }
+    let own = ((CERTAIN * FIRST_WAITS) / u64::from(wait.max(1))).min(CERTAIN);
+    // Like the general probability this follows from the past alone, the budget included: threads that come and go in thousands a second
+    // get no more than as much again as all others.
+    let first = own > general && coin.first_bytes < setting!(coin_budget_bytes);
+    let probability = if first { own } else { general };
+    // SAFETY: a helper without arguments.
+    let random = u64::from(unsafe { bpf_get_prandom_u32() });
+    (random < probability).then_some(Kept { probability, first })
+}
+
+/// The probability for waits of threads that have had many.
+#[inline(always)]
+fn general(coin: &mut Coin, now: u64) -> u64 {
     let elapsed = now.saturating_sub(coin.interval_start_ns);
     let budget = setting!(coin_budget_bytes);
     let fixed = setting!(coin_fixed);
     if fixed != 0 {
         coin.probability = fixed;
     } else if coin.probability == 0 {
-        *coin = Coin { interval_start_ns: now, bytes: 0, probability: CERTAIN };
+        begin(coin, now, CERTAIN);
     } else if elapsed >= setting!(coin_interval_ns) || coin.bytes >= 2 * budget {
         // The next probability follows from what the past used: also when an interval is cut short because a burst used twice the
         // budget, no probability depends on the wait it decides about.
-        *coin = Coin { interval_start_ns: now, bytes: 0, probability: next(coin, elapsed, budget) };
+        begin(coin, now, next(coin, elapsed, budget));
     }
-    // SAFETY: a helper without arguments.
-    let random = u64::from(unsafe { bpf_get_prandom_u32() });
-    (random < coin.probability).then_some(coin.probability)
+    coin.probability
+}
+
+#[inline(always)]
+fn begin(coin: &mut Coin, now: u64, probability: u64) {
+    coin.interval_start_ns = now;
+    coin.bytes = 0;
+    coin.probability = probability;
 }
 
 /// Notes the cost of a kept wait: `bytes` for the ring, whether it had room for them or not, and the work.
 #[inline(always)]
-pub(crate) fn spend(coin: &mut Coin, bytes: u32) {
-    coin.bytes += u64::from(bytes) + WALK_BYTES;
+pub(crate) fn spend(coin: &mut Coin, kept: &Kept, bytes: u32) {
+    let account = if kept.first { &mut coin.first_bytes } else { &mut coin.bytes };
+    *account += u64::from(bytes) + WALK_BYTES;
 }
 
 /// probability × (budget per interval) / (bytes per interval as they came). Ranges, so that nothing overflows: budget < 2³², elapsed

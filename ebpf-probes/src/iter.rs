@@ -8,11 +8,11 @@
 use crate::config::{Task, mapping_end, setting};
 use crate::emit::{PF_KTHREAD, USER_CS, registers, send};
 use crate::maps::{RING, SLEEPER_SCRATCH, THREADS, count};
-use crate::unwind::{opaque, to_page_end};
+use crate::unwind::copy::{END, MAX_STEPS, ON, Step, next};
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, pt_regs, task_struct};
 use aya_ebpf::helpers::generated::{
     bpf_copy_from_user_task, bpf_find_vma, bpf_get_current_task_btf, bpf_get_task_stack, bpf_ktime_get_ns,
-    bpf_ringbuf_query, bpf_task_pt_regs,
+    bpf_loop, bpf_ringbuf_query, bpf_task_pt_regs,
 };
 use core::ffi::{c_long, c_void};
 use core::mem::size_of;
@@ -22,15 +22,10 @@ use ebpf_common::event::{
     SleeperRecord,
 };
 use ebpf_common::key::{
-    STATE_BLOCKED, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, SleeperScratch, Thread, WAIT_CERTAIN,
-    WAIT_KEPT, WAIT_WAS_BLOCKED,
+    STATE_BLOCKED, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, SleeperScratch, StackCopy, Thread,
+    WAIT_CERTAIN, WAIT_KEPT, WAIT_WAS_BLOCKED,
 };
-use ebpf_common::limits::{
-    MAX_KERNEL_STACK_BYTES, MAX_SLEEPER_BYTES, MAX_STACK_COPY_BYTES, PAGE_BYTES, SCRATCH_TAIL_BYTES,
-};
-
-/// One page more than the limit has, for a stack pointer in the middle of a page.
-const MAX_STEPS: u32 = MAX_STACK_COPY_BYTES / PAGE_BYTES + 1;
+use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_SLEEPER_BYTES};
 
 /// A wait whose stack and weight are known is told of only when it has lasted so long: the record of its start is news enough.
 const NEWS_NS: u64 = 1_000_000_000;
@@ -223,7 +218,8 @@ fn stacks(scratch: &mut SleeperScratch, task: Task) -> bool {
         return true;
     }
     let limit = setting!(stack_copy_bytes);
-    let bytes = copy(&mut scratch.tail, kernel_bytes, task, from, mapping.end, limit);
+    let mapped = mapping.end.saturating_sub(from).min(u64::from(limit)) as u32;
+    let bytes = copy(scratch, kernel_bytes, task, from, mapped);
     let record = &mut scratch.record;
     record.user_bytes = bytes;
     if bytes >= limit {
@@ -267,40 +263,41 @@ unsafe extern "C" fn look(_task: *const c_void, found: *const c_void, context: *
     0
 }
 
-/// Copies at most `limit` bytes of the user stack at `from` to `tail[at..]`, page by page, up to the end of its mapping.
-#[inline(always)]
-fn copy(
-    tail: &mut [u8; SCRATCH_TAIL_BYTES as usize],
-    at: u32,
+/// What a copy works on. The task cannot lie in the record: as a number in a map the verifier would not know it again.
+struct Copying {
+    scratch: *mut SleeperScratch,
     task: Task,
-    from: u64,
-    end: u64,
-    limit: u32,
-) -> u32 {
-    let mut bytes = 0u32;
-    for done in 0..MAX_STEPS {
-        // The first condition is a constant to the verifier, which does not look at steps the setting rules out.
-        if done * PAGE_BYTES >= limit + PAGE_BYTES || bytes >= limit {
-            break;
-        }
-        let address = from.wrapping_add(u64::from(bytes));
-        if address >= end {
-            break;
-        }
-        let step = opaque(to_page_end(address, limit - bytes));
-        let position = opaque(at + bytes);
-        if position > MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES || step > PAGE_BYTES {
-            break;
-        }
-        let target = tail.as_mut_ptr().wrapping_add(position as usize);
-        // SAFETY: `position` and `step` were checked: a page fits behind the last allowed position. A bad user address is an error.
-        let failed = unsafe {
-            bpf_copy_from_user_task(target.cast(), step, address as *const _, task.0.cast_mut().cast(), 0)
-        };
-        if failed != 0 {
-            break;
-        }
-        bytes += step;
+}
+
+/// Copies at most `limit` bytes of the user stack at `from` to `tail[at..]`, page by page. Kernels with this iterator have `bpf_loop`.
+#[inline(always)]
+fn copy(scratch: &mut SleeperScratch, at: u32, task: Task, from: u64, limit: u32) -> u32 {
+    scratch.copy = StackCopy { from, at, bytes: 0, limit, reserved: 0 };
+    let mut context = Copying { scratch, task };
+    // SAFETY: the step is a function of this program, and the context outlives the loop.
+    unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, (&raw mut context).cast(), 0) };
+    scratch.copy.bytes
+}
+
+/// One page.
+///
+/// # Safety
+/// `context` is the [`Copying`] handed to the loop.
+#[inline(never)]
+unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
+    // SAFETY: the caller's promise.
+    let Copying { scratch, task } = unsafe { &*context.cast::<Copying>() };
+    // SAFETY: the one entry, used by the one iterator that is read at a time.
+    let scratch = unsafe { &mut **scratch };
+    let Some(Step { address, position, bytes }) = next(&scratch.copy) else { return END };
+    let target = scratch.tail.as_mut_ptr().wrapping_add(position as usize);
+    // SAFETY: a page fits behind the position. A bad user address is an error.
+    let failed = unsafe {
+        bpf_copy_from_user_task(target.cast(), bytes, address as *const _, task.0.cast_mut().cast(), 0)
+    };
+    if failed != 0 {
+        return END;
     }
-    bytes
+    scratch.copy.bytes += bytes;
+    ON
 }

@@ -88,7 +88,9 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
     let Some(coin) = coin() else { return count(Counter::WaitsThinned) };
     // SAFETY: this CPU's entry; the scheduler's hooks do not nest on a CPU.
     let coin = unsafe { &mut *coin };
-    let Some(probability) = coin::throw(coin, now) else { return count(Counter::WaitsThinned) };
+    thread.waits = thread.waits.saturating_add(1);
+    let Some(kept) = coin::throw(coin, now, thread.waits) else { return count(Counter::WaitsThinned) };
+    let probability = kept.probability;
     let mut flags = if blocked { 0 } else { FLAG_PREEMPTED };
     if blocked && task.in_iowait() {
         flags |= FLAG_IO;
@@ -111,12 +113,12 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
         Ok(bytes) => {
             thread.wait_flags |= if probability == CERTAIN { WAIT_KEPT | WAIT_CERTAIN } else { WAIT_KEPT };
             let woken = if blocked { size_of::<WakeRecord>() as u32 } else { 0 };
-            coin::spend(coin, bytes + woken + size_of::<WaitEndRecord>() as u32);
+            coin::spend(coin, &kept, bytes + woken + size_of::<WaitEndRecord>() as u32);
             count(Counter::WaitsStored);
         }
         Err(Lost::RingFull(bytes)) => {
             // The work was done, and the ring has enough of it.
-            coin::spend(coin, bytes);
+            coin::spend(coin, &kept, bytes);
             count(Counter::WaitsRingFull);
         }
         Err(Lost::Busy) => count(Counter::WaitsBusy),

@@ -24,19 +24,19 @@ fn known_call_chains_are_exact_attached_and_from_the_start() {
 }
 
 #[test]
-#[ignore = "the promise is not kept yet: on a quiet machine the estimate was 4 points above a truth of 25 in 8 of 8 runs (docs/truth.md)"]
 fn thinned_waits_are_unbiased_within_the_stated_error() {
     let Some(_turn) = begin("truth::thinned_waits", &[RECORD, &[Need::C]].concat()) else { return };
     let (repetitions, length) =
         if long_form() { (100, Duration::from_secs(3)) } else { (8, Duration::from_millis(1500)) };
     let results = thinning::repeat(repetitions, length).unwrap();
-    let covered = thinning::covered(&results);
-    // As promised: 97 of 100. A busy machine makes some waits much longer than the rest, and then 9 of 10 are covered; fewer than 5 of 8 would
-    // have a chance of 1 in 200 even so.
-    assert!(covered >= if long_form() { 97 } else { 5 }, "{covered} of {repetitions}: {results:#?}");
-    // A mean further off than 5 of its own standard errors (Student's t for so few) is no chance.
+    // A mean further off than 5 of its standard errors, as every nap's own length gives them, is no chance.
     let (mean, stderr) = thinning::mean_error(&results);
     assert!(mean.abs() <= 5.0 * stderr, "mean error {mean} ± {stderr}: {results:#?}");
+    // As promised: 97 of 100, where no naps were much longer than the rest; a busy machine makes them so. Of 8, fewer than 6 have a chance
+    // of 1 in 3000 even if the promise is only just kept.
+    let even: Vec<_> = results.iter().copied().filter(|repetition| repetition.is_even()).collect();
+    let missed = even.len() - thinning::covered(&even);
+    assert!(missed <= if long_form() { 3 } else { 2 }, "{missed} of {} missed: {results:#?}", even.len());
 }
 
 fn check(name: &str, measured: &Measured) {

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use system_tests::environment::{Need, RECORD, begin, record_on};
 use system_tests::perfusion::record_pid;
+use system_tests::profile::Frame;
 use system_tests::wait::let_pass;
 use system_tests::{App, Profile, Runtime, Sample, Workload, on_runtimes};
 
@@ -36,7 +37,7 @@ fn a_thread_asleep_since_before_the_profiler_came_has_its_stack(runtime: Runtime
         let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
         of_thread(asleep)(sample) && root && sample.positions(&chain).is_some() && !sample.has("[managed]")
     };
-    let seen = profile.sum("blocked", |sample| whole(sample) && sample.label("wait_reason") == "futex");
+    let seen = profile.sum("blocked", |sample| whole(sample) && sample.label("wait_reason") == "event");
     // All but what passed before the first look, which comes once the probes are in.
     assert!(seen * 100 >= all * 98, "{seen} of {all} ns:\n{}", picture());
     assert!(
@@ -94,7 +95,18 @@ fn assert_wait(profile: &Profile, app: &[(&str, u32)], truth: &serde_json::Value
         "it hardly waited: {own} ns by its own clock; {}",
         picture()
     );
-    let waited = |sample: &Sample| this(sample) && sample.label("wait_reason") == expected.reason;
+    // Where the runtime's frames have no names (code that was replaced before anybody could ask), the reason is the kernel's.
+    let nameless = |sample: &Sample| {
+        let unnamed = |frame: &Frame| {
+            frame.function.starts_with("[managed]") || frame.function.starts_with("[truncated")
+        };
+        sample.label("wait_reason") == "futex" && sample.stack.iter().any(unnamed)
+    };
+    let is_of = |sample: &Sample| sample.label("wait_reason") == expected.reason || nameless(sample);
+    let waited = |sample: &Sample| this(sample) && is_of(sample);
+    let named =
+        profile.sum("blocked", |sample| this(sample) && sample.label("wait_reason") == expected.reason);
+    assert!(named > 0, "no wait has its reason; {}", picture());
     let blocked = profile.sum("blocked", waited) as f64;
     // By the program's clock a wait also has the way in and out of it: what this thread ran, and what it waited for a CPU.
     let around = (profile.sum("cpu", &this) + profile.sum("runnable", &this)) as f64;
@@ -154,11 +166,11 @@ fn managed_waits_have_their_length_reason_and_waker(runtime: Runtime) {
     let truth = app.stop().unwrap();
     let wait = |thread, reason, ended_by| Expected { thread, reason, ended_by };
     for expected in [
-        wait("wait-monitor", "futex", Thread("lock-holder")),
-        wait("wait-semaphore", "futex", Thread("releaser")),
+        wait("wait-monitor", "lock", Thread("lock-holder")),
+        wait("wait-semaphore", "semaphore", Thread("releaser")),
         // The runtime's timer thread or a worker of the pool completes the task.
-        wait("wait-delay", "futex", Named(".NET T")),
-        wait("wait-sleep", "futex", Timer),
+        wait("wait-delay", "task", Named(".NET T")),
+        wait("wait-sleep", "sleep", Timer),
     ] {
         assert_wait(&profile, &borrowed(&threads), &truth, &expected);
     }
@@ -191,11 +203,13 @@ fn a_long_wait_has_its_stack_though_the_coin_keeps_one_in_many() {
     let own = own_account(&truth, "wait-long", &profile) as f64;
     let there =
         |sample: &Sample| this(sample) && sample.has("wait_long") && sample.label("wait_reason") == "sleep";
-    let blocked = profile.sum("blocked", there) as f64;
-    // Each of its waits lasts longer than the time between two visits: none depends on the coin, and none weighs more than itself.
+    // Each of its waits lasts longer than the time between two visits: none depends on the coin, and none weighs more than itself. The
+    // program has written down the wait that the recording's end cut, if it ended before the program did.
+    let all = profile.sum("blocked", there) as f64;
+    let ended = profile.sum("blocked", |sample| there(sample) && !sample.label("waker").is_empty()) as f64;
     assert!(
-        blocked <= own * 1.02 && blocked >= own * 0.95,
-        "{blocked} of {own} ns by its own clock:\n{}",
+        ended <= own * 1.02 && all >= own * 0.95,
+        "{all} ns, of which {ended} in waits that ended, and {own} ns by its own clock:\n{}",
         picture()
     );
     // All times stay exact, whatever was thinned.

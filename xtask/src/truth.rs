@@ -39,9 +39,6 @@ Causes of what is missing, as far as they are known:
 - *`perf record -g`* goes by frame pointers: `Loop` is there twice while it is an OSR body, and of the methods it calls, which have no frame pointers, only the innermost
   is there.
 
-Thinning is not yet as promised: with 1 wait in 100 kept, 8 runs of 8 on a quiet machine put 4 points too much on a stack whose true share was 25 (each within its stated
-interval, which is too wide); 30 on a loaded one showed no bias. Without thinning, which the default budget makes the rule, nothing is estimated.
-
 Not measured: single-file programs (nothing that `cargo xtask setup` installs can bundle one) and explicit tail calls (the C# compiler emits none).
 
 ";

@@ -11,6 +11,7 @@
 
 pub mod heap;
 pub mod key;
+pub mod runtime_wait;
 pub mod thread_role;
 pub mod threads;
 pub mod wait_reason;

@@ -140,7 +140,7 @@ mod tests {
 
     fn reason(state: WaitStateKey, syscall: Option<u32>, io: bool, sites: &[&str]) -> &'static str {
         let sites: Vec<Arc<str>> = sites.iter().map(|&site| site.into()).collect();
-        name(WaitReason { state, syscall, io }, &sites)
+        name(WaitReason { state, syscall, io, suspended: false }, &sites)
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
 use crate::aggregate::heap::{Allocations, age_bucket_seconds};
 use crate::aggregate::key::{Labels, SampleType};
+use crate::aggregate::runtime_wait::RuntimeWaits;
 use crate::aggregate::thread_role::{is_collector, thread_role};
 use crate::aggregate::threads::{Place, Row, Threads, WaitReason, WaitStateKey, Waker};
 use crate::aggregate::wait_reason;
@@ -98,6 +99,8 @@ pub struct Processor {
     pauses: HashMap<RegionId, Pause>,
     pause_totals: HashMap<PauseKey, u64>,
     generation: HashMap<RegionId, u8>,
+    /// What the runtimes' own frames mean.
+    runtime_waits: RuntimeWaits,
     /// Where wake-ups come from; read when the first one is.
     wake_sites: Option<WakeSites>,
     counters: StackCounters,
@@ -125,6 +128,7 @@ impl Processor {
             pauses: HashMap::new(),
             pause_totals: HashMap::new(),
             generation: HashMap::new(),
+            runtime_waits: RuntimeWaits::default(),
             wake_sites: None,
             counters: StackCounters::default(),
         }
@@ -148,7 +152,9 @@ impl Processor {
                 self.counters.waits += 1;
                 self.names.kernel(wait.thread.tid, &comm_text(&wait.comm));
                 let stack = self.stack(wait.thread, time, &wait.kernel, wait.user.as_deref());
-                let reason = WaitReason { state: wait.state.into(), syscall: wait.syscall, io: wait.io };
+                let suspended = self.stands_still(wait.thread.pid);
+                let reason =
+                    WaitReason { state: wait.state.into(), syscall: wait.syscall, io: wait.io, suspended };
                 self.threads.wait_start(wait.thread, time, stack, reason, wait.ran_ns, wait.weight);
             }
             EventKind::Sleeper(sleeper) => self.sleeper(time, &sleeper),
@@ -284,12 +290,19 @@ impl Processor {
             }
         } else if let Some(seen) = &sleeper.seen {
             let stack = self.stack(thread, time, &seen.kernel, seen.user.as_deref());
-            let reason = WaitReason { state: seen.state.into(), syscall: seen.syscall, io: seen.io };
+            // When it began is long ago.
+            let reason =
+                WaitReason { state: seen.state.into(), syscall: seen.syscall, io: seen.io, suspended: false };
             self.threads.sleeper(thread, start, stack, reason);
         }
         if let Some(off_cpu_ns) = sleeper.off_cpu_ns {
             self.threads.left_cpu(thread, start, MonotonicNs(time.0.saturating_sub(off_cpu_ns)));
         }
+    }
+
+    /// Whether all managed threads of a process are stopped for a collection.
+    fn stands_still(&self, pid: u32) -> bool {
+        self.pauses.keys().any(|region| self.region_pid.get(region) == Some(&pid))
     }
 
     /// What is known of the threads right now.
@@ -302,6 +315,8 @@ impl Processor {
     pub fn name_stacks(&mut self, stacks: &[StackId]) {
         let frames = stacks.iter().flat_map(|&stack| self.stacks.frames(stack)).copied();
         self.symbolizer.resolve(frames, &self.processes);
+        let stacks = stacks.iter().map(|&stack| self.stacks.frames(stack));
+        self.runtime_waits = RuntimeWaits::learn(stacks, |frame| self.symbolizer.symbol(frame));
     }
 
     /// The frames of a stack, innermost first.
@@ -315,7 +330,13 @@ impl Processor {
     pub fn wait_reason(&self, reason: WaitReason, frames: &[FrameKey]) -> &'static str {
         let kernel = frames.iter().take_while(|frame| matches!(frame, FrameKey::Kernel(_)));
         let sites: Vec<_> = kernel.map(|&frame| Arc::clone(&self.symbolizer.symbol(frame).name)).collect();
-        wait_reason::name(reason, &sites)
+        let word = wait_reason::name(reason, &sites);
+        // To the kernel, all waits of the runtime are this.
+        if word == "futex" {
+            self.runtime_waits.name(reason, frames, |frame| self.symbolizer.symbol(frame)).unwrap_or(word)
+        } else {
+            word
+        }
     }
 
     fn stack(
@@ -469,6 +490,7 @@ impl Processor {
     pub fn close(&mut self, closing: Closing, running: &[ThreadSnapshot]) -> Window {
         let mut window = Window::new(WindowLimits::default());
         self.symbolizer.resolve(self.stacks.iter().flatten().copied(), &self.processes);
+        self.runtime_waits = RuntimeWaits::learn(self.stacks.iter(), |frame| self.symbolizer.symbol(frame));
         for row in std::mem::take(&mut self.threads).finish(running) {
             self.add_row(&mut window, &row, closing.detailed);
         }

@@ -12,11 +12,11 @@ use ebpf_common::key::{Scratch, StackCopy};
 use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_STACK_COPY_BYTES, MAX_WALK_BYTES, PAGE_BYTES};
 
 /// One page more than the limit has, for a stack pointer in the middle of a page.
-const MAX_STEPS: u32 = MAX_STACK_COPY_BYTES / PAGE_BYTES + 1;
+pub(crate) const MAX_STEPS: u32 = MAX_STACK_COPY_BYTES / PAGE_BYTES + 1;
 
 /// The copy goes on; it ends.
-const ON: c_long = 0;
-const END: c_long = 1;
+pub(crate) const ON: c_long = 0;
+pub(crate) const END: c_long = 1;
 
 /// How a copy ended.
 pub(crate) struct Copied {
@@ -61,22 +61,36 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
 
 #[inline(always)]
 fn page(scratch: &mut Scratch) -> c_long {
-    let StackCopy { from, at, bytes, limit, .. } = scratch.copy;
-    if bytes >= limit {
+    let Some(Step { address, position, bytes }) = next(&scratch.copy) else { return END };
+    let target = scratch.tail.as_mut_ptr().wrapping_add(position as usize);
+    // SAFETY: a page fits behind the position. A bad user address is an error.
+    if unsafe { bpf_probe_read_user(target.cast(), bytes, address as *const _) } != 0 {
         return END;
+    }
+    scratch.copy.bytes += bytes;
+    ON
+}
+
+/// What is to be copied next: within a page, to a position in the tail behind which a whole page fits.
+pub(crate) struct Step {
+    pub(crate) address: u64,
+    pub(crate) position: u32,
+    pub(crate) bytes: u32,
+}
+
+/// The next step of a copy; `None` when it has all it may have.
+#[inline(always)]
+pub(crate) fn next(copy: &StackCopy) -> Option<Step> {
+    let &StackCopy { from, at, bytes, limit, .. } = copy;
+    if bytes >= limit {
+        return None;
     }
     let address = from.wrapping_add(u64::from(bytes));
     // Verifiers before 6.8 do not bound one variable by another: they need these two checks, which the compiler finds superfluous.
     let step = opaque(to_page_end(address, limit - bytes));
     let position = opaque(at + bytes);
     if position > MAX_WALK_BYTES + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES || step > PAGE_BYTES {
-        return END;
+        return None;
     }
-    let target = scratch.tail.as_mut_ptr().wrapping_add(position as usize);
-    // SAFETY: `position` and `step` were checked: a page fits behind the last allowed position. A bad user address is an error.
-    if unsafe { bpf_probe_read_user(target.cast(), step, address as *const _) } != 0 {
-        return END;
-    }
-    scratch.copy.bytes = bytes + step;
-    ON
+    Some(Step { address, position, bytes: step })
 }

@@ -1,6 +1,7 @@
 /* One thread that sleeps thousands of times a second at two places, chosen by chance: short naps at one, long ones at the other. On the
  * line `window FROM TO` (nanoseconds of CLOCK_REALTIME) it tells how long it waited at each place in naps that ended between the two: by the
- * wall clock, less what the thread's own CPU clock moved on meanwhile. */
+ * wall clock, less what the thread's own CPU clock moved on meanwhile; with the number of naps and the sum of squares (of seconds), which say
+ * how far a sample of them may be off. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <semaphore.h>
@@ -80,15 +81,18 @@ static void tell(long long from, long long to)
 {
     long long waited[2] = { 0, 0 };
     unsigned long long end = atomic_load(&count);
-    unsigned long long naps_told = 0;
+    unsigned long long naps_told[2] = { 0, 0 };
+    double squares[2] = { 0, 0 };
     for (unsigned long long n = end > MOST ? end - MOST : 0; n < end; n++) {
         const struct nap *nap = &naps[n % MOST];
         if (nap->end > from && nap->end <= to) {
             waited[nap->place] += nap->waited;
-            naps_told++;
+            naps_told[nap->place]++;
+            squares[nap->place] += nap->waited * 1e-9 * (nap->waited * 1e-9);
         }
     }
-    printf("waited {\"short\":%lld,\"long\":%lld,\"naps\":%llu}\n", waited[0], waited[1], naps_told);
+    printf("waited {\"short\":%lld,\"long\":%lld,\"short_naps\":%llu,\"long_naps\":%llu,\"short_squares\":%g,\"long_squares\":%g}\n",
+           waited[0], waited[1], naps_told[0], naps_told[1], squares[0], squares[1]);
     fflush(stdout);
 }
 

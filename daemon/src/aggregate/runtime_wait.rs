@@ -1,0 +1,334 @@
+//! What a .NET thread waits for, as the runtime's own frames say. To the kernel all of the runtime's waits are the same: a futex.
+//!
+//! Most waits end in a method of `System.Threading`, whose name says what they are. `lock` did not before .NET 10: the helper that
+//! compiled code calls for it goes straight into libcoreclr, whose functions have no names. But the runtime has one function through which
+//! go all waits a program asked for, and none of its own (`Thread::DoAppropriateWait`, src/coreclr/vm/threads.cpp of dotnet/runtime: a
+//! wait that `Thread.Interrupt` can end). It is found by where it stands: in the waits of `Monitor.Wait` and `WaitHandle`, and in no wait of
+//! a thread of the runtime's own. A wait through it that no method explains is one for a lock.
+
+use super::threads::WaitReason;
+use crate::sample::frame::{FrameKey, ImageId};
+use crate::symbolize::Symbol;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// Methods that block, by how their names begin, and the word for it. Of a chain of them the outermost counts: the task, not the monitor
+/// it waits on inside.
+const METHODS: &[(&str, &str)] = &[
+    ("System.Threading.Tasks.Task.SpinWait", "task"),
+    ("System.Threading.Tasks.Task.SpinThenBlockingWait", "task"),
+    ("System.Threading.Tasks.Task.InternalWait", "task"),
+    ("System.Threading.Tasks.Task.Wait", "task"),
+    ("System.Threading.SemaphoreSlim.Wait", "semaphore"),
+    ("System.Threading.ManualResetEventSlim.Wait", "event"),
+    ("System.Threading.CountdownEvent.Wait", "event"),
+    ("System.Threading.Barrier.", "barrier"),
+    ("System.Threading.ReaderWriterLockSlim.", "lock"),
+    ("System.Threading.ReaderWriterLock.", "lock"),
+    ("System.Threading.Lock.", "lock"),
+    ("System.Threading.Monitor.Wait", "condition"),
+    ("System.Threading.Monitor.ObjWait", "condition"),
+    ("System.Threading.Monitor.", "lock"),
+    ("System.Threading.Mutex.", "lock"),
+    ("System.Threading.WaitHandle.", "event"),
+    ("System.Threading.Thread.Join", "join"),
+    ("System.Threading.Thread.Sleep", "sleep"),
+    ("System.Threading.Thread.StartCore", "thread_start"),
+    ("System.Threading.Thread.StartInternal", "thread_start"),
+    ("System.Threading.LowLevelLifoSemaphore.", "thread_pool"),
+    ("System.GC.", "gc"),
+];
+
+/// Where such methods are.
+const NAMESPACE: &str = "System.Threading.";
+
+/// Waits a program asked for: they go through the one function.
+const ASKED: &[&str] = &[
+    "System.Threading.Monitor.Wait",
+    "System.Threading.Monitor.ObjWait",
+    "System.Threading.WaitHandle.",
+    "System.Threading.Thread.Join",
+];
+
+/// Waits that do not, though a method stands behind them.
+const NOT_ASKED: &[&str] = &["System.Threading.Thread.Sleep", "System.Threading.LowLevelLifoSemaphore."];
+
+/// How many functions are remembered of all runtimes together.
+const MAX_FUNCTIONS: usize = 10_000;
+
+/// A native function, by what it is called or where it begins.
+type Function = (ImageId, Arc<str>);
+
+/// What was learnt from stacks.
+#[derive(Debug, Default)]
+pub struct RuntimeWaits {
+    /// Functions only waits go through that the program asked for.
+    asked: HashSet<Function>,
+}
+
+impl RuntimeWaits {
+    /// Learns from `stacks`, whose frames have names.
+    #[must_use]
+    pub fn learn<'a>(
+        stacks: impl Iterator<Item = &'a [FrameKey]>,
+        symbol: impl Fn(FrameKey) -> Arc<Symbol>,
+    ) -> Self {
+        let mut asked: HashMap<Function, usize> = HashMap::new();
+        let mut others: HashSet<Function> = HashSet::new();
+        let mut asked_stacks = 0;
+        for stack in stacks {
+            if !waits_for_futex(stack, &symbol) {
+                continue;
+            }
+            let functions: HashSet<Function> = functions(stack, &symbol).collect();
+            let method = methods(stack, &symbol).next();
+            let begins = |with: &[&str]| {
+                method
+                    .as_ref()
+                    .is_some_and(|method| with.iter().any(|name| method.system_name.starts_with(name)))
+            };
+            if asked.len() + others.len() + functions.len() > MAX_FUNCTIONS {
+                break;
+            }
+            if begins(ASKED) {
+                asked_stacks += 1;
+                functions.into_iter().for_each(|function| *asked.entry(function).or_default() += 1);
+            } else if method.is_none() || begins(NOT_ASKED) {
+                others.extend(functions);
+            }
+        }
+        // A thread can be held up by a collection on its way out of such a wait: what only a few of them go through is not it. And without
+        // waits to tell them from, nothing can be told.
+        let in_most = |&(_, times): &(Function, usize)| times * 2 > asked_stacks;
+        let asked = asked.into_iter().filter(in_most).map(|(function, _)| function);
+        let asked = if others.is_empty() {
+            HashSet::new()
+        } else {
+            asked.filter(|function| !others.contains(function)).collect()
+        };
+        Self { asked }
+    }
+
+    /// The word for a wait on a futex with this stack; `None` when the runtime's frames do not say.
+    #[must_use]
+    pub fn name(
+        &self,
+        reason: WaitReason,
+        stack: &[FrameKey],
+        symbol: impl Fn(FrameKey) -> Arc<Symbol>,
+    ) -> Option<&'static str> {
+        // A method without a name may be any of those below.
+        let innermost = methods(stack, &symbol).next()?;
+        let mut found = None;
+        for method in methods(stack, &symbol) {
+            if let Some((_, word)) = METHODS.iter().find(|(name, _)| method.system_name.starts_with(name)) {
+                found = Some(*word);
+            } else if !method.system_name.starts_with(NAMESPACE) {
+                break;
+            }
+        }
+        let asked = || functions(stack, &symbol).any(|function| self.asked.contains(&function));
+        if found.is_none() && innermost.unresolved.is_none() && asked() {
+            found = Some("lock");
+        }
+        found.or(reason.suspended.then_some("gc_suspend"))
+    }
+}
+
+/// Managed frames, innermost first, without the stubs the runtime makes for calls into itself.
+fn methods<'a>(
+    stack: &'a [FrameKey],
+    symbol: &'a impl Fn(FrameKey) -> Arc<Symbol>,
+) -> impl Iterator<Item = Arc<Symbol>> + 'a {
+    let managed = stack.iter().filter(|frame| matches!(frame, FrameKey::Managed { .. }));
+    managed.map(|&frame| symbol(frame)).filter(|method| !method.system_name.starts_with("IL_STUB"))
+}
+
+/// The native functions inside the innermost managed frame.
+fn functions<'a>(
+    stack: &'a [FrameKey],
+    symbol: &'a impl Fn(FrameKey) -> Arc<Symbol>,
+) -> impl Iterator<Item = Function> + 'a {
+    let inside = stack.iter().take_while(|frame| !matches!(frame, FrameKey::Managed { .. }));
+    inside.filter_map(move |&frame| match frame {
+        FrameKey::Native { image, .. } => Some((image, Arc::clone(&symbol(frame).system_name))),
+        _ => None,
+    })
+}
+
+/// `futex_wait` and its callers (kernel/futex/waitwake.c) are in the kernel's part of the stack.
+fn waits_for_futex(stack: &[FrameKey], symbol: &impl Fn(FrameKey) -> Arc<Symbol>) -> bool {
+    let kernel = stack.iter().take_while(|frame| matches!(frame, FrameKey::Kernel(_)));
+    kernel.into_iter().any(|&frame| symbol(frame).name.contains("futex_wait"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::RuntimeWaits;
+    use crate::aggregate::threads::{WaitReason, WaitStateKey};
+    use crate::sample::frame::{FrameKey, ImageId, ProcessId};
+    use crate::symbolize::{Module, Symbol, Unresolved};
+    use std::sync::Arc;
+
+    /// Frames and their names; a name is a frame's index.
+    struct Names(Vec<&'static str>);
+
+    impl Names {
+        /// A stack, innermost first: `k:` kernel, `n:` native, else managed.
+        fn stack(&mut self, names: &[&'static str]) -> Vec<FrameKey> {
+            let mut at = |name| {
+                let known = self.0.iter().position(|known| *known == name);
+                known.unwrap_or_else(|| {
+                    self.0.push(name);
+                    self.0.len() - 1
+                }) as u64
+            };
+            let frame = |name: &&'static str| match name.split_once(':') {
+                Some(("k", _)) => FrameKey::Kernel(at(name)),
+                Some(_) => FrameKey::Native { image: ImageId(1), address: at(name) },
+                None => FrameKey::Managed { process: ProcessId(1), start: at(name), generation: 0 },
+            };
+            names.iter().map(frame).collect()
+        }
+
+        fn symbol(&self, frame: FrameKey) -> Arc<Symbol> {
+            let (FrameKey::Kernel(at)
+            | FrameKey::Native { address: at, .. }
+            | FrameKey::Managed { start: at, .. }) = frame
+            else {
+                unreachable!("not in these tests")
+            };
+            let name: Arc<str> = self.0[at as usize].rsplit(':').next().unwrap().into();
+            let unresolved = name.starts_with('[').then_some(Unresolved::NotAnswered);
+            Arc::new(Symbol {
+                system_name: Arc::clone(&name),
+                name,
+                module: Module::None,
+                function: None,
+                unresolved,
+            })
+        }
+    }
+
+    const FUTEX: WaitReason =
+        WaitReason { state: WaitStateKey::Interruptible, syscall: Some(202), io: false, suspended: false };
+
+    fn word(
+        names: &mut Names,
+        waits: &RuntimeWaits,
+        suspended: bool,
+        stack: &[&'static str],
+    ) -> Option<&'static str> {
+        let stack = names.stack(stack);
+        waits.name(WaitReason { suspended, ..FUTEX }, &stack, |frame| names.symbol(frame))
+    }
+
+    /// A process of .NET 8: the pool's gate waits, a finalizer, somebody who sleeps, and one who was held up on his way out of a wait.
+    fn learnt(names: &mut Names) -> RuntimeWaits {
+        let stacks = [
+            names.stack(&[
+                "k:futex_wait",
+                "n:cond_wait",
+                "n:pal",
+                "n:asked",
+                "n:wait_one",
+                "System.Threading.WaitHandle.WaitOneNoCheck",
+                "Gate",
+            ]),
+            names.stack(&[
+                "k:futex_wait",
+                "n:cond_wait",
+                "n:pal",
+                "n:asked",
+                "n:event",
+                "n:obj_wait",
+                "System.Threading.Monitor.Wait",
+                "Mine",
+            ]),
+            names.stack(&[
+                "k:futex_wait",
+                "n:cond_wait",
+                "n:pal",
+                "n:asked",
+                "n:event",
+                "n:obj_wait",
+                "System.Threading.Monitor.Wait",
+                "Other",
+            ]),
+            names.stack(&[
+                "k:futex_wait",
+                "n:cond_wait",
+                "n:pal",
+                "n:event",
+                "n:rare_disable",
+                "System.Threading.Monitor.Wait",
+                "Mine",
+            ]),
+            names.stack(&["k:futex_wait", "n:cond_wait", "n:pal", "n:event", "n:finalizer"]),
+            names.stack(&[
+                "k:futex_wait",
+                "n:cond_wait",
+                "n:pal",
+                "n:sleep",
+                "System.Threading.Thread.Sleep",
+                "Mine",
+            ]),
+        ];
+        RuntimeWaits::learn(stacks.iter().map(Vec::as_slice), |frame| names.symbol(frame))
+    }
+
+    #[test]
+    fn the_outermost_method_that_waits_says_what_for() {
+        let mut names = Names(Vec::new());
+        let waits = RuntimeWaits::default();
+        let mut of = |stack: &[&'static str]| word(&mut names, &waits, false, stack);
+        let monitor = "System.Threading.Monitor.Wait";
+        assert_eq!(of(&["k:futex_wait", "n:pal", monitor, "Mine"]), Some("condition"));
+        let slim = "System.Threading.ManualResetEventSlim.Wait";
+        assert_eq!(of(&["k:futex_wait", "n:pal", monitor, slim, "Mine"]), Some("event"));
+        let task =
+            ["k:futex_wait", "n:pal", monitor, slim, "System.Threading.Tasks.Task.InternalWaitCore", "Mine"];
+        assert_eq!(of(&task), Some("task"));
+        assert_eq!(of(&["n:pal", "System.Threading.Monitor.Enter_Slowpath", "Mine"]), Some("lock"));
+        let stub =
+            ["k:futex_wait", "n:pal", "IL_STUB_PInvoke", "System.Threading.SemaphoreSlim.WaitCore", "Mine"];
+        assert_eq!(of(&stub), Some("semaphore"));
+        // What called the program's own code is not what it waits for.
+        assert_eq!(
+            of(&["n:pal", "System.Threading.Thread.Sleep", "Mine", "System.Threading.Tasks.Task.Wait"]),
+            Some("sleep")
+        );
+        assert_eq!(of(&["n:pal", "Mine"]), None);
+        assert_eq!(of(&["n:pal"]), None);
+    }
+
+    #[test]
+    fn a_wait_the_program_asked_for_without_a_method_is_one_for_a_lock() {
+        let mut names = Names(Vec::new());
+        let waits = learnt(&mut names);
+        let lock = ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:enter", "Mine"];
+        assert_eq!(word(&mut names, &waits, false, &lock), Some("lock"));
+        // It may well begin while a collection goes on.
+        assert_eq!(word(&mut names, &waits, true, &lock), Some("lock"));
+        let unnamed = ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "[managed]"];
+        assert_eq!(word(&mut names, &waits, false, &unnamed), None);
+    }
+
+    #[test]
+    fn a_thread_held_up_by_a_collection_is_told_from_one_that_waits_for_a_lock() {
+        let mut names = Names(Vec::new());
+        let waits = learnt(&mut names);
+        let held = ["k:futex_wait", "n:cond_wait", "n:pal", "n:event", "n:rare_disable", "Mine"];
+        assert_eq!(word(&mut names, &waits, true, &held), Some("gc_suspend"));
+        assert_eq!(word(&mut names, &waits, false, &held), None);
+    }
+
+    #[test]
+    fn nothing_is_learnt_without_waits_to_tell_from() {
+        let mut names = Names(Vec::new());
+        let gate =
+            names.stack(&["k:futex_wait", "n:pal", "n:asked", "System.Threading.WaitHandle.WaitOne", "Gate"]);
+        let waits = RuntimeWaits::learn(std::iter::once(gate.as_slice()), |frame| names.symbol(frame));
+        assert_eq!(word(&mut names, &waits, false, &["k:futex_wait", "n:pal", "Mine"]), None);
+    }
+}
