@@ -27,6 +27,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// How often ended targets are looked for; nothing reports the end of a process that is not a child without its help.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// How long running processes are read at the start of a recording of the whole host. The others are when they are first seen.
+const READING: Duration = Duration::from_millis(200);
+
 /// Begins each line about what the recording lacks for want of a right, on stderr and in the profile's comments.
 const LIMITED: &str = "limited: ";
 
@@ -104,7 +107,9 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     })?;
     let (began, began_wall, began_ns) = (Instant::now(), SystemTime::now(), kernel.started());
     let mut processes = ProcessTable::new();
-    for &pid in &targets {
+    // Those nobody named too, as far as time allows: one that ends before its first stack is looked at has no maps to be read then.
+    let running = if options.all { all_pids() } else { Vec::new() };
+    for pid in targets.iter().copied().chain(running.into_iter().take_while(|_| began.elapsed() < READING)) {
         // One that is gone already is found out below; one that cannot be read has stacks that say so.
         processes.adopt(pid).ok();
     }

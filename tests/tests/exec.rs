@@ -1,11 +1,12 @@
 //! A process that becomes another program while it is recorded: what ran before bears the name it had then, and no time is lost or counted
 //! twice, whichever thread called `execve`.
 
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use system_tests::environment::{Need, RECORD, begin};
-use system_tests::perfusion::{Recording, SLACK, Scratch};
+use system_tests::perfusion::{self, Recording, SLACK, Scratch, record_pid};
 use system_tests::profile::Sample;
 use system_tests::{Profile, Workload};
 
@@ -91,4 +92,50 @@ fn another_thread_than_the_first_becomes_another_program() {
             && sample.has("wait_for_the_other")
     });
     assert!(waited * 100 >= first * 95, "{waited} of {first}:\n{}", profile.describe("blocked", |_| true));
+}
+
+#[test]
+fn a_started_program_is_recorded_from_its_first_instruction_and_not_before() {
+    let Some(_turn) = begin("exec::started_program", RECORD) else { return };
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("started.pb.gz");
+    let mut command = perfusion::command(["record", "-o"]);
+    command.arg(&file).args(["--", "/bin/sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done"]);
+    let outcome = perfusion::run(&mut command, SLACK).unwrap();
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    let profile = Profile::read(&file).unwrap();
+    let picture = || profile.describe("wall", |_| true);
+    let of_shell = profile.sum("wall", |sample| sample.label("process") == "sh");
+    assert!(of_shell > 0 && of_shell == profile.sum("wall", |_| true), "{}", picture());
+}
+
+/// A process that is killed with its test.
+struct Loop(std::process::Child);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        // Both fail only for a child that is gone already.
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+#[test]
+fn programs_that_live_for_a_millisecond_have_their_stacks() {
+    let Some(_turn) = begin("exec::short_lives", RECORD) else { return };
+    let shell = Loop(Command::new("/bin/sh").args(["-c", "while :; do /bin/true; done"]).spawn().unwrap());
+    let (profile, outcome) = record_pid(shell.0.id(), Duration::from_secs(3), &["--no-attach"]).unwrap();
+    let counter =
+        |name: &str| profile.counter(name).unwrap_or_else(|| panic!("no {name}: {}", outcome.stderr));
+    let (walked, broken) = (counter("stacks_walked"), counter("stacks_broken"));
+    // While a program replaces another one, and when it has given back its memory at its end, there is no stack to be copied.
+    let gone = counter("stack_unreadable");
+    assert!(walked > 100 && (broken - gone) * 50 <= walked, "{walked}, {broken}, {gone}: {}", outcome.stderr);
+    assert_eq!(counter("images_failed"), 0, "{}", outcome.stderr);
+    let whole = |sample: &Sample| {
+        let in_program =
+            sample.stack[0].mapping.ends_with("/true") || sample.stack[0].mapping.contains("/ld-");
+        sample.label("process") == "true" && in_program && !sample.has("[truncated")
+    };
+    assert!(profile.sum("wall", whole) > 0, "{}", profile.describe("wall", |_| true));
 }

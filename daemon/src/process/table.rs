@@ -90,6 +90,16 @@ pub struct Counters {
     pub stacks_guessed: u64,
 }
 
+impl Counters {
+    fn count(&mut self, finished: &Finished) {
+        self.stacks += 1;
+        self.stacks_of_gone_processes += u64::from(finished.broken == Some(Marker::TruncatedProcessGone));
+        self.stacks_stale += u64::from(finished.broken == Some(Marker::TruncatedStale));
+        self.stacks_broken += u64::from(!finished.reached_thread_start);
+        self.stacks_guessed += u64::from(finished.reached_thread_start && finished.guessed > 0);
+    }
+}
+
 /// All processes of a run.
 #[derive(Debug, Default)]
 pub struct ProcessTable {
@@ -362,21 +372,23 @@ impl ProcessTable {
 
     /// Walks a context of a thread of `pid` to the thread's start. A process not seen before is taken up from /proc.
     pub fn finish(&mut self, pid: u32, context: &UserContext, limits: Limits) -> Finished {
-        self.counters.stacks += 1;
         self.close_memories();
         self.adopt(pid).ok();
         self.fill_start(pid);
+        let finished = self.walk_in(pid, context, limits);
+        self.evict_caches(MAX_CACHED);
+        self.counters.count(&finished);
+        finished
+    }
+
+    fn walk_in(&mut self, pid: u32, context: &UserContext, limits: Limits) -> Finished {
         let Some(process) = self.live.get_mut(&pid) else {
-            self.counters.stacks_of_gone_processes += 1;
-            self.counters.stacks_broken += 1;
             return Finished::default().broken(Marker::TruncatedProcessGone);
         };
         if let Some(probed) = &context.walk
             && probed.space != process.space.unwrap_or(0)
         {
             if !probed.frames.is_empty() {
-                self.counters.stacks_stale += 1;
-                self.counters.stacks_broken += 1;
                 return Finished::default().broken(Marker::TruncatedStale);
             }
             if let Some(space) = process.space {
@@ -412,10 +424,6 @@ impl ProcessTable {
             view.process.remember_walk(probed, &finished.frames, now);
         }
         self.cached += view.process.cached().saturating_sub(before);
-        self.counters.stacks_stale += u64::from(finished.broken == Some(Marker::TruncatedStale));
-        self.evict_caches(MAX_CACHED);
-        self.counters.stacks_broken += u64::from(!finished.reached_thread_start);
-        self.counters.stacks_guessed += u64::from(finished.reached_thread_start && finished.guessed > 0);
         finished
     }
 
