@@ -2,7 +2,7 @@
 
 use crate::cli::{Format, Report, exit};
 use crate::error::Error;
-use crate::report::{self, ReportError, flame, folded, top};
+use crate::report::{self, ReportError, flame, folded, top, types};
 use crate::sink::file;
 use std::io::{self, Write as _};
 
@@ -26,6 +26,10 @@ pub fn report(options: &Report) -> Result<u8, Error> {
                 }
             };
             text.extend(top::table(&profile, sample_type, &shown)?.into_bytes());
+            if types::is_known(sample_type) {
+                text.push(b'\n');
+                text.extend(types::table(&profile, sample_type, &shown).into_bytes());
+            }
         }
         Format::Folded => folded::write(&profile, sample_type, &mut text)?,
         Format::Flame => {

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use profiler_protocol::counter::Counter;
-use system_tests::environment::{begin, long_form, record_on};
+use system_tests::environment::{begin, long_form, perfusion_bin, record_on};
 use system_tests::perfusion::{SLACK, Scratch, record_pid};
 use system_tests::region::{counted, regions};
+use system_tests::truth::allocations::{self, Of};
 use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, on_runtimes, wait_until};
 
 /// Bytes of one object of each class of `memory.cs` with its array: 24 + (24 + 1000).
@@ -102,6 +103,70 @@ fn leak_cache_and_garbage_are_told_apart_by_bytes_and_age(runtime: Runtime) {
     let generation_2 =
         profile.sum("inuse_space", |sample| sample.has(leak) && sample.label("generation") == "2");
     assert!(generation_2 as f64 > leaked_bytes * 0.5, "generation 2: {generation_2}");
+}
+
+on_runtimes!(known_allocations_are_estimated_as_well_as_stated: net8 Net8, net9 Net9, net10 Net10);
+
+/// The short form of `cargo xtask memory`.
+fn known_allocations_are_estimated_as_well_as_stated(runtime: Runtime) {
+    let name = format!("memory::known_allocations on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let (cells, steps) = allocations::measure(runtime, if long_form() { 260 } else { 20 }).unwrap();
+    let found = || allocations::markdown(runtime, &cells).unwrap() + &allocations::markdown(runtime, &steps).unwrap();
+    assert!(cells.iter().all(|cell| cell.row.is_some()), "a type is missing: {cells:#?}");
+    let has_interval = |cell: &allocations::Cell| cell.row.as_ref().is_none_or(|row| row.has_interval);
+    if runtime != Runtime::Net10 {
+        // No interval is claimed where there is none, and where the documents say that the stride misleads, it does.
+        assert!(!cells.iter().chain(&steps).any(|cell| cell.row.is_some() && has_interval(cell)), "{}", found());
+        let filler = allocations::sum(&steps, Some("Known.Filler"), Of::Bytes);
+        assert!(filler.ratio < 0.5, "the small objects between large ones: {}", found());
+        return;
+    }
+    assert!(cells.iter().chain(&steps).all(has_interval), "{}", found());
+    for of in [Of::Objects, Of::Bytes] {
+        for cells in [&cells, &steps] {
+            let all = allocations::sum(cells, None, of);
+            // 4.5 standard errors: 1 in 100,000 by chance.
+            assert!((all.ratio - 1.0).abs() <= 4.5 * all.stderr, "{of:?} {all:?}: {}", found());
+            // 95 of 100 are promised; 4.5 standard deviations of a binomial count below.
+            let expected = all.cells as f64 * 0.95;
+            let least = expected - 4.5 * (expected * 0.05).sqrt();
+            assert!(all.covered as f64 >= least, "{of:?} {all:?}: {}", found());
+        }
+    }
+}
+
+on_runtimes!(the_report_shows_types_and_how_sure_they_are: net9 Net9, net10 Net10);
+
+fn the_report_shows_types_and_how_sure_they_are(runtime: Runtime) {
+    let name = format!("memory::the_report_shows_types on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let app = Workload::dotnet(runtime, "memory", &[]).unwrap().start().unwrap();
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("memory.pb.gz");
+    Recording::of_pid(app.pid(), &file, &["--duration", "3s"]).unwrap().finish_well(SLACK * 2).unwrap();
+    app.stop().unwrap();
+    for (column, last) in [("alloc_space", "per second"), ("inuse_objects", "oldest")] {
+        let report = std::process::Command::new(perfusion_bin().unwrap())
+            .args(["report", "--type", column])
+            .arg(&file)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(report.stdout).unwrap();
+        let (_, table) = text.split_once(&format!("{column} by type: total ")).expect(&text);
+        assert!(table.lines().nth(1).is_some_and(|head| head.contains(last)), "{text}");
+        let bytes = table.lines().find(|line| line.ends_with("  byte[]")).expect(&text);
+        let (interval, remark) = (bytes.contains('…'), table.contains("docs/memory.md"));
+        assert_eq!((interval, remark), (runtime == Runtime::Net10, runtime != Runtime::Net10), "{text}");
+    }
+    let profile = Profile::read(&file).unwrap();
+    let of_array = |sample: &&Sample| sample.label("type") == "byte[]" && sample.has("Memory.Program.Leak");
+    let sample = profile.samples.iter().find(of_array).expect("a sample of the leak");
+    // 24 bytes of the array and its 1,000 elements.
+    assert_eq!((sample.label("size_class"), sample.label("heap")), ("1024", "soh"));
+    let sampling = if runtime == Runtime::Net10 { "random" } else { "stride" };
+    assert_eq!(sample.label("sampling"), sampling);
+    assert!(sample.label("sampled_objects").parse::<u64>().is_ok_and(|seen| seen > 0));
 }
 
 on_runtimes!(objects_that_were_let_go_are_gone_after_the_next_collection_and_not_before: net8 Net8, net9 Net9, net10 Net10);

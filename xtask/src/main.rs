@@ -35,6 +35,8 @@ cargo xtask COMMAND
   bench [FIGURE]  measure what the profiler costs; writes docs/benchmarks.md (root)
   truth [--seconds N] [--repetitions N] [WORKLOAD… | thinning]
                   how true profiles of programs with known stacks and times are; writes docs/truth.md (root)
+  memory [--windows N]
+                  how true allocations and live objects of programs with known ones are; writes the figures in docs/memory.md (root)
   tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to code
   helm            lint the chart, render it, check it against Kubernetes' schemas
   ci              format, lints, docs, tidy, no_std builds, chart, tests, a short run of every fuzz target
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
             ["bench"] => bench::bench(&paths, &steps, None),
             ["bench", figure] => bench::bench(&paths, &steps, Some(figure)),
             ["truth", arguments @ ..] => truth::truth(&paths, &steps, arguments),
+            ["memory", arguments @ ..] => truth::memory(&paths, &steps, arguments),
             ["tidy"] => tidy::tidy(&paths, &steps, false),
             ["tidy", "--fix"] => tidy::tidy(&paths, &steps, true),
             ["helm"] => helm::lint(&paths, &steps),

@@ -1,7 +1,8 @@
 //! `cargo xtask truth [--seconds N] [--repetitions N] [WORKLOAD… | thinning]`: how true profiles of programs with known stacks and times are. The judging is done by the
-//! program `truth` of the system tests; a run of all workloads writes docs/truth.md.
+//! program `truth` of the system tests; a run of all workloads writes docs/truth.md. `cargo xtask memory [--windows N]`: the same for known
+//! allocations; writes the figures in docs/memory.md.
 
-use std::{fs, process::Command};
+use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result};
 
@@ -9,7 +10,7 @@ use crate::{
     build,
     exec::{Steps, need_root, run},
     paths::Paths,
-    setup::debian,
+    setup::{self, debian},
 };
 
 const HEAD: &str = "# How true the profiles are
@@ -43,12 +44,33 @@ Not measured: single-file programs (nothing that `cargo xtask setup` installs ca
 
 ";
 
-pub(crate) fn truth(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<()> {
-    need_root("recording")?;
+/// Between these lines of docs/memory.md stand the figures.
+const FIGURES: [&str; 2] = ["<!-- figures: cargo xtask memory -->\n", "<!-- end of figures -->\n"];
+
+pub(crate) fn memory(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<()> {
+    need_root("attaching")?;
+    setup::pinned_dotnets(paths, steps)?;
+    steps.step("recording known allocations");
+    let folder = measure(paths, steps, &[&["memory"], arguments].concat())?;
+    let figures = folder.join("memory.md");
+    let figures =
+        fs::read_to_string(&figures).with_context(|| format!("{}: cannot be read", figures.display()))?;
+    let document = paths.root.join("docs/memory.md");
+    let name = document.display();
+    let text = fs::read_to_string(&document).with_context(|| format!("{name}: cannot be read"))?;
+    let [begin, end] = FIGURES;
+    let (before, rest) = text.split_once(begin).with_context(|| format!("{name}: no line {begin}"))?;
+    let (_, after) = rest.split_once(end).with_context(|| format!("{name}: no line {end}"))?;
+    fs::write(&document, [before, begin, &figures, end, after].concat())
+        .with_context(|| format!("{name}: cannot be written"))?;
+    steps.step(&format!("wrote {name}"));
+    Ok(())
+}
+
+/// Builds everything and runs the program; the folder with what it wrote.
+fn measure(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<PathBuf> {
     let perfusion = build::build(paths, steps)?;
-    debian::install(steps, &[("linux-perf", "`perf record -g` beside it"), ("g++", "C++ exceptions")])?;
     let folder = paths.target.join("truth");
-    steps.step("recording workloads with known truth");
     run(Command::new("cargo")
         .args(["run", "--quiet", "--package", "system-tests", "--bin", "truth", "--"])
         .arg(&folder)
@@ -59,6 +81,14 @@ pub(crate) fn truth(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<
         .env("PERFUSION_BIN", &perfusion)
         .env("PERFUSION_DOTNET_ROOTS", paths.dotnet_roots())
         .env("PERFUSION_CSC", paths.csc()))?;
+    Ok(folder)
+}
+
+pub(crate) fn truth(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<()> {
+    need_root("recording")?;
+    debian::install(steps, &[("linux-perf", "`perf record -g` beside it"), ("g++", "C++ exceptions")])?;
+    steps.step("recording workloads with known truth");
+    let folder = measure(paths, steps, arguments)?;
     if arguments.iter().all(|word| word.starts_with("--") || word.parse::<f64>().is_ok()) {
         let tables = folder.join("truth.md");
         let tables =

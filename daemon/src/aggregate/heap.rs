@@ -1,8 +1,10 @@
 //! Sampled allocations and the sampled objects that are still alive, each standing for what was not sampled (D7, D8).
 
+use super::key::Sampling;
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId};
 use std::collections::HashMap;
+use std::ops::AddAssign;
 
 /// Probability with which the runtime samples each single byte (.NET 10 `AllocationSampled`, `docs/design/features/RandomizedAllocationSampling.md`
 /// of dotnet/runtime): a mean distance of 100 KiB.
@@ -13,13 +15,23 @@ const MAX_OF_REGION: usize = 1 << 17;
 /// The same of all regions.
 const MAX_OF_ALL: usize = 1 << 20;
 
-/// What a sample stands for.
+/// What samples stand for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Weight {
     /// Objects.
     pub objects: f64,
     /// Bytes.
     pub bytes: f64,
+    /// How many samples.
+    pub seen: u64,
+}
+
+impl AddAssign for Weight {
+    fn add_assign(&mut self, other: Self) {
+        self.objects += other.objects;
+        self.bytes += other.bytes;
+        self.seen += other.seen;
+    }
 }
 
 /// The weight of one sampled allocation of `size` bytes. `AllocationSampled`: the object was chosen with probability 1−q^size, so
@@ -32,11 +44,11 @@ pub fn weight(kind: AllocationKind, size: u64) -> Weight {
         AllocationKind::Sampled => {
             // 1 − q^size through expm1/ln_1p: the direct form loses all digits for small objects.
             let chosen = -(size * (-SAMPLED_BYTE_PROBABILITY).ln_1p()).exp_m1();
-            Weight { objects: 1.0 / chosen, bytes: size / chosen }
+            Weight { objects: 1.0 / chosen, bytes: size / chosen, seen: 1 }
         }
         AllocationKind::Tick { amount } => {
             let bytes = (amount as f64).max(size);
-            Weight { objects: bytes / size, bytes }
+            Weight { objects: bytes / size, bytes, seen: 1 }
         }
     }
 }
@@ -54,6 +66,10 @@ pub struct Site {
     pub type_id: u64,
     /// Which heap.
     pub heap: Heap,
+    /// Size, rounded down to a power of two: objects of one site are alike enough for one interval.
+    pub size_class: u64,
+    /// How its samples were chosen.
+    pub sampling: Sampling,
 }
 
 /// A sampled object that was alive at the last collection.
@@ -94,12 +110,15 @@ impl Allocations {
         stack: StackId,
     ) {
         let (tid, type_id, heap) = (allocation.tid, allocation.type_id, allocation.heap);
-        let site = self.room_for(Site { region, tid, stack, type_id, heap });
+        let sampling = match allocation.kind {
+            AllocationKind::Sampled => Sampling::Random,
+            AllocationKind::Tick { .. } => Sampling::Stride,
+        };
+        let size_class = size_class(allocation.size);
+        let site = self.room_for(Site { region, tid, stack, type_id, heap, size_class, sampling });
         let weight = weight(allocation.kind, allocation.size);
-        self.ticks += u64::from(matches!(allocation.kind, AllocationKind::Tick { .. }));
-        let total = self.sites.entry(site).or_default();
-        total.objects += weight.objects;
-        total.bytes += weight.bytes;
+        self.ticks += u64::from(sampling == Sampling::Stride);
+        *self.sites.entry(site).or_default() += weight;
         if allocation.tracked {
             let live = self.live.entry(region).or_default();
             let room = live.len() < MAX_OF_REGION && self.live_objects < MAX_OF_ALL;
@@ -125,7 +144,7 @@ impl Allocations {
             return site;
         }
         self.sites_refused += 1;
-        Site { tid: 0, stack: StackTable::OVERFLOW, type_id: 0, ..site }
+        Site { tid: 0, stack: StackTable::OVERFLOW, type_id: 0, size_class: 0, ..site }
     }
 
     /// These sampled objects were collected.
@@ -180,6 +199,12 @@ impl Allocations {
     }
 }
 
+/// `size` rounded down to a power of two, at least 1: bounds the number of label values, and keeps objects of one class alike.
+#[must_use]
+pub fn size_class(size: u64) -> u64 {
+    1 << size.max(1).ilog2()
+}
+
 /// Age in seconds rounded down to a power of two, 0 below one second: bounds the number of label values (D10).
 #[must_use]
 pub fn age_bucket_seconds(born: MonotonicNs, now: MonotonicNs) -> u64 {
@@ -189,7 +214,7 @@ pub fn age_bucket_seconds(born: MonotonicNs, now: MonotonicNs) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Allocations, MAX_OF_REGION, age_bucket_seconds, weight};
+    use super::{Allocations, MAX_OF_REGION, age_bucket_seconds, size_class, weight};
     use crate::sample::stack::{StackId, StackTable};
     use crate::source::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId, UserContext};
 
@@ -266,6 +291,11 @@ mod tests {
         heap.dead(hostile, &[0, 0, share + 1]);
         heap.region_gone(hostile);
         assert_eq!((heap.live().count(), heap.live_objects), (1, 1));
+    }
+
+    #[test]
+    fn size_classes_are_powers_of_two() {
+        assert_eq!([0, 1, 24, 32, 300_000, u64::MAX].map(size_class), [1, 1, 16, 32, 262_144, 1 << 63]);
     }
 
     #[test]

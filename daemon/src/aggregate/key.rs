@@ -107,6 +107,26 @@ pub const fn heap_name(heap: Heap) -> &'static str {
     }
 }
 
+/// How the runtime chose the objects it told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sampling {
+    /// Each byte by chance and for itself (`AllocationSampled`): estimates are unbiased and have an interval.
+    Random,
+    /// One per fixed number of bytes (`AllocationTick`): no unbiased estimator exists.
+    Stride,
+}
+
+impl Sampling {
+    /// The label's value.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::Stride => "stride",
+        }
+    }
+}
+
 /// All labels a value can carry. Absent ones are `None`; strings are shared, so that a clone is cheap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels {
@@ -134,6 +154,12 @@ pub struct Labels {
     pub type_name: Option<Arc<str>>,
     /// Heap of the allocated object.
     pub heap: Option<Heap>,
+    /// Size of the objects, rounded down to a power of two, bytes (`aggregate::heap`).
+    pub size_class: Option<u64>,
+    /// How the runtime chose which objects to tell of.
+    pub sampling: Option<Sampling>,
+    /// Objects seen themselves: the values are estimates made from so many.
+    pub sampled_objects: Option<u64>,
     /// Age of a live object, a power of two (`aggregate::heap`).
     pub age_seconds: Option<u64>,
     /// Generation of a live object, or the one a collection condemned.
@@ -162,6 +188,9 @@ impl Labels {
         number("pid", self.pid.map(i64::from), "");
         number("thread_id", self.thread_id.map(i64::from), "");
         number("age_seconds", self.age_seconds.map(|age| i64::try_from(age).unwrap_or(i64::MAX)), "seconds");
+        let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        number("size_class", self.size_class.map(count), "bytes");
+        number("sampled_objects", self.sampled_objects.map(count), "");
         let stderr = self.wait_stderr.map(|ns| i64::try_from(ns).unwrap_or(i64::MAX));
         number("wait_stderr", stderr, "nanoseconds");
         number("generation", self.generation.map(i64::from), "");
@@ -179,6 +208,7 @@ impl Labels {
         text("waker", self.waker.as_deref());
         text("type", self.type_name.as_deref());
         text("heap", self.heap.map(heap_name));
+        text("sampling", self.sampling.map(Sampling::name));
         text("gc_reason", self.gc_reason.as_deref());
     }
 }

@@ -10,6 +10,7 @@
 //! [`Marker::Overflow`](crate::sample::frame::Marker::Overflow), so that sums stay right. No names of functions here.
 
 pub mod heap;
+pub mod interval;
 pub mod key;
 pub mod runtime_wait;
 pub mod thread_role;

@@ -3,6 +3,7 @@
 //! ```text
 //! let profile = report::load(path)?;
 //! print!("{}", report::top::table(&profile, "cpu", &report::top::Options { limit: 10, ..Default::default() })?);
+//! print!("{}", report::types::table(&profile, "alloc_space", &report::top::Options::default()));
 //! report::folded::write(&profile, "blocked", &mut std::io::stdout())?;
 //! let html = report::flame::page(&profile, "shop, pid 4242")?;
 //! ```
@@ -12,6 +13,7 @@ pub mod flame;
 pub mod folded;
 pub mod stacks;
 pub mod top;
+pub mod types;
 pub mod units;
 
 use crate::pprof::proto::Profile;

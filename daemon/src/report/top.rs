@@ -145,7 +145,7 @@ fn waiting<'f, 'a>(frames: &'f [Frame<'a>]) -> Option<&'f Frame<'a>> {
 }
 
 /// Name and module cut to `room` characters: the module goes first, then the name's middle.
-fn fit(name: &str, module: &str, room: Option<usize>) -> (String, String) {
+pub(super) fn fit(name: &str, module: &str, room: Option<usize>) -> (String, String) {
     let whole = || (name.to_owned(), module.to_owned());
     let Some(room) = room else { return whole() };
     let name_len = name.chars().count();

@@ -3,7 +3,7 @@
 use super::asked::Asked;
 use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
-use crate::aggregate::heap::{Allocations, age_bucket_seconds};
+use crate::aggregate::heap::{Allocations, Site, Weight, age_bucket_seconds};
 use crate::aggregate::key::{Labels, SampleType};
 use crate::aggregate::runtime_wait::RuntimeWaits;
 use crate::aggregate::thread_role::{is_collector, thread_role};
@@ -237,14 +237,15 @@ impl Processor {
         if all > ticks {
             comments.push(
                 "alloc, inuse (.NET 10 and later): AllocationSampled, every byte an independent trial with p = 1/102400; \
-                 an object of s bytes stands for 1/(1-(1-p)^s); unbiased"
+                 an object of s bytes stands for 1/(1-(1-p)^s); unbiased; label sampled_objects says how many were seen"
                     .to_owned(),
             );
         }
         if ticks > 0 {
             comments.push(
                 "alloc, inuse (.NET 6 to 9): AllocationTick, one sample per about 100 KiB at a fixed stride, standing for the bytes \
-                 since the last; no unbiased estimator exists: types in step with the stride are over- or understated"
+                 since the last; no unbiased estimator and no interval exists: types in step with the stride are over- or understated, \
+                 some many times over"
                     .to_owned(),
             );
         }
@@ -494,34 +495,7 @@ impl Processor {
         for row in std::mem::take(&mut self.threads).finish(running) {
             self.add_row(&mut window, &row, closing.detailed);
         }
-        let unknown: Arc<str> = "[unknown type]".into();
-        let type_name = |region, type_id| {
-            self.types.get(&(region, type_id)).cloned().unwrap_or_else(|| Arc::clone(&unknown))
-        };
-        for (site, weight) in self.heap.sites() {
-            let labels = Labels {
-                type_name: Some(type_name(site.region, site.type_id)),
-                heap: Some(site.heap),
-                ..self.region_labels(site.region, Some(site.tid), closing.detailed)
-            };
-            let values = [(SampleType::AllocObjects, weight.objects), (SampleType::AllocSpace, weight.bytes)];
-            window.add_all(self.stacks.frames(site.stack), &labels, &values);
-        }
-        for object in self.heap.live() {
-            let site = object.site;
-            let labels = Labels {
-                type_name: Some(type_name(site.region, site.type_id)),
-                heap: Some(site.heap),
-                age_seconds: Some(age_bucket_seconds(object.born, closing.now)),
-                generation: Some(object.generation),
-                ..self.region_labels(site.region, Some(site.tid), closing.detailed)
-            };
-            let values = [
-                (SampleType::InuseObjects, object.weight.objects),
-                (SampleType::InuseSpace, object.weight.bytes),
-            ];
-            window.add_all(self.stacks.frames(site.stack), &labels, &values);
-        }
+        self.add_heap(&mut window, closing);
         for (key, &total) in &self.pause_totals {
             let labels = Labels {
                 thread_name: None,
@@ -541,6 +515,46 @@ impl Processor {
         self.symbolizer.resolve(window.frames(), &self.processes);
         window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
         window
+    }
+
+    /// Allocations, and the objects that are alive.
+    fn add_heap(&self, window: &mut Window, closing: Closing) {
+        let unknown: Arc<str> = "[unknown type]".into();
+        let site_labels = |site: &Site| {
+            let type_name = self.types.get(&(site.region, site.type_id)).unwrap_or(&unknown);
+            Labels {
+                type_name: Some(Arc::clone(type_name)),
+                heap: Some(site.heap),
+                size_class: (site.size_class > 0).then_some(site.size_class),
+                sampling: Some(site.sampling),
+                ..self.region_labels(site.region, Some(site.tid), closing.detailed)
+            }
+        };
+        // Summed up by what the profile shows first: how many samples are behind a value is one of its labels.
+        let mut allocated: HashMap<(StackId, Labels), Weight> = HashMap::new();
+        for (site, &weight) in self.heap.sites() {
+            *allocated.entry((site.stack, site_labels(site))).or_default() += weight;
+        }
+        let mut alive: HashMap<(StackId, Labels), Weight> = HashMap::new();
+        for object in self.heap.live() {
+            let labels = Labels {
+                age_seconds: Some(age_bucket_seconds(object.born, closing.now)),
+                generation: Some(object.generation),
+                ..site_labels(&object.site)
+            };
+            *alive.entry((object.site.stack, labels)).or_default() += object.weight;
+        }
+        let columns = [
+            (allocated, [SampleType::AllocObjects, SampleType::AllocSpace]),
+            (alive, [SampleType::InuseObjects, SampleType::InuseSpace]),
+        ];
+        for (rows, [objects, bytes]) in columns {
+            for ((stack, labels), weight) in rows {
+                let labels = Labels { sampled_objects: Some(weight.seen), ..labels };
+                let values = [(objects, weight.objects), (bytes, weight.bytes)];
+                window.add_all(self.stacks.frames(stack), &labels, &values);
+            }
+        }
     }
 
     /// Kernel stacks begin inside the tracepoint that takes them; those frames are ours, not the program's.

@@ -1,4 +1,5 @@
 //! The program behind `cargo xtask truth`: `truth OUTPUT-FOLDER [--seconds N] [--repetitions N] [WORKLOAD… | thinning]`. Writes truth.md and truth.json there.
+//! `truth OUTPUT-FOLDER memory [--windows N]` is another: known allocations. Writes memory.md and memory.json.
 
 use std::error::Error;
 use std::fs;
@@ -9,15 +10,18 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use system_tests::bpf;
-use system_tests::environment::RECORD;
+use system_tests::environment::{Need, RECORD, Runtime};
 use system_tests::truth::measure::{Measured, Options};
 use system_tests::truth::report::{Entry, broken_promises, json, markdown, picture};
-use system_tests::truth::{cases, measure, perf, thinning};
+use system_tests::truth::{allocations, cases, measure, perf, thinning};
 
 /// The word on the command line for the test of thinned waits.
 const THINNING: &str = "thinning";
 /// Its recordings: the promise is of 100.
 const REPETITIONS: usize = 100;
+
+/// Windows of known allocations: eight cells each, and the promise is of 2,000.
+const WINDOWS: usize = 260;
 
 fn main() -> ExitCode {
     match run() {
@@ -33,11 +37,15 @@ fn run() -> anyhow::Result<()> {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     let seconds: f64 = option(&mut arguments, "--seconds")?.unwrap_or(10.0);
     let count: usize = option(&mut arguments, "--repetitions")?.unwrap_or(REPETITIONS);
+    let windows: usize = option(&mut arguments, "--windows")?.unwrap_or(WINDOWS);
     ensure!(
         !arguments.is_empty(),
         "usage: truth OUTPUT-FOLDER [--seconds N] [--repetitions N] [WORKLOAD… | thinning]"
     );
     let folder = PathBuf::from(arguments.remove(0));
+    if arguments.first().is_some_and(|word| word == "memory") {
+        return memory(&folder, windows);
+    }
     let missing: Vec<String> = RECORD.iter().filter_map(|need| need.missing()).collect();
     ensure!(missing.is_empty(), "{}", missing.join("; "));
     // `thinning` stands beside the workloads: another question to another program.
@@ -100,6 +108,29 @@ fn run() -> anyhow::Result<()> {
     let failed: Vec<&str> = failed.map(|entry| entry.name.as_str()).collect();
     ensure!(failed.is_empty(), "not measured: {}", failed.join(", "));
     Ok(())
+}
+
+/// Known allocations, on each runtime.
+fn memory(folder: &std::path::Path, windows: usize) -> anyhow::Result<()> {
+    let machine = machine()?;
+    let mut text = format!("Measured on {machine}.\n");
+    let mut values = serde_json::json!({"machine": machine});
+    for runtime in Runtime::ALL {
+        if let Some(reason) = Need::Clr(runtime).missing() {
+            println!("SKIPPED {runtime}: {reason}");
+            continue;
+        }
+        let (cells, steps) = allocations::measure(runtime, windows)?;
+        let section = allocations::markdown(runtime, &cells)?
+            + &allocations::markdown(runtime, &steps)?.replace("windows", "windows in step with the buffers");
+        println!("{section}");
+        text += &section;
+        values[runtime.major().to_string()] =
+            serde_json::json!({"known": allocations::json(&cells), "steps": allocations::json(&steps)});
+    }
+    fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+    write(&folder.join("memory.md"), &text)?;
+    write(&folder.join("memory.json"), &format!("{values:#}\n"))
 }
 
 /// Takes an option with its value out of the arguments.

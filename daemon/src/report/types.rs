@@ -1,0 +1,195 @@
+//! The table of types: what was allocated or is alive of each, and how sure that is (`aggregate::interval`). Estimates of a type are
+//! independent sums over cells of alike objects: one size class, one age, one generation.
+
+use super::stacks::Stacks;
+use super::top::{Options, fit};
+use super::units::{grouped, human, percent};
+use crate::aggregate::interval::Estimate;
+use crate::aggregate::key::{SampleType, Sampling};
+use crate::pprof::proto::{Profile, Sample};
+use crate::symbolize::pretty::clean;
+use std::collections::HashMap;
+use std::fmt::Write;
+
+/// What a cell's objects have in common: size class, age, generation.
+type CellKey = (Option<i64>, Option<i64>, Option<i64>);
+
+/// Sums over alike objects.
+#[derive(Clone, Copy, Default)]
+struct Cell {
+    seen: i64,
+    objects: i64,
+    bytes: i64,
+}
+
+/// One type's sums.
+#[derive(Default)]
+struct Type {
+    cells: HashMap<CellKey, Cell>,
+    /// A part of it has no interval: sampled by a fixed stride, or the number of samples was lost.
+    unsure: bool,
+    oldest: i64,
+}
+
+/// What is known of one type.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TypeRow {
+    /// Its name.
+    pub name: String,
+    /// Objects of it that were seen.
+    pub seen: i64,
+    /// All of them.
+    pub objects: Estimate,
+    /// Their bytes.
+    pub bytes: Estimate,
+    /// Bytes that were seen themselves.
+    pub seen_bytes: f64,
+    /// False where the runtime sampled by a fixed stride: then the variances mean nothing.
+    pub has_interval: bool,
+    /// Oldest age, rounded down to a power of two, seconds; 0 for allocations.
+    pub oldest_seconds: i64,
+}
+
+/// True for a sample type that [`rows`] and [`table`] know.
+#[must_use]
+pub fn is_known(sample_type: &str) -> bool {
+    columns(sample_type).is_some()
+}
+
+fn columns(sample_type: &str) -> Option<[SampleType; 2]> {
+    let pairs = [
+        [SampleType::AllocObjects, SampleType::AllocSpace],
+        [SampleType::InuseObjects, SampleType::InuseSpace],
+    ];
+    pairs.into_iter().find(|pair| pair.iter().any(|column| column.name() == sample_type))
+}
+
+/// All types of the pair of columns that `sample_type` belongs to, most bytes first, or most objects when that was asked for.
+#[must_use]
+pub fn rows(profile: &Profile, sample_type: &str, options: &Options) -> Vec<TypeRow> {
+    let stacks = Stacks::new(profile);
+    let Some(columns) = columns(sample_type) else { return Vec::new() };
+    let [Ok(objects_at), Ok(bytes_at)] = columns.map(|column| stacks.sample_type(column.name())) else {
+        return Vec::new();
+    };
+    let mut types: HashMap<&str, Type> = HashMap::new();
+    for sample in stacks.samples() {
+        let value = |at: usize| sample.value.get(at).copied().unwrap_or(0);
+        let (objects, bytes) = (value(objects_at), value(bytes_at));
+        let other = options.pid.is_some_and(|pid| stacks.number(sample, "pid") != Some(i64::from(pid)));
+        if objects == 0 && bytes == 0 || other {
+            continue;
+        }
+        add(&mut types, &stacks, sample, Cell { seen: 0, objects, bytes });
+    }
+    let mut rows: Vec<TypeRow> = types.into_iter().map(|(name, of)| row(name, &of)).collect();
+    let by_objects = sample_type == columns[0].name();
+    let rank = |row: &TypeRow| if by_objects { row.objects.value } else { row.bytes.value };
+    rows.sort_by(|a, b| rank(b).total_cmp(&rank(a)).then_with(|| a.name.cmp(&b.name)));
+    rows
+}
+
+fn add<'a>(types: &mut HashMap<&'a str, Type>, stacks: &Stacks<'a>, sample: &Sample, values: Cell) {
+    let of = types.entry(stacks.label(sample, "type").unwrap_or("[unknown type]")).or_default();
+    let number = |key| stacks.number(sample, key);
+    let seen = number("sampled_objects").filter(|&seen| seen > 0);
+    of.unsure |= seen.is_none() || stacks.label(sample, "sampling") != Some(Sampling::Random.name());
+    of.oldest = of.oldest.max(number("age_seconds").unwrap_or(0));
+    let cell =
+        of.cells.entry((number("size_class"), number("age_seconds"), number("generation"))).or_default();
+    cell.seen = cell.seen.saturating_add(seen.unwrap_or(0));
+    cell.objects = cell.objects.saturating_add(values.objects);
+    cell.bytes = cell.bytes.saturating_add(values.bytes);
+}
+
+fn row(name: &str, of: &Type) -> TypeRow {
+    let mut row = TypeRow {
+        name: clean(name).into_owned(),
+        seen: 0,
+        objects: Estimate::default(),
+        bytes: Estimate::default(),
+        seen_bytes: 0.0,
+        has_interval: !of.unsure,
+        oldest_seconds: of.oldest,
+    };
+    for cell in of.cells.values() {
+        let (seen, objects, bytes) = (cell.seen as f64, cell.objects as f64, cell.bytes as f64);
+        row.seen = row.seen.saturating_add(cell.seen);
+        row.objects.add(Estimate::of_alike(objects, seen, objects));
+        row.bytes.add(Estimate::of_alike(bytes, seen, objects));
+        row.seen_bytes += if objects > 0.0 { bytes * (seen / objects).min(1.0) } else { 0.0 };
+    }
+    row
+}
+
+/// The table, with a heading and, where something has no interval, a line that says why.
+#[must_use]
+pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String {
+    let all = rows(profile, sample_type, options);
+    let alive = columns(sample_type) == columns(SampleType::InuseSpace.name());
+    let by_objects = columns(sample_type).is_some_and(|[objects, _]| objects.name() == sample_type);
+    let seconds = profile.duration_nanos.max(1) as f64 / 1e9;
+    let total: f64 = all.iter().map(|row| if by_objects { row.objects.value } else { row.bytes.value }).sum();
+    let unit = if by_objects { "count" } else { "bytes" };
+    let (bold, dim, plain) = if options.colour { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
+    let mut text = String::new();
+    let mut line = |content: String| writeln!(text, "{content}").unwrap_or_default();
+    let shown = all.len().min(options.limit);
+    line(format!(
+        "{bold}{sample_type} by type{plain}: total {}, {shown} of {} types",
+        human(round(total), unit),
+        all.len()
+    ));
+    line(format!(
+        "{dim}{:>10} {:>6}  {:<22} {:>12}  {:<25} {:>8} {:>10}  type{plain}",
+        "bytes",
+        "",
+        "95 % interval",
+        "objects",
+        "95 % interval",
+        "sampled",
+        if alive { "oldest" } else { "per second" },
+    ));
+    for row in all.iter().take(options.limit) {
+        let span = |estimate: Estimate, at_least: f64, unit: &str| {
+            let interval = estimate.interval95(at_least);
+            format!("{} … {}", human(round(interval.low), unit), human(round(interval.high), unit))
+        };
+        let unknown = || "not known".to_owned();
+        let (bytes, objects) = match row.has_interval {
+            true => {
+                (span(row.bytes, row.seen_bytes, "bytes"), span(row.objects, row.seen as f64, "count"))
+            }
+            false => (unknown(), unknown()),
+        };
+        let value = if by_objects { row.objects.value } else { row.bytes.value };
+        let numbers = format!(
+            "{:>10} {:>6}  {bytes:<22} {:>12}  {objects:<25} {:>8} {:>10}  ",
+            human(round(row.bytes.value), "bytes"),
+            percent(round(value), round(total)),
+            grouped(round(row.objects.value)),
+            grouped(row.seen),
+            if alive { age(row.oldest_seconds) } else { human(round(value / seconds), unit) },
+        );
+        let room = options.width.map(|width| width.saturating_sub(numbers.chars().count()));
+        line(format!("{numbers}{}", fit(&row.name, "", room).0));
+    }
+    if all.iter().take(options.limit).any(|row| !row.has_interval) {
+        line(format!(
+            "{dim}not known: .NET 6 to 9 tell of one object per 100 KiB at a fixed stride, for which no interval exists; see docs/memory.md{plain}"
+        ));
+    }
+    text
+}
+
+/// An age of which only the power of two below it is known.
+fn age(seconds: i64) -> String {
+    match seconds {
+        0 => "< 1 s".to_owned(),
+        _ => format!("≥ {seconds} s"),
+    }
+}
+
+fn round(value: f64) -> i64 {
+    value.round() as i64
+}

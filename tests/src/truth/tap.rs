@@ -1,0 +1,171 @@
+//! A recording of one process's shim alone, in windows of which the beginning and the end are known to the object: the app is told what to do, and
+//! a window ends when every record of it was read. From the records on it is the way of `perfusion record`: processor, profile, file.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context as _, ensure};
+use perfusion::attach::{self, Settings};
+use perfusion::pprof::proto::Profile;
+use perfusion::pprof::{self, About};
+use perfusion::process::ProcessTable;
+use perfusion::run::processor::{Closing, Processor};
+use perfusion::source::order::Order;
+use perfusion::source::shim::ShimSource;
+use perfusion::source::{Event, EventKind, MonotonicNs, ShimEvent};
+use profiler_protocol::counter::Counter;
+
+use crate::app::App;
+use crate::region::{counted, regions};
+
+/// Time between two looks; a shim's ring holds some hundred allocations.
+const ROUND: Duration = Duration::from_millis(2);
+/// Longest wait for something that takes moments, on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The process and what listens to it. The shim leaves it when this is dropped.
+pub struct Tap {
+    app: App,
+    shims: ShimSource,
+    order: Order,
+    processor: Processor,
+    /// Names of types are told once.
+    names: Vec<Event>,
+    allocations: u64,
+    /// Types met, and types named.
+    met: HashSet<u64>,
+    named: HashSet<u64>,
+    began: MonotonicNs,
+}
+
+impl Tap {
+    /// Attaches to `app`, and has it do `command` until its allocations are heard of. The first window begins then.
+    ///
+    /// # Errors
+    /// When that does not come about.
+    pub fn attach(app: App, command: &str) -> anyhow::Result<Self> {
+        let owner = perfusion::leftover::random()?;
+        attach::attach(app.pid(), Settings { owner })?;
+        let mut shims = ShimSource::new(owner);
+        shims.watch(app.pid());
+        let (order, processor) = (Order::default(), processor(&app));
+        let began = MonotonicNs::now();
+        let mut tap =
+            Self {
+                app,
+                shims,
+                order,
+                processor,
+                names: Vec::new(),
+                allocations: 0,
+                met: HashSet::new(),
+                named: HashSet::new(),
+                began,
+            };
+        let begin = Instant::now();
+        while tap.allocations < 25 {
+            ensure!(begin.elapsed() < DEADLINE, "no allocations are heard of");
+            tap.perform(command)?;
+        }
+        tap.next();
+        Ok(tap)
+    }
+
+    /// Has the app do `command`, and reads all that its shim says of it.
+    ///
+    /// # Errors
+    /// When the app or its shim fails, or records were lost.
+    pub fn perform(&mut self, command: &str) -> anyhow::Result<()> {
+        let Self { app, shims, order, .. } = self;
+        std::thread::scope(|scope| {
+            let performing = scope.spawn(|| app.perform(command));
+            // It is listened to only while somebody reads.
+            while !performing.is_finished() {
+                shims.drain(&mut |event| order.push(event));
+                std::thread::sleep(ROUND);
+            }
+            performing.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a thread of the test failed")))
+        })?;
+        self.catch_up()
+    }
+
+    /// Reads until every allocation the shim has counted, and the name of every type, was read.
+    fn catch_up(&mut self) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        loop {
+            let regions = regions(&self.app);
+            let told = counted(&regions, Counter::AllocationSamples);
+            let lost = counted(&regions, Counter::AllocationsDroppedFull);
+            ensure!(lost == 0, "the ring was full: {lost} allocations were lost");
+            let order = &mut self.order;
+            self.shims.drain(&mut |event| order.push(event));
+            let mut events = Vec::new();
+            order.finish(&mut events);
+            for event in events {
+                if let EventKind::Shim { event: shim, .. } = &event.kind {
+                    match shim {
+                        ShimEvent::Allocation(allocation) => {
+                            self.allocations += 1;
+                            self.met.insert(allocation.type_id);
+                        }
+                        ShimEvent::TypeName { type_id, .. } => {
+                            self.named.insert(*type_id);
+                            self.names.push(event.clone());
+                        }
+                        _ => {}
+                    }
+                }
+                self.processor.event(event);
+            }
+            if self.allocations >= told && self.met.is_subset(&self.named) {
+                return Ok(());
+            }
+            ensure!(begin.elapsed() < DEADLINE, "{} of {told} allocations were read", self.allocations);
+            std::thread::sleep(ROUND);
+        }
+    }
+
+    /// The profile of the window so far. Allocations begin at zero in the next one, live objects go on.
+    ///
+    /// # Errors
+    /// When the profile cannot be made.
+    pub fn profile(&mut self) -> anyhow::Result<Profile> {
+        let now = MonotonicNs::now();
+        let window = self.processor.close(Closing { now, detailed: false }, &[]);
+        let about = About {
+            start: SystemTime::now(),
+            duration: Duration::from_nanos(now.0.saturating_sub(self.began.0)),
+            period_ns: 1,
+            main_image: None,
+            comments: self.processor.estimator_comments(),
+        };
+        let bytes =
+            pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
+        pprof::decode(&bytes).context("a profile of our own")
+    }
+
+    /// Forgets the window and begins the next one, live objects included.
+    pub fn next(&mut self) {
+        self.processor = processor(&self.app);
+        self.began = MonotonicNs::now();
+        for name in &self.names {
+            self.processor.event(name.clone());
+        }
+    }
+
+    /// Lets go of the process and stops it.
+    ///
+    /// # Errors
+    /// When it ends badly.
+    pub fn stop(mut self) -> anyhow::Result<serde_json::Value> {
+        self.shims.detach_all();
+        self.app.stop()
+    }
+}
+
+fn processor(app: &App) -> Processor {
+    let mut processes = ProcessTable::new();
+    // One that cannot be read has stacks that say so.
+    processes.adopt(app.pid()).ok();
+    Processor::new(processes)
+}
