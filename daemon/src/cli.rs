@@ -1,5 +1,6 @@
 //! The command line: clap types and the parsing of units, nothing else. `main` maps each command to its stage.
 
+use crate::source::shim::LIVE_OBJECTS;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
@@ -108,6 +109,9 @@ pub struct Record {
     /// with a known probability.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub wait_stack_mib: u32,
+    /// Sampled objects watched at a time in each .NET process, 256 to 65536. When there are more, chance chooses which, and these stand for all.
+    #[arg(long, value_name = "N", default_value_t = LIVE_OBJECTS, value_parser = clap::value_parser!(u32).range(256..=65_536))]
+    pub live_objects: u32,
     /// Keep the stack of one wait in so many, chosen by chance, whatever the budget: for tests of the estimates.
     #[arg(long, value_name = "N", hide = true)]
     pub wait_stacks_one_in: Option<NonZeroU32>,

@@ -113,7 +113,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         // One that is gone already is found out below; one that cannot be read has stacks that say so.
         processes.adopt(pid).ok();
     }
-    let recording = Recording::start(kernel, ShimSource::new(owner), processes)
+    let recording = Recording::start(kernel, ShimSource::new(owner, options.live_objects), processes)
         .map_err(|source| Error::Internal { what: "starting a thread", source })?;
     let watcher = recording.watcher();
     let child = gated.map(Gated::release).transpose()?;

@@ -143,7 +143,9 @@ fn see(record: Record<'_>) {
         Body::Method { ranges, .. } | Body::CodeUnloaded { ranges, .. } => {
             black_box(ranges.pairs().count());
         }
-        Body::ObjectsDead(words) | Body::ObjectsAlive(words) => {
+        Body::ObjectsDead(words)
+        | Body::ObjectsAlive(words)
+        | Body::ObjectsDropped { samples: words, .. } => {
             black_box(words.iter().count());
         }
         _ => {}

@@ -32,7 +32,7 @@ counters! {
     EventsForeign = 7, "shim_events_foreign";
     /// Allocation stacks that were cut because memory above the stack pointer could not be read.
     StacksCut = 8, "shim_stacks_cut";
-    /// Sampled objects without a weak handle because all handles were in use.
+    /// Sampled objects without a weak handle because all were in use before chance could choose: estimates of live objects lack them.
     HandlesFull = 9, "shim_handles_full";
     /// Sampled objects without a weak handle because the runtime refused it.
     HandlesRefused = 10, "shim_handles_refused";
@@ -78,6 +78,14 @@ counters! {
     AllocationNs = 30, "shim_allocation_ns";
     /// Addresses not answered for now: a load context was just unloaded and they may lie in its code, or the type arguments of shared code cannot be told yet (asked again when seen again).
     NamesWithheld = 31, "shim_names_withheld";
+    /// Sampled objects not watched, or not any more, because the set of watched ones was full: chosen by chance, what stays stands for them.
+    ObjectsThinned = 32, "shim_objects_thinned";
+    /// Looks at the watched objects at the end of a collection.
+    Surveys = 33, "shim_surveys";
+    /// Nanoseconds of CPU time that those looks took.
+    SurveyNs = 34, "shim_survey_ns";
+    /// Times the set of watched objects was made smaller because a look took longer than its share of a pause.
+    LiveSetShrunk = 35, "shim_live_set_shrunk";
 }
 
 impl Counter {

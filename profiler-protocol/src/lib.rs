@@ -4,7 +4,7 @@
 //! - [`layout`]: offsets and sizes; [`position`]: ring arithmetic.
 //! - Shim's side: [`producer`] (events out), [`request`] (questions in), [`lease`] (does anybody listen?), over `&[AtomicU64]`.
 //! - Daemon's side: [`consumer`], over anything with `read_at`/`write_at`; it copies first and then checks the copy.
-//! - Both: [`load`] (what a shim is told when it is loaded), [`record`] (record ↔ bytes), [`counter`] (the one list of what the shim counts).
+//! - Both: [`load`] (what a shim is told when it is loaded), [`record`] (record ↔ bytes), [`live`] (which objects are watched), [`counter`] (the one list of what the shim counts).
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ pub mod consumer;
 pub mod counter;
 pub mod layout;
 pub mod lease;
+pub mod live;
 pub mod load;
 pub mod position;
 pub mod producer;

@@ -63,8 +63,8 @@ pub struct AllocationHead {
     pub heap: u8,
     /// True for AllocationSampled.
     pub sampled: bool,
-    /// True when a weak handle watches the object.
-    pub tracked: bool,
+    /// 0: not watched; n: a weak handle watches the object, and the level was n − 1 then ([`crate::live`]).
+    pub watched: u8,
     /// True when the copy of the stack ended because of its limit.
     pub limited: bool,
     /// Bytes of stack that follow.
@@ -87,7 +87,7 @@ impl AllocationHead {
         out.put(u64::from_le_bytes([
             self.heap,
             u8::from(self.sampled),
-            u8::from(self.tracked),
+            self.watched,
             u8::from(self.limited),
             a,
             b,
@@ -210,6 +210,13 @@ pub enum Body<'a> {
     ObjectsDead(Words<'a>),
     /// Sampled objects that live: sample << 8 | generation.
     ObjectsAlive(Words<'a>),
+    /// Watched objects that are not watched any more, dead or alive: there are too many. Those that still are were above the level, too.
+    ObjectsDropped {
+        /// The level ([`crate::live`]).
+        level: u8,
+        /// Sample numbers.
+        samples: Words<'a>,
+    },
     /// A managed thread.
     ThreadName {
         /// Its id as the process sees it.
@@ -329,6 +336,7 @@ impl Body<'_> {
             Self::ObjectsAlive(_) => 12,
             Self::ThreadName { .. } => 13,
             Self::Bye => 14,
+            Self::ObjectsDropped { .. } => 15,
         }
     }
 
@@ -351,6 +359,7 @@ impl Body<'_> {
             Self::ObjectsDead(words) | Self::ObjectsAlive(words) => {
                 1u64.wrapping_add(padded_words(words.0.len()))
             }
+            Self::ObjectsDropped { samples, .. } => 2u64.wrapping_add(padded_words(samples.0.len())),
             Self::ThreadName { name, .. } => 1u64.wrapping_add(padded_words(name.len())),
         };
         PREFIX_WORDS.wrapping_add(words).wrapping_mul(8)
@@ -401,6 +410,11 @@ impl Record<'_> {
             Body::ObjectsDead(words) | Body::ObjectsAlive(words) => {
                 out.put(words.0.len() as u64 >> 3);
                 put_bytes(out, words.0);
+            }
+            Body::ObjectsDropped { level, samples } => {
+                out.put(u64::from(level));
+                out.put(samples.0.len() as u64 >> 3);
+                put_bytes(out, samples.0);
             }
             Body::ThreadName { os_tid, name } => {
                 out.put(two(os_tid, length(name.len())));
@@ -533,6 +547,11 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
             Body::ThreadName { os_tid, name: cursor.text(name as usize)? }
         }
         14 => Body::Bye,
+        15 => {
+            let [level, ..] = cursor.word()?.to_le_bytes();
+            let count = cursor.word()?;
+            Body::ObjectsDropped { level, samples: cursor.list(count, MAX_OBJECTS, 1)? }
+        }
         _ => return Ok(None),
     };
     Ok(Some(Record { tid, time_ns, body }))
@@ -540,7 +559,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
 
 fn decode_allocation<'a>(cursor: &mut Cursor<'a>) -> Result<Body<'a>, RecordError> {
     let (sample, type_id, size, amount) = (cursor.word()?, cursor.word()?, cursor.word()?, cursor.word()?);
-    let [heap, sampled, tracked, limited, a, b, c, d] = cursor.word()?.to_le_bytes();
+    let [heap, sampled, watched, limited, a, b, c, d] = cursor.word()?.to_le_bytes();
     if heap > 2 {
         return Err(RecordError::BadField { kind: cursor.kind, value: u64::from(heap) });
     }
@@ -562,7 +581,7 @@ fn decode_allocation<'a>(cursor: &mut Cursor<'a>) -> Result<Body<'a>, RecordErro
         amount,
         heap,
         sampled: cursor.flag(sampled)?,
-        tracked: cursor.flag(tracked)?,
+        watched,
         limited: cursor.flag(limited)?,
         stack_bytes,
         registers,

@@ -45,6 +45,7 @@ enum Owned {
     PauseEnd,
     Dead(Vec<u64>),
     Alive(Vec<u64>),
+    Dropped(u8, Vec<u64>),
     ThreadName(u32, String),
     Bye,
 }
@@ -56,7 +57,7 @@ fn bytes_of(words: &[u64]) -> Vec<u8> {
 fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
     let list = match owned {
         Owned::Allocation(_, w) | Owned::Method(_, _, _, _, w, ..) | Owned::CodeUnloaded(_, w) => bytes_of(w),
-        Owned::Dead(w) | Owned::Alive(w) => bytes_of(w),
+        Owned::Dead(w) | Owned::Alive(w) | Owned::Dropped(_, w) => bytes_of(w),
         _ => Vec::new(),
     };
     let ranges = Words::new(&list);
@@ -83,6 +84,7 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
         Owned::PauseEnd => Body::PauseEnd,
         Owned::Dead(_) => Body::ObjectsDead(ranges),
         Owned::Alive(_) => Body::ObjectsAlive(ranges),
+        Owned::Dropped(level, _) => Body::ObjectsDropped { level: *level, samples: ranges },
         Owned::ThreadName(os_tid, name) => Body::ThreadName { os_tid: *os_tid, name },
         Owned::Bye => Body::Bye,
     })
@@ -90,7 +92,7 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
 
 fn allocation() -> impl Strategy<Value = Owned> {
     let words = proptest::collection::vec(any::<u64>(), 0..64);
-    (any::<[u64; 12]>(), any::<[bool; 3]>(), 0u8..3, words).prop_map(|(w, b, heap, stack)| {
+    (any::<[u64; 12]>(), any::<[bool; 2]>(), 0u8..3, words).prop_map(|(w, b, heap, stack)| {
         let registers = Registers {
             rip: w[4],
             rsp: w[5],
@@ -108,8 +110,8 @@ fn allocation() -> impl Strategy<Value = Owned> {
             amount: w[3],
             heap,
             sampled: b[0],
-            tracked: b[1],
-            limited: b[2],
+            watched: w[5].to_le_bytes()[0],
+            limited: b[1],
             stack_bytes: 8 * u32::try_from(stack.len()).expect("short"),
             registers,
         };
@@ -137,6 +139,7 @@ fn owned() -> impl Strategy<Value = Owned> {
         Just(Owned::PauseEnd),
         words().prop_map(Owned::Dead),
         words().prop_map(Owned::Alive),
+        (any::<u8>(), words()).prop_map(|(l, w)| Owned::Dropped(l, w)),
         (any::<u32>(), ".{0,30}").prop_map(|(t, n)| Owned::ThreadName(t, n)),
         Just(Owned::Bye),
     ]
@@ -155,7 +158,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_decode_to_something_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 0u16..16) {
+    fn any_bytes_decode_to_something_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 0u16..17) {
         let mut bytes = bytes;
         for (to, from) in bytes.iter_mut().zip(kind.to_le_bytes()) {
             *to = from;

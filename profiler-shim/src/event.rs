@@ -132,7 +132,7 @@ impl Instance {
             return;
         };
         let sample = self.samples.fetch_add(1, Ordering::Relaxed);
-        let tracked = self.watch(event.address as usize, sample);
+        let watched = self.watch(event.address as usize, sample, event.size);
         if !self.types.add(event.type_id) {
             self.count(Counter::TypesQueueFull);
         }
@@ -144,7 +144,7 @@ impl Instance {
             amount: event.amount,
             heap: event.heap,
             sampled: event.sampled,
-            tracked,
+            watched,
             limited: extent.limited,
             stack_bytes: extent.bytes as u32,
             registers: *registers,
@@ -158,13 +158,16 @@ impl Instance {
         self.region().count(Counter::AllocationNs, spent_ns);
     }
 
-    fn watch(&self, address: usize, sample: u64) -> bool {
-        let Some(info) = self.info().filter(|i| i.has_handles()) else { return false };
-        let (watched, counter) = match self.live.watch(&info, address, sample) {
-            Watch::Watched => (true, Counter::HandlesCreated),
-            Watch::Full => (false, Counter::HandlesFull),
-            Watch::Refused => (false, Counter::HandlesRefused),
-        };
+    /// Watches the object, if it is its turn. As in the record: 0, or 1 more than the level.
+    fn watch(&self, address: usize, sample: u64, size: u64) -> u8 {
+        let Some(info) = self.info().filter(|i| i.has_handles()) else { return 0 };
+        let (watched, counter) =
+            match self.live.watch(&info, address, sample, size, &mut |found| self.tell_found(found)) {
+                Watch::Watched { level } => (level.saturating_add(1), Counter::HandlesCreated),
+                Watch::Thinned => (0, Counter::ObjectsThinned),
+                Watch::Full => (0, Counter::HandlesFull),
+                Watch::Refused => (0, Counter::HandlesRefused),
+            };
         self.count(counter);
         watched
     }

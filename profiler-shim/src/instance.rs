@@ -132,6 +132,7 @@ impl Instance {
         let runtime = pack_runtime(major, minor, build, clr);
         let live = if info.has_handles() { FEATURE_LIVE_OBJECTS } else { 0 };
         let sampled = if major >= 10 { FEATURE_ALLOCATION_SAMPLED } else { 0 };
+        self.live.set_seed(syscall::random());
         self.features.store(live | sampled, Ordering::Relaxed);
         self.runtime.store(runtime, Ordering::Relaxed);
         self.info_level.store(info.level(), Ordering::Relaxed);
@@ -241,16 +242,15 @@ impl Instance {
             return;
         };
         let Some(info) = self.info().filter(|i| i.has_handles()) else { return };
-        let surveyed = self.live.survey(&info, condemned, &mut |found| match found {
-            Found::Dead(words) => {
-                let sent = self.send(Body::ObjectsDead(words));
-                if sent {
-                    self.region.count(Counter::ObjectsDead, words.iter().count() as u64);
-                }
-                sent
-            }
-            Found::Alive(words) => self.send(Body::ObjectsAlive(words)),
-        });
+        let began_ns = syscall::thread_cpu_ns();
+        let surveyed = self.live.survey(&info, condemned, &mut |found| self.tell_found(found));
+        // CPU time: the set's size does not make the pause longer by what the kernel gives to others meanwhile.
+        let spent_ns = syscall::thread_cpu_ns().saturating_sub(began_ns);
+        self.count(Counter::Surveys);
+        self.region.count(Counter::SurveyNs, spent_ns);
+        if self.live.account(spent_ns) {
+            self.count(Counter::LiveSetShrunk);
+        }
         match surveyed {
             Some(0) => {}
             Some(deferred) => {
@@ -262,6 +262,31 @@ impl Instance {
                 self.gc.survey_missed();
             }
         }
+    }
+
+    /// Keeps the set of watched objects as large as it may be. Called by the service thread, every round.
+    pub fn keep_live_set(&self, info: Info) {
+        if info.has_handles() {
+            self.live.keep(&info, &mut |found| self.tell_found(found));
+        }
+    }
+
+    /// Sends what was found out about watched objects. False when the ring had no room.
+    pub(crate) fn tell_found(&self, found: Found<'_>) -> bool {
+        let (sent, gone) = match found {
+            Found::Dead(samples) => {
+                (self.send(Body::ObjectsDead(samples)), Some((Counter::ObjectsDead, samples)))
+            }
+            Found::Alive(samples) => (self.send(Body::ObjectsAlive(samples)), None),
+            Found::Dropped { level, samples } => {
+                let sent = self.send(Body::ObjectsDropped { level, samples });
+                (sent, Some((Counter::ObjectsThinned, samples)))
+            }
+        };
+        if let Some((counter, samples)) = gone.filter(|_| sent) {
+            self.region.count(counter, samples.iter().count() as u64);
+        }
+        sent
     }
 
     /// A module goes away: no look-up may be under way, and the daemon forgets its code.

@@ -1,13 +1,24 @@
-//! Which sampled objects are alive: a weak handle for each, looked at when a collection has ended. Bounded; lock-free for the
-//! threads that allocate.
+//! Which sampled objects are alive: a weak handle for each, looked at when a collection has ended. Bounded: when there are too many, chance
+//! decides which stay, so that those that stay stand for all (`profiler_protocol::live`). Lock-free for the threads that allocate.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use profiler_protocol::live::{LEVELS_OF_OCTAVE, TOP_LEVEL, importance, key, level_above, threshold};
 use profiler_protocol::record::Words;
 
-const GROUPS: usize = 64;
-/// Most objects watched at a time.
-pub const MOST: usize = GROUPS * 64;
+/// Objects watched at a time unless told otherwise, and the fewest and most that can be asked for.
+pub const USUAL: usize = 4_096;
+/// Fewest.
+pub const FEWEST: usize = 256;
+/// Most.
+pub const MOST: usize = 65_536;
+/// Between two looks of the service thread there is room for so many more: an eighth.
+const SPARE: usize = 8;
+const GROUPS: usize = (MOST + MOST / SPARE) / 64;
+const SLOTS: usize = GROUPS * 64;
 const BATCH: usize = 256;
+/// CPU time a survey may take of a pause: this, or 100 ns for each object where more are asked for.
+const SURVEY_NS: u64 = 1_000_000;
+const OBJECT_NS: u64 = 100;
 
 /// The runtime's handles (Info13, .NET 7+).
 pub trait Handles {
@@ -27,25 +38,42 @@ struct Slot {
     handle: AtomicUsize,
     /// sample << 8 | generation.
     sample: AtomicU64,
+    /// What is not above the level's threshold is not watched.
+    key: AtomicU64,
 }
 
 /// All watched objects.
 pub struct Live {
     /// Bit set: the slot has an owner.
     used: [AtomicU64; GROUPS],
-    slots: [Slot; MOST],
-    /// Most objects, 0 for [`MOST`].
+    slots: [Slot; SLOTS],
+    /// Slots with an owner.
+    count: AtomicU32,
+    /// Most objects asked for, 0 for [`USUAL`].
     limit: AtomicU32,
-    /// 1 while a survey or a release goes through the slots; neither waits for the other.
+    /// Most objects as far as pauses allow, 0 for all.
+    allowed: AtomicU32,
+    /// The level.
+    level: AtomicU32,
+    /// 1 when some that are not above the level are watched still, because the ring had no room to say so.
+    untidy: AtomicU32,
+    /// Makes the draws another sequence in each instance.
+    seed: AtomicU64,
+    /// 1 while somebody goes through the slots; nobody waits for that.
     busy: AtomicU32,
 }
 
 /// What became of the wish to watch an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// It is watched.
-    Watched,
-    /// All handles are in use.
+    /// It is watched, and this was the level.
+    Watched {
+        /// The level.
+        level: u8,
+    },
+    /// There are too many, and it was not chosen.
+    Thinned,
+    /// All slots are in use.
     Full,
     /// The runtime gave no handle.
     Refused,
@@ -58,6 +86,13 @@ pub enum Found<'a> {
     Dead(Words<'a>),
     /// sample << 8 | generation.
     Alive(Words<'a>),
+    /// Not watched any more.
+    Dropped {
+        /// The level that those that are watched still were above.
+        level: u8,
+        /// Sample numbers.
+        samples: Words<'a>,
+    },
 }
 
 /// A batch of words on the stack, with the slots they came from.
@@ -95,31 +130,89 @@ impl Batch {
 }
 
 impl Live {
-    /// Watches the object at `address` as sample number `sample`.
-    pub fn watch(&self, handles: &dyn Handles, address: usize, sample: u64) -> Watch {
-        let Some(slot) = self.claim(sample) else { return Watch::Full };
+    /// Watches the object at `address` of `size` bytes as sample number `sample`, if chance will have it. Where so many come that the service
+    /// thread did not make room in time, it is made here, for some hundred objects to come.
+    pub fn watch(
+        &self,
+        handles: &dyn Handles,
+        address: usize,
+        sample: u64,
+        size: u64,
+        report: &mut dyn FnMut(Found<'_>) -> bool,
+    ) -> Watch {
+        let key = key(importance(size), self.draw(sample));
+        if key <= threshold(self.level()) {
+            return Watch::Thinned;
+        }
+        let slot = self.claim(sample).or_else(|| {
+            self.keep(handles, report);
+            self.claim(sample)
+        });
+        let Some(slot) = slot else { return Watch::Full };
         let Some(place) = self.slots.get(slot) else { return Watch::Full };
         let Some(handle) = handles.create(address) else {
             self.free(slot);
             return Watch::Refused;
         };
         place.sample.store(sample << 8, Ordering::Relaxed);
-        // Release: pairs with the acquire load in `survey` and `release_all`.
+        place.key.store(key, Ordering::Relaxed);
+        // Release: pairs with the acquire load in `watched`.
         place.handle.store(handle, Ordering::Release);
-        Watch::Watched
+        // Pairs with the fence in `keep`: either that sees the handle, or this sees its level.
+        fence(Ordering::SeqCst);
+        let level = self.level();
+        if key <= threshold(level) {
+            // Handles are given up only by who goes through the slots: a survey may be looking at this one.
+            self.untidy.store(1, Ordering::Relaxed);
+        }
+        Watch::Watched { level }
     }
 
     /// Sets how many objects are watched at most.
     pub fn set_limit(&self, most: u64) {
-        self.limit.store(u32::try_from(most.min(MOST as u64)).unwrap_or(0), Ordering::Relaxed);
+        let most = usize::try_from(most).unwrap_or(MOST).clamp(FEWEST, MOST);
+        self.limit.store(u32::try_from(most).unwrap_or(0), Ordering::Relaxed);
+        self.allowed.store(0, Ordering::Relaxed);
+    }
+
+    /// Sets what the draws begin with.
+    pub fn set_seed(&self, seed: u64) {
+        self.seed.store(seed, Ordering::Relaxed);
+    }
+
+    /// Most objects asked for.
+    fn limit(&self) -> usize {
+        match self.limit.load(Ordering::Relaxed) {
+            0 => USUAL,
+            limit => (limit as usize).min(MOST),
+        }
+    }
+
+    /// Most objects now.
+    fn allowed(&self) -> usize {
+        match self.allowed.load(Ordering::Relaxed) {
+            0 => self.limit(),
+            allowed => (allowed as usize).min(self.limit()),
+        }
+    }
+
+    fn level(&self) -> u8 {
+        // Acquire: pairs with the release store in `keep`, so that `untidy` is set after it was cleared there.
+        u8::try_from(self.level.load(Ordering::Acquire)).unwrap_or(TOP_LEVEL)
+    }
+
+    /// A number from 1 to 2³²−1 that belongs to a sample (SplitMix64's output function, Steele, Lea and Flood 2014).
+    fn draw(&self, sample: u64) -> u32 {
+        let mut bits =
+            sample.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(self.seed.load(Ordering::Relaxed));
+        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        u32::try_from((bits ^ bits >> 31) >> 32).unwrap_or(u32::MAX).max(1)
     }
 
     fn claim(&self, sample: u64) -> Option<usize> {
-        let limit = match self.limit.load(Ordering::Relaxed) {
-            0 => MOST,
-            limit => (limit as usize).min(MOST),
-        };
-        let groups = limit.div_ceil(64).max(1);
+        let allowed = self.allowed();
+        let groups = allowed.saturating_add(allowed / SPARE).div_ceil(64).clamp(1, GROUPS);
         let first = (sample % groups as u64) as usize;
         for step in 0..groups {
             let group = first.wrapping_add(step);
@@ -131,7 +224,10 @@ impl Live {
                 // Acquire: what the slot's last owner wrote happened before it freed the bit.
                 match word.compare_exchange_weak(bits, bits | 1 << bit, Ordering::Acquire, Ordering::Relaxed)
                 {
-                    Ok(_) => return Some(group << 6 | bit as usize),
+                    Ok(_) => {
+                        self.count.fetch_add(1, Ordering::Relaxed);
+                        return Some(group << 6 | bit as usize);
+                    }
                     Err(now) => bits = now,
                 }
             }
@@ -143,6 +239,7 @@ impl Live {
         if let Some(word) = self.used.get(slot >> 6) {
             // Release: pairs with the acquire in `claim`.
             word.fetch_and(!(1 << (slot & 63)), Ordering::Release);
+            self.count.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -160,8 +257,7 @@ impl Live {
         }
         let mut deferred = 0u64;
         let (mut dead, mut alive) = (Batch::new(), Batch::new());
-        for slot in 0..MOST {
-            let Some((place, handle)) = self.watched(slot) else { continue };
+        for (slot, place, handle) in self.all_watched() {
             let word = place.sample.load(Ordering::Relaxed);
             let generation = (word & 0xff) as u8;
             // Large and pinned objects die in generation-2 collections.
@@ -190,16 +286,119 @@ impl Live {
         Some(deferred)
     }
 
-    fn watched(&self, slot: usize) -> Option<(&Slot, usize)> {
-        let word = self.used.get(slot >> 6)?.load(Ordering::Relaxed);
-        if word & 1 << (slot & 63) == 0 {
-            return None;
+    /// A survey took so much CPU time: makes the set smaller if that was more than its share of a pause. True when it did.
+    pub fn account(&self, spent_ns: u64) -> bool {
+        let budget_ns = SURVEY_NS.max((self.limit() as u64).saturating_mul(OBJECT_NS));
+        if spent_ns <= budget_ns {
+            return false;
         }
-        let place = self.slots.get(slot)?;
-        match place.handle.load(Ordering::Acquire) {
-            0 => None,
-            handle => Some((place, handle)),
+        let watched = u64::from(self.count.load(Ordering::Relaxed));
+        let fits = watched.saturating_mul(budget_ns).checked_div(spent_ns).unwrap_or(0);
+        let fits = usize::try_from(fits).unwrap_or(MOST).max(FEWEST);
+        let smaller = fits < self.allowed();
+        if smaller {
+            self.allowed.store(u32::try_from(fits).unwrap_or(0), Ordering::Relaxed);
         }
+        smaller
+    }
+
+    /// Raises the level when there are too many objects, and drops those that are not above it; lowers it when there is room again. Which
+    /// level that is depends on how many keys are above each, so for an object that stays it does not matter where above its key was:
+    /// that makes 1 / [`chance`](profiler_protocol::live::chance) unbiased.
+    pub fn keep(&self, handles: &dyn Handles, report: &mut dyn FnMut(Found<'_>) -> bool) {
+        let (watched, allowed) = (self.count.load(Ordering::Relaxed) as usize, self.allowed());
+        let untidy = self.untidy.load(Ordering::Relaxed) != 0;
+        if watched <= allowed && !untidy {
+            if watched < allowed / 2 {
+                let lower = self.level().saturating_sub(LEVELS_OF_OCTAVE);
+                self.level.store(u32::from(lower), Ordering::Relaxed);
+            }
+            return;
+        }
+        if self.busy.swap(1, Ordering::Acquire) != 0 {
+            return;
+        }
+        self.untidy.store(0, Ordering::Relaxed);
+        if watched > allowed {
+            let level = self.level_for(allowed.saturating_sub(allowed / SPARE));
+            self.level.store(u32::from(level), Ordering::Release);
+        }
+        // Pairs with the fence in `watch`.
+        fence(Ordering::SeqCst);
+        let level = self.level();
+        let (mut batch, mut all_told) = (Batch::new(), true);
+        for (slot, place, _) in self.all_watched() {
+            if place.key.load(Ordering::Relaxed) <= threshold(level)
+                && batch.push(slot, place.sample.load(Ordering::Relaxed) >> 8)
+            {
+                all_told &= self.flush_dropped(&mut batch, level, handles, report);
+            }
+        }
+        all_told &= self.flush_dropped(&mut batch, level, handles, report);
+        if !all_told {
+            self.untidy.store(1, Ordering::Relaxed);
+        }
+        self.busy.store(0, Ordering::Release);
+    }
+
+    /// The lowest level, not below the present one, above which are at most `most` keys.
+    fn level_for(&self, most: usize) -> u8 {
+        let mut last_at = [0u32; TOP_LEVEL as usize + 1];
+        let mut above = 0usize;
+        for (_, place, _) in self.all_watched() {
+            let level = level_above(place.key.load(Ordering::Relaxed));
+            if let Some(count) = last_at.get_mut(usize::from(level)) {
+                *count = count.wrapping_add(1);
+                above = above.wrapping_add(1);
+            }
+        }
+        for (level, count) in (0..=TOP_LEVEL).zip(last_at) {
+            above = above.saturating_sub(count as usize);
+            if above <= most && level >= self.level() {
+                return level;
+            }
+        }
+        TOP_LEVEL
+    }
+
+    fn flush_dropped(
+        &self,
+        batch: &mut Batch,
+        level: u8,
+        handles: &dyn Handles,
+        report: &mut dyn FnMut(Found<'_>) -> bool,
+    ) -> bool {
+        if batch.count == 0 {
+            return true;
+        }
+        let taken = report(Found::Dropped { level, samples: batch.words() });
+        if taken {
+            for (slot, _) in batch.entries() {
+                self.drop_slot(slot, handles);
+            }
+        }
+        batch.count = 0;
+        taken
+    }
+
+    /// Slots that watch an object, with its handle.
+    fn all_watched(&self) -> impl Iterator<Item = (usize, &Slot, usize)> {
+        self.used.iter().enumerate().flat_map(move |(group, word)| {
+            let mut bits = word.load(Ordering::Relaxed);
+            core::iter::from_fn(move || {
+                while bits != 0 {
+                    let slot = group << 6 | bits.trailing_zeros() as usize;
+                    bits &= bits.wrapping_sub(1);
+                    if let Some(place) = self.slots.get(slot) {
+                        let handle = place.handle.load(Ordering::Acquire);
+                        if handle != 0 {
+                            return Some((slot, place, handle));
+                        }
+                    }
+                }
+                None
+            })
+        })
     }
 
     fn flush_dead(
@@ -251,11 +450,12 @@ impl Live {
         if self.busy.swap(1, Ordering::Acquire) != 0 {
             return false;
         }
-        for slot in 0..MOST {
-            if self.watched(slot).is_some() {
-                self.drop_slot(slot, handles);
-            }
+        for (slot, ..) in self.all_watched() {
+            self.drop_slot(slot, handles);
         }
+        self.level.store(0, Ordering::Relaxed);
+        self.untidy.store(0, Ordering::Relaxed);
+        self.allowed.store(0, Ordering::Relaxed);
         self.busy.store(0, Ordering::Release);
         true
     }
@@ -263,8 +463,9 @@ impl Live {
 
 #[cfg(test)]
 mod tests {
-    use super::{Found, Handles, Live, MOST, Slot, Watch};
+    use super::{FEWEST, Found, Handles, Live, MOST, SPARE, SURVEY_NS, Slot, USUAL, Watch};
     use core::sync::atomic::{AtomicU32, AtomicU64};
+    use profiler_protocol::live::{chance, importance};
     use std::cell::RefCell;
     use std::collections::BTreeMap;
 
@@ -296,13 +497,29 @@ mod tests {
         }
     }
 
-    fn live() -> Live {
-        Live {
-            used: std::array::from_fn(|_| AtomicU64::new(0)),
-            slots: std::array::from_fn(|_| Slot::default()),
-            limit: AtomicU32::new(0),
-            busy: AtomicU32::new(0),
-        }
+    /// Made on a thread with room for it: a test's stack is small.
+    fn live() -> Box<Live> {
+        let zero = || AtomicU32::new(0);
+        let make = move || {
+            Box::new(Live {
+                used: std::array::from_fn(|_| AtomicU64::new(0)),
+                slots: std::array::from_fn(|_| Slot::default()),
+                count: zero(),
+                limit: zero(),
+                allowed: zero(),
+                level: zero(),
+                untidy: zero(),
+                seed: AtomicU64::new(0),
+                busy: zero(),
+            })
+        };
+        let thread = std::thread::Builder::new().stack_size(64 << 20).spawn(make).expect("a thread");
+        thread.join().expect("it is made")
+    }
+
+    /// Nothing can be told meanwhile: room is made by `keep` alone.
+    fn watch(live: &Live, heap: &Heap, address: usize, sample: u64, size: u64) -> Watch {
+        live.watch(heap, address, sample, size, &mut |_| false)
     }
 
     fn survey(live: &Live, heap: &Heap, condemned: u8, take: bool) -> (Vec<u64>, Vec<u64>) {
@@ -311,6 +528,7 @@ mod tests {
             match found {
                 Found::Dead(words) => dead.extend(words.iter()),
                 Found::Alive(words) => alive.extend(words.iter()),
+                Found::Dropped { .. } => panic!("a survey drops nothing"),
             }
             take
         });
@@ -321,7 +539,7 @@ mod tests {
     fn the_dead_are_reported_once_and_survivors_when_their_generation_changes() {
         let (live, heap) = (live(), Heap::default());
         for n in 1..=3 {
-            assert_eq!(live.watch(&heap, n, n as u64), Watch::Watched);
+            assert_eq!(watch(&live, &heap, n, n as u64, 24), Watch::Watched { level: 0 });
         }
         heap.set(1, 0, 0);
         heap.set(2, 2, 1);
@@ -340,8 +558,8 @@ mod tests {
     #[test]
     fn reports_the_ring_cannot_take_are_made_again() {
         let (live, heap) = (live(), Heap::default());
-        live.watch(&heap, 1, 1);
-        live.watch(&heap, 2, 2);
+        watch(&live, &heap, 1, 1, 24);
+        watch(&live, &heap, 2, 2, 24);
         heap.set(1, 0, 0);
         heap.set(2, 2, 1);
         assert_eq!(survey(&live, &heap, 2, false), (vec![1], vec![2 << 8 | 1]));
@@ -352,24 +570,152 @@ mod tests {
     #[test]
     fn handles_are_bounded_and_come_back() {
         let (live, heap) = (live(), Heap::default());
-        assert_eq!(live.watch(&heap, 13, 13), Watch::Refused);
-        for n in 0..MOST {
-            assert_eq!(live.watch(&heap, n + 100, n as u64), Watch::Watched);
+        assert_eq!(watch(&live, &heap, 13, 13, 24), Watch::Refused);
+        let room = USUAL + USUAL / SPARE;
+        for n in 0..room {
+            assert_eq!(watch(&live, &heap, n + 100, n as u64, 24), Watch::Watched { level: 0 });
         }
-        assert_eq!(live.watch(&heap, 50, 5000), Watch::Full);
+        assert_eq!(watch(&live, &heap, 50, 5000, 24), Watch::Full);
         assert!(live.release_all(&heap));
         assert!(heap.0.borrow().is_empty());
         live.set_limit(128);
-        let watched =
-            (0..200usize).filter(|&n| live.watch(&heap, n + 100, n as u64) == Watch::Watched).count();
-        assert_eq!(watched, 128);
+        let has_room = |n: usize| matches!(watch(&live, &heap, n + 100, n as u64, 24), Watch::Watched { .. });
+        assert_eq!(
+            (0..1000).filter(|&n| has_room(n)).count(),
+            (FEWEST + FEWEST / SPARE).next_multiple_of(64)
+        );
+        live.set_limit(u64::MAX);
+        assert_eq!(live.allowed(), MOST);
+    }
+
+    /// What a daemon would know of the watched objects: sample → (size, highest level).
+    type Told = BTreeMap<u64, (u64, u8)>;
+
+    fn keep(live: &Live, heap: &Heap, told: &mut Told, take: bool) {
+        live.keep(heap, &mut |found| {
+            let Found::Dropped { level, samples } = found else { panic!("{found:?}") };
+            if take {
+                told.retain(|&sample, _| !samples.iter().any(|dropped| dropped == sample));
+                told.values_mut().for_each(|(_, highest)| *highest = level.max(*highest));
+            }
+            take
+        });
+    }
+
+    const RUNS: u64 = 150;
+
+    /// Objects come and most of them die; what is watched is to stand for all that live, on average over draws.
+    #[test]
+    fn a_full_set_stands_for_all_that_lives_without_bias() {
+        let size = |n: u64| [24, 1_000, 90_000, 2_000_000][(n % 4) as usize];
+        let lives = |n: u64| n.is_multiple_of(3);
+        let (live, mut errors, mut watched) = (live(), Vec::new(), 0);
+        for seed in 0..RUNS {
+            let (heap, mut told) = (Heap::default(), Told::new());
+            live.set_limit(256);
+            live.set_seed(u64::wrapping_mul(seed, 0x1234_5678_9abc_def1));
+            for n in 0..3_000u64 {
+                let address = n as usize + 100;
+                if let Watch::Watched { level } = watch(&live, &heap, address, n, size(n)) {
+                    told.insert(n, (size(n), level));
+                    if !lives(n) {
+                        heap.set(address, 0, 0);
+                    }
+                }
+                if n % 16 == 0 {
+                    // Sometimes the ring has no room: then it is said later.
+                    keep(&live, &heap, &mut told, n % 64 != 0);
+                }
+                if n % 500 == 499 {
+                    let (dead, _) = survey(&live, &heap, 2, true);
+                    told.retain(|sample, _| !dead.contains(sample));
+                }
+            }
+            keep(&live, &heap, &mut told, true);
+            let (dead, _) = survey(&live, &heap, 2, true);
+            told.retain(|sample, _| !dead.contains(sample));
+            assert_eq!(told.len(), heap.0.borrow().len(), "both know the same objects");
+            let estimate: f64 =
+                told.values().map(|&(size, level)| size as f64 / chance(importance(size), level)).sum();
+            let truth: f64 = (0..3_000).filter(|&n| lives(n)).map(|n| size(n) as f64).sum();
+            errors.push(estimate / truth - 1.0);
+            watched += told.len();
+            live.release_all(&heap);
+        }
+        let mean = errors.iter().sum::<f64>() / RUNS as f64;
+        let spread = (errors.iter().map(|e| (e - mean).powi(2)).sum::<f64>() / (RUNS - 1) as f64).sqrt();
+        // Four standard errors of the mean, and the set was full most of the time.
+        assert!(mean.abs() < 4.0 * spread / (RUNS as f64).sqrt(), "{mean} of {spread}");
+        assert!(spread > 0.01 && spread < 0.2, "{spread}");
+        assert!(watched / RUNS as usize > 100, "{}", watched / RUNS as usize);
+    }
+
+    #[test]
+    fn when_the_service_thread_is_late_room_is_made_by_who_needs_it() {
+        let (live, heap, mut dropped) = (live(), Heap::default(), 0);
+        live.set_limit(256);
+        let mut thinned = 0;
+        for n in 0..5_000u64 {
+            let watched = live.watch(&heap, n as usize + 100, n, 24, &mut |found| {
+                let Found::Dropped { samples, .. } = found else { panic!("{found:?}") };
+                dropped += samples.iter().count();
+                true
+            });
+            assert!(!matches!(watched, Watch::Full | Watch::Refused), "{watched:?}");
+            thinned += usize::from(watched == Watch::Thinned);
+        }
+        assert_eq!(heap.0.borrow().len() + dropped + thinned, 5_000);
+        assert!(heap.0.borrow().len() > 150, "{}", heap.0.borrow().len());
+    }
+
+    #[test]
+    fn the_level_falls_when_there_is_room_again() {
+        let (live, heap, mut told) = (live(), Heap::default(), Told::new());
+        live.set_limit(256);
+        for n in 0..280 {
+            watch(&live, &heap, n + 100, n as u64, 24);
+        }
+        keep(&live, &heap, &mut told, true);
+        let (level, left) = (live.level(), heap.0.borrow().len());
+        assert!(level > 0 && left <= 224 && left > 100, "{level} {left}");
+        keep(&live, &heap, &mut told, true);
+        assert_eq!(live.level(), level, "not while it is half full");
+        for n in 0..280 {
+            if heap.0.borrow().contains_key(&(n + 1_000_100)) {
+                heap.set(n + 100, 0, 0);
+            }
+        }
+        survey(&live, &heap, 2, true);
+        for _ in 0..50 {
+            keep(&live, &heap, &mut told, true);
+        }
+        assert_eq!(live.level(), 0);
+    }
+
+    #[test]
+    fn a_survey_that_takes_too_long_makes_the_set_smaller() {
+        let (live, heap, mut told) = (live(), Heap::default(), Told::new());
+        for n in 0..4_000 {
+            watch(&live, &heap, n + 100, n as u64, 24);
+        }
+        assert!(!live.account(SURVEY_NS));
+        assert!(live.account(SURVEY_NS * 4));
+        assert_eq!(live.allowed(), 1_000);
+        assert!(!live.account(SURVEY_NS * 2), "half of what is left to be dropped is no news");
+        keep(&live, &heap, &mut told, true);
+        assert!(heap.0.borrow().len() <= 1_000, "{}", heap.0.borrow().len());
+        assert!(live.account(SURVEY_NS * 1_000));
+        assert_eq!(live.allowed(), FEWEST);
+        // Who asks for many, accepts what they take.
+        live.set_limit(65_536);
+        assert!(!live.account(6_000_000));
     }
 
     #[test]
     fn a_mass_death_is_reported_in_batches_that_fit_a_record() {
         let (live, heap) = (live(), Heap::default());
         for n in 0..1000usize {
-            live.watch(&heap, n + 100, n as u64);
+            watch(&live, &heap, n + 100, n as u64, 24);
             heap.set(n + 100, 0, 0);
         }
         let mut dead = survey(&live, &heap, 0, true).0;

@@ -180,6 +180,7 @@ impl Service<'_> {
         }
         if self.instance.is_listening() {
             self.instance.tell_untold();
+            self.instance.keep_live_set(self.info);
         }
         self.answer_requests()
     }

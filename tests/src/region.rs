@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
 use profiler_protocol::counter::Counter;
+use profiler_protocol::layout::{EVENT_HEAD_AT, EVENT_TAIL_AT};
 
 use crate::app::App;
 
@@ -36,10 +37,17 @@ pub fn digest(regions: &[PathBuf]) -> u64 {
 
 /// A counter of the shim, summed over the regions.
 pub fn counted(regions: &[PathBuf], counter: Counter) -> u64 {
-    let values = regions.iter().filter_map(|region| {
-        let mut word = [0; 8];
-        fs::File::open(region).ok()?.read_exact_at(&mut word, counter.offset()).ok()?;
-        Some(u64::from_le_bytes(word))
-    });
-    values.sum()
+    regions.iter().filter_map(|region| word(region, counter.offset())).sum()
+}
+
+/// Units of records that were written and not read yet, summed over the regions.
+pub fn unread(regions: &[PathBuf]) -> u64 {
+    let of = |region: &PathBuf| word(region, EVENT_HEAD_AT)?.checked_sub(word(region, EVENT_TAIL_AT)?);
+    regions.iter().filter_map(of).sum()
+}
+
+fn word(region: &PathBuf, offset: u64) -> Option<u64> {
+    let mut word = [0; 8];
+    fs::File::open(region).ok()?.read_exact_at(&mut word, offset).ok()?;
+    Some(u64::from_le_bytes(word))
 }

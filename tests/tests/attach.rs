@@ -9,7 +9,7 @@ use std::time::Duration;
 use perfusion::attach::policy::{self, Runtime as Kind, WhyNot};
 use perfusion::attach::target::Target;
 use perfusion::attach::{AttachError, Settings, attach, ipc, launch, place};
-use perfusion::source::shim::ShimSource;
+use perfusion::source::shim::{LIVE_OBJECTS, ShimSource};
 use perfusion::source::{Event, EventKind, RegionId, ShimEvent};
 use rustix::process::Signal;
 use system_tests::environment::{Need, begin};
@@ -32,7 +32,7 @@ struct Recorder {
 impl Recorder {
     fn new() -> Self {
         let settings = Settings { owner: perfusion::leftover::random().unwrap() | 1 };
-        Self { settings, source: ShimSource::new(settings.owner), heard: Vec::new() }
+        Self { settings, source: ShimSource::new(settings.owner, LIVE_OBJECTS), heard: Vec::new() }
     }
 
     fn attach(&mut self, pid: u32) {

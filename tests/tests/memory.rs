@@ -7,6 +7,7 @@ use system_tests::environment::{begin, long_form, perfusion_bin, record_on};
 use system_tests::perfusion::{SLACK, Scratch, record_pid};
 use system_tests::region::{counted, regions};
 use system_tests::truth::allocations::{self, Of};
+use system_tests::truth::live;
 use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, on_runtimes, wait_until};
 
 /// Bytes of one object of each class of `memory.cs` with its array: 24 + (24 + 1000).
@@ -112,14 +113,19 @@ fn known_allocations_are_estimated_as_well_as_stated(runtime: Runtime) {
     let name = format!("memory::known_allocations on {runtime}");
     let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
     let (cells, steps) = allocations::measure(runtime, if long_form() { 260 } else { 20 }).unwrap();
-    let found = || allocations::markdown(runtime, &cells).unwrap() + &allocations::markdown(runtime, &steps).unwrap();
+    let found =
+        || allocations::markdown(runtime, &cells).unwrap() + &allocations::markdown(runtime, &steps).unwrap();
     assert!(cells.iter().all(|cell| cell.row.is_some()), "a type is missing: {cells:#?}");
     let has_interval = |cell: &allocations::Cell| cell.row.as_ref().is_none_or(|row| row.has_interval);
     if runtime != Runtime::Net10 {
         // No interval is claimed where there is none, and where the documents say that the stride misleads, it does.
-        assert!(!cells.iter().chain(&steps).any(|cell| cell.row.is_some() && has_interval(cell)), "{}", found());
-        let filler = allocations::sum(&steps, Some("Known.Filler"), Of::Bytes);
-        assert!(filler.ratio < 0.5, "the small objects between large ones: {}", found());
+        assert!(
+            !cells.iter().chain(&steps).any(|cell| cell.row.is_some() && has_interval(cell)),
+            "{}",
+            found()
+        );
+        let wide = allocations::sum(&steps, Some("Known.Wide[]"), Of::Bytes);
+        assert!(wide.ratio < 0.6, "the large object in step with the stride: {}", found());
         return;
     }
     assert!(cells.iter().chain(&steps).all(has_interval), "{}", found());
@@ -133,6 +139,34 @@ fn known_allocations_are_estimated_as_well_as_stated(runtime: Runtime) {
             let least = expected - 4.5 * (expected * 0.05).sqrt();
             assert!(all.covered as f64 >= least, "{of:?} {all:?}: {}", found());
         }
+    }
+}
+
+on_runtimes!(a_few_watched_objects_stand_for_all_that_is_alive: net8 Net8, net9 Net9, net10 Net10);
+
+fn a_few_watched_objects_stand_for_all_that_is_alive(runtime: Runtime) {
+    let name = format!("memory::a_few_watched_objects on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let count = match (long_form(), runtime) {
+        (true, _) => 520,
+        (false, Runtime::Net10) => 16,
+        (false, _) => 6,
+    };
+    let windows = live::measure(runtime, count).unwrap();
+    let found = || live::markdown(runtime, &windows).unwrap();
+    assert!(windows.iter().all(|window| window.watched <= 256 && window.watched > 50), "{}", found());
+    for of in [|window: &live::Window| window.objects[4], |window: &live::Window| window.bytes[4]] {
+        let (mean, stderr, covered) = live::sum(&windows, of);
+        if runtime != Runtime::Net10 {
+            // By a stride nothing is promised but that it is about right where nothing is in step.
+            assert!((0.5..2.0).contains(&mean), "{}", found());
+            continue;
+        }
+        // Five standard errors, for a t distribution of so few.
+        assert!((mean - 1.0).abs() <= 5.0 * stderr, "{mean} ± {stderr}: {}", found());
+        // 95 of 100 are promised; 4.5 standard deviations of a binomial count below.
+        let expected = count as f64 * 0.95;
+        assert!(covered as f64 >= expected - 4.5 * (expected * 0.05).sqrt(), "{covered}: {}", found());
     }
 }
 

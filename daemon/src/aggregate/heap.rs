@@ -3,6 +3,7 @@
 use super::key::Sampling;
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId};
+use profiler_protocol::live;
 use std::collections::HashMap;
 use std::ops::AddAssign;
 
@@ -77,12 +78,39 @@ pub struct Site {
 pub struct LiveObject {
     /// Where and what.
     pub site: Site,
-    /// What it stands for.
-    pub weight: Weight,
     /// When it was allocated.
     pub born: MonotonicNs,
     /// Generation at the last collection; 0 before the first.
     pub generation: u8,
+    size: u64,
+    /// What it stands for as a sample of what is allocated.
+    sampled: Weight,
+    /// The highest level it was watched at.
+    level: u8,
+    /// Collections it has survived in the generations it was in before, and those of the present one before it came into it.
+    survived: u32,
+    entered_after: u32,
+}
+
+impl LiveObject {
+    /// What it stands for, as a sample of what is allocated of which not all are watched.
+    #[must_use]
+    pub fn weight(&self) -> Weight {
+        let watched = live::chance(live::importance(self.size), self.level);
+        Weight {
+            objects: self.sampled.objects / watched,
+            bytes: self.sampled.bytes / watched,
+            ..self.sampled
+        }
+    }
+}
+
+/// Collections of a region: how many looked at generation 0, at 1 too, and at everything.
+type Collections = [u32; 3];
+
+/// Place in [`Collections`] of those that look at a generation; large and pinned objects (3, 4) are looked at with generation 2.
+fn looked_at(generation: u8) -> usize {
+    usize::from(generation.min(2))
 }
 
 /// Allocations of a window, and the objects that live on across windows.
@@ -94,6 +122,7 @@ pub struct Allocations {
     live_objects: usize,
     /// By region and sample: one region's end costs nothing of the others'.
     live: HashMap<RegionId, HashMap<u64, LiveObject>>,
+    collections: HashMap<RegionId, Collections>,
     untracked: u64,
     ticks: u64,
     sites_refused: u64,
@@ -119,11 +148,22 @@ impl Allocations {
         let weight = weight(allocation.kind, allocation.size);
         self.ticks += u64::from(sampling == Sampling::Stride);
         *self.sites.entry(site).or_default() += weight;
-        if allocation.tracked {
+        if let Some(level) = allocation.watched {
+            let entered_after = self.collections.entry(region).or_default()[0];
             let live = self.live.entry(region).or_default();
             let room = live.len() < MAX_OF_REGION && self.live_objects < MAX_OF_ALL;
             if room || live.contains_key(&allocation.sample) {
-                let object = LiveObject { site, weight, born: time, generation: 0 };
+                let (size, sampled) = (allocation.size, weight);
+                let object = LiveObject {
+                    site,
+                    born: time,
+                    generation: 0,
+                    size,
+                    sampled,
+                    level,
+                    survived: 0,
+                    entered_after,
+                };
                 self.live_objects += usize::from(live.insert(allocation.sample, object).is_none());
             } else {
                 self.live_refused += 1;
@@ -158,16 +198,43 @@ impl Allocations {
     /// These sampled objects survived into this generation.
     pub fn alive(&mut self, region: RegionId, samples: &[(u64, u8)]) {
         let Some(live) = self.live.get_mut(&region) else { return };
-        for (sample, generation) in samples {
-            if let Some(object) = live.get_mut(sample) {
-                object.generation = *generation;
+        let collections = self.collections.get(&region).copied().unwrap_or_default();
+        for &(sample, generation) in samples {
+            if let Some(object) = live.get_mut(&sample) {
+                object.survived = survived(object, &collections);
+                object.entered_after = collections[looked_at(generation)];
+                object.generation = generation;
             }
         }
+    }
+
+    /// These are not watched any more: those that are were above the level all the time.
+    pub fn dropped(&mut self, region: RegionId, level: u8, samples: &[u64]) {
+        self.dead(region, samples);
+        for object in self.live.get_mut(&region).into_iter().flat_map(HashMap::values_mut) {
+            object.level = object.level.max(level);
+        }
+    }
+
+    /// A collection of `generation` and those below it begins.
+    pub fn collection(&mut self, region: RegionId, generation: u8) {
+        let collections = self.collections.entry(region).or_default();
+        for count in &mut collections[..=looked_at(generation)] {
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// Collections that looked at the object and left it alive.
+    #[must_use]
+    pub fn survived(&self, object: &LiveObject) -> u32 {
+        let collections = self.collections.get(&object.site.region).copied().unwrap_or_default();
+        survived(object, &collections)
     }
 
     /// The process is gone, and its heap with it.
     pub fn region_gone(&mut self, region: RegionId) {
         self.live_objects -= self.live.remove(&region).map_or(0, |live| live.len());
+        self.collections.remove(&region);
     }
 
     /// Allocation totals by site.
@@ -192,11 +259,22 @@ impl Allocations {
         (self.sites_refused, self.live_refused)
     }
 
-    /// Samples without a weak handle (all handles in use, or a runtime before .NET 7): absent from the live heap.
+    /// Samples without a weak handle (not chosen, all handles in use, or a runtime before .NET 7): absent from the live heap.
     #[must_use]
     pub fn untracked(&self) -> u64 {
         self.untracked
     }
+}
+
+fn survived(object: &LiveObject, collections: &Collections) -> u32 {
+    let since = collections[looked_at(object.generation)].saturating_sub(object.entered_after);
+    object.survived.saturating_add(since)
+}
+
+/// `number` rounded down to a power of two, 0 for 0: bounds the number of label values (D10).
+#[must_use]
+pub fn count_bucket(number: u32) -> u64 {
+    number.checked_ilog2().map_or(0, |bits| 1 << bits)
 }
 
 /// `size` rounded down to a power of two, at least 1: bounds the number of label values, and keeps objects of one class alike.
@@ -226,7 +304,7 @@ mod tests {
             size,
             heap: Heap::Small,
             kind,
-            tracked: true,
+            watched: Some(0),
             user: UserContext::default(),
         }
     }
@@ -291,6 +369,44 @@ mod tests {
         heap.dead(hostile, &[0, 0, share + 1]);
         heap.region_gone(hostile);
         assert_eq!((heap.live().count(), heap.live_objects), (1, 1));
+    }
+
+    #[test]
+    fn what_was_dropped_is_stood_for_by_what_is_left() {
+        let (mut heap, region) = (Allocations::default(), RegionId(3));
+        for sample in 0..4 {
+            let allocation = allocation(sample, 64, AllocationKind::Sampled);
+            heap.allocated(region, MonotonicNs(5), &allocation, StackId(1));
+        }
+        let one = weight(AllocationKind::Sampled, 64).bytes;
+        heap.dropped(region, 5, &[0, 3]);
+        heap.dropped(region, 1, &[]);
+        let total: f64 = heap.live().map(|object| object.weight().bytes).sum();
+        // The threshold of level 5 is 262,144, the importance 102,464.
+        let expected = 2.0 * one * 262_145.0 / 102_464.0;
+        assert!((total - expected).abs() < expected * 1e-9, "{total} {expected}");
+        assert_eq!(heap.live().map(|object| object.weight().seen).sum::<u64>(), 2);
+    }
+
+    #[test]
+    fn an_object_survives_the_collections_that_look_at_its_generation() {
+        let (mut heap, region) = (Allocations::default(), RegionId(3));
+        let survived = |heap: &Allocations| heap.live().map(|object| heap.survived(object)).sum::<u32>();
+        heap.collection(region, 2);
+        heap.allocated(region, MonotonicNs(5), &allocation(1, 64, AllocationKind::Sampled), StackId(1));
+        assert_eq!(survived(&heap), 0);
+        heap.collection(region, 0);
+        heap.alive(region, &[(1, 1)]);
+        assert_eq!(survived(&heap), 1);
+        heap.collection(region, 0);
+        assert_eq!(survived(&heap), 1, "it was not looked at");
+        heap.collection(region, 1);
+        heap.alive(region, &[(1, 2)]);
+        heap.collection(region, 1);
+        heap.collection(region, 2);
+        heap.collection(region, 2);
+        assert_eq!(survived(&heap), 4);
+        assert_eq!([0, 1, 3, 4, 1_000].map(super::count_bucket), [0, 1, 2, 4, 512]);
     }
 
     #[test]

@@ -79,7 +79,10 @@ mod tests {
         for (degrees, low, high) in [(3.0, 0.216, 9.348), (10.0, 3.247, 20.483), (40.0, 24.433, 59.342)] {
             for (z, truth) in [(-NORMAL_95, low), (NORMAL_95, high)] {
                 let found = 2.0 * gamma_quantile(degrees / 2.0, z);
-                assert!((found - truth).abs() <= 0.02 * (truth - degrees).abs(), "{degrees}: {found} {truth}");
+                assert!(
+                    (found - truth).abs() <= 0.02 * (truth - degrees).abs(),
+                    "{degrees}: {found} {truth}"
+                );
             }
         }
     }

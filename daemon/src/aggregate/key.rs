@@ -162,6 +162,8 @@ pub struct Labels {
     pub sampled_objects: Option<u64>,
     /// Age of a live object, a power of two (`aggregate::heap`).
     pub age_seconds: Option<u64>,
+    /// Collections a live object has survived, rounded down to a power of two.
+    pub survived: Option<u64>,
     /// Generation of a live object, or the one a collection condemned.
     pub generation: Option<u8>,
     /// Why a collection or suspension happened.
@@ -193,6 +195,7 @@ impl Labels {
         number("sampled_objects", self.sampled_objects.map(count), "");
         let stderr = self.wait_stderr.map(|ns| i64::try_from(ns).unwrap_or(i64::MAX));
         number("wait_stderr", stderr, "nanoseconds");
+        number("gcs_survived", self.survived.map(|count| i64::try_from(count).unwrap_or(i64::MAX)), "");
         number("generation", self.generation.map(i64::from), "");
         let mut text = |name, value: Option<&'a str>| {
             if let Some(value) = value {

@@ -157,9 +157,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
         };
         let unknown = || "not known".to_owned();
         let (bytes, objects) = match row.has_interval {
-            true => {
-                (span(row.bytes, row.seen_bytes, "bytes"), span(row.objects, row.seen as f64, "count"))
-            }
+            true => (span(row.bytes, row.seen_bytes, "bytes"), span(row.objects, row.seen as f64, "count")),
             false => (unknown(), unknown()),
         };
         let value = if by_objects { row.objects.value } else { row.bytes.value };

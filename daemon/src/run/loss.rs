@@ -87,6 +87,7 @@ const OTHER_LOSSES: [&str; 36] = [
     "shim_events_malformed",
     "shim_holes",
     "shim_handles_full",
+    "shim_live_set_shrunk",
     "shim_types_queue_full",
     "shim_regions_refused",
     "shim_regions_disabled",

@@ -3,7 +3,7 @@
 use super::asked::Asked;
 use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
-use crate::aggregate::heap::{Allocations, Site, Weight, age_bucket_seconds};
+use crate::aggregate::heap::{Allocations, Site, Weight, age_bucket_seconds, count_bucket};
 use crate::aggregate::key::{Labels, SampleType};
 use crate::aggregate::runtime_wait::RuntimeWaits;
 use crate::aggregate::thread_role::{is_collector, thread_role};
@@ -251,7 +251,8 @@ impl Processor {
         }
         if all > 0 {
             comments.push(
-                "inuse: objects allocated since the shim was loaded, as of the last garbage collection"
+                "inuse: objects allocated since the shim was loaded, as of the last garbage collection that looked at their generation; those \
+                 watched when there were more than --live-objects stand for all, by the inverse of the probability with which chance chose them"
                     .to_owned(),
             );
         }
@@ -415,6 +416,7 @@ impl Processor {
             _ if names_only => {}
             ShimEvent::Allocation(allocation) => self.allocation(time, pid, region, &allocation),
             ShimEvent::GcStart { generation, kind, tid, .. } => {
+                self.heap.collection(region, generation);
                 self.generation.insert(region, generation);
                 // 1 is a background collection: it runs on a thread of its own, known by name.
                 if kind != 1 {
@@ -436,6 +438,7 @@ impl Processor {
             }
             ShimEvent::ObjectsDead { samples } => self.heap.dead(region, &samples),
             ShimEvent::ObjectsAlive { samples } => self.heap.alive(region, &samples),
+            ShimEvent::ObjectsDropped { level, samples } => self.heap.dropped(region, level, &samples),
             ShimEvent::ThreadName { tid, name } if !name.is_empty() => self.names.managed(tid, name),
             // A first word, or the first after a silence in which the shim let go of all its handles.
             ShimEvent::Hello { .. } => self.heap.region_gone(region),
@@ -540,9 +543,10 @@ impl Processor {
             let labels = Labels {
                 age_seconds: Some(age_bucket_seconds(object.born, closing.now)),
                 generation: Some(object.generation),
+                survived: Some(count_bucket(self.heap.survived(object))),
                 ..site_labels(&object.site)
             };
-            *alive.entry((object.site.stack, labels)).or_default() += object.weight;
+            *alive.entry((object.site.stack, labels)).or_default() += object.weight();
         }
         let columns = [
             (allocated, [SampleType::AllocObjects, SampleType::AllocSpace]),

@@ -121,6 +121,7 @@ impl Event {
                 ShimEvent::CodeUnloaded { ranges } => size_of_val(&**ranges),
                 ShimEvent::ObjectsDead { samples } => size_of_val(&**samples),
                 ShimEvent::ObjectsAlive { samples } => size_of_val(&**samples),
+                ShimEvent::ObjectsDropped { samples, .. } => size_of_val(&**samples),
                 _ => 0,
             },
             _ => 0,
@@ -405,8 +406,8 @@ pub struct Allocation {
     pub heap: Heap,
     /// How it was chosen.
     pub kind: AllocationKind,
-    /// True when a weak handle watches it.
-    pub tracked: bool,
+    /// When a weak handle watches it, the level it was chosen at (`profiler_protocol::live`).
+    pub watched: Option<u8>,
     /// Registers and stack of the allocating thread, inside the shim's callback.
     pub user: UserContext,
 }
@@ -502,6 +503,13 @@ pub enum ShimEvent {
     ObjectsAlive {
         /// (sample, generation).
         samples: Vec<(u64, u8)>,
+    },
+    /// These sampled objects are not watched any more: chance chose others, which were all above the level.
+    ObjectsDropped {
+        /// The level (`profiler_protocol::live`).
+        level: u8,
+        /// Their `Allocation::sample`.
+        samples: Vec<u64>,
     },
     /// A managed thread's OS id and name (empty when it has none).
     ThreadName {

@@ -13,7 +13,7 @@ use system_tests::bpf;
 use system_tests::environment::{Need, RECORD, Runtime};
 use system_tests::truth::measure::{Measured, Options};
 use system_tests::truth::report::{Entry, broken_promises, json, markdown, picture};
-use system_tests::truth::{allocations, cases, measure, perf, thinning};
+use system_tests::truth::{allocations, cases, live, measure, perf, thinning};
 
 /// The word on the command line for the test of thinned waits.
 const THINNING: &str = "thinning";
@@ -122,7 +122,9 @@ fn memory(folder: &std::path::Path, windows: usize) -> anyhow::Result<()> {
         }
         let (cells, steps) = allocations::measure(runtime, windows)?;
         let section = allocations::markdown(runtime, &cells)?
-            + &allocations::markdown(runtime, &steps)?.replace("windows", "windows in step with the buffers");
+            + &allocations::markdown(runtime, &steps)?.replace("windows", "windows in step with the stride");
+        let alive = live::measure(runtime, windows * 2)?;
+        let section = section + &live::markdown(runtime, &alive)?;
         println!("{section}");
         text += &section;
         values[runtime.major().to_string()] =

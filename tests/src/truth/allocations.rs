@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use anyhow::Context as _;
 use perfusion::report::top::Options;
 use perfusion::report::types::{TypeRow, rows};
+use perfusion::source::shim::LIVE_OBJECTS;
 use serde_json::{Value, json};
 
 use super::tap::Tap;
@@ -28,7 +29,7 @@ const BATCH: [(&str, f64, f64); 12] = [
     ("Known.Mixed[]", 300_000.0, 2.0),
 ];
 /// The same of the command `steps`.
-const STEPS: [(&str, f64, f64); 2] = [("Known.Wide[]", 7_000.0, 1_000.0), ("Known.Filler", 24.0, 40_000.0)];
+const STEPS: [(&str, f64, f64); 2] = [("Known.Wide[]", 50_000.0, 100.0), ("Known.Filler", 24.0, 225_000.0)];
 /// Batches in one window: a dozen samples or more are expected of each type.
 const BATCHES: usize = 4;
 
@@ -103,7 +104,7 @@ pub fn sum(cells: &[Cell], name: Option<&str>, of: Of) -> Sum {
 /// When the program or the recorder fails.
 pub fn measure(runtime: Runtime, windows: usize) -> anyhow::Result<(Vec<Cell>, Vec<Cell>)> {
     let app = Workload::dotnet(runtime, "known", &[])?.start()?;
-    let mut tap = Tap::attach(app, "batch")?;
+    let mut tap = Tap::attach(app, LIVE_OBJECTS, "batch")?;
     let (mut cells, mut steps) = (Vec::new(), Vec::new());
     for _ in 0..windows {
         for _ in 0..BATCHES {

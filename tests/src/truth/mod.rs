@@ -3,6 +3,7 @@
 pub mod allocations;
 pub mod cases;
 pub mod judge;
+pub mod live;
 pub mod measure;
 pub mod perf;
 pub mod report;

@@ -16,7 +16,7 @@ use perfusion::source::{Event, EventKind, MonotonicNs, ShimEvent};
 use profiler_protocol::counter::Counter;
 
 use crate::app::App;
-use crate::region::{counted, regions};
+use crate::region::{counted, regions, unread};
 
 /// Time between two looks; a shim's ring holds some hundred allocations.
 const ROUND: Duration = Duration::from_millis(2);
@@ -43,31 +43,39 @@ impl Tap {
     ///
     /// # Errors
     /// When that does not come about.
-    pub fn attach(app: App, command: &str) -> anyhow::Result<Self> {
+    pub fn attach(app: App, live_objects: u32, command: &str) -> anyhow::Result<Self> {
+        let mut tap = Self::attach_whole(app, live_objects, command)?;
+        tap.next();
+        Ok(tap)
+    }
+
+    /// The same, and all is one window, for live objects.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn attach_whole(app: App, live_objects: u32, command: &str) -> anyhow::Result<Self> {
         let owner = perfusion::leftover::random()?;
         attach::attach(app.pid(), Settings { owner })?;
-        let mut shims = ShimSource::new(owner);
+        let mut shims = ShimSource::new(owner, live_objects);
         shims.watch(app.pid());
         let (order, processor) = (Order::default(), processor(&app));
         let began = MonotonicNs::now();
-        let mut tap =
-            Self {
-                app,
-                shims,
-                order,
-                processor,
-                names: Vec::new(),
-                allocations: 0,
-                met: HashSet::new(),
-                named: HashSet::new(),
-                began,
-            };
+        let mut tap = Self {
+            app,
+            shims,
+            order,
+            processor,
+            names: Vec::new(),
+            allocations: 0,
+            met: HashSet::new(),
+            named: HashSet::new(),
+            began,
+        };
         let begin = Instant::now();
         while tap.allocations < 25 {
             ensure!(begin.elapsed() < DEADLINE, "no allocations are heard of");
             tap.perform(command)?;
         }
-        tap.next();
         Ok(tap)
     }
 
@@ -89,7 +97,20 @@ impl Tap {
         self.catch_up()
     }
 
-    /// Reads until every allocation the shim has counted, and the name of every type, was read.
+    /// What the app answers to `line`, in the line that begins with `word`.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn ask(&mut self, line: &str, word: &str) -> anyhow::Result<serde_json::Value> {
+        self.app.ask(line, word)
+    }
+
+    /// A counter of the shim.
+    pub fn counted(&self, counter: Counter) -> u64 {
+        counted(&regions(&self.app), counter)
+    }
+
+    /// Reads until every record that was written, every allocation the shim has counted and the name of every type were read.
     fn catch_up(&mut self) -> anyhow::Result<()> {
         let begin = Instant::now();
         loop {
@@ -97,6 +118,7 @@ impl Tap {
             let told = counted(&regions, Counter::AllocationSamples);
             let lost = counted(&regions, Counter::AllocationsDroppedFull);
             ensure!(lost == 0, "the ring was full: {lost} allocations were lost");
+            let unread = unread(&regions);
             let order = &mut self.order;
             self.shims.drain(&mut |event| order.push(event));
             let mut events = Vec::new();
@@ -117,7 +139,7 @@ impl Tap {
                 }
                 self.processor.event(event);
             }
-            if self.allocations >= told && self.met.is_subset(&self.named) {
+            if unread == 0 && self.allocations >= told && self.met.is_subset(&self.named) {
                 return Ok(());
             }
             ensure!(begin.elapsed() < DEADLINE, "{} of {told} allocations were read", self.allocations);
@@ -139,8 +161,7 @@ impl Tap {
             main_image: None,
             comments: self.processor.estimator_comments(),
         };
-        let bytes =
-            pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
+        let bytes = pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
         pprof::decode(&bytes).context("a profile of our own")
     }
 

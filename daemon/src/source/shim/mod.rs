@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 pub use self::region::RegionError;
 
+/// Live objects that are watched unless told otherwise.
+pub const LIVE_OBJECTS: u32 = 4_096;
 /// Processes watched at once.
 const PROCESSES: usize = 32_768;
 /// How often ended processes are noticed, and overdue answers asked for again.
@@ -43,14 +45,16 @@ pub struct ShimSource {
 }
 
 impl ShimSource {
-    /// A source for the recorder with this number (`attach::Settings::owner`), which is not 0.
+    /// A source for the recorder with this number (`attach::Settings::owner`), which is not 0. Each shim watches at most `live_objects`
+    /// objects.
     #[must_use]
-    pub fn new(owner: u64) -> Self {
+    pub fn new(owner: u64, live_objects: u32) -> Self {
         let now = Instant::now();
         Self {
             processes: BTreeMap::new(),
             shared: Shared {
                 owner,
+                live_objects: live_objects.into(),
                 next_id: 0,
                 regions: 0,
                 scratch: vec![0; SCRATCH_BYTES],

@@ -132,6 +132,11 @@ impl Reader {
         self.consumer.beat(owner, self.beat, period)
     }
 
+    /// Says how many live objects are to be watched.
+    pub(super) fn set_live_objects(&mut self, most: u64) -> Result<(), ConsumerError<io::Error>> {
+        self.consumer.request(&[Request::Settings { handles: most, stack_bytes: 0 }]).map(drop)
+    }
+
     /// Leaves the region to whoever comes next. A region that cannot be written has nobody to tell.
     pub(super) fn release(&mut self) {
         self.consumer.release(self.beat.wrapping_add(1)).ok();
@@ -341,6 +346,9 @@ impl Decoder<'_> {
             Body::ObjectsAlive(samples) => ShimEvent::ObjectsAlive {
                 samples: samples.iter().map(|word| (word >> 8, word.to_le_bytes()[0])).collect(),
             },
+            Body::ObjectsDropped { level, samples } => {
+                ShimEvent::ObjectsDropped { level, samples: samples.iter().collect() }
+            }
             Body::ThreadName { os_tid, name } => match thread(os_tid) {
                 0 => return,
                 tid => ShimEvent::ThreadName { tid, name: name.to_owned() },
@@ -373,7 +381,7 @@ fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
         } else {
             AllocationKind::Tick { amount: head.amount }
         },
-        tracked: head.tracked,
+        watched: head.watched.checked_sub(1),
         user: UserContext {
             walk: None,
             regs: registers(&head.registers),

@@ -61,6 +61,8 @@ pub(super) enum Stage {
 /// What the processes share.
 pub(super) struct Shared {
     pub(super) owner: u64,
+    /// Live objects each region is to watch.
+    pub(super) live_objects: u64,
     pub(super) next_id: u32,
     pub(super) regions: usize,
     pub(super) scratch: Vec<u8>,
@@ -238,7 +240,9 @@ impl Process {
         shared.totals.regions_adopted += 1;
         let offset = monotonic_offset_ns(&self.target);
         let mut reader = Reader::new(id, consumer, ours, offset, time);
-        if reader.beat(shared.owner, time).is_ok() {
+        // Said first: it holds from the first object on.
+        let told = reader.set_live_objects(shared.live_objects);
+        if told.and_then(|()| reader.beat(shared.owner, time)).is_ok() {
             self.readers.push(reader);
         }
     }

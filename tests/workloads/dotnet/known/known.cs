@@ -1,5 +1,5 @@
 // Eight types of five sizes (24 bytes to 300 KB), so many of each in a batch, in an order that repeats only after millions of objects. The command
-// `batch` makes one batch, `steps` one whose order is in step with the runtime's allocation buffers of 8 KiB. Truth: none but the counts that
+// `batch` makes one batch, `steps` one whose order is in step with the stride of .NET 6 to 9. Truth: none but the counts that
 // tests/src/truth/allocations.rs has, too.
 using System;
 using System.Runtime.CompilerServices;
@@ -78,14 +78,15 @@ namespace Known
             }
         }
 
-        // 1,000 times one object of 7,000 bytes and 40 small ones.
+        // 100 times one object of 50,000 bytes and 2,250 of 24: 104,000 bytes, a little more than the runtime's stride of 102,400. It is
+        // nearly always one of the small ones that goes beyond it.
         [MethodImpl(MethodImplOptions.NoInlining)]
         static void Steps()
         {
-            for (int i = 0; i < 1000; i++)
+            for (int i = 0; i < 100; i++)
             {
-                sink = new Wide[7000 - 24];
-                for (int j = 0; j < 40; j++)
+                sink = new Wide[50000 - 24];
+                for (int j = 0; j < 2250; j++)
                     sink = new Filler();
             }
         }

@@ -1,0 +1,325 @@
+//! What a series of snapshots says about one place: leak, cache, steady, or too early to tell, and why in words.
+//!
+//! Sampled objects are compared with themselves: of those alive at one moment, how many are left at a later one, and how many came since?
+//! Both are counts of things that happen one by one, so that the error of `came − went` is about √(came + went) (Poisson). Only what a full
+//! collection has left alive counts as growth: what is dead and not collected yet looks alive to everybody.
+
+use super::snapshot::Group;
+use std::fmt;
+
+/// Shortest time and fewest moments for a verdict about growth.
+const SHORTEST_S: f64 = 60.0;
+const FEWEST_SNAPSHOTS: usize = 4;
+/// Fewest objects that must have been seen.
+const FEWEST_SEEN: f64 = 10.0;
+/// Standard errors from which on a change is taken for one: each of two independent halves has 1 chance in 160 to be mistaken upwards.
+const SURE: f64 = 2.5;
+/// Half the width of a 95 % interval of a normal distribution, in standard errors.
+const HALF_WIDTH_95: f64 = 1.96;
+
+/// The verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Verdict {
+    /// Number and age grow, and nothing goes.
+    Leak,
+    /// What was there is gone and was replaced.
+    Refreshed,
+    /// Neither grows nor shrinks.
+    Steady,
+    /// Not known.
+    TooEarly,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Leak => "leak",
+            Self::Refreshed => "cache refreshed",
+            Self::Steady => "steady",
+            Self::TooEarly => "too early to tell",
+        })
+    }
+}
+
+/// A rate with its 95 % interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rate {
+    /// Per second.
+    pub per_second: f64,
+    /// Lower end.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judgement {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// Why, in words.
+    pub reason: String,
+    /// How fast the bytes that are proven to be alive grow.
+    pub bytes: Rate,
+    /// The same of objects.
+    pub objects: Rate,
+    /// True when nothing of it was ever there long enough to be proven alive: the ordinary life of objects.
+    pub short_lived: bool,
+}
+
+/// One moment of one place.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment<'a> {
+    /// When, seconds.
+    pub at_s: f64,
+    /// What was alive.
+    pub group: &'a Group,
+}
+
+/// What became of the objects of one moment until another.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    /// Seen at the first moment.
+    before: f64,
+    /// Of these, still there.
+    stayed: f64,
+    /// New ones.
+    came: f64,
+}
+
+impl Change {
+    fn between(first: &Moment<'_>, last: &Moment<'_>) -> Self {
+        let (before, after) = (first.group.seen(), last.group.seen());
+        let stayed = last.group.seen_older(last.at_s - first.at_s).min(before);
+        Self { before, stayed, came: (after - stayed).max(0.0) }
+    }
+
+    fn went(self) -> f64 {
+        self.before - self.stayed
+    }
+
+    fn growth(self) -> f64 {
+        self.came - self.went()
+    }
+
+    /// Standard error of the growth.
+    fn error(self) -> f64 {
+        (self.came + self.went() + 1.0).sqrt()
+    }
+
+    fn kept(self) -> f64 {
+        if self.before > 0.0 { self.stayed / self.before } else { 0.0 }
+    }
+}
+
+/// Judges one place by its moments, oldest first.
+#[must_use]
+pub fn judge(moments: &[Moment<'_>]) -> Judgement {
+    let proven: Vec<Group> = moments.iter().map(|moment| moment.group.proven()).collect();
+    let alive: Vec<Moment<'_>> =
+        moments.iter().zip(&proven).map(|(moment, group)| Moment { at_s: moment.at_s, group }).collect();
+    let short_lived = proven.iter().all(|group| group.seen() < 1.0);
+    let (Some(first), Some(last)) = (alive.first(), alive.last()) else {
+        return told(Verdict::TooEarly, "nothing was seen".to_owned(), short_lived);
+    };
+    let length_s = last.at_s - first.at_s;
+    let change = Change::between(first, last);
+    let (verdict, reason) = verdict(moments, &alive, length_s);
+    let rate = |total: f64| {
+        let each = if last.group.seen() > 0.0 { total / last.group.seen() } else { 0.0 };
+        let per_second = |seen: f64| if length_s > 0.0 { seen * each / length_s } else { 0.0 };
+        let half = HALF_WIDTH_95 * change.error();
+        Rate {
+            per_second: per_second(change.growth()),
+            low: per_second(change.growth() - half),
+            high: per_second(change.growth() + half),
+        }
+    };
+    Judgement {
+        bytes: rate(last.group.bytes()),
+        objects: rate(last.group.objects()),
+        ..told(verdict, reason, short_lived)
+    }
+}
+
+fn told(verdict: Verdict, reason: String, short_lived: bool) -> Judgement {
+    Judgement { verdict, reason, bytes: Rate::default(), objects: Rate::default(), short_lived }
+}
+
+/// The middle moment by time.
+fn middle<'m, 'a>(moments: &'m [Moment<'a>]) -> Option<&'m Moment<'a>> {
+    let (first, last) = (moments.first()?, moments.last()?);
+    let half = (first.at_s + last.at_s) / 2.0;
+    moments.iter().min_by(|a, b| (a.at_s - half).abs().total_cmp(&(b.at_s - half).abs()))
+}
+
+fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict, String) {
+    let (Some(first), Some(half), Some(last)) = (alive.first(), middle(alive), alive.last()) else {
+        return (Verdict::TooEarly, "nothing was seen".to_owned());
+    };
+    let (early, late) = (Change::between(first, half), Change::between(half, last));
+    let grows = |change: Change| change.growth() >= SURE * change.error();
+    let whole = all.len() >= FEWEST_SNAPSHOTS && length_s >= SHORTEST_S;
+    let since = |moment: &Moment<'_>| seconds(moment.at_s - first.at_s);
+    if !(grows(early) && grows(late))
+        && let Some((gone, from, to)) = turnover(all)
+    {
+        let reason = format!(
+            "of {gone:.0} seen alive at {}, at {} at most one in ten was left, and others had taken their place",
+            seconds(from - first.at_s),
+            seconds(to - first.at_s)
+        );
+        return (Verdict::Refreshed, reason);
+    }
+    if !whole {
+        let reason = format!(
+            "watched for {} at {} moments; it takes {} and {FEWEST_SNAPSHOTS}",
+            seconds(length_s),
+            all.len(),
+            seconds(SHORTEST_S)
+        );
+        return (Verdict::TooEarly, reason);
+    }
+    let seen = all.last().map_or(0.0, |moment| moment.group.seen());
+    if seen < FEWEST_SEEN && last.group.seen() < FEWEST_SEEN {
+        return (Verdict::TooEarly, format!("only {seen:.0} of its objects were seen; it takes {FEWEST_SEEN}"));
+    }
+    if last.group.seen() < FEWEST_SEEN {
+        let reason = format!(
+            "{seen:.0} of its objects were seen, but only {:.0} have gone through a full collection in generation 2: the others may be dead already",
+            last.group.seen()
+        );
+        return (Verdict::TooEarly, reason);
+    }
+    let kept = || format!("of {:.0} seen alive at {}, {:.0} % still are at {}", late.before, since(half), late.kept() * 100.0, since(last));
+    if grows(early) && grows(late) {
+        if late.kept() >= 0.7 {
+            let reason = format!(
+                "{:.0} more in the first half and {:.0} in the second, all through full collections; {}; the oldest are {} old. A cache that is emptied more rarely looks the same",
+                early.growth(),
+                late.growth(),
+                kept(),
+                seconds(last.group.oldest_s())
+            );
+            return (Verdict::Leak, reason);
+        }
+        return (Verdict::TooEarly, format!("it grows, but objects go, too: {}", kept()));
+    }
+    if late.growth() + HALF_WIDTH_95 * late.error() <= last.group.seen() / 2.0 && !grows(late) {
+        if late.growth() <= -SURE * late.error() {
+            return (Verdict::Steady, format!("it shrinks; {}", kept()));
+        }
+        let reason = match late.kept() >= 0.7 {
+            true => format!("no more than there were; {}", kept()),
+            false => format!("as many go as come; {}", kept()),
+        };
+        return (Verdict::Steady, reason);
+    }
+    let reason = match (grows(early), grows(late)) {
+        (true, _) => "it grew in the first half, and whether it still does cannot be told yet",
+        (_, true) => "it has begun to grow in the second half",
+        _ => "it seems to grow, but so few came that it may be chance",
+    };
+    (Verdict::TooEarly, reason.to_owned())
+}
+
+/// Two moments, the earlier of which has lost nine in ten of its objects by the later, though there are about as many: how many there
+/// were, and when.
+fn turnover(moments: &[Moment<'_>]) -> Option<(f64, f64, f64)> {
+    moments.iter().enumerate().find_map(|(at, first)| {
+        let later = moments.get(at + 1..).unwrap_or_default();
+        later.iter().find_map(|last| {
+            let change = Change::between(first, last);
+            let replaced = change.came >= 0.3 * change.before;
+            (change.before >= FEWEST_SEEN && change.kept() <= 0.1 && replaced)
+                .then_some((change.before, first.at_s, last.at_s))
+        })
+    })
+}
+
+/// A time for people: `75 s`, `12 min`.
+#[must_use]
+pub fn seconds(value: f64) -> String {
+    match value {
+        ..600.0 => format!("{value:.0} s"),
+        ..36_000.0 => format!("{:.0} min", value / 60.0),
+        _ => format!("{:.0} h", value / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Moment, Verdict, judge};
+    use crate::leaks::snapshot::{Cell, Group};
+
+    /// What is seen of objects born at these seconds and alive at `now`.
+    fn group(births: impl Iterator<Item = f64>, now: f64) -> Group {
+        let cell = |born: f64| {
+            let age = now - born;
+            let age_s = if age < 1.0 { 0.0 } else { 2f64.powf(age.log2().floor()) };
+            // A full collection every 10 s.
+            Cell { age_s, seen: 1.0, objects: 100.0, bytes: 1e5, proven: age >= 20.0 }
+        };
+        Group { cells: births.map(cell).collect(), stride: false }
+    }
+
+    fn verdict(until: f64, births: impl Fn(f64) -> Vec<f64>) -> (Verdict, String) {
+        let mut groups = Vec::new();
+        let mut now = 10.0;
+        while now <= until {
+            groups.push((now, group(births(now).into_iter(), now)));
+            now += 10.0;
+        }
+        let moments: Vec<Moment<'_>> =
+            groups.iter().map(|(at_s, group)| Moment { at_s: *at_s, group }).collect();
+        let found = judge(&moments);
+        (found.verdict, found.reason)
+    }
+
+    fn every(step: f64, from: f64, to: f64) -> Vec<f64> {
+        let mut births = Vec::new();
+        let mut at = from;
+        while at < to {
+            births.push(at);
+            at += step;
+        }
+        births
+    }
+
+    #[test]
+    fn a_leak_is_told_after_two_minutes_and_not_after_half_a_minute() {
+        for step in [1.0, 0.1] {
+            let leak = |now: f64| every(step, 0.0, now);
+            assert_eq!(verdict(120.0, leak).0, Verdict::Leak, "{:?}", verdict(120.0, leak));
+            assert_eq!(verdict(30.0, leak).0, Verdict::TooEarly);
+        }
+    }
+
+    #[test]
+    fn a_cache_is_told_from_a_leak_once_it_was_refreshed() {
+        for period in [2.0, 25.0, 45.0] {
+            let cache = |now: f64| every(0.05, (now / period).floor() * period, now);
+            assert_eq!(verdict(120.0, cache).0, Verdict::Refreshed, "{period}: {:?}", verdict(120.0, cache));
+        }
+        // All at once, and long after.
+        let cache = |now: f64| vec![(now / 30.0).floor() * 30.0; 50];
+        assert_eq!(verdict(120.0, cache).0, Verdict::Refreshed, "{:?}", verdict(120.0, cache));
+    }
+
+    #[test]
+    fn a_pool_is_steady_and_so_is_what_comes_and_goes() {
+        let pool = |_: f64| vec![0.0; 50];
+        assert_eq!(verdict(120.0, pool).0, Verdict::Steady, "{:?}", verdict(120.0, pool));
+        // Each second one, and each lives for 70 s.
+        let queue = |now: f64| every(0.5, (now - 70.0).max(-70.0), now);
+        assert_ne!(verdict(120.0, queue).0, Verdict::Leak, "{:?}", verdict(120.0, queue));
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_said() {
+        assert_eq!(verdict(120.0, |_| vec![0.0; 3]).0, Verdict::TooEarly);
+        let garbage = |now: f64| every(0.01, now - 5.0, now);
+        assert_ne!(verdict(120.0, garbage).0, Verdict::Leak);
+        assert_eq!(judge(&[]).verdict, Verdict::TooEarly);
+    }
+}

@@ -1,0 +1,212 @@
+//! What was alive at one moment, by process, type and allocation stack: read from a profile.
+
+use crate::pprof::proto::Profile;
+use crate::report::stacks::{Kind, Stacks};
+use crate::symbolize::pretty::clean;
+use std::collections::HashMap;
+
+/// Frames of a stack that are kept, innermost first: enough to tell places apart and to recognise one.
+const FRAMES: usize = 32;
+
+/// Where objects come from.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// The process.
+    pub pid: i64,
+    /// Its name.
+    pub process: String,
+    /// The type.
+    pub type_name: String,
+    /// The functions that allocated them, innermost first.
+    pub stack: Vec<String>,
+}
+
+/// Objects of one place that are alike in age and fate.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cell {
+    /// Their age, rounded down to a power of two, seconds; 0 below 1.
+    pub age_s: f64,
+    /// How many were seen.
+    pub seen: f64,
+    /// How many that stands for.
+    pub objects: f64,
+    /// Their bytes.
+    pub bytes: f64,
+    /// They have been in the oldest generation during at least one full collection: alive for sure, not only not collected yet.
+    pub proven: bool,
+}
+
+/// All that is alive of one place.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Group {
+    /// Its parts.
+    pub cells: Vec<Cell>,
+    /// Sampled by a fixed stride: figures may be biased.
+    pub stride: bool,
+}
+
+/// Everything at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// When, seconds since the epoch.
+    pub at_s: f64,
+    /// How long allocations had been listened to by then at the least, seconds.
+    pub length_s: f64,
+    /// What there is.
+    pub groups: HashMap<Place, Group>,
+}
+
+impl Cell {
+    /// The age above which none of them is, seconds.
+    fn below_s(self) -> f64 {
+        if self.age_s < 1.0 { 1.0 } else { self.age_s * 2.0 }
+    }
+
+    /// The share of them that is older than `age_s`, as if ages were evenly spread over the cell.
+    fn share_older(self, age_s: f64) -> f64 {
+        let (low, high) = (self.age_s, self.below_s());
+        ((high - age_s) / (high - low)).clamp(0.0, 1.0)
+    }
+}
+
+impl Group {
+    fn sum(&self, of: impl Fn(&Cell) -> f64) -> f64 {
+        self.cells.iter().map(of).sum()
+    }
+
+    /// Objects that were seen.
+    #[must_use]
+    pub fn seen(&self) -> f64 {
+        self.sum(|cell| cell.seen)
+    }
+
+    /// Objects.
+    #[must_use]
+    pub fn objects(&self) -> f64 {
+        self.sum(|cell| cell.objects)
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn bytes(&self) -> f64 {
+        self.sum(|cell| cell.bytes)
+    }
+
+    /// Only what is proven to be alive.
+    #[must_use]
+    pub fn proven(&self) -> Self {
+        Self { cells: self.cells.iter().copied().filter(|cell| cell.proven).collect(), stride: self.stride }
+    }
+
+    /// Of what was seen, about how many are older than `age_s`.
+    #[must_use]
+    pub fn seen_older(&self, age_s: f64) -> f64 {
+        self.sum(|cell| cell.seen * cell.share_older(age_s))
+    }
+
+    /// The oldest age, rounded down to a power of two, seconds.
+    #[must_use]
+    pub fn oldest_s(&self) -> f64 {
+        self.cells.iter().map(|cell| cell.age_s).fold(0.0, f64::max)
+    }
+
+    /// The age that half of the objects have reached, seconds.
+    #[must_use]
+    pub fn median_s(&self) -> f64 {
+        let mut cells = self.cells.clone();
+        cells.sort_by(|a, b| a.age_s.total_cmp(&b.age_s));
+        let (half, mut below) = (self.objects() / 2.0, 0.0);
+        for cell in cells {
+            if below + cell.objects >= half && cell.objects > 0.0 {
+                return cell.age_s + (half - below) / cell.objects * (cell.below_s() - cell.age_s);
+            }
+            below += cell.objects;
+        }
+        0.0
+    }
+}
+
+impl Snapshot {
+    /// What was alive at the end of a profile.
+    #[must_use]
+    pub fn read(profile: &Profile) -> Self {
+        let stacks = Stacks::new(profile);
+        let mut groups: HashMap<Place, Group> = HashMap::new();
+        let columns = (stacks.sample_type("inuse_objects"), stacks.sample_type("inuse_space"));
+        if let (Ok(objects_at), Ok(bytes_at)) = columns {
+            for sample in stacks.samples() {
+                let value = |at: usize| sample.value.get(at).copied().unwrap_or(0) as f64;
+                let (objects, bytes) = (value(objects_at), value(bytes_at));
+                if objects <= 0.0 && bytes <= 0.0 {
+                    continue;
+                }
+                let number = |key| stacks.number(sample, key).unwrap_or(0);
+                let text = |key| clean(stacks.label(sample, key).unwrap_or_default()).into_owned();
+                let frames = stacks.readable_frames(sample).filter(|frame| frame.kind != Kind::Kernel);
+                let place = Place {
+                    pid: number("pid"),
+                    process: text("process"),
+                    type_name: text("type"),
+                    stack: frames.map(|frame| frame.name.into_owned()).take(FRAMES).collect(),
+                };
+                let group = groups.entry(place).or_default();
+                group.stride |= stacks.label(sample, "sampling") == Some("stride");
+                group.cells.push(Cell {
+                    age_s: number("age_seconds").max(0) as f64,
+                    seen: number("sampled_objects").max(1) as f64,
+                    objects,
+                    bytes,
+                    proven: is_proven(number("generation"), number("gcs_survived")),
+                });
+            }
+        }
+        Self {
+            at_s: profile.time_nanos.saturating_add(profile.duration_nanos) as f64 / 1e9,
+            length_s: profile.duration_nanos as f64 / 1e9,
+            groups,
+        }
+    }
+}
+
+/// An object of generation 2 was looked at twice on its way there, and since then by full collections only; a large or pinned one by full
+/// collections from the first. `survived` is rounded down to a power of two.
+fn is_proven(generation: i64, survived: i64) -> bool {
+    match generation {
+        2 => survived >= 4,
+        3.. => survived >= 1,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cell, Group, is_proven};
+
+    fn group(cells: &[(f64, f64)]) -> Group {
+        let cell = |&(age_s, seen): &(f64, f64)| Cell {
+            age_s,
+            seen,
+            objects: seen * 10.0,
+            bytes: seen * 1e4,
+            proven: true,
+        };
+        Group { cells: cells.iter().map(cell).collect(), stride: false }
+    }
+
+    #[test]
+    fn ages_are_read_out_of_powers_of_two() {
+        let group = group(&[(0.0, 4.0), (8.0, 8.0), (16.0, 4.0)]);
+        assert_eq!((group.seen(), group.objects(), group.bytes()), (16.0, 160.0, 160_000.0));
+        assert_eq!(group.oldest_s(), 16.0);
+        assert_eq!([0.5, 1.0, 8.0, 12.0, 24.0, 32.0, 99.0].map(|s| group.seen_older(s)), [14.0, 12.0, 12.0, 8.0, 2.0, 0.0, 0.0]);
+        assert_eq!(group.median_s(), 12.0);
+        assert_eq!(Group::default().median_s(), 0.0);
+    }
+
+    #[test]
+    fn only_a_full_collection_proves_life() {
+        for (generation, survived, proven) in [(0, 9, false), (1, 9, false), (2, 2, false), (2, 4, true), (3, 0, false), (3, 1, true)] {
+            assert_eq!(is_proven(generation, survived), proven, "{generation} {survived}");
+        }
+    }
+}
