@@ -53,7 +53,7 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 36] = [
+const OTHER_LOSSES: [&str; 37] = [
     "stacks_stale",
     "lessons_refused",
     "wait_ends_ring_full",
