@@ -217,6 +217,28 @@ fn a_long_wait_has_its_stack_though_the_coin_keeps_one_in_many() {
     assert!((wall - profile.duration_ns).abs() * 100 <= profile.duration_ns, "{wall} ns:\n{}", picture());
 }
 
+#[test]
+fn a_stack_whose_pages_a_userfaultfd_holds_back_holds_up_nobody() {
+    let Some(_turn) = begin("waits::faulty_stack", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("faulty-stack").start().unwrap();
+    let (faulty, asleep) = (app.thread("faulty-stack"), app.thread("asleep"));
+    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(6), &[]).unwrap();
+    app.stop().unwrap();
+
+    let picture = || format!("{}\n{}", outcome.stderr, profile.describe("blocked", |_| true));
+    // It is visited first, and nobody ever fills its pages: the copy ends there, and the thread after it has its stack.
+    let whole = |sample: &Sample| of_thread(asleep)(sample) && sample.has("wait_asleep");
+    let seen = profile.sum("blocked", whole);
+    assert!(seen * 10 >= profile.duration_ns * 9, "{seen} ns:\n{}", picture());
+    let kernel = |sample: &Sample| of_thread(faulty)(sample) && sample.label("wait_reason") == "sleep";
+    let seen = profile.sum("blocked", kernel);
+    assert!(
+        seen * 10 >= profile.duration_ns * 9,
+        "{seen} ns of the one with the faulty stack:\n{}",
+        picture()
+    );
+}
+
 /// A cgroup with a CPU limit, gone when dropped (its processes are moved out first).
 struct CpuLimit {
     directory: PathBuf,

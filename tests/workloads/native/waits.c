@@ -1,7 +1,7 @@
 // Threads that wait in known ways for known lengths, again and again, each wait written down with its begin and end by the clock. A thread
 // that waits for another one has a partner, which only sleeps and ends the wait. With the argument `spin` there is one thread that never
 // waits by itself, and writes down when it was kept from running. With `storm` some threads give up their CPU all the time, and one
-// sleeps for seconds.
+// sleeps for seconds. With `faulty-stack` one thread's stack pointer points to where reading is held back for ever, and another sleeps.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -191,10 +191,30 @@ static void spin(void)
 }
 
 static void storm(void) { sched_yield(); }
+static void wait_asleep(void)
+{
+	struct timespec t = { 600, 0 };
+	nanosleep(&t, NULL);
+}
+
 static void wait_long(void)
 {
 	struct timespec t = { 3, 0 };
 	nanosleep(&t, NULL);
+}
+
+// Sleeps with a stack pointer into memory whose pages are missing and that nobody ever fills: whoever reads its stack faults.
+static void wait_faulty_stack(void)
+{
+	struct timespec t = { 600, 0 };
+	register long number __asm__("rax") = SYS_nanosleep;
+	register void *request __asm__("rdi") = &t;
+	register void *rest __asm__("rsi") = NULL;
+	register char *faulty __asm__("rbx") = page + 2048;
+	__asm__ volatile("xchg %%rbx, %%rsp\n\tsyscall\n\txchg %%rbx, %%rsp"
+		: "+r"(number), "+r"(faulty)
+		: "r"(request), "r"(rest)
+		: "rcx", "r11", "memory");
 }
 
 static void prepare(void)
@@ -228,6 +248,10 @@ int main(int argc, char **argv)
 		start("wait-long", wait_long, 1);
 		for (int i = 0; i < 4; i++)
 			start("storm", storm, 0);
+	} else if (argc > 1 && !strcmp(argv[1], "faulty-stack")) {
+		prepare();
+		start("faulty-stack", wait_faulty_stack, 0);
+		start("asleep", wait_asleep, 0);
 	} else {
 		prepare();
 		start("wait-sleep", wait_sleep, 1);

@@ -1,6 +1,9 @@
 //! Visits to sleeping threads: a thread of its own reads the kernel's task iterator to its end, which runs the probe on every thread of
-//! the host. Of its own, because the probe may have to wait for pages of a visited process's memory, for as long as that process likes
-//! (userfaultfd; the probe leaves out files, whose file system may be a process): nobody else must wait then.
+//! the host. Of its own, because the probe may have to wait for pages of a visited process's memory: those that are swapped out, and those of
+//! a file for as long as its file system likes, which may be a process (FUSE). The probe leaves files out, but one can be mapped in
+//! place of a stack between its look and its copy: then there are no more visits (`visits_refused` counts them), waits that only they would
+//! see stay without a stack, and nobody else waits. A userfaultfd holds nobody up: the fault ends with an error, because whoever reads another
+//! process's memory must not drop its lock (`FOLL_UNLOCKABLE`, mm/gup.c; tested).
 
 use aya::Ebpf;
 use aya::programs::Iter;
