@@ -140,8 +140,12 @@ impl ProcessTable {
                 // Read anew: runtimes move their child into the container's cgroup just before they let it become the program.
                 let container = container(*pid);
                 let new = self.insert(*pid, start_ticks, exec_count, comm.clone(), container, Arc::default());
-                if let (Ok(_), Some(old), Some(new)) = (new, old, self.live.get_mut(pid)) {
-                    (new.share, new.parent) = (old.share, old.parent);
+                if let (Ok(_), Some(new)) = (new, self.live.get_mut(pid)) {
+                    // All its mappings are about to be reported; what is in none of them is an address of the program before.
+                    new.refreshed = Some(Instant::now());
+                    if let Some(old) = old {
+                        (new.share, new.parent) = (old.share, old.parent);
+                    }
                 }
             }
             EventKind::Fork { parent, thread } if parent.pid != thread.pid => {
@@ -665,6 +669,8 @@ mod tests {
         table.observe(&event(EventKind::Exec { pid, comm: "sleep".into() }));
         let id = table.id(pid).unwrap();
         assert_eq!(table.info(id).unwrap().start_ticks, None);
+        // As if that were a while ago, and a mapping had not been reported.
+        table.live.get_mut(&pid).unwrap().refreshed = None;
         let done = table.finish(pid, &context, Limits::default());
         assert!(done.reached_thread_start, "by maps read again: {done:?}");
         assert_eq!(table.info(id).unwrap().start_ticks, super::super::start_ticks(pid));

@@ -84,6 +84,8 @@ struct Walk<'a> {
 enum Missing {
     /// Above the end of a copy that was cut.
     BeyondCopy,
+    /// Nothing could be copied: the memory was not there any more, or not yet.
+    NoCopy,
     /// Elsewhere, or in a register that is not known.
     Unknown,
 }
@@ -92,6 +94,7 @@ impl From<Missing> for Marker {
     fn from(missing: Missing) -> Self {
         match missing {
             Missing::BeyondCopy => Self::TruncatedCopy,
+            Missing::NoCopy => Self::TruncatedUnreadable,
             Missing::Unknown => Self::TruncatedNoRule,
         }
     }
@@ -113,6 +116,7 @@ impl Walk<'_> {
         let offset = usize::try_from(offset).map_err(|_| Missing::Unknown)?;
         match self.context.stack.get(offset..).and_then(|rest| rest.first_chunk::<8>()) {
             Some(word) => Ok(u64::from_le_bytes(*word)),
+            None if self.context.stack.is_empty() => Err(Missing::NoCopy),
             // A wild address is no reason to ask for a larger copy: only one a larger copy could have held.
             None if self.context.limited && offset < MAX_STACK_BYTES => Err(Missing::BeyondCopy),
             None => Err(Missing::Unknown),
@@ -433,6 +437,15 @@ mod tests {
         // Only where it is known what the register holds.
         let done = walk_with(&[(0x1010, vfork), (0x101f, vfork)], &context);
         assert_eq!((done.frames.len(), done.broken), (3, Some(Marker::TruncatedNoRule)));
+    }
+
+    #[test]
+    fn a_stack_that_was_not_there_is_told_from_one_without_a_rule() {
+        let rules = [(0x1010, rsp_plus(16))];
+        let mut gone = context(0x1010, 0, &[]);
+        assert_eq!(walk_with(&rules, &gone).broken, Some(Marker::TruncatedUnreadable));
+        gone.regs.ip = 0x1020;
+        assert_eq!(walk_with(&rules, &gone).broken, Some(Marker::TruncatedNoRule));
     }
 
     #[test]
