@@ -8,7 +8,7 @@ use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 pub mod exit {
     /// Something not listed below.
     pub const OTHER: u8 = 1;
-    /// The command line was wrong.
+    /// The command line or the configuration was wrong.
     pub const USAGE: u8 = 2;
     /// No such process, or it ended before the recording began.
     pub const NO_TARGET: u8 = 3;
@@ -24,7 +24,7 @@ const EXIT_CODES: &str = "Exit codes:
   0    done (record -- CMD: CMD ended with 0)
   N    record -- CMD: CMD's own exit code; 128+S if signal S ended it
   1    an error not listed here
-  2    wrong command line
+  2    wrong command line or configuration
   3    no such process, or it ended before the recording began
   4    a privilege or a kernel feature is missing (`perfusion doctor` says which)
   5    the output cannot be written
@@ -59,6 +59,14 @@ pub enum Command {
     Ps(Json),
     /// Check what this machine allows, and say what to do about what it does not.
     Doctor(Json),
+    /// Profile the whole host for as long as it runs: one profile per service and window.
+    Daemon(ConfigSources),
+    /// Check, show or describe the daemon's configuration.
+    Config {
+        /// What to do with it.
+        #[command(subcommand)]
+        what: ConfigCommand,
+    },
     /// Look into what the profiler knows.
     Inspect {
         /// What to look at.
@@ -169,6 +177,33 @@ pub enum Format {
     Folded,
     /// One self-contained HTML file.
     Flame,
+}
+
+/// Where the daemon's configuration comes from.
+#[derive(Debug, Args)]
+#[command(after_help = CONFIG_HELP)]
+pub struct ConfigSources {
+    /// The YAML file. Default: /etc/perfusion/perfusion.yaml, if it is there.
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// A value by its dotted name, such as windows.length=30s; goes before the environment and the file.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+const CONFIG_HELP: &str = "\
+Flags go before the environment, the environment before the file. The variable of windows.length is PERFUSION_WINDOWS_LENGTH.
+The daemon reads all of it again on SIGHUP, and keeps what it has when something is wrong. `perfusion config schema` lists every value.";
+
+/// `perfusion config`.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Say whether it can be used; exit code 2 and what is wrong where, if not.
+    Check(ConfigSources),
+    /// Print all values as one file, with where they come from.
+    Show(ConfigSources),
+    /// Print the JSON schema of the file.
+    Schema,
 }
 
 /// `perfusion inspect`.

@@ -1,6 +1,7 @@
-//! The commands that only read: `report`, `ps`, `doctor`.
+//! The commands that only read: `report`, `ps`, `doctor`, `config`.
 
-use crate::cli::{Format, Report, exit};
+use crate::cli::{ConfigSources, Format, Report, exit};
+use crate::config::{Config, load};
 use crate::error::Error;
 use crate::report::{self, ReportError, flame, folded, top, types};
 use crate::sink::file;
@@ -68,6 +69,45 @@ pub fn doctor(json: bool) -> Result<u8, Error> {
         Err(error) => unless_closed(Err(error))
             .map(|()| exit::OTHER)
             .map_err(|error| Error::Report(ReportError::Write(error))),
+    }
+}
+
+/// `perfusion config check`.
+///
+/// # Errors
+/// What is wrong with the configuration.
+pub fn config_check(sources: &ConfigSources) -> Result<u8, Error> {
+    let loaded = sources.sources().load()?;
+    let from = loaded.file.map_or_else(|| "the defaults".to_owned(), |file| file.display().to_string());
+    to_stdout(format!("{from}: good\n").as_bytes())?;
+    Ok(0)
+}
+
+/// `perfusion config show`.
+///
+/// # Errors
+/// What is wrong with the configuration.
+pub fn config_show(sources: &ConfigSources) -> Result<u8, Error> {
+    to_stdout(load::show(&sources.sources().load()?).as_bytes())?;
+    Ok(0)
+}
+
+/// `perfusion config schema`.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn config_schema() -> Result<u8, Error> {
+    let text = serde_json::to_string_pretty(&schemars::schema_for!(Config));
+    let text = text.map_err(|error| Error::Internal { what: "schema", source: error.into() })?;
+    to_stdout(format!("{text}\n").as_bytes())?;
+    Ok(0)
+}
+
+impl ConfigSources {
+    /// For the reader.
+    #[must_use]
+    pub fn sources(&self) -> load::Sources {
+        load::Sources { file: self.config.clone(), flags: self.set.clone() }
     }
 }
 

@@ -2,11 +2,13 @@
 
 use crate::attach::AttachError;
 use crate::cli::exit;
+use crate::config::load::ConfigError;
 use crate::launch::LaunchError;
 use crate::pprof::PprofError;
 use crate::process::ProcessError;
 use crate::process::explain::ExplainError;
 use crate::report::ReportError;
+use crate::sink::SinkError;
 use crate::sink::file::FileError;
 use crate::source::kernel::KernelError;
 use std::io::{self, Write as _};
@@ -75,6 +77,20 @@ pub enum Error {
     /// The output.
     #[error(transparent)]
     Output(#[from] FileError),
+    /// The daemon's configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A sink of the daemon cannot be opened.
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+    /// Another daemon runs.
+    #[error("another daemon runs here: pid {pid} (it holds {})", path.display())]
+    AlreadyRuns {
+        /// Its pid, as it wrote it.
+        pid: String,
+        /// The file both want to hold.
+        path: std::path::PathBuf,
+    },
     /// The profile could not be made.
     #[error(transparent)]
     Pprof(#[from] PprofError),
@@ -138,7 +154,8 @@ impl Error {
             {
                 exit::NOT_PERMITTED
             }
-            Self::Output(_) | Self::Report(ReportError::Write(_)) => exit::OUTPUT,
+            Self::Config(_) => exit::USAGE,
+            Self::Output(_) | Self::Sink(_) | Self::Report(ReportError::Write(_)) => exit::OUTPUT,
             _ => exit::OTHER,
         }
     }

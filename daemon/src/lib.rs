@@ -6,6 +6,8 @@ pub mod aggregate;
 pub mod attach;
 pub mod cli;
 pub mod commands;
+pub mod config;
+pub mod daemon;
 pub mod doctor;
 pub mod dump;
 pub mod embedded;

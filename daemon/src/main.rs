@@ -1,7 +1,7 @@
 //! Parse, run, exit code. The one place where an error becomes text and a number.
 
 use clap::Parser as _;
-use perfusion::cli::{Cli, Command, Inspect, exit};
+use perfusion::cli::{Cli, Command, ConfigCommand, Inspect, exit};
 use perfusion::error::say;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -22,13 +22,18 @@ fn main() -> ExitCode {
         (_, 1) => "info",
         _ => "debug",
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_from_env("PERFUSION_LOG").unwrap_or_else(|_| EnvFilter::new(level)))
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
-        .without_time()
-        .with_target(false)
-        .init();
+    // The daemon's configuration says how it logs.
+    if !matches!(cli.command, Command::Daemon(_)) {
+        tracing_subscriber::fmt()
+            .with_env_filter(
+                EnvFilter::try_from_env("PERFUSION_LOG").unwrap_or_else(|_| EnvFilter::new(level)),
+            )
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+            .without_time()
+            .with_target(false)
+            .init();
+    }
     // The child that becomes another program leaves signals as it found them.
     if !matches!(cli.command, Command::ExecWhenReady(_))
         && let Err(source) = perfusion::error::outlive_long_files()
@@ -42,6 +47,10 @@ fn main() -> ExitCode {
         Command::Dump(options) => perfusion::dump::dump(options, cli.quiet),
         Command::Ps(options) => perfusion::commands::ps(options.json),
         Command::Doctor(options) => perfusion::commands::doctor(options.json),
+        Command::Daemon(sources) => perfusion::daemon::daemon(sources),
+        Command::Config { what: ConfigCommand::Check(sources) } => perfusion::commands::config_check(sources),
+        Command::Config { what: ConfigCommand::Show(sources) } => perfusion::commands::config_show(sources),
+        Command::Config { what: ConfigCommand::Schema } => perfusion::commands::config_schema(),
         Command::Inspect { what: Inspect::Unwind(options) } => perfusion::inspect::unwind(options),
         Command::ExecWhenReady(options) => {
             let error = perfusion::launch::exec_when_ready(&options.command);

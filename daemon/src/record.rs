@@ -175,7 +175,7 @@ fn leave_on_second_signal() -> Arc<Mutex<()>> {
     writing
 }
 
-fn cgroup_id(path: &Path) -> Result<u64, Error> {
+pub(crate) fn cgroup_id(path: &Path) -> Result<u64, Error> {
     let refused = |found: String| Error::Cgroup { path: path.to_owned(), found };
     // Every cgroup v2 directory has this file, and nothing else does.
     if !path.join("cgroup.controllers").exists() {

@@ -237,6 +237,15 @@ impl Allocations {
         self.collections.remove(&region);
     }
 
+    /// The next window begins: what was allocated is forgotten, what is alive stays. `carry` takes a stack over to it.
+    pub fn next_window(&mut self, carry: &mut dyn FnMut(StackId) -> StackId) {
+        // Without their room: a busy window's is not kept.
+        (self.sites, self.sites_of) = (HashMap::new(), HashMap::new());
+        for object in self.live.values_mut().flat_map(HashMap::values_mut) {
+            object.site.stack = carry(object.site.stack);
+        }
+    }
+
     /// Allocation totals by site.
     pub fn sites(&self) -> impl Iterator<Item = (&Site, &Weight)> {
         self.sites.iter()

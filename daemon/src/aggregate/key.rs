@@ -130,6 +130,8 @@ impl Sampling {
 /// All labels a value can carry. Absent ones are `None`; strings are shared, so that a clone is cheap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels {
+    /// Service the process belongs to: says which profile the value goes to, and is no label in it.
+    pub service: Option<Arc<str>>,
     /// Process id in the initial pid namespace.
     pub pid: Option<u32>,
     /// Thread id in the initial pid namespace.

@@ -18,6 +18,8 @@ use crate::sample::stack::StackId;
 use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState};
 use std::collections::HashMap;
 
+mod cut;
+
 /// Where a row's time was spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
@@ -172,6 +174,7 @@ impl Estimate {
     }
 }
 
+#[derive(Clone, Copy)]
 struct Open {
     start: MonotonicNs,
     stack: StackId,
@@ -227,6 +230,10 @@ pub struct Threads {
     summed_up: u64,
     unmatched_wait_ends: u64,
     wakers_capped: u64,
+    /// What earlier windows have counted, by thread id.
+    counted: HashMap<u32, cut::Counted>,
+    /// `told` of the window before, as far as these threads were still in the kernel's map then.
+    told_before: HashMap<u32, MonotonicNs>,
 }
 
 impl Threads {
@@ -317,6 +324,8 @@ impl Threads {
 
     /// The kept wait is over.
     pub fn wait_end(&mut self, end: &WaitEnd) {
+        let counted = self.counted_wait(end.thread.tid, end.start);
+        let (blocked_ns, runnable_ns) = counted.rest(end.blocked_ns, end.runnable_ns);
         let thread = self.thread(end.thread);
         match thread.open.take() {
             Some(open) if open.start == end.start => {
@@ -326,7 +335,7 @@ impl Threads {
                     (Some(Origin::Interrupt), _) | (_, 0) => Waker::Interrupt,
                     _ => Waker::Thread(waker, comm),
                 });
-                let mut runnable_ns = end.runnable_ns;
+                let mut runnable_ns = runnable_ns;
                 if end.woken_throttled {
                     let reason = WaitReason { state: WaitStateKey::Throttled, ..open.reason };
                     let throttled = thread.waits.entry((open.stack, reason, None)).or_default();
@@ -338,11 +347,11 @@ impl Threads {
                 if capped {
                     key.2 = Some(Waker::Other);
                 }
-                thread.waits.entry(key).or_default().add(end.blocked_ns, runnable_ns, open.weight);
+                thread.waits.entry(key).or_default().add(blocked_ns, runnable_ns, open.weight);
                 self.wakers_capped += u64::from(capped);
             }
             None if thread.last_run.is_none() && thread.first.is_none() => {
-                thread.first = Some((end.start, end.blocked_ns, end.runnable_ns));
+                thread.first = Some((counted.entered.unwrap_or(end.start), blocked_ns, runnable_ns));
             }
             other => {
                 // Its start was lost; a later start may already be open.
@@ -359,7 +368,9 @@ impl Threads {
         let same = self.threads.get(&id.tid).is_some_and(|thread| thread.id == id);
         let thread = if same { self.threads.remove(&id.tid) } else { None };
         self.told.insert(times.thread.tid, times.since);
-        self.keep(Thread { id, ..thread.unwrap_or_default() }, &times)
+        let rest = self.not_counted(&times);
+        self.counted.remove(&times.thread.tid);
+        self.keep(Thread { id, ..thread.unwrap_or_default() }, &rest)
     }
 
     /// Makes rows of an ended thread. True when they are kept apart.
@@ -411,31 +422,11 @@ impl Threads {
         self.unmatched_wait_ends
     }
 
-    /// Closes the window: slices waits in progress and makes every column of a thread sum to its exact total.
+    /// Closes the last window: slices waits in progress and makes every column of a thread sum to its exact total.
     /// `running` are the threads that still exist, with their totals as of now.
     #[must_use]
     pub fn finish(mut self, running: &[ThreadSnapshot]) -> Vec<Row> {
-        let mut rows = Vec::new();
-        for ThreadSnapshot { times, progress, .. } in running {
-            // Still in the map, but its end was told: one life must not count twice.
-            if self.told.get(&times.thread.tid) == Some(&times.since) {
-                continue;
-            }
-            let id = times.thread;
-            let mut thread =
-                self.threads.remove(&id.tid).filter(|thread| thread.id == id).unwrap_or_default();
-            thread.id = id;
-            thread.slice_open_wait(*progress, times.since);
-            thread.rows(times, &mut rows);
-        }
-        rows.append(&mut self.ended);
-        rows.extend(self.rest);
-        // Left: threads whose end was lost on the way. Their samples stay, at no more time than is known: none.
-        for thread in self.threads.into_values() {
-            let times = no_times(thread.id);
-            thread.rows(&times, &mut rows);
-        }
-        rows
+        self.cut(running, &mut |stack| stack)
     }
 }
 
@@ -445,12 +436,14 @@ fn no_times(thread: ThreadId) -> ThreadTimes {
 }
 
 impl Thread {
-    fn slice_open_wait(&mut self, progress: Progress, since: MonotonicNs) {
+    /// `counted` is what earlier windows have of that wait.
+    fn slice_open_wait(&mut self, progress: Progress, since: MonotonicNs, counted: cut::CountedWait) {
         let open = self.open.take();
         let Progress::Waiting { start, blocked_ns, runnable_ns, .. } = progress else { return };
+        let (blocked_ns, runnable_ns) = counted.rest(blocked_ns, runnable_ns);
         let Some(open) = open.filter(|open| open.start == start) else {
-            if start == since {
-                self.first = Some((start, blocked_ns, runnable_ns));
+            if start == since || counted.entered.is_some() {
+                self.first = Some((since, blocked_ns, runnable_ns));
             }
             return;
         };

@@ -176,6 +176,25 @@ impl Target {
         Ok(value)
     }
 
+    /// What it was started with: the program as it was called, and its arguments.
+    ///
+    /// # Errors
+    /// As [`Target::file`].
+    pub fn arguments(&self) -> Result<Vec<String>, Errno> {
+        let bytes = self.bytes("cmdline")?;
+        let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
+        Ok(bytes.split(|&b| b == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect())
+    }
+
+    /// File name of its executable.
+    #[must_use]
+    pub fn executable_name(&self) -> Option<String> {
+        let link = rustix::fs::readlinkat(&self.directory, "exe", Vec::new()).ok()?;
+        let path = link.to_string_lossy();
+        let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
+        path.rsplit('/').next().filter(|name| !name.is_empty()).map(str::to_owned)
+    }
+
     /// The id of its container, from the last path component of its cgroup that holds 64 hexadecimal digits (docker, containerd,
     /// CRI-O and podman all name it so), or `None`.
     ///

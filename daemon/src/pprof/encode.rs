@@ -4,6 +4,7 @@ use super::builder::Builder;
 use super::proto::{Label, Profile, Sample};
 use super::validate::{Checker, Invalid, validate};
 use crate::aggregate::key::LabelValue;
+use crate::aggregate::window::Entry;
 use crate::aggregate::{Labels, SampleType, Window};
 use crate::sample::frame::ImageId;
 use crate::symbolize::{Directory, Module, Symbolizer, pretty};
@@ -72,15 +73,9 @@ pub fn encode(
     let mut sample = Sample::default();
     let mut carry = [0.0; SampleType::COUNT];
     for entry in window.entries() {
-        sample.value.clear();
-        sample.value.extend(entry.values.iter().zip(&mut carry).map(|(&value, carry)| round(value, carry)));
-        if sample.value.iter().all(|&value| value == 0) {
+        if !fill(&mut sample, entry, &mut builder, &mut carry) {
             continue;
         }
-        sample.location_id.clear();
-        sample.location_id.extend(entry.frames.iter().map(|&frame| builder.location(frame)));
-        sample.label.clear();
-        labels(&mut builder, entry.labels, &mut sample.label);
         checker.sample(&sample)?;
         encode_key(SAMPLE_FIELD, WireType::LengthDelimited, &mut piece);
         sample.encode_length_delimited(&mut piece).map_err(|_| Invalid::TooLarge)?;
@@ -94,6 +89,64 @@ pub fn encode(
     tables.encode(&mut piece).map_err(|_| Invalid::TooLarge)?;
     output.write_all(&piece)?;
     Ok(output.finish()?)
+}
+
+/// The same of some entries of a window as a message, for those who need more than the file's bytes.
+///
+/// # Errors
+/// When the result would break a rule of the format, which is a fault of this program.
+pub fn message<'a>(
+    entries: impl IntoIterator<Item = Entry<'a>>,
+    symbolizer: &Symbolizer,
+    directory: &dyn Directory,
+    about: &About,
+) -> Result<Profile, PprofError> {
+    let mut builder = Builder::new(symbolizer, directory);
+    head(&mut builder, about);
+    let mut checker = Checker::default();
+    let mut carry = [0.0; SampleType::COUNT];
+    let mut samples = Vec::new();
+    for entry in entries {
+        let mut sample = Sample::default();
+        if fill(&mut sample, entry, &mut builder, &mut carry) {
+            checker.sample(&sample)?;
+            samples.push(sample);
+        }
+    }
+    let tables = builder.profile();
+    checker.finish(tables)?;
+    let mut profile = std::mem::take(tables);
+    profile.sample = samples;
+    Ok(profile)
+}
+
+/// Gzips a message.
+///
+/// # Errors
+/// When the compressor fails.
+pub fn pack(profile: &Profile) -> Result<Vec<u8>, PprofError> {
+    let mut output = GzEncoder::new(Vec::new(), Compression::fast());
+    output.write_all(&profile.encode_to_vec())?;
+    Ok(output.finish()?)
+}
+
+/// Makes the sample of an entry; false when all its values are zero.
+fn fill(
+    sample: &mut Sample,
+    entry: Entry<'_>,
+    builder: &mut Builder<'_>,
+    carry: &mut [f64; SampleType::COUNT],
+) -> bool {
+    sample.value.clear();
+    sample.value.extend(entry.values.iter().zip(carry).map(|(&value, carry)| round(value, carry)));
+    if sample.value.iter().all(|&value| value == 0) {
+        return false;
+    }
+    sample.location_id.clear();
+    sample.location_id.extend(entry.frames.iter().map(|&frame| builder.location(frame)));
+    sample.label.clear();
+    labels(builder, entry.labels, &mut sample.label);
+    true
 }
 
 /// Everything that does not depend on samples.

@@ -21,7 +21,7 @@ pub mod encode;
 pub mod proto;
 pub mod validate;
 
-pub use encode::{About, PprofError, decode, encode};
+pub use encode::{About, PprofError, decode, encode, message, pack};
 pub use validate::{Invalid, validate};
 
 /// Comments that begin with this are the loss line, which reports show.

@@ -7,7 +7,7 @@ use crate::source::MonotonicNs;
 use crate::unwind::eh_frame::UnwindSections;
 use crate::unwind::managed::ExceptionDirectory;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -182,6 +182,13 @@ impl Images {
     pub fn keep(&mut self, id: ImageId) {
         if let Some(known) = self.images.get_mut(&id) {
             known.in_stacks = true;
+        }
+    }
+
+    /// Those are the images in which stacks still have a frame; all others are kept only as long as there is room.
+    pub fn keep_only(&mut self, stacked: &HashSet<ImageId>) {
+        for (id, known) in &mut self.images {
+            known.in_stacks = stacked.contains(id);
         }
     }
 

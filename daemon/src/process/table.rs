@@ -258,6 +258,22 @@ impl ProcessTable {
         process
     }
 
+    /// Forgets processes that are gone, except these, to which those still there are added; and that files but these stand in stacks.
+    pub fn forget_gone(&mut self, images: &HashSet<ImageId>, processes: &mut HashSet<ProcessId>) {
+        // One whose end was not reported: its pid is free, or another's.
+        let lost = |process: &&Process| {
+            process.start_ticks.is_some_and(|ticks| super::start_ticks(process.pid) != Some(ticks))
+                && !self.exited.iter().any(|(_, id, _)| *id == process.id)
+        };
+        let lost: Vec<u32> = self.live.values().filter(lost).map(|process| process.pid).collect();
+        for pid in lost {
+            self.remove(pid);
+        }
+        processes.extend(self.live.values().map(|process| process.id));
+        self.infos.retain(|id, _| processes.contains(id));
+        self.images.keep_only(images);
+    }
+
     /// What the probes are to learn and to forget, since it was last taken.
     pub fn take_lessons(&mut self) -> Vec<Lesson> {
         self.lessons.take()

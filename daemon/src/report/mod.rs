@@ -9,6 +9,7 @@
 //! ```
 //! Works on any valid pprof, not only our own. Names in a file are data: control characters are escaped wherever they are shown.
 
+pub mod clock;
 pub mod flame;
 pub mod folded;
 pub mod stacks;

@@ -3,13 +3,13 @@
 
 use super::backlog::Backlog;
 use super::processor::NameRequest;
-use crate::source::kernel::KernelSource;
+use crate::source::kernel::{KernelSource, ProgramCost};
 use crate::source::order::Order;
-use crate::source::shim::ShimSource;
+use crate::source::shim::{ShimLook, ShimSource};
 use crate::source::{Event, MonotonicNs, ThreadSnapshot};
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Time between rounds, while shims say little and after a round in which they said much. The BPF ring holds about a second of samples, a
 /// shim's ring some hundred allocations.
@@ -25,10 +25,25 @@ pub enum Command {
     Ask(Vec<NameRequest>),
     /// A shim was loaded into this process.
     Watch(u32),
+    /// A window ends now and the next begins.
+    Cut,
+    /// Say how it stands.
+    Look(SyncSender<Look>),
     /// The recording is over: take the final totals and let the kernel go; the shims are kept for the last names.
     CloseKernel,
     /// Let the shims go too, and end.
     Finish,
+}
+
+/// How the collector's side stands.
+#[derive(Debug)]
+pub struct Look {
+    /// Counters of the probes, of perf's rings, of the shims and of the merge: name and value.
+    pub counters: Vec<(String, u64)>,
+    /// What each program has cost, while the kernel counts.
+    pub costs: Vec<ProgramCost>,
+    /// Processes whose shims are read.
+    pub shims: Vec<ShimLook>,
 }
 
 /// What the collector hands on.
@@ -36,6 +51,10 @@ pub enum Command {
 pub enum Batch {
     /// Events in time order, and what they take of the backlog.
     Events(Vec<Event>, usize),
+    /// A window ends: the threads' times. Events of the time before may still follow.
+    Cut(KernelTotals),
+    /// From here on all events are of the new window.
+    CutReached,
     /// No more kernel events come.
     KernelClosed(KernelTotals),
     /// Nothing more comes.
@@ -45,11 +64,13 @@ pub enum Batch {
     },
 }
 
-/// What the kernel source knew at its end.
+/// What the kernel source knew at a window's end.
 #[derive(Debug)]
 pub struct KernelTotals {
     /// When it ended.
     pub at: MonotonicNs,
+    /// The same by the wall clock.
+    pub wall: SystemTime,
     /// Every living thread's exact times.
     pub threads: Vec<ThreadSnapshot>,
     /// Counters of the probes and of perf's rings: name and value.
@@ -66,6 +87,8 @@ pub struct Collector {
     paused_rounds: u64,
     out: SyncSender<Batch>,
     commands: Receiver<Command>,
+    /// When the last thread was looked at for a cut whose events are still on their way.
+    cut_until: Option<MonotonicNs>,
 }
 
 impl Collector {
@@ -87,6 +110,7 @@ impl Collector {
             paused_rounds: 0,
             out,
             commands,
+            cut_until: None,
         }
     }
 
@@ -125,6 +149,11 @@ impl Collector {
                     }
                 }
                 Ok(Command::Watch(pid)) => self.shims.watch(pid),
+                Ok(Command::Cut) => self.cut(),
+                Ok(Command::Look(answer)) => {
+                    // Fails only when nobody waits for the answer any more.
+                    answer.try_send(self.look()).ok();
+                }
                 Ok(Command::CloseKernel) => self.close_kernel(),
                 Ok(Command::Finish) => return Ok(true),
                 Err(TryRecvError::Empty) => return Ok(false),
@@ -153,7 +182,38 @@ impl Collector {
         if !events.is_empty() {
             self.hold(events);
         }
+        if self.cut_until.is_some_and(|until| self.order.released() > until) {
+            self.cut_until = None;
+            self.held.push_back(Batch::CutReached);
+        }
         said
+    }
+
+    /// Announces the end of a window. One that is asked for before the last is through is not begun.
+    fn cut(&mut self) {
+        let Some(kernel) = self.kernel.as_mut().filter(|_| self.cut_until.is_none()) else { return };
+        let (at, wall) = (MonotonicNs::now(), SystemTime::now());
+        let threads = kernel.thread_times_cut(at);
+        self.cut_until = Some(MonotonicNs::now());
+        let counters = self.counters();
+        self.held.push_back(Batch::Cut(KernelTotals { at, wall, threads, counters }));
+    }
+
+    fn counters(&self) -> Vec<(String, u64)> {
+        let kernel = self.kernel.iter().flat_map(KernelSource::counters);
+        let mut all: Vec<(String, u64)> = kernel.map(|(info, value)| (info.name.to_owned(), value)).collect();
+        all.append(&mut self.shims.counters());
+        all.push(("order_late".to_owned(), self.order.late()));
+        all.push(("collector_paused_rounds".to_owned(), self.paused_rounds));
+        all
+    }
+
+    fn look(&self) -> Look {
+        Look {
+            counters: self.counters(),
+            costs: self.kernel.as_ref().map(KernelSource::costs).unwrap_or_default(),
+            shims: self.shims.looks(),
+        }
     }
 
     fn close_kernel(&mut self) {
@@ -162,6 +222,7 @@ impl Collector {
         kernel.visit_last(&mut |event| order.push(event));
         // Frozen first, so that no thread ends and nothing is counted between the totals and the last records.
         let at = kernel.freeze();
+        let wall = SystemTime::now();
         let threads = kernel.thread_times();
         let order = &mut self.order;
         kernel.drain(&mut |event| order.push(event));
@@ -172,7 +233,10 @@ impl Collector {
         let mut events = Vec::new();
         self.order.finish(&mut events);
         self.hold(events);
-        self.held.push_back(Batch::KernelClosed(KernelTotals { at, threads, counters }));
+        if self.cut_until.take().is_some() {
+            self.held.push_back(Batch::CutReached);
+        }
+        self.held.push_back(Batch::KernelClosed(KernelTotals { at, wall, threads, counters }));
     }
 
     fn hold(&mut self, events: Vec<Event>) {

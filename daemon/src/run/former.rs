@@ -23,6 +23,7 @@ pub(super) struct Former {
 impl Former {
     /// Makes labels of today those of a thread of the former program. Only the first thread's id goes on to be used.
     pub(super) fn relabel(&self, labels: &mut Labels, thread: ThreadId) {
+        labels.service.clone_from(&self.labels.service);
         labels.process.clone_from(&self.labels.process);
         labels.container_id.clone_from(&self.labels.container_id);
         if thread.tid == thread.pid {
@@ -52,6 +53,11 @@ impl Formers {
             self.regions.entry(region).or_insert_with(|| Arc::clone(&former));
         }
         self.processes.insert(former.pid, former);
+    }
+
+    /// Nothing more comes of this CLR.
+    pub(super) fn forget(&mut self, region: RegionId) {
+        self.regions.remove(&region);
     }
 
     /// A thread has ended: threads of a program that comes later with its process's id are not of what that was.

@@ -5,12 +5,23 @@ use crate::aggregate::window::Window;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
+/// What a window could not keep apart.
+#[must_use]
+pub fn window_counters(window: &Window) -> Vec<(String, u64)> {
+    let overflow = window.counters();
+    let named = [
+        ("window_overflowed", overflow.overflowed),
+        ("window_labels_capped", overflow.capped_labels),
+        ("window_values_refused", overflow.refused),
+    ];
+    named.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
 /// Counters of the stages inside the daemon.
 #[must_use]
-pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u64)> {
+pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
     let stacks = processor.counters();
     let table = processor.processes.counters();
-    let overflow = window.counters();
     let named = [
         ("events_cpu_samples", stacks.cpu_samples),
         ("events_waits", stacks.waits),
@@ -37,9 +48,6 @@ pub fn daemon_counters(processor: &Processor, window: &Window) -> Vec<(String, u
         ("maps_read_again", table.refreshes),
         ("unwind_budget_refusals", table.budget_refusals),
         ("method_bodies_replaced", table.bodies_replaced),
-        ("window_overflowed", overflow.overflowed),
-        ("window_labels_capped", overflow.capped_labels),
-        ("window_values_refused", overflow.refused),
     ];
     let mut all: Vec<(String, u64)> =
         named.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
@@ -96,6 +104,16 @@ const OTHER_LOSSES: [&str; 37] = [
 /// `in = stored + dropped by cause` of each kind of event, in one line.
 #[must_use]
 pub fn line(counters: &[(String, u64)]) -> String {
+    line_with(counters, "unaccounted")
+}
+
+/// The same for one window of several: some events are counted at one side of its edge and stored at the other.
+#[must_use]
+pub fn line_of_window(counters: &[(String, u64)]) -> String {
+    line_with(counters, "at the window's edges")
+}
+
+fn line_with(counters: &[(String, u64)], rest: &str) -> String {
     let values: HashMap<&str, u64> = counters.iter().map(|(name, value)| (name.as_str(), *value)).collect();
     let of = |name: &str| values.get(name).copied().unwrap_or(0);
     let mut line = String::new();
@@ -108,7 +126,7 @@ pub fn line(counters: &[(String, u64)]) -> String {
         }
         let accounted = stored + causes.iter().map(|(_, count)| count).sum::<u64>();
         if accounted != produced {
-            write!(line, " ({} unaccounted)", i128::from(produced) - i128::from(accounted)).ok();
+            write!(line, " ({} {rest})", i128::from(produced) - i128::from(accounted)).ok();
         }
     };
     kind(

@@ -4,9 +4,11 @@
 mod asked;
 pub mod backlog;
 pub mod collector;
+pub mod cut;
 mod former;
 pub mod loss;
 pub mod names;
+mod naming;
 pub mod processor;
 
 use crate::aggregate::window::Window;
@@ -16,12 +18,14 @@ use crate::source::kernel::KernelSource;
 use crate::source::kernel::rules::RuleCache;
 use crate::source::shim::ShimSource;
 use backlog::Backlog;
-use collector::{Batch, Collector, Command, KernelTotals};
-use processor::{Closing, Processor};
+use collector::{Batch, Collector, Command, KernelTotals, Look};
+use cut::Cut;
+use processor::Processor;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Batches on their way to the processor.
 const BATCHES: usize = 256;
@@ -31,19 +35,43 @@ const COMMANDS: usize = 1_024;
 const LAST_NAMES: Duration = Duration::from_secs(2);
 /// A question whose answer did not come is asked again after this.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
+/// How often the processor says how it stands, and how long the collector, which goes round every 20 ms, is given to.
+const SAY_EVERY: Duration = Duration::from_secs(1);
+const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A window that is over and has its names.
+pub struct Over<'a> {
+    /// Stacks, names and the process table.
+    pub processor: &'a Processor,
+    /// The values.
+    pub window: &'a Window,
+    /// All counters of all stages since the recording began: name and value.
+    pub counters: Vec<(String, u64)>,
+    /// When it began and ended.
+    pub began: MonotonicNs,
+    /// When it ended.
+    pub ended: MonotonicNs,
+    /// The same by the wall clock.
+    pub ended_wall: SystemTime,
+}
+
+/// Takes each window of a recording that has several, on the processor's thread: no longer than it takes to encode it.
+pub type TakeWindow = Box<dyn FnMut(Over<'_>) + Send>;
 
 /// One recording in progress.
 pub struct Recording {
     collector: JoinHandle<()>,
     processor: JoinHandle<Option<Recorded>>,
     commands: SyncSender<Command>,
+    /// Counters of the stages inside the daemon, a second old at most.
+    said: Arc<Mutex<Vec<(String, u64)>>>,
 }
 
 /// A recording that has ended.
 pub struct Recorded {
     /// Stacks, names and the process table.
     pub processor: Processor,
-    /// The values.
+    /// The values of the last window.
     pub window: Window,
     /// All counters of all stages: name and value.
     pub counters: Vec<(String, u64)>,
@@ -51,49 +79,103 @@ pub struct Recorded {
     pub ended: MonotonicNs,
 }
 
-/// Lets other threads tell the collector of processes that a shim was loaded into.
+/// Lets other threads speak with the collector: tell it of processes that a shim was loaded into, ask how it stands.
 #[derive(Clone)]
-pub struct Watcher(SyncSender<Command>);
+pub struct Watcher {
+    commands: SyncSender<Command>,
+    said: Arc<Mutex<Vec<(String, u64)>>>,
+}
 
 impl Watcher {
     /// A shim was loaded into `pid`.
     pub fn watch(&self, pid: u32) {
         // Fails only when the recording is over.
-        self.0.send(Command::Watch(pid)).ok();
+        self.commands.send(Command::Watch(pid)).ok();
+    }
+
+    /// How all stages stand; `None` when the recording is over or too busy to say.
+    #[must_use]
+    pub fn look(&self) -> Option<Look> {
+        let (answer, answered) = sync_channel(1);
+        self.commands.try_send(Command::Look(answer)).ok()?;
+        let mut look = answered.recv_timeout(LOOK_TIMEOUT).ok()?;
+        look.counters.extend(self.said.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
+        Some(look)
     }
 }
 
 impl Recording {
-    /// Starts both threads.
+    /// Starts both threads, for a recording with one window.
     ///
     /// # Errors
     /// When a thread cannot be made.
-    pub fn start(mut kernel: KernelSource, shims: ShimSource, processes: ProcessTable) -> io::Result<Self> {
+    pub fn start(kernel: KernelSource, shims: ShimSource, processes: ProcessTable) -> io::Result<Self> {
+        Self::spawn(kernel, shims, Processor::new(processes), None)
+    }
+
+    /// Starts both threads, for a recording that goes on from window to window and tells services apart.
+    ///
+    /// # Errors
+    /// When a thread cannot be made.
+    pub fn start_windows(
+        kernel: KernelSource,
+        shims: ShimSource,
+        processes: ProcessTable,
+        take: TakeWindow,
+    ) -> io::Result<Self> {
+        let began = kernel.started();
+        Self::spawn(kernel, shims, Processor::new(processes).by_service(), Some((take, began)))
+    }
+
+    fn spawn(
+        mut kernel: KernelSource,
+        shims: ShimSource,
+        processor: Processor,
+        take: Option<(TakeWindow, MonotonicNs)>,
+    ) -> io::Result<Self> {
         let rules = kernel.take_rules();
         let backlog = Backlog::default();
         let (batches, from_collector) = sync_channel(BATCHES);
         let (commands, obeyed) = sync_channel(COMMANDS);
         let collector = Collector::new(kernel, shims, backlog.clone(), batches, obeyed);
-        let asking = commands.clone();
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let mut run = Run {
+            backlog,
+            commands: commands.clone(),
+            said: Arc::clone(&said),
+            processor,
+            rules,
+            take,
+            announced: None,
+            naming: None,
+        };
         Ok(Self {
             collector: std::thread::Builder::new().name("collector".into()).spawn(move || collector.run())?,
             processor: std::thread::Builder::new().name("processor".into()).spawn(move || {
-                process(&from_collector, &backlog, &asking, Processor::new(processes), rules)
+                let totals = run.until_closed(&from_collector)?;
+                Some(run.finish(totals))
             })?,
             commands,
+            said,
         })
     }
 
-    /// A handle for those who load shims.
+    /// A handle for those who load shims or want to know how it goes.
     #[must_use]
     pub fn watcher(&self) -> Watcher {
-        Watcher(self.commands.clone())
+        Watcher { commands: self.commands.clone(), said: Arc::clone(&self.said) }
     }
 
     /// True while both threads run; they end early only by a fault of this program.
     #[must_use]
     pub fn is_running(&self) -> bool {
         !self.collector.is_finished() && !self.processor.is_finished()
+    }
+
+    /// Ends a window and begins the next.
+    pub fn cut(&self) {
+        // Fails only when the collector has failed, which `stop` reports.
+        self.commands.send(Command::Cut).ok();
     }
 
     /// Ends the recording as far as the kernel goes: from here on only names are waited for.
@@ -113,63 +195,150 @@ impl Recording {
     }
 }
 
-fn process(
-    batches: &Receiver<Batch>,
-    backlog: &Backlog,
-    commands: &SyncSender<Command>,
-    mut processor: Processor,
-    mut rules: Option<RuleCache>,
-) -> Option<Recorded> {
-    let mut totals: Option<KernelTotals> = None;
-    let mut deadline = None;
-    let mut asked = Instant::now();
-    let mut counters = Vec::new();
-    loop {
-        match batches.recv_timeout(Duration::from_millis(20)) {
-            Ok(Batch::Events(events, bytes)) => {
-                for event in events {
-                    processor.event(event);
+/// A window that waits for its last names.
+struct Naming {
+    cut: Cut,
+    totals: Totals,
+    until: Instant,
+}
+
+/// What the collector's side said when a window ended.
+struct Totals {
+    at: MonotonicNs,
+    wall: SystemTime,
+    counters: Vec<(String, u64)>,
+}
+
+/// The recording's end, as the collector told it.
+struct End {
+    totals: KernelTotals,
+    counters: Vec<(String, u64)>,
+}
+
+/// The processor's thread.
+struct Run {
+    backlog: Backlog,
+    commands: SyncSender<Command>,
+    said: Arc<Mutex<Vec<(String, u64)>>>,
+    processor: Processor,
+    rules: Option<RuleCache>,
+    /// Who takes windows, and when the one in progress began.
+    take: Option<(TakeWindow, MonotonicNs)>,
+    announced: Option<Totals>,
+    naming: Option<Naming>,
+}
+
+impl Run {
+    /// Works until nothing more comes; `None` when the collector failed.
+    fn until_closed(&mut self, batches: &Receiver<Batch>) -> Option<End> {
+        let mut totals: Option<KernelTotals> = None;
+        let mut deadline = None;
+        let (mut asked, mut said) = (Instant::now(), Instant::now());
+        loop {
+            match batches.recv_timeout(Duration::from_millis(20)) {
+                Ok(Batch::Events(events, bytes)) => {
+                    for event in events {
+                        self.processor.event(event);
+                    }
+                    self.backlog.take(bytes);
+                    let lessons = self.processor.processes.take_lessons();
+                    if let Some(rules) = &mut self.rules {
+                        rules.teach(lessons);
+                    }
+                    ask(&self.commands, self.processor.take_requests());
                 }
-                backlog.take(bytes);
-                let lessons = processor.processes.take_lessons();
-                if let Some(rules) = &mut rules {
-                    rules.teach(lessons);
+                Ok(Batch::Cut(KernelTotals { at, wall, threads, counters })) => {
+                    self.processor.begin_cut(at, threads);
+                    self.announced = Some(Totals { at, wall, counters });
                 }
-                ask(commands, processor.take_requests());
+                Ok(Batch::CutReached) => self.cut(),
+                Ok(Batch::KernelClosed(closed)) => {
+                    self.processor.close_at(closed.at);
+                    totals = Some(closed);
+                    deadline = Some(Instant::now() + LAST_NAMES);
+                }
+                Ok(Batch::End { counters }) => return totals.map(|totals| End { totals, counters }),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return None,
             }
-            Ok(Batch::KernelClosed(closed)) => {
-                processor.close_at(closed.at);
-                totals = Some(closed);
-                deadline = Some(Instant::now() + LAST_NAMES);
+            if self.take.is_some() && said.elapsed() > SAY_EVERY {
+                said = Instant::now();
+                self.say();
             }
-            Ok(Batch::End { counters: last }) => {
-                counters = last;
-                break;
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => break,
-        }
-        // A question may find no shim yet, or no room; while its code was just seen running it may be repeated.
-        let repeat = asked.elapsed() > ASK_AGAIN;
-        if repeat || deadline.is_some() {
-            let open = processor.unanswered(MonotonicNs::now());
-            if deadline.is_some_and(|until| open.is_empty() || Instant::now() >= until) {
-                // Fails only when the collector is gone, and then the channel ends.
-                commands.send(Command::Finish).ok();
-                deadline = None;
-            } else if repeat {
-                asked = Instant::now();
-                ask(commands, open);
+            // A question may find no shim yet, or no room; while its code was just seen running it may be repeated.
+            let repeat = asked.elapsed() > ASK_AGAIN;
+            if repeat || deadline.is_some() {
+                let open = self.processor.unanswered(MonotonicNs::now());
+                if self.naming.as_ref().is_some_and(|n| open.is_empty() || Instant::now() >= n.until) {
+                    self.named();
+                }
+                if deadline.is_some_and(|until| open.is_empty() || Instant::now() >= until) {
+                    // Fails only when the collector is gone, and then the channel ends.
+                    self.commands.send(Command::Finish).ok();
+                    deadline = None;
+                } else if repeat {
+                    asked = Instant::now();
+                    ask(&self.commands, open);
+                }
             }
         }
     }
-    let KernelTotals { at, threads, counters: kernel } = totals?;
-    let window = processor.close(Closing { now: at, detailed: true }, &threads);
-    let mut all = kernel;
-    all.append(&mut counters);
-    all.extend(loss::daemon_counters(&processor, &window));
-    all.push(("lessons_lost".to_owned(), rules.map_or(0, |rules| rules.refused())));
-    Some(Recorded { processor, window, counters: all, ended: at })
+
+    /// All of the announced window is here.
+    fn cut(&mut self) {
+        // One that still waits for names has waited for a whole window.
+        self.named();
+        if let (Some(cut), Some(totals)) = (self.processor.end_cut(), self.announced.take()) {
+            self.naming = Some(Naming { cut, totals, until: Instant::now() + LAST_NAMES });
+        }
+    }
+
+    /// Hands on the window that waits for names, if there is one, with those it has.
+    fn named(&mut self) {
+        let Some(Naming { cut, totals: Totals { at, wall, counters }, .. }) = self.naming.take() else {
+            return;
+        };
+        let (window, gone) = self.processor.window(cut);
+        self.hand_on(&window, counters, at, wall);
+        self.processor.forget(&gone);
+    }
+
+    fn hand_on(
+        &mut self,
+        window: &Window,
+        mut counters: Vec<(String, u64)>,
+        ended: MonotonicNs,
+        ended_wall: SystemTime,
+    ) {
+        counters.extend(self.own_counters());
+        counters.extend(loss::window_counters(window));
+        if let Some((take, began)) = &mut self.take {
+            let began = std::mem::replace(began, ended);
+            take(Over { processor: &self.processor, window, counters, began, ended, ended_wall });
+        }
+    }
+
+    fn own_counters(&self) -> Vec<(String, u64)> {
+        let mut counters = loss::daemon_counters(&self.processor);
+        counters.push(("lessons_lost".to_owned(), self.rules.as_ref().map_or(0, RuleCache::refused)));
+        counters
+    }
+
+    fn say(&self) {
+        *self.said.lock().unwrap_or_else(PoisonError::into_inner) = self.own_counters();
+    }
+
+    fn finish(mut self, End { totals, mut counters }: End) -> Recorded {
+        self.named();
+        let KernelTotals { at, wall, threads, counters: kernel } = totals;
+        let window = self.processor.close(at, &threads);
+        let mut all = kernel;
+        all.append(&mut counters);
+        self.hand_on(&window, all.clone(), at, wall);
+        all.extend(self.own_counters());
+        all.extend(loss::window_counters(&window));
+        Recorded { processor: self.processor, window, counters: all, ended: at }
+    }
 }
 
 /// Asks for names; a question that finds no room is asked again at the end.

@@ -1,7 +1,7 @@
 //! Names of threads by tid: the runtime's where it gave one, else the kernel's.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// A command name without its padding.
@@ -34,6 +34,12 @@ impl ThreadNames {
     /// The thread is gone, or another program; its kernel name stays for its rows until the id is used again, its managed one would be wrong then.
     pub fn forked(&mut self, tid: u32) {
         self.managed.remove(&tid);
+    }
+
+    /// Forgets all threads but these.
+    pub fn keep(&mut self, alive: &HashSet<u32>) {
+        self.kernel.retain(|tid, _| alive.contains(tid));
+        self.managed.retain(|tid, _| alive.contains(tid));
     }
 
     /// What the kernel calls it; tells the runtime's own threads.

@@ -1,26 +1,26 @@
 //! The slow half of the pipeline: events in time order become stacks, and stacks become estimates. Names are only asked for here.
 
 use super::asked::Asked;
+use super::cut::{Cut, Cutting, Gone};
 use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
-use crate::aggregate::heap::{Allocations, Site, Weight, age_bucket_seconds, count_bucket};
-use crate::aggregate::key::{Labels, SampleType};
+use super::naming;
+use crate::aggregate::heap::Allocations;
+use crate::aggregate::key::Labels;
 use crate::aggregate::runtime_wait::RuntimeWaits;
 use crate::aggregate::thread_role::{is_collector, thread_role};
-use crate::aggregate::threads::{Place, Row, Threads, WaitReason, WaitStateKey, Waker};
-use crate::aggregate::wait_reason;
-use crate::aggregate::window::{Limits as WindowLimits, OTHER, Window};
+use crate::aggregate::threads::{Threads, WaitReason};
 use crate::process::ProcessTable;
+use crate::process::service::Services;
 use crate::sample::frame::{FrameKey, Marker, ProcessId};
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::{
-    Allocation, Event, EventKind, MonotonicNs, RegionId, ShimEvent, Sleeper, ThreadId, ThreadSnapshot,
-    UserContext,
+    Allocation, Event, EventKind, MonotonicNs, RegionId, ShimEvent, Sleeper, ThreadId, UserContext,
 };
 use crate::symbolize::Symbolizer;
 use crate::symbolize::kernel::WakeSites;
 use crate::unwind::finish::Limits;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// A managed method body whose name is to be asked of its process's shim.
@@ -51,15 +51,6 @@ pub struct StackCounters {
     pub allocations_after_end: u64,
 }
 
-/// What is known about the recording as a whole when it closes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Closing {
-    /// When.
-    pub now: MonotonicNs,
-    /// True to label every thread and every waker (`record`), which multiplies samples.
-    pub detailed: bool,
-}
-
 /// A stop of all managed threads for the collector, in progress.
 #[derive(Clone, Copy)]
 struct Pause {
@@ -69,10 +60,10 @@ struct Pause {
 
 /// What a process's pauses are counted by.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct PauseKey {
-    region: RegionId,
-    reason: u8,
-    generation: u8,
+pub(super) struct PauseKey {
+    pub(super) region: RegionId,
+    pub(super) reason: u8,
+    pub(super) generation: u8,
 }
 
 /// State of one recording between the collector and the encoder.
@@ -81,29 +72,37 @@ pub struct Processor {
     pub processes: ProcessTable,
     /// Names, as far as shims gave them.
     pub symbolizer: Symbolizer,
-    stacks: StackTable,
-    threads: Threads,
-    heap: Allocations,
-    names: ThreadNames,
+    pub(super) stacks: StackTable,
+    pub(super) threads: Threads,
+    pub(super) heap: Allocations,
+    pub(super) names: ThreadNames,
     /// Labels of threads that have ended, by id and when they entered the recording.
-    ended: HashMap<(u32, MonotonicNs), Labels>,
-    formers: Formers,
+    pub(super) ended: HashMap<(u32, MonotonicNs), Labels>,
+    pub(super) formers: Formers,
     requests: Vec<NameRequest>,
     asked: Asked,
-    types: HashMap<(RegionId, u64), Arc<str>>,
-    region_pid: HashMap<RegionId, u32>,
+    pub(super) types: HashMap<(RegionId, u64), Arc<str>>,
+    pub(super) region_pid: HashMap<RegionId, u32>,
+    /// Regions that said good-bye in this window.
+    pub(super) regions_gone: HashSet<RegionId>,
     /// Threads that run a collection right now, by region (workstation GC collects on the thread that allocates).
-    collecting: HashMap<ThreadId, RegionId>,
+    pub(super) collecting: HashMap<ThreadId, RegionId>,
     /// Events of shims after this are not of this window.
     closed: Option<MonotonicNs>,
     pauses: HashMap<RegionId, Pause>,
-    pause_totals: HashMap<PauseKey, u64>,
+    pub(super) pause_totals: HashMap<PauseKey, u64>,
     generation: HashMap<RegionId, u8>,
     /// What the runtimes' own frames mean.
-    runtime_waits: RuntimeWaits,
+    pub(super) runtime_waits: RuntimeWaits,
     /// Where wake-ups come from; read when the first one is.
     wake_sites: Option<WakeSites>,
     counters: StackCounters,
+    /// Where the values of each process go; `None` when all go to one profile.
+    services: Option<Services>,
+    /// Threads and wakers are told apart.
+    detailed: bool,
+    /// A window is being ended.
+    pub(super) cutting: Option<Cutting>,
 }
 
 impl Processor {
@@ -123,6 +122,7 @@ impl Processor {
             asked: Asked::default(),
             types: HashMap::new(),
             region_pid: HashMap::new(),
+            regions_gone: HashSet::new(),
             collecting: HashMap::new(),
             closed: None,
             pauses: HashMap::new(),
@@ -131,11 +131,39 @@ impl Processor {
             runtime_waits: RuntimeWaits::default(),
             wake_sites: None,
             counters: StackCounters::default(),
+            services: None,
+            detailed: true,
+            cutting: None,
         }
+    }
+
+    /// Tells services apart, and neither threads nor wakers, which would multiply samples.
+    #[must_use]
+    pub fn by_service(mut self) -> Self {
+        self.services = Some(Services::default());
+        self.without_threads()
+    }
+
+    /// Tells neither threads nor wakers apart.
+    #[must_use]
+    pub fn without_threads(mut self) -> Self {
+        self.detailed = false;
+        self
+    }
+
+    /// True when threads and wakers are told apart.
+    pub(super) fn is_detailed(&self) -> bool {
+        self.detailed
+    }
+
+    /// True when this window is one of several.
+    pub(super) fn has_windows(&self) -> bool {
+        self.services.is_some()
     }
 
     /// Takes one event; events come in time order.
     pub fn event(&mut self, event: Event) {
+        let Some(event) = Cutting::put_off(&mut self.cutting, event) else { return };
         if let EventKind::Exec { pid, .. } = event.kind {
             self.retire(pid, event.time);
         }
@@ -165,10 +193,7 @@ impl Processor {
             EventKind::WaitEnd(end) => self.threads.wait_end(&end),
             EventKind::ThreadEnd(times) => {
                 // Named now: later the ids may be others'.
-                let mut labels = self.labels(times.thread, true);
-                if let Some(former) = self.formers.of_thread(times.thread, times.since) {
-                    former.relabel(&mut labels, times.thread);
-                }
+                let labels = self.labels_of(times.thread, times.since);
                 if self.threads.thread_end(times) {
                     self.ended.insert((times.thread.tid, times.since), labels);
                 }
@@ -176,18 +201,35 @@ impl Processor {
             EventKind::Exec { pid, comm } => {
                 self.names.forked(pid);
                 self.names.kernel(pid, &comm);
+                if let Some(services) = &mut self.services {
+                    services.became_another(pid);
+                }
             }
             EventKind::Comm { thread, comm } => self.names.kernel(thread.tid, &comm),
-            EventKind::Fork { thread, .. } => self.names.forked(thread.tid),
+            EventKind::Fork { parent, thread } => {
+                self.names.forked(thread.tid);
+                if let Some(services) = self.services.as_mut().filter(|_| parent.pid != thread.pid) {
+                    services.forked(parent.pid, thread.pid);
+                }
+            }
+            EventKind::ProcessRecordsLost => {
+                if let Some(services) = &mut self.services {
+                    services.doubt();
+                }
+            }
             EventKind::Exit { thread } => self.formers.exited(thread),
-            EventKind::Mmap(_) | EventKind::ProcessRecordsLost => {}
+            EventKind::Mmap(_) => {}
             EventKind::Shim { pid, region, event } => self.shim(time, pid, region, event),
         }
     }
 
     /// `pid` becomes another program: what there is of it belongs to the one it was.
     fn retire(&mut self, pid: u32, at: MonotonicNs) {
-        let labels = self.labels(ThreadId { pid, tid: pid }, true);
+        let mut labels = self.labels(ThreadId { pid, tid: pid }, self.is_detailed());
+        if let Some(services) = &self.services {
+            // Where it was not asked for in time, only its name is left.
+            labels.service = services.known(pid).or_else(|| labels.process.clone());
+        }
         let regions: Vec<RegionId> = self.regions(pid).collect();
         self.formers.retire(Former { pid, at, process: self.processes.id(pid), labels }, &regions);
     }
@@ -324,15 +366,13 @@ impl Processor {
     /// The frames of a stack, innermost first.
     #[must_use]
     pub fn frames(&self, stack: StackId) -> &[FrameKey] {
-        self.without_own_frames(self.stacks.frames(stack))
+        naming::without_own_frames(&self.symbolizer, self.stacks.frames(stack))
     }
 
     /// Words for a wait in `frames`, which are named.
     #[must_use]
     pub fn wait_reason(&self, reason: WaitReason, frames: &[FrameKey]) -> &'static str {
-        let kernel = frames.iter().take_while(|frame| matches!(frame, FrameKey::Kernel(_)));
-        let sites: Vec<_> = kernel.map(|&frame| Arc::clone(&self.symbolizer.symbol(frame).name)).collect();
-        let word = wait_reason::name(reason, &sites);
+        let word = naming::wait_reason(&self.symbolizer, reason, frames);
         // To the kernel, all waits of the runtime are this.
         if word == "futex" {
             self.runtime_waits.name(reason, frames, |frame| self.symbolizer.symbol(frame)).unwrap_or(word)
@@ -442,12 +482,12 @@ impl Processor {
             ShimEvent::ThreadName { tid, name } if !name.is_empty() => self.names.managed(tid, name),
             // A first word, or the first after a silence in which the shim let go of all its handles.
             ShimEvent::Hello { .. } => self.heap.region_gone(region),
+            ShimEvent::Bye => drop(self.regions_gone.insert(region)),
             ShimEvent::ThreadName { .. }
             | ShimEvent::PauseBegin { .. }
             | ShimEvent::Method(_)
             | ShimEvent::NoMethod { .. }
-            | ShimEvent::CodeUnloaded { .. }
-            | ShimEvent::Bye => {}
+            | ShimEvent::CodeUnloaded { .. } => {}
         }
     }
 
@@ -478,168 +518,70 @@ impl Processor {
         }
     }
 
-    /// What is counted under of a runtime's thread.
-    fn region_labels(&self, region: RegionId, tid: Option<u32>, detailed: bool) -> Labels {
+    /// The same of a thread that entered the recording at `since`, with as much detail as this recording has, and the service.
+    pub(super) fn labels_of(&mut self, thread: ThreadId, since: MonotonicNs) -> Labels {
+        let mut labels = self.labels_with_service(thread);
+        if let Some(former) = self.formers.of_thread(thread, since) {
+            former.relabel(&mut labels, thread);
+        }
+        labels
+    }
+
+    /// What is counted under of a runtime's thread; of its process without one.
+    pub(super) fn region_labels(&mut self, region: RegionId, tid: Option<u32>) -> Labels {
         let pid = self.region_pid.get(&region).copied().unwrap_or(0);
         let thread = ThreadId { pid, tid: tid.unwrap_or(pid) };
-        let mut labels = self.labels(thread, detailed);
+        let mut labels = self.labels_with_service(thread);
         if let Some(former) = self.formers.of_region(region) {
             former.relabel(&mut labels, thread);
         }
         labels
     }
 
-    /// Closes the window: all estimates, by stack and labels. `running` are the threads that exist at the end.
-    #[must_use]
-    pub fn close(&mut self, closing: Closing, running: &[ThreadSnapshot]) -> Window {
-        let mut window = Window::new(WindowLimits::default());
-        self.symbolizer.resolve(self.stacks.iter().flatten().copied(), &self.processes);
-        self.runtime_waits = RuntimeWaits::learn(self.stacks.iter(), |frame| self.symbolizer.symbol(frame));
-        for row in std::mem::take(&mut self.threads).finish(running) {
-            self.add_row(&mut window, &row, closing.detailed);
+    fn labels_with_service(&mut self, thread: ThreadId) -> Labels {
+        let mut labels = self.labels(thread, self.is_detailed());
+        if let Some(services) = &mut self.services {
+            let comm = labels.process.as_deref().unwrap_or_else(|| self.names.comm(thread.pid));
+            labels.service = Some(services.of(thread.pid, comm));
         }
-        self.add_heap(&mut window, closing);
-        for (key, &total) in &self.pause_totals {
-            let labels = Labels {
-                thread_name: None,
-                thread_role: None,
-                thread_id: None,
-                gc_reason: Some(suspend_reason(key.reason).into()),
-                generation: Some(key.generation),
-                ..self.region_labels(key.region, None, false)
-            };
-            window.add(
-                &[FrameKey::Marker(Marker::GarbageCollector)],
-                &labels,
-                SampleType::GcPause,
-                total as f64,
-            );
-        }
-        self.symbolizer.resolve(window.frames(), &self.processes);
-        window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
-        window
+        labels
     }
 
-    /// Allocations, and the objects that are alive.
-    fn add_heap(&self, window: &mut Window, closing: Closing) {
-        let unknown: Arc<str> = "[unknown type]".into();
-        let site_labels = |site: &Site| {
-            let type_name = self.types.get(&(site.region, site.type_id)).unwrap_or(&unknown);
-            Labels {
-                type_name: Some(Arc::clone(type_name)),
-                heap: Some(site.heap),
-                size_class: (site.size_class > 0).then_some(site.size_class),
-                sampling: Some(site.sampling),
-                ..self.region_labels(site.region, Some(site.tid), closing.detailed)
-            }
-        };
-        // Summed up by what the profile shows first: how many samples are behind a value is one of its labels.
-        let mut allocated: HashMap<(StackId, Labels), Weight> = HashMap::new();
-        for (site, &weight) in self.heap.sites() {
-            *allocated.entry((site.stack, site_labels(site))).or_default() += weight;
-        }
-        let mut alive: HashMap<(StackId, Labels), Weight> = HashMap::new();
-        for object in self.heap.live() {
-            let labels = Labels {
-                age_seconds: Some(age_bucket_seconds(object.born, closing.now)),
-                generation: Some(object.generation),
-                survived: Some(count_bucket(self.heap.survived(object))),
-                ..site_labels(&object.site)
-            };
-            *alive.entry((object.site.stack, labels)).or_default() += object.weight();
-        }
-        let columns = [
-            (allocated, [SampleType::AllocObjects, SampleType::AllocSpace]),
-            (alive, [SampleType::InuseObjects, SampleType::InuseSpace]),
-        ];
-        for (rows, [objects, bytes]) in columns {
-            for ((stack, labels), weight) in rows {
-                let labels = Labels { sampled_objects: Some(weight.seen), ..labels };
-                let values = [(objects, weight.objects), (bytes, weight.bytes)];
-                window.add_all(self.stacks.frames(stack), &labels, &values);
-            }
-        }
+    /// Ends the window that [`Processor::begin_cut`] began to end; the next one has begun with it.
+    pub(super) fn cut(&mut self, at: MonotonicNs, running: &[crate::source::ThreadSnapshot]) -> Cut {
+        Cut::of(self, at, running)
     }
 
-    /// Kernel stacks begin inside the tracepoint that takes them; those frames are ours, not the program's.
-    fn without_own_frames<'a>(&self, frames: &'a [FrameKey]) -> &'a [FrameKey] {
-        let own = |frame: &&FrameKey| {
-            matches!(frame, FrameKey::Kernel(_)) && {
-                let name = &self.symbolizer.symbol(**frame).name;
-                TRACING.iter().any(|prefix| name.starts_with(prefix))
-            }
-        };
-        &frames[frames.iter().take_while(own).count()..]
-    }
-
-    /// True for a thread that waits for work, not for something the program does (D13): one of the runtime's own without managed
-    /// code on its stack, or one whose innermost managed frame is where the runtime parks its workers.
-    fn is_parked(&self, role: Option<&str>, frames: &[FrameKey]) -> bool {
-        match frames.iter().find(|frame| matches!(frame, FrameKey::Managed { .. })) {
-            Some(&frame) => {
-                let name = &self.symbolizer.symbol(frame).system_name;
-                PARKING.iter().any(|site| name.starts_with(site))
-            }
-            None => !matches!(role, Some("app") | None),
+    /// Forgets what only a window that is over and encoded needed: whatever was kept of processes, threads and regions that are gone.
+    pub fn forget(&mut self, gone: &Gone) {
+        let Gone { regions, threads, pids } = gone;
+        self.names.keep(threads);
+        self.collecting.retain(|thread, region| threads.contains(&thread.tid) && !regions.contains(region));
+        if let Some(services) = &mut self.services {
+            services.keep(pids);
         }
-    }
-
-    fn add_row(&self, window: &mut Window, row: &Row, detailed: bool) {
-        let mut labels = match self.ended.get(&(row.thread.tid, row.since)) {
-            Some(labels) => labels.clone(),
-            None if row.place == Place::Marker(Marker::Overflow) => Labels::default(),
-            None => self.labels(row.thread, detailed),
-        };
-        labels.waker = row.waker.filter(|_| detailed).map(|waker| match waker {
-            Waker::Timer => "timer".into(),
-            Waker::Interrupt => "interrupt".into(),
-            Waker::Other => OTHER.into(),
-            Waker::Thread(waker, comm) => format!("{} {}/{}", comm_text(&comm), waker.pid, waker.tid).into(),
-        });
-        let marker;
-        let frames = match row.place {
-            Place::Stack(stack) => self.without_own_frames(self.stacks.frames(stack)),
-            Place::Marker(what) => {
-                marker = [FrameKey::Marker(what)];
-                &marker[..]
-            }
-        };
-        labels.wait_reason = row.reason.map(|reason| self.wait_reason(reason, frames));
-        if row.reason.is_some_and(|reason| reason.state == WaitStateKey::Interruptible)
-            && self.is_parked(labels.thread_role, frames)
-        {
-            labels.idle = true;
+        for region in regions {
+            self.heap.region_gone(*region);
+            self.formers.forget(*region);
+            self.region_pid.remove(region);
+            self.pauses.remove(region);
+            self.generation.remove(region);
         }
-        // Rounded up: an error of a part of a nanosecond is none.
-        labels.wait_stderr = (row.wait_stderr_ns >= 1.0).then_some(row.wait_stderr_ns.ceil() as u64);
-        let values = [
-            (SampleType::Samples, row.samples as f64),
-            (SampleType::Cpu, row.cpu_ns),
-            (SampleType::Runnable, row.runnable_ns),
-            (SampleType::Blocked, row.blocked_ns),
-        ];
-        window.add_all(frames, &labels, &values);
+        self.types.retain(|(region, _), _| !regions.contains(region));
+        let (mut images, mut processes) = (HashSet::new(), HashSet::new());
+        for frame in self.stacks.iter().flatten() {
+            match *frame {
+                FrameKey::Native { image, .. } => drop(images.insert(image)),
+                FrameKey::Managed { process, .. }
+                | FrameKey::Stub { process, .. }
+                | FrameKey::Unknown { process, .. } => drop(processes.insert(process)),
+                FrameKey::Kernel(_) | FrameKey::Marker(_) => {}
+            }
+        }
+        self.processes.forget_gone(&images, &mut processes);
+        self.symbolizer.keep(&self.processes, &processes);
     }
 }
-
-/// Methods in which the runtime's own managed threads wait for work (src/libraries/System.Private.CoreLib of dotnet/runtime:
-/// `LowLevelLifoSemaphore`, `PortableThreadPool`, `TimerQueue`; `SocketAsyncEngine` of System.Net.Sockets).
-const PARKING: [&str; 6] = [
-    "System.Threading.LowLevelLifoSemaphore.",
-    "System.Threading.PortableThreadPool+GateThread.",
-    "System.Threading.PortableThreadPool+WorkerThread.",
-    "System.Threading.TimerQueue.",
-    "System.Net.Sockets.SocketAsyncEngine.",
-    "System.Threading.LowLevelMonitor.",
-];
-
-/// How the kernel names what lies between a traced function and the stack helper (include/trace/bpf_probe.h, kernel/trace/bpf_trace.c).
-const TRACING: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"];
 
 /// Suspensions for a collection and for its preparation (`SuspendEEBegin` of the runtime's event manifest, ClrEtwAll.man).
 const FOR_COLLECTION: [u8; 2] = [1, 6];
-
-/// The `gc_reason` label.
-fn suspend_reason(reason: u8) -> &'static str {
-    if reason == 6 { "gc_prepare" } else { "gc" }
-}

@@ -50,8 +50,36 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
         Destination::Beside(mut new, name) => {
             new.file.write_all(bytes).map_err(fail("write"))?;
             new.file.sync_all().map_err(fail("sync to disk"))?;
-            new.rename(name).map_err(|error| fail("rename into place")(error.into()))
+            let listed = new.listed();
+            new.rename(name).map_err(|error| fail("rename into place")(error.into()))?;
+            // The name itself must survive a crash too. Some file systems cannot sync a directory: the file is complete anyway.
+            if let Some(listed) = listed {
+                fsync(listed).ok();
+            }
+            Ok(())
         }
+    }
+}
+
+/// Writes `bytes` to a new file in a directory that is looked after ([`sweep`]): for many files, one after the other. It may be lost when the
+/// machine fails, but is never there in part.
+///
+/// # Errors
+/// As [`write()`].
+pub fn write_into(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), FileError> {
+    let path = directory.join(name);
+    let fail = |step| failing(&path, step);
+    let mut new = New::make(directory).map_err(|error| fail("new file beside it")(error.into()))?;
+    new.file.write_all(bytes).map_err(fail("write"))?;
+    new.file.sync_data().map_err(fail("sync to disk"))?;
+    new.rename(OsStr::new(name)).map_err(|error| fail("rename into place")(error.into()))
+}
+
+/// Removes what killed recorders left in a directory.
+pub fn sweep(directory: &Path) {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    if let Ok(listed) = openat(CWD, directory, flags, Mode::empty()) {
+        leftover::sweep(listed, NAMING, &[geteuid().as_raw()]);
     }
 }
 
@@ -92,6 +120,7 @@ impl<'a> Destination<'a> {
         }
         let directory =
             path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        sweep(directory);
         let new = New::make(directory).map_err(|error| fail("new file beside it")(error.into()))?;
         Ok(Self::Beside(new, name))
     }
@@ -120,9 +149,6 @@ impl New {
     fn make(directory: &Path) -> Result<Self, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = openat(CWD, directory, flags, Mode::empty())?;
-        if let Some(listed) = listed(&directory) {
-            leftover::sweep(listed, NAMING, &[geteuid().as_raw()]);
-        }
         for _ in 0..ATTEMPTS {
             let name = NAMING.fresh()?;
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -145,17 +171,14 @@ impl New {
         let Some(name) = &self.name else { return Ok(()) };
         renameat(&self.directory, name, &self.directory, to)?;
         self.name = None;
-        // The name itself must survive a crash too. Some file systems cannot sync a directory: the file is complete anyway.
-        if let Some(listed) = listed(&self.directory) {
-            fsync(listed).ok();
-        }
         Ok(())
     }
-}
 
-/// The directory opened for reading, which may be forbidden where making files in it is not.
-fn listed(directory: &OwnedFd) -> Option<OwnedFd> {
-    openat(directory, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()
+    /// The directory opened for reading, which may be forbidden where making files in it is not.
+    fn listed(&self) -> Option<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        openat(&self.directory, ".", flags, Mode::empty()).ok()
+    }
 }
 
 fn errno(error: io::Error) -> Errno {

@@ -1,3 +1,78 @@
-//! 7. OUT: where finished profiles go. [`file::write`] puts one in a file, whole or not at all.
+//! Step 7, OUT: where finished profiles go. [`file::write`] puts one in a file, whole or not at all: all that `record` needs. The daemon hands
+//! every [`Finished`] window to any number of [`Sink`]s, one file (or folder) each.
+//!
+//! A sink is called on the sinks' own thread, one after the other. It may take as long as a local disk does; one that sends over a
+//! network puts the profile into its spool and sends from a thread of its own, because whoever waits for a remote end holds up the rest.
 
+pub mod directory;
 pub mod file;
+
+use crate::pprof::proto::Profile;
+use crate::pprof::{self, PprofError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// What one service did in one window.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// The service's name, of printable characters.
+    pub service: Arc<str>,
+    /// What else tells where it comes from, by the names of OpenTelemetry's resource attributes: `host.name`, `k8s.*`. Never an argument or a
+    /// variable of a process, unless the configuration asks for it.
+    pub labels: BTreeMap<String, String>,
+    /// When the window began, by the wall clock.
+    pub start: SystemTime,
+    /// How long it was, by the clock that is never set.
+    pub duration: Duration,
+    /// The merged profile: all sample types, names, build ids, and comments with rates and losses. It passes `pprof::validate`.
+    pub profile: Profile,
+}
+
+impl Finished {
+    /// The profile as a gzipped pprof file.
+    ///
+    /// # Errors
+    /// When it cannot be compressed, which is a fault of this program.
+    pub fn packed(&self) -> Result<Vec<u8>, PprofError> {
+        pprof::pack(&self.profile)
+    }
+}
+
+/// A profile did not get where it should.
+#[derive(Debug, thiserror::Error)]
+pub enum SinkError {
+    /// A file.
+    #[error(transparent)]
+    File(#[from] file::FileError),
+    /// It could not be encoded.
+    #[error(transparent)]
+    Profile(#[from] PprofError),
+    /// The sink refused it.
+    #[error("{reason}")]
+    Refused {
+        /// What was expected and found.
+        reason: String,
+    },
+}
+
+/// Takes finished windows.
+pub trait Sink: Send {
+    /// What messages call it, such as `files` or `otlp https://collector:4317`.
+    fn name(&self) -> &str;
+
+    /// Takes one profile. It is given once: what is to be sent again later the sink keeps itself.
+    ///
+    /// # Errors
+    /// When the profile is lost; the sink has counted it.
+    fn put(&mut self, finished: &Finished) -> Result<(), SinkError>;
+
+    /// All profiles of the window were put: a moment for what is due once a window, such as retention.
+    fn window_over(&mut self) {}
+
+    /// Name (without prefix) and value of each counter; each grows only.
+    fn counters(&self) -> Vec<(&'static str, u64)>;
+
+    /// No more profiles come: what is quickly sent is sent, the rest is kept for the next start.
+    fn close(&mut self, _deadline: Instant) {}
+}

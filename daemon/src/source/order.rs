@@ -34,6 +34,12 @@ impl Order {
         self.released = self.released.max(until);
     }
 
+    /// Everything that happened before this was passed on, unless it comes late.
+    #[must_use]
+    pub fn released(&self) -> MonotonicNs {
+        self.released
+    }
+
     /// Releases everything: no source will speak again.
     pub fn finish(&mut self, out: &mut Vec<Event>) {
         self.sort();

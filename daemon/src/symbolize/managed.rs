@@ -12,7 +12,7 @@ use crate::sample::frame::ProcessId;
 use crate::source::{Method, ShimEvent};
 use foldhash::fast::RandomState;
 use profiler_protocol::record::NOT_NOW;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 /// Code ranges, and frames, kept per process.
@@ -188,6 +188,19 @@ impl ManagedNames {
         let entry = self.processes.get(&process).ok_or(Missing::NotAnswered)?;
         let unbound = if entry.full { Missing::StoreFull } else { Missing::NotAnswered };
         entry.bound.get(&(start, generation)).copied().unwrap_or(Err(unbound))
+    }
+
+    /// Forgets all processes but these.
+    pub(super) fn keep(&mut self, processes: &HashSet<ProcessId>) {
+        self.processes.retain(|process, _| processes.contains(process));
+        let symbols = &mut self.symbols;
+        self.ids.retain(|key, id| {
+            let kept = processes.contains(&key.process);
+            if !kept {
+                symbols.remove(id);
+            }
+            kept
+        });
     }
 
     /// The symbol of a function.

@@ -210,6 +210,18 @@ impl Symbolizer {
         }
     }
 
+    /// Forgets names in all files that are not known any more, and in all processes but these.
+    pub fn keep(&mut self, directory: &dyn Directory, processes: &HashSet<ProcessId>) {
+        self.managed.keep(processes);
+        self.cache.retain(|frame, _| match frame {
+            FrameKey::Native { image, .. } => directory.image(*image).is_some(),
+            FrameKey::Managed { process, .. }
+            | FrameKey::Stub { process, .. }
+            | FrameKey::Unknown { process, .. } => processes.contains(process),
+            FrameKey::Kernel(_) | FrameKey::Marker(_) => true,
+        });
+    }
+
     /// The name of a frame; one that was never resolved says so.
     #[must_use]
     pub fn symbol(&self, frame: FrameKey) -> Arc<Symbol> {

@@ -9,7 +9,7 @@ use perfusion::attach::{self, Settings};
 use perfusion::pprof::proto::Profile;
 use perfusion::pprof::{self, About};
 use perfusion::process::ProcessTable;
-use perfusion::run::processor::{Closing, Processor};
+use perfusion::run::processor::Processor;
 use perfusion::source::order::Order;
 use perfusion::source::shim::ShimSource;
 use perfusion::source::{Event, EventKind, MonotonicNs, ShimEvent};
@@ -153,7 +153,7 @@ impl Tap {
     /// When the profile cannot be made.
     pub fn profile(&mut self) -> anyhow::Result<Profile> {
         let now = MonotonicNs::now();
-        let window = self.processor.close(Closing { now, detailed: false }, &[]);
+        let window = self.processor.close(now, &[]);
         let about = About {
             start: SystemTime::now(),
             duration: Duration::from_nanos(now.0.saturating_sub(self.began.0)),
@@ -188,5 +188,5 @@ fn processor(app: &App) -> Processor {
     let mut processes = ProcessTable::new();
     // One that cannot be read has stacks that say so.
     processes.adopt(app.pid()).ok();
-    Processor::new(processes)
+    Processor::new(processes).without_threads()
 }

@@ -616,6 +616,15 @@ impl KernelSource {
 
     /// Times of all living threads, the state each is in closed now, or when the recording was frozen.
     pub fn thread_times(&mut self) -> Vec<ThreadSnapshot> {
+        self.thread_times_at(self.frozen_ns)
+    }
+
+    /// The same while the recording goes on, each state closed at `at`; that of a thread that had an event since, with this event.
+    pub fn thread_times_cut(&mut self, at: MonotonicNs) -> Vec<ThreadSnapshot> {
+        self.thread_times_at(Some(at.0))
+    }
+
+    fn thread_times_at(&mut self, at: Option<u64>) -> Vec<ThreadSnapshot> {
         let mut tids = HashSet::new();
         // A key removed during the walk makes it start again: bounded by the map's size.
         let most = to_usize(self.options.max_threads);
@@ -629,7 +638,7 @@ impl KernelSource {
             let mut read = None;
             for _ in 0..REREADS {
                 let Ok(thread) = self.threads.get(&tid, 0) else { break };
-                let now = self.frozen_ns.unwrap_or_else(|| MonotonicNs::now().0);
+                let now = at.unwrap_or_else(|| MonotonicNs::now().0);
                 read = Some(snapshot(tid, &thread, now).map(|snapshot| (thread, snapshot)));
                 if matches!(read, Some(Some(_))) {
                     break;

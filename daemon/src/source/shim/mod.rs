@@ -34,6 +34,15 @@ const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
 const UNLOAD_TIMEOUT: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
+/// How a process whose shim is read stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShimLook {
+    /// Its pid.
+    pub pid: u32,
+    /// Records its shims had no room for, of all kinds.
+    pub dropped: u64,
+}
+
 /// All regions of one recorder.
 pub struct ShimSource {
     processes: BTreeMap<u32, Process>,
@@ -200,6 +209,18 @@ impl ShimSource {
             }
             std::thread::sleep(LOOK_AGAIN);
         }
+    }
+
+    /// The processes whose shims are read.
+    #[must_use]
+    pub fn looks(&self) -> Vec<ShimLook> {
+        let full = counter::ALL.iter().position(|(_, name, _)| *name == "shim_records_dropped_full");
+        let dropped = |process: &Process| {
+            let of = |reader: &Reader| full.and_then(|full| reader.counted().nth(full)).unwrap_or(0);
+            process.readers.iter().map(of).sum()
+        };
+        let read = self.processes.iter().filter(|(_, process)| !process.readers.is_empty());
+        read.map(|(&pid, process)| ShimLook { pid, dropped: dropped(process) }).collect()
     }
 
     /// Name and value of every counter: the shims' own, summed, then this side's.

@@ -1,0 +1,393 @@
+//! Reads the configuration: flags before environment before file before defaults. The only user of the YAML reader.
+//!
+//! The file is read as it is first, so that what is wrong in it is named with line and column; the other two are put over it value by
+//! value, so that each is named with where it came from.
+
+use super::{Config, Unfit};
+use serde_yaml::Value;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+/// Where the file is unless told otherwise.
+pub const FILE: &str = "/etc/perfusion/perfusion.yaml";
+/// No configuration is that large.
+const MAX_BYTES: u64 = 1 << 20;
+/// Begins the names of variables: `windows.length` is `PERFUSION_WINDOWS_LENGTH`.
+const PREFIX: &str = "PERFUSION_";
+
+/// The configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Something in the file.
+    #[error("{}:{line}:{column}: {problem}", path.display())]
+    Wrong {
+        /// Its path.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// From 1.
+        column: usize,
+        /// What was expected and found, and what may have been meant.
+        problem: String,
+    },
+    /// A value of the environment or the command line.
+    #[error("{origin}: {problem}")]
+    Overlay {
+        /// Where it came from.
+        origin: String,
+        /// What was expected and found, and what may have been meant.
+        problem: String,
+    },
+    /// Values that do not fit, wherever they came from.
+    #[error("{origin}: {key}: {problem}")]
+    Unfit {
+        /// Where the value came from.
+        origin: String,
+        /// Its name.
+        key: &'static str,
+        /// What was expected and found.
+        problem: String,
+    },
+}
+
+/// Where values come from.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// The file; `None`: [`FILE`], if it is there.
+    pub file: Option<PathBuf>,
+    /// `KEY=VALUE` of the command line.
+    pub flags: Vec<String>,
+}
+
+/// A value that did not come from the file: its name, the value, and what it is called in messages.
+struct Overlay {
+    key: String,
+    text: String,
+    origin: String,
+}
+
+/// A configuration and where its values came from.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The values.
+    pub config: Config,
+    /// The file that was read.
+    pub file: Option<PathBuf>,
+    /// Keys that did not come from the file, and where they came from.
+    pub overlaid: Vec<(String, String)>,
+}
+
+impl Sources {
+    /// Reads all of them.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn load(&self) -> Result<Loaded, ConfigError> {
+        self.load_with(std::env::vars_os())
+    }
+
+    fn load_with(
+        &self,
+        environment: impl Iterator<Item = (OsString, OsString)>,
+    ) -> Result<Loaded, ConfigError> {
+        let file = match &self.file {
+            Some(file) => Some(file.clone()),
+            None => Some(PathBuf::from(FILE)).filter(|file| file.exists()),
+        };
+        let text = file.as_deref().map(read).transpose()?.unwrap_or_default();
+        let shown = file.clone().unwrap_or_else(|| PathBuf::from("the defaults"));
+        let (mut value, mut config) = parse(&text, &shown)?;
+        let mut overlays = from_environment(environment)?;
+        overlays.extend(self.flags.iter().map(|flag| from_flag(flag)).collect::<Result<Vec<_>, _>>()?);
+        for Overlay { key, text, origin } in &overlays {
+            let wrong = |problem| ConfigError::Overlay { origin: origin.clone(), problem };
+            put(&mut value, key, text).map_err(wrong)?;
+            let read = serde_yaml::from_value(value.clone());
+            config = read.map_err(|error| wrong(explain(&error)))?;
+        }
+        config.check().map_err(|Unfit { key, problem }| {
+            let overlay = overlays.iter().rfind(|overlay| overlay.key == key);
+            let origin =
+                overlay.map_or_else(|| shown.display().to_string(), |overlay| overlay.origin.clone());
+            ConfigError::Unfit { origin, key, problem }
+        })?;
+        let overlaid = overlays.into_iter().map(|overlay| (overlay.key, overlay.origin)).collect();
+        Ok(Loaded { config, file, overlaid })
+    }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+    let mut text = String::new();
+    File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text)).map_err(failed)?;
+    if u64::try_from(text.len()).is_ok_and(|bytes| bytes > MAX_BYTES) {
+        return Err(failed(io::Error::other("more than 1 MiB: no configuration of perfusion")));
+    }
+    Ok(text)
+}
+
+fn parse(text: &str, path: &Path) -> Result<(Value, Config), ConfigError> {
+    let wrong = |error: serde_yaml::Error| {
+        let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
+        ConfigError::Wrong { path: path.to_owned(), line, column, problem: explain(&error) }
+    };
+    // A file of comments only is an empty one.
+    let value: Value = serde_yaml::from_str(text).map_err(wrong)?;
+    if value.is_null() {
+        return Ok((Value::Mapping(serde_yaml::Mapping::new()), Config::default()));
+    }
+    let config = serde_yaml::from_str(text).map_err(wrong)?;
+    Ok((value, config))
+}
+
+/// What is wrong, without its place, and with what may have been meant.
+fn explain(error: &serde_yaml::Error) -> String {
+    let text = error.to_string();
+    let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(before, _)| before);
+    let mut quoted = text.split('`').skip(1).step_by(2);
+    let known = text.contains("unknown field") || text.contains("unknown variant");
+    match quoted.next().filter(|_| known) {
+        Some(found) => format!("{text}{}", nearest(found, quoted)),
+        None => text.to_owned(),
+    }
+}
+
+/// `; did you mean …?` when one of `known` is close to what was found.
+fn nearest<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> String {
+    let distances = known.map(|name| (strsim::damerau_levenshtein(found, name), name));
+    match distances.min() {
+        Some((distance, name)) if distance <= 1 + name.len() / 4 => format!("; did you mean `{name}`?"),
+        _ => String::new(),
+    }
+}
+
+/// The dotted names of all values.
+#[must_use]
+pub fn keys() -> Vec<String> {
+    let mut keys = Vec::new();
+    if let Ok(value) = serde_yaml::to_value(Config::default()) {
+        leaves(&value, "", &mut keys);
+    }
+    keys
+}
+
+fn leaves(value: &Value, name: &str, keys: &mut Vec<String>) {
+    match value {
+        Value::Mapping(mapping) if !mapping.is_empty() => {
+            for (key, value) in mapping {
+                let key = key.as_str().unwrap_or_default();
+                leaves(value, &if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") }, keys);
+            }
+        }
+        _ => keys.push(name.to_owned()),
+    }
+}
+
+fn variable(key: &str) -> String {
+    format!("{PREFIX}{}", key.replace('.', "_").to_uppercase())
+}
+
+/// Variables that name a value. One that begins like a section and names none is a mistake.
+fn from_environment(
+    environment: impl Iterator<Item = (OsString, OsString)>,
+) -> Result<Vec<Overlay>, ConfigError> {
+    let keys: Vec<(String, String)> = keys().into_iter().map(|key| (variable(&key), key)).collect();
+    let sections: Vec<String> =
+        keys.iter().filter_map(|(_, key)| Some(format!("{}_", variable(key.split_once('.')?.0)))).collect();
+    let mut overlays = Vec::new();
+    for (name, text) in environment {
+        let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
+        let origin = format!("environment variable {name}");
+        match keys.iter().find(|(variable, _)| variable == name) {
+            Some((_, key)) => {
+                let text = text.to_string_lossy().into_owned();
+                overlays.push(Overlay { key: key.clone(), text, origin });
+            }
+            None if sections.iter().any(|section| name.starts_with(section)) && !is_ours(name) => {
+                let meant = nearest(name, keys.iter().map(|(variable, _)| variable.as_str()));
+                return Err(ConfigError::Overlay {
+                    origin,
+                    problem: format!("there is no such value{meant}"),
+                });
+            }
+            None => {}
+        }
+    }
+    // In the same order whatever the environment's is.
+    overlays.sort_by(|a, b| a.key.cmp(&b.key));
+    Ok(overlays)
+}
+
+/// Variables of this project with another meaning.
+fn is_ours(name: &str) -> bool {
+    [OPT_OUT, "PERFUSION_LOG"].contains(&name)
+}
+
+/// The variable by which a process opts out of being attached to.
+pub const OPT_OUT: &str = "PERFUSION_ATTACH";
+
+fn from_flag(flag: &str) -> Result<Overlay, ConfigError> {
+    let origin = format!("--set {flag}");
+    let wrong = |problem: String| ConfigError::Overlay { origin: origin.clone(), problem };
+    let (key, text) = flag.split_once('=').ok_or_else(|| wrong("expected KEY=VALUE".to_owned()))?;
+    let keys = keys();
+    if !keys.iter().any(|known| known == key || key.starts_with("services.labels.")) {
+        let meant = nearest(key, keys.iter().map(String::as_str));
+        return Err(wrong(format!("there is no value `{key}`{meant}")));
+    }
+    Ok(Overlay { key: key.to_owned(), text: text.to_owned(), origin })
+}
+
+/// Sets the value with this dotted name.
+fn put(value: &mut Value, key: &str, text: &str) -> Result<(), String> {
+    let new: Value = serde_yaml::from_str(text).map_err(|error| explain(&error))?;
+    let mut at = value;
+    // A label's own name has dots.
+    let parts: Vec<&str> = match key.strip_prefix("services.labels.") {
+        Some(label) => vec!["services", "labels", label],
+        None => key.split('.').collect(),
+    };
+    for part in parts {
+        if !at.is_mapping() {
+            *at = Value::Mapping(serde_yaml::Mapping::new());
+        }
+        let Some(mapping) = at.as_mapping_mut() else { return Err("not a section".to_owned()) };
+        at = mapping.entry(Value::String(part.to_owned())).or_insert(Value::Null);
+    }
+    *at = new;
+    Ok(())
+}
+
+/// The configuration as a file, with the origin of what did not come from the file read.
+#[must_use]
+pub fn show(loaded: &Loaded) -> String {
+    let mut text = match &loaded.file {
+        Some(file) => format!("# from {} and the defaults\n", file.display()),
+        None => "# the defaults\n".to_owned(),
+    };
+    for (key, origin) in &loaded.overlaid {
+        // Writing to a String cannot fail.
+        writeln!(text, "# {key} from {origin}").ok();
+    }
+    // Its types have no form that YAML lacks.
+    text += &serde_yaml::to_string(&loaded.config).unwrap_or_default();
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::proptest;
+
+    fn load(text: &str, environment: &[(&str, &str)], flags: &[&str]) -> Result<Loaded, ConfigError> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let sources = Sources {
+            file: Some(file.path().to_owned()),
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+        };
+        sources.load_with(environment.iter().map(|(name, value)| ((*name).into(), (*value).into())))
+    }
+
+    fn error(text: &str, environment: &[(&str, &str)], flags: &[&str]) -> String {
+        load(text, environment, flags).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn flags_come_before_the_environment_before_the_file_before_the_defaults() {
+        let text = "windows:\n  length: 10s\n";
+        let environment = [("PERFUSION_WINDOWS_LENGTH", "20s")];
+        let length = |environment: &[(&str, &str)], flags: &[&str]| {
+            load(text, environment, flags).unwrap().config.windows.length.to_string()
+        };
+        assert_eq!(length(&[], &[]), "10s");
+        assert_eq!(length(&environment, &[]), "20s");
+        assert_eq!(length(&environment, &["windows.length=30s"]), "30s");
+        assert_eq!(load("# nothing\n", &[], &[]).unwrap().config, Config::default());
+        let lists = load("", &[], &["attach.services=[a, b]", "attach.policy=listed"]).unwrap().config.attach;
+        assert_eq!(lists.services, ["a", "b"]);
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_its_place_and_what_may_have_been_meant() {
+        let text = error("windows:\n  length: 10s\nfiles:\n  max_aeg: 1d\n", &[], &[]);
+        assert!(text.contains(":4:3: "), "{text}");
+        assert!(text.contains("`max_aeg`") && text.ends_with("did you mean `max_age`?"), "{text}");
+        let text = error("windos: {}\n", &[], &[]);
+        assert!(text.contains(":1:1: ") && text.contains("did you mean `windows`?"), "{text}");
+        let text = error("attach:\n  policy: al\n", &[], &[]);
+        assert!(text.contains(":2:") && text.contains("did you mean `all`?"), "{text}");
+        let text = error("", &[], &["windows.lenght=1m"]);
+        assert!(text.contains("did you mean `windows.length`?"), "{text}");
+        let text = error("", &[("PERFUSION_WINDOWS_LENGHT", "1m")], &[]);
+        assert!(text.contains("did you mean `PERFUSION_WINDOWS_LENGTH`?"), "{text}");
+    }
+
+    #[test]
+    fn a_wrong_value_is_refused_with_where_it_came_from() {
+        let text = error("windows:\n  length: soon\n", &[], &[]);
+        assert!(text.contains(":2:") && text.contains("`soon` is no length of time"), "{text}");
+        let text = error("", &[("PERFUSION_FILES_MAX_SIZE", "huge")], &[]);
+        assert!(text.starts_with("environment variable PERFUSION_FILES_MAX_SIZE: "), "{text}");
+        let text = error("", &[], &["recording.frequency=0"]);
+        assert!(
+            text.contains("--set recording.frequency=0") && text.contains("expected 1 to 10000"),
+            "{text}"
+        );
+        let text = error("files:\n  directory: relative\n", &[], &[]);
+        assert!(text.contains("expected an absolute path"), "{text}");
+        assert!(error("a: [", &[], &[]).contains(":1:"));
+        assert!(error("windows: {length: 1m, length: 2m}", &[], &[]).contains("duplicate"));
+    }
+
+    #[test]
+    fn what_is_shown_is_read_back() {
+        let loaded = load("services:\n  labels: {team: a}\n", &[], &["files.directory=/x"]).unwrap();
+        let shown = show(&loaded);
+        assert!(shown.contains("# files.directory from --set files.directory=/x"), "{shown}");
+        assert_eq!(load(&shown, &[], &[]).unwrap().config, loaded.config);
+    }
+
+    #[test]
+    fn variables_that_are_no_values_are_left_alone_unless_they_look_like_one() {
+        assert!(
+            load("", &[("PERFUSION_ATTACH", "off"), ("PERFUSION_LOG", "debug"), ("PATH", "x")], &[]).is_ok()
+        );
+    }
+
+    #[test]
+    fn every_key_has_a_default_and_a_place_in_the_schema() {
+        let schema = serde_json::to_value(schemars::schema_for!(Config)).unwrap();
+        let properties = |name: &str| {
+            let node =
+                schema["properties"].get(name).unwrap_or_else(|| panic!("{name} is not in the schema"));
+            node.get("$ref").map(|path| {
+                let name = path.as_str().unwrap().rsplit('/').next().unwrap();
+                schema["$defs"][name]["properties"].clone()
+            })
+        };
+        for key in keys() {
+            let (section, name) = key.split_once('.').unwrap();
+            assert!(properties(section).unwrap().get(name).is_some(), "{key}");
+        }
+        assert_eq!(schema["additionalProperties"], false);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,200}", flag in ".{0,50}") {
+            load(&text, &[], &[&flag]).ok();
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The daemon's configuration: types, defaults and what must hold between them. `load` reads it.
+//!
+//! A sink of its own kind adds a field here, and its options live with it.
+
+pub mod load;
+pub mod units;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+use units::{Bytes, Percent, Span};
+
+/// All of it. What is absent has its default.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// What is recorded.
+    pub recording: Recording,
+    /// The time one profile covers.
+    pub windows: Windows,
+    /// How processes are told apart.
+    pub services: Services,
+    /// Profiles as files.
+    pub files: Files,
+    /// Loading the shim into .NET processes.
+    pub attach: Attach,
+    /// What the daemon may cost.
+    pub limits: Limits,
+    /// Metrics and health over HTTP.
+    pub telemetry: Telemetry,
+    /// The socket `perfusion ps` asks.
+    pub control: Control,
+    /// The daemon's own log.
+    pub log: Log,
+}
+
+/// What is recorded. A change begins a new recording, which takes a second.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Recording {
+    /// Only the threads of this cgroup v2 directory (not of its children); absent: the whole host.
+    pub cgroup: Option<PathBuf>,
+    /// CPU samples per second and CPU, 1 to 10000.
+    pub frequency: u32,
+    /// Most bytes of user stack copied per sample, 4KiB to 64KiB; only what a thread uses is copied.
+    pub stack_copy: Bytes,
+    /// Budget a second for the stacks of waits; above it waits keep their exact timing and their stacks are sampled.
+    pub wait_stacks: Bytes,
+    /// Sampled objects watched at a time in each .NET process, 256 to 65536.
+    pub live_objects: u32,
+    /// Memory between the probes and the daemon, a power of two from 1MiB to 1GiB.
+    pub ring: Bytes,
+}
+
+impl Default for Recording {
+    fn default() -> Self {
+        Self {
+            cgroup: None,
+            frequency: 99,
+            stack_copy: Bytes(32 << 10),
+            wait_stacks: Bytes(64 << 20),
+            live_objects: crate::source::shim::LIVE_OBJECTS,
+            ring: Bytes(16 << 20),
+        }
+    }
+}
+
+/// The time one profile covers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Windows {
+    /// From one second to a day.
+    pub length: Span,
+    /// Whether windows begin at whole multiples of their length by the wall clock (every full minute, for one minute).
+    pub aligned: bool,
+}
+
+impl Default for Windows {
+    fn default() -> Self {
+        Self { length: Span(Duration::from_secs(60)), aligned: true }
+    }
+}
+
+/// How processes are told apart.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Services {
+    /// Most services with a profile of their own in a window: those that used most CPU time. The rest share the service `[other]`.
+    pub max: usize,
+    /// Labels of every profile, by the names of OpenTelemetry's resource attributes. `host.name` is there without being named.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Default for Services {
+    fn default() -> Self {
+        Self { max: 100, labels: BTreeMap::new() }
+    }
+}
+
+/// Profiles as files, one directory per service. Whatever limit is met first, the oldest files go.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Files {
+    /// Where; absent: no files are written.
+    pub directory: Option<PathBuf>,
+    /// Most bytes of all files.
+    pub max_size: Bytes,
+    /// Oldest file.
+    pub max_age: Span,
+    /// Most files.
+    pub max_count: usize,
+    /// Free space of the file system below which nothing is written.
+    pub keep_free: Bytes,
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        Self {
+            directory: None,
+            max_size: Bytes(2 << 30),
+            max_age: Span(Duration::from_secs(7 * 86_400)),
+            max_count: 100_000,
+            keep_free: Bytes(1 << 30),
+        }
+    }
+}
+
+/// Into which .NET processes the shim is loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// None: managed frames have no names beyond a perf map, and there are no allocations.
+    #[default]
+    Off,
+    /// Those of the listed services.
+    Listed,
+    /// All but the services that are excepted.
+    All,
+}
+
+/// Loading the shim into .NET processes. A process opts out of it with `PERFUSION_ATTACH=off` in its environment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Attach {
+    /// Into which.
+    pub policy: Policy,
+    /// Names of services, for the policy `listed`.
+    pub services: Vec<String>,
+    /// Names of services whose processes are never touched.
+    pub except: Vec<String>,
+    /// How long to wait after a first failure with a process; it doubles with each, up to an hour.
+    pub retry_after: Span,
+}
+
+impl Default for Attach {
+    fn default() -> Self {
+        Self {
+            policy: Policy::Off,
+            services: Vec::new(),
+            except: Vec::new(),
+            retry_after: Span(Duration::from_secs(30)),
+        }
+    }
+}
+
+/// What the daemon may cost.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Most memory: resident, maps and rings together. Above it caches are emptied.
+    pub memory: Bytes,
+    /// Most CPU time, of all CPUs together, daemon and probes; above it rates are lowered in steps.
+    pub cpu: Percent,
+    /// While there is a file with this name, nothing is recorded and nothing is attached.
+    pub kill_switch: PathBuf,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { memory: Bytes(256 << 20), cpu: Percent(5.0), kill_switch: PathBuf::from("/run/perfusion/off") }
+    }
+}
+
+/// Metrics and health over HTTP.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Telemetry {
+    /// Address and port; absent: nobody is listened to.
+    #[schemars(with = "Option<String>")]
+    pub listen: Option<SocketAddr>,
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Self { listen: Some(SocketAddr::from(([127, 0, 0, 1], 7071))) }
+    }
+}
+
+/// Where the control socket is unless told otherwise.
+pub const SOCKET: &str = "/run/perfusion/control.sock";
+
+/// The socket `perfusion ps` asks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Control {
+    /// Its path, in a directory that only its owner can write; absent: there is none.
+    pub socket: Option<PathBuf>,
+}
+
+impl Default for Control {
+    fn default() -> Self {
+        Self { socket: Some(PathBuf::from(SOCKET)) }
+    }
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// A line for people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// What failed.
+    Error,
+    /// What may matter.
+    Warn,
+    /// What happens.
+    #[default]
+    Info,
+    /// Everything.
+    Debug,
+}
+
+/// The daemon's own log, on stderr. `PERFUSION_LOG` in the environment goes before `level`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// Its form.
+    pub format: LogFormat,
+    /// How much of it.
+    pub level: LogLevel,
+}
+
+/// Something does not fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfit {
+    /// Dotted name of the value.
+    pub key: &'static str,
+    /// What was expected and found.
+    pub problem: String,
+}
+
+impl Config {
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// The first value that does not fit.
+    pub fn check(&self) -> Result<(), Unfit> {
+        let unfit = |key, expected: &str, found: String| {
+            Err(Unfit { key, problem: format!("expected {expected}, found {found}") })
+        };
+        let Recording { frequency, stack_copy, wait_stacks, live_objects, ring, .. } = &self.recording;
+        if !(1..=10_000).contains(frequency) {
+            return unfit("recording.frequency", "1 to 10000", frequency.to_string());
+        }
+        if !(4 << 10..=64 << 10).contains(&stack_copy.0) {
+            return unfit("recording.stack_copy", "4KiB to 64KiB", stack_copy.to_string());
+        }
+        if !(1 << 20..=1 << 30).contains(&wait_stacks.0) {
+            return unfit("recording.wait_stacks", "1MiB to 1GiB", wait_stacks.to_string());
+        }
+        if !(256..=65_536).contains(live_objects) {
+            return unfit("recording.live_objects", "256 to 65536", live_objects.to_string());
+        }
+        if !(1 << 20..=1 << 30).contains(&ring.0) || !ring.0.is_power_of_two() {
+            return unfit("recording.ring", "a power of two from 1MiB to 1GiB", ring.to_string());
+        }
+        if !(Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&self.windows.length.0) {
+            return unfit("windows.length", "1s to 1d", self.windows.length.to_string());
+        }
+        if !(1..=10_000).contains(&self.services.max) {
+            return unfit("services.max", "1 to 10000", self.services.max.to_string());
+        }
+        if self.limits.memory.0 < 64 << 20 {
+            return unfit("limits.memory", "at least 64MiB", self.limits.memory.to_string());
+        }
+        if self.limits.cpu.0 <= 0.0 {
+            return unfit("limits.cpu", "more than 0%", self.limits.cpu.to_string());
+        }
+        let paths = [
+            ("files.directory", self.files.directory.as_ref()),
+            ("control.socket", self.control.socket.as_ref()),
+            ("limits.kill_switch", Some(&self.limits.kill_switch)),
+            ("recording.cgroup", self.recording.cgroup.as_ref()),
+        ];
+        for (key, path) in paths {
+            if let Some(path) = path.filter(|path| !path.is_absolute()) {
+                return unfit(key, "an absolute path", path.display().to_string());
+            }
+        }
+        if self.attach.policy == Policy::Listed && self.attach.services.is_empty() {
+            return unfit(
+                "attach.services",
+                "at least one service, since attach.policy is listed",
+                "none".to_owned(),
+            );
+        }
+        Ok(())
+    }
+}

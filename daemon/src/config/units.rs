@@ -1,0 +1,199 @@
+//! Values with units, the same everywhere in the configuration: `90s`, `512MiB`, `2%`.
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A length of time: `500ms`, `90s`, `5m`, `12h`, `7d`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Span(pub Duration);
+
+/// A number of bytes: `512MiB`, `10GB`, `4096`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bytes(pub u64);
+
+/// A share: `2%`, `0.5%`.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct Percent(pub f64);
+
+/// Units of time and their milliseconds, largest first.
+const TIMES: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+/// Units of size and their bytes: powers of two, largest first, then those of ten.
+const SIZES: [(&str, u64); 9] = [
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("TB", 1_000_000_000_000),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("kB", 1_000),
+    ("B", 1),
+];
+/// Most of a span: ten years.
+const MOST_MS: f64 = 10.0 * 366.0 * 86_400_000.0;
+
+/// Number and unit of a text; fractions are allowed.
+fn split(text: &str) -> Option<(f64, &str)> {
+    let text = text.trim();
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let number: f64 = text.strip_suffix(unit)?.parse().ok()?;
+    number.is_finite().then_some((number, unit.trim_start()))
+}
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected =
+            || format!("`{text}` is no length of time: expected for example 500ms, 90s, 5m, 12h, 7d");
+        let (number, unit) = split(text).ok_or_else(expected)?;
+        let (_, ms) = TIMES.iter().find(|(name, _)| *name == unit).ok_or_else(expected)?;
+        let ms = number * *ms as f64;
+        if !(1.0..=MOST_MS).contains(&ms) {
+            return Err(format!("`{text}` is out of range: expected from 1ms to ten years"));
+        }
+        Ok(Self(Duration::from_millis(ms.round() as u64)))
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX);
+        let (name, unit) = TIMES.iter().find(|(_, unit)| ms.is_multiple_of(*unit)).unwrap_or(&("ms", 1));
+        write!(f, "{}{name}", ms / unit)
+    }
+}
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || format!("`{text}` is no size: expected for example 64KiB, 512MiB, 10GB");
+        let (number, unit) = split(text).ok_or_else(expected)?;
+        let unit = if unit.is_empty() { "B" } else { unit };
+        let (_, bytes) =
+            SIZES.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)).ok_or_else(expected)?;
+        let bytes = number * *bytes as f64;
+        // 2^53: whole numbers are exact up to there.
+        if bytes > 9_007_199_254_740_992.0 {
+            return Err(format!("`{text}` is out of range: expected at most 8192TiB"));
+        }
+        Ok(Self(bytes.round() as u64))
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fits = |(_, unit): &&(&str, u64)| self.0 > 0 && self.0.is_multiple_of(*unit);
+        let (name, unit) = SIZES.iter().take(4).find(fits).unwrap_or(&("B", 1));
+        write!(f, "{}{name}", self.0 / unit)
+    }
+}
+
+impl FromStr for Percent {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match split(text) {
+            Some((number, "%")) if (0.0..=100.0).contains(&number) => Ok(Self(number)),
+            _ => Err(format!("`{text}` is no share: expected from 0% to 100%, as in 1.5%")),
+        }
+    }
+}
+
+impl fmt::Display for Percent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}%", self.0)
+    }
+}
+
+/// Text, or a plain number as text.
+struct Text<T>(std::marker::PhantomData<T>, &'static str);
+
+impl<T: FromStr<Err = String>> Visitor<'_> for Text<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.1)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
+        number.to_string().parse().map_err(E::custom)
+    }
+}
+
+macro_rules! unit {
+    ($type:ident $name:literal $expected:literal $pattern:literal) => {
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                from.deserialize_any(Text::<Self>(std::marker::PhantomData, $expected))
+            }
+        }
+
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                to.collect_str(self)
+            }
+        }
+
+        impl JsonSchema for $type {
+            fn schema_name() -> Cow<'static, str> {
+                $name.into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({ "type": ["string", "integer"], "pattern": $pattern, "description": $expected })
+            }
+        }
+    };
+}
+
+unit!(Span "Span" "a length of time such as 500ms, 90s, 5m, 12h, 7d" "^[0-9.]+ *(ms|s|m|h|d)$");
+unit!(Bytes "Bytes" "a size such as 64KiB, 512MiB, 10GB" "^[0-9.]+ *([kKMGT]i?)?[bB]?$");
+unit!(Percent "Percent" "a share such as 2%" "^[0-9.]+ *%$");
+
+#[cfg(test)]
+mod tests {
+    use super::{Bytes, Percent, Span};
+    use proptest::prelude::{prop_assert_eq, proptest};
+    use std::time::Duration;
+
+    #[test]
+    fn units_are_read_and_what_has_none_is_refused_with_an_example() {
+        assert_eq!("1.5m".parse(), Ok(Span(Duration::from_secs(90))));
+        assert_eq!("512 MiB".parse(), Ok(Bytes(512 << 20)));
+        assert_eq!("10GB".parse(), Ok(Bytes(10_000_000_000)));
+        assert_eq!("4096".parse(), Ok(Bytes(4096)));
+        assert_eq!("0.5%".parse(), Ok(Percent(0.5)));
+        for bad in ["", "10", "0s", "-1s", "1 day", "1e9d", "99999d", "nan", "é"] {
+            assert!(bad.parse::<Span>().is_err(), "{bad}");
+        }
+        for bad in ["", "-1", "1 apple", "9999TiB", "1.2.3kB"] {
+            assert!(bad.parse::<Bytes>().is_err(), "{bad}");
+        }
+        assert!("101%".parse::<Percent>().is_err() && "5".parse::<Percent>().is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_shown_is_read_back(ms in 1u64..1_000_000_000, bytes in 0u64..1 << 53) {
+            let span = Span(Duration::from_millis(ms));
+            prop_assert_eq!(span.to_string().parse(), Ok(span));
+            prop_assert_eq!(Bytes(bytes).to_string().parse(), Ok(Bytes(bytes)));
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in ".*") {
+            drop((text.parse::<Span>(), text.parse::<Bytes>(), text.parse::<Percent>()));
+        }
+    }
+}

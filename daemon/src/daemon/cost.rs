@@ -1,0 +1,199 @@
+//! What the profiler itself costs: CPU time of this process and of its probes, and memory, the kernel's for it included.
+
+use crate::run::collector::Look;
+use rustix::time::{ClockId, clock_gettime};
+use std::fs;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The kernel counts the probes' run time only while it is asked to, for the counting costs up to a fifth of the probes' own time: so it
+/// counts for one part of the time.
+const COUNTED_FOR: Duration = Duration::from_secs(1);
+const COUNT_EVERY: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Default)]
+struct Probes {
+    /// The kernel counts: since when, and what each program had cost until then together.
+    counting: Option<(Instant, u64)>,
+    next: Option<Instant>,
+    /// Part of one CPU they took when it counted last.
+    rate: f64,
+    /// Estimated time since the start.
+    total: Duration,
+    estimated: Option<Instant>,
+}
+
+/// The costs so far.
+#[derive(Debug, Default)]
+pub struct Cost {
+    probes: Mutex<Probes>,
+    /// At the end of the last window: CPU time of daemon and probes.
+    window: Mutex<(Duration, Duration)>,
+    memory: Mutex<Memory>,
+}
+
+/// Memory in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Resident, of this process.
+    pub resident: u64,
+    /// Of the BPF maps, in the kernel.
+    pub maps: u64,
+    /// Of the rings that perf shares with this process.
+    pub rings: u64,
+}
+
+impl Memory {
+    /// All together.
+    #[must_use]
+    pub fn total(self) -> u64 {
+        self.resident.saturating_add(self.maps).saturating_add(self.rings)
+    }
+
+    /// As it is now.
+    #[must_use]
+    pub fn now() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let kib = |name: &str| {
+            let value = status.lines().find_map(|line| line.strip_prefix(name));
+            value.and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+        };
+        Self { resident: kib("VmRSS:") << 10, maps: map_bytes(), rings: kib("VmPin:") << 10 }
+    }
+}
+
+/// What the kernel has set aside for the maps this process holds, each counted once however many descriptors it has.
+fn map_bytes() -> u64 {
+    let descriptors = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let mut maps = std::collections::HashMap::new();
+    for descriptor in descriptors {
+        // Of the many files that are open only maps are looked at closer.
+        if !fs::read_link(descriptor.path()).is_ok_and(|link| link.as_os_str() == "anon_inode:bpf-map") {
+            continue;
+        }
+        let info = format!("/proc/self/fdinfo/{}", descriptor.file_name().to_string_lossy());
+        let text = fs::read_to_string(info).unwrap_or_default();
+        let field = |name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+            value.trim().parse::<u64>().ok()
+        };
+        if let (Some(id), Some(bytes)) = (field("map_id:"), field("memlock:")) {
+            maps.insert(id, bytes);
+        }
+    }
+    maps.values().sum()
+}
+
+/// CPU time of this process.
+#[must_use]
+pub fn daemon_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+impl Cost {
+    /// True when the kernel should begin or end to count the probes' time: then [`Cost::observe`] is due, with counting begun before it or
+    /// ended after it.
+    #[must_use]
+    pub fn wants_look(&self, now: Instant) -> bool {
+        let probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
+        match probes.counting {
+            Some((since, _)) => now.saturating_duration_since(since) >= COUNTED_FOR,
+            None => probes.next.is_none_or(|next| now >= next),
+        }
+    }
+
+    /// Takes what the programs have cost so far; true when the kernel is to go on counting.
+    pub fn observe(&self, look: &Look, now: Instant) -> bool {
+        let nanos: u64 = look.costs.iter().map(|cost| cost.total_ns).sum();
+        let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
+        match probes.counting.take() {
+            None => {
+                probes.counting = Some((now, nanos));
+                true
+            }
+            Some((since, before)) => {
+                let counted = now.saturating_duration_since(since).as_secs_f64().max(1e-3);
+                let rate = nanos.saturating_sub(before) as f64 / 1e9 / counted;
+                // Until now it was the rate before: what was said once is not taken back.
+                let (from, taken) = match probes.estimated.replace(now) {
+                    Some(at) => (at, probes.rate),
+                    None => (since, rate),
+                };
+                probes.total += now.saturating_duration_since(from).mul_f64(taken);
+                probes.rate = rate;
+                probes.next = Some(now + COUNT_EVERY - COUNTED_FOR);
+                drop(probes);
+                *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = Memory::now();
+                false
+            }
+        }
+    }
+
+    /// CPU time of the probes, estimated from the parts in which the kernel counted.
+    #[must_use]
+    pub fn probes_cpu(&self) -> Duration {
+        let probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = probes.estimated.map(|at| at.elapsed()).unwrap_or_default();
+        probes.total + since.mul_f64(probes.rate)
+    }
+
+    /// Memory when it was last looked at.
+    #[must_use]
+    pub fn memory(&self) -> Memory {
+        *self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The costs of a window that ends now, in words.
+    #[must_use]
+    pub fn comment(&self, duration: Duration) -> String {
+        let (daemon, probes) = (daemon_cpu(), self.probes_cpu());
+        let mut before = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let (daemon_before, probes_before) = std::mem::replace(&mut *before, (daemon, probes));
+        let (daemon, probes) = (daemon.saturating_sub(daemon_before), probes.saturating_sub(probes_before));
+        let share = |time: Duration| 100.0 * time.as_secs_f64() / duration.as_secs_f64().max(1e-3);
+        let bytes = self.memory().total();
+        format!(
+            "cost of the profiler: {:.3} s CPU of the daemon ({:.2}% of one CPU), about {:.3} s in the probes ({:.2}%), {} MiB with maps and rings",
+            daemon.as_secs_f64(),
+            share(daemon),
+            probes.as_secs_f64(),
+            share(probes),
+            bytes >> 20,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COUNT_EVERY, Cost, Memory};
+    use crate::run::collector::Look;
+    use crate::source::kernel::ProgramCost;
+    use std::time::{Duration, Instant};
+
+    fn look(total_ns: u64) -> Look {
+        let costs = vec![ProgramCost { name: "sched_switch".to_owned(), runs: 1, total_ns }];
+        Look { counters: Vec::new(), costs, shims: Vec::new() }
+    }
+
+    #[test]
+    fn the_probes_time_is_estimated_from_the_part_that_was_counted() {
+        let (cost, start) = (Cost::default(), Instant::now() - 2 * COUNT_EVERY);
+        assert!(cost.wants_look(start));
+        assert!(cost.observe(&look(5_000_000), start));
+        assert!(!cost.wants_look(start + Duration::from_millis(500)));
+        let second = start + Duration::from_secs(1);
+        assert!(cost.wants_look(second));
+        // A twentieth of a second in one second; and so, it is taken, in the nineteen since.
+        assert!(!cost.observe(&look(55_000_000), second));
+        let estimate = cost.probes_cpu().as_secs_f64();
+        assert!((0.99..1.2).contains(&estimate), "{estimate}");
+        assert!(!cost.wants_look(second + Duration::from_secs(8)));
+        assert!(cost.wants_look(second + COUNT_EVERY));
+    }
+
+    #[test]
+    fn memory_of_this_process_is_seen() {
+        assert!(Memory::now().resident > 1 << 20);
+    }
+}

@@ -1,0 +1,159 @@
+//! The sinks of a configuration, on a thread of their own.
+
+use crate::config::Config;
+use crate::sink::directory::Directory;
+use crate::sink::{Finished, Sink, SinkError};
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Windows that wait for the sinks, besides the one they are at work with.
+const WINDOWS: usize = 2;
+/// How long sinks are given for what is left when the daemon ends.
+const LAST: Duration = Duration::from_secs(5);
+/// How soon another set of sinks is put in place.
+const LOOK: Duration = Duration::from_millis(200);
+/// A sink that fails is reported so often at most.
+const REPORT_EVERY: Duration = Duration::from_secs(60);
+
+/// Name of a sink, and name and value of each of its counters.
+pub type SinkCounters = (String, Vec<(&'static str, u64)>);
+
+#[derive(Default)]
+struct Shared {
+    /// What is to take the place of the sinks at work.
+    next: Option<Vec<Box<dyn Sink>>>,
+    counters: Vec<SinkCounters>,
+}
+
+/// The sinks at work.
+pub struct Sinks {
+    thread: JoinHandle<()>,
+    out: SyncSender<Vec<Finished>>,
+    shared: Arc<Mutex<Shared>>,
+}
+
+/// Reads the sinks' counters.
+#[derive(Clone)]
+pub struct SinkWatcher(Arc<Mutex<Shared>>);
+
+impl SinkWatcher {
+    /// Of each sink, as of the last window.
+    #[must_use]
+    pub fn counters(&self) -> Vec<SinkCounters> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).counters.clone()
+    }
+}
+
+/// Opens the sinks a configuration asks for.
+///
+/// # Errors
+/// When one cannot be opened.
+pub fn open(config: &Config) -> Result<Vec<Box<dyn Sink>>, SinkError> {
+    let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
+    if let Some(root) = &config.files.directory {
+        sinks.push(Box::new(Directory::open(root, &config.files)?));
+    }
+    Ok(sinks)
+}
+
+/// True when the sinks of two configurations differ.
+#[must_use]
+pub fn differ(a: &Config, b: &Config) -> bool {
+    a.files != b.files
+}
+
+impl Sinks {
+    /// Puts these to work.
+    ///
+    /// # Errors
+    /// When the thread cannot be made.
+    pub fn start(sinks: Vec<Box<dyn Sink>>) -> io::Result<Self> {
+        let (out, finished) = sync_channel(WINDOWS);
+        let shared = Arc::new(Mutex::new(Shared::default()));
+        let at_work = Work { sinks, shared: Arc::clone(&shared), reported: None };
+        let thread = std::thread::Builder::new()
+            .name("sinks".into())
+            .spawn(move || at_work.until_closed(&finished))?;
+        Ok(Self { thread, out, shared })
+    }
+
+    /// Where finished windows go.
+    #[must_use]
+    pub fn out(&self) -> SyncSender<Vec<Finished>> {
+        self.out.clone()
+    }
+
+    /// A handle on the counters.
+    #[must_use]
+    pub fn watcher(&self) -> SinkWatcher {
+        SinkWatcher(Arc::clone(&self.shared))
+    }
+
+    /// Puts others in their place, between two windows.
+    pub fn replace(&self, sinks: Vec<Box<dyn Sink>>) {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).next = Some(sinks);
+    }
+
+    /// Waits until all that was handed over is done. All senders must be gone.
+    pub fn close(self) {
+        drop(self.out);
+        // A sink that panicked has said so.
+        self.thread.join().ok();
+    }
+}
+
+struct Work {
+    sinks: Vec<Box<dyn Sink>>,
+    shared: Arc<Mutex<Shared>>,
+    reported: Option<Instant>,
+}
+
+impl Work {
+    fn until_closed(mut self, finished: &Receiver<Vec<Finished>>) {
+        loop {
+            let window = finished.recv_timeout(LOOK);
+            let next = self.shared.lock().unwrap_or_else(PoisonError::into_inner).next.take();
+            if let Some(next) = next {
+                for mut old in std::mem::replace(&mut self.sinks, next) {
+                    old.close(Instant::now() + LAST);
+                }
+            }
+            match window {
+                Ok(window) => self.put(&window),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        let deadline = Instant::now() + LAST;
+        for sink in &mut self.sinks {
+            sink.close(deadline);
+        }
+        self.publish();
+    }
+
+    fn put(&mut self, window: &[Finished]) {
+        for sink in &mut self.sinks {
+            let mut failed = 0;
+            for finished in window {
+                if let Err(error) = sink.put(finished) {
+                    failed += 1;
+                    if self.reported.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
+                        self.reported = Some(Instant::now());
+                        tracing::error!(sink = sink.name(), service = %finished.service, %error, "a profile is lost");
+                    }
+                }
+            }
+            sink.window_over();
+            tracing::debug!(sink = sink.name(), profiles = window.len(), failed, "window handed over");
+        }
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let counters = self.sinks.iter().map(|sink| (sink.name().to_owned(), sink.counters())).collect();
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).counters = counters;
+    }
+}

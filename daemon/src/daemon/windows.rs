@@ -1,0 +1,179 @@
+//! A window that is over → one finished profile per service, handed to the sinks' thread.
+
+use super::state::State;
+use crate::aggregate::key::SampleType;
+use crate::aggregate::window::{Entry, OTHER};
+use crate::pprof::{self, About};
+use crate::run::{Over, loss};
+use crate::sink::Finished;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::time::Duration;
+
+/// Encodes windows, on the processor's thread.
+pub struct Encoder {
+    state: Arc<State>,
+    out: SyncSender<Vec<Finished>>,
+    /// Counters when the window before ended.
+    before: HashMap<String, u64>,
+}
+
+/// The part of a window that is one service's.
+struct Part<'a> {
+    entries: Vec<Entry<'a>>,
+    cpu: f64,
+    wall: f64,
+}
+
+impl Encoder {
+    /// Hands finished windows to `out`.
+    #[must_use]
+    pub fn new(state: Arc<State>, out: SyncSender<Vec<Finished>>) -> Self {
+        Self { state, out, before: HashMap::new() }
+    }
+
+    /// Encodes one window. What the sinks have no time for is dropped and counted: waiting would hold up the next one.
+    pub fn take(&mut self, over: Over<'_>) {
+        let counters = self.since_before(&over.counters);
+        let config = self.state.config();
+        let duration = Duration::from_nanos(over.ended.0.saturating_sub(over.began.0));
+        let comments = self.comments(&over, &counters, duration);
+        let labels = self.state.labels(&config);
+        let (parts, folded) = parts(over.window.entries(), config.services.max);
+        self.state.counters.services_folded.add(folded);
+        let mut finished = Vec::with_capacity(parts.len());
+        for (service, part) in parts {
+            let pid = part.entries.iter().find_map(|entry| entry.labels.pid);
+            let about = About {
+                start: over.ended_wall.checked_sub(duration).unwrap_or(over.ended_wall),
+                duration,
+                period_ns: 1_000_000_000 / u64::from(self.state.frequency().max(1)),
+                main_image: pid.and_then(|pid| over.processor.processes.main_image(pid)),
+                comments: comments.clone(),
+            };
+            let (symbolizer, directory) = (&over.processor.symbolizer, &over.processor.processes);
+            match pprof::message(part.entries, symbolizer, directory, &about) {
+                Ok(profile) => {
+                    let labels: BTreeMap<String, String> = labels.clone();
+                    finished.push(Finished { service, labels, start: about.start, duration, profile });
+                }
+                Err(error) => {
+                    self.state.counters.profiles_failed.add(1);
+                    tracing::error!(service = %service, %error, "a profile was not encoded");
+                }
+            }
+        }
+        self.state.counters.windows.add(1);
+        self.state.counters.profiles.add(count(finished.len()));
+        let lost = match self.out.try_send(finished) {
+            Ok(()) => return,
+            Err(TrySendError::Full(lost) | TrySendError::Disconnected(lost)) => lost,
+        };
+        self.state.counters.profiles_dropped.add(count(lost.len()));
+        tracing::warn!(profiles = lost.len(), "the sinks are still busy with earlier windows: dropped");
+    }
+
+    /// What each counter counted in this window. Those of a window itself begin at zero with it.
+    fn since_before(&mut self, counters: &[(String, u64)]) -> Vec<(String, u64)> {
+        let mut now = HashMap::with_capacity(counters.len());
+        let mut since = Vec::with_capacity(counters.len());
+        for (name, value) in counters {
+            let before = self.before.get(name).copied().filter(|_| !name.starts_with("window_")).unwrap_or(0);
+            since.push((name.clone(), value.saturating_sub(before)));
+            now.insert(name.clone(), *value);
+        }
+        self.before = now;
+        since
+    }
+
+    fn comments(&self, over: &Over<'_>, counters: &[(String, u64)], duration: Duration) -> Vec<String> {
+        let mut comments = vec![
+            format!("perfusion {}", env!("CARGO_PKG_VERSION")),
+            format!(
+                "{}{} (the whole node in this window)",
+                pprof::LOSS_PREFIX,
+                loss::line_of_window(counters)
+            ),
+            format!(
+                "cpu: {} samples per second and CPU say where; each thread's sum is its exact on-CPU time",
+                self.state.frequency()
+            ),
+            "runnable, blocked: exact per thread; split among stacks by waits kept with known probability"
+                .to_owned(),
+        ];
+        comments.extend(self.state.remarks());
+        comments.extend(over.processor.estimator_comments());
+        comments.push(self.state.cost.comment(duration));
+        let counted = counters.iter().filter(|(_, value)| *value > 0);
+        comments.extend(counted.map(|(name, value)| format!("{name}: {value}")));
+        comments
+    }
+}
+
+fn count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+/// The entries of each service, and how many services were folded into the one for all others: those with the least CPU time, then the least time.
+fn parts<'a>(
+    entries: impl Iterator<Item = Entry<'a>>,
+    max_services: usize,
+) -> (BTreeMap<Arc<str>, Part<'a>>, u64) {
+    let other: Arc<str> = OTHER.into();
+    let mut parts: BTreeMap<Arc<str>, Part<'a>> = BTreeMap::new();
+    for entry in entries {
+        let service = entry.labels.service.clone().unwrap_or_else(|| Arc::clone(&other));
+        let part = parts.entry(service).or_insert(Part { entries: Vec::new(), cpu: 0.0, wall: 0.0 });
+        part.cpu += entry.values[SampleType::Cpu.index()];
+        part.wall += entry.values[SampleType::Wall.index()];
+        part.entries.push(entry);
+    }
+    let own = parts.keys().filter(|service| **service != other).count();
+    let Some(too_many) = own.checked_sub(max_services).filter(|many| *many > 0) else { return (parts, 0) };
+    let mut by_cost: Vec<(f64, f64, Arc<str>)> = parts
+        .iter()
+        .filter(|(service, _)| **service != other)
+        .map(|(service, part)| (part.cpu, part.wall, Arc::clone(service)))
+        .collect();
+    by_cost.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
+    let mut rest = parts.remove(&other).unwrap_or(Part { entries: Vec::new(), cpu: 0.0, wall: 0.0 });
+    for (_, _, service) in by_cost.into_iter().take(too_many) {
+        if let Some(part) = parts.remove(&service) {
+            rest.entries.extend(part.entries);
+        }
+    }
+    parts.insert(other, rest);
+    (parts, count(too_many))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts;
+    use crate::aggregate::key::{Labels, SampleType};
+    use crate::aggregate::window::{Limits, OTHER, Window};
+    use crate::sample::frame::FrameKey;
+
+    #[test]
+    fn services_beyond_the_limit_share_one_that_is_named_and_no_value_is_lost() {
+        let mut window = Window::new(Limits::default());
+        for (service, cpu) in [("busy", 9.0), ("idle", 1.0), ("idler", 0.5), ("middle", 5.0)] {
+            let labels = Labels { service: Some(service.into()), ..Labels::default() };
+            window.add(&[FrameKey::Kernel(1)], &labels, SampleType::Cpu, cpu);
+        }
+        window.add(&[FrameKey::Kernel(2)], &Labels::default(), SampleType::Cpu, 0.25);
+        let names = |max: usize| {
+            let (parts, folded) = parts(window.entries(), max);
+            let cpu = |part: &super::Part<'_>| {
+                part.entries.iter().map(|e| e.values[SampleType::Cpu.index()]).sum::<f64>()
+            };
+            let named: Vec<(String, f64)> =
+                parts.iter().map(|(name, part)| (name.to_string(), cpu(part))).collect();
+            (named, folded)
+        };
+        let of = |list: &[(&str, f64)]| list.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect::<Vec<_>>();
+        assert_eq!(names(2), (of(&[(OTHER, 1.75), ("busy", 9.0), ("middle", 5.0)]), 2));
+        let all = of(&[(OTHER, 0.25), ("busy", 9.0), ("idle", 1.0), ("idler", 0.5), ("middle", 5.0)]);
+        assert_eq!(names(4), (all, 0));
+    }
+}

@@ -1,0 +1,286 @@
+//! The end of a window, in three steps that lie apart in time.
+//!
+//! 1. *Announced* ([`Cutting`]): the collector has read the times of all threads, each at its own moment. What is still on its way belongs to
+//!    the old window or the next one, thread by thread; the latter is put off.
+//! 2. *Cut* ([`Cut`]): all of the old window has arrived. Its estimates are made, labels with them, since the ids may be others' later.
+//! 3. *Window*: the last names have come, or their time is over.
+
+use super::names::comm_text;
+use super::naming;
+use super::processor::{PauseKey, Processor};
+use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
+use crate::aggregate::key::{Labels, SampleType};
+use crate::aggregate::runtime_wait::RuntimeWaits;
+use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
+use crate::aggregate::window::{Limits as WindowLimits, OTHER, Window};
+use crate::sample::frame::{FrameKey, Marker};
+use crate::sample::stack::{StackId, StackTable};
+use crate::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadSnapshot};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// A cut that was announced.
+pub(super) struct Cutting {
+    at: MonotonicNs,
+    running: Vec<ThreadSnapshot>,
+    /// When each thread was looked at.
+    looked: HashMap<u32, MonotonicNs>,
+    later: Vec<Event>,
+}
+
+impl Cutting {
+    /// Gives the event back unless it belongs to the next window: then it waits for that.
+    pub(super) fn put_off(cutting: &mut Option<Self>, event: Event) -> Option<Event> {
+        let Some(cutting) = cutting else { return Some(event) };
+        if event.time <= cutting.end_of(&event.kind) {
+            return Some(event);
+        }
+        cutting.later.push(event);
+        None
+    }
+
+    /// Until when events of this kind are the old window's.
+    fn end_of(&self, kind: &EventKind) -> MonotonicNs {
+        let thread = match kind {
+            EventKind::CpuSample(sample) => sample.thread,
+            EventKind::WaitStart(wait) => wait.thread,
+            EventKind::Sleeper(sleeper) => sleeper.thread,
+            EventKind::Wake(wake) => wake.thread,
+            EventKind::WaitEnd(end) => end.thread,
+            EventKind::ThreadEnd(times) => times.thread,
+            // Names serve both windows, and the process table lives through all.
+            EventKind::Exec { .. }
+            | EventKind::Comm { .. }
+            | EventKind::Fork { .. }
+            | EventKind::Exit { .. }
+            | EventKind::Mmap(_)
+            | EventKind::ProcessRecordsLost => return MonotonicNs(u64::MAX),
+            EventKind::Shim { event, .. } => {
+                return match event {
+                    ShimEvent::Method(_)
+                    | ShimEvent::NoMethod { .. }
+                    | ShimEvent::TypeName { .. }
+                    | ShimEvent::CodeUnloaded { .. } => MonotonicNs(u64::MAX),
+                    _ => self.at,
+                };
+            }
+        };
+        self.looked.get(&thread.tid).copied().unwrap_or(self.at)
+    }
+}
+
+impl Processor {
+    /// A window ends: these were the threads, each at its own moment, `at` the earliest. What comes from now on may be the next window's.
+    pub fn begin_cut(&mut self, at: MonotonicNs, running: Vec<ThreadSnapshot>) {
+        let looked = running.iter().map(|snapshot| (snapshot.times.thread.tid, snapshot.at)).collect();
+        self.cutting = Some(Cutting { at, running, looked, later: Vec::new() });
+    }
+
+    /// All that belongs to the window that ends has come. `None` when none was announced.
+    pub fn end_cut(&mut self) -> Option<Cut> {
+        let Cutting { at, running, later, .. } = self.cutting.take()?;
+        let cut = self.cut(at, &running);
+        for event in later {
+            self.event(event);
+        }
+        Some(cut)
+    }
+
+    /// Closes the recording: the values of its only or last window. `running` are the threads that exist at the end.
+    #[must_use]
+    pub fn close(&mut self, now: MonotonicNs, running: &[ThreadSnapshot]) -> Window {
+        let cut = self.cut(now, running);
+        self.window(cut).0
+    }
+
+    /// The window of a cut, with all names that are known by now, and what to forget when it is encoded.
+    #[must_use]
+    pub fn window(&mut self, cut: Cut) -> (Window, Gone) {
+        let Cut { at, rows, labels, stacks, sites, live, pauses, gone } = cut;
+        let mut window = Window::new(WindowLimits::default());
+        self.symbolizer.resolve(stacks.iter().flatten().copied(), &self.processes);
+        self.runtime_waits = RuntimeWaits::learn(stacks.iter(), |frame| self.symbolizer.symbol(frame));
+        for row in &rows {
+            let labels = match labels.get(&(row.thread.tid, row.since)) {
+                Some(labels) => labels.clone(),
+                None => Labels::default(),
+            };
+            self.add_row(&mut window, row, labels, &stacks);
+        }
+        self.add_heap(&mut window, &stacks, at, sites, live);
+        for (labels, total) in pauses {
+            let frames = [FrameKey::Marker(Marker::GarbageCollector)];
+            window.add(&frames, &labels, SampleType::GcPause, total as f64);
+        }
+        self.symbolizer.resolve(window.frames(), &self.processes);
+        window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
+        (window, gone)
+    }
+
+    /// Allocations, and the objects that are alive.
+    fn add_heap(
+        &self,
+        window: &mut Window,
+        stacks: &StackTable,
+        at: MonotonicNs,
+        sites: Vec<(Site, Weight, Labels)>,
+        live: Vec<(LiveObject, u32, Labels)>,
+    ) {
+        let unknown: Arc<str> = "[unknown type]".into();
+        let site_labels = |site: &Site, labels: Labels| {
+            let type_name = self.types.get(&(site.region, site.type_id)).unwrap_or(&unknown);
+            Labels {
+                type_name: Some(Arc::clone(type_name)),
+                heap: Some(site.heap),
+                size_class: (site.size_class > 0).then_some(site.size_class),
+                sampling: Some(site.sampling),
+                ..labels
+            }
+        };
+        // Summed up by what the profile shows first: how many samples are behind a value is one of its labels.
+        let mut allocated: HashMap<(StackId, Labels), Weight> = HashMap::new();
+        for (site, weight, labels) in sites {
+            *allocated.entry((site.stack, site_labels(&site, labels))).or_default() += weight;
+        }
+        let mut alive: HashMap<(StackId, Labels), Weight> = HashMap::new();
+        for (object, survived, labels) in live {
+            let labels = Labels {
+                age_seconds: Some(age_bucket_seconds(object.born, at)),
+                generation: Some(object.generation),
+                survived: Some(count_bucket(survived)),
+                ..site_labels(&object.site, labels)
+            };
+            *alive.entry((object.site.stack, labels)).or_default() += object.weight();
+        }
+        let columns = [
+            (allocated, [SampleType::AllocObjects, SampleType::AllocSpace]),
+            (alive, [SampleType::InuseObjects, SampleType::InuseSpace]),
+        ];
+        for (rows, [objects, bytes]) in columns {
+            for ((stack, labels), weight) in rows {
+                let labels = Labels { sampled_objects: Some(weight.seen), ..labels };
+                let values = [(objects, weight.objects), (bytes, weight.bytes)];
+                window.add_all(stacks.frames(stack), &labels, &values);
+            }
+        }
+    }
+
+    fn add_row(&self, window: &mut Window, row: &Row, mut labels: Labels, stacks: &StackTable) {
+        labels.waker = row.waker.filter(|_| self.is_detailed()).map(|waker| match waker {
+            Waker::Timer => "timer".into(),
+            Waker::Interrupt => "interrupt".into(),
+            Waker::Other => OTHER.into(),
+            Waker::Thread(waker, comm) => format!("{} {}/{}", comm_text(&comm), waker.pid, waker.tid).into(),
+        });
+        let marker;
+        let frames = match row.place {
+            Place::Stack(stack) => naming::without_own_frames(&self.symbolizer, stacks.frames(stack)),
+            Place::Marker(what) => {
+                marker = [FrameKey::Marker(what)];
+                &marker[..]
+            }
+        };
+        labels.wait_reason = row.reason.map(|reason| self.wait_reason(reason, frames));
+        if row.reason.is_some_and(|reason| reason.state == WaitStateKey::Interruptible)
+            && naming::is_parked(&self.symbolizer, labels.thread_role, frames)
+        {
+            labels.idle = true;
+        }
+        // Rounded up: an error of a part of a nanosecond is none.
+        labels.wait_stderr = (row.wait_stderr_ns >= 1.0).then_some(row.wait_stderr_ns.ceil() as u64);
+        let values = [
+            (SampleType::Samples, row.samples as f64),
+            (SampleType::Cpu, row.cpu_ns),
+            (SampleType::Runnable, row.runnable_ns),
+            (SampleType::Blocked, row.blocked_ns),
+        ];
+        window.add_all(frames, &labels, &values);
+    }
+}
+
+/// The estimates of a window that is over; only names may be missing.
+pub struct Cut {
+    at: MonotonicNs,
+    rows: Vec<Row>,
+    /// Of the rows' threads, by id and when they entered the recording.
+    labels: HashMap<(u32, MonotonicNs), Labels>,
+    stacks: StackTable,
+    sites: Vec<(Site, Weight, Labels)>,
+    /// With how many collections each has survived.
+    live: Vec<(LiveObject, u32, Labels)>,
+    pauses: Vec<(Labels, u64)>,
+    gone: Gone,
+}
+
+/// What a window's end tells of who is there and who is not.
+pub struct Gone {
+    /// Regions of which nothing more comes.
+    pub(super) regions: HashSet<RegionId>,
+    /// Ids of all threads and processes that existed.
+    pub(super) threads: HashSet<u32>,
+    pub(super) pids: HashSet<u32>,
+}
+
+impl Cut {
+    pub(super) fn of(processor: &mut Processor, at: MonotonicNs, running: &[ThreadSnapshot]) -> Self {
+        let stacks = std::mem::take(&mut processor.stacks);
+        let next = &mut processor.stacks;
+        let mut carry = |stack| next.intern(stacks.frames(stack));
+        let rows = processor.threads.cut(running, &mut carry);
+        let heap = &mut processor.heap;
+        let sites: Vec<(Site, Weight)> = heap.sites().map(|(site, weight)| (*site, *weight)).collect();
+        let mut live: Vec<(LiveObject, u32)> =
+            heap.live().map(|object| (*object, heap.survived(object))).collect();
+        heap.next_window(&mut carry);
+        let mut regions = std::mem::take(&mut processor.regions_gone);
+        let is_gone = |pid: u32| crate::process::start_ticks(pid).is_none();
+        regions
+            .extend(processor.region_pid.iter().filter(|(_, pid)| is_gone(**pid)).map(|(region, _)| *region));
+        if processor.has_windows() {
+            // A recording of one program shows what was alive at its end; a window what is.
+            live.retain(|(object, _)| !regions.contains(&object.site.region));
+        }
+        let mut labels = std::mem::take(&mut processor.ended);
+        for row in rows.iter().filter(|row| row.place != Place::Marker(Marker::Overflow)) {
+            labels
+                .entry((row.thread.tid, row.since))
+                .or_insert_with(|| processor.labels_of(row.thread, row.since));
+        }
+        let mut of_site = |site: &Site| processor.region_labels(site.region, Some(site.tid));
+        let sites = sites.into_iter().map(|(site, weight)| (site, weight, of_site(&site))).collect();
+        let live =
+            live.into_iter().map(|(object, survived)| (object, survived, of_site(&object.site))).collect();
+        let pauses = std::mem::take(&mut processor.pause_totals);
+        let pauses = pauses.into_iter().map(|(key, total)| (pause_labels(processor, key), total)).collect();
+        Self {
+            at,
+            rows,
+            labels,
+            stacks,
+            sites,
+            live,
+            pauses,
+            gone: Gone {
+                regions,
+                threads: running.iter().map(|snapshot| snapshot.times.thread.tid).collect(),
+                pids: running.iter().map(|snapshot| snapshot.times.thread.pid).collect(),
+            },
+        }
+    }
+}
+
+fn pause_labels(processor: &mut Processor, key: PauseKey) -> Labels {
+    Labels {
+        thread_name: None,
+        thread_role: None,
+        thread_id: None,
+        gc_reason: Some(suspend_reason(key.reason).into()),
+        generation: Some(key.generation),
+        ..processor.region_labels(key.region, None)
+    }
+}
+
+/// The `gc_reason` label.
+fn suspend_reason(reason: u8) -> &'static str {
+    if reason == 6 { "gc_prepare" } else { "gc" }
+}

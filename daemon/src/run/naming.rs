@@ -1,0 +1,51 @@
+//! What the names of a stack's frames tell beyond the names.
+
+use crate::aggregate::threads::WaitReason;
+use crate::aggregate::wait_reason as words;
+use crate::sample::frame::FrameKey;
+use crate::symbolize::Symbolizer;
+use std::sync::Arc;
+
+/// Methods in which the runtime's own managed threads wait for work (src/libraries/System.Private.CoreLib of dotnet/runtime:
+/// `LowLevelLifoSemaphore`, `PortableThreadPool`, `TimerQueue`; `SocketAsyncEngine` of System.Net.Sockets).
+const PARKING: [&str; 6] = [
+    "System.Threading.LowLevelLifoSemaphore.",
+    "System.Threading.PortableThreadPool+GateThread.",
+    "System.Threading.PortableThreadPool+WorkerThread.",
+    "System.Threading.TimerQueue.",
+    "System.Net.Sockets.SocketAsyncEngine.",
+    "System.Threading.LowLevelMonitor.",
+];
+
+/// How the kernel names what lies between a traced function and the stack helper (include/trace/bpf_probe.h, kernel/trace/bpf_trace.c).
+const TRACING: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"];
+
+/// Kernel stacks begin inside the tracepoint that takes them; those frames are ours, not the program's.
+pub(super) fn without_own_frames<'a>(symbolizer: &Symbolizer, frames: &'a [FrameKey]) -> &'a [FrameKey] {
+    let own = |frame: &&FrameKey| {
+        matches!(frame, FrameKey::Kernel(_)) && {
+            let name = &symbolizer.symbol(**frame).name;
+            TRACING.iter().any(|prefix| name.starts_with(prefix))
+        }
+    };
+    &frames[frames.iter().take_while(own).count()..]
+}
+
+/// True for a thread that waits for work, not for something the program does (D13): one of the runtime's own without managed
+/// code on its stack, or one whose innermost managed frame is where the runtime parks its workers.
+pub(super) fn is_parked(symbolizer: &Symbolizer, role: Option<&str>, frames: &[FrameKey]) -> bool {
+    match frames.iter().find(|frame| matches!(frame, FrameKey::Managed { .. })) {
+        Some(&frame) => {
+            let name = &symbolizer.symbol(frame).system_name;
+            PARKING.iter().any(|site| name.starts_with(site))
+        }
+        None => !matches!(role, Some("app") | None),
+    }
+}
+
+/// Words for a wait in `frames`, which are named.
+pub(super) fn wait_reason(symbolizer: &Symbolizer, reason: WaitReason, frames: &[FrameKey]) -> &'static str {
+    let kernel = frames.iter().take_while(|frame| matches!(frame, FrameKey::Kernel(_)));
+    let sites: Vec<_> = kernel.map(|&frame| Arc::clone(&symbolizer.symbol(frame).name)).collect();
+    words::name(reason, &sites)
+}

@@ -1,0 +1,421 @@
+//! Profiles as files: `DIRECTORY/SERVICE/TIME.pb.gz`, and one line each in `DIRECTORY/index.jsonl`.
+//!
+//! A file appears whole or not at all. The oldest go when there are too many, they are too large together or too old, or the file system
+//! has too little room left. The directory's names tell all that the index does, so the index is made anew from them at the start.
+
+use super::file;
+use super::{Finished, Sink, SinkError};
+use crate::config::Files;
+use crate::report::clock::{self, Utc};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+const INDEX: &str = "index.jsonl";
+const SUFFIX: &str = ".pb.gz";
+/// The index is written anew when so many of its lines, and a quarter of all, are of files that are gone.
+const STALE_LINES: usize = 256;
+/// A directory's name takes 255 bytes at most (NAME_MAX); longer ones are cut and get a hash.
+const NAME_BYTES: usize = 200;
+
+/// One file: when its window began in milliseconds since 1970, and which of those of that moment it is.
+type Key = (u64, Arc<str>, u32);
+
+/// A line of the index.
+#[derive(Serialize)]
+struct Line<'a> {
+    start: String,
+    service: &'a str,
+    file: String,
+    bytes: u64,
+}
+
+/// The files of one directory.
+pub struct Directory {
+    options: Files,
+    root: PathBuf,
+    name: String,
+    /// By time; the second part of the key is the service's directory.
+    files: BTreeMap<Key, u64>,
+    bytes: u64,
+    /// Directory names of services, as long as they have files.
+    names: HashMap<Arc<str>, usize>,
+    stale_lines: usize,
+    written: u64,
+    written_bytes: u64,
+    failed: u64,
+    no_room: u64,
+    evicted: u64,
+}
+
+impl Directory {
+    /// Takes up the directory, made if it is not there, with what is in it.
+    ///
+    /// # Errors
+    /// When it cannot be made or read.
+    pub fn open(root: &Path, options: &Files) -> Result<Self, SinkError> {
+        let failed = |step| move |source| file::FileError { path: root.to_owned(), step, source };
+        DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed("make the directory"))?;
+        let mut new = Self {
+            options: options.clone(),
+            root: root.to_owned(),
+            name: format!("files {}", root.display()),
+            files: BTreeMap::new(),
+            bytes: 0,
+            names: HashMap::new(),
+            stale_lines: 0,
+            written: 0,
+            written_bytes: 0,
+            failed: 0,
+            no_room: 0,
+            evicted: 0,
+        };
+        for service in fs::read_dir(root).map_err(failed("read the directory"))?.flatten() {
+            if let Ok(name) = service.file_name().into_string()
+                && service.file_type().is_ok_and(|kind| kind.is_dir())
+            {
+                file::sweep(&service.path());
+                new.take_up(&name.into(), &service.path());
+            }
+        }
+        file::sweep(root);
+        new.write_index()?;
+        Ok(new)
+    }
+
+    fn take_up(&mut self, service: &Arc<str>, path: &Path) {
+        for found in fs::read_dir(path).into_iter().flatten().flatten() {
+            let (name, status) = (found.file_name(), found.metadata());
+            if let (Some((start, number)), Ok(status)) = (name.to_str().and_then(parse_name), status)
+                && status.is_file()
+            {
+                self.note((start, Arc::clone(service), number), status.len());
+            }
+        }
+    }
+
+    fn note(&mut self, key: Key, bytes: u64) {
+        *self.names.entry(Arc::clone(&key.1)).or_default() += 1;
+        self.bytes += bytes;
+        self.files.insert(key, bytes);
+    }
+
+    fn path(&self, (start, service, number): &Key) -> PathBuf {
+        self.root.join(&**service).join(file_name(*start, *number))
+    }
+
+    /// Removes the oldest file; false when there is none.
+    fn evict(&mut self) -> bool {
+        let Some((key, bytes)) = self.files.pop_first() else { return false };
+        self.bytes -= bytes;
+        // Whoever removed it before us did the same.
+        fs::remove_file(self.path(&key)).ok();
+        if let Some(left) = self.names.get_mut(&key.1) {
+            *left -= 1;
+            if *left == 0 {
+                self.names.remove(&key.1);
+                // It stays when somebody has put something else there.
+                fs::remove_dir(self.root.join(&*key.1)).ok();
+            }
+        }
+        self.stale_lines += 1;
+        self.evicted += 1;
+        true
+    }
+
+    /// Room for so many bytes above the floor, made by removing the oldest; false when there is none.
+    fn has_room(&mut self, bytes: u64) -> io::Result<bool> {
+        loop {
+            let room = rustix::fs::statvfs(&self.root)?;
+            let free = room.f_bavail.saturating_mul(room.f_frsize);
+            if free >= self.options.keep_free.0.saturating_add(bytes) {
+                return Ok(true);
+            }
+            if !self.evict() {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn keep_within_limits(&mut self, now: SystemTime) {
+        let since_epoch = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let oldest = millis(since_epoch).saturating_sub(millis(self.options.max_age.0));
+        while self.bytes > self.options.max_size.0
+            || self.files.len() > self.options.max_count
+            || self.files.first_key_value().is_some_and(|((start, ..), _)| *start < oldest)
+        {
+            if !self.evict() {
+                break;
+            }
+        }
+        if self.stale_lines > STALE_LINES.max(self.files.len() / 4)
+            && let Err(error) = self.write_index()
+        {
+            tracing::warn!(%error, "the index of profiles is out of date");
+        }
+    }
+
+    fn line(&self, key: &Key, bytes: u64) -> Vec<u8> {
+        let (start, service, number) = key;
+        let line = Line {
+            start: Utc::of(Duration::from_millis(*start)).iso(),
+            service: &decode(service),
+            file: format!("{service}/{}", file_name(*start, *number)),
+            bytes,
+        };
+        // Such a line cannot fail to be JSON.
+        let mut text = serde_json::to_vec(&line).unwrap_or_default();
+        text.push(b'\n');
+        text
+    }
+
+    fn write_index(&mut self) -> Result<(), SinkError> {
+        let text: Vec<u8> = self.files.iter().flat_map(|(key, bytes)| self.line(key, *bytes)).collect();
+        file::write(&self.root.join(INDEX), &text)?;
+        self.stale_lines = 0;
+        Ok(())
+    }
+
+    fn write(&mut self, finished: &Finished) -> Result<(), SinkError> {
+        let packed = finished.packed()?;
+        let length = u64::try_from(packed.len()).unwrap_or(u64::MAX);
+        let failed = |step, path: &Path| {
+            let path = path.to_owned();
+            move |source| file::FileError { path, step, source }
+        };
+        if !self.has_room(length).map_err(failed("look for free space", &self.root))? {
+            self.no_room += 1;
+            let found = "the file system has less free space than files.keep_free".to_owned();
+            return Err(SinkError::Refused { reason: found });
+        }
+        let service: Arc<str> = encode(&finished.service).into();
+        let directory = self.root.join(&*service);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)
+            .map_err(failed("make the directory", &directory))?;
+        let start = millis(finished.start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
+        let mut key = (start, service, 0);
+        while self.files.contains_key(&key) {
+            key.2 += 1;
+        }
+        file::write_into(&directory, &file_name(key.0, key.2), &packed)?;
+        let line = self.line(&key, length);
+        self.note(key, length);
+        self.written += 1;
+        self.written_bytes += length;
+        let index = self.root.join(INDEX);
+        OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&index)
+            .and_then(|mut file| file.write_all(&line))
+            .map_err(failed("append", &index))?;
+        Ok(())
+    }
+}
+
+impl Sink for Directory {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
+        let written = self.write(finished);
+        self.failed += u64::from(written.is_err());
+        written
+    }
+
+    fn window_over(&mut self) {
+        self.keep_within_limits(SystemTime::now());
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("files_written", self.written),
+            ("files_written_bytes", self.written_bytes),
+            ("files_failed", self.failed),
+            ("files_no_room", self.no_room),
+            ("files_evicted", self.evicted),
+        ]
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// `20261121T213700.000Z.pb.gz`; `-1` and so on before the suffix for further ones of the same moment.
+fn file_name(start: u64, number: u32) -> String {
+    let time = Utc::of(Duration::from_millis(start)).compact();
+    if number == 0 { format!("{time}{SUFFIX}") } else { format!("{time}-{number}{SUFFIX}") }
+}
+
+fn parse_name(name: &str) -> Option<(u64, u32)> {
+    let name = name.strip_suffix(SUFFIX)?;
+    let (time, number) = match name.split_once('-') {
+        Some((time, number)) => (time, number.parse().ok()?),
+        None => (name, 0),
+    };
+    let start = millis(clock::parse_compact(time)?);
+    (file_name(start, number) == format!("{name}{SUFFIX}")).then_some((start, number))
+}
+
+/// A service's name as a directory's: letters, digits, `-`, `_` and inner dots stay, all else becomes `%` and two digits.
+fn encode(service: &str) -> String {
+    let mut name = String::new();
+    for (at, byte) in service.bytes().enumerate() {
+        let plain = byte.is_ascii_alphanumeric() || b"-_".contains(&byte) || byte == b'.' && at > 0;
+        if plain {
+            name.push(char::from(byte));
+        } else {
+            // Writing to a String cannot fail.
+            write!(name, "%{byte:02X}").ok();
+        }
+    }
+    if name.len() <= NAME_BYTES && !name.is_empty() {
+        return name;
+    }
+    // FNV-1a: the same in every run.
+    let hash = service.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    name.truncate(NAME_BYTES);
+    format!("{name}%~{hash:016x}")
+}
+
+fn decode(directory: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = directory.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let code = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        match code.filter(|_| first == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = after.get(2..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::units::{Bytes, Span};
+    use crate::pprof::proto::Profile;
+    use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
+
+    fn options(max_count: usize, keep_free: u64) -> Files {
+        Files { max_count, keep_free: Bytes(keep_free), ..Files::default() }
+    }
+
+    fn finished(service: &str, minute: u64) -> Finished {
+        // Of today, so that its age is no reason to remove it.
+        let today = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        Finished {
+            service: service.into(),
+            labels: BTreeMap::new(),
+            start: SystemTime::UNIX_EPOCH + Duration::from_secs(today - today % 60 - 600 + 60 * minute),
+            duration: Duration::from_secs(60),
+            profile: Profile { string_table: vec![String::new()], ..Profile::default() },
+        }
+    }
+
+    fn lines(root: &Path) -> Vec<serde_json::Value> {
+        let text = fs::read_to_string(root.join(INDEX)).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn files_and_index_agree_and_a_restart_finds_both() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
+        for minute in 0..3 {
+            for service in ["web", "../../etc/passwd"] {
+                directory.put(&finished(service, minute)).unwrap();
+            }
+        }
+        directory.put(&finished("web", 0)).unwrap();
+        drop(directory);
+        fs::write(root.path().join("web/.perfusion-0123456789abcdef.tmp"), "half").unwrap();
+        let before = lines(root.path());
+        let again = Directory::open(root.path(), &options(100, 0)).unwrap();
+        assert_eq!((again.files.len(), before.len(), lines(root.path()).len()), (7, 7, 7));
+        for line in lines(root.path()) {
+            let file = root.path().join(line["file"].as_str().unwrap());
+            assert_eq!(fs::metadata(file).unwrap().len(), line["bytes"].as_u64().unwrap());
+            assert!(["web", "../../etc/passwd"].contains(&line["service"].as_str().unwrap()));
+        }
+        assert_eq!(fs::read_dir(root.path().join("web")).unwrap().count(), 4);
+    }
+
+    #[test]
+    fn the_oldest_go_first_and_an_empty_service_with_its_last() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(2, 0)).unwrap();
+        directory.put(&finished("old", 0)).unwrap();
+        directory.put(&finished("new", 1)).unwrap();
+        directory.put(&finished("new", 2)).unwrap();
+        directory.window_over();
+        assert!(!root.path().join("old").exists());
+        assert_eq!(directory.files.len(), 2);
+        directory.options.max_age = Span(Duration::from_millis(1));
+        directory.window_over();
+        assert_eq!((directory.files.len(), directory.bytes, directory.names.len()), (0, 0, 0));
+        assert_eq!(directory.counters()[4], ("files_evicted", 3));
+    }
+
+    #[test]
+    fn without_free_space_nothing_is_written_and_older_files_make_room() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(10, 0)).unwrap();
+        directory.put(&finished("a", 0)).unwrap();
+        directory.options.keep_free = Bytes(1 << 52);
+        let error = directory.put(&finished("a", 1)).unwrap_err().to_string();
+        assert!(error.contains("files.keep_free"), "{error}");
+        assert_eq!(directory.files.len(), 0, "the older one was given for it");
+        directory.options.keep_free = Bytes(0);
+        directory.put(&finished("a", 2)).unwrap();
+    }
+
+    #[test]
+    fn the_index_is_written_anew_when_much_of_it_is_stale() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(1, 0)).unwrap();
+        for minute in 0..300 {
+            directory.put(&finished("a", minute)).unwrap();
+            directory.window_over();
+        }
+        assert!(lines(root.path()).len() < 100, "{}", lines(root.path()).len());
+    }
+
+    proptest! {
+        #[test]
+        fn any_service_has_a_directory_of_its_own_that_tells_its_name(name in "\\PC{1,80}", other in "\\PC{1,80}") {
+            let directory = encode(&name);
+            prop_assert!(directory.len() <= 255 && !directory.contains('/') && !directory.starts_with('.'));
+            prop_assert!(name == other || directory != encode(&other));
+            if !directory.contains('~') {
+                prop_assert_eq!(decode(&directory), name);
+            }
+        }
+
+        #[test]
+        fn file_names_are_read_back(start in 0u64..4_000_000_000_000, number in 0u32..100) {
+            prop_assert_eq!(parse_name(&file_name(start, number)), Some((start, number)));
+        }
+    }
+}
