@@ -5,17 +5,12 @@ use crate::error::Error;
 use crate::process::ProcessTable;
 use crate::process::explain::{ExplainError, Explained, Origin};
 use crate::report::ReportError;
+use crate::unwind::machine::NATIVE;
 use crate::unwind::rule::{Cfa, FrameKind, Register, Rule, Saved};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::Path;
-
-/// Registers by DWARF number.
-const NAMES: [&str; 16] = [
-    "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13", "r14",
-    "r15",
-];
 
 /// `perfusion inspect unwind`.
 ///
@@ -62,8 +57,12 @@ fn text_of(next: Option<&Explained>, call: Option<&Explained>) -> String {
         match &explained.rule {
             Ok(rule) => rule_text(rule, &mut text),
             Err(refusal) => {
-                writeln!(text, "  no rule         {refusal}; the caller would be guessed by rbp, and marked")
-                    .ok();
+                let by = NATIVE.name(NATIVE.frame_pointer);
+                writeln!(
+                    text,
+                    "  no rule         {refusal}; the caller would be guessed by {by}, and marked"
+                )
+                .ok();
             }
         }
         writeln!(text, "  from            {}", origin(explained.origin)).ok();
@@ -102,9 +101,9 @@ fn rule_text(rule: &Rule, text: &mut String) {
     }
     writeln!(text, "  CFA             {}", cfa(rule.cfa)).ok();
     writeln!(text, "  return address  {}", saved(rule.return_address)).ok();
-    for (name, how) in NAMES.iter().zip(rule.registers) {
+    for (name, how) in NATIVE.names.iter().zip(rule.registers) {
         // What every frame does.
-        if how != Saved::Lost && !(*name == "rsp" && how == Saved::CfaPlus(0)) {
+        if how != Saved::Lost && how != Saved::CfaPlus(0) {
             writeln!(text, "  {name:<14}  {}", saved(how)).ok();
         }
     }
@@ -120,15 +119,15 @@ fn origin(origin: Origin) -> &'static str {
         Origin::Plt => "decoding a procedure linkage table without an entry",
         Origin::Epilogue => "decoding an epilogue",
         Origin::Hijack => ".eh_frame, corrected: the runtime puts this function in place of a return address",
-        Origin::JitUnwindInfo => "UNWIND_INFO of JIT-compiled code",
-        Origin::ReadyToRun => "UNWIND_INFO by the ReadyToRun exception directory",
+        Origin::JitUnwindInfo => "unwind information of JIT-compiled code",
+        Origin::ReadyToRun => "unwind information by the ReadyToRun exception directory",
         Origin::Stub => "decoding a stub",
         Origin::None => "nowhere",
     }
 }
 
 fn name(register: Register) -> &'static str {
-    NAMES.get(register.index()).copied().unwrap_or("?")
+    NATIVE.name(register)
 }
 
 /// `rsp + 16`.
@@ -182,7 +181,8 @@ fn json_of(next: Option<&Explained>, call: Option<&Explained>) -> String {
 }
 
 fn rule_json(rule: &Rule) -> Value {
-    let registers: serde_json::Map<String, Value> = NAMES
+    let registers: serde_json::Map<String, Value> = NATIVE
+        .names
         .iter()
         .zip(rule.registers)
         .filter(|(_, how)| *how != Saved::Lost)

@@ -16,6 +16,8 @@ pub const NO_FIELD: u32 = u32::MAX;
 plain! {
     /// The settings.
     pub struct Config {
+        /// Bits of a word that are an address: on a machine that signs return addresses not all.
+        pub address_mask: u64,
         /// The cgroup's id (inode of its directory), for `SELECT_CGROUP`.
         pub cgroup_id: u64,
         /// Bytes of wait records one CPU may send in `coin_interval_ns`.

@@ -1,6 +1,7 @@
 //! Records in the BPF ring. Each starts with [`Header`]; the tag says which type it is.
 
 use crate::limits::{COMM_BYTES, WAKER_FRAMES};
+use crate::machine::GPR;
 use crate::plain;
 
 /// [`StackRecord`] of the CPU sampler.
@@ -59,7 +60,7 @@ plain! {
 plain! {
     /// Fixed part of a CPU sample or of the start of a wait. `walked_bytes` bytes of user frames follow (`RuleKey::place`, innermost first),
     /// then `kernel_bytes` bytes of kernel return addresses (u64, innermost first), then `user_bytes` bytes of user stack from
-    /// `gpr[7]` (rsp) upwards.
+    /// the stack pointer upwards.
     pub struct StackRecord {
         /// `KIND_CPU_SAMPLE` or `KIND_WAIT_START`.
         pub header: Header,
@@ -83,7 +84,7 @@ plain! {
         pub state: u32,
         /// Time on the CPU since the last switch-in; ns.
         pub ran_ns: u64,
-        /// `orig_ax`: the system call's number, negative when there is none.
+        /// The system call's number, negative when there is none.
         pub syscall: i64,
         /// Probability with which this stack was kept, in units of 2⁻³².
         pub probability: u64,
@@ -91,8 +92,8 @@ plain! {
         pub known: u64,
         /// User instruction pointer.
         pub ip: u64,
-        /// User registers in DWARF order (0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8–15 r8–r15).
-        pub gpr: [u64; 16],
+        /// User registers, by the places of the machine ([`crate::machine`]).
+        pub gpr: [u64; GPR],
     }
 }
 
@@ -171,12 +172,12 @@ plain! {
         /// How long the thread has been off the CPU by the scheduler's own clock, which also knows waits older than the recording; 0 when
         /// the kernel does not say.
         pub off_cpu_ns: u64,
-        /// `orig_ax`: the system call's number, negative when there is none.
+        /// The system call's number, negative when there is none.
         pub syscall: i64,
         /// User instruction pointer.
         pub ip: u64,
-        /// User registers in DWARF order, as in [`StackRecord`].
-        pub gpr: [u64; 16],
+        /// User registers, as in [`StackRecord`].
+        pub gpr: [u64; GPR],
     }
 }
 

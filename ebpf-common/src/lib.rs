@@ -3,7 +3,7 @@
 //! Both sides are built together and travel in one binary, so nothing here is versioned. Everything is native-endian
 //! (probe and daemon share a machine), `repr(C)`, made of fixed-width integers, and has its padding named, because the
 //! kernel copies whole values and map keys are compared byte by byte. With the feature `user` the types are `Pod`.
-//! No logic and no std here.
+//! No std here, and no logic but a walk's one step ([`walk`]), which the probes run and the tests of both machines check.
 #![cfg_attr(not(test), no_std)]
 
 pub mod config;
@@ -11,7 +11,9 @@ pub mod counter;
 pub mod event;
 pub mod key;
 pub mod limits;
+pub mod machine;
 pub mod rule;
+pub mod walk;
 
 /// Declares a plain record and, for the daemon, its `Pod` impls.
 macro_rules! plain {

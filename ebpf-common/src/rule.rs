@@ -2,23 +2,16 @@
 
 use crate::plain;
 
-/// rbx in [`UnwindRule::saved`] and in the walk's registers, which have the same order.
-pub const RBX: usize = 0;
-/// rbp.
-pub const RBP: usize = 1;
-/// r12; r13 to r15 follow.
-pub const R12: usize = 2;
-/// rsp.
-pub const RSP: usize = 6;
-/// rip: where the frame stands, and in a rule where its return address is.
-pub const RIP: usize = 7;
+/// The stack pointer in [`UnwindRule::saved`] and in the walk's registers, which have the same order; those before it are the machine's
+/// ([`crate::machine`]).
+pub const SP: usize = 6;
+/// The instruction pointer: where the frame stands, and in a rule where its return address is.
+pub const PC: usize = 7;
 /// Registers a walk knows.
 pub const WALK_REGISTERS: usize = 8;
 
-/// DWARF numbers of the first seven of them (rip has none that is used here).
-pub const DWARF_NUMBERS: [u8; 7] = [3, 6, 12, 13, 14, 15, 7];
-
-/// `UnwindRule::saved`: the frame did not change the register. For rsp: the caller's is the CFA.
+/// `UnwindRule::saved`: the frame did not change the register. For the stack pointer: the caller's is the CFA. For the instruction pointer:
+/// the return address is still in the link register.
 pub const SAME: i16 = i16::MAX;
 /// `UnwindRule::saved`: the caller's value is lost.
 pub const LOST: i16 = i16::MIN;
@@ -27,7 +20,7 @@ pub const LOST: i16 = i16::MIN;
 pub const RULE_CALL: u8 = 1;
 /// CFA = \[r\[base\] + offset\] + add; what is saved is at CFA + n.
 pub const RULE_DEREF: u8 = 2;
-/// A signal's frame: what is saved is at rsp + n, rsp and rip among it, and the caller stands at the exact instruction.
+/// A signal's frame: what is saved is at the stack pointer + n, itself and the instruction pointer among it, and the caller stands at the exact instruction.
 pub const RULE_SIGNAL: u8 = 3;
 /// The thread's first frame.
 pub const RULE_START: u8 = 4;
@@ -51,7 +44,7 @@ plain! {
         pub cfa_offset: i32,
         /// Bytes added to the CFA that was read.
         pub cfa_add: i32,
-        /// Where the caller's registers are: bytes from the anchor (CFA, or rsp in a signal's frame), [`SAME`] or [`LOST`].
+        /// Where the caller's registers are: bytes from the anchor (CFA, or the stack pointer in a signal's frame), [`SAME`] or [`LOST`].
         pub saved: [i16; WALK_REGISTERS],
         /// First byte of what is saved, from the anchor.
         pub low: i16,
@@ -59,7 +52,7 @@ plain! {
         pub high: i16,
         /// One of the `RULE_` values.
         pub kind: u8,
-        /// Base register: a place in `saved`, below [`RIP`].
+        /// Base register: a place in `saved`, below [`PC`].
         pub base: u8,
         /// Named padding.
         pub reserved: u16,

@@ -9,6 +9,7 @@ use ebpf_common::key::Recording;
 /// Overwritten by the loader before verification.
 #[unsafe(no_mangle)]
 pub(crate) static CONFIG: Config = Config {
+    address_mask: 0,
     cgroup_id: 0,
     coin_budget_bytes: 0,
     coin_interval_ns: 0,

@@ -1,12 +1,11 @@
 //! Fills records and puts them into the ring, or counts why not.
 
 use crate::config::{Task, setting};
+use crate::machine::{self, Native};
 use crate::maps::{RING, add, count};
-use crate::unwind::{self, opaque};
-use aya_ebpf::bindings::{BPF_RB_NO_WAKEUP, pt_regs};
-use aya_ebpf::helpers::generated::{
-    bpf_get_smp_processor_id, bpf_get_stack, bpf_ringbuf_output, bpf_task_pt_regs,
-};
+use crate::unwind;
+use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_get_stack, bpf_ringbuf_output};
 use aya_ebpf::maps::Array;
 use core::ffi::c_void;
 use core::mem::size_of;
@@ -16,15 +15,12 @@ use ebpf_common::event::{
 };
 use ebpf_common::key::Scratch;
 use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_RECORD_BYTES, MAX_WALK_BYTES};
-use ebpf_common::rule::{DWARF_NUMBERS, RIP, RSP};
+use ebpf_common::machine::Machine as _;
+use ebpf_common::rule::{PC, SP};
+use ebpf_common::walk::opaque;
 
 /// `PF_KTHREAD` of include/linux/sched.h: a thread without user registers.
 pub(crate) const PF_KTHREAD: u32 = 0x0020_0000;
-
-/// Code segment of 64-bit user code (`__USER_CS`, arch/x86/include/asm/segment.h); 32-bit code has 0x23, and kernel threads that
-/// serve a process (io_uring, vhost) have zeroed registers.
-pub(crate) const USER_CS: u64 = 0x33;
-const USER32_CS: u64 = 0x23;
 
 /// What the hook knows; the rest is read from the task.
 pub(crate) struct Hook {
@@ -91,19 +87,14 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
     let (mut walked_bytes, mut user_bytes) = (0, 0);
     let mut copied_from = None;
     if task.flags() & PF_KTHREAD == 0 {
-        // The registers at the top of the task's kernel stack are the user's, however the kernel was entered: for a timer
-        // interrupt out of user code too (arch/x86/entry: interrupts from user mode run on the thread's stack).
-        // SAFETY: a helper on the current task, which is no kernel thread.
-        let regs = unsafe { bpf_task_pt_regs(task.0.cast_mut()) } as *const pt_regs;
-        // SAFETY: what the helper returned is typed for the verifier; loads through it cannot fault.
-        let regs = unsafe { &*regs };
-        if regs.cs == USER_CS {
+        let regs = machine::registers(task);
+        if machine::is_user(regs) {
             flags |= FLAG_USER;
-            record.ip = regs.rip;
+            record.ip = machine::instruction(regs);
             record.known = 0xffff;
-            record.syscall = regs.orig_rax as i64;
-            registers(&mut record.gpr, regs);
-            copied_from = Some(regs.rsp);
+            record.syscall = machine::system_call(regs);
+            machine::general(&mut record.gpr, regs);
+            copied_from = Some(machine::stack(regs));
             if setting!(walks) != 0 && unwind::walk::user(scratch, hook.tgid, regs) {
                 walked_bytes = scratch.walk.frames * 8;
                 flags |= walked(scratch);
@@ -114,7 +105,7 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
                     }
                 }
             }
-        } else if regs.cs == USER32_CS {
+        } else if machine::is_user_32_bit(regs) {
             count(Counter::User32Bit);
         }
     }
@@ -161,15 +152,6 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
     if unsafe { send((&raw mut *scratch).cast(), len) } { Ok(len) } else { Err(Lost::RingFull(len)) }
 }
 
-/// Copies the general registers in DWARF order.
-#[inline(always)]
-pub(crate) fn registers(gpr: &mut [u64; 16], regs: &pt_regs) {
-    *gpr = [
-        regs.rax, regs.rdx, regs.rcx, regs.rbx, regs.rsi, regs.rdi, regs.rbp, regs.rsp, regs.r8, regs.r9,
-        regs.r10, regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,
-    ];
-}
-
 /// Notes how a walk ended; answers the flags that say so.
 #[inline(always)]
 fn walked(scratch: &mut Scratch) -> u32 {
@@ -196,16 +178,16 @@ fn hand_over(scratch: &mut Scratch) -> Option<u64> {
     if walk.frames != 0 {
         let mut known = 0;
         let mut register = 0;
-        while register < RIP {
-            let number = DWARF_NUMBERS[register];
-            record.gpr[number as usize] = walk.registers[register];
-            known |= ((walk.known >> register) & 1) << number;
+        while register < PC {
+            let place = Native::GPR_PLACES[register];
+            record.gpr[place as usize] = walk.registers[register];
+            known |= ((walk.known >> register) & 1) << place;
             register += 1;
         }
         record.known = known;
-        record.ip = walk.registers[RIP];
+        record.ip = walk.registers[PC];
     }
-    Some(walk.registers[RSP])
+    Some(walk.registers[SP])
 }
 
 /// Sends a small record whose `header.len` is its size.

@@ -6,13 +6,14 @@
 //! in the same wait and without having run. Anything else is dropped and counted.
 
 use crate::config::{Task, mapping_end, setting};
-use crate::emit::{PF_KTHREAD, USER_CS, registers, send};
+use crate::emit::{PF_KTHREAD, send};
+use crate::machine;
 use crate::maps::{RING, SLEEPER_SCRATCH, THREADS, count};
 use crate::unwind::copy::{END, MAX_STEPS, ON, Step, next};
-use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, pt_regs, task_struct};
+use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, task_struct};
 use aya_ebpf::helpers::generated::{
     bpf_copy_from_user_task, bpf_find_vma, bpf_get_current_task_btf, bpf_get_task_stack, bpf_ktime_get_ns,
-    bpf_loop, bpf_ringbuf_query, bpf_task_pt_regs,
+    bpf_loop, bpf_ringbuf_query,
 };
 use core::ffi::{c_long, c_void};
 use core::mem::size_of;
@@ -199,19 +200,16 @@ fn stacks(scratch: &mut SleeperScratch, task: Task) -> bool {
     if task.flags() & PF_KTHREAD != 0 {
         return true;
     }
-    // SAFETY: a helper on a task the iterator holds a reference to.
-    let regs = unsafe { bpf_task_pt_regs(task.0.cast_mut()) } as *const pt_regs;
-    // SAFETY: what the helper returned is typed for the verifier; loads through it cannot fault.
-    let regs = unsafe { &*regs };
-    if regs.cs != USER_CS {
+    let regs = machine::registers(task);
+    if !machine::is_user(regs) {
         return true;
     }
     let record = &mut scratch.record;
     record.flags |= FLAG_USER;
-    record.ip = regs.rip;
-    record.syscall = regs.orig_rax as i64;
-    registers(&mut record.gpr, regs);
-    let from = record.gpr[7];
+    record.ip = machine::instruction(regs);
+    record.syscall = machine::system_call(regs);
+    machine::general(&mut record.gpr, regs);
+    let from = machine::stack(regs);
     let Some(mapping) = mapping(task, from) else { return false };
     if mapping.of_file {
         count(Counter::StackOfFile);

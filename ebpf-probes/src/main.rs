@@ -6,6 +6,7 @@ mod coin;
 mod config;
 mod emit;
 mod iter;
+mod machine;
 mod maps;
 mod process;
 mod sample;

@@ -2,6 +2,7 @@
 
 use crate::config::Task;
 use crate::emit::{Hook, Lost, stack_record};
+use crate::machine;
 use crate::maps::{SAMPLE_SCRATCH, count};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_ktime_get_ns};
@@ -26,8 +27,6 @@ pub(crate) fn cpu_sample(ctx: &PerfEventContext) {
         return;
     }
     count(Counter::CpuSamples);
-    // SAFETY: the context is valid while the program runs.
-    let cs = unsafe { (*ctx.ctx).regs.cs };
     let hook = Hook {
         kind: KIND_CPU_SAMPLE,
         time_ns: now,
@@ -37,7 +36,7 @@ pub(crate) fn cpu_sample(ctx: &PerfEventContext) {
         state: 0,
         ran_ns: 0,
         probability: CERTAIN,
-        kernel_stack: if cs & 3 == 3 { None } else { Some(0) },
+        kernel_stack: if machine::in_user_code(ctx) { None } else { Some(0) },
     };
     count(match stack_record(ctx.as_ptr(), task, &SAMPLE_SCRATCH, &hook) {
         Ok(_) => Counter::CpuSamplesStored,

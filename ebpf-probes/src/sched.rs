@@ -20,12 +20,11 @@
 use crate::coin;
 use crate::config::{Task, setting};
 use crate::emit::{Hook, Lost, PF_KTHREAD, small_record, stack_record};
+use crate::machine::{self, THREAD_BYTES};
 use crate::maps::{SWITCH_SCRATCH, THREADS, WAKE_SCRATCH, coin, count};
 use aya_ebpf::EbpfContext as _;
-use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST, pt_regs};
-use aya_ebpf::helpers::generated::{
-    bpf_get_current_task_btf, bpf_get_stack, bpf_ktime_get_ns, bpf_task_pt_regs,
-};
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
+use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_get_stack, bpf_ktime_get_ns};
 use aya_ebpf::programs::BtfTracePointContext;
 use core::mem::{size_of, size_of_val};
 use ebpf_common::counter::Counter;
@@ -43,9 +42,6 @@ const TASK_DEAD: u32 = 0x80;
 
 /// `PF_EXITING` of include/linux/sched.h: the thread is on its way out.
 const PF_EXITING: u32 = 4;
-
-/// `THREAD_SIZE` of x86-64 (arch/x86/include/asm/page_64_types.h). With KASAN it is twice that: then the upper half counts as foreign.
-const THREAD_BYTES: u64 = 16 * 1024;
 
 /// Innermost frames of a stack taken here: this program and `bpf_trace_run4`.
 const OWN_FRAMES: u32 = 2;
@@ -467,18 +463,14 @@ fn tell_wake(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task,
 }
 
 /// Whether the current thread does this itself, in a system call. An interrupt that finds a thread in the kernel runs on a stack of its
-/// own, and so do softirqs (arch/x86/include/asm/irq_stack.h); one that finds it in user code runs on the thread's, but then
-/// `orig_ax` says that no system call is in progress.
+/// own, and so do softirqs (arch/x86/include/asm/irq_stack.h, arch/arm64/kernel/entry-common.c); one that finds it in user code may run on
+/// the thread's, but then no system call is in progress.
 #[inline(always)]
 fn is_in_system_call(task: Task, place: u64) -> bool {
     if task.flags() & PF_KTHREAD != 0 || place.wrapping_sub(task.stack()) >= THREAD_BYTES {
         return false;
     }
-    // SAFETY: a helper on the current task, which is no kernel thread.
-    let regs = unsafe { bpf_task_pt_regs(task.0.cast_mut()) } as *const pt_regs;
-    // SAFETY: what the helper returned is typed for the verifier; loads through it cannot fault.
-    let number = unsafe { (*regs).orig_rax };
-    number as i64 >= 0
+    machine::system_call(machine::registers(task)) >= 0
 }
 
 #[inline(always)]

@@ -2,7 +2,8 @@
 
 use crate::input::Input;
 use perfusion::unwind::encode::encode;
-use perfusion::unwind::epilogue::{CODE_BYTES, ends_with_call, epilogue, stub};
+use perfusion::unwind::machine::{ALL, Machine};
+use perfusion::unwind::managed::CODE_BYTES;
 use perfusion::unwind::rule::{Cfa, Rule};
 use std::hint::black_box;
 
@@ -12,15 +13,19 @@ pub(crate) fn run(data: &[u8]) {
     let start = address.wrapping_sub(u64::from(input.u16()));
     let function = start..start.saturating_add(u64::from(input.u16()));
     let code = input.take(CODE_BYTES);
-    for rule in [epilogue(code, address, &function), stub(code, address).ok()].into_iter().flatten() {
-        check(&rule);
+    for machine in ALL {
+        let rules = [(machine.epilogue)(code, address, &function), (machine.stub)(code, address).ok()];
+        for rule in rules.into_iter().flatten() {
+            check(machine, &rule);
+        }
+        black_box((machine.ends_with_call)(code));
+        black_box(machine.signal_return.and_then(|signal_return| signal_return(code)));
     }
-    black_box(ends_with_call(code));
 }
 
 /// Code is only ever left by a register plus an offset, and has a caller.
-fn check(rule: &Rule) {
+fn check(machine: &Machine, rule: &Rule) {
     assert!(matches!(rule.cfa, Cfa::Register { .. }), "{rule:?}");
     assert!(!rule.is_thread_start(), "{rule:?}");
-    black_box(encode(rule));
+    black_box(encode(machine, rule));
 }

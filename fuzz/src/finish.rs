@@ -4,6 +4,7 @@ use crate::input::Input;
 use perfusion::sample::frame::{FrameKey, Marker, ProcessId};
 use perfusion::source::{MonotonicNs, ProbeWalk, UserContext, UserRegs, WalkEnd};
 use perfusion::unwind::finish::{self, Code, Limits, Step};
+use perfusion::unwind::machine::{ALL, Machine};
 use perfusion::unwind::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use std::sync::Arc;
 
@@ -37,10 +38,17 @@ impl Code for Program {
 }
 
 pub(crate) fn run(data: &[u8]) {
+    for machine in ALL {
+        run_on(machine, data);
+    }
+}
+
+fn run_on(machine: &Machine, data: &[u8]) {
     let mut input = Input::new(data);
-    let steps = (0..input.u8() % 24).map(|_| step(&mut input)).collect();
+    let steps = (0..input.u8() % 24).map(|_| step(machine, &mut input)).collect();
     let mut regs = UserRegs { ip: input.u64(), known: input.u16(), ..UserRegs::default() };
-    for place in [3, 6, 7, 12] {
+    let [saved, other] = [3, 12];
+    for place in [saved, machine.frame_pointer.index(), machine.stack_pointer.index(), other] {
         regs.gpr[place] = input.u64();
     }
     let shape = input.u8();
@@ -55,9 +63,9 @@ pub(crate) fn run(data: &[u8]) {
         },
     });
     let context = UserContext { walk, regs, stack: input.rest().to_vec(), limited: shape & 1 == 0 };
-    let limits = Limits { max_frames: MAX_FRAMES };
+    let limits = Limits { max_frames: MAX_FRAMES, address_mask: u64::MAX };
     let mut program = Program { steps, asked: 0 };
-    let done = finish::walk(&context, &mut program, limits);
+    let done = finish::walk_on(machine, &context, &mut program, limits);
 
     assert!(program.asked <= MAX_FRAMES, "work is bounded");
     assert!(done.frames.len() <= MAX_FRAMES + 2, "so is the stack");
@@ -71,11 +79,15 @@ pub(crate) fn run(data: &[u8]) {
     }
     let guessed = done.frames.iter().filter(|frame| **frame == FrameKey::Marker(Marker::Guessed)).count();
     assert_eq!(u32::try_from(guessed), Ok(done.guessed), "each guess is marked");
-    assert_eq!(finish::walk(&context, &mut program, limits), done, "the same context gives the same stack");
+    assert_eq!(
+        finish::walk_on(machine, &context, &mut program, limits),
+        done,
+        "the same context gives the same stack"
+    );
 }
 
 /// Any rule an image could make, or a refusal.
-fn step(input: &mut Input<'_>) -> Result<Arc<Rule>, Refusal> {
+fn step(machine: &Machine, input: &mut Input<'_>) -> Result<Arc<Rule>, Refusal> {
     let shape = input.u8();
     let refused = match shape >> 5 {
         7 => Some(Refusal::Unreadable),
@@ -86,7 +98,7 @@ fn step(input: &mut Input<'_>) -> Result<Arc<Rule>, Refusal> {
         return Err(refusal);
     }
     let (base, offset) = (register(input), offset(input));
-    let mut rule = Rule::call(if shape & 1 == 0 {
+    let mut rule = machine.call(if shape & 1 == 0 {
         Cfa::Register { base, offset }
     } else {
         Cfa::Deref { base, offset, add: self::offset(input) }
@@ -117,7 +129,7 @@ fn saved(input: &mut Input<'_>) -> Saved {
 }
 
 fn register(input: &mut Input<'_>) -> Register {
-    Register::from_dwarf(u16::from(input.u8() % 16)).unwrap_or(Register::RSP)
+    Register::at(u16::from(input.u8() % 16)).unwrap_or(Register::RSP)
 }
 
 /// Near, mostly.

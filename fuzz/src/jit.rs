@@ -1,7 +1,8 @@
 //! Memory of a CLR process → method body → rule.
 
 use crate::input::{Block, Input};
-use perfusion::unwind::managed::{Budget, JitBody, MAX_BODY_BYTES, hijack_rule, stub_rule};
+use perfusion::unwind::machine::{ALL, Machine};
+use perfusion::unwind::managed::{Budget, JitBody, MAX_BODY_BYTES};
 use std::hint::black_box;
 
 /// Where the made-up code heap is: low, so that small numbers are pointers into it.
@@ -10,20 +11,26 @@ const HEAP: u64 = 0x1_0000;
 const BUDGET_BYTES: u64 = 64 << 10;
 
 pub(crate) fn run(data: &[u8]) {
+    for machine in ALL {
+        run_on(machine, data);
+    }
+}
+
+fn run_on(machine: &Machine, data: &[u8]) {
     let mut input = Input::new(data);
     let pc = HEAP + u64::from(input.u16());
     let memory = Block { address: HEAP, bytes: input.rest() };
     let mut budget = Budget { bytes: BUDGET_BYTES };
-    let found = JitBody::find(&memory, pc, HEAP, &mut budget);
+    let found = JitBody::find(machine, &memory, pc, HEAP, &mut budget);
     if let Ok(Some(body)) = &found {
         assert!(body.range.contains(&pc) && body.range.end - body.range.start <= MAX_BODY_BYTES, "{body:?}");
-        assert!(body.is_current(&memory), "nothing has changed since");
+        assert!(body.is_current(machine, &memory), "nothing has changed since");
         for exact in [true, false] {
-            if let Ok(rule) = body.rule(&memory, pc, exact) {
-                black_box(hijack_rule(rule, pc - body.range.start).ok());
+            if let Ok(rule) = body.rule(machine, &memory, pc, exact) {
+                black_box((machine.hijack)(rule, pc - body.range.start).ok());
             }
         }
     }
     let code = usize::try_from(pc - HEAP).ok().and_then(|at| memory.bytes.get(at..));
-    black_box(stub_rule(code.unwrap_or_default(), pc).ok());
+    black_box((machine.stub)(code.unwrap_or_default(), pc).ok());
 }

@@ -2,6 +2,7 @@
 
 use crate::input::Input;
 use perfusion::process::images::Images;
+use perfusion::unwind::machine::NATIVE;
 use std::hint::black_box;
 
 pub(crate) fn run(data: &[u8]) {
@@ -15,10 +16,10 @@ pub(crate) fn run(data: &[u8]) {
     assert!(directory.size_bytes() <= file.len(), "a file makes us hold more than itself");
     let Some(image) = images.get(id) else { return };
     for rva in rvas {
-        if let Some(function) = directory.function(rva) {
+        if let Some(function) = directory.function(NATIVE, image, rva) {
             assert!((function.begin..function.end).contains(&rva));
             for exact in [true, false] {
-                black_box(directory.rule(image, function, rva, exact).ok());
+                black_box(directory.rule(NATIVE, image, function, rva, exact).ok());
             }
         }
     }

@@ -1,9 +1,10 @@
-//! UNWIND_INFO, chained ones too → rule.
+//! Unwind information of both machines, chained and packed too → rule.
 
 use crate::input::Input;
 use perfusion::unwind::encode::encode;
-use perfusion::unwind::rule::{Cfa, Register, Saved};
-use perfusion::unwind::unwind_info::{MAX_BYTES, RuntimeFunction, rule};
+use perfusion::unwind::machine::ALL;
+use perfusion::unwind::managed::{At, RuntimeFunction};
+use perfusion::unwind::rule::{Cfa, Saved};
 use std::hint::black_box;
 
 pub(crate) fn run(data: &[u8]) {
@@ -13,15 +14,27 @@ pub(crate) fn run(data: &[u8]) {
         near => u32::from(near),
     };
     let info = input.rest();
-    let function = RuntimeFunction { begin: 0, end: u32::MAX, unwind: 0 };
-    let read = |at: u32| {
-        let there = info.get(usize::try_from(at).ok()?..)?;
-        Some(there.get(..MAX_BYTES).unwrap_or(there).to_vec())
+    let read = |at: u32, into: &mut [u8]| {
+        let there = usize::try_from(at).ok().and_then(|at| info.get(at..)).unwrap_or_default();
+        let length = there.len().min(into.len());
+        into[..length].copy_from_slice(&there[..length]);
+        length
     };
-    if let Ok(rule) = rule(function, offset, read) {
-        assert!(matches!(rule.cfa, Cfa::Register { .. }), "{rule:?}");
-        assert_eq!(rule.return_address, Saved::AtCfa(-8), "{rule:?}");
-        assert_eq!(rule.registers[Register::RSP.index()], Saved::CfaPlus(0), "{rule:?}");
-        black_box(encode(&rule));
+    for machine in ALL {
+        let format = &machine.unwind_info;
+        let unwind = |at: u32| (format.info)(at, &read);
+        let entry = (format.entry)(info, &read);
+        let whole = RuntimeFunction { begin: 0, end: u32::MAX, unwind: 0 };
+        for function in [Some(whole), entry].into_iter().flatten() {
+            let at = At { function, offset, exact: false, base: 0 };
+            let Ok(rule) = (format.rule)(at, &unwind, &read) else { continue };
+            assert!(matches!(rule.cfa, Cfa::Register { .. }), "{rule:?}");
+            assert!(!rule.is_thread_start(), "{rule:?}");
+            if machine.link.is_none() {
+                assert_eq!(rule.return_address, Saved::AtCfa(-8), "{rule:?}");
+            }
+            assert_eq!(rule.registers[machine.stack_pointer.index()], Saved::CfaPlus(0), "{rule:?}");
+            black_box(encode(machine, &rule));
+        }
     }
 }

@@ -26,26 +26,18 @@ impl Put for Grant<'_> {
     }
 }
 
-/// Registers captured inside the shim's callback, x86-64.
+/// Registers captured inside the shim's callback: eight words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Registers {
     /// Instruction pointer.
-    pub rip: u64,
+    pub pc: u64,
     /// Stack pointer; the copied stack starts here.
-    pub rsp: u64,
-    /// Callee-saved.
-    pub rbp: u64,
-    /// Callee-saved.
-    pub rbx: u64,
-    /// Callee-saved.
-    pub r12: u64,
-    /// Callee-saved.
-    pub r13: u64,
-    /// Callee-saved.
-    pub r14: u64,
-    /// Callee-saved.
-    pub r15: u64,
+    pub sp: u64,
+    /// Frame pointer: rbp, x29.
+    pub fp: u64,
+    /// Callee-saved registers: rbx, r12 to r15; x19 to x23.
+    pub saved: [u64; 5],
 }
 
 /// All of an allocation record but its stack.
@@ -95,7 +87,7 @@ impl AllocationHead {
             d,
         ]));
         let r = &self.registers;
-        for word in [r.rip, r.rsp, r.rbp, r.rbx, r.r12, r.r13, r.r14, r.r15] {
+        for word in [r.pc, r.sp, r.fp].into_iter().chain(r.saved) {
             out.put(word);
         }
     }
@@ -141,7 +133,7 @@ pub enum Body<'a> {
         /// [`crate::layout::pack_runtime`].
         runtime: u64,
     },
-    /// A sampled allocation with its stack (from `registers.rsp` upwards).
+    /// A sampled allocation with its stack (from `registers.sp` upwards).
     Allocation(AllocationHead, &'a [u8]),
     /// A type's name.
     TypeName {
@@ -564,16 +556,11 @@ fn decode_allocation<'a>(cursor: &mut Cursor<'a>) -> Result<Body<'a>, RecordErro
         return Err(RecordError::BadField { kind: cursor.kind, value: u64::from(heap) });
     }
     let stack_bytes = u32::from_le_bytes([a, b, c, d]);
-    let registers = Registers {
-        rip: cursor.word()?,
-        rsp: cursor.word()?,
-        rbp: cursor.word()?,
-        rbx: cursor.word()?,
-        r12: cursor.word()?,
-        r13: cursor.word()?,
-        r14: cursor.word()?,
-        r15: cursor.word()?,
-    };
+    let mut registers =
+        Registers { pc: cursor.word()?, sp: cursor.word()?, fp: cursor.word()?, saved: [0; 5] };
+    for word in &mut registers.saved {
+        *word = cursor.word()?;
+    }
     let head = AllocationHead {
         sample,
         type_id,

@@ -93,16 +93,7 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
 fn allocation() -> impl Strategy<Value = Owned> {
     let words = proptest::collection::vec(any::<u64>(), 0..64);
     (any::<[u64; 12]>(), any::<[bool; 2]>(), 0u8..3, words).prop_map(|(w, b, heap, stack)| {
-        let registers = Registers {
-            rip: w[4],
-            rsp: w[5],
-            rbp: w[6],
-            rbx: w[7],
-            r12: w[8],
-            r13: w[9],
-            r14: w[10],
-            r15: w[11],
-        };
+        let registers = Registers { pc: w[4], sp: w[5], fp: w[6], saved: [w[7], w[8], w[9], w[10], w[11]] };
         let head = AllocationHead {
             sample: w[0],
             type_id: w[1],

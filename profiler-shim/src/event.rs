@@ -120,7 +120,7 @@ impl Instance {
             return;
         }
         self.count(Counter::AllocationSamples);
-        let extent = stack::extent(registers.rsp as usize, self.stack_limit());
+        let extent = stack::extent(registers.sp as usize, self.stack_limit());
         if extent.cut {
             self.count(Counter::StacksCut);
         }

@@ -8,8 +8,8 @@
 //! [`event`] (what runs on the app's threads) → [`service`] (the one thread of our own) → [`method`] (names).
 #![cfg_attr(not(test), no_std)]
 
-#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-compile_error!("the shim's system calls and register capture are written for x86-64 Linux");
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+compile_error!("the shim's system calls and register capture are written for x86-64 and aarch64 Linux");
 
 pub mod code;
 pub mod com;
@@ -20,6 +20,7 @@ pub mod gate;
 pub mod gc;
 pub mod instance;
 pub mod live;
+pub mod machine;
 pub mod method;
 pub mod region;
 pub mod repeat;

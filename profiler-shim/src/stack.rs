@@ -1,6 +1,6 @@
-//! The allocating thread's stack: how much above rsp can be copied without a fault, and the copy into the ring.
+//! The allocating thread's stack: how much above the stack pointer can be copied without a fault, and the copy into the ring.
 
-use crate::syscall;
+use crate::{machine, syscall};
 use profiler_protocol::sync::AtomicU64;
 
 const PAGE: usize = 4096;
@@ -13,7 +13,7 @@ pub const MOST_LIMIT: usize = 31 * 1024;
 /// How much of a stack to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// From here (rsp).
+    /// From here (the stack pointer).
     pub from: usize,
     /// This many bytes, a multiple of 8.
     pub bytes: usize,
@@ -23,14 +23,14 @@ pub struct Extent {
     pub cut: bool,
 }
 
-/// The part of this thread's stack from `rsp` up that exists, at most `limit` bytes. Each further page is asked of the
+/// The part of this thread's stack from `sp` up that exists, at most `limit` bytes. Each further page is asked of the
 /// kernel (about 60 ns), so no stack layout can make the copy fault: pages above a live frame do not go away while it runs.
 #[must_use]
-pub fn extent(rsp: usize, limit: usize) -> Extent {
+pub fn extent(sp: usize, limit: usize) -> Extent {
     let limit = limit.min(MOST_LIMIT) & !7;
-    let from = rsp & !7;
+    let from = sp & !7;
     // A thread's own control block ends its stack; the main thread's lies elsewhere and says nothing.
-    let block = syscall::thread_block();
+    let block = machine::thread_block();
     let to_block = block.checked_sub(from).unwrap_or(usize::MAX);
     let wanted = limit.min(to_block & !7);
     let end = from.saturating_add(wanted);
@@ -51,7 +51,7 @@ pub fn copy(extent: Extent, runs: [&[AtomicU64]; 2]) {
     for run in runs {
         let words = run.len().min(left);
         if words > 0 {
-            syscall::copy_words(from, run, words);
+            machine::copy_words(from, run, words);
         }
         from = from.wrapping_add(words.wrapping_mul(8));
         left = left.wrapping_sub(words);
@@ -61,7 +61,7 @@ pub fn copy(extent: Extent, runs: [&[AtomicU64]; 2]) {
 #[cfg(test)]
 mod tests {
     use super::{copy, extent};
-    use crate::syscall::capture;
+    use crate::machine::capture;
     use profiler_protocol::record::Registers;
     use profiler_protocol::sync::{AtomicU64, Ordering};
 
@@ -70,11 +70,11 @@ mod tests {
         std::thread::spawn(|| {
             let mut registers = Registers::default();
             capture(&mut registers);
-            let rsp = usize::try_from(registers.rsp).expect("64 bit");
-            let found = extent(rsp, 31 * 1024);
+            let sp = usize::try_from(registers.sp).expect("64 bit");
+            let found = extent(sp, 31 * 1024);
             assert!(!found.limited && !found.cut, "{found:?}");
             assert!(found.bytes < 31 * 1024);
-            let short = extent(rsp, 256);
+            let short = extent(sp, 256);
             assert!(short.limited && short.bytes == 256);
             let ring: Vec<AtomicU64> = (0..found.bytes / 8).map(|_| AtomicU64::new(0)).collect();
             let (first, second) = ring.split_at(10);
@@ -91,7 +91,7 @@ mod tests {
         let mut registers = Registers::default();
         capture(&mut registers);
         let here = (the_captured_place_is_in_this_function as fn() as *const ()).addr() as u64;
-        assert!(registers.rip > here && registers.rip < here + 4096);
-        assert!(registers.rsp.abs_diff((&raw const registers).addr() as u64) < 65_536);
+        assert!(registers.pc > here && registers.pc < here + 4096);
+        assert!(registers.sp.abs_diff((&raw const registers).addr() as u64) < 65_536);
     }
 }

@@ -10,7 +10,6 @@ use crate::{
     paths::Paths,
 };
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
 const MOST_BYTES: usize = 128 * 1024;
 
 /// Symbols that may be left for the loader to find.
@@ -21,10 +20,19 @@ const EXPORTS: [&str; 2] = ["DllCanUnloadNow", "DllGetClassObject"];
 /// Builds and checks the shim; answers where it is.
 pub(crate) fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     steps.step("building the shim");
+    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let target = paths.target.join("shim");
     run(Command::new("cargo")
         .args(["rustc", "--quiet", "--release", "--package", "profiler-shim", "--lib"])
-        .args(["--features", "freestanding", "--crate-type", "cdylib", "--target", TARGET, "--target-dir"])
+        .args([
+            "--features",
+            "freestanding",
+            "--crate-type",
+            "cdylib",
+            "--target",
+            triple.as_str(),
+            "--target-dir",
+        ])
         .arg(&target)
         .args(["--", "-C", "link-args=-nostdlib -nostartfiles -Wl,-z,now,--build-id=sha1"])
         .current_dir(&paths.root)
@@ -36,7 +44,7 @@ pub(crate) fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
         .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo"))?;
-    let built = target.join(TARGET).join("release/libprofiler_shim.so");
+    let built = target.join(&triple).join("release/libprofiler_shim.so");
     let bytes = fs::read(&built)
         .with_context(|| format!("{}: expected the build to leave it there", built.display()))?;
     let read = output(

@@ -75,7 +75,7 @@ pub enum ExplainError {
         source: std::io::Error,
     },
     /// The file has no code that is understood here.
-    #[error("{}: expected an x86-64 ELF or PE file with code, found {found}", path.display())]
+    #[error("{}: expected an ELF or PE file with code of this machine ({}), found {found}", path.display(), std::env::consts::ARCH)]
     NotCode {
         /// The file.
         path: PathBuf,

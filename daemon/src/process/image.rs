@@ -2,6 +2,7 @@
 //! could truncate it under us; every size it states is checked against the file and a cap.
 
 use crate::unwind::eh_frame::{Section, UnwindSections};
+use crate::unwind::machine::NATIVE;
 use crate::unwind::managed::{ExceptionDirectory, PeImage};
 use object::elf;
 use object::endian::LittleEndian as LE;
@@ -149,14 +150,14 @@ struct PeSection {
 /// What kind of file it is.
 #[derive(Debug)]
 enum Format {
-    /// x86-64 ELF.
+    /// ELF of this machine.
     Elf {
         segments: Vec<Segment>,
         /// Address of the first instruction of a process.
         entry: u64,
         unwind: Option<Arc<UnwindSections>>,
     },
-    /// x86-64 PE: a ReadyToRun image when it has an exception directory.
+    /// PE of this machine: a ReadyToRun image when it has an exception directory.
     Pe { sections: Vec<PeSection>, exception: (u32, u32), directory: Option<Arc<ExceptionDirectory>> },
     /// Neither, or of another machine.
     Other,
@@ -340,7 +341,8 @@ impl Image {
         if closed {
             return None;
         }
-        let loaded = Arc::new(load_unwind(&self.source).unwrap_or_default());
+        let loaded =
+            Arc::new(load_unwind(&self.source).unwrap_or_else(|| UnwindSections::new(None, None, None)));
         *unwind = Some(Arc::clone(&loaded));
         Some((loaded, true))
     }
@@ -430,7 +432,7 @@ fn elf_header(source: &Source) -> Option<elf::FileHeader64<LE>> {
     let ident = &header.e_ident;
     let native = ident.class == elf::ELFCLASS64
         && ident.data == elf::ELFDATA2LSB
-        && header.e_machine.get(LE) == elf::EM_X86_64;
+        && header.e_machine.get(LE) == NATIVE.elf;
     native.then_some(*header)
 }
 
@@ -558,9 +560,8 @@ fn section_headers(source: &Source, header: &elf::FileHeader64<LE>) -> Option<Ve
 
 /// Reads headers of a PE32+ image (Microsoft PE format): sections and the exception directory's place.
 fn parse_pe(source: &Source) -> Option<Format> {
-    const MACHINE_AMD64: u16 = 0x8664;
     /// crossgen marks the target system in the machine field (runtime src/coreclr/inc/pedecoder.h, IMAGE_FILE_MACHINE_OS_MASK_LINUX).
-    const MACHINE_AMD64_LINUX: u16 = MACHINE_AMD64 ^ 0x7b79;
+    const LINUX: u16 = 0x7b79;
     const COFF_BYTES: usize = 24;
     const DIRECTORIES_AT: usize = 112;
     let u16_at = |b: &[u8], at: usize| b.get(at..)?.first_chunk::<2>().map(|b| u16::from_le_bytes(*b));
@@ -570,7 +571,7 @@ fn parse_pe(source: &Source) -> Option<Format> {
     let coff_at = u64::from(u32_at(&dos, 0x3c)?);
     let coff = source.bytes(coff_at, COFF_BYTES as u64, 64)?;
     let machine = u16_at(&coff, 4)?;
-    if coff.get(..4)? != b"PE\0\0" || ![MACHINE_AMD64, MACHINE_AMD64_LINUX].contains(&machine) {
+    if coff.get(..4)? != b"PE\0\0" || ![NATIVE.pe, NATIVE.pe ^ LINUX].contains(&machine) {
         return None;
     }
     let optional_len = u16_at(&coff, 20)?;

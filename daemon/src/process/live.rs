@@ -12,9 +12,9 @@ use crate::sample::frame::{FrameKey, ImageId, ProcessId};
 use crate::source::{MonotonicNs, ProbeWalk};
 use crate::unwind::TargetMemory;
 use crate::unwind::encode::encode;
-use crate::unwind::epilogue::{CODE_BYTES, ends_with_call, epilogue, stub};
 use crate::unwind::finish::{Code, Step};
-use crate::unwind::managed::{Budget, HIJACK_PROLOGUE, JitBody, hijack_rule, stub_rule};
+use crate::unwind::machine::NATIVE;
+use crate::unwind::managed::{Budget, CODE_BYTES, JitBody};
 use crate::unwind::rule::{FrameKind, Refusal, Rule};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;
@@ -413,13 +413,13 @@ impl View<'_> {
         let Some(directory) = self.images.exceptions(id) else {
             return (self.unknown(pc), Err(Refusal::Unreadable));
         };
-        let Some(function) = directory.function(rva) else {
+        let Some(image) = self.images.get(id) else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
+        let Some(function) = directory.function(NATIVE, image, rva) else {
             return self.stub(pc, &self.code(id, offset));
         };
-        let Some(image) = self.images.get(id) else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
         let start = pc.wrapping_sub(u64::from(rva - function.begin));
         let frame = FrameKey::Managed { process: self.process.id, start, generation: 0 };
-        (frame, directory.rule(image, function, rva, exact))
+        (frame, directory.rule(NATIVE, image, function, rva, exact))
     }
 
     /// The frame and rule at `address` of an ELF image, which is at `offset` in the file.
@@ -431,6 +431,12 @@ impl View<'_> {
         exact: bool,
     ) -> (FrameKey, Result<Rule, Refusal>) {
         let frame = FrameKey::Native { image: id, address };
+        // A return address is looked up one byte before, but the code to look at is behind it.
+        if let Some(signal_return) = NATIVE.signal_return
+            && let Some(rule) = signal_return(&self.code(id, offset.wrapping_add(u64::from(!exact))))
+        {
+            return (frame, Ok(rule));
+        }
         self.images.keep(id);
         let Some(unwind) = self.images.unwind(id) else { return (frame, Err(Refusal::Unreadable)) };
         // The signal-return stub ends with its system call: in it, the next instruction is past the stub's table entry.
@@ -446,10 +452,10 @@ impl View<'_> {
         let found = match found {
             Ok(found) => found,
             Err(Refusal::NoEntry) if self.images.get(id).is_some_and(|i| i.is_loaders_start(address)) => {
-                return (frame, Ok(Rule::thread_start()));
+                return (frame, Ok(NATIVE.thread_start()));
             }
             Err(Refusal::NoEntry) if exact && unwind.is_plt(address) => {
-                return (frame, stub(&self.code(id, offset), address));
+                return (frame, (NATIVE.stub)(&self.code(id, offset), address));
             }
             Err(refusal) => {
                 let hijacked = !exact && self.is_hijack(id, offset.wrapping_add(1));
@@ -459,7 +465,7 @@ impl View<'_> {
         };
         let function = &found.function;
         if self.is_hijack(id, offset.wrapping_sub(address - function.start)) {
-            return (frame, hijack_rule(found.rule, address - function.start));
+            return (frame, (NATIVE.hijack)(found.rule, address - function.start));
         }
         // A return address that is the first instruction of `OnHijackTripThread` belongs to that, not to the function before it.
         if !exact && function.end == address.wrapping_add(1) && self.is_hijack(id, offset.wrapping_add(1)) {
@@ -467,7 +473,7 @@ impl View<'_> {
         }
         if exact
             && found.saves_below_stack()
-            && let Some(rule) = epilogue(&self.code(id, offset), address, function)
+            && let Some(rule) = (NATIVE.epilogue)(&self.code(id, offset), address, function)
         {
             return (frame, Ok(rule));
         }
@@ -483,10 +489,12 @@ impl View<'_> {
 
     /// True when the function that begins at `offset` in the file is the CLR's return-address hijack.
     fn is_hijack(&self, id: ImageId, offset: u64) -> bool {
-        let mut code = [0u8; HIJACK_PROLOGUE.len()];
+        let mut code = [0u8; 16];
+        let Some(code) = code.get_mut(..NATIVE.hijack_prologue.len()) else { return false };
         self.process.is_clr
-            && self.images.get(id).is_some_and(|i| i.read_at(offset, &mut code) == code.len())
-            && code == HIJACK_PROLOGUE
+            && !code.is_empty()
+            && self.images.get(id).is_some_and(|i| i.read_at(offset, code) == code.len())
+            && code == NATIVE.hijack_prologue
     }
 
     fn in_vdso(&mut self, mapping: &Mapping, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
@@ -513,7 +521,7 @@ impl View<'_> {
         }
         if self.now.duration_since(known.checked) >= RECHECK {
             let body = known.body.clone();
-            if self.process.memory().is_some_and(|m| !body.is_current(m)) {
+            if self.process.memory().is_some_and(|m| !body.is_current(NATIVE, m)) {
                 self.counters.bodies_replaced += 1;
                 self.process.forget(&body.range);
                 return None;
@@ -531,7 +539,7 @@ impl View<'_> {
             let Some(memory) = self.process.memory() else {
                 return (self.unknown(pc), Err(Refusal::Unreadable));
             };
-            let found = JitBody::find(memory, pc, mapping.range.start, &mut budget);
+            let found = JitBody::find(NATIVE, memory, pc, mapping.range.start, &mut budget);
             self.process.budget = budget;
             match found {
                 Ok(Some(body)) => self.learn(body),
@@ -549,8 +557,8 @@ impl View<'_> {
         let frame =
             FrameKey::Managed { process: self.process.id, start: *start, generation: known.generation };
         let rule = match &self.process.memory {
-            Some(memory) => known.body.rule(memory, pc, exact),
-            None => known.body.rule(&Gone, pc, exact),
+            Some(memory) => known.body.rule(NATIVE, memory, pc, exact),
+            None => known.body.rule(NATIVE, &Gone, pc, exact),
         };
         (frame, rule)
     }
@@ -572,7 +580,8 @@ impl View<'_> {
 
     fn stub(&self, pc: u64, code: &[u8]) -> (FrameKey, Result<Rule, Refusal>) {
         let frame = FrameKey::Stub { process: self.process.id, address: pc };
-        (frame, stub_rule(code, pc))
+        let rule = if code.is_empty() { Err(Refusal::Unreadable) } else { (NATIVE.stub)(code, pc) };
+        (frame, rule)
     }
 
     /// [`View::resolve`] within the process's share of work.
@@ -599,7 +608,7 @@ impl View<'_> {
         if cached.taught.is_some() && !again {
             return;
         }
-        let Some(rule) = cached.step.rule.as_ref().ok().and_then(|rule| encode(rule)) else { return };
+        let Some(rule) = cached.step.rule.as_ref().ok().and_then(|rule| encode(NATIVE, rule)) else { return };
         if !self.common.take_lesson(&mut self.process.share) {
             self.counters.lessons_refused += 1;
             return;
@@ -700,7 +709,7 @@ impl Code for View<'_> {
             }
             _ => self.process.read(from, &mut code),
         };
-        read == code.len() && ends_with_call(&code)
+        read == code.len() && (NATIVE.ends_with_call)(&code)
     }
 }
 

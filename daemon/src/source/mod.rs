@@ -29,13 +29,14 @@ pub struct ThreadId {
     pub tid: u32,
 }
 
-/// General registers of the interrupted or captured user context, x86-64, in DWARF order
-/// (0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8–15 r8–r15; System V ABI x86-64, figure 3.36).
+/// General registers of the interrupted or captured user context, by the places of the machine
+/// ([`crate::unwind::machine::Machine`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UserRegs {
-    /// Values by DWARF number; meaningful only where `known` has the bit set.
+    /// Values by place; meaningful only where `known` has the bit set.
     pub gpr: [u64; 16],
-    /// Bit n set: `gpr[n]` was captured. A sample from the kernel knows all; the shim knows the callee-saved ones and rsp.
+    /// Bit n set: `gpr[n]` was captured. A sample from the kernel knows all; the shim knows callee-saved ones and the
+    /// stack pointer.
     pub known: u16,
     /// The instruction pointer: the exact instruction, unless the probes' walk says that it is a return address.
     pub ip: u64,
@@ -68,14 +69,14 @@ pub struct ProbeWalk {
     pub end: WalkEnd,
 }
 
-/// A user context: registers and a bounded copy of the stack that starts at rsp.
+/// A user context: registers and a bounded copy of the stack that starts at the stack pointer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserContext {
     /// What the probes walked before; `None` for contexts that do not come from them.
     pub walk: Option<ProbeWalk>,
     /// Registers at the moment of capture, or of the frame the probes handed over; meaningless when they did not.
     pub regs: UserRegs,
-    /// Bytes from `regs.gpr[7]` (rsp) upwards; shorter than asked where the stack's mapping ends.
+    /// Bytes from the stack pointer upwards; shorter than asked where the stack's mapping ends.
     pub stack: Vec<u8>,
     /// True when the copy ended because the limit was reached, not because memory did.
     pub limited: bool,
@@ -231,7 +232,7 @@ pub struct WaitStart {
     pub io: bool,
     /// Nanoseconds it had been on CPU since its last switch-in.
     pub ran_ns: u64,
-    /// System call it is in (`orig_ax`), if any.
+    /// System call it is in, if any.
     pub syscall: Option<u32>,
     /// One over the probability with which this stack was kept; at least 1.
     pub weight: f64,

@@ -7,7 +7,10 @@
 //! Of DWARF expressions those that occur are evaluated: PLT entries (binutils elf_x86_64_eh_frame_plt: the place in the
 //! 16-byte entry decides, and the address is known here), signal frames (glibc sigaction.c: register plus offset, one
 //! dereference) and hand-written assembly that keeps the CFA in its frame (OpenSSL).
+//! On aarch64 the return address stays in x30 unless it says otherwise, and whether it is signed (`DW_CFA_AARCH64_negate_ra_state`) need not
+//! be known: signatures are always taken off.
 
+use super::machine::{Machine, NATIVE};
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use gimli::{
     BaseAddresses, CfaRule, DebugFrame, EhFrame, EndianSlice, LittleEndian, Operation, RegisterRule,
@@ -26,8 +29,6 @@ const MAX_INDEX: usize = 2 << 20;
 const MAX_OPERATIONS: usize = 64;
 /// Where the rows of `.eh_frame_hdr`'s table begin.
 const TABLE_AT: usize = 12;
-/// DWARF number of the return address column on x86-64.
-const RETURN_ADDRESS: gimli::Register = gimli::Register(16);
 
 /// A section's bytes and the address the file gives it.
 #[derive(Debug, Default, Clone)]
@@ -39,8 +40,9 @@ pub struct Section {
 }
 
 /// The unwind sections of one ELF image; each may be missing.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct UnwindSections {
+    machine: &'static Machine,
     /// `.eh_frame_hdr`.
     pub eh_frame_hdr: Option<Section>,
     /// `.eh_frame`.
@@ -95,14 +97,33 @@ struct IndexEntry {
 }
 
 impl UnwindSections {
-    /// Sections with the given contents.
+    /// Sections of this machine with the given contents.
     #[must_use]
     pub fn new(
         eh_frame_hdr: Option<Section>,
         eh_frame: Option<Section>,
         debug_frame: Option<Section>,
     ) -> Self {
-        Self { eh_frame_hdr, eh_frame, debug_frame, ..Self::default() }
+        Self::of(NATIVE, eh_frame_hdr, eh_frame, debug_frame)
+    }
+
+    /// The same of another machine.
+    #[must_use]
+    pub fn of(
+        machine: &'static Machine,
+        eh_frame_hdr: Option<Section>,
+        eh_frame: Option<Section>,
+        debug_frame: Option<Section>,
+    ) -> Self {
+        Self {
+            machine,
+            eh_frame_hdr,
+            eh_frame,
+            debug_frame,
+            plt: Vec::new(),
+            eh_index: OnceLock::new(),
+            debug_index: OnceLock::new(),
+        }
     }
 
     /// Bytes held.
@@ -136,25 +157,27 @@ impl UnwindSections {
 
     fn eh_rule(&self, address: u64) -> Result<Found, Refusal> {
         let section = self.eh_frame.as_ref().ok_or(Refusal::NoEntry)?;
-        let eh_frame = EhFrame::new(&section.bytes, LittleEndian);
+        let mut eh_frame = EhFrame::new(&section.bytes, LittleEndian);
+        eh_frame.set_vendor(self.machine.vendor);
         let mut bases = BaseAddresses::default().set_eh_frame(section.address);
         if let Some(hdr) = &self.eh_frame_hdr {
             bases = bases.set_eh_frame_hdr(hdr.address);
-            if let Some(found) = by_table(hdr, &eh_frame, section.address, &bases, address) {
+            if let Some(found) = by_table(self.machine, hdr, &eh_frame, section.address, &bases, address) {
                 return found;
             }
         }
         let index = self.eh_index.get_or_init(|| make_index(&eh_frame, &bases));
-        by_index(index, &eh_frame, &bases, address)
+        by_index(self.machine, index, &eh_frame, &bases, address)
     }
 
     fn debug_rule(&self, address: u64) -> Result<Found, Refusal> {
         let section = self.debug_frame.as_ref().ok_or(Refusal::NoEntry)?;
         let mut debug_frame = DebugFrame::new(&section.bytes, LittleEndian);
         debug_frame.set_address_size(8);
+        debug_frame.set_vendor(self.machine.vendor);
         let bases = BaseAddresses::default();
         let index = self.debug_index.get_or_init(|| make_index(&debug_frame, &bases));
-        by_index(index, &debug_frame, &bases, address)
+        by_index(self.machine, index, &debug_frame, &bases, address)
     }
 }
 
@@ -162,6 +185,7 @@ impl UnwindSections {
 /// the place of `.eh_frame`, the number of rows, then rows of two offsets from the section's own address. Read here and not by gimli
 /// (0.34): that multiplies the number of rows without a check.
 fn by_table(
+    machine: &Machine,
     hdr: &Section,
     eh_frame: &EhFrame<Bytes<'_>>,
     eh_frame_address: u64,
@@ -184,7 +208,7 @@ fn by_table(
     };
     let offset = at([a, b, c, d]).checked_sub(eh_frame_address).and_then(|o| usize::try_from(o).ok());
     let Some(offset) = offset else { return Some(Err(Refusal::Malformed)) };
-    Some(fde_rule(eh_frame, bases, offset, address, EhFrame::cie_from_offset))
+    Some(fde_rule(machine, eh_frame, bases, offset, address, EhFrame::cie_from_offset))
 }
 
 /// Reads every FDE of a section once.
@@ -210,6 +234,7 @@ fn make_index<'a, S: UnwindSection<Bytes<'a>>>(section: &S, bases: &BaseAddresse
 }
 
 fn by_index<'a, S: UnwindSection<Bytes<'a>>>(
+    machine: &Machine,
     index: &[IndexEntry],
     section: &S,
     bases: &BaseAddresses,
@@ -220,10 +245,11 @@ fn by_index<'a, S: UnwindSection<Bytes<'a>>>(
     if address >= entry.end {
         return Err(Refusal::NoEntry);
     }
-    fde_rule(section, bases, entry.offset, address, S::cie_from_offset)
+    fde_rule(machine, section, bases, entry.offset, address, S::cie_from_offset)
 }
 
 fn fde_rule<'a, S, F>(
+    machine: &Machine,
     section: &S,
     bases: &BaseAddresses,
     offset: usize,
@@ -241,7 +267,8 @@ where
     if fde.entry_len() > MAX_FDE_BYTES || fde.cie().entry_len() > MAX_FDE_BYTES {
         return Err(Refusal::Unsupported);
     }
-    if fde.cie().return_address_register() != RETURN_ADDRESS {
+    let return_address = gimli::Register(machine.return_column);
+    if fde.cie().return_address_register() != return_address {
         return Err(Refusal::Unsupported);
     }
     let mut context = UnwindContext::new();
@@ -249,11 +276,11 @@ where
         fde.unwind_info_for_address(section, bases, &mut context, address).map_err(|_| Refusal::Malformed)?;
     let cfa = match row.cfa() {
         CfaRule::RegisterAndOffset { register, offset } => {
-            Cfa::Register { base: general(*register)?, offset: narrow(*offset)? }
+            Cfa::Register { base: general(machine, *register)?, offset: narrow(*offset)? }
         }
         CfaRule::Expression(expression) => {
             let expression = expression.get(section).map_err(|_| Refusal::Malformed)?;
-            match evaluate(expression, fde.cie().encoding(), address)? {
+            match evaluate(machine, expression, fde.cie().encoding(), address)? {
                 Value::Register { base, offset } => Cfa::Register { base, offset: narrow(offset)? },
                 Value::Deref { base, offset, add } => {
                     Cfa::Deref { base, offset: narrow(offset)?, add: narrow(add)? }
@@ -262,7 +289,7 @@ where
             }
         }
     };
-    let mut rule = Rule::call(cfa);
+    let mut rule = machine.call(cfa);
     if fde.is_signal_trampoline() {
         rule.kind = FrameKind::Signal;
     }
@@ -272,10 +299,10 @@ where
             RegisterRule::SameValue => Saved::Same,
             RegisterRule::Offset(offset) => Saved::AtCfa(narrow(*offset)?),
             RegisterRule::ValOffset(offset) => Saved::CfaPlus(narrow(*offset)?),
-            RegisterRule::Register(other) => Saved::InRegister(general(*other)?),
+            RegisterRule::Register(other) => Saved::InRegister(general(machine, *other)?),
             RegisterRule::Expression(expression) => {
                 let expression = expression.get(section).map_err(|_| Refusal::Malformed)?;
-                match evaluate(expression, fde.cie().encoding(), address)? {
+                match evaluate(machine, expression, fde.cie().encoding(), address)? {
                     Value::Register { base, offset } => Saved::AtRegister { base, offset: narrow(offset)? },
                     Value::Deref { .. } | Value::Constant(_) => Saved::Lost,
                 }
@@ -284,13 +311,16 @@ where
                 Saved::Lost
             }
         };
-        if *register == RETURN_ADDRESS {
+        if *register == return_address {
             // A return address that is saved in a way not understood must not look like the start of the thread.
             if saved == Saved::Lost && !matches!(how, RegisterRule::Undefined) {
                 return Err(Refusal::Unsupported);
             }
-            rule.return_address = saved;
-        } else if let Some(register) = Register::from_dwarf(register.0) {
+            rule.return_address = match (saved, machine.link) {
+                (Saved::Same, Some(link)) => Saved::InRegister(link),
+                _ => saved,
+            };
+        } else if let Some(register) = machine.register(register.0) {
             rule.registers[register.index()] = saved;
         }
     }
@@ -301,8 +331,8 @@ where
     Ok(Found { rule, function: fde.initial_address()..fde.end_address(), table: Table::EhFrame })
 }
 
-fn general(register: gimli::Register) -> Result<Register, Refusal> {
-    Register::from_dwarf(register.0).ok_or(Refusal::Unsupported)
+fn general(machine: &Machine, register: gimli::Register) -> Result<Register, Refusal> {
+    machine.register(register.0).ok_or(Refusal::Unsupported)
 }
 
 fn narrow(offset: i64) -> Result<i32, Refusal> {
@@ -336,6 +366,7 @@ impl Value {
 
 /// Evaluates an expression at `address`, the only register whose value is known.
 fn evaluate(
+    machine: &Machine,
     expression: gimli::Expression<Bytes<'_>>,
     encoding: gimli::Encoding,
     address: u64,
@@ -351,11 +382,13 @@ fn evaluate(
             Operation::Nop => continue,
             Operation::UnsignedConstant { value } => Value::Constant(value),
             Operation::SignedConstant { value } => Value::Constant(value.cast_unsigned()),
-            Operation::RegisterOffset { register: RETURN_ADDRESS, offset, .. } => {
+            Operation::RegisterOffset { register, offset, .. }
+                if Some(register.0) == machine.instruction_pointer =>
+            {
                 Value::Constant(address.wrapping_add_signed(offset))
             }
             Operation::RegisterOffset { register, offset, .. } => {
-                Value::Register { base: general(register)?, offset }
+                Value::Register { base: general(machine, register)?, offset }
             }
             Operation::PlusConstant { value } => pop()?.plus(value.cast_signed()),
             Operation::Plus => match (pop()?, pop()?) {
@@ -390,11 +423,12 @@ fn evaluate(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unwind::x86_64::X86_64;
     use proptest::prelude::{any, proptest};
 
     fn at(bytes: &[u8], address: u64) -> Result<Value, Refusal> {
         let encoding = gimli::Encoding { address_size: 8, format: gimli::Format::Dwarf32, version: 4 };
-        evaluate(gimli::Expression(EndianSlice::new(bytes, LittleEndian)), encoding, address)
+        evaluate(&X86_64, gimli::Expression(EndianSlice::new(bytes, LittleEndian)), encoding, address)
     }
 
     #[test]
@@ -433,9 +467,9 @@ mod tests {
                 hdr.extend((place - 0x3000).to_le_bytes());
             }
             let hdr = Some(Section { address: 0x3000, bytes: hdr });
-            let sections = UnwindSections::new(hdr, Some(eh_frame()), None);
+            let sections = UnwindSections::of(&X86_64, hdr, Some(eh_frame()), None);
             let found = sections.rule(0x500f).unwrap();
-            assert_eq!((found.function, found.rule), (0x5000..0x5010, Rule::frameless()));
+            assert_eq!((found.function, found.rule), (0x5000..0x5010, X86_64.frameless()));
             assert_eq!(sections.rule(0x5010), Err(Refusal::NoEntry));
             assert_eq!(sections.rule(0x4fff), Err(Refusal::NoEntry));
         }
@@ -447,8 +481,12 @@ mod tests {
         let mut hdr = vec![1, 0x1b, 0x04, 0x3b, 0, 0, 0, 0];
         hdr.extend(u64::MAX.to_le_bytes());
         hdr.extend([0xff; 8]);
-        let sections =
-            UnwindSections::new(Some(Section { address: 0x3000, bytes: hdr }), Some(eh_frame()), None);
+        let sections = UnwindSections::of(
+            &X86_64,
+            Some(Section { address: 0x3000, bytes: hdr }),
+            Some(eh_frame()),
+            None,
+        );
         assert!(sections.rule(0x5000).is_ok());
     }
 
@@ -458,7 +496,7 @@ mod tests {
             hdr in any::<Vec<u8>>(), eh in any::<Vec<u8>>(), debug in any::<Vec<u8>>(), address in any::<u64>(),
         ) {
             let section = |bytes| Some(Section { address: 0x1000, bytes });
-            let sections = UnwindSections::new(section(hdr), section(eh), section(debug));
+            let sections = UnwindSections::of(&X86_64, section(hdr), section(eh), section(debug));
             sections.rule(address).ok();
         }
 

@@ -1,39 +1,45 @@
 //! Rules in the form the probes take: those that practically all code has. The others stay with the finisher.
 
+use super::machine::Machine;
 use super::rule::{Cfa, FrameKind, Register, Rule, Saved};
 use ebpf_common::rule::{
-    DWARF_NUMBERS, LOST, RIP, RSP, RULE_CALL, RULE_DEREF, RULE_SIGNAL, RULE_START, SAME, UnwindRule,
-    WALK_REGISTERS,
+    LOST, PC, RULE_CALL, RULE_DEREF, RULE_SIGNAL, RULE_START, SAME, SP, UnwindRule, WALK_REGISTERS,
 };
 
-/// The probes' form of a rule; `None` when they cannot do what it says.
+/// The probes' form of a rule of `machine`; `None` when they cannot do what it says.
 #[must_use]
-pub fn encode(rule: &Rule) -> Option<UnwindRule> {
+pub fn encode(machine: &Machine, rule: &Rule) -> Option<UnwindRule> {
     if rule.is_thread_start() {
-        // rsp is always known.
-        let base = place_of(Register::RSP)?;
+        // The stack pointer is always known.
+        let base = place_of(machine, machine.stack_pointer)?;
         return Some(UnwindRule { kind: RULE_START, base, ..UnwindRule::default() });
     }
     let (kind, base, cfa_offset, cfa_add) = match (rule.kind, rule.cfa) {
-        (FrameKind::Signal, _) => (RULE_SIGNAL, Register::RSP, 0, 0),
+        (FrameKind::Signal, _) => (RULE_SIGNAL, machine.stack_pointer, 0, 0),
         (FrameKind::Call, Cfa::Register { base, offset }) => (RULE_CALL, base, offset, 0),
         (FrameKind::Call, Cfa::Deref { base, offset, add }) => (RULE_DEREF, base, offset, add),
         (FrameKind::Stub { .. }, _) => return None,
     };
     let mut saved = [SAME; WALK_REGISTERS];
-    for (place, number) in saved.iter_mut().zip(DWARF_NUMBERS) {
-        *place = offset(rule, *rule.registers.get(usize::from(number))?)?;
+    for (place, number) in saved.iter_mut().zip(machine.walk_places) {
+        *place = offset(machine, rule, *rule.registers.get(usize::from(number))?)?;
     }
-    if let Some(place) = saved.get_mut(RIP) {
-        *place = word(offset(rule, rule.return_address)?)?;
+    let in_link = machine.link.is_some_and(|link| rule.return_address == Saved::InRegister(link));
+    if let Some(place) = saved.get_mut(PC) {
+        *place = if in_link { SAME } else { word(offset(machine, rule, rule.return_address)?)? };
     }
-    let stack = saved.get(RSP).copied()?;
+    if in_link && kind == RULE_SIGNAL {
+        return None;
+    }
+    let stack = saved.get(SP).copied()?;
     if (kind == RULE_SIGNAL) != word(stack).is_some() || stack == LOST {
         return None;
     }
     let words = saved.iter().copied().filter_map(word);
-    let (low, high) = (words.clone().min()?, words.max()?.checked_add(8)?);
-    Some(UnwindRule { cfa_offset, cfa_add, saved, low, high, kind, base: place_of(base)?, reserved: 0 })
+    // A leaf on a machine with a link register may have saved nothing.
+    let (low, high) = (words.clone().min().unwrap_or(0), words.max().map_or(Some(0), |p| p.checked_add(8))?);
+    let base = place_of(machine, base)?;
+    Some(UnwindRule { cfa_offset, cfa_add, saved, low, high, kind, base, reserved: 0 })
 }
 
 /// A place in memory, as opposed to what else `UnwindRule::saved` can say.
@@ -42,13 +48,15 @@ fn word(saved: i16) -> Option<i16> {
 }
 
 /// Where a register is saved, from the rule's anchor.
-fn offset(rule: &Rule, saved: Saved) -> Option<i16> {
+fn offset(machine: &Machine, rule: &Rule, saved: Saved) -> Option<i16> {
     let from_anchor = |offset: i32| i16::try_from(offset).ok().and_then(word);
     match (saved, rule.kind, rule.cfa) {
         (Saved::Same, ..) => Some(SAME),
         (Saved::Lost, ..) => Some(LOST),
-        // The anchor of a signal's frame is rsp.
-        (Saved::AtRegister { base: Register::RSP, offset }, FrameKind::Signal, _) => from_anchor(offset),
+        // The anchor of a signal's frame is the stack pointer.
+        (Saved::AtRegister { base, offset }, FrameKind::Signal, _) if base == machine.stack_pointer => {
+            from_anchor(offset)
+        }
         (_, FrameKind::Signal, _) => None,
         (Saved::AtCfa(offset), ..) => from_anchor(offset),
         (Saved::AtRegister { base, offset }, _, Cfa::Register { base: of_cfa, offset: cfa })
@@ -62,58 +70,79 @@ fn offset(rule: &Rule, saved: Saved) -> Option<i16> {
 }
 
 /// A register's place among those of a walk.
-fn place_of(register: Register) -> Option<u8> {
-    let place = DWARF_NUMBERS.iter().position(|number| usize::from(*number) == register.index())?;
+fn place_of(machine: &Machine, register: Register) -> Option<u8> {
+    let place = machine.walk_places.iter().position(|number| usize::from(*number) == register.index())?;
     u8::try_from(place).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ebpf_common::rule::RBX;
+    use crate::unwind::aarch64::AARCH64;
+    use crate::unwind::x86_64::X86_64;
+    use ebpf_common::machine::aarch64::{X29, X30};
+    use ebpf_common::machine::x86_64::RBX;
 
     #[test]
     fn a_frameless_function_saves_its_return_address_only() {
-        let rule = encode(&Rule::frameless()).unwrap();
-        assert_eq!((rule.kind, usize::from(rule.base), rule.cfa_offset), (RULE_CALL, RSP, 8));
-        assert_eq!((rule.saved[RIP], rule.low, rule.high), (-8, -8, 0));
-        assert!(rule.saved[..RIP].iter().all(|place| *place == SAME));
+        let rule = encode(&X86_64, &X86_64.frameless()).unwrap();
+        assert_eq!((rule.kind, usize::from(rule.base), rule.cfa_offset), (RULE_CALL, SP, 8));
+        assert_eq!((rule.saved[PC], rule.low, rule.high), (-8, -8, 0));
+        assert!(rule.saved[..PC].iter().all(|place| *place == SAME));
     }
 
     #[test]
     fn what_is_saved_beside_the_base_register_is_counted_from_the_cfa() {
-        let mut rule = Rule::call(Cfa::Register { base: Register::RBP, offset: 16 });
+        let mut rule = X86_64.call(Cfa::Register { base: Register::RBP, offset: 16 });
         rule.registers[3] = Saved::AtRegister { base: Register::RBP, offset: -24 };
         rule.registers[6] = Saved::AtCfa(-16);
-        let encoded = encode(&rule).unwrap();
+        let encoded = encode(&X86_64, &rule).unwrap();
         assert_eq!((encoded.saved[RBX], encoded.low, encoded.high), (-40, -40, 0));
         rule.registers[3] = Saved::AtRegister { base: Register::RSP, offset: 0 };
-        assert_eq!(encode(&rule), None, "another base");
+        assert_eq!(encode(&X86_64, &rule), None, "another base");
     }
 
     #[test]
     fn a_signal_frame_restores_the_stack_pointer_too() {
-        let mut rule = Rule::call(Cfa::Deref { base: Register::RSP, offset: 160, add: 0 });
+        let mut rule = X86_64.call(Cfa::Deref { base: Register::RSP, offset: 160, add: 0 });
         rule.kind = FrameKind::Signal;
         for number in [3, 6, 7, 12, 13, 14, 15] {
             rule.registers[number] =
                 Saved::AtRegister { base: Register::RSP, offset: 40 + 8 * number as i32 };
         }
         rule.return_address = Saved::AtRegister { base: Register::RSP, offset: 168 };
-        let encoded = encode(&rule).unwrap();
-        assert_eq!((encoded.kind, encoded.saved[RSP], encoded.low, encoded.high), (RULE_SIGNAL, 96, 64, 176));
+        let encoded = encode(&X86_64, &rule).unwrap();
+        assert_eq!((encoded.kind, encoded.saved[SP], encoded.low, encoded.high), (RULE_SIGNAL, 96, 64, 176));
         rule.registers[7] = Saved::CfaPlus(0);
-        assert_eq!(encode(&rule), None, "where rsp is must be known without the CFA");
+        assert_eq!(encode(&X86_64, &rule), None, "where rsp is must be known without the CFA");
     }
 
     #[test]
     fn what_the_probes_cannot_do_is_refused() {
-        let stub = Rule { kind: FrameKind::Stub { words: 2 }, ..Rule::frameless() };
-        let far = Rule::call(Cfa::Register { base: Register::from_dwarf(10).unwrap(), offset: 8 });
-        let elsewhere = Rule { return_address: Saved::InRegister(Register::RBX), ..Rule::frameless() };
+        let stub = Rule { kind: FrameKind::Stub { words: 2 }, ..X86_64.frameless() };
+        let far = X86_64.call(Cfa::Register { base: Register::at(10).unwrap(), offset: 8 });
+        let elsewhere = Rule { return_address: Saved::InRegister(Register::RBX), ..X86_64.frameless() };
         for rule in [stub, far, elsewhere] {
-            assert_eq!(encode(&rule), None, "{rule:?}");
+            assert_eq!(encode(&X86_64, &rule), None, "{rule:?}");
         }
-        assert_eq!(encode(&Rule::thread_start()).unwrap().kind, RULE_START);
+        assert_eq!(encode(&X86_64, &X86_64.thread_start()).unwrap().kind, RULE_START);
+    }
+
+    #[test]
+    fn a_leaf_with_its_return_address_in_the_link_register_needs_no_memory() {
+        let leaf = encode(&AARCH64, &AARCH64.frameless()).unwrap();
+        assert_eq!((leaf.kind, usize::from(leaf.base), leaf.cfa_offset), (RULE_CALL, SP, 0));
+        assert_eq!((leaf.saved[PC], leaf.low, leaf.high), (SAME, 0, 0));
+        assert_eq!(leaf.saved[X30], LOST);
+    }
+
+    #[test]
+    fn a_frame_record_is_counted_from_the_cfa_too() {
+        let mut rule = AARCH64.call(Cfa::Register { base: Register::X29, offset: 96 });
+        rule.return_address = Saved::AtRegister { base: Register::X29, offset: 8 };
+        rule.registers[Register::X29.index()] = Saved::AtRegister { base: Register::X29, offset: 0 };
+        let encoded = encode(&AARCH64, &rule).unwrap();
+        assert_eq!((usize::from(encoded.base), encoded.saved[X29], encoded.saved[PC]), (X29, -96, -88));
+        assert_eq!((encoded.low, encoded.high), (-96, -80));
     }
 }

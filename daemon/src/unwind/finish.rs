@@ -5,6 +5,7 @@
 //! not captured or not saved is never used as if it were. A frame without a rule is left by its frame pointer, last and
 //! marked, because about a third of optimised managed methods and all of glibc keep none.
 
+use super::machine::{Machine, NATIVE, native_address_mask};
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use crate::sample::frame::{FrameKey, Marker};
 use crate::source::{MonotonicNs, UserContext, WalkEnd};
@@ -15,11 +16,13 @@ use std::sync::Arc;
 pub struct Limits {
     /// Most frames.
     pub max_frames: usize,
+    /// Bits of a return address that are one.
+    pub address_mask: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_frames: 512 }
+        Self { max_frames: 512, address_mask: native_address_mask() }
     }
 }
 
@@ -73,8 +76,11 @@ impl Finished {
 
 /// A walk in progress.
 struct Walk<'a> {
+    machine: &'a Machine,
     context: &'a UserContext,
     stack_start: u64,
+    /// The frame is at or above this address: its stack pointer, where that is known.
+    floor: u64,
     registers: [u64; 16],
     known: u16,
 }
@@ -150,7 +156,6 @@ impl Walk<'_> {
             return self.leave_stub(rule, cfa, words, code);
         }
         let return_address = self.saved(rule.return_address, Err(Missing::Unknown), cfa)?;
-        let stack_pointer = self.register(Register::RSP)?;
         let mut registers = [0; 16];
         let mut known = 0u16;
         for (i, saved) in rule.registers.iter().enumerate() {
@@ -158,7 +163,7 @@ impl Walk<'_> {
             // Below the stack pointer nothing is kept: an epilogue has taken the register from there already. gcc does not say so
             // (after `leave` or `pop` it states the new CFA only), and the copy does not reach there.
             let saved = match *saved {
-                Saved::AtCfa(offset) if cfa.wrapping_add_signed(i64::from(offset)) < stack_pointer => {
+                Saved::AtCfa(offset) if cfa.wrapping_add_signed(i64::from(offset)) < self.floor => {
                     Saved::Same
                 }
                 saved => saved,
@@ -170,52 +175,61 @@ impl Walk<'_> {
         }
         // The stack pointer must grow. A signal handler on its own stack is the one exception, and its frame is found only
         // when both stacks are in the copy, so there it must grow as well. Asked first: a guess goes on from this frame's registers.
-        // Nor does it in a function that took its return address off the stack into a register (glibc's `vfork`).
-        let rsp = Register::RSP.index();
-        let stays = registers[rsp] == stack_pointer && matches!(rule.return_address, Saved::InRegister(_));
-        if known & (1 << rsp) == 0 || registers[rsp] <= stack_pointer && !stays {
+        // It may stay in a function whose return address is in a register: all those that have not pushed it (aarch64), or have taken it off
+        // again (glibc's `vfork`). A call changes that register, so it leads out of one frame only.
+        let sp = self.machine.stack_pointer.index();
+        let stays = registers[sp] == self.floor && matches!(rule.return_address, Saved::InRegister(_));
+        if known & (1 << sp) == 0 || registers[sp] <= self.floor && !stays {
             return Err(Missing::Unknown);
         }
-        (self.registers, self.known) = (registers, known);
+        if let Some(link) = self.machine.link
+            && rule.kind != FrameKind::Signal
+        {
+            known &= !(1 << link.index());
+        }
+        (self.registers, self.known, self.floor) = (registers, known, registers[sp]);
         Ok(return_address)
     }
 
     /// Leaves a stub: its caller's return address is the first word from where the rule says that follows a call.
     fn leave_stub(&mut self, rule: &Rule, cfa: u64, words: u8, code: &mut dyn Code) -> Result<u64, Missing> {
-        let before = self.register(Register::RSP)?;
         for word in 0..words {
             let at = cfa.wrapping_add(u64::from(word) * 8);
             let candidate = self.word(at.wrapping_sub(8))?;
-            if at > before && code.follows_call(candidate) {
+            if at > self.floor && code.follows_call(candidate) {
                 for (i, saved) in rule.registers.iter().enumerate() {
                     match self.saved(*saved, Ok(self.registers[i]), cfa) {
                         Ok(value) => self.registers[i] = value,
                         Err(_) => self.known &= !(1 << i),
                     }
                 }
-                self.registers[Register::RSP.index()] = at;
+                (self.registers[self.machine.stack_pointer.index()], self.floor) = (at, at);
                 return Ok(candidate);
             }
         }
         Err(Missing::Unknown)
     }
 
-    /// Leaves a frame by its frame pointer, if that leads up the stack and to code.
-    fn guess(&mut self, code: &mut dyn Code) -> Option<u64> {
-        let frame = self.register(Register::RBP).ok()?;
-        if frame < self.register(Register::RSP).ok()? || !frame.is_multiple_of(8) {
+    /// Leaves a frame by its frame pointer, if that leads up the stack and to code. Both machines keep the caller's frame pointer and the
+    /// return address there, one above the other.
+    fn guess(&mut self, code: &mut dyn Code, limits: Limits) -> Option<u64> {
+        let frame = self.register(self.machine.frame_pointer).ok()?;
+        if frame < self.floor || !frame.is_multiple_of(8) {
             return None;
         }
-        let caller = self.word(frame.checked_add(8)?).ok()?;
+        let caller = self.word(frame.checked_add(8)?).ok()? & limits.address_mask;
         let saved = self.word(frame).ok()?;
         if !code.is_executable(caller.wrapping_sub(1)) {
             return None;
         }
         // Nothing is known of the other registers: this frame may have changed and saved any of them.
-        self.known = 0;
-        for (register, value) in [(Register::RBP, saved), (Register::RSP, frame + 16)] {
-            self.registers[register.index()] = value;
-            self.known |= 1 << register.index();
+        self.registers[self.machine.frame_pointer.index()] = saved;
+        self.known = 1 << self.machine.frame_pointer.index();
+        self.floor = frame.checked_add(16)?;
+        // Where a call pushes the return address the frame ends with it; a frame record can be anywhere in its frame.
+        if self.machine.link.is_none() {
+            self.registers[self.machine.stack_pointer.index()] = self.floor;
+            self.known |= 1 << self.machine.stack_pointer.index();
         }
         Some(caller)
     }
@@ -224,11 +238,17 @@ impl Walk<'_> {
 /// Largest copy any source takes, bytes.
 const MAX_STACK_BYTES: usize = 64 << 10;
 
-/// Walks `context` and appends to nothing: the result holds all frames.
+/// Walks a `context` of this machine and appends to nothing: the result holds all frames.
 pub fn walk(context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finished {
+    walk_on(NATIVE, context, code, limits)
+}
+
+/// The same of any machine.
+pub fn walk_on(machine: &Machine, context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finished {
     let regs = &context.regs;
-    let stack_start = regs.gpr[Register::RSP.index()];
-    let mut walk = Walk { context, stack_start, registers: regs.gpr, known: regs.known };
+    let stack_start = regs.gpr[machine.stack_pointer.index()];
+    let (registers, known, floor) = (regs.gpr, regs.known, stack_start);
+    let mut walk = Walk { machine, context, stack_start, floor, registers, known };
     let mut done = Finished::default();
     let (mut pc, mut exact) = (regs.ip, true);
     if let Some(probed) = &context.walk {
@@ -260,7 +280,7 @@ pub fn walk(context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finis
                 return done;
             }
             Ok(rule) => match (walk.leave(rule, code), rule.kind) {
-                (Ok(caller), kind) => Ok((caller, kind == FrameKind::Signal)),
+                (Ok(caller), kind) => Ok((caller & limits.address_mask, kind == FrameKind::Signal)),
                 // The interrupted code has another stack than the handler (sigaltstack), and only the handler's was copied.
                 (Err(_), FrameKind::Signal) => Err(Marker::TruncatedCopy),
                 (Err(missing), _) => Err(missing.into()),
@@ -276,7 +296,7 @@ pub fn walk(context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finis
             }
             Ok(caller) => caller,
             Err(Marker::TruncatedCopy) => break Marker::TruncatedCopy,
-            Err(marker) => match walk.guess(code) {
+            Err(marker) => match walk.guess(code, limits) {
                 // What a guess finds there says nothing about the stack's end.
                 Some(0) | None => break marker,
                 Some(caller) => {
@@ -295,6 +315,8 @@ mod tests {
     use super::*;
     use crate::sample::frame::ProcessId;
     use crate::source::{ProbeWalk, UserRegs};
+    use crate::unwind::aarch64::AARCH64;
+    use crate::unwind::x86_64::X86_64;
     use proptest::prelude::{any, prop, proptest};
     use std::collections::HashMap;
 
@@ -336,17 +358,17 @@ mod tests {
     }
 
     fn walk_with(rules: &[(u64, Rule)], context: &UserContext) -> Finished {
-        walk(context, &mut Rules(rules.iter().copied().collect()), Limits::default())
+        walk_on(&X86_64, context, &mut Rules(rules.iter().copied().collect()), Limits::default())
     }
 
     fn rsp_plus(offset: i32) -> Rule {
-        Rule::call(Cfa::Register { base: Register::RSP, offset })
+        X86_64.call(Cfa::Register { base: Register::RSP, offset })
     }
 
     #[test]
     fn callers_are_looked_up_one_byte_before_the_return_address() {
         let done = walk_with(
-            &[(0x1010, rsp_plus(16)), (0x101f, Rule::frameless()), (0x102f, Rule::thread_start())],
+            &[(0x1010, rsp_plus(16)), (0x101f, X86_64.frameless()), (0x102f, X86_64.thread_start())],
             &context(0x1010, 0, &[7, 0x1020, 0x1030]),
         );
         assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
@@ -355,7 +377,7 @@ mod tests {
 
     #[test]
     fn a_walk_of_the_probes_is_continued_where_it_was_handed_over() {
-        let rules = [(0x1010, rsp_plus(16)), (0x101f, Rule::frameless()), (0x102f, Rule::thread_start())];
+        let rules = [(0x1010, rsp_plus(16)), (0x101f, X86_64.frameless()), (0x102f, X86_64.thread_start())];
         let mut context = context(0x1020, 0, &[0x1030]);
         let mut walk = ProbeWalk {
             time: MonotonicNs(1),
@@ -378,11 +400,11 @@ mod tests {
 
     #[test]
     fn code_interrupted_by_a_signal_is_looked_up_where_it_stands() {
-        let mut signal = Rule::call(Cfa::Deref { base: Register::RSP, offset: 8, add: 0 });
+        let mut signal = X86_64.call(Cfa::Deref { base: Register::RSP, offset: 8, add: 0 });
         signal.kind = FrameKind::Signal;
         signal.return_address = Saved::AtRegister { base: Register::RSP, offset: 16 };
         let done = walk_with(
-            &[(0x1010, signal), (0x1020, Rule::thread_start())],
+            &[(0x1010, signal), (0x1020, X86_64.thread_start())],
             &context(0x1010, 0, &[0, STACK + 24, 0x1020]),
         );
         assert_eq!(done.frames, [frame(0x1010), frame(0x1020)]);
@@ -390,7 +412,8 @@ mod tests {
 
     #[test]
     fn a_guess_is_marked_between_the_frames_and_counted() {
-        let done = walk_with(&[(0x102f, Rule::thread_start())], &context(0x1010, STACK + 8, &[1, 2, 0x1030]));
+        let done =
+            walk_with(&[(0x102f, X86_64.thread_start())], &context(0x1010, STACK + 8, &[1, 2, 0x1030]));
         assert_eq!(done.frames, [frame(0x1010), FrameKey::Marker(Marker::Guessed), frame(0x102f)]);
         assert_eq!(done.guessed, 1);
     }
@@ -405,7 +428,7 @@ mod tests {
 
     #[test]
     fn a_register_that_was_not_captured_is_not_used() {
-        let by_rax = Rule::call(Cfa::Register { base: Register::from_dwarf(0).unwrap(), offset: 16 });
+        let by_rax = X86_64.call(Cfa::Register { base: Register::at(0).unwrap(), offset: 16 });
         let mut context = context(0x1010, 0, &[0, 0, 0]);
         context.regs.known = 1 << 7;
         assert_eq!(walk_with(&[(0x1010, by_rax)], &context).broken, Some(Marker::TruncatedNoRule));
@@ -414,11 +437,11 @@ mod tests {
     #[test]
     fn a_register_taken_back_by_the_epilogue_is_not_read_from_below_the_stack() {
         // After `leave`: CFA = rsp + 8, rbp said to be saved 16 bytes below it; the caller is left by rbp.
-        let mut after_leave = Rule::frameless();
+        let mut after_leave = X86_64.frameless();
         after_leave.registers[Register::RBP.index()] = Saved::AtCfa(-16);
-        let caller = Rule::call(Cfa::Register { base: Register::RBP, offset: 16 });
+        let caller = X86_64.call(Cfa::Register { base: Register::RBP, offset: 16 });
         let done = walk_with(
-            &[(0x1010, after_leave), (0x101f, caller), (0x102f, Rule::thread_start())],
+            &[(0x1010, after_leave), (0x101f, caller), (0x102f, X86_64.thread_start())],
             &context(0x1010, STACK + 16, &[0x1020, 7, 8, 0x1030]),
         );
         assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
@@ -428,11 +451,11 @@ mod tests {
     fn a_return_address_in_a_register_leaves_the_stack_as_it_is() {
         // glibc's `vfork`: `pop %rdi` before the system call, so that the child cannot overwrite it.
         let mut vfork = rsp_plus(0);
-        vfork.return_address = Saved::InRegister(Register::from_dwarf(5).unwrap());
+        vfork.return_address = Saved::InRegister(Register::at(5).unwrap());
         let mut context = context(0x1010, 0, &[7, 0x1030]);
         context.regs.gpr[5] = 0x1020;
         let caller = (0x101f, rsp_plus(16));
-        let done = walk_with(&[(0x1010, vfork), caller, (0x102f, Rule::thread_start())], &context);
+        let done = walk_with(&[(0x1010, vfork), caller, (0x102f, X86_64.thread_start())], &context);
         assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
         // Only where it is known what the register holds.
         let done = walk_with(&[(0x1010, vfork), (0x101f, vfork)], &context);
@@ -466,19 +489,81 @@ mod tests {
     #[test]
     fn depth_is_bounded() {
         let stack = vec![0x1011; 4096];
-        let done = walk_with(&[(0x1010, Rule::frameless())], &context(0x1010, 0, &stack));
+        let done = walk_with(&[(0x1010, X86_64.frameless())], &context(0x1010, 0, &stack));
         assert_eq!((done.frames.len(), done.broken), (513, Some(Marker::TruncatedDepth)));
     }
 
     #[test]
     fn a_stubs_own_words_are_skipped() {
-        let mut stub = Rule::frameless();
+        let mut stub = X86_64.frameless();
         stub.kind = FrameKind::Stub { words: 3 };
         let done = walk_with(
-            &[(0x1010, stub), (0x102f, Rule::frameless()), (0x103f, Rule::thread_start())],
+            &[(0x1010, stub), (0x102f, X86_64.frameless()), (0x103f, X86_64.thread_start())],
             &context(0x1010, 0, &[5, 0x9999_0000, 0x1030, 0x1040]),
         );
         assert_eq!(done.frames, [frame(0x1010), frame(0x102f), frame(0x103f)]);
+    }
+
+    /// A context of aarch64 whose x29 and x30 are given.
+    fn arm(pc: u64, x29: u64, x30: u64, stack: &[u64]) -> UserContext {
+        let mut context = context(pc, 0, stack);
+        context.regs.gpr[Register::SP.index()] = STACK;
+        context.regs.gpr[Register::X29.index()] = x29;
+        context.regs.gpr[Register::X30.index()] = x30;
+        context
+    }
+
+    fn walk_arm(rules: &[(u64, Rule)], context: &UserContext) -> Finished {
+        let limits = Limits { address_mask: (1 << 48) - 1, ..Limits::default() };
+        walk_on(&AARCH64, context, &mut Rules(rules.iter().copied().collect()), limits)
+    }
+
+    /// `stp x29, x30, [sp, #-n]!; mov x29, sp`.
+    fn frame_record(bytes: i32) -> Rule {
+        let mut rule = AARCH64.call(Cfa::Register { base: Register::X29, offset: bytes });
+        rule.return_address = Saved::AtRegister { base: Register::X29, offset: 8 };
+        rule.registers[Register::X29.index()] = Saved::AtRegister { base: Register::X29, offset: 0 };
+        rule
+    }
+
+    #[test]
+    fn a_leaf_of_aarch64_is_left_by_the_link_register_and_signed_addresses_are_stripped() {
+        let rules =
+            [(0x1010, AARCH64.frameless()), (0x101f, frame_record(32)), (0x102f, AARCH64.thread_start())];
+        let context = arm(0x1010, STACK, 0x0041_0000_0000_1020, &[0, 0x007e_0000_0000_1030, 7, 8]);
+        let done = walk_arm(&rules, &context);
+        assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
+        assert!(done.reached_thread_start && done.guessed == 0);
+    }
+
+    #[test]
+    fn the_link_register_leads_out_of_one_frame_only() {
+        let rules = [(0x1010, AARCH64.frameless()), (0x101f, AARCH64.frameless())];
+        let done = walk_arm(&rules, &arm(0x1010, 0, 0x1020, &[0; 4]));
+        assert_eq!((done.frames.len(), done.broken), (3, Some(Marker::TruncatedNoRule)));
+    }
+
+    #[test]
+    fn a_leaf_that_a_signal_interrupted_has_its_link_register_back() {
+        let signal =
+            crate::unwind::aarch64::code::signal_return(&[0x68, 0x11, 0x80, 0xd2, 1, 0, 0, 0xd4]).unwrap();
+        let mut stack = vec![0u64; 90];
+        (stack[69], stack[70], stack[71]) = (0x1030, STACK + 640, 0x1020);
+        let rules = [(0x1010, signal), (0x1020, AARCH64.frameless()), (0x102f, AARCH64.thread_start())];
+        let done = walk_arm(&rules, &arm(0x1010, 0, 0, &stack));
+        assert_eq!(done.frames, [frame(0x1010), frame(0x1020), frame(0x102f)]);
+    }
+
+    #[test]
+    fn a_guess_by_a_frame_record_knows_no_stack_pointer() {
+        let by_sp = AARCH64.call(Cfa::Register { base: Register::SP, offset: 16 });
+        let stack = [0, STACK + 32, 0x1020, 0, STACK + 56, 0x1030];
+        let done = walk_arm(
+            &[(0x101f, by_sp), (0x102f, AARCH64.thread_start())],
+            &arm(0x1010, STACK + 8, 0, &stack),
+        );
+        let guessed = FrameKey::Marker(Marker::Guessed);
+        assert_eq!(done.frames, [frame(0x1010), guessed, frame(0x101f), guessed, frame(0x102f)]);
     }
 
     proptest! {
@@ -489,7 +574,7 @@ mod tests {
             known in any::<u16>(),
         ) {
             let rules: Vec<_> = rules.iter().map(|&(at, offset, base, stub)| {
-                let mut rule = Rule::call(Cfa::Register { base: Register::from_dwarf(base).unwrap(), offset });
+                let mut rule = X86_64.call(Cfa::Register { base: Register::at(base).unwrap(), offset });
                 if stub { rule.kind = FrameKind::Stub { words: 3 }; }
                 (at, rule)
             }).collect();

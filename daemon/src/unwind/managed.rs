@@ -4,34 +4,81 @@
 //! *JIT.* The eight bytes before a body point to its `RealCodeHeader` (dotnet/runtime src/coreclr/vm/codeman.h): debug info, EH info,
 //! GC info and MethodDesc pointers, then at +32 the number of unwind entries and that many RUNTIME_FUNCTIONs, the same in
 //! .NET 8, 9 and 10. Entry 0 is the body, the others its funclets, right behind it; all offsets count from the code heap's base, which is
-//! therefore the body's start minus entry 0's begin. Bodies start at multiples of 16 (`CODE_SIZE_ALIGN` in codeman.cpp), so the body of a
-//! PC is found by going back in steps of 16 to the first address that has such a header. Code heaps hold bodies in
+//! therefore the body's start minus entry 0's begin. Bodies start at multiples of 16, on aarch64 of 8 (`CODE_SIZE_ALIGN` in cgencpu.h), so
+//! the body of a PC is found by going back in such steps to the first address that has such a header. Code heaps hold bodies in
 //! no particular order but never one inside another: the nearest header decides.
 //! *ReadyToRun.* PE data directory 3 is an array of RUNTIME_FUNCTIONs sorted by begin; funclets have entries of their own.
-//! *Neither.* What is left in JIT memory, and the call thunks of ReadyToRun images, are stubs: `epilogue.rs` replays them.
+//! *Neither.* What is left in JIT memory, and the call thunks of ReadyToRun images, are stubs, which are replayed.
+//! What an entry and its unwind information look like is the machine's.
 
 use super::TargetMemory;
-use super::epilogue::{self, CODE_BYTES};
-use super::rule::{Cfa, FrameKind, Refusal, Rule};
-use super::unwind_info::{self, FUNCTION_BYTES, HEADER_BYTES, Header, RuntimeFunction, u32_at, u64_at};
+use super::machine::Machine;
+use super::rule::{Refusal, Rule};
 use std::ops::Range;
 
+/// Bytes of code that are read for an epilogue or a stub.
+pub const CODE_BYTES: usize = 192;
 /// Longest method body that is found by going back, bytes; the longest in ASP.NET Core's JIT code has under 100 KiB.
 pub const MAX_BODY_BYTES: u64 = 1 << 20;
+/// Most bytes of an entry.
+const MAX_ENTRY_BYTES: usize = 12;
 /// Most unwind entries (the body and its funclets) one method may have.
 const MAX_ENTRIES: usize = 4096;
 /// Most headers that look right at first sight and are read, in one search.
 const MAX_CANDIDATES: u32 = 64;
 /// Bytes of code read at a time.
 const CHUNK_BYTES: u64 = 4096;
-/// `CODE_SIZE_ALIGN`.
-const BODY_ALIGN: u64 = 16;
 /// `RealCodeHeader::nUnwindInfos`.
 const HEADER_COUNT_AT: usize = 32;
 /// `RealCodeHeader::unwindInfos`.
 const HEADER_ENTRIES_AT: usize = 36;
-/// User addresses are below this (x86-64 with four-level tables, and what a process gets without asking for more).
-const USER_END: u64 = 1 << 47;
+
+/// Reads at an offset from the base of an image or code heap; answers how many bytes it got.
+pub type Read<'a> = &'a dyn Fn(u32, &mut [u8]) -> usize;
+
+/// The unwind information that the runtime's compilers write for a machine.
+#[derive(Clone, Copy, Debug)]
+pub struct UnwindFormat {
+    /// Bytes of a RUNTIME_FUNCTION.
+    pub entry_bytes: usize,
+    /// JIT bodies start at multiples of this.
+    pub body_align: u64,
+    /// Decodes one, with what it points to.
+    pub entry: fn(&[u8], Read<'_>) -> Option<RuntimeFunction>,
+    /// Reads unwind information as far as [`UnwindFormat::rule`] needs it.
+    pub info: fn(u32, Read<'_>) -> Option<Vec<u8>>,
+    /// True when unwind information can belong to a function.
+    pub is_plausible: fn(&[u8], RuntimeFunction) -> bool,
+    /// The rule at a place, by unwind information and, where that is silent, by code.
+    pub rule: RuleAt,
+}
+
+/// As [`UnwindFormat::rule`]: unwind information by what a RUNTIME_FUNCTION says of its place.
+pub type RuleAt = fn(At, &dyn Fn(u32) -> Option<Vec<u8>>, Read<'_>) -> Result<Rule, Refusal>;
+
+/// RUNTIME_FUNCTION: offsets from the base of its image or code heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuntimeFunction {
+    /// First byte.
+    pub begin: u32,
+    /// First byte after it.
+    pub end: u32,
+    /// Its unwind information.
+    pub unwind: u32,
+}
+
+/// A place in a function.
+#[derive(Clone, Copy, Debug)]
+pub struct At {
+    /// The function.
+    pub function: RuntimeFunction,
+    /// Bytes from its begin.
+    pub offset: u32,
+    /// It is the next instruction to run, not inside a call.
+    pub exact: bool,
+    /// Address of the base that the function's offsets count from.
+    pub base: u64,
+}
 
 /// A JIT-compiled body with its funclets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +88,7 @@ pub struct JitBody {
     /// Base its entries count from.
     base: u64,
     entries: Vec<RuntimeFunction>,
-    /// UNWIND_INFO of the body, kept so that callers in it can be left after the process is gone.
+    /// Unwind information of the body, kept so that callers in it can be left after the process is gone.
     body_unwind: Vec<u8>,
     /// Address and pointers of the header: they change when the place is given to another method.
     identity: [u64; 5],
@@ -67,15 +114,18 @@ impl JitBody {
     /// # Errors
     /// [`Refusal::Unreadable`] when the code itself cannot be read, [`Refusal::Budget`].
     pub fn find(
+        machine: &Machine,
         memory: &dyn TargetMemory,
         pc: u64,
         floor: u64,
         budget: &mut Budget,
     ) -> Result<Option<Self>, Refusal> {
+        let align = machine.unwind_info.body_align;
         let lowest = floor.max(pc.saturating_sub(MAX_BODY_BYTES));
         let mut candidates = MAX_CANDIDATES;
         // One chunk at a time, downwards; each holds the pointers before the starts in (from + 8, upper + 8].
-        let mut upper = pc & !(BODY_ALIGN - 1);
+        let first = pc & !(align - 1);
+        let mut upper = first;
         let mut chunk = vec![0u8; usize::try_from(CHUNK_BYTES).unwrap_or_default()];
         while upper > lowest {
             let from = upper.saturating_sub(CHUNK_BYTES).max(lowest & !7);
@@ -83,14 +133,14 @@ impl JitBody {
             budget.spend(CHUNK_BYTES)?;
             let Some(bytes) = chunk.get_mut(..length) else { return Err(Refusal::Unreadable) };
             if memory.read(from, bytes) < length {
-                return if upper == pc & !(BODY_ALIGN - 1) { Err(Refusal::Unreadable) } else { Ok(None) };
+                return if upper == first { Err(Refusal::Unreadable) } else { Ok(None) };
             }
             let mut start = upper;
             while start >= from.saturating_add(8) {
                 let at = usize::try_from(start - 8 - from).unwrap_or(usize::MAX);
-                if let Some(header) = u64_at(bytes, at).filter(|&h| is_pointer(h)) {
+                if let Some(header) = u64_at(bytes, at).filter(|&h| is_pointer(machine, h)) {
                     budget.spend(u64::try_from(HEADER_ENTRIES_AT).unwrap_or_default())?;
-                    if let Some(body) = Self::at(memory, start, header) {
+                    if let Some(body) = Self::at(machine, memory, start, header) {
                         return Ok(body.function(pc).is_some().then_some(body));
                     }
                     candidates -= 1;
@@ -98,7 +148,7 @@ impl JitBody {
                         return Ok(None);
                     }
                 }
-                let Some(next) = start.checked_sub(BODY_ALIGN) else { return Ok(None) };
+                let Some(next) = start.checked_sub(align) else { return Ok(None) };
                 start = next;
             }
             upper = start;
@@ -107,46 +157,57 @@ impl JitBody {
     }
 
     /// Reads and checks the header that would make `start` a body.
-    fn at(memory: &dyn TargetMemory, start: u64, header: u64) -> Option<Self> {
-        let mut fixed = [0u8; HEADER_ENTRIES_AT + FUNCTION_BYTES];
-        if memory.read(header, &mut fixed) < fixed.len() {
+    fn at(machine: &Machine, memory: &dyn TargetMemory, start: u64, header: u64) -> Option<Self> {
+        let format = &machine.unwind_info;
+        let mut fixed = [0u8; HEADER_ENTRIES_AT + MAX_ENTRY_BYTES];
+        let fixed = fixed.get_mut(..HEADER_ENTRIES_AT + format.entry_bytes)?;
+        if memory.read(header, fixed) < fixed.len() {
             return None;
         }
-        let pointer = |i: usize| u64_at(&fixed, i * 8);
+        let pointer = |i: usize| u64_at(fixed, i * 8);
         let identity = [header, pointer(0)?, pointer(1)?, pointer(2)?, pointer(3)?];
         let [_, debug, exceptions, gc, method] = identity;
-        let optional = |p: u64| p == 0 || (0x1000..USER_END).contains(&p);
+        let somewhere = 0x1000..machine.user_end;
+        let optional = |p: u64| p == 0 || somewhere.contains(&p);
         if !optional(debug)
             || !optional(exceptions)
-            || !(0x1000..USER_END).contains(&gc)
-            || !is_pointer(method)
+            || !somewhere.contains(&gc)
+            || !is_pointer(machine, method)
         {
             return None;
         }
-        let count = usize::try_from(u32_at(&fixed, HEADER_COUNT_AT)?).ok()?;
-        let first = RuntimeFunction::decode(fixed.get(HEADER_ENTRIES_AT..)?)?;
-        let base = start.checked_sub(u64::from(first.begin))?;
+        let count = usize::try_from(u32_at(fixed, HEADER_COUNT_AT)?).ok()?;
+        let first = fixed.get(HEADER_ENTRIES_AT..)?;
+        // Where it begins says where the base is, and from there the rest is read.
+        let base = start.checked_sub(u64::from(u32_at(first, 0)?))?;
+        let read = |offset: u32, into: &mut [u8]| memory.read(base.wrapping_add(u64::from(offset)), into);
+        let first = (format.entry)(first, &read)?;
         if !(1..=MAX_ENTRIES).contains(&count) || first.begin >= first.end {
             return None;
         }
         let mut entries = vec![first];
         if count > 1 {
-            let mut bytes = vec![0u8; (count - 1) * FUNCTION_BYTES];
+            let mut bytes = vec![0u8; (count - 1) * format.entry_bytes];
             let at = header.checked_add(u64::try_from(fixed.len()).ok()?)?;
             if memory.read(at, &mut bytes) < bytes.len() {
                 return None;
             }
-            entries.extend(bytes.chunks_exact(FUNCTION_BYTES).filter_map(RuntimeFunction::decode));
+            // In order; one that is not ends the search before the next is looked at.
+            for entry in bytes.chunks_exact(format.entry_bytes) {
+                let (before, entry) = (entries.last()?.end, (format.entry)(entry, &read)?);
+                if before > entry.begin || entry.begin >= entry.end {
+                    return None;
+                }
+                entries.push(entry);
+            }
         }
-        // Funclets follow in order; the whole is no longer than a search goes back.
-        let ordered = entries.windows(2).all(|w| w[0].end <= w[1].begin && w[1].begin < w[1].end);
         let end = base + u64::from(entries.last()?.end);
-        if !ordered || end - start > MAX_BODY_BYTES {
+        // The whole is no longer than a search goes back.
+        if end - start > MAX_BODY_BYTES {
             return None;
         }
-        let unwind_at = base.checked_add(u64::from(first.unwind))?;
-        let body_unwind = read_unwind_info(|from, into| memory.read(unwind_at.wrapping_add(from), into))?;
-        if u32::from(Header::decode(&body_unwind)?.prologue) > first.end - first.begin {
+        let body_unwind = (format.info)(first.unwind, &read)?;
+        if !(format.is_plausible)(&body_unwind, first) {
             return None;
         }
         Some(Self { range: start..end, base, entries, body_unwind, identity })
@@ -154,14 +215,14 @@ impl JitBody {
 
     /// True when the same body is still there; also when the process is gone.
     #[must_use]
-    pub fn is_current(&self, memory: &dyn TargetMemory) -> bool {
+    pub fn is_current(&self, machine: &Machine, memory: &dyn TargetMemory) -> bool {
         let mut pointer = [0u8; 8];
         if memory.read(self.range.start.wrapping_sub(8), &mut pointer) < pointer.len() {
             return true;
         }
         let header = u64::from_le_bytes(pointer);
         header == self.identity[0]
-            && Self::at(memory, self.range.start, header).is_some_and(|now| now == *self)
+            && Self::at(machine, memory, self.range.start, header).is_some_and(|now| now == *self)
     }
 
     /// A body without entries.
@@ -178,93 +239,43 @@ impl JitBody {
     /// The rule at `pc`, which the body covers. `exact` says that `pc` is the next instruction to run, not inside a call.
     ///
     /// # Errors
-    /// As [`unwind_info::rule`].
-    pub fn rule(&self, memory: &dyn TargetMemory, pc: u64, exact: bool) -> Result<Rule, Refusal> {
+    /// As the machine's [`UnwindFormat::rule`].
+    pub fn rule(
+        &self,
+        machine: &Machine,
+        memory: &dyn TargetMemory,
+        pc: u64,
+        exact: bool,
+    ) -> Result<Rule, Refusal> {
         let function = self.function(pc).ok_or(Refusal::NoEntry)?;
-        let unwind = |offset: u32| {
-            if self.entries.first().is_some_and(|body| body.unwind == offset) {
+        let read =
+            |offset: u32, into: &mut [u8]| memory.read(self.base.wrapping_add(u64::from(offset)), into);
+        let info = |at: u32| {
+            if self.entries.first().is_some_and(|body| body.unwind == at) {
                 return Some(self.body_unwind.clone());
             }
-            let address = self.base.checked_add(u64::from(offset))?;
-            read_unwind_info(|from, into| memory.read(address.wrapping_add(from), into))
+            (machine.unwind_info.info)(at, &read)
         };
-        let code = |into: &mut [u8]| memory.read(pc, into);
-        rule_in(function, self.base, pc, exact, unwind, code)
+        let offset =
+            u32::try_from(pc.wrapping_sub(self.base)).ok().and_then(|o| o.checked_sub(function.begin));
+        let offset = offset.ok_or(Refusal::NoEntry)?;
+        (machine.unwind_info.rule)(At { function, offset, exact, base: self.base }, &info, &read)
     }
-}
-
-/// Reads one UNWIND_INFO through `read(offset, into)`: the fixed part first, then as much as that says.
-fn read_unwind_info(read: impl Fn(u64, &mut [u8]) -> usize) -> Option<Vec<u8>> {
-    let mut info = vec![0u8; HEADER_BYTES];
-    if read(0, &mut info) < HEADER_BYTES {
-        return None;
-    }
-    let needed = Header::decode(&info).map_or(HEADER_BYTES, |h| h.needed_bytes());
-    info.resize(needed, 0);
-    (read(0, &mut info) == needed).then_some(info)
-}
-
-fn rule_in(
-    function: RuntimeFunction,
-    base: u64,
-    pc: u64,
-    exact: bool,
-    unwind: impl Fn(u32) -> Option<Vec<u8>>,
-    code: impl FnOnce(&mut [u8]) -> usize,
-) -> Result<Rule, Refusal> {
-    let offset = u32::try_from(pc.wrapping_sub(base)).ok().and_then(|o| o.checked_sub(function.begin));
-    let offset = offset.ok_or(Refusal::NoEntry)?;
-    if exact {
-        let header = unwind(function.unwind).and_then(|i| Header::decode(&i)).ok_or(Refusal::Malformed)?;
-        if offset >= u32::from(header.prologue) {
-            let range =
-                base.wrapping_add(u64::from(function.begin))..base.wrapping_add(u64::from(function.end));
-            let mut bytes = [0u8; CODE_BYTES];
-            let length = code(&mut bytes);
-            if length == 0 {
-                return Err(Refusal::Unreadable);
-            }
-            if let Some(rule) = epilogue::epilogue(bytes.get(..length).unwrap_or_default(), pc, &range) {
-                return Ok(rule);
-            }
-        }
-    }
-    unwind_info::rule(function, offset, unwind)
 }
 
 /// A 8-byte aligned address a process could have memory at.
-fn is_pointer(value: u64) -> bool {
-    value.is_multiple_of(8) && (0x1_0000..USER_END).contains(&value)
+fn is_pointer(machine: &Machine, value: u64) -> bool {
+    value.is_multiple_of(8) && (0x1_0000..machine.user_end).contains(&value)
 }
 
-/// The rule for `pc`, with the code from there on, in memory without method bodies: it must run straight to a jump or a return.
-///
-/// # Errors
-/// [`Refusal::Unreadable`], [`Refusal::Unsupported`].
-pub fn stub_rule(code: &[u8], pc: u64) -> Result<Rule, Refusal> {
-    if code.is_empty() { Err(Refusal::Unreadable) } else { epilogue::stub(code, pc) }
+/// Little-endian u32 at `offset`.
+pub(super) fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
+    bytes.get(offset..)?.first_chunk::<4>().map(|b| u32::from_le_bytes(*b))
 }
 
-/// First bytes of `OnHijackTripThread` (runtime src/coreclr/vm/amd64/asmhelpers.S): push rax, rbp, rbx, r15, r14, r13, r12. No other
-/// function of libcoreclr 8.0.32, 9.0.5 and 10.0.13 begins so.
-pub const HIJACK_PROLOGUE: [u8; 11] = [0x50, 0x55, 0x53, 0x41, 0x57, 0x41, 0x56, 0x41, 0x55, 0x41, 0x54];
-
-/// The rule inside `OnHijackTripThread`, at `offset` from its start, given what its call frame information says.
-///
-/// To suspend a thread the runtime puts this function's address in place of a managed return address (threadsuspend.cpp,
-/// `Thread::HijackThread`), so it is entered by a `ret`: there is no return address on the stack until its first push made room and
-/// `OnHijackWorker` wrote the true one there. Its CFI is that of a called function, one word too high.
-///
-/// # Errors
-/// [`Refusal::Unsupported`] at the first instruction: the return address is in the runtime's `Thread` object only.
-pub fn hijack_rule(mut rule: Rule, offset: u64) -> Result<Rule, Refusal> {
-    let Cfa::Register { base, offset: cfa } = rule.cfa else { return Err(Refusal::Unsupported) };
-    if offset == 0 {
-        return Err(Refusal::Unsupported);
-    }
-    rule.cfa = Cfa::Register { base, offset: cfa.saturating_sub(8) };
-    rule.kind = FrameKind::Stub { words: 1 };
-    Ok(rule)
+/// Little-endian u64 at `offset`.
+fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
+    bytes.get(offset..)?.first_chunk::<8>().map(|b| u64::from_le_bytes(*b))
 }
 
 /// Reads a PE image by relative virtual address.
@@ -292,51 +303,47 @@ impl ExceptionDirectory {
         self.bytes.len()
     }
 
-    fn get(&self, i: usize) -> Option<RuntimeFunction> {
-        self.bytes.get(i.checked_mul(FUNCTION_BYTES)?..).and_then(RuntimeFunction::decode)
-    }
-
-    /// The function that covers `rva`.
+    /// The function of `machine` that covers `rva` in `image`.
     #[must_use]
-    pub fn function(&self, rva: u32) -> Option<RuntimeFunction> {
-        let (mut low, mut high) = (0, self.bytes.len() / FUNCTION_BYTES);
+    pub fn function(&self, machine: &Machine, image: &dyn PeImage, rva: u32) -> Option<RuntimeFunction> {
+        let format = &machine.unwind_info;
+        let entry = |i: usize| self.bytes.get(i.checked_mul(format.entry_bytes)?..);
+        let (mut low, mut high) = (0, self.bytes.len() / format.entry_bytes);
         while low < high {
             let middle = low + (high - low) / 2;
-            if self.get(middle)?.begin <= rva {
+            if u32_at(entry(middle)?, 0)? <= rva {
                 low = middle + 1;
             } else {
                 high = middle;
             }
         }
-        self.get(low.checked_sub(1)?).filter(|f| (f.begin..f.end).contains(&rva))
+        let found = (format.entry)(entry(low.checked_sub(1)?)?, &|at, into| image.read(at, into))?;
+        (found.begin..found.end).contains(&rva).then_some(found)
     }
 
     /// The rule at `rva` in `function`, as [`JitBody::rule`].
     ///
     /// # Errors
-    /// As [`unwind_info::rule`].
+    /// As the machine's [`UnwindFormat::rule`].
     pub fn rule(
         &self,
+        machine: &Machine,
         image: &dyn PeImage,
         function: RuntimeFunction,
         rva: u32,
         exact: bool,
     ) -> Result<Rule, Refusal> {
-        let unwind = |offset: u32| {
-            read_unwind_info(|from, into| {
-                u32::try_from(from)
-                    .ok()
-                    .and_then(|f| offset.checked_add(f))
-                    .map_or(0, |at| image.read(at, into))
-            })
-        };
-        rule_in(function, 0, u64::from(rva), exact, unwind, |into| image.read(rva, into))
+        let read = |at: u32, into: &mut [u8]| image.read(at, into);
+        let info = |at: u32| (machine.unwind_info.info)(at, &read);
+        let offset = rva.checked_sub(function.begin).ok_or(Refusal::NoEntry)?;
+        (machine.unwind_info.rule)(At { function, offset, exact, base: 0 }, &info, &read)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::rule::Register;
+    use super::super::rule::{Cfa, Register};
+    use super::super::x86_64::X86_64;
     use super::*;
     use proptest::prelude::{any, prop, proptest};
 
@@ -382,7 +389,7 @@ mod tests {
     }
 
     fn find(block: &Block, pc: u64) -> Option<JitBody> {
-        JitBody::find(block, pc, HEAP, &mut Budget { bytes: 1 << 20 }).unwrap()
+        JitBody::find(&X86_64, block, pc, HEAP, &mut Budget { bytes: 1 << 20 }).unwrap()
     }
 
     #[test]
@@ -400,7 +407,7 @@ mod tests {
     fn rules_follow_the_prologue() {
         let block = heap();
         let body = find(&block, HEAP + 0x1020).unwrap();
-        let cfa = |pc, exact| body.rule(&block, HEAP + pc, exact).unwrap().cfa;
+        let cfa = |pc, exact| body.rule(&X86_64, &block, HEAP + pc, exact).unwrap().cfa;
         assert_eq!(cfa(0x1010, true), Cfa::Register { base: Register::RSP, offset: 8 });
         assert_eq!(cfa(0x1050, true), Cfa::Register { base: Register::RSP, offset: 80 });
         assert_eq!(cfa(0x1120, false), Cfa::Register { base: Register::RSP, offset: 80 });
@@ -410,15 +417,15 @@ mod tests {
     fn another_method_at_the_same_place_is_noticed() {
         let mut block = heap();
         let body = find(&block, HEAP + 0x1020).unwrap();
-        assert!(body.is_current(&block));
+        assert!(body.is_current(&X86_64, &block));
         block.put(0x3018, &(HEAP + 0x3810).to_le_bytes());
-        assert!(!body.is_current(&block));
+        assert!(!body.is_current(&X86_64, &block));
     }
 
     #[test]
     fn a_search_stops_when_its_budget_is_spent() {
         let block = Block { address: HEAP, bytes: vec![0x90; 1 << 20] };
-        let found = JitBody::find(&block, HEAP + 0xf_0000, HEAP, &mut Budget { bytes: 64 << 10 });
+        let found = JitBody::find(&X86_64, &block, HEAP + 0xf_0000, HEAP, &mut Budget { bytes: 64 << 10 });
         assert_eq!(found, Err(Refusal::Budget));
     }
 
@@ -426,11 +433,11 @@ mod tests {
     fn the_exception_directory_finds_the_function_that_covers_an_address() {
         let words = [0x10u32, 0x20, 1, 0x20, 0x28, 2, 0x40, 0x50, 3];
         let directory = ExceptionDirectory::new(words.iter().flat_map(|w| w.to_le_bytes()).collect());
-        assert_eq!(directory.function(0x1f).map(|f| f.unwind), Some(1));
-        assert_eq!(directory.function(0x20).map(|f| f.unwind), Some(2));
-        assert_eq!(directory.function(0x30), None);
-        assert_eq!(directory.function(0x0), None);
-        assert_eq!(directory.function(0x50), None);
+        assert_eq!(directory.function(&X86_64, &Flat(Vec::new()), 0x1f).map(|f| f.unwind), Some(1));
+        assert_eq!(directory.function(&X86_64, &Flat(Vec::new()), 0x20).map(|f| f.unwind), Some(2));
+        assert_eq!(directory.function(&X86_64, &Flat(Vec::new()), 0x30), None);
+        assert_eq!(directory.function(&X86_64, &Flat(Vec::new()), 0x0), None);
+        assert_eq!(directory.function(&X86_64, &Flat(Vec::new()), 0x50), None);
     }
 
     struct Flat(Vec<u8>);
@@ -451,17 +458,16 @@ mod tests {
                 block.put(usize::from(at) % 0x3ff8, &value.to_le_bytes());
             }
             if let Some(body) = find(&block, HEAP + pc) {
-                body.rule(&block, HEAP + pc, true).ok();
-                std::hint::black_box(body.is_current(&block));
+                body.rule(&X86_64, &block, HEAP + pc, true).ok();
+                std::hint::black_box(body.is_current(&X86_64, &block));
             }
-            stub_rule(block.bytes.get(usize::try_from(pc).unwrap()..).unwrap_or_default(), HEAP + pc).ok();
         }
 
         #[test]
         fn hostile_exception_directories_end_in_an_answer(bytes in any::<Vec<u8>>(), image in any::<Vec<u8>>(), rva in any::<u32>()) {
             let directory = ExceptionDirectory::new(bytes);
-            if let Some(function) = directory.function(rva) {
-                directory.rule(&Flat(image), function, rva, true).ok();
+            if let Some(function) = directory.function(&X86_64, &Flat(image.clone()), rva) {
+                directory.rule(&X86_64, &Flat(image), function, rva, true).ok();
             }
         }
     }

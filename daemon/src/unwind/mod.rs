@@ -2,13 +2,14 @@
 //! start. Pure: bytes come in through [`TargetMemory`] and [`managed::PeImage`], nothing here knows procfs, eBPF or where
 //! files are, and no input, however hostile, makes it panic or work without bound.
 
+pub mod aarch64;
 pub mod eh_frame;
 pub mod encode;
-pub mod epilogue;
 pub mod finish;
+pub mod machine;
 pub mod managed;
 pub mod rule;
-pub mod unwind_info;
+pub mod x86_64;
 
 /// Memory of the profiled process.
 pub trait TargetMemory {

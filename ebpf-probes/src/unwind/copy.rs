@@ -4,12 +4,13 @@
 //! What changes from page to page is in memory, where the verifier does not follow it: every page is the same to it. In registers the
 //! loop cost 100,000 verified instructions on 6.18, and on 7.2 more than a verifier gives.
 
-use super::{opaque, to_page_end};
+use super::to_page_end;
 use crate::config::setting;
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
 use core::ffi::{c_long, c_void};
 use ebpf_common::key::{Scratch, StackCopy};
 use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_STACK_COPY_BYTES, MAX_WALK_BYTES, PAGE_BYTES};
+use ebpf_common::walk::opaque;
 
 /// One page more than the limit has, for a stack pointer in the middle of a page.
 pub(crate) const MAX_STEPS: u32 = MAX_STACK_COPY_BYTES / PAGE_BYTES + 1;

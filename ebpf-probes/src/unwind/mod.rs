@@ -11,10 +11,3 @@ pub(crate) fn to_page_end(address: u64, most: u32) -> u32 {
     let rest = PAGE_BYTES - ((address as u32) & (PAGE_BYTES - 1));
     if rest > most { most } else { rest }
 }
-
-/// Hides from the compiler what it knows of a value, so that it keeps the checks the verifier needs.
-#[inline(always)]
-pub(crate) fn opaque<T: Copy>(value: T) -> T {
-    // SAFETY: a valid, aligned local.
-    unsafe { core::ptr::read_volatile(&raw const value) }
-}

@@ -5,7 +5,7 @@ use super::guid::{CALLBACKS, Guid, IUNKNOWN};
 use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, E_NOINTERFACE, E_POINTER, S_OK};
 use super::info::Info;
 use super::object::{self, object};
-use crate::syscall;
+use crate::machine;
 use core::ffi::c_void;
 use profiler_protocol::load::owner_in_client_data;
 use profiler_protocol::record::Registers;
@@ -254,7 +254,7 @@ pub(super) unsafe extern "C" fn event_pipe_event_delivered(
     let instance = &unsafe { object(this) }.instance;
     if instance.is_listening() && instance.is_runtime_provider(provider) {
         let mut registers = Registers::default();
-        syscall::capture(&mut registers);
+        machine::capture(&mut registers);
         // SAFETY: `bytes` bytes at `data`, or null.
         instance.on_event(id, version, unsafe { slice(data, bytes) }, &registers);
     }

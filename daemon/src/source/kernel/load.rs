@@ -2,6 +2,7 @@
 
 use super::btf::{self, Argument, BtfError, KernelBtf};
 use super::{KernelError, KernelOptions, Selection, iter};
+use crate::unwind::machine::native_address_mask;
 use aya::programs::perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent};
 use aya::programs::{BtfTracePoint, Iter, PerfEvent, ProgramError, ProgramType};
 use aya::sys::{BpfHelper, is_helper_supported};
@@ -108,6 +109,7 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> R
         / (1_000_000_000 / COIN_INTERVAL_NS);
     let (task_in_iowait, task_in_iowait_mask) = btf.bit_of("task_struct", "in_iowait")?;
     Ok(Config {
+        address_mask: native_address_mask(),
         cgroup_id,
         // At least one record's worth, and within the range the coin's arithmetic is made for.
         coin_budget_bytes: budget.clamp(4096, 1 << 31),

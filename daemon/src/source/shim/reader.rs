@@ -11,6 +11,7 @@ use crate::source::{
     Allocation, AllocationKind, Event, EventKind, Heap, Method, MonotonicNs, RegionId, ShimEvent,
     UserContext, UserRegs,
 };
+use crate::unwind::machine::NATIVE;
 use profiler_protocol::consumer::{Consumer, ConsumerError, Quota};
 use profiler_protocol::counter;
 use profiler_protocol::layout::{State, UNIT_BYTES, unpack_runtime};
@@ -391,14 +392,14 @@ fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
     }
 }
 
-/// DWARF numbers of the registers the shim captures (System V ABI x86-64, figure 3.36).
+/// The registers the shim captures, at their places.
 fn registers(captured: &Registers) -> UserRegs {
-    let mut regs = UserRegs { ip: captured.rip, ..UserRegs::default() };
-    let Registers { rsp, rbp, rbx, r12, r13, r14, r15, .. } = *captured;
-    for (number, value) in [(3, rbx), (6, rbp), (7, rsp), (12, r12), (13, r13), (14, r14), (15, r15)] {
-        if let Some(register) = regs.gpr.get_mut(number) {
+    let mut regs = UserRegs { ip: captured.pc, ..UserRegs::default() };
+    let values = [captured.sp, captured.fp].into_iter().chain(captured.saved);
+    for (place, value) in NATIVE.captured_places.into_iter().zip(values) {
+        if let Some(register) = regs.gpr.get_mut(usize::from(place)) {
             *register = value;
-            regs.known |= 1 << number;
+            regs.known |= 1 << place;
         }
     }
     regs

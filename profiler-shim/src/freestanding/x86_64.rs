@@ -1,5 +1,4 @@
-//! What std would bring: the memory functions the compiler calls, and a panic handler that must not be reachable.
-//! Only in the cdylib. Hidden symbols: nothing outside the library binds to them.
+//! The memory functions for x86-64.
 
 use core::arch::global_asm;
 
@@ -65,14 +64,3 @@ global_asm!(
     ".size memcmp, .-memcmp",
     ".size bcmp, .-bcmp",
 );
-
-// Names no library defines: when a panic path survives optimisation, `cargo xtask` finds it among the undefined symbols.
-unsafe extern "C" {
-    fn perfusion_shim_has_a_panic_path() -> !;
-}
-
-#[panic_handler]
-fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // SAFETY: never runs: the build refuses a library that refers to this symbol.
-    unsafe { perfusion_shim_has_a_panic_path() }
-}

@@ -7,12 +7,11 @@
 //! tell it from a switch (jit emitxarch.cpp, `INS_tail_i_jmp`; Microsoft "x64 prolog and epilog").
 //! A stub (precode, call counting, dispatch, the copied write barrier) runs straight to a jump or `ret`.
 
-use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use super::X86_64;
+use crate::unwind::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register as Machine};
 use std::ops::Range;
 
-/// Bytes of code to give to [`epilogue`] and [`stub`].
-pub const CODE_BYTES: usize = 192;
 /// Most instructions an epilogue has: two `add rsp`, six pops for each of two frames, `vzeroupper`, the end.
 const MAX_EPILOGUE: usize = 18;
 /// Most instructions followed in a stub; the longest seen, a write barrier with card bundles, has 30.
@@ -32,7 +31,7 @@ struct Replay {
 
 impl Replay {
     fn new() -> Self {
-        Self { base: Register::RSP, offset: 0, rule: Rule::frameless(), popped: [false; 16] }
+        Self { base: Register::RSP, offset: 0, rule: X86_64.frameless(), popped: [false; 16] }
     }
 
     fn move_by(&mut self, bytes: i64) -> Option<()> {
@@ -56,7 +55,7 @@ impl Replay {
             return None;
         }
         self.popped[register.index()] = true;
-        if register.is_callee_saved() {
+        if X86_64.is_callee_saved(register) {
             self.rule.registers[register.index()] =
                 Saved::AtRegister { base: self.base, offset: self.offset };
         }

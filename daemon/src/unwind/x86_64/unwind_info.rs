@@ -7,7 +7,10 @@
 //! `genOSRRecordTier0CalleeSavedRegistersAndFrame`): one rule leads past both, so the method is seen once.
 //! Version 1 says nothing about epilogues: `epilogue.rs` does.
 
-use super::rule::{Cfa, Refusal, Register, Rule, Saved};
+use super::X86_64;
+use super::epilogue::epilogue;
+use crate::unwind::managed::{At, CODE_BYTES, Read, RuntimeFunction, u32_at};
+use crate::unwind::rule::{Cfa, Refusal, Register, Rule, Saved};
 
 /// Bytes of the fixed part.
 pub const HEADER_BYTES: usize = 4;
@@ -20,23 +23,51 @@ pub const MAX_CHAIN: usize = 8;
 /// `UNW_FLAG_CHAININFO`.
 const FLAG_CHAINED: u8 = 4;
 
-/// RUNTIME_FUNCTION: offsets from the base of its image or code heap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RuntimeFunction {
-    /// First byte.
-    pub begin: u32,
-    /// First byte after it.
-    pub end: u32,
-    /// Its UNWIND_INFO.
-    pub unwind: u32,
+/// Decodes a RUNTIME_FUNCTION.
+pub(super) fn decode(bytes: &[u8]) -> Option<RuntimeFunction> {
+    Some(RuntimeFunction { begin: u32_at(bytes, 0)?, end: u32_at(bytes, 4)?, unwind: u32_at(bytes, 8)? })
 }
 
-impl RuntimeFunction {
-    /// Decodes the first 12 bytes.
-    #[must_use]
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
-        Some(Self { begin: u32_at(bytes, 0)?, end: u32_at(bytes, 4)?, unwind: u32_at(bytes, 8)? })
+/// Reads one UNWIND_INFO: the fixed part first, then as much as that says.
+pub(super) fn read(at: u32, read: Read<'_>) -> Option<Vec<u8>> {
+    let mut info = vec![0u8; HEADER_BYTES];
+    if read(at, &mut info) < HEADER_BYTES {
+        return None;
     }
+    let needed = Header::decode(&info).map_or(HEADER_BYTES, |h| h.needed_bytes());
+    info.resize(needed, 0);
+    (read(at, &mut info) == needed).then_some(info)
+}
+
+/// True when `info` can belong to `function`.
+pub(super) fn is_plausible(info: &[u8], function: RuntimeFunction) -> bool {
+    Header::decode(info).is_some_and(|h| u32::from(h.prologue) <= function.end.saturating_sub(function.begin))
+}
+
+/// The rule at a place in a function: by the instructions in an epilogue, else by its UNWIND_INFO.
+pub(super) fn rule_at(
+    at: At,
+    info: &dyn Fn(u32) -> Option<Vec<u8>>,
+    code: Read<'_>,
+) -> Result<Rule, Refusal> {
+    let At { function, offset, exact, base } = at;
+    if exact {
+        let header = info(function.unwind).and_then(|i| Header::decode(&i)).ok_or(Refusal::Malformed)?;
+        if offset >= u32::from(header.prologue) {
+            let place = |offset: u32| base.wrapping_add(u64::from(offset));
+            let range = place(function.begin)..place(function.end);
+            let from = function.begin.checked_add(offset).ok_or(Refusal::NoEntry)?;
+            let mut bytes = [0u8; CODE_BYTES];
+            let length = code(from, &mut bytes);
+            if length == 0 {
+                return Err(Refusal::Unreadable);
+            }
+            if let Some(rule) = epilogue(bytes.get(..length).unwrap_or_default(), place(from), &range) {
+                return Ok(rule);
+            }
+        }
+    }
+    rule(function, offset, info)
 }
 
 /// The fixed part of an UNWIND_INFO.
@@ -91,9 +122,9 @@ struct Undo {
 pub fn rule(
     function: RuntimeFunction,
     offset: u32,
-    mut read: impl FnMut(u32) -> Option<Vec<u8>>,
+    read: impl Fn(u32) -> Option<Vec<u8>>,
 ) -> Result<Rule, Refusal> {
-    let mut undo = Undo { base: Register::RSP, offset: 0, rule: Rule::frameless() };
+    let mut undo = Undo { base: Register::RSP, offset: 0, rule: X86_64.frameless() };
     let mut unwind = function.unwind;
     // Codes of a chained parent have all been executed: its prologue ran before the function was entered.
     let mut reached = offset;
@@ -104,7 +135,7 @@ pub fn rule(
         if header.flags != FLAG_CHAINED {
             return undo.finish();
         }
-        let parent = bytes.get(header.needed_bytes() - FUNCTION_BYTES..).and_then(RuntimeFunction::decode);
+        let parent = bytes.get(header.needed_bytes() - FUNCTION_BYTES..).and_then(decode);
         unwind = parent.ok_or(Refusal::Malformed)?.unwind;
         reached = u32::MAX;
     }
@@ -188,16 +219,6 @@ impl Undo {
     }
 }
 
-/// Little-endian u32 at `offset`.
-pub(super) fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
-    bytes.get(offset..)?.first_chunk::<4>().map(|b| u32::from_le_bytes(*b))
-}
-
-/// Little-endian u64 at `offset`.
-pub(super) fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
-    bytes.get(offset..)?.first_chunk::<8>().map(|b| u64::from_le_bytes(*b))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,7 +239,7 @@ mod tests {
     fn a_tier_0_prologue_is_undone_as_far_as_it_ran() {
         // @5 alloc 64, @1 push rbp
         let info = [0x19, 5, 2, 0, 5, 0x72, 1, 0x50];
-        assert_eq!(at(&info, 0).unwrap(), Rule::frameless());
+        assert_eq!(at(&info, 0).unwrap(), X86_64.frameless());
         let pushed = at(&info, 1).unwrap();
         assert_eq!(
             (pushed.cfa, pushed.registers[RBP]),

@@ -1,0 +1,161 @@
+//! What a walk and its rules must know of a processor, as data: both are always compiled and tested, and [`NATIVE`] is the one the daemon
+//! runs on. What is written for one processor only is in `x86_64/` and `aarch64/`.
+
+use super::managed::UnwindFormat;
+use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use super::{aarch64, x86_64};
+use std::ops::Range;
+
+/// A processor.
+#[derive(Debug)]
+pub struct Machine {
+    /// Names of the registers, by place.
+    pub names: [&'static str; 16],
+    /// DWARF number of the register in the first place; the others follow.
+    pub first_dwarf: u16,
+    /// Stack pointer.
+    pub stack_pointer: Register,
+    /// Frame pointer: by it a frame without a rule is left.
+    pub frame_pointer: Register,
+    /// Where a call leaves its return address; `None` when it pushes it.
+    pub link: Option<Register>,
+    /// Registers a callee must restore, by bit; without stack pointer and link register.
+    pub callee_saved: u16,
+    /// DWARF column of the return address.
+    pub return_column: u16,
+    /// DWARF number by which expressions name the instruction pointer.
+    pub instruction_pointer: Option<u16>,
+    /// Whose extensions call frame information uses.
+    pub vendor: gimli::Vendor,
+    /// `e_machine` of its ELF files.
+    pub elf: u16,
+    /// Machine field of its PE files.
+    pub pe: u16,
+    /// User addresses are below this, unless a process asks for more.
+    pub user_end: u64,
+    /// Places of the registers that the probes walk with (`ebpf_common::machine`).
+    pub walk_places: [u8; 7],
+    /// Places of the registers that the shim captures, all but the instruction pointer (`profiler_protocol::record::Registers`).
+    pub captured_places: [u8; 7],
+    /// The bits of a word that are an address, from an address near the end of user memory.
+    pub address_mask: fn(u64) -> u64,
+    /// The runtime's unwind information.
+    pub unwind_info: UnwindFormat,
+    /// The rule when code, the bytes at an address, is inside an epilogue of the function that takes the range.
+    pub epilogue: fn(&[u8], u64, &Range<u64>) -> Option<Rule>,
+    /// The rule for a stub whose instruction at the address is about to run.
+    pub stub: fn(&[u8], u64) -> Result<Rule, Refusal>,
+    /// True when code, the bytes that end at a candidate return address, ends with a call.
+    pub ends_with_call: fn(&[u8]) -> bool,
+    /// The rule when code, the bytes at the next instruction, returns from a signal handler and call frame information does not say how.
+    pub signal_return: Option<SignalReturn>,
+    /// First bytes of the runtime's `OnHijackTripThread`, where its call frame information needs [`Machine::hijack`].
+    pub hijack_prologue: &'static [u8],
+    /// The rule inside it, at an offset from its start, given what its call frame information says.
+    pub hijack: fn(Rule, u64) -> Result<Rule, Refusal>,
+}
+
+/// As [`Machine::signal_return`].
+pub type SignalReturn = fn(&[u8]) -> Option<Rule>;
+
+/// The processor the daemon runs on.
+#[cfg(target_arch = "x86_64")]
+pub const NATIVE: &Machine = &x86_64::X86_64;
+/// The processor the daemon runs on.
+#[cfg(target_arch = "aarch64")]
+pub const NATIVE: &Machine = &aarch64::AARCH64;
+
+/// Both.
+pub const ALL: [&Machine; 2] = [&x86_64::X86_64, &aarch64::AARCH64];
+
+/// Bits of a word that are an address on this machine.
+#[must_use]
+pub fn native_address_mask() -> u64 {
+    // The name of the program lies at the very end of the main thread's stack (fs/binfmt_elf.c, AT_EXECFN).
+    (NATIVE.address_mask)(u64::try_from(rustix::param::linux_execfn().as_ptr().addr()).unwrap_or(0))
+}
+
+impl Machine {
+    /// The register with DWARF number `number`, if a walk needs it.
+    #[must_use]
+    pub fn register(&self, number: u16) -> Option<Register> {
+        number.checked_sub(self.first_dwarf).and_then(Register::at)
+    }
+
+    /// True for the registers a callee must restore.
+    #[must_use]
+    pub fn is_callee_saved(&self, register: Register) -> bool {
+        self.callee_saved & (1 << register.index()) != 0
+    }
+
+    /// A call frame in which callee-saved registers are unchanged and all others lost, with the return address where the call left it.
+    #[must_use]
+    pub fn call(&self, cfa: Cfa) -> Rule {
+        let mut registers = [Saved::Lost; 16];
+        for (place, saved) in registers.iter_mut().enumerate() {
+            if self.callee_saved & (1 << place) != 0 {
+                *saved = Saved::Same;
+            }
+        }
+        registers[self.stack_pointer.index()] = Saved::CfaPlus(0);
+        let return_address = match self.link {
+            Some(link) => Saved::InRegister(link),
+            None => Saved::AtCfa(-8),
+        };
+        Rule { cfa, return_address, registers, kind: FrameKind::Call }
+    }
+
+    /// A frame that has done nothing yet.
+    #[must_use]
+    pub fn frameless(&self) -> Rule {
+        let offset = if self.link.is_some() { 0 } else { 8 };
+        self.call(Cfa::Register { base: self.stack_pointer, offset })
+    }
+
+    /// The outermost frame of a thread.
+    #[must_use]
+    pub fn thread_start(&self) -> Rule {
+        let mut rule = self.frameless();
+        rule.return_address = Saved::Lost;
+        rule
+    }
+
+    /// Name of a register.
+    #[must_use]
+    pub fn name(&self, register: Register) -> &'static str {
+        self.names.get(register.index()).copied().unwrap_or("?")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_rule_keeps_exactly_the_callee_saved_registers() {
+        for machine in ALL {
+            let rule = machine.frameless();
+            for (place, saved) in rule.registers.iter().enumerate() {
+                let register = Register::at(u16::try_from(place).unwrap()).unwrap();
+                let kept = machine.is_callee_saved(register) || register == machine.stack_pointer;
+                assert_eq!(*saved != Saved::Lost, kept, "{}", machine.name(register));
+            }
+            assert!(machine.thread_start().is_thread_start() && !rule.is_thread_start());
+        }
+    }
+
+    #[test]
+    fn dwarf_numbers_lead_to_the_registers_of_their_names() {
+        let [x86, arm] = ALL;
+        let name = |machine: &Machine, number| machine.register(number).map(|r| machine.name(r));
+        assert_eq!([name(x86, 3), name(x86, 7), name(x86, 16)], [Some("rbx"), Some("rsp"), None]);
+        assert_eq!([name(arm, 19), name(arm, 31), name(arm, 15)], [Some("x19"), Some("sp"), None]);
+        assert_eq!(arm.register(30), arm.link);
+    }
+
+    #[test]
+    fn the_address_mask_lets_addresses_of_this_process_through() {
+        let here = (native_address_mask as fn() -> u64 as *const ()).addr() as u64;
+        assert_eq!(here & native_address_mask(), here);
+    }
+}
