@@ -10,6 +10,13 @@ use crate::{
     paths::Paths,
 };
 
+/// Stacks of allocations are walked from inside the library: frame pointers for others, unwind tables for us. On aarch64 atomics that ask the C
+/// library which instructions there are would need `getauxval`.
+const FLAGS: &str = if cfg!(target_arch = "aarch64") {
+    "-C force-frame-pointers=yes -C force-unwind-tables=yes -C target-feature=-outline-atomics"
+} else {
+    "-C force-frame-pointers=yes -C force-unwind-tables=yes"
+};
 const MOST_BYTES: usize = 128 * 1024;
 
 /// Symbols that may be left for the loader to find.
@@ -37,8 +44,7 @@ pub(crate) fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
         .args(["--", "-C", "link-args=-nostdlib -nostartfiles -Wl,-z,now,--build-id=sha1"])
         .current_dir(&paths.root)
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        // Stacks of allocations are walked from inside the library: frame pointers for others, unwind tables for us.
-        .env("RUSTFLAGS", "-C force-frame-pointers=yes -C force-unwind-tables=yes")
+        .env("RUSTFLAGS", FLAGS)
         .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
         .env("CARGO_PROFILE_RELEASE_LTO", "fat")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
