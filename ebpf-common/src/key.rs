@@ -95,6 +95,10 @@ plain! {
         pub first_start_ns: u64,
         /// Bytes sent in it for stacks that only their thread's own chance has kept.
         pub first_bytes: u64,
+        /// The probability of the last throw, and whether the thread's own chance made it.
+        pub thrown: u64,
+        /// See there; 0 or 1.
+        pub of_first: u64,
     }
 }
 

@@ -22,17 +22,9 @@ const WALK_BYTES: u64 = 1024;
 /// stacks. A thread costs 32·(1 + ln(n/32)) stacks by it.
 const FIRST_WAITS: u64 = 32;
 
-/// A stack that is to be kept.
-pub(crate) struct Kept {
-    /// How probable that was.
-    pub(crate) probability: u64,
-    /// The coin alone would have been less generous.
-    first: bool,
-}
-
-/// Throws the coin at `now` for a thread's wait number `wait`, from 1 on; `Some` when the stack is to be kept.
+/// Throws the coin at `now` for a thread's wait number `wait`, from 1 on; `Some(probability)` when the stack is to be kept.
 #[inline(always)]
-pub(crate) fn throw(coin: &mut Coin, now: u64, wait: u32) -> Option<Kept> {
+pub(crate) fn throw(coin: &mut Coin, now: u64, wait: u32) -> Option<u64> {
     let general = general(coin, now);
     if now.saturating_sub(coin.first_start_ns) >= setting!(coin_interval_ns) {
         coin.first_start_ns = now;
@@ -42,10 +34,14 @@ pub(crate) fn throw(coin: &mut Coin, now: u64, wait: u32) -> Option<Kept> {
     // Like the general probability this follows from the past alone, the budget included: threads that come and go in thousands a second
     // get no more than as much again as all others.
     let first = own > general && coin.first_bytes < setting!(coin_budget_bytes);
-    let probability = if first { own } else { general };
+    // Through memory: the verifier would walk the stack once for each way through here.
+    coin.of_first = u64::from(first);
+    coin.thrown = if first { own } else { general };
+    // SAFETY: a valid, aligned field.
+    let probability = unsafe { core::ptr::read_volatile(&raw const coin.thrown) };
     // SAFETY: a helper without arguments.
     let random = u64::from(unsafe { bpf_get_prandom_u32() });
-    (random < probability).then_some(Kept { probability, first })
+    (random < probability).then_some(probability)
 }
 
 /// The probability for waits of threads that have had many.
@@ -75,8 +71,8 @@ fn begin(coin: &mut Coin, now: u64, probability: u64) {
 
 /// Notes the cost of a kept wait: `bytes` for the ring, whether it had room for them or not, and the work.
 #[inline(always)]
-pub(crate) fn spend(coin: &mut Coin, kept: &Kept, bytes: u32) {
-    let account = if kept.first { &mut coin.first_bytes } else { &mut coin.bytes };
+pub(crate) fn spend(coin: &mut Coin, bytes: u32) {
+    let account = if coin.of_first != 0 { &mut coin.first_bytes } else { &mut coin.bytes };
     *account += u64::from(bytes) + WALK_BYTES;
 }
 

@@ -85,8 +85,7 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
     // SAFETY: this CPU's entry; the scheduler's hooks do not nest on a CPU.
     let coin = unsafe { &mut *coin };
     thread.waits = thread.waits.saturating_add(1);
-    let Some(kept) = coin::throw(coin, now, thread.waits) else { return count(Counter::WaitsThinned) };
-    let probability = kept.probability;
+    let Some(probability) = coin::throw(coin, now, thread.waits) else { return count(Counter::WaitsThinned) };
     let mut flags = if blocked { 0 } else { FLAG_PREEMPTED };
     if blocked && task.in_iowait() {
         flags |= FLAG_IO;
@@ -109,12 +108,12 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
         Ok(bytes) => {
             thread.wait_flags |= if probability == CERTAIN { WAIT_KEPT | WAIT_CERTAIN } else { WAIT_KEPT };
             let woken = if blocked { size_of::<WakeRecord>() as u32 } else { 0 };
-            coin::spend(coin, &kept, bytes + woken + size_of::<WaitEndRecord>() as u32);
+            coin::spend(coin, bytes + woken + size_of::<WaitEndRecord>() as u32);
             count(Counter::WaitsStored);
         }
         Err(Lost::RingFull(bytes)) => {
             // The work was done, and the ring has enough of it.
-            coin::spend(coin, &kept, bytes);
+            coin::spend(coin, bytes);
             count(Counter::WaitsRingFull);
         }
         Err(Lost::Busy) => count(Counter::WaitsBusy),
