@@ -1,5 +1,6 @@
 //! The command line: clap types and the parsing of units, nothing else. `main` maps each command to its stage.
 
+use crate::report::stacks::Only;
 use crate::source::shim::LIVE_OBJECTS;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use std::{num::NonZeroU32, path::PathBuf, time::Duration};
@@ -37,7 +38,7 @@ pub struct Cli {
     /// Say less: errors only.
     #[arg(short, long, global = true)]
     pub quiet: bool,
-    /// Say more: the daemon's own log (repeat for debug output).
+    /// Say more: perfusion's own log on stderr (twice: in detail).
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// What to do.
@@ -67,7 +68,7 @@ pub enum Command {
         #[command(subcommand)]
         what: ConfigCommand,
     },
-    /// Look into what the profiler knows.
+    /// Explain how stacks are taken: the unwind rule of an address in a process or file.
     Inspect {
         /// What to look at.
         #[command(subcommand)]
@@ -128,7 +129,7 @@ pub struct Record {
 /// `perfusion report`.
 #[derive(Debug, Args)]
 pub struct Report {
-    /// A pprof file, gzipped or not.
+    /// A pprof file, gzipped or not; - is standard input.
     pub file: PathBuf,
     /// Sample type, for example cpu, blocked, alloc_space, inuse_space. Default: the profile's own default.
     #[arg(short = 't', long = "type", value_name = "TYPE")]
@@ -139,25 +140,39 @@ pub struct Report {
     /// Rows of the top table.
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 20)]
     pub rows: usize,
-    /// Write here instead of to stdout.
+    /// Order of the top table: what a function uses itself (flat), or with all it calls (cum).
+    #[arg(long, value_enum, default_value_t = Sort::Flat)]
+    pub sort: Sort,
+    /// Sum by the values of a label instead of by functions, for example thread, thread_role, process, wait_reason, waker, type,
+    /// generation. Folded stacks and the flame graph get the value as their root.
+    #[arg(long, value_name = "LABEL")]
+    pub by: Option<String>,
+    /// Show only what has this value of a label, for example thread=poster1, pid=4242 or wait_reason=futex. More than one: all must hold.
+    #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_only)]
+    pub only: Vec<Only>,
+    /// Write here instead of to stdout (-).
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Show threads that are parked for work (pool workers, timers) in waiting types too.
+    /// Show threads that are parked for want of work too: pool workers, the runtime's own threads. The flame graph has them behind a
+    /// switch.
     #[arg(long)]
     pub idle: bool,
 }
 
 /// `perfusion dump`.
 #[derive(Debug, Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = EXIT_CODES, group = ArgGroup::new("process").required(true).multiple(false))]
 pub struct Dump {
     /// The process.
-    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
-    pub pid: u32,
+    #[arg(value_name = "PID", group = "process", value_parser = clap::value_parser!(u32).range(1..))]
+    target: Option<u32>,
+    /// The same, as `record` has it.
+    #[arg(short, long, value_name = "PID", group = "process", value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
-    /// Write here instead of to stdout.
+    /// Write here instead of to stdout (-).
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Never load the shim: no managed names beyond a perf map.
@@ -166,6 +181,24 @@ pub struct Dump {
     /// Most bytes of user stack copied per thread, in KiB; only what a thread uses is copied.
     #[arg(long, value_name = "KIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(4..=64))]
     pub stack_kib: u32,
+}
+
+impl Dump {
+    /// The process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        // The parser asks for one of them.
+        self.target.or(self.pid).unwrap_or_default()
+    }
+}
+
+/// Orders of `report`'s table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    /// By a function's own value.
+    Flat,
+    /// By its value and that of what it calls.
+    Cum,
 }
 
 /// Output formats of `report`.
@@ -217,7 +250,8 @@ pub enum Inspect {
 #[derive(Debug, Args)]
 #[command(after_help = INSPECT_UNWIND)]
 pub struct InspectUnwind {
-    /// A running process by its pid, or a file: ELF (program, library) or PE (.NET assembly). A file whose name is a number: ./123.
+    /// A running process by its pid, or a file: ELF (program, library) or PE (.NET assembly compiled ahead of time, as the framework's
+    /// are; one with IL only has no code before it runs). A file whose name is a number: ./123.
     #[arg(value_name = "FILE|PID")]
     pub target: String,
     /// 0x… or decimal. In a process: an address in its memory. In a file: an ELF virtual address (as nm and objdump print it) or
@@ -230,8 +264,9 @@ pub struct InspectUnwind {
 }
 
 const INSPECT_UNWIND: &str = "\
-Two answers are given, since the same address means two things. As the next instruction to run (innermost frame, or interrupted by a signal)
-the place in a prologue or epilogue counts. As a return address the code is inside the call before it: what is looked up is one byte less.
+Two answers are given, since the same address means two things. As the next instruction to run (innermost frame, or interrupted by \
+a signal) the place in a prologue or epilogue counts. As a return address the code is inside the call before it: what is looked up is \
+one byte less.
 
 In the rule, `[x]` is the word of stack at x, CFA the caller's stack pointer before its call. Registers not named are lost.";
 
@@ -249,6 +284,19 @@ pub struct ExecWhenReady {
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub command: Vec<String>,
+}
+
+/// Reads `label=value`.
+///
+/// # Errors
+/// Says what is expected.
+pub fn parse_only(text: &str) -> Result<Only, String> {
+    match text.split_once('=') {
+        Some((label, value)) if !label.is_empty() => {
+            Ok(Only { label: label.to_owned(), value: value.to_owned() })
+        }
+        _ => Err(format!("`{text}`: expected LABEL=VALUE, as in wait_reason=futex")),
+    }
 }
 
 /// Reads `0x7f00` or decimal digits.
@@ -325,6 +373,22 @@ mod tests {
         let Ok(Cli { command: Command::Record(record), .. }) = cli else { panic!("{cli:?}") };
         assert_eq!(record.command, ["dotnet", "app.dll", "--all", "-d"]);
         assert!(!record.all);
+    }
+
+    #[test]
+    fn a_dump_takes_its_process_with_and_without_the_option() {
+        let dump = |args: &[&str]| match Cli::try_parse_from(["perfusion", "dump"].iter().chain(args)) {
+            Ok(Cli { command: Command::Dump(dump), .. }) => Some(dump.pid()),
+            _ => None,
+        };
+        assert_eq!(
+            (dump(&["42"]), dump(&["--pid", "42"]), dump(&["-p42", "--json"])),
+            (Some(42), Some(42), Some(42))
+        );
+        assert_eq!(
+            (dump(&[]), dump(&["0"]), dump(&["1", "2"]), dump(&["1", "--pid", "2"])),
+            (None, None, None, None)
+        );
     }
 
     #[test]

@@ -1,44 +1,57 @@
 //! The commands that only read: `report`, `ps`, `doctor`, `config`.
 
-use crate::cli::{ConfigSources, Format, Report, exit};
+use crate::cli::{ConfigSources, Format, Report, Sort, exit};
 use crate::config::{Config, load};
-use crate::error::Error;
-use crate::report::{self, ReportError, flame, folded, top, types};
+use crate::error::{Error, say};
+use crate::report::stacks::{Stacks, View};
+use crate::report::{self, ReportError, flame, folded, groups, top, types};
 use crate::sink::file;
 use std::io::{self, Write as _};
 
 /// `perfusion report`.
 ///
 /// # Errors
-/// When the file is no profile, the type is not in it, or the output cannot be written.
-pub fn report(options: &Report) -> Result<u8, Error> {
+/// When the file is no profile, the type or label is not in it, or the output cannot be written.
+pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
     let profile = report::load(&options.file)?;
-    let stacks = report::stacks::Stacks::new(&profile);
+    let stacks = Stacks::new(&profile);
     let sample_type = options.sample_type.as_deref().unwrap_or_else(|| stacks.default_sample_type());
+    let view = View { idle: options.idle, only: options.only.clone(), by: options.by.clone() };
     let mut text = Vec::new();
     match options.format {
         Format::Top => {
-            let shown = match options.output {
-                Some(_) => {
-                    top::Options { limit: options.rows, idle: options.idle, ..top::Options::default() }
-                }
-                None => {
-                    top::Options { limit: options.rows, idle: options.idle, ..top::Options::for_stdout() }
+            let to_file = options.output.as_deref().is_some_and(|path| !file::is_stdout(path));
+            let shown = top::Options {
+                limit: options.rows,
+                cumulative: options.sort == Sort::Cum,
+                view,
+                ..if to_file { top::Options::default() } else { top::Options::for_stdout() }
+            };
+            let by_type = types::is_known(sample_type).then(|| types::table(&profile, sample_type, &shown));
+            let table = match (options.by.as_deref(), by_type) {
+                // With its intervals.
+                (Some("type"), Some(types)) => types,
+                (Some(by), _) => groups::table(&profile, sample_type, by, &shown)?,
+                (None, types) => {
+                    let functions = top::table(&profile, sample_type, &shown)?;
+                    types.map(|types| format!("{functions}\n{types}")).unwrap_or(functions)
                 }
             };
-            text.extend(top::table(&profile, sample_type, &shown)?.into_bytes());
-            if types::is_known(sample_type) {
-                text.push(b'\n');
-                text.extend(types::table(&profile, sample_type, &shown).into_bytes());
+            text.extend(table.into_bytes());
+        }
+        Format::Folded => {
+            let parked = folded::write(&profile, sample_type, &view, &mut text)?;
+            if parked > 0 && !quiet {
+                let column = stacks.sample_type(sample_type)?;
+                let unit = stacks.sample_types().nth(column).map_or("", |(_, unit)| unit);
+                say(&top::parked(parked, unit));
             }
         }
-        Format::Folded => folded::write(&profile, sample_type, &mut text)?,
         Format::Flame => {
             let title =
                 options.file.file_name().map_or_else(|| "profile".into(), |name| name.to_string_lossy());
-            let page = flame::page(&profile, &title)
-                .map_err(|error| Error::Internal { what: "flame graph", source: error.into() })?;
-            text.extend(page.into_bytes());
+            let title = if title == "-" { "profile".into() } else { title };
+            text.extend(flame::page(&profile, &title, options.sample_type.as_deref(), &view)?.into_bytes());
         }
     }
     match &options.output {

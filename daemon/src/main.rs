@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     }
     let done = match &cli.command {
         Command::Record(options) => perfusion::record::record(options, cli.quiet),
-        Command::Report(options) => perfusion::commands::report(options),
+        Command::Report(options) => perfusion::commands::report(options, cli.quiet),
         Command::Dump(options) => perfusion::dump::dump(options, cli.quiet),
         Command::Ps(options) => perfusion::commands::ps(options.json),
         Command::Doctor(options) => perfusion::commands::doctor(options.json),

@@ -4,6 +4,7 @@
 use perfusion::aggregate::{Labels, Limits, SampleType, Window};
 use perfusion::pprof::{self, About};
 use perfusion::report;
+use perfusion::report::stacks::{Only, View};
 use perfusion::sample::frame::{FrameKey, ImageId, Marker, ProcessId};
 use perfusion::sink;
 use perfusion::source::{Method, ShimEvent};
@@ -125,17 +126,17 @@ fn encoded() -> Vec<u8> {
     pprof::encode(&window, &symbolizer, &files, &about).unwrap()
 }
 
-fn folded(profile: &pprof::proto::Profile, sample_type: &str) -> Vec<String> {
+fn folded(profile: &pprof::proto::Profile, sample_type: &str, view: &View) -> (Vec<String>, i64) {
     let mut output = Vec::new();
-    report::folded::write(profile, sample_type, &mut output).unwrap();
-    String::from_utf8(output).unwrap().lines().map(str::to_owned).collect()
+    let parked = report::folded::write(profile, sample_type, view, &mut output).unwrap();
+    (String::from_utf8(output).unwrap().lines().map(str::to_owned).collect(), parked)
 }
 
 #[test]
 fn folded_stacks_have_readable_names_and_exact_sums() {
     let profile = pprof::decode(&encoded()).unwrap();
     assert_eq!(
-        folded(&profile, "cpu"),
+        folded(&profile, "cpu", &View::default()).0,
         [
             "Garbage Collector;[libfoo.so]+0x1234 5000000",
             "Shop.Program.Main(…);Shop.Work.Burn<System.Int32>(System.Int32) 6666667",
@@ -145,14 +146,23 @@ fn folded_stacks_have_readable_names_and_exact_sums() {
             "[unknown] 0x5555 1000000",
         ]
     );
-    let blocked = folded(&profile, "blocked");
-    assert_eq!(blocked.len(), 2);
+    let (all, none) = folded(&profile, "blocked", &View { idle: true, ..View::default() });
+    assert_eq!((all.len(), none), (2, 0));
+    // As in the table and the flame graph, parked threads are shown on request only.
+    let (blocked, parked) = folded(&profile, "blocked", &View::default());
+    assert_eq!((blocked.len(), parked), (1, 8_000_000_000));
     let wait = "Shop.Program.Main(…);Shop.Work.Wait:For\\u{7}(…)+async;[libfoo.so]+0x1234;";
     assert!(
         blocked.iter().any(|line| line.starts_with(wait) && line.ends_with(" 2000000000")),
         "{blocked:#?}"
     );
-    assert!(folded(&profile, "delay").is_empty());
+    assert!(folded(&profile, "delay", &View::default()).0.is_empty());
+    let (by, _) =
+        folded(&profile, "blocked", &View { idle: true, by: Some("thread".to_owned()), ..View::default() });
+    assert!(
+        by[0].starts_with(".NET TP Worker 4;Shop.Program.Main") && by[1].starts_with("main 1;"),
+        "{by:#?}"
+    );
 }
 
 #[test]
@@ -201,13 +211,118 @@ fn the_table_hides_parked_threads_and_says_so() {
     let wait = shown.lines().find(|line| line.contains("+async")).unwrap();
     assert_eq!(wait.split_whitespace().take(4).collect::<Vec<_>>(), ["2", "s", "100.0%", "2"], "{shown}");
     assert!(!shown.contains('\x1b'), "{shown}");
-    let narrow = report::top::Options { width: Some(60), ..options };
+    let narrow = report::top::Options { width: Some(60), ..options.clone() };
     let narrow = report::top::table(&profile, "cpu", &narrow).unwrap();
     assert!(narrow.lines().skip(1).all(|line| line.chars().count() <= 60), "{narrow}");
-    let other = report::top::Options { pid: Some(1), ..options };
-    assert!(report::top::table(&profile, "cpu", &other).unwrap().starts_with("cpu: total 0 in"));
+    let only = |label: &str, value: &str| {
+        let only = vec![Only { label: label.to_owned(), value: value.to_owned() }];
+        report::top::Options { view: View { only, ..View::default() }, ..options.clone() }
+    };
+    let shown = report::top::table(&profile, "cpu", &only("pid", "1")).unwrap();
+    assert!(shown.starts_with("cpu: total 0 in") && shown.contains("nothing was counted"), "{shown}");
+    for (label, value) in [("thread", ".NET Server GC"), ("thread", "3"), ("thread_id", "3")] {
+        let shown = report::top::table(&profile, "cpu", &only(label, value)).unwrap();
+        assert!(shown.starts_with("cpu: total 5 ms in"), "{label}: {shown}");
+    }
+    let delay = report::top::table(&profile, "delay", &options).unwrap();
+    assert!(delay.contains("does not count these yet"), "{delay}");
+    let error = report::top::table(&profile, "cpu", &only("colour", "red")).unwrap_err().to_string();
+    assert!(error.contains("`colour`") && error.contains("wait_reason"), "{error}");
     let error = report::top::table(&profile, "nonsense", &options).unwrap_err().to_string();
     assert!(error.contains("alloc_space"), "{error}");
+}
+
+/// Numbers of the row of a function: value and percentage, twice.
+fn row(table: &str, function: &str) -> String {
+    let line = table.lines().find(|line| line.contains(function)).unwrap_or_else(|| panic!("{table}"));
+    line.split(function).next().unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A user's method waits and allocates in helpers of the framework, and the runtime below them.
+fn through_the_framework() -> pprof::proto::Profile {
+    let mut symbolizer = Symbolizer::default();
+    let code = [0x1000, 0x2000, 0x3000, 0x4000].map(managed);
+    let [post, enter, stub, pool] = code;
+    for frame in code {
+        assert!(symbolizer.wants_answer(frame));
+    }
+    for (at, name, module) in [
+        (0x1000, "Shop.Ledger.Post()", "Shop.dll"),
+        (0x2000, "System.Threading.Monitor.Enter_Slowpath(System.Object)", "System.Private.CoreLib.dll"),
+        (0x3000, "IL_STUB_PInvoke(System.IntPtr)", "Shop.dll"),
+        (0x4000, "System.Threading.ThreadPoolWorkQueue.Dispatch()", "System.Private.CoreLib.dll"),
+    ] {
+        let ShimEvent::Method(mut found) = method(at as u32, name, &[at]) else { panic!() };
+        found.module = module.to_owned();
+        symbolizer.observe(PROCESS, &ShimEvent::Method(found));
+    }
+    let (native, kernel) =
+        (FrameKey::Native { image: LIBC, address: 0x12 }, FrameKey::Kernel(0xffff_ffff_8100_0000));
+    let mut window = Window::new(Limits::default());
+    let waits = |reason| Labels { pid: Some(42), wait_reason: Some(reason), ..Labels::default() };
+    window.add(&[kernel, native, enter, post], &waits("futex"), SampleType::Blocked, 4e9);
+    window.add(&[kernel, native, stub, enter, post], &waits("futex"), SampleType::Blocked, 2e9);
+    window.add(&[kernel, native, pool], &waits("read:pipe"), SampleType::Blocked, 1e9);
+    window.add(&[enter, post], &Labels::default(), SampleType::Cpu, 1e9);
+    let bytes = Labels { type_name: Some("System.Byte[]".into()), ..Labels::default() };
+    window.add(&[enter, post], &bytes, SampleType::AllocSpace, 1024.0);
+    let files = Files { own: File::open("/proc/self/exe").unwrap() };
+    symbolizer.resolve(window.frames(), &files);
+    let about = About {
+        start: SystemTime::UNIX_EPOCH,
+        duration: Duration::from_secs(10),
+        period_ns: 10_101_010,
+        main_image: None,
+        comments: Vec::new(),
+    };
+    pprof::decode(&pprof::encode(&window, &symbolizer, &files, &about).unwrap()).unwrap()
+}
+
+#[test]
+fn waits_and_allocations_belong_to_the_user_s_method_and_cpu_time_to_who_used_it() {
+    let profile = through_the_framework();
+    let options = report::top::Options::default();
+    let table = |sample_type| report::top::table(&profile, sample_type, &options).unwrap();
+    let blocked = table("blocked");
+    assert_eq!(row(&blocked, "Shop.Ledger.Post"), "6 s 85.7% 6 s 85.7%", "{blocked}");
+    assert_eq!(row(&blocked, "System.Threading.Monitor.Enter"), "0 0.0% 6 s 85.7%", "{blocked}");
+    // Where no method is the user's, it is the framework's.
+    assert_eq!(row(&blocked, "System.Threading.ThreadPoolWorkQueue"), "1 s 14.3% 1 s 14.3%", "{blocked}");
+    assert!(blocked.contains("outside the framework"), "{blocked}");
+    assert_eq!(row(&table("alloc_space"), "Shop.Ledger.Post"), "1 KiB 100.0% 1 KiB 100.0%");
+    assert_eq!(row(&table("cpu"), "System.Threading.Monitor.Enter"), "1 s 100.0% 1 s 100.0%");
+    assert!(!table("cpu").contains("outside the framework"));
+}
+
+#[test]
+fn tables_sort_by_cum_and_group_by_a_label() {
+    let profile = through_the_framework();
+    let options = report::top::Options { cumulative: true, limit: 1, ..report::top::Options::default() };
+    let first = report::top::table(&profile, "blocked", &options).unwrap();
+    // All waits end in the kernel, which has nothing of its own.
+    assert!(first.lines().nth(2).unwrap().starts_with("         0   0.0%        7 s 100.0%  "), "{first}");
+    let options = report::top::Options::default();
+    let group = |sample_type, by| report::groups::table(&profile, sample_type, by, &options);
+    let by = group("blocked", "wait_reason").unwrap();
+    assert!(by.starts_with("blocked by wait_reason: total 7 s in 10 s, 2 of 2 values"), "{by}");
+    assert_eq!((row(&by, "futex").as_str(), row(&by, "read:pipe").as_str()), ("6 s 85.7%", "1 s 14.3%"));
+    assert_eq!(row(&group("alloc_space", "type").unwrap(), "System.Byte[]"), "1 KiB 100.0%");
+    assert_eq!(row(&group("cpu", "process").unwrap(), "(none)"), "1 s 100.0%");
+    assert_eq!(row(&group("blocked", "process").unwrap(), "process 42"), "7 s 100.0%");
+    assert!(group("blocked", "nonsense").is_err());
+    // Any profile with a label of one process has a branch for each of its values.
+    let view = View { by: Some("wait_reason".to_owned()), ..View::default() };
+    let page = report::flame::page(&profile, "shop", Some("blocked"), &view).unwrap();
+    assert!(page.contains("[\"read:pipe\",\"\",3]") && page.contains("\"default\":\"blocked\""));
+    assert!(report::flame::page(&profile, "shop", Some("colour"), &view).is_err());
+}
+
+#[test]
+fn an_empty_file_is_called_empty() {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("empty.pb.gz");
+    std::fs::write(&path, "").unwrap();
+    let error = report::load(&path).unwrap_err().to_string();
+    assert!(error.contains("empty.pb.gz") && error.contains("is empty"), "{error}");
 }
 
 #[test]
@@ -239,7 +354,7 @@ fn go_s_pprof_reads_every_sample_type() {
 #[test]
 fn the_flame_graph_is_one_file_with_every_column() {
     let profile = pprof::decode(&encoded()).unwrap();
-    let page = report::flame::page(&profile, "shop, pid 42").unwrap();
+    let page = report::flame::page(&profile, "shop, pid 42", None, &View::default()).unwrap();
     for sample_type in SampleType::ALL {
         assert!(page.contains(&format!("\"name\":\"{}\"", sample_type.name())));
     }
@@ -274,9 +389,12 @@ proptest::proptest! {
             let stacks = report::stacks::Stacks::new(&profile);
             for (name, _) in stacks.sample_types() {
                 report::top::table(&profile, name, &report::top::Options::default()).unwrap();
-                report::folded::write(&profile, name, &mut Vec::new()).unwrap();
+                let view = View::default();
+                report::folded::write(&profile, name, &view, &mut Vec::new()).unwrap();
+                // The label may be scribbled on, too.
+                report::groups::table(&profile, name, "process", &report::top::Options::default()).ok();
             }
-            report::flame::page(&profile, "scribbled").unwrap();
+            report::flame::page(&profile, "scribbled", None, &View::default()).unwrap();
         }
     }
 }

@@ -2,10 +2,11 @@
 //! One recording of the demo on .NET 9 serves most of these tests.
 
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use system_tests::environment::{Need, RECORD_NET9, begin, cache_dir, record_on};
+use system_tests::environment::{Need, RECORD_NET9, begin, cache_dir, perfusion_bin, record_on};
 use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, gotool, on_runtimes, perfusion};
 
 /// Long enough for 3 full collections and 4 pipe reads a bucket; the demo's rarest event comes once in 2 s.
@@ -114,6 +115,11 @@ fn perfusion_report_prints_top_folded_and_flame_of_its_own_file() {
     let orders = folded.lines().find(|line| line.contains("Demo.Orders.PriceOrders")).unwrap();
     let at = |part| orders.find(part).unwrap_or(usize::MAX);
     assert!(at("Demo.Orders.Run") < at("Demo.Orders.PriceOrders"), "root first: {orders}");
+    let reasons = run(&["--type", "blocked", "--by", "wait_reason"]);
+    assert!(reasons.starts_with("blocked by wait_reason: ") && reasons.contains("read:pipe"), "{reasons}");
+    let piped = format!("exec {} report - -o - <{}", perfusion_bin().unwrap().display(), demo.file.display());
+    let piped = perfusion::run(Command::new("sh").args(["-c", &piped]), perfusion::SLACK).unwrap();
+    assert_eq!((piped.code(), piped.stdout), (0, run(&[])), "{}", piped.stderr);
     let html = scratch.path("flame.html");
     run(&["--format", "flame", "-o", html.to_str().unwrap()]);
     let html = std::fs::read_to_string(html).unwrap();
@@ -155,6 +161,38 @@ fn assert_unresolved_managed_share(profile: &Profile, runtime: Runtime) {
         "{runtime}: {unresolved} of {all} ns without names:\n{}",
         profile.describe("cpu", |sample| sample.has("[managed]"))
     );
+}
+
+on_runtimes!(threads_of_the_runtime_that_wait_for_work_are_parked: net8 Net8, net9 Net9, net10 Net10);
+
+fn threads_of_the_runtime_that_wait_for_work_are_parked(runtime: Runtime) {
+    let needs = record_on(runtime);
+    let Some(_turn) = begin(&format!("demo::parked on {runtime}"), &needs) else { return };
+    let recorded;
+    let profile = if runtime == Runtime::Net9 {
+        &demo().profile
+    } else {
+        recorded = record(runtime, Duration::from_secs(4));
+        &recorded.profile
+    };
+    let blocked = |role: &str, kind: &str| {
+        profile
+            .sum("blocked", |sample| sample.label("thread_role") == role && sample.label("wait_kind") == kind)
+    };
+    for role in ["runtime", "timer"] {
+        let (parked, shown) = (blocked(role, "idle"), blocked(role, ""));
+        // 5 %: a page fault, a lock of the kernel, and the wait whose beginning nobody saw.
+        assert!(
+            parked > shown * 20,
+            "{runtime}: of {role} {parked} ns are parked, {shown} not:\n{}",
+            profile.describe("blocked", |sample| sample.label("thread_role") == role
+                && sample.label("wait_kind").is_empty())
+        );
+    }
+    let misjudged = profile.sum("blocked", |sample| {
+        sample.label("thread_role") == "app" && sample.label("thread_name").starts_with(".NET ")
+    });
+    assert_eq!(misjudged, 0, "{:?}", profile.sum_by("blocked", "thread_name"));
 }
 
 #[test]

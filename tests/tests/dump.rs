@@ -77,6 +77,9 @@ fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
     }
     let all = dumped["threads"].as_array().unwrap();
     assert_eq!(all[0]["tid"], app.pid(), "the first thread comes first");
+    for runtimes_own in all.iter().filter(|thread| thread["name"].as_str().unwrap().starts_with(".NET ")) {
+        assert_ne!(runtimes_own["role"], "app", "{runtimes_own:#}");
+    }
     let unnamed = all.iter().filter(|thread| functions(thread).iter().any(|name| name.contains("[managed]")));
     assert_eq!(unnamed.count(), 0, "{dumped:#}");
     app.ensure_alive().unwrap();
@@ -97,6 +100,9 @@ fn a_thread_that_runs_is_dumped_where_it_was_just_seen() {
     // It has a CPU or wants one; where, it shows itself at the next sample or when it loses the CPU.
     assert!(matches!(spin["state"].as_str(), Some("running" | "runnable")), "{spin:#}");
     assert!(in_order(&functions(spin), &["spin", "run"]), "{spin:#}");
+    // As `inspect unwind` takes it.
+    let by_argument = run(command(["dump", &app.pid().to_string()]).arg("--json"), SLACK).unwrap();
+    assert_eq!(json(&by_argument)["pid"], app.pid(), "{}", by_argument.stderr);
     let main = thread(&dumped, app.pid());
     assert!(in_order(&functions(main), &["read", "main", "_start"]), "{main:#}");
     assert_eq!(main["wait_reason"], "read:pipe");

@@ -495,7 +495,8 @@ fn a_file_that_is_no_profile_is_refused_by_name() {
         let file = scratch.path(name);
         fs::write(&file, bytes).unwrap();
         let outcome = perfusion::run(perfusion::command(["report"]).arg(&file), DEADLINE).unwrap();
-        assert_error(&outcome, 1, &[name]);
+        let why = if name == "empty" { "the file is empty" } else { "" };
+        assert_error(&outcome, 1, &[name, why]);
     }
     let missing = scratch.path("missing.pb.gz");
     let outcome = perfusion::run(perfusion::command(["report"]).arg(&missing), DEADLINE).unwrap();

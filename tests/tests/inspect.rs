@@ -10,7 +10,7 @@ use perfusion::process::explain::Origin;
 use perfusion::process::mapping::{Mapping, Region};
 use serde_json::Value;
 use system_tests::environment::{Need, begin, record_on};
-use system_tests::perfusion::{Outcome, command, run};
+use system_tests::perfusion::{Outcome, Scratch, command, run};
 use system_tests::{Runtime, Workload, on_runtimes};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -66,7 +66,12 @@ fn a_real_libc_says_where_frames_are_and_where_threads_start() {
 fn what_cannot_be_looked_up_is_said() {
     let Some(_turn) = begin("inspect::what_cannot_be_looked_up", &[Need::Perfusion]) else { return };
     let (libc, _) = libc_symbol("getenv");
+    let scratch = Scratch::new().unwrap();
+    let assembly = scratch.path("il.dll");
+    // As the compiler makes them for any CPU: a PE file, and of a 32-bit machine.
+    std::fs::write(&assembly, b"MZ\x90\0").unwrap();
     for (target, address, code, word) in [
+        (assembly.to_str().unwrap(), 0x2050, 1, "a .NET assembly of IL gets its code when it runs"),
         ("4194305", 0x1000, 3, "no such process"),
         ("/no/such/file", 0x1000, 1, "/no/such/file"),
         ("/etc/passwd", 0x1000, 1, "expected an ELF or PE file"),

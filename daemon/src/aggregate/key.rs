@@ -80,6 +80,12 @@ impl SampleType {
         }
     }
 
+    /// False for a column that nothing fills yet.
+    #[must_use]
+    pub const fn is_counted(self) -> bool {
+        !matches!(self, Self::Exceptions | Self::Contentions | Self::Delay)
+    }
+
     /// Unit in the file.
     #[must_use]
     pub const fn unit(self) -> &'static str {

@@ -9,9 +9,11 @@ pub fn thread_role(comm: &str) -> &'static str {
         ".NET Finalizer" => "finalizer",
         ".NET Tiered Com" => "tiered_jit",
         ".NET Timer" => "timer",
-        ".NET SigHandler" | ".NET EventPipe" | ".NET SynchManag" | ".NET Sockets" | ".NET TP Gate" => {
-            "runtime"
-        }
+        ".NET SigHandler" | ".NET EventPipe" | ".NET SynchManag" | ".NET Sockets" | ".NET TP Gate"
+        // The transport and the helper thread of the debugger (src/coreclr/debug), which every process has.
+        | ".NET DebugPipe" | ".NET Debugger"
+        // The reader of inotify behind FileSystemWatcher.
+        | ".NET File Watch" => "runtime",
         // The shim's own thread: in the sums, because it runs in the process, and known for what it is.
         "perfusion-shim" => "profiler",
         _ if comm.starts_with(".NET TP Wor") => "threadpool",
@@ -23,4 +25,99 @@ pub fn thread_role(comm: &str) -> &'static str {
 #[must_use]
 pub fn is_collector(comm: &str) -> bool {
     thread_role(comm) == "gc"
+}
+
+/// Methods in which the framework's own threads wait for work (src/libraries of dotnet/runtime: `LowLevelLifoSemaphore`,
+/// `PortableThreadPool` and `TimerQueue` of System.Private.CoreLib, `SocketAsyncEngine` of System.Net.Sockets, `FileSystemWatcher`).
+const PARKING: [&str; 8] = [
+    "System.Threading.LowLevelLifoSemaphore.",
+    "System.Threading.LowLevelMonitor.",
+    "System.Threading.PortableThreadPool.GateThread.",
+    "System.Threading.PortableThreadPool.WorkerThread.",
+    "System.Threading.TimerQueue.TimerThread",
+    "System.Net.Sockets.SocketAsyncEngine.EventLoop",
+    "System.IO.FileSystemWatcher.RunningInstance.",
+    "System.IO.FileSystemWatcher.INotify.",
+];
+
+/// Methods by which anyone may wait, and stubs, which may have no name: who waits is their caller.
+const MEANS: [&str; 4] = ["IL_STUB", "[", "Interop.", "System.Threading.WaitHandle."];
+
+/// True for a thread that waits for work, not for something the program does (D13): one of the runtime's own without managed code on
+/// its stack, or one in a method where the framework parks its threads. `methods` are the managed ones of its stack as the runtime
+/// calls them, innermost first.
+pub fn is_parked<M: AsRef<str>>(role: Option<&str>, methods: impl IntoIterator<Item = M>) -> bool {
+    let mut methods = methods.into_iter().peekable();
+    if methods.peek().is_none() {
+        return !matches!(role, Some("app") | None);
+    }
+    // Nested types come with either sign.
+    let is_in = |list: &[&str], method: &str| {
+        let method = method.replace('+', ".");
+        list.iter().any(|prefix| method.starts_with(prefix))
+    };
+    let waiter = methods.find(|method| !is_in(&MEANS, method.as_ref()));
+    waiter.is_some_and(|method| is_in(&PARKING, method.as_ref()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runtime_s_own_threads_are_parked_where_they_wait_for_work() {
+        // As .NET 8 and 10 show them.
+        const WAIT_ONE: &str = "System.Threading.WaitHandle.WaitOneNoCheck(System.Int32)";
+        let parked: [(&str, &[&str]); 8] = [
+            (".NET Debugger", &[]),
+            (".NET DebugPipe", &[]),
+            (".NET SigHandler", &[]),
+            (".NET TP Worker", &["System.Threading.LowLevelLifoSemaphore.WaitForSignal(System.Int32)"]),
+            (".NET TP Gate", &[WAIT_ONE, "System.Threading.PortableThreadPool.GateThread.GateThreadStart()"]),
+            (".NET Timer", &[WAIT_ONE, "System.Threading.TimerQueue.TimerThread()"]),
+            (
+                ".NET Sockets",
+                &[
+                    "[managed] 0x7f6eefef0400",
+                    "Interop.Sys.WaitForSocketEvents(System.IntPtr)",
+                    "System.Net.Sockets.SocketAsyncEngine.EventLoop()",
+                ],
+            ),
+            (
+                ".NET File Watch",
+                &[
+                    "Interop+Sys.Read(System.IntPtr)",
+                    "System.IO.FileSystemWatcher+RunningInstance.ProcessEvents()",
+                ],
+            ),
+        ];
+        for (comm, methods) in parked {
+            assert!(is_parked(Some(thread_role(comm)), methods.iter().copied()), "{comm}");
+        }
+    }
+
+    #[test]
+    fn what_the_program_waits_for_is_shown_on_whatever_thread() {
+        let waits: [(&str, &[&str]); 5] = [
+            ("dotnet", &[]),
+            ("main", &["System.Threading.WaitHandle.WaitOneNoCheck(System.Int32)", "Shop.Program.Main()"]),
+            (
+                ".NET TP Worker",
+                &["Shop.Work.Lock()", "System.Threading.PortableThreadPool+WorkerThread.WorkerThreadStart()"],
+            ),
+            // A lock on the way to a timer.
+            (
+                "main",
+                &[
+                    "Interop+Kernel32.SetEvent()",
+                    "System.Threading.TimerQueue.SetTimerPortable()",
+                    "Shop.Work.Delay()",
+                ],
+            ),
+            ("main", &["Interop+Sys.Read()"]),
+        ];
+        for (comm, methods) in waits {
+            assert!(!is_parked(Some(thread_role(comm)), methods.iter().copied()), "{comm} {methods:?}");
+        }
+    }
 }

@@ -102,7 +102,7 @@ pub struct Frame {
 /// # Errors
 /// See [`Error`].
 pub fn dump(options: &cli::Dump, quiet: bool) -> Result<u8, Error> {
-    check_target(options.pid)?;
+    check_target(options.pid())?;
     if let Some(output) = &options.output {
         file::check(output)?;
     }
@@ -173,7 +173,7 @@ impl Session {
 }
 
 fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
-    let pid = options.pid;
+    let pid = options.pid();
     let _sweeping = attach::place::Sweeping::begin();
     let owner = crate::leftover::random()
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;

@@ -132,10 +132,19 @@ impl ProcessTable {
         let name: Arc<str> = full.to_string_lossy().into();
         let device = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
         let image = self.images.open(file, Arc::clone(&name), device, meta.ino());
-        let code = image.as_ref().ok().and_then(|id| self.images.get(*id)).map(|image| image.code());
-        let code = code.unwrap_or_default();
+        let image_of = image.as_ref().ok().and_then(|id| self.images.get(*id));
+        let code = image_of.map(|image| image.code()).unwrap_or_default();
         if code.is_empty() {
-            return Err(ExplainError::NotCode { path: path.to_path_buf(), found: "something else" });
+            let mut magic = [0; 2];
+            image_of.map(|image| image.read_at(0, &mut magic));
+            // An assembly of IL for any CPU is a PE file for 32-bit machines (ECMA-335 II.25.2).
+            let found = match &magic {
+                b"MZ" => {
+                    "a PE file without: a .NET assembly of IL gets its code when it runs (look it up by the pid of the process)"
+                }
+                _ => "something else",
+            };
+            return Err(ExplainError::NotCode { path: path.to_path_buf(), found });
         }
         let mut mappings = Mappings::default();
         for (range, file_offset) in code {

@@ -3,7 +3,8 @@
 //! The page's policy (CSP) allows its own scripts by a nonce and nothing else. Names are hostile: in JSON every `<` is
 //! escaped, and the script sets texts only, never markup.
 
-use super::stacks::{Frame, Kind, Stacks};
+use super::ReportError;
+use super::stacks::{Frame, Kind, Stacks, View, WITHOUT};
 use super::units::human;
 use crate::pprof::proto::Profile;
 use crate::symbolize::pretty::clean;
@@ -33,6 +34,8 @@ const MAX_DRAWN: usize = 40_000;
 struct Data<'a> {
     about: String,
     default: &'a str,
+    /// Show parked threads from the start.
+    idle: bool,
     loss: Option<String>,
     comments: Vec<String>,
     types: Vec<Column<'a>>,
@@ -69,14 +72,25 @@ impl Node {
     }
 }
 
-/// The page. `title` is shown as it is, so it should say what was recorded.
+/// The page. `title` is shown as it is, so it should say what was recorded. `sample_type` is the one to begin with.
 ///
 /// # Errors
-/// When the data cannot be written as JSON, which no profile causes.
-pub fn page(profile: &Profile, title: &str) -> Result<String, serde_json::Error> {
+/// When there is no such sample type or label.
+pub fn page(
+    profile: &Profile,
+    title: &str,
+    sample_type: Option<&str>,
+    view: &View,
+) -> Result<String, ReportError> {
     let stacks = Stacks::new(profile);
+    stacks.check(view)?;
+    let mut data = data(&stacks, view);
+    if let Some(first) = sample_type {
+        stacks.sample_type(first)?;
+        data.default = first;
+    }
     // In a script element only `</` and `<!--` could end or change the data.
-    let data = serde_json::to_string(&data(&stacks))?.replace('<', "\\u003c");
+    let data = serde_json::to_string(&data).map_err(std::io::Error::from)?.replace('<', "\\u003c");
     // Unguessable is enough: it keeps a name that became markup by a fault of ours from running.
     let nonce = format!("{:016x}{:016x}", RandomState::new().hash_one(0), RandomState::new().hash_one(1));
     let title = markup(&clean(title));
@@ -133,26 +147,23 @@ impl<'a> Frames<'a> {
     }
 }
 
-/// All call paths as one tree; where there are several processes, each has a branch of its own.
-fn data<'a>(stacks: &'a Stacks<'a>) -> Data<'a> {
+/// All call paths as one tree; each value of the label to group by has a branch of its own, or, where there is no such label but several
+/// processes, each process.
+fn data<'a>(stacks: &'a Stacks<'a>, view: &View) -> Data<'a> {
     let mut frames = Frames::default();
     frames.id(&Frame { name: "all".into(), module: "", kind: Kind::Note });
-    let processes: HashSet<Option<i64>> =
-        stacks.samples().map(|sample| stacks.number(sample, "pid")).collect();
+    let asked = || stacks.samples().filter(|sample| stacks.is_asked(sample, &view.only));
+    let processes: HashSet<Option<i64>> = asked().map(|sample| stacks.number(sample, "pid")).collect();
+    let by = view.by.as_deref().or((processes.len() > 1).then_some("process"));
     let mut nodes = vec![Node { parent: 0, frame: 0, values: Vec::new() }];
     let mut children: HashMap<(usize, usize), usize> = HashMap::new();
     let mut left_out = 0;
-    for sample in stacks.samples() {
+    for sample in asked() {
         let idle = stacks.is_idle(sample);
         let mut path: Vec<usize> = stacks.readable_frames(sample).map(|frame| frames.id(&frame)).collect();
-        if processes.len() > 1 {
-            let name = stacks.label(sample, "process").unwrap_or("process");
-            let pid = stacks.number(sample, "pid").unwrap_or_default();
-            path.push(frames.id(&Frame {
-                name: format!("{} {pid}", clean(name)).into(),
-                module: "",
-                kind: Kind::Note,
-            }));
+        if let Some(by) = by {
+            let name = stacks.group(sample, by).unwrap_or(WITHOUT.into());
+            path.push(frames.id(&Frame { name: name.into_owned().into(), module: "", kind: Kind::Note }));
         }
         path.reverse();
         let mut at = 0;
@@ -202,6 +213,7 @@ fn data<'a>(stacks: &'a Stacks<'a>) -> Data<'a> {
     Data {
         about: format!("recorded for {}", human(stacks.duration_ns(), "nanoseconds")),
         default: stacks.default_sample_type(),
+        idle: view.idle,
         loss: stacks.loss(),
         comments: stacks.comments().map(Cow::into_owned).collect(),
         types,
@@ -275,7 +287,7 @@ mod tests {
     fn equal_paths_are_one_node_and_values_include_children() {
         let profile = profile(&[(&["a", "b"], 3), (&["a"], 4), (&["a", "b", "c"], 5)]);
         let stacks = Stacks::new(&profile);
-        let data = data(&stacks);
+        let data = data(&stacks, &View::default());
         assert_eq!(data.parents, [0, 0, 1, 2]);
         assert_eq!(data.types[0].busy, [0, 12, 1, 12, 2, 8, 3, 5]);
         assert_eq!(data.left_out, 0);
@@ -290,7 +302,7 @@ mod tests {
             sample.label.push(Label { key, num: pid, ..Label::default() });
         }
         let stacks = Stacks::new(&profile);
-        let data = data(&stacks);
+        let data = data(&stacks, &View::default());
         let name = |node: usize| data.frames[data.nodes[node]].0.as_ref();
         assert_eq!([0, 1, 2, 3, 4].map(name), ["all", "process 7", "main", "process 8", "main"]);
     }
@@ -303,7 +315,7 @@ mod tests {
         stacks.extend(paths.iter().map(|path| (&path[..], 1)));
         let profile = profile(&stacks);
         let stacks = Stacks::new(&profile);
-        let data = data(&stacks);
+        let data = data(&stacks, &View::default());
         assert_eq!(data.left_out, MAX_DRAWN + 10);
         assert_eq!(data.types[0].busy, [0, 41_010, 1, 41_010]);
     }
@@ -311,7 +323,7 @@ mod tests {
     #[test]
     fn hostile_names_cannot_leave_the_data() {
         let name = "</script><script>alert(1)</script><!--{{js}}";
-        let page = page(&profile(&[(&[name], 1)]), name).unwrap();
+        let page = page(&profile(&[(&[name], 1)]), name, None, &View::default()).unwrap();
         assert!(!page.contains("<script>alert"));
         assert!(page.contains("\\u003c/script>"));
         assert!(page.contains("<title>&lt;/script&gt;"));

@@ -1,26 +1,41 @@
 //! One stack a line: frames from the root, `;` between them, a space, the value.
 
 use super::ReportError;
-use super::stacks::Stacks;
+use super::stacks::{Stacks, View, WITHOUT};
 use crate::pprof::proto::Profile;
 use std::collections::BTreeMap;
 use std::io::Write;
 
-/// Writes all stacks with a value of `sample_type`, sorted; equal ones are added up. `;` in a name becomes `:`, line ends were escaped.
+/// Writes the stacks with a value of `sample_type` that `view` shows, sorted; equal ones are added up. A label to group by is the root
+/// of each. `;` in a name becomes `:`, line ends were escaped. Returns the value of parked threads that was left out.
 ///
 /// # Errors
-/// When there is no such sample type, or `output` fails.
-pub fn write(profile: &Profile, sample_type: &str, output: &mut dyn Write) -> Result<(), ReportError> {
+/// When there is no such sample type or label, or `output` fails.
+pub fn write(
+    profile: &Profile,
+    sample_type: &str,
+    view: &View,
+    output: &mut dyn Write,
+) -> Result<i64, ReportError> {
     let stacks = Stacks::new(profile);
     let column = stacks.sample_type(sample_type)?;
+    stacks.check(view)?;
     let mut lines: BTreeMap<String, i64> = BTreeMap::new();
+    let mut idle = 0i64;
     for sample in stacks.samples() {
         let value = sample.value.get(column).copied().unwrap_or(0);
-        if value == 0 {
+        if value == 0 || !stacks.is_asked(sample, &view.only) {
+            continue;
+        }
+        if !view.idle && stacks.is_idle(sample) {
+            idle = idle.saturating_add(value);
             continue;
         }
         let mut names: Vec<String> =
             stacks.frames(sample).map(|frame| frame.name.replace(';', ":")).collect();
+        if let Some(by) = &view.by {
+            names.push(stacks.group(sample, by).unwrap_or(WITHOUT.into()).replace(';', ":"));
+        }
         names.reverse();
         let sum = lines.entry(names.join(";")).or_insert(0);
         *sum = sum.saturating_add(value);
@@ -28,5 +43,5 @@ pub fn write(profile: &Profile, sample_type: &str, output: &mut dyn Write) -> Re
     for (line, value) in lines {
         writeln!(output, "{line} {value}")?;
     }
-    Ok(())
+    Ok(idle)
 }

@@ -5,7 +5,7 @@ use crate::pprof::proto::{Profile, Sample};
 use crate::pprof::{KERNEL_MAPPING, LOSS_PREFIX, MANAGED_MAPPING};
 use crate::symbolize::pretty::clean;
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// What kind of code a frame is, by its mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,6 +30,33 @@ pub struct Frame<'a> {
     /// Kind of code.
     pub kind: Kind,
 }
+
+/// What of a profile to show.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// Parked threads (`wait_kind=idle`) too.
+    pub idle: bool,
+    /// Only samples with these labels.
+    pub only: Vec<Only>,
+    /// Label to group by.
+    pub by: Option<String>,
+}
+
+/// A label and the value it must have; an empty value asks for samples without the label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Only {
+    /// Name of the label, or `thread` or `process`.
+    pub label: String,
+    /// Its value.
+    pub value: String,
+}
+
+/// What stands for several labels, name before number: a name alone need not be unique, and a number says little.
+const TOGETHER: [(&str, [&str; 2]); 2] =
+    [("thread", ["thread_name", "thread_id"]), ("process", ["process", "pid"])];
+
+/// How samples without the label are called that one groups by.
+pub const WITHOUT: &str = "(none)";
 
 /// A profile with its tables indexed.
 pub struct Stacks<'a> {
@@ -120,10 +147,78 @@ impl<'a> Stacks<'a> {
         Some(text(self.profile, label.str))
     }
 
-    /// Number of a label, if the sample has it.
+    /// Number of a label, if the sample has it as a number.
     #[must_use]
     pub fn number(&self, sample: &Sample, key: &str) -> Option<i64> {
-        Some(sample.label.iter().find(|label| text(self.profile, label.key) == key)?.num)
+        let label = sample.label.iter().find(|label| text(self.profile, label.key) == key)?;
+        (label.str == 0).then_some(label.num)
+    }
+
+    /// Value of a label as people read it; `thread` and `process` are name and number.
+    #[must_use]
+    pub fn group(&self, sample: &Sample, by: &str) -> Option<Cow<'a, str>> {
+        let Some((_, parts)) = TOGETHER.iter().find(|(name, _)| *name == by) else {
+            return self.shown(sample, by);
+        };
+        let [name, number] = parts.map(|part| self.shown(sample, part));
+        match (name, number) {
+            (name, None) => name,
+            (name, Some(number)) => Some(Cow::Owned(format!("{} {number}", name.as_deref().unwrap_or(by)))),
+        }
+    }
+
+    /// Value of one label, control characters escaped.
+    fn shown(&self, sample: &Sample, key: &str) -> Option<Cow<'a, str>> {
+        let label = sample.label.iter().find(|label| text(self.profile, label.key) == key)?;
+        Some(match (text(self.profile, label.str), text(self.profile, label.num_unit)) {
+            ("", "") => Cow::Owned(label.num.to_string()),
+            ("", unit) => Cow::Owned(format!("{} {}", label.num, clean(unit))),
+            (text, _) => clean(text),
+        })
+    }
+
+    /// True where a sample is as asked.
+    #[must_use]
+    pub fn is_asked(&self, sample: &Sample, only: &[Only]) -> bool {
+        only.iter().all(|Only { label, value }| {
+            let whole = self.group(sample, label);
+            let parts = TOGETHER.iter().find(|(name, _)| name == label).map_or(&[][..], |(_, parts)| parts);
+            match &whole {
+                None => value.is_empty(),
+                Some(whole) => {
+                    whole == value
+                        || self.number(sample, label).is_some_and(|number| number.to_string() == *value)
+                        || parts
+                            .iter()
+                            .any(|part| self.shown(sample, part).is_some_and(|part| part == *value))
+                }
+            }
+        })
+    }
+
+    /// Checks that the profile has the labels `view` asks for.
+    ///
+    /// # Errors
+    /// For one that no sample has; the error lists those there are.
+    pub fn check(&self, view: &View) -> Result<(), ReportError> {
+        let mut labels: BTreeSet<&str> = self
+            .samples()
+            .flat_map(|sample| &sample.label)
+            .map(|label| text(self.profile, label.key))
+            .collect();
+        for (name, parts) in TOGETHER {
+            if parts.iter().any(|part| labels.contains(part)) {
+                labels.insert(name);
+            }
+        }
+        let mut asked = view.only.iter().map(|only| &only.label).chain(&view.by);
+        match asked.find(|label| !labels.contains(label.as_str())) {
+            None => Ok(()),
+            Some(label) => Err(ReportError::NoLabel {
+                asked: clean(label).into_owned(),
+                available: labels.into_iter().map(clean).collect::<Vec<_>>().join(", "),
+            }),
+        }
     }
 
     /// True for the time of a thread that was parked for want of work.

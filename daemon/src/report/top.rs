@@ -1,19 +1,20 @@
 //! The table of functions: how much of a sample type is in each itself (flat) and in what it calls (cum).
 //!
-//! Every wait ends in the kernel's scheduler, which says nothing. So a wait's own function is the innermost managed one, or, where
-//! there is none, the innermost outside the kernel; the table says so.
+//! Every wait ends in the kernel's scheduler and every allocation in the runtime, which says nothing, and which helpers of the framework
+//! are in between differs from runtime to runtime. So a wait's or allocation's own function is the innermost managed one that is not the
+//! framework's; without one the innermost managed one, or the innermost outside the kernel. The table says so.
 
 use super::ReportError;
-use super::stacks::{Frame, Kind, Stacks};
+use super::stacks::{Frame, Kind, Stacks, View};
 use super::units::{human, percent};
+use crate::aggregate::SampleType;
 use crate::pprof::proto::Profile;
 use crate::symbolize::pretty::clean;
 use std::collections::{HashMap, HashSet};
-use std::fmt::Write;
 use std::io::IsTerminal;
 
 /// How to print.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Rows.
     pub limit: usize,
@@ -21,15 +22,15 @@ pub struct Options {
     pub width: Option<usize>,
     /// ANSI colours.
     pub colour: bool,
-    /// Count parked threads (`wait_kind=idle`) too.
-    pub idle: bool,
-    /// Only this process.
-    pub pid: Option<u32>,
+    /// Most cumulative first, not most of its own.
+    pub cumulative: bool,
+    /// What to show.
+    pub view: View,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { limit: 30, width: None, colour: false, idle: false, pid: None }
+        Self { limit: 30, width: None, colour: false, cumulative: false, view: View::default() }
     }
 }
 
@@ -57,28 +58,28 @@ struct Row {
 /// The table of one sample type, with a heading and, where something was left out, lines that say what.
 ///
 /// # Errors
-/// When there is no such sample type.
+/// When there is no such sample type or label.
 pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<String, ReportError> {
     let stacks = Stacks::new(profile);
     let column = stacks.sample_type(sample_type)?;
-    let unit = stacks.sample_types().nth(column).map_or("", |(_, unit)| unit);
+    stacks.check(&options.view)?;
+    let is_owned = OWNED.contains(&sample_type);
     let mut rows: HashMap<Frame<'_>, Row> = HashMap::new();
-    let (mut total, mut idle, mut waits) = (0i64, 0i64, false);
+    let (mut total, mut idle, mut owned) = (0i64, 0i64, false);
     for sample in stacks.samples() {
         let value = sample.value.get(column).copied().unwrap_or(0);
-        let other = options.pid.is_some_and(|pid| stacks.number(sample, "pid") != Some(i64::from(pid)));
-        if value == 0 || other {
+        if value == 0 || !stacks.is_asked(sample, &options.view.only) {
             continue;
         }
-        if !options.idle && stacks.is_idle(sample) {
+        if !options.view.idle && stacks.is_idle(sample) {
             idle = idle.saturating_add(value);
             continue;
         }
         total = total.saturating_add(value);
         let frames: Vec<Frame<'_>> = stacks.readable_frames(sample).collect();
-        let is_wait = stacks.label(sample, "wait_reason").is_some();
-        waits |= is_wait;
-        if let Some(frame) = if is_wait { waiting(&frames) } else { frames.first() } {
+        let has_owner = is_owned || stacks.label(sample, "wait_reason").is_some();
+        owned |= has_owner;
+        if let Some(frame) = if has_owner { owner(&frames) } else { frames.first() } {
             let row = rows.entry(frame.clone()).or_default();
             row.flat = row.flat.saturating_add(value);
         }
@@ -89,30 +90,23 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
     }
     let count = rows.len();
     let mut rows: Vec<_> = rows.into_iter().collect();
-    rows.sort_by(|(a, x), (b, y)| (y.flat, y.cum).cmp(&(x.flat, x.cum)).then_with(|| a.cmp(b)));
+    let order = |row: &Row| if options.cumulative { (row.cum, row.flat) } else { (row.flat, row.cum) };
+    rows.sort_by(|(a, x), (b, y)| order(y).cmp(&order(x)).then_with(|| a.cmp(b)));
     rows.truncate(options.limit);
 
-    let (bold, dim, plain) = if options.colour { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
-    let mut text = String::new();
-    let mut line = |content: String| {
-        writeln!(text, "{content}").unwrap_or_default();
-    };
-    line(format!(
-        "{bold}{}{plain}: total {} in {}, {} of {count} functions",
-        clean(sample_type),
-        human(total, unit),
-        human(stacks.duration_ns(), "nanoseconds"),
-        rows.len(),
-    ));
-    line(format!("{dim}{:>10} {:>6} {:>10} {:>6}  function{plain}", "flat", "", "cum", ""));
+    let mut table = Table::new(&stacks, column, options);
+    table.heading(&clean(sample_type), total, rows.len(), count, "functions");
+    table.dim(&format!("{:>10} {:>6} {:>10} {:>6}  function", "flat", "", "cum", ""));
+    let mut unnamed = false;
     for (frame, row) in &rows {
         let numbers = format!(
             "{:>10} {:>6} {:>10} {:>6}  ",
-            human(row.flat, unit),
+            human(row.flat, table.unit),
             percent(row.flat, total),
-            human(row.cum, unit),
+            human(row.cum, table.unit),
             percent(row.cum, total)
         );
+        unnamed |= frame.kind == Kind::Native && frame.name.starts_with('[');
         let module = match frame.kind {
             Kind::Note => String::new(),
             Kind::Kernel => " [kernel]".to_owned(),
@@ -120,28 +114,133 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
             _ if frame.name.starts_with('[') => String::new(),
             Kind::Native | Kind::Managed => format!(" [{}]", clean(frame.module.trim_matches(['[', ']']))),
         };
-        let room = options.width.map(|width| width.saturating_sub(numbers.chars().count()));
-        let (name, module) = fit(&frame.name, &module, room);
-        line(format!("{numbers}{name}{dim}{module}{plain}"));
+        table.row(&numbers, &frame.name, &module);
     }
-    if waits {
-        line(format!(
-            "{dim}flat of a wait: its innermost managed function, else the innermost outside the kernel{plain}"
-        ));
+    if owned {
+        table.remark(
+            "flat of waits and allocations: the innermost method outside the framework (System.*, Microsoft.*); where there is none, \
+             the innermost managed one, else the innermost outside the kernel",
+        );
     }
-    if idle > 0 {
-        line(format!("{dim}not shown: {} of parked threads (wait_kind=idle){plain}", human(idle, unit)));
+    if unnamed {
+        table.remark(
+            "a file in brackets stands for all its functions without a name: it has no symbols of them",
+        );
     }
-    Ok(text)
+    table.left_out(sample_type, total, idle);
+    Ok(table.text)
 }
 
-/// The function a wait belongs to.
-fn waiting<'f, 'a>(frames: &'f [Frame<'a>]) -> Option<&'f Frame<'a>> {
+/// A table while it is printed.
+pub(super) struct Table<'a> {
+    options: &'a Options,
+    duration_ns: i64,
+    /// Unit of the values.
+    pub(super) unit: &'a str,
+    /// What was printed.
+    pub(super) text: String,
+}
+
+impl<'a> Table<'a> {
+    pub(super) fn new(stacks: &Stacks<'a>, column: usize, options: &'a Options) -> Self {
+        let unit = stacks.sample_types().nth(column).map_or("", |(_, unit)| unit);
+        Self { options, duration_ns: stacks.duration_ns(), unit, text: String::new() }
+    }
+
+    fn line(&mut self, parts: &[&str]) {
+        self.text.extend(parts.iter().copied().chain(["\n"]));
+    }
+
+    /// ANSI code of bold, dim and plain text.
+    const fn codes(&self) -> [&'static str; 3] {
+        if self.options.colour { ["\x1b[1m", "\x1b[2m", "\x1b[0m"] } else { [""; 3] }
+    }
+
+    pub(super) fn heading(&mut self, what: &str, total: i64, rows: usize, count: usize, things: &str) {
+        let [bold, _, plain] = self.codes();
+        let (total, length) = (human(total, self.unit), human(self.duration_ns, "nanoseconds"));
+        self.line(&[bold, what, plain, &format!(": total {total} in {length}, {rows} of {count} {things}")]);
+    }
+
+    /// Name and module as far as there is room behind the numbers.
+    pub(super) fn row(&mut self, numbers: &str, name: &str, module: &str) {
+        let [_, dim, plain] = self.codes();
+        let room = self.options.width.map(|width| width.saturating_sub(numbers.chars().count()));
+        let (name, module) = fit(name, module, room);
+        self.line(&[numbers, &name, dim, &module, plain]);
+    }
+
+    fn dim(&mut self, text: &str) {
+        let [_, dim, plain] = self.codes();
+        self.line(&[dim, text, plain]);
+    }
+
+    /// A sentence below the rows, on as many lines as it takes.
+    fn remark(&mut self, text: &str) {
+        let width = self.options.width.unwrap_or(REMARK_WIDTH).min(REMARK_WIDTH);
+        let mut line = String::new();
+        for word in text.split(' ') {
+            if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+                self.dim(&std::mem::take(&mut line));
+            }
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+        self.dim(&line);
+    }
+
+    /// What is not in the table, and why it may be empty.
+    pub(super) fn left_out(&mut self, sample_type: &str, total: i64, idle: i64) {
+        if idle > 0 {
+            self.remark(&parked(idle, self.unit));
+        } else if total == 0 {
+            let counted = SampleType::ALL.iter().find(|each| each.name() == sample_type);
+            self.remark(match counted {
+                Some(known) if !known.is_counted() => {
+                    "this version does not count these yet: the column is zero"
+                }
+                _ => "nothing was counted",
+            });
+        }
+    }
+}
+
+/// Columns of what is said below a table.
+const REMARK_WIDTH: usize = 110;
+
+/// What is said of parked threads that are not shown.
+#[must_use]
+pub fn parked(idle: i64, unit: &str) -> String {
+    format!("not shown: {} of parked threads (wait_kind=idle); --idle adds them", human(idle, unit))
+}
+
+/// Sample types whose values belong to a method as waits do: what the framework does inside is not what one looks for.
+const OWNED: [&str; 7] =
+    ["alloc_objects", "alloc_space", "inuse_objects", "inuse_space", "exceptions", "contentions", "delay"];
+
+/// The function a wait or an allocation belongs to.
+fn owner<'f, 'a>(frames: &'f [Frame<'a>]) -> Option<&'f Frame<'a>> {
     let written = |frame: &&Frame<'_>| {
         frame.kind == Kind::Managed && !frame.name.starts_with('[') && !frame.name.starts_with("IL_STUB")
     };
     let user = |frame: &&Frame<'_>| frame.kind != Kind::Kernel;
-    frames.iter().find(written).or_else(|| frames.iter().find(user)).or(frames.first())
+    frames
+        .iter()
+        .find(|frame| written(frame) && !is_framework(frame.module))
+        .or_else(|| frames.iter().find(written))
+        .or_else(|| frames.iter().find(user))
+        .or(frames.first())
+}
+
+/// True for modules of .NET, and for code without a module, which something generated when it ran.
+fn is_framework(module: &str) -> bool {
+    const NAMES: [&str; 4] = ["System.dll", "mscorlib.dll", "netstandard.dll", "WindowsBase.dll"];
+    module.starts_with("System.")
+        || module.starts_with("Microsoft.")
+        || module.starts_with('[')
+        || NAMES.contains(&module)
 }
 
 /// Name and module cut to `room` characters: the module goes first, then the name's middle.

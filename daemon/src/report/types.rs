@@ -76,8 +76,7 @@ pub fn rows(profile: &Profile, sample_type: &str, options: &Options) -> Vec<Type
     for sample in stacks.samples() {
         let value = |at: usize| sample.value.get(at).copied().unwrap_or(0);
         let (objects, bytes) = (value(objects_at), value(bytes_at));
-        let other = options.pid.is_some_and(|pid| stacks.number(sample, "pid") != Some(i64::from(pid)));
-        if objects == 0 && bytes == 0 || other {
+        if objects == 0 && bytes == 0 || !stacks.is_asked(sample, &options.view.only) {
             continue;
         }
         add(&mut types, &stacks, sample, Cell { seen: 0, objects, bytes });

@@ -1,21 +1,11 @@
 //! What the names of a stack's frames tell beyond the names.
 
+use crate::aggregate::thread_role;
 use crate::aggregate::threads::WaitReason;
 use crate::aggregate::wait_reason as words;
 use crate::sample::frame::FrameKey;
 use crate::symbolize::Symbolizer;
 use std::sync::Arc;
-
-/// Methods in which the runtime's own managed threads wait for work (src/libraries/System.Private.CoreLib of dotnet/runtime:
-/// `LowLevelLifoSemaphore`, `PortableThreadPool`, `TimerQueue`; `SocketAsyncEngine` of System.Net.Sockets).
-const PARKING: [&str; 6] = [
-    "System.Threading.LowLevelLifoSemaphore.",
-    "System.Threading.PortableThreadPool+GateThread.",
-    "System.Threading.PortableThreadPool+WorkerThread.",
-    "System.Threading.TimerQueue.",
-    "System.Net.Sockets.SocketAsyncEngine.",
-    "System.Threading.LowLevelMonitor.",
-];
 
 /// How the kernel names what lies between a traced function and the stack helper (include/trace/bpf_probe.h, kernel/trace/bpf_trace.c).
 const TRACING: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"];
@@ -31,16 +21,10 @@ pub(super) fn without_own_frames<'a>(symbolizer: &Symbolizer, frames: &'a [Frame
     &frames[frames.iter().take_while(own).count()..]
 }
 
-/// True for a thread that waits for work, not for something the program does (D13): one of the runtime's own without managed
-/// code on its stack, or one whose innermost managed frame is where the runtime parks its workers.
+/// True for a thread that waits for work, not for something the program does.
 pub(super) fn is_parked(symbolizer: &Symbolizer, role: Option<&str>, frames: &[FrameKey]) -> bool {
-    match frames.iter().find(|frame| matches!(frame, FrameKey::Managed { .. })) {
-        Some(&frame) => {
-            let name = &symbolizer.symbol(frame).system_name;
-            PARKING.iter().any(|site| name.starts_with(site))
-        }
-        None => !matches!(role, Some("app") | None),
-    }
+    let managed = frames.iter().filter(|frame| matches!(frame, FrameKey::Managed { .. }));
+    thread_role::is_parked(role, managed.map(|&frame| Arc::clone(&symbolizer.symbol(frame).system_name)))
 }
 
 /// Words for a wait in `frames`, which are named.

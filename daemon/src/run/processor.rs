@@ -8,7 +8,7 @@ use super::naming;
 use crate::aggregate::heap::Allocations;
 use crate::aggregate::key::Labels;
 use crate::aggregate::runtime_wait::RuntimeWaits;
-use crate::aggregate::thread_role::{is_collector, thread_role};
+use crate::aggregate::thread_role::{self, is_collector};
 use crate::aggregate::threads::{Threads, WaitReason};
 use crate::process::ProcessTable;
 use crate::process::service::Services;
@@ -511,7 +511,7 @@ impl Processor {
             pid: Some(thread.pid),
             thread_id: detailed.then_some(thread.tid),
             thread_name: self.names.shown(thread.tid),
-            thread_role: Some(thread_role(self.names.comm(thread.tid))),
+            thread_role: Some(thread_role::thread_role(self.names.comm(thread.tid))),
             process: info.map(|info| info.comm.as_str().into()),
             container_id: info.and_then(|info| info.container.clone()),
             ..Labels::default()

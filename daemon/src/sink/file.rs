@@ -36,13 +36,24 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// Writes `bytes` to `path`, over what is there. A symbolic link to a file is replaced, not followed; a device or pipe is written into.
+/// True for `-`, by which commands mean standard output.
+#[must_use]
+pub fn is_stdout(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+/// Writes `bytes` to `path`, over what is there. A symbolic link to a file is replaced, not followed; a device or pipe is written into,
+/// and so is standard output, which `-` means.
 ///
 /// # Errors
 /// When the directory cannot be written, the disk is full, or `path` is a directory. Nothing partial is left.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let fail = |step| failing(path, step);
     match Destination::of(path)? {
+        Destination::Special if is_stdout(path) => {
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(fail("write"))
+        }
         Destination::Special => {
             let mut special = OpenOptions::new().write(true).open(path).map_err(fail("open"))?;
             special.write_all(bytes).map_err(fail("write"))
@@ -108,6 +119,9 @@ impl<'a> Destination<'a> {
     /// Makes the new file, too. What killed recorders left in the directory goes.
     fn of(path: &'a Path) -> Result<Self, FileError> {
         let fail = |step| failing(path, step);
+        if is_stdout(path) {
+            return Ok(Self::Special);
+        }
         let Some(name) = path.file_name() else {
             return Err(fail("the path has no file name")(io::ErrorKind::InvalidInput.into()));
         };
@@ -116,6 +130,8 @@ impl<'a> Destination<'a> {
                 return Err(fail("it is a directory")(io::ErrorKind::IsADirectory.into()));
             }
             Ok(found) if !found.is_file() => return Ok(Self::Special),
+            // A file that is somebody's open descriptor, such as /dev/stdout under a redirection: the link must stay.
+            Ok(_) if is_descriptor(path) => return Ok(Self::Special),
             _ => {}
         }
         let directory =
@@ -124,6 +140,14 @@ impl<'a> Destination<'a> {
         let new = New::make(directory).map_err(|error| fail("new file beside it")(error.into()))?;
         Ok(Self::Beside(new, name))
     }
+}
+
+/// True for a name in procfs, also behind links of /dev: `/dev/stdout` is `/proc/self/fd/1`.
+fn is_descriptor(path: &Path) -> bool {
+    let directory = |path: &Path| path.parent().and_then(|parent| parent.canonicalize().ok());
+    let target =
+        std::fs::read_link(path).ok().filter(|_| directory(path).is_some_and(|at| at == Path::new("/dev")));
+    directory(target.as_deref().unwrap_or(path)).is_some_and(|at| at.starts_with("/proc"))
 }
 
 /// A file that is not yet where it belongs. Dropping it removes it.
@@ -218,6 +242,23 @@ mod tests {
         assert_eq!(names(directory.path()), [living.name.clone().unwrap()]);
         drop(living);
         assert!(names(directory.path()).is_empty());
+    }
+
+    #[test]
+    fn a_descriptor_of_a_file_is_written_into_and_its_link_stays() {
+        use std::os::fd::AsRawFd as _;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("redirected");
+        let file = File::create(&path).unwrap();
+        // /dev/fd is a link to /proc/self/fd.
+        for by in ["/proc/self/fd", "/dev/fd"] {
+            let descriptor = PathBuf::from(format!("{by}/{}", file.as_raw_fd()));
+            check(&descriptor).unwrap();
+            write(&descriptor, by.as_bytes()).unwrap();
+            assert!(std::fs::read(&path).unwrap().starts_with(by.as_bytes()));
+            assert_eq!(std::fs::read_link(&descriptor).unwrap(), path);
+        }
+        assert!(is_descriptor(Path::new("/dev/stdout")) && !is_descriptor(&path));
     }
 
     #[test]

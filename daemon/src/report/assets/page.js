@@ -48,7 +48,7 @@
       const [name, module, kind] = data.frames[data.nodes[id]];
       const parent = nodes[data.parents[id]];
       const collector = id !== 0 && ((kind === REMARK && name === "Garbage Collector") || parent.kind === COLLECTOR);
-      nodes[id] = { name, module, kind: collector ? COLLECTOR : kind, value: values[id], children: [] };
+      nodes[id] = { id, name, module, kind: collector ? COLLECTOR : kind, value: values[id], children: [] };
       if (id !== 0) parent.children.push(nodes[id]);
     }
     return nodes[0];
@@ -68,6 +68,9 @@
   if (!data.types[type].busy.length) type = Math.max(0, data.types.findIndex((each) => each.busy.length));
   let chart = null;
   let total = 0;
+  // The node that was clicked: a number that every sample type has in common. What is drawn may be one of its callers.
+  let zoomed = 0;
+  let width = { id: 0, name: "", value: 0 };
 
   const rootValue = (pairs) => (pairs[0] === 0 ? pairs[1] : 0);
   const idleShown = () => element("idle").checked;
@@ -78,10 +81,19 @@
     const value = node.data.value;
     const own = value - d3.sum(node.data.children, (child) => child.value);
     const parts = [`${human(value, data.types[type].unit)} · ${percent(value, total)} of all`];
+    // Callers of what is zoomed to are wider than the picture.
+    if (width.id && value <= width.value) parts.push(`${percent(value, width.value)} of ${width.name}, which is zoomed to`);
     if (node.parent) parts.push(`${percent(value, node.parent.data.value)} of caller`);
     parts.push(`self ${human(own, data.types[type].unit)}`);
     const place = node.depth === 0 ? "" : module ? ` [${module.replace(/^\[|\]$/g, "")}] (${KINDS[kind].name})` : ` (${KINDS[kind].name})`;
     return `${name}${place}: ${parts.join(" · ")}`;
+  }
+
+  const shown = (node) => (node.data.kind === MANAGED ? short(node.data.name) : node.data.name);
+
+  function zoomTo(node) {
+    width = { id: node.data.id, name: shown(node), value: node.data.value };
+    element("reset").disabled = !node.data.id;
   }
 
   function search() {
@@ -114,13 +126,23 @@
         .sort((a, b) => d3.descending(a.data.value, b.data.value) || d3.ascending(a.data.name, b.data.name))
         .resetHeightOnZoom(true)
         .selfValue(false)
-        .getName((node) => (node.data.kind === MANAGED ? short(node.data.name) : node.data.name))
+        .getName(shown)
         .setLabelHandler(describe)
         .setColorMapper(colour)
         .setDetailsHandler((text) => { if (text) element("hover").textContent = text; })
-        .setSearchHandler((_, sum, whole) => { element("matched").textContent = `${percent(sum, whole)} matched`; });
-      d3.select(host).datum(root).call(chart);
+        .onClick((node) => { zoomed = node.data.id; zoomTo(node); if (element("search").value) search(); })
+        .setSearchHandler((_, sum) => { element("matched").textContent = `${percent(sum, width.value)} matched${width.id ? " of what is zoomed to" : ""}`; });
+      const picture = d3.select(host).datum(root).call(chart).datum();
+      zoomTo(picture);
       search();
+      if (zoomed) {
+        const nodes = new Map(picture.descendants().map((node) => [node.data.id, node]));
+        const wanted = zoomed;
+        let id = wanted;
+        while (id && !nodes.has(id)) id = data.parents[id];
+        if (id) chart.zoomTo(nodes.get(id));
+        zoomed = wanted;
+      }
     }
     for (const [index, button] of [...element("types").children].entries()) {
       button.setAttribute("aria-pressed", String(index === type));
@@ -151,6 +173,7 @@
   for (const comment of data.comments) element("comments").append(Object.assign(document.createElement("li"), { textContent: comment }));
   const without = data.types.filter((each) => !each.busy.length && !each.idle.length).map((each) => each.name);
   if (without.length) element("without").textContent = `Nothing was counted as ${without.join(", ")}.`;
+  element("idle").checked = data.idle;
   element("idle-choice").hidden = data.types.every((each) => !each.idle.length);
   element("idle").addEventListener("change", draw);
   element("icicle").addEventListener("change", draw);
