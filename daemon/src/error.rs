@@ -91,6 +91,14 @@ pub enum Error {
         /// The file both want to hold.
         path: std::path::PathBuf,
     },
+    /// The address for metrics cannot be had.
+    #[error("telemetry.listen: {listen}: {source}")]
+    Listen {
+        /// The address.
+        listen: std::net::SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
     /// The profile could not be made.
     #[error(transparent)]
     Pprof(#[from] PprofError),

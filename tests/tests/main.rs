@@ -8,6 +8,7 @@
 mod attach;
 mod capture;
 mod coexistence;
+mod daemon;
 mod death;
 mod demo;
 mod dump;

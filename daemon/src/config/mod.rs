@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-use units::{Bytes, Percent, Span};
+use units::{Bytes, Span};
 
 /// All of it. What is absent has its default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -27,12 +27,10 @@ pub struct Config {
     pub files: Files,
     /// Loading the shim into .NET processes.
     pub attach: Attach,
-    /// What the daemon may cost.
+    /// What ends the daemon's work.
     pub limits: Limits,
     /// Metrics and health over HTTP.
     pub telemetry: Telemetry,
-    /// The socket `perfusion ps` asks.
-    pub control: Control,
     /// The daemon's own log.
     pub log: Log,
 }
@@ -166,21 +164,18 @@ impl Default for Attach {
     }
 }
 
-/// What the daemon may cost.
+/// What ends the daemon's work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// Most memory: resident, maps and rings together. Above it caches are emptied.
-    pub memory: Bytes,
-    /// Most CPU time, of all CPUs together, daemon and probes; above it rates are lowered in steps.
-    pub cpu: Percent,
-    /// While there is a file with this name, nothing is recorded and nothing is attached.
+    /// While there is a file with this name, nothing is recorded and nothing is attached. Its directory also holds the file that only one
+    /// daemon can lock.
     pub kill_switch: PathBuf,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { memory: Bytes(256 << 20), cpu: Percent(5.0), kill_switch: PathBuf::from("/run/perfusion/off") }
+        Self { kill_switch: PathBuf::from("/run/perfusion/off") }
     }
 }
 
@@ -196,23 +191,6 @@ pub struct Telemetry {
 impl Default for Telemetry {
     fn default() -> Self {
         Self { listen: Some(SocketAddr::from(([127, 0, 0, 1], 7071))) }
-    }
-}
-
-/// Where the control socket is unless told otherwise.
-pub const SOCKET: &str = "/run/perfusion/control.sock";
-
-/// The socket `perfusion ps` asks.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Control {
-    /// Its path, in a directory that only its owner can write; absent: there is none.
-    pub socket: Option<PathBuf>,
-}
-
-impl Default for Control {
-    fn default() -> Self {
-        Self { socket: Some(PathBuf::from(SOCKET)) }
     }
 }
 
@@ -292,15 +270,8 @@ impl Config {
         if !(1..=10_000).contains(&self.services.max) {
             return unfit("services.max", "1 to 10000", self.services.max.to_string());
         }
-        if self.limits.memory.0 < 64 << 20 {
-            return unfit("limits.memory", "at least 64MiB", self.limits.memory.to_string());
-        }
-        if self.limits.cpu.0 <= 0.0 {
-            return unfit("limits.cpu", "more than 0%", self.limits.cpu.to_string());
-        }
         let paths = [
             ("files.directory", self.files.directory.as_ref()),
-            ("control.socket", self.control.socket.as_ref()),
             ("limits.kill_switch", Some(&self.limits.kill_switch)),
             ("recording.cgroup", self.recording.cgroup.as_ref()),
         ];

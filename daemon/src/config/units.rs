@@ -1,4 +1,4 @@
-//! Values with units, the same everywhere in the configuration: `90s`, `512MiB`, `2%`.
+//! Values with units, the same everywhere in the configuration: `90s`, `512MiB`.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Visitor};
@@ -15,10 +15,6 @@ pub struct Span(pub Duration);
 /// A number of bytes: `512MiB`, `10GB`, `4096`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
-
-/// A share: `2%`, `0.5%`.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
-pub struct Percent(pub f64);
 
 /// Units of time and their milliseconds, largest first.
 const TIMES: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
@@ -95,23 +91,6 @@ impl fmt::Display for Bytes {
     }
 }
 
-impl FromStr for Percent {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match split(text) {
-            Some((number, "%")) if (0.0..=100.0).contains(&number) => Ok(Self(number)),
-            _ => Err(format!("`{text}` is no share: expected from 0% to 100%, as in 1.5%")),
-        }
-    }
-}
-
-impl fmt::Display for Percent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}%", self.0)
-    }
-}
-
 /// Text, or a plain number as text.
 struct Text<T>(std::marker::PhantomData<T>, &'static str);
 
@@ -159,11 +138,10 @@ macro_rules! unit {
 
 unit!(Span "Span" "a length of time such as 500ms, 90s, 5m, 12h, 7d" "^[0-9.]+ *(ms|s|m|h|d)$");
 unit!(Bytes "Bytes" "a size such as 64KiB, 512MiB, 10GB" "^[0-9.]+ *([kKMGT]i?)?[bB]?$");
-unit!(Percent "Percent" "a share such as 2%" "^[0-9.]+ *%$");
 
 #[cfg(test)]
 mod tests {
-    use super::{Bytes, Percent, Span};
+    use super::{Bytes, Span};
     use proptest::prelude::{prop_assert_eq, proptest};
     use std::time::Duration;
 
@@ -173,14 +151,12 @@ mod tests {
         assert_eq!("512 MiB".parse(), Ok(Bytes(512 << 20)));
         assert_eq!("10GB".parse(), Ok(Bytes(10_000_000_000)));
         assert_eq!("4096".parse(), Ok(Bytes(4096)));
-        assert_eq!("0.5%".parse(), Ok(Percent(0.5)));
         for bad in ["", "10", "0s", "-1s", "1 day", "1e9d", "99999d", "nan", "é"] {
             assert!(bad.parse::<Span>().is_err(), "{bad}");
         }
         for bad in ["", "-1", "1 apple", "9999TiB", "1.2.3kB"] {
             assert!(bad.parse::<Bytes>().is_err(), "{bad}");
         }
-        assert!("101%".parse::<Percent>().is_err() && "5".parse::<Percent>().is_err());
     }
 
     proptest! {
@@ -193,7 +169,7 @@ mod tests {
 
         #[test]
         fn no_text_makes_it_panic(text in ".*") {
-            drop((text.parse::<Span>(), text.parse::<Bytes>(), text.parse::<Percent>()));
+            drop((text.parse::<Span>(), text.parse::<Bytes>()));
         }
     }
 }

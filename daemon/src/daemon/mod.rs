@@ -2,8 +2,11 @@
 //!
 //! This thread only looks at clocks, signals and files: the work is the collector's, the processor's and the sinks' threads.
 
+pub mod attacher;
 pub mod cost;
+pub mod http;
 mod log;
+pub mod metrics;
 pub mod notify;
 pub mod schedule;
 pub mod sinks;
@@ -20,6 +23,8 @@ use crate::record::{cgroup_id, raise_open_files};
 use crate::run::{Recording, Watcher};
 use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
 use crate::source::shim::ShimSource;
+use attacher::Attacher;
+use http::Server;
 use notify::Notify;
 use rustix::fs::{FlockOperation, flock};
 use schedule::Schedule;
@@ -48,7 +53,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     let loaded = sources.load()?;
     log::start(&loaded.config.log);
     let mut signals = Signals::listen()?;
-    let lock = loaded.config.control.socket.as_deref().and_then(Path::parent);
+    let lock = loaded.config.limits.kill_switch.parent();
     let _lock = lock.map(hold).transpose()?;
     crate::kernel_features::check().map_err(KernelError::from)?;
     for limit in crate::kernel_features::limits().into_iter().filter_map(|(_, result)| result.err()) {
@@ -64,6 +69,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     }
     let sinks = Sinks::start(sinks).map_err(internal("starting a thread"))?;
     let state = Arc::new(State::new(loaded.config));
+    let server = listen(&state, &sinks)?;
     let mut daemon = Daemon {
         sources,
         settings: Settings { owner },
@@ -71,6 +77,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
         state,
         sinks,
         notify: Notify::from_environment(),
+        server,
         recording: None,
         switched_off: false,
         counting: None,
@@ -83,6 +90,13 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     daemon.notify.stopping();
     daemon.stop(&mut signals)?;
     ended.map(|()| 0)
+}
+
+/// The server for metrics and health, if one is configured.
+fn listen(state: &Arc<State>, sinks: &Sinks) -> Result<Option<Server>, Error> {
+    let Some(listen) = state.config().telemetry.listen else { return Ok(None) };
+    let server = Server::start(listen, Arc::clone(state), sinks.watcher());
+    server.map(Some).map_err(|source| Error::Listen { listen, source })
 }
 
 fn internal(what: &'static str) -> impl Fn(io::Error) -> Error {
@@ -160,6 +174,7 @@ impl Signals {
 /// A recording and who watches it.
 struct Active {
     recording: Recording,
+    attacher: Option<Attacher>,
     watcher: Watcher,
 }
 
@@ -169,6 +184,7 @@ struct Daemon {
     state: Arc<State>,
     sinks: Sinks,
     notify: Notify,
+    server: Option<Server>,
     schedule: Schedule,
     recording: Option<Active>,
     /// By signal.
@@ -191,6 +207,7 @@ impl Daemon {
                 Told::On => self.switched_off = false,
                 Told::Nothing => {}
             }
+            self.state.beat();
             self.follow_switch()?;
             if self.schedule.is_over(Instant::now(), SystemTime::now())
                 && let Some(active) = &self.recording
@@ -238,11 +255,24 @@ impl Daemon {
         let recording = Recording::start_windows(kernel, shims, ProcessTable::new(), take)
             .map_err(internal("starting a thread"))?;
         let watcher = recording.watcher();
-        Ok(Active { recording, watcher })
+        self.state.set_watcher(Some(watcher.clone()));
+        // A shim whose region cannot be opened would only be a burden to its process.
+        let attacher = match crate::kernel_features::mapped_files() {
+            Ok(()) => {
+                let attacher = Attacher::start(Arc::clone(&self.state), watcher.clone(), self.settings);
+                Some(attacher.map_err(internal("starting a thread"))?)
+            }
+            Err(_) => None,
+        };
+        Ok(Active { attacher, recording, watcher })
     }
 
     /// Ends a recording; its last window goes to the sinks.
     fn end(&mut self, active: Active) -> Result<(), Error> {
+        self.state.set_watcher(None);
+        if let Some(attacher) = active.attacher {
+            attacher.stop();
+        }
         drop(active.watcher);
         active.recording.stop().map(drop).ok_or(Error::Failed)
     }
@@ -269,16 +299,20 @@ impl Daemon {
         if before.windows != config.windows {
             self.schedule = Schedule::begin(config.windows.clone(), Instant::now(), SystemTime::now());
         }
-        for (key, differs) in
-            [("log", before.log != config.log), ("control", before.control != config.control)]
-        {
-            if differs {
-                tracing::warn!("{key} takes effect when the daemon starts again");
-            }
+        if before.log != config.log {
+            tracing::warn!("log takes effect when the daemon starts again");
         }
         self.state.set_config(config);
         if let Some(sinks) = new_sinks {
             self.sinks.replace(sinks);
+        }
+        if before.telemetry != self.state.config().telemetry {
+            // The old address is free before the new one is taken: they may be the same port.
+            self.server = None;
+            match listen(&self.state, &self.sinks) {
+                Ok(server) => self.server = server,
+                Err(error) => tracing::error!(%error, "no metrics until the next reload"),
+            }
         }
         if anew && let Some(active) = self.recording.take() {
             self.end(active)?;

@@ -2,9 +2,11 @@
 
 use super::cost::Cost;
 use crate::config::Config;
+use crate::run::Watcher;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// A number that grows. Nothing is ordered by it.
 #[derive(Debug, Default)]
@@ -50,14 +52,19 @@ counts! {
     reloads "Times the configuration was read again and used.";
     reloads_failed "Times the configuration was read again and refused.";
     recordings "Recordings begun.";
+    attached "Processes the shim was loaded into.";
+    attach_failed "Times the shim could not be loaded into a process.";
 }
 
 /// Shared by all threads.
-#[derive(Debug)]
 pub struct State {
     config: Mutex<Arc<Config>>,
     host: String,
     frequency: AtomicU32,
+    /// Speaks with the recording, while there is one.
+    watcher: Mutex<Option<Watcher>>,
+    /// When the daemon last looked at its clocks.
+    beat: Mutex<Instant>,
     /// What is other than configured, in words; for each profile.
     remarks: Mutex<Vec<String>>,
     /// Counters.
@@ -76,6 +83,8 @@ impl State {
             config: Mutex::new(Arc::new(config)),
             host,
             frequency,
+            watcher: Mutex::default(),
+            beat: Mutex::new(Instant::now()),
             remarks: Mutex::default(),
             counters: Counts::default(),
             cost: Cost::default(),
@@ -91,6 +100,28 @@ impl State {
     /// Puts another in force.
     pub fn set_config(&self, config: Config) {
         *self.config.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+    }
+
+    /// Who speaks with the recording, while there is one.
+    #[must_use]
+    pub fn watcher(&self) -> Option<Watcher> {
+        self.watcher.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A recording has begun, or ended.
+    pub fn set_watcher(&self, watcher: Option<Watcher>) {
+        *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = watcher;
+    }
+
+    /// When the daemon last looked at its clocks.
+    #[must_use]
+    pub fn last_beat(&self) -> Instant {
+        *self.beat.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It looks at them now.
+    pub fn beat(&self) {
+        *self.beat.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
     /// CPU samples per second and CPU at the moment.

@@ -341,6 +341,12 @@ impl ProcessTable {
         self.live.get(&pid).map(|p| p.id)
     }
 
+    /// The processes that run a CLR, with when they started.
+    pub fn managed(&self) -> impl Iterator<Item = (u32, u64)> {
+        let managed = self.live.values().filter(|process| process.is_clr);
+        managed.filter_map(|process| Some((process.pid, process.start_ticks?)))
+    }
+
     /// Who `id` is or was.
     #[must_use]
     pub fn info(&self, id: ProcessId) -> Option<&ProcessInfo> {

@@ -25,6 +25,8 @@ pub enum Command {
     Ask(Vec<NameRequest>),
     /// A shim was loaded into this process.
     Watch(u32),
+    /// The shim is to leave this process.
+    Leave(u32),
     /// A window ends now and the next begins.
     Cut,
     /// Say how it stands.
@@ -149,6 +151,7 @@ impl Collector {
                     }
                 }
                 Ok(Command::Watch(pid)) => self.shims.watch(pid),
+                Ok(Command::Leave(pid)) => self.shims.leave(pid),
                 Ok(Command::Cut) => self.cut(),
                 Ok(Command::Look(answer)) => {
                     // Fails only when nobody waits for the answer any more.

@@ -63,8 +63,7 @@ pub struct Recording {
     collector: JoinHandle<()>,
     processor: JoinHandle<Option<Recorded>>,
     commands: SyncSender<Command>,
-    /// Counters of the stages inside the daemon, a second old at most.
-    said: Arc<Mutex<Vec<(String, u64)>>>,
+    said: Arc<Mutex<Said>>,
 }
 
 /// A recording that has ended.
@@ -79,11 +78,29 @@ pub struct Recorded {
     pub ended: MonotonicNs,
 }
 
+/// A process that runs a CLR.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Managed {
+    /// Its pid.
+    pub pid: u32,
+    /// When it started, in clock ticks since boot.
+    pub start_ticks: u64,
+    /// The service it belongs to.
+    pub service: Arc<str>,
+}
+
+/// What the processor says of itself, a second old at most.
+#[derive(Default)]
+struct Said {
+    counters: Vec<(String, u64)>,
+    managed: Vec<Managed>,
+}
+
 /// Lets other threads speak with the collector: tell it of processes that a shim was loaded into, ask how it stands.
 #[derive(Clone)]
 pub struct Watcher {
     commands: SyncSender<Command>,
-    said: Arc<Mutex<Vec<(String, u64)>>>,
+    said: Arc<Mutex<Said>>,
 }
 
 impl Watcher {
@@ -93,13 +110,26 @@ impl Watcher {
         self.commands.send(Command::Watch(pid)).ok();
     }
 
+    /// The shim is to leave `pid`.
+    pub fn leave(&self, pid: u32) {
+        // Fails only when the recording is over, and then it leaves anyway.
+        self.commands.send(Command::Leave(pid)).ok();
+    }
+
+    /// The processes that run a CLR, of those that were seen at work or asleep.
+    #[must_use]
+    pub fn managed(&self) -> Vec<Managed> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).managed.clone()
+    }
+
     /// How all stages stand; `None` when the recording is over or too busy to say.
     #[must_use]
     pub fn look(&self) -> Option<Look> {
         let (answer, answered) = sync_channel(1);
         self.commands.try_send(Command::Look(answer)).ok()?;
         let mut look = answered.recv_timeout(LOOK_TIMEOUT).ok()?;
-        look.counters.extend(self.said.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
+        look.counters
+            .extend(self.said.lock().unwrap_or_else(PoisonError::into_inner).counters.iter().cloned());
         Some(look)
     }
 }
@@ -138,7 +168,7 @@ impl Recording {
         let (batches, from_collector) = sync_channel(BATCHES);
         let (commands, obeyed) = sync_channel(COMMANDS);
         let collector = Collector::new(kernel, shims, backlog.clone(), batches, obeyed);
-        let said = Arc::new(Mutex::new(Vec::new()));
+        let said = Arc::new(Mutex::new(Said::default()));
         let mut run = Run {
             backlog,
             commands: commands.clone(),
@@ -219,7 +249,7 @@ struct End {
 struct Run {
     backlog: Backlog,
     commands: SyncSender<Command>,
-    said: Arc<Mutex<Vec<(String, u64)>>>,
+    said: Arc<Mutex<Said>>,
     processor: Processor,
     rules: Option<RuleCache>,
     /// Who takes windows, and when the one in progress began.
@@ -324,8 +354,9 @@ impl Run {
         counters
     }
 
-    fn say(&self) {
-        *self.said.lock().unwrap_or_else(PoisonError::into_inner) = self.own_counters();
+    fn say(&mut self) {
+        let said = Said { counters: self.own_counters(), managed: self.processor.managed() };
+        *self.said.lock().unwrap_or_else(PoisonError::into_inner) = said;
     }
 
     fn finish(mut self, End { totals, mut counters }: End) -> Recorded {

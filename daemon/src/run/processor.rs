@@ -156,6 +156,17 @@ impl Processor {
         self.detailed
     }
 
+    /// The processes that run a CLR.
+    pub(super) fn managed(&mut self) -> Vec<super::Managed> {
+        let found: Vec<(u32, u64)> = self.processes.managed().collect();
+        let Some(services) = &mut self.services else { return Vec::new() };
+        let managed = found.into_iter().map(|(pid, start_ticks)| {
+            let service = services.of(pid, self.names.comm(pid));
+            super::Managed { pid, start_ticks, service }
+        });
+        managed.collect()
+    }
+
     /// True when this window is one of several.
     pub(super) fn has_windows(&self) -> bool {
         self.services.is_some()

@@ -211,6 +211,13 @@ impl ShimSource {
         }
     }
 
+    /// Asks the instances in this process that were made for this recorder to leave; what they say last is read as it comes.
+    pub fn leave(&mut self, pid: u32) {
+        for reader in self.processes.get_mut(&pid).into_iter().flat_map(|process| &mut process.readers) {
+            reader.leave();
+        }
+    }
+
     /// The processes whose shims are read.
     #[must_use]
     pub fn looks(&self) -> Vec<ShimLook> {

@@ -1,0 +1,198 @@
+//! Loads the shim into .NET processes as the policy says, on a thread of its own: an attach may wait for a runtime for seconds.
+//!
+//! Processes are recognised by the pipeline, which sees their mappings. Each is tried at most once at a time, less and less often while it
+//! fails, and never again where it cannot be done or where the process wants none.
+
+use super::state::State;
+use crate::attach::target::Target;
+use crate::attach::{self, AttachError, Settings};
+use crate::config::load::OPT_OUT;
+use crate::config::{Attach, Policy};
+use crate::run::{Managed, Watcher};
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often processes are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// Longest time between two tries.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// What became of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Attached,
+    /// After so many failures it is tried again then.
+    Failed(u32, Instant),
+    /// It cannot be done, or it wants none.
+    Never,
+}
+
+/// The thread.
+pub struct Attacher {
+    thread: JoinHandle<()>,
+    stop: Sender<()>,
+}
+
+impl Attacher {
+    /// Begins to look.
+    ///
+    /// # Errors
+    /// When the thread cannot be made.
+    pub fn start(state: Arc<State>, watcher: Watcher, settings: Settings) -> io::Result<Self> {
+        let (stop, stopped) = channel();
+        let work = Work { state, watcher, settings, known: HashMap::new() };
+        let thread = std::thread::Builder::new().name("attacher".into()).spawn(move || work.run(&stopped))?;
+        Ok(Self { thread, stop })
+    }
+
+    /// Ends it; an attach in progress is waited for.
+    pub fn stop(self) {
+        drop(self.stop);
+        // One that panicked has said so.
+        self.thread.join().ok();
+    }
+}
+
+struct Work {
+    state: Arc<State>,
+    watcher: Watcher,
+    settings: Settings,
+    /// By pid and start time, for as long as the process lives.
+    known: HashMap<(u32, u64), Outcome>,
+}
+
+impl Work {
+    fn run(mut self, stopped: &Receiver<()>) {
+        loop {
+            let managed = self.watcher.managed();
+            let alive: HashSet<(u32, u64)> =
+                managed.iter().map(|process| (process.pid, process.start_ticks)).collect();
+            self.known.retain(|process, _| alive.contains(process));
+            for process in managed {
+                if !matches!(stopped.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty)) {
+                    return;
+                }
+                self.consider(&process);
+            }
+            match stopped.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Timeout) => {}
+                _ => return,
+            }
+        }
+    }
+
+    fn consider(&mut self, process: &Managed) {
+        let config = self.state.config();
+        let key = (process.pid, process.start_ticks);
+        let known = self.known.get(&key).copied();
+        if !wants(&config.attach, &process.service) {
+            if known == Some(Outcome::Attached) {
+                tracing::info!(pid = process.pid, service = %process.service, "detached: the policy is another now");
+                self.watcher.leave(process.pid);
+            }
+            // Considered anew when the policy changes again.
+            self.known.remove(&key);
+            return;
+        }
+        let failures = match known {
+            None => 0,
+            Some(Outcome::Failed(failures, next)) if Instant::now() >= next => failures,
+            Some(_) => return,
+        };
+        if opted_out(process.pid) {
+            self.known.insert(key, Outcome::Never);
+            return;
+        }
+        let outcome = match attach::attach(process.pid, self.settings) {
+            Ok(attached) => {
+                self.state.counters.attached.add(1);
+                tracing::info!(pid = process.pid, service = %process.service, took = ?attached.took, "attached");
+                self.watcher.watch(process.pid);
+                Outcome::Attached
+            }
+            Err(error) => {
+                self.state.counters.attach_failed.add(1);
+                let wait = wait(config.attach.retry_after.0, failures);
+                let outcome = if is_final(&error) {
+                    Outcome::Never
+                } else {
+                    Outcome::Failed(failures.saturating_add(1), Instant::now() + wait)
+                };
+                tracing::warn!(pid = process.pid, service = %process.service, %error, again = ?outcome, "not attached");
+                outcome
+            }
+        };
+        self.known.insert(key, outcome);
+    }
+}
+
+/// True when the policy is for this service.
+fn wants(attach: &Attach, service: &str) -> bool {
+    let named = |names: &[String]| names.iter().any(|name| name == service);
+    !named(&attach.except)
+        && match attach.policy {
+            Policy::Off => false,
+            Policy::Listed => named(&attach.services),
+            Policy::All => true,
+        }
+}
+
+/// How long to wait after one more failure than these.
+fn wait(first: Duration, failures: u32) -> Duration {
+    first.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX)).min(LONGEST)
+}
+
+fn opted_out(pid: u32) -> bool {
+    let value = Target::open(pid).and_then(|target| target.environment(OPT_OUT));
+    // One whose environment cannot be read has not said that it may be touched.
+    value.map_or(true, |value| value.is_some_and(|value| value.eq_ignore_ascii_case("off")))
+}
+
+/// True when nothing about it can change while the process lives.
+fn is_final(error: &AttachError) -> bool {
+    use crate::attach::policy::WhyNot;
+    matches!(
+        error,
+        AttachError::NoShim
+            | AttachError::Unsuitable {
+                why: WhyNot::NotDotnet
+                    | WhyNot::NativeAot
+                    | WhyNot::Architecture(_)
+                    | WhyNot::DiagnosticsOff(_)
+                    | WhyNot::TooOld(_),
+                ..
+            }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LONGEST, wait, wants};
+    use crate::config::{Attach, Policy};
+    use std::time::Duration;
+
+    #[test]
+    fn the_exceptions_come_before_the_policy() {
+        let attach = |policy| Attach {
+            policy,
+            services: vec!["web".to_owned(), "bank".to_owned()],
+            except: vec!["bank".to_owned()],
+            ..Attach::default()
+        };
+        let all = |policy| ["web", "bank", "other"].map(|service| wants(&attach(policy), service));
+        assert_eq!(all(Policy::Off), [false, false, false]);
+        assert_eq!(all(Policy::Listed), [true, false, false]);
+        assert_eq!(all(Policy::All), [true, false, true]);
+    }
+
+    #[test]
+    fn the_wait_doubles_up_to_an_hour() {
+        let first = Duration::from_secs(30);
+        assert_eq!([0, 1, 3].map(|failures| wait(first, failures).as_secs()), [30, 60, 240]);
+        assert_eq!(wait(first, 40), LONGEST);
+    }
+}

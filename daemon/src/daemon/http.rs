@@ -1,0 +1,193 @@
+//! `/metrics`, `/healthz`, `/readyz` over HTTP. Four fixed answers to GET need no server of a library: what is read is bounded in bytes and
+//! time, each connection has one answer, and there are few connections at once.
+
+use super::metrics;
+use super::sinks::SinkWatcher;
+use super::state::State;
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Connections answered at once; further ones are closed.
+const CONNECTIONS: usize = 16;
+/// Longest request line and headers, and longest time for them and for the answer.
+const REQUEST_BYTES: usize = 8 << 10;
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// The daemon looks at its clocks every second; one that has not for so long hangs.
+const HANGS_AFTER: Duration = Duration::from_secs(15);
+
+/// A server; dropping it closes its address.
+pub struct Server {
+    address: SocketAddr,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens at `listen`.
+    ///
+    /// # Errors
+    /// When the address cannot be had.
+    pub fn start(listen: SocketAddr, state: Arc<State>, sinks: SinkWatcher) -> io::Result<Self> {
+        let listener = TcpListener::bind(listen)?;
+        let address = listener.local_addr()?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new().name("http".into()).spawn(move || {
+            let busy = Arc::new(AtomicUsize::new(0));
+            for connection in listener.incoming() {
+                if stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+                let Ok(connection) = connection else {
+                    // Out of descriptors, most likely: not again at once.
+                    std::thread::sleep(Duration::from_millis(100));
+                    continue;
+                };
+                if busy.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS {
+                    busy.fetch_sub(1, Ordering::Relaxed);
+                    continue;
+                }
+                let (busy, state, sinks) = (Arc::clone(&busy), Arc::clone(&state), sinks.clone());
+                let answering = std::thread::Builder::new().name("http".into());
+                let answered = answering.spawn({
+                    let busy = Arc::clone(&busy);
+                    move || {
+                        // Whoever asked is gone, or too slow.
+                        answer(connection, &state, &sinks).ok();
+                        busy.fetch_sub(1, Ordering::Relaxed);
+                    }
+                });
+                if answered.is_err() {
+                    busy.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+        })?;
+        Ok(Self { address, stop, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut wake = self.address;
+        if wake.ip().is_unspecified() {
+            wake.set_ip(if wake.is_ipv4() { [127, 0, 0, 1].into() } else { [0, 0, 0, 0, 0, 0, 0, 1].into() });
+        }
+        // Wakes the thread; where that fails it is left to the end of the program.
+        if TcpStream::connect_timeout(&wake, TIMEOUT).is_ok()
+            && let Some(thread) = self.thread.take()
+        {
+            thread.join().ok();
+        }
+    }
+}
+
+fn answer(mut connection: TcpStream, state: &State, sinks: &SinkWatcher) -> io::Result<()> {
+    connection.set_write_timeout(Some(TIMEOUT))?;
+    let (status, kind, body) = match request(&mut connection)?.as_deref() {
+        Some("/metrics") => {
+            let look = state.watcher().and_then(|watcher| watcher.look());
+            ("200 OK", metrics::CONTENT_TYPE, metrics::text(state, look.as_ref(), &sinks.counters()))
+        }
+        Some("/healthz") if state.last_beat().elapsed() < HANGS_AFTER => ok("alive"),
+        Some("/readyz") if state.watcher().is_some() => ok("recording"),
+        Some("/healthz") => unavailable("the daemon hangs"),
+        Some("/readyz") => unavailable("nothing is recorded"),
+        Some(_) => ("404 Not Found", TEXT, "there are /metrics, /healthz and /readyz\n".to_owned()),
+        None => ("400 Bad Request", TEXT, "expected GET\n".to_owned()),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    connection.write_all(head.as_bytes())?;
+    connection.write_all(body.as_bytes())
+}
+
+const TEXT: &str = "text/plain; charset=utf-8";
+
+fn ok(what: &str) -> (&'static str, &'static str, String) {
+    ("200 OK", TEXT, format!("{what}\n"))
+}
+
+fn unavailable(what: &str) -> (&'static str, &'static str, String) {
+    ("503 Service Unavailable", TEXT, format!("{what}\n"))
+}
+
+/// The path of a GET, without its query; `None` for anything else.
+fn request(connection: &mut TcpStream) -> io::Result<Option<String>> {
+    let deadline = Instant::now() + TIMEOUT;
+    let (mut request, mut part) = (Vec::new(), [0; 1024]);
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || request.len() > REQUEST_BYTES {
+            return Ok(None);
+        }
+        connection.set_read_timeout(Some(left))?;
+        match connection.read(&mut part)? {
+            0 => return Ok(None),
+            read => request.extend_from_slice(part.get(..read).unwrap_or_default()),
+        }
+    }
+    let line = request.split(|&byte| byte == b'\r').next().unwrap_or_default();
+    let mut words = line.split(|&byte| byte == b' ');
+    let path = match (words.next(), words.next()) {
+        (Some(b"GET"), Some(path)) => path,
+        _ => return Ok(None),
+    };
+    let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
+    Ok(Some(String::from_utf8_lossy(path).into_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Server;
+    use crate::config::Config;
+    use crate::daemon::sinks::Sinks;
+    use crate::daemon::state::State;
+    use std::io::{Read as _, Write as _};
+    use std::net::{SocketAddr, TcpStream};
+    use std::sync::Arc;
+
+    fn ask(address: SocketAddr, request: &str) -> String {
+        let mut connection = TcpStream::connect(address).unwrap();
+        connection.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    #[test]
+    fn each_path_has_its_answer_and_what_is_no_request_is_refused() {
+        let (state, sinks) = (Arc::new(State::new(Config::default())), Sinks::start(Vec::new()).unwrap());
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let server = Server::start(listen, state, sinks.watcher()).unwrap();
+        let get = |path: &str| ask(server.address(), &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
+        assert!(
+            get("/metrics?x").starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text")
+        );
+        assert!(get("/metrics").ends_with("# EOF\n"));
+        assert!(get("/healthz").starts_with("HTTP/1.1 200"));
+        assert!(get("/readyz").starts_with("HTTP/1.1 503"), "nothing is recorded");
+        assert!(get("/etc/passwd").starts_with("HTTP/1.1 404"));
+        assert!(ask(server.address(), "POST / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 400"));
+        let long = format!("GET /{}", "x".repeat(10 << 10));
+        let mut connection = TcpStream::connect(server.address()).unwrap();
+        // It may have been closed in the middle.
+        connection.write_all(long.as_bytes()).ok();
+        let address = server.address();
+        drop(server);
+        assert!(TcpStream::connect(address).is_err());
+        sinks.close();
+    }
+}
