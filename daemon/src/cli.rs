@@ -83,7 +83,7 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES, group = ArgGroup::new("target").required(true).multiple(false))]
 pub struct Record {
-    /// Processes to profile, with the children they make from now on.
+    /// Processes to profile, with the children they make from now on: separated by commas, or given again.
     #[arg(short, long, value_name = "PID", value_delimiter = ',', group = "target", value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Vec<u32>,
     /// Profile every process of the host.
@@ -105,8 +105,8 @@ pub struct Record {
     /// CPU samples per second and CPU.
     #[arg(short = 'F', long, value_name = "HZ", default_value_t = 99, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub frequency: u32,
-    /// Load the shim into .NET processes with --all too (with --pid and CMD it is loaded anyway).
-    #[arg(long, requires = "all", conflicts_with = "no_attach")]
+    /// Load the shim into the .NET processes of --all or --cgroup too, as many as run at the start (with --pid and CMD it is loaded anyway).
+    #[arg(long, conflicts_with = "no_attach")]
     pub attach: bool,
     /// Never load the shim: no managed names beyond a perf map, no allocations.
     #[arg(long)]

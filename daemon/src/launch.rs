@@ -4,6 +4,7 @@
 //! The gate is a socket in the place of the child's stdin. What opens it is CMD's real stdin, sent over it; a recorder that gives up, or is
 //! killed, closes it. So nothing has to be made in a file system, and nobody is left waiting, however the recorder ends.
 
+use rustix::fs::Access;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -15,6 +16,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 /// The program could not be started.
@@ -36,6 +38,31 @@ pub enum LaunchError {
         /// Why.
         source: io::Error,
     },
+}
+
+/// Finds out whether CMD is there to be started, without starting it: execvp's own search (execvp(3)), in the recorder's PATH, which the child
+/// will have too.
+///
+/// # Errors
+/// As the child would find it.
+pub fn check(command: &[String]) -> Result<(), LaunchError> {
+    let Some(program) = command.first() else { return Ok(()) };
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let places: Vec<PathBuf> = if program.contains('/') {
+        vec![PathBuf::from(program)]
+    } else {
+        std::env::split_paths(&path).map(|directory| directory.join(program)).collect()
+    };
+    let mut best = Errno::NOENT;
+    for place in &places {
+        match rustix::fs::access(place, Access::EXEC_OK) {
+            Ok(()) if place.is_dir() => best = Errno::ISDIR,
+            Ok(()) => return Ok(()),
+            Err(Errno::NOENT | Errno::NOTDIR) => {}
+            Err(error) => best = error,
+        }
+    }
+    Err(LaunchError::Spawn { command: program.clone(), source: best.into() })
 }
 
 /// A child that waits at its gate. Dropping it without [`Gated::release`] ends the child, which never becomes CMD then.
@@ -145,7 +172,7 @@ pub fn exec_when_ready(command: &[String]) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use super::{receive_stdin, send_stdin};
+    use super::{check, receive_stdin, send_stdin};
     use std::os::unix::net::UnixStream;
     use std::{fs, io};
 
@@ -161,6 +188,22 @@ mod tests {
         };
         assert_eq!(same(&received), same(&io::stdin()));
         assert!(receive_stdin(&childs).unwrap().is_none(), "it opens once");
+    }
+
+    #[test]
+    fn what_cannot_be_started_is_known_before() {
+        let found = |program: &str| check(&[program.to_owned()]).map_err(|error| error.to_string());
+        assert_eq!(found("sh"), Ok(()));
+        assert_eq!(found("/bin/sh"), Ok(()));
+        for (program, why) in [
+            ("shh", "No such file"),
+            ("/bin/shh", "No such file"),
+            ("/bin", "Is a directory"),
+            ("/etc/passwd", "Permission denied"),
+        ] {
+            let error = found(program).unwrap_err();
+            assert!(error.starts_with(&format!("cannot start {program}: {why}")), "{error}");
+        }
     }
 
     #[test]

@@ -9,6 +9,10 @@ use std::time::Duration;
 /// A runtime that does not answer within this has its version left out.
 const ASK_TIMEOUT: Duration = Duration::from_millis(300);
 
+/// Bytes of a command line that are read, and characters of it that a line of the table has.
+const COMMAND_BYTES: u64 = 256;
+const COMMAND_CHARACTERS: usize = 40;
+
 /// One process.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
@@ -16,6 +20,8 @@ pub struct Row {
     pub pid: u32,
     /// Command name.
     pub name: String,
+    /// Command line, arguments joined by spaces, at most 256 bytes; empty when it cannot be read.
+    pub command: String,
     /// What runs its code.
     pub runtime: Runtime,
     /// Container id, if it runs in one.
@@ -85,6 +91,7 @@ fn row(pid: u32) -> Option<Row> {
     Some(Row {
         pid,
         name: target.comm().unwrap_or_default(),
+        command: target.command_line(COMMAND_BYTES).unwrap_or_default(),
         runtime,
         container: target.container().ok().flatten(),
         mode,
@@ -106,7 +113,8 @@ pub fn print(json: bool, out: &mut dyn Write, notes: &mut dyn Write) -> io::Resu
     }
     let unseen = rows.iter().filter(|row| row.mode == Mode::Unseen).count();
     if unseen > 0 {
-        writeln!(notes, "{unseen} processes cannot be looked at: that takes root with CAP_SYS_PTRACE.")?;
+        let processes = if unseen == 1 { "process" } else { "processes" };
+        writeln!(notes, "{unseen} {processes} cannot be looked at: {}.", WhyNot::NotPermitted)?;
     }
     Ok(())
 }
@@ -114,13 +122,14 @@ pub fn print(json: bool, out: &mut dyn Write, notes: &mut dyn Write) -> io::Resu
 fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     writeln!(
         out,
-        "{:>7}  {:<15}  {:<22}  {:<12}  {:<11}  WHY NOT MORE",
-        "PID", "NAME", "RUNTIME", "CONTAINER", "MODE"
+        "{:>7}  {:<15}  {:<22}  {:<12}  {:<11}  {:<COMMAND_CHARACTERS$}  WHY NOT MORE",
+        "PID", "NAME", "RUNTIME", "CONTAINER", "MODE", "COMMAND"
     )?;
     for row in rows {
         let container = row.container.as_deref().and_then(|id| id.get(..12)).unwrap_or("-");
+        let command: String = row.command.chars().take(COMMAND_CHARACTERS).collect();
         let line = format!(
-            "{:>7}  {:<15}  {:<22}  {container:<12}  {:<11}  {}",
+            "{:>7}  {:<15}  {:<22}  {container:<12}  {:<11}  {command:<COMMAND_CHARACTERS$}  {}",
             row.pid,
             row.name,
             row.runtime.to_string(),

@@ -4,7 +4,7 @@ use crate::attach::{self, Settings};
 use crate::cli::{Record, exit};
 use crate::error::{Error, say};
 use crate::kernel_features::Limit;
-use crate::launch::Gated;
+use crate::launch::{self, Gated};
 use crate::pprof::{self, About};
 use crate::process::ProcessTable;
 use crate::run::{Recorded, Recording, Watcher, loss};
@@ -19,7 +19,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -29,6 +29,9 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// How long running processes are read at the start of a recording of the whole host. The others are when they are first seen.
 const READING: Duration = Duration::from_millis(200);
+
+/// An attach that takes longer is told of: the recording is that much longer than it was asked to be.
+const LONG_ATTACH: Duration = Duration::from_millis(500);
 
 /// Begins each line about what the recording lacks for want of a right, on stderr and in the profile's comments.
 const LIMITED: &str = "limited: ";
@@ -72,6 +75,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let with_shim =
         !options.no_attach && !limits.iter().any(|limit| matches!(limit, Limit::MappedFiles { .. }));
 
+    // Else a typo would be found when the file of an earlier recording is about to be replaced.
+    launch::check(&options.command)?;
     // The program is started first, but waits at its gate, because its pid must be known to select it.
     // Kept until the program has ended: its children may load it at any time.
     let mut _library = None;
@@ -121,12 +126,27 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         watcher.watch(child.id());
     }
     let over = Arc::new(AtomicBool::new(false));
-    let attaching = (with_shim && (!options.pid.is_empty() || options.attach))
-        .then(|| attach_to_targets(options, settings, watcher, Arc::clone(&over), say));
+    let complete = Complete::default();
+    let attaching = if with_shim && (!options.pid.is_empty() || options.attach) {
+        Some(attach_to_targets(options, settings, watcher, Arc::clone(&over), complete.clone(), say))
+    } else {
+        complete.reached();
+        None
+    };
 
     say.line(&format!("recording {}; Ctrl-C ends it", describe(options, child.as_ref())));
-    let (end, child) = wait_for_end(options, child, &recording, began, &mut signals, say)?;
+    if with_shim && attaching.is_none() && child.is_none() {
+        say.line(
+            "without --attach: managed names and allocations only of .NET processes that have a shim already",
+        );
+    }
+    let (end, child) = wait_for_end(options, child, &recording, (began, &complete), &mut signals, say)?;
     recording.close();
+    if let End::Gone = end
+        && options.duration.is_some()
+    {
+        say.line(&format!("every target has ended, after {:.1?}", began.elapsed()));
+    }
     // Pairs with the load in `attach_to_targets`; it only says that no further process is worth the effort.
     over.store(true, Ordering::Relaxed);
     let writing = leave_on_second_signal();
@@ -141,7 +161,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     }
     match (end, child) {
         (End::Child(status), _) => Ok(exit_code(status)),
-        (End::Time | End::Interrupted, Some(mut child)) => {
+        (End::Time | End::Gone | End::Interrupted, Some(mut child)) => {
             say.line(&format!("waiting for {} to end (Ctrl-C to leave it)", options.command.join(" ")));
             let status =
                 child.wait().map_err(|source| Error::Internal { what: "waiting for the program", source })?;
@@ -212,12 +232,29 @@ impl Signals {
     }
 }
 
+/// When the recording had all it was asked for: from then on the duration counts, because an attach can take longer than all of a short
+/// recording. Unset while targets named on the command line are attached to.
+#[derive(Clone, Default)]
+struct Complete(Arc<OnceLock<Instant>>);
+
+impl Complete {
+    fn reached(&self) {
+        self.0.get_or_init(Instant::now);
+    }
+
+    fn since(&self) -> Option<Instant> {
+        self.0.get().copied()
+    }
+}
+
 /// Why a recording ended.
 enum End {
     /// The program it started has ended.
     Child(ExitStatus),
-    /// Its time was over, or all targets were gone.
+    /// Its time was over.
     Time,
+    /// All targets were gone.
+    Gone,
     /// Ctrl-C, which a started program got from its terminal too.
     Interrupted,
     /// SIGTERM: a started program goes on.
@@ -265,29 +302,50 @@ fn attach_to_targets(
     settings: Settings,
     watcher: Watcher,
     over: Arc<AtomicBool>,
+    complete: Complete,
     say: Say,
 ) -> std::thread::JoinHandle<()> {
-    let pids = if options.all { all_pids() } else { options.pid.clone() };
-    let named = !options.all;
+    let pids = match &options.cgroup {
+        Some(path) => cgroup_pids(path),
+        None if options.all => all_pids(),
+        None => options.pid.clone(),
+    };
+    let named = !options.pid.is_empty();
+    if !named {
+        // A host's processes are many, and most are no .NET ones.
+        complete.reached();
+    }
     std::thread::spawn(move || {
+        let began = Instant::now();
         for pid in pids {
             // Pairs with the store at the recording's end.
             if over.load(Ordering::Relaxed) {
-                return;
+                break;
             }
             match attach::attach(pid, settings) {
                 Ok(attached) => {
                     tracing::info!(pid, runtime = %attached.info.runtime_version, took = ?attached.took, "attached");
                     watcher.watch(pid);
                 }
-                // With --all most processes are no .NET ones: `ps` tells about each.
+                // Of a host most processes are no .NET ones: `ps` tells about each.
                 Err(error) if named => {
                     say.line(&format!("pid {pid}: no managed names, allocations or live objects: {error}"))
                 }
                 Err(error) => tracing::debug!(pid, %error, "not attached"),
             }
         }
+        complete.reached();
+        let took = began.elapsed();
+        if named && took > LONG_ATTACH {
+            say.line(&format!("loading the shim took {took:.1?}; the recording's time counts from here"));
+        }
     })
+}
+
+/// The processes of a cgroup v2 directory itself, which are those that are recorded.
+fn cgroup_pids(path: &Path) -> Vec<u32> {
+    let text = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+    text.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
 fn all_pids() -> Vec<u32> {
@@ -300,7 +358,7 @@ fn wait_for_end(
     options: &Record,
     mut child: Option<Child>,
     recording: &Recording,
-    began: Instant,
+    (began, complete): (Instant, &Complete),
     signals: &mut Signals,
     say: Say,
 ) -> Result<(End, Option<Child>), Error> {
@@ -309,7 +367,6 @@ fn wait_for_end(
     let Signals { runtime, interrupt, terminate } = signals;
     let end = runtime.block_on(async {
         let mut look = tokio::time::interval(LOOK);
-        let until = options.duration.map(|duration| began + duration);
         let targets: Vec<(u32, Option<u64>)> =
             options.pid.iter().map(|&pid| (pid, crate::process::start_ticks(pid))).collect();
         loop {
@@ -328,8 +385,12 @@ fn wait_for_end(
             }
             // A zombie has ended, however long its parent takes to ask for it.
             let gone = |&(pid, ticks): &(u32, Option<u64>)| !crate::process::is_running(pid, ticks);
-            let all_gone = !targets.is_empty() && targets.iter().all(gone);
-            if all_gone || !recording.is_running() || until.is_some_and(|until| Instant::now() >= until) {
+            if !targets.is_empty() && targets.iter().all(gone) {
+                return Ok(End::Gone);
+            }
+            let is_over =
+                complete.since().zip(options.duration).is_some_and(|(at, time)| at.elapsed() >= time);
+            if is_over || !recording.is_running() {
                 return Ok(End::Time);
             }
         }
@@ -396,7 +457,9 @@ fn comments(options: &Record, recorded: &Recorded, limits: &[Limit], loss_line: 
     ];
     comments.extend(limits.iter().map(|limit| format!("{LIMITED}{limit}")));
     comments.extend(recorded.processor.estimator_comments());
-    comments.extend(recorded.counters.iter().map(|(name, value)| format!("{name}: {value}")));
+    // docs/metrics.md has all names; the ones at zero would be most of what a pprof tool prints above its table.
+    let counted = recorded.counters.iter().filter(|(_, value)| *value > 0);
+    comments.extend(counted.map(|(name, value)| format!("{name}: {value}")));
     comments
 }
 

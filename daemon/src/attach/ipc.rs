@@ -254,6 +254,10 @@ fn candidates(target: &Target) -> Result<Vec<OwnedFd>, IpcError> {
             sockets.push(socket);
             continue;
         }
+        // What else has this pid in its name was left behind by a process that was killed and had the pid before.
+        if target.shares_our_time_namespace() {
+            continue;
+        }
         let Ok(entries) = Dir::read_from(&directory) else { continue };
         let mut named: Vec<_> = entries
             .take(DIRECTORY_ENTRIES)
@@ -412,10 +416,11 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A socket named as this process's runtime would name it, in the first of this process's temporary directories. Tests of
-    /// one process share the name, so they take turns.
+    /// Tests of one process share the name of its socket, so they take turns.
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+    /// A socket named as this process's runtime would name it, in the first of this process's temporary directories.
     fn with_peer<T>(peer: impl FnOnce(UnixStream) + Send + 'static, test: impl FnOnce(&Target) -> T) -> T {
-        static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let me = Target::open(std::process::id()).unwrap();
         let directory = me.temporary_directories().remove(0);
@@ -439,6 +444,20 @@ mod tests {
         let units: Vec<u16> = text.encode_utf16().chain([0]).collect();
         let count = u32::try_from(units.len()).unwrap();
         count.to_le_bytes().into_iter().chain(units.into_iter().flat_map(u16::to_le_bytes)).collect()
+    }
+
+    #[test]
+    fn a_socket_of_an_earlier_process_with_the_pid_is_not_this_ones() {
+        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let me = Target::open(std::process::id()).unwrap();
+        let directory = me.temporary_directories().remove(0);
+        let earlier = me.start_ticks().unwrap() - 1;
+        let path =
+            directory.join(format!("dotnet-diagnostic-{}-{earlier}-socket", me.namespace_pid().unwrap()));
+        let _listener = UnixListener::bind(&path).unwrap();
+        let found = super::candidates(&me).unwrap().len();
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(found, 0);
     }
 
     #[test]

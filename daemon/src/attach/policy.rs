@@ -75,7 +75,7 @@ pub enum WhyNot {
     #[error(".NET {0} is older than 6, the first with notification profilers")]
     TooOld(String),
     /// We may not look.
-    #[error("not permitted to look at it: that takes root with CAP_SYS_PTRACE")]
+    #[error("not permitted to look at it: that takes root with CAP_SYS_PTRACE in its user namespace")]
     NotPermitted,
 }
 

@@ -104,6 +104,17 @@ impl Target {
         rest.split_ascii_whitespace().nth(number.saturating_sub(3)).map(str::to_owned).ok_or(Errno::IO)
     }
 
+    /// Its command line, arguments joined by spaces: at most so many bytes of it, as text fit to be printed.
+    ///
+    /// # Errors
+    /// As [`Target::file`].
+    pub fn command_line(&self, most: u64) -> Result<String, Errno> {
+        let mut bytes = Vec::new();
+        self.file("cmdline")?.take(most).read_to_end(&mut bytes).map_err(|_| Errno::IO)?;
+        let arguments = bytes.split(|&byte| byte == 0).map(String::from_utf8_lossy);
+        Ok(printable(arguments.collect::<Vec<_>>().join(" ").trim_end()))
+    }
+
     /// When it started, in clock ticks since boot (field 22 of `stat`).
     ///
     /// # Errors
@@ -119,6 +130,14 @@ impl Target {
             .ok()
             .and_then(|flags| flags.parse::<u32>().ok())
             .is_some_and(|f| f & 0x0020_0000 != 0)
+    }
+
+    /// True when it reads the same start times of processes as we do. False when that cannot be told.
+    #[must_use]
+    pub fn shares_our_time_namespace(&self) -> bool {
+        let theirs = rustix::fs::readlinkat(self.directory(), "ns/time", Vec::new());
+        let ours = rustix::fs::readlink("/proc/self/ns/time", Vec::new());
+        matches!((theirs, ours), (Ok(theirs), Ok(ours)) if theirs == ours)
     }
 
     /// True when it lives in a pid namespace below the initial one.

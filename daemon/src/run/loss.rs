@@ -61,7 +61,7 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 37] = [
+const OTHER_LOSSES: [&str; 36] = [
     "stacks_stale",
     "lessons_refused",
     "wait_ends_ring_full",
@@ -76,7 +76,6 @@ const OTHER_LOSSES: [&str; 37] = [
     "records_bad",
     "perf_lost",
     "perf_bad",
-    "order_late",
     "processes_refused",
     "mappings_refused",
     "images_refused",

@@ -4,6 +4,7 @@
 mod asked;
 pub mod backlog;
 pub mod collector;
+pub mod counters;
 pub mod cut;
 mod former;
 pub mod loss;

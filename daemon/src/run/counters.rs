@@ -1,0 +1,81 @@
+//! What the stages inside the daemon count, in words: for docs/metrics.md and for whoever reads a profile's comments.
+
+macro_rules! counters {
+    ($($name:literal $help:literal;)+) => {
+        /// Name and meaning of each.
+        pub const DAEMON: &[(&str, &str)] = &[$(($name, $help)),+];
+    };
+}
+
+counters! {
+    "order_late" "events that came after later ones had been passed on; they are passed on all the same";
+    "collector_paused_rounds" "rounds without a look into the rings because too much was on its way to the processor";
+    "events_cpu_samples" "CPU samples stored in the profile";
+    "events_waits" "waits stored with their stack";
+    "events_allocations" "allocation samples stored";
+    "events_allocations_after_end" "allocation samples that came while the last names were waited for; not in the profile";
+    "stacks_walked" "user stacks";
+    "stacks_exact" "user stacks that reach the thread's start without a guess";
+    "stacks_guessed" "user stacks that reach the thread's start with frames that were guessed";
+    "stacks_broken" "user stacks that do not reach the thread's start; a frame in square brackets says why";
+    "stacks_stale" "of those, walked by rules of a program image the process has left";
+    "stacks_of_gone_processes" "of those, of processes that were gone before their mappings could be read";
+    "stacks_refused" "stacks beyond the limit on distinct ones; they are `[other stacks]`";
+    "guessed_frames" "frames found by a frame pointer or a scan, for want of unwind data";
+    "processes_read_anew" "processes read again because records about them had been lost";
+    "processes_refused" "processes not known because there are too many";
+    "mappings_refused" "mappings not known because a process has too many";
+    "maps_read_again" "times a process's mappings were read again";
+    "images_failed" "files that could not be read as programs or libraries";
+    "images_refused" "files not opened because there are too many";
+    "image_evictions" "files closed to make room for others";
+    "rules_cleared" "unwind rules forgotten because their code may have changed";
+    "rules_evicted" "unwind rules forgotten to make room";
+    "method_bodies_replaced" "managed methods whose code was found to be another's";
+    "unwind_budget_refusals" "looks into code put off because their process had used up its share of the time";
+    "lessons" "unwind rules sent to the probes";
+    "lessons_refused" "unwind rules not sent because their process had used up its share";
+    "lessons_lost" "unwind rules the kernel did not take";
+    "wait_ends_unmatched" "ends of waits whose beginning is not known";
+    "threads_summed_up" "threads that ended and of which only the sum is kept";
+    "allocations_untracked" "allocation samples whose object was not watched";
+    "allocation_sites_refused" "allocations beyond the limit on distinct sites of a process; they are one site";
+    "live_objects_refused" "live objects beyond the limit of a process";
+    "window_overflowed" "samples beyond the limit on distinct ones; they are one row";
+    "window_labels_capped" "labels beyond the limit on distinct values; they are `[other]`";
+    "window_values_refused" "values that would overflow their sum";
+    "symbolize_kernel_unknown" "kernel addresses without a name";
+    "symbolize_image_not_open" "frames of files that could not be opened";
+    "symbolize_image_unreadable" "frames of files whose symbols could not be read";
+    "symbolize_no_symbol" "frames that no symbol of their file covers";
+    "symbolize_managed_not_answered" "managed methods whose name nobody told: no shim, or it did not answer in time";
+    "symbolize_managed_no_method" "managed addresses of which the runtime says that there is no method";
+    "symbolize_managed_unloaded" "managed methods unloaded before their name was told";
+    "symbolize_managed_conflict" "managed addresses that two methods claim";
+    "symbolize_managed_store_full" "managed methods beyond the limit on names";
+    "symbolize_no_mapping" "addresses in no known mapping";
+    "symbolize_not_looked_up" "frames whose name was needed before it was looked up";
+    "perf_maps_read" "perf maps read";
+    "perf_maps_refused" "perf maps that are somebody else's, or too large";
+    "perf_map_bad_lines" "lines of perf maps that make no sense";
+    "perf_maps_cut" "perf maps of which only the beginning was read";
+    "managed_names_refused" "names beyond the limit of a process";
+    "managed_ranges_claimed_twice" "code ranges for which two names came";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DAEMON;
+    use crate::aggregate::window::{Limits, Window};
+    use crate::process::ProcessTable;
+    use crate::run::loss::daemon_counters;
+    use crate::run::processor::Processor;
+
+    #[test]
+    fn every_counter_of_the_stages_is_described() {
+        let counted = daemon_counters(&Processor::new(ProcessTable::new()), &Window::new(Limits::default()));
+        for (name, _) in counted {
+            assert!(DAEMON.iter().any(|(known, _)| *known == name), "{name} is not described");
+        }
+    }
+}
