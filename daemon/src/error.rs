@@ -116,6 +116,12 @@ pub enum Error {
         /// The kernel's answer.
         lack: String,
     },
+    /// The process has ended.
+    #[error("process {pid} has ended, and only its parent has not asked for it yet (a zombie)")]
+    Zombie {
+        /// Its pid.
+        pid: u32,
+    },
     /// The process ended while it was looked at.
     #[error("process {pid} ended while its threads were looked at")]
     Gone {
@@ -145,7 +151,9 @@ impl Error {
             | Self::Inspect(ExplainError::Process(ProcessError::Gone { .. }))
             | Self::IsThread { .. }
             | Self::Gone { .. }
+            | Self::Zombie { .. }
             | Self::Cgroup { .. } => exit::NO_TARGET,
+            Self::Launch(LaunchError::Spawn { .. }) => exit::COMMAND,
             Self::NoSleepers { .. } => exit::NOT_PERMITTED,
             Self::Kernel(
                 KernelError::Feature(_)

@@ -1,5 +1,6 @@
 //! `perfusion record`: targets in, one file out.
 
+use crate::attach::follow::{Follower, News, Whom};
 use crate::attach::{self, Settings};
 use crate::cli::{Record, exit};
 use crate::error::{Error, say};
@@ -18,8 +19,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, ExitStatus};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -30,11 +30,14 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long running processes are read at the start of a recording of the whole host. The others are when they are first seen.
 const READING: Duration = Duration::from_millis(200);
 
-/// An attach that takes longer is told of: the recording is that much longer than it was asked to be.
+/// An attach that takes longer is told of: a recording with a named process is that much longer than it was asked to be.
 const LONG_ATTACH: Duration = Duration::from_millis(500);
 
 /// Begins each line about what the recording lacks for want of a right, on stderr and in the profile's comments.
 const LIMITED: &str = "limited: ";
+
+/// Begins each comment of the profile about a process without a shim.
+const WITHOUT_SHIM: &str = "no managed names, allocations or live objects: ";
 
 /// Says what happens, on stderr, unless told to be quiet.
 #[derive(Clone, Copy)]
@@ -125,39 +128,40 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     if let Some(child) = &child {
         watcher.watch(child.id());
     }
-    let over = Arc::new(AtomicBool::new(false));
-    let complete = Complete::default();
-    let attaching = if with_shim && (!options.pid.is_empty() || options.attach) {
-        Some(attach_to_targets(options, settings, watcher, Arc::clone(&over), complete.clone(), say))
-    } else {
-        complete.reached();
-        None
+    let whom = match (&child, &options.cgroup) {
+        _ if !with_shim => None,
+        (Some(child), _) => Some(Whom::Started(child.id())),
+        (None, Some(path)) => options.attach.then(|| Whom::Cgroup(path.clone())),
+        (None, None) if options.all => options.attach.then_some(Whom::All),
+        (None, None) => Some(Whom::Named(options.pid.clone())),
     };
+    let mut follower = whom.map(|whom| follow(whom, settings, watcher, say));
 
     say.line(&format!("recording {}; Ctrl-C ends it", describe(options, child.as_ref())));
-    if with_shim && attaching.is_none() && child.is_none() {
+    if with_shim && follower.is_none() {
         say.line(
             "without --attach: managed names and allocations only of .NET processes that have a shim already",
         );
     }
-    let (end, child) = wait_for_end(options, child, &recording, (began, &complete), &mut signals, say)?;
+    let (end, child) =
+        wait_for_end(options, child, &recording, (began, follower.as_ref()), &mut signals, say)?;
+    if let Some(follower) = &mut follower {
+        follower.cease();
+    }
     recording.close();
     if let End::Gone = end
         && options.duration.is_some()
     {
         say.line(&format!("every target has ended, after {:.1?}", began.elapsed()));
     }
-    // Pairs with the load in `attach_to_targets`; it only says that no further process is worth the effort.
-    over.store(true, Ordering::Relaxed);
     let writing = leave_on_second_signal();
-    if let Some(attaching) = attaching {
-        attaching.join().ok();
-    }
+    let without_shim = follower.map(Follower::stop).unwrap_or_default();
     let recorded = recording.stop().ok_or(Error::Failed)?;
     let duration = Duration::from_nanos(recorded.ended.0.saturating_sub(began_ns.0));
     {
-        let _held = writing.lock();
-        write(options, &recorded, &targets, &limits, (began_wall, duration), say)?;
+        // A pipe nobody reads must not keep this program alive; what is written into one is never half a file.
+        let _held = (!file::is_special(&options.output)).then(|| writing.lock());
+        write(options, &recorded, &targets, (&limits, &without_shim), (began_wall, duration), say)?;
     }
     match (end, child) {
         (End::Child(status), _) => Ok(exit_code(status)),
@@ -232,21 +236,6 @@ impl Signals {
     }
 }
 
-/// When the recording had all it was asked for: from then on the duration counts, because an attach can take longer than all of a short
-/// recording. Unset while targets named on the command line are attached to.
-#[derive(Clone, Default)]
-struct Complete(Arc<OnceLock<Instant>>);
-
-impl Complete {
-    fn reached(&self) {
-        self.0.get_or_init(Instant::now);
-    }
-
-    fn since(&self) -> Option<Instant> {
-        self.0.get().copied()
-    }
-}
-
 /// Why a recording ended.
 enum End {
     /// The program it started has ended.
@@ -274,8 +263,10 @@ pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
     let status =
         std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|_| Error::NoProcess { pid })?;
     // /proc/TID exists for every thread, though it is not listed.
-    match status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok()) {
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    match field("Tgid:").and_then(|id| id.parse().ok()) {
         Some(process) if process != pid => Err(Error::IsThread { tid: pid, pid: process }),
+        _ if field("State:").is_some_and(|state| state.starts_with(['Z', 'X'])) => Err(Error::Zombie { pid }),
         _ => Ok(()),
     }
 }
@@ -296,61 +287,22 @@ fn describe(options: &Record, child: Option<&Child>) -> String {
     }
 }
 
-/// Loads the shim into the .NET processes among the targets, one after the other, beside the recording.
-fn attach_to_targets(
-    options: &Record,
-    settings: Settings,
-    watcher: Watcher,
-    over: Arc<AtomicBool>,
-    complete: Complete,
-    say: Say,
-) -> std::thread::JoinHandle<()> {
-    let pids = match &options.cgroup {
-        Some(path) => cgroup_pids(path),
-        None if options.all => all_pids(),
-        None => options.pid.clone(),
-    };
-    let named = !options.pid.is_empty();
-    if !named {
-        // A host's processes are many, and most are no .NET ones.
-        complete.reached();
-    }
-    std::thread::spawn(move || {
-        let began = Instant::now();
-        for pid in pids {
-            // Pairs with the store at the recording's end.
-            if over.load(Ordering::Relaxed) {
-                break;
-            }
-            match attach::attach(pid, settings) {
-                Ok(attached) => {
-                    tracing::info!(pid, runtime = %attached.info.runtime_version, took = ?attached.took, "attached");
-                    watcher.watch(pid);
-                }
-                // Of a host most processes are no .NET ones: `ps` tells about each.
-                Err(error) if named => {
-                    say.line(&format!("pid {pid}: no managed names, allocations or live objects: {error}"))
-                }
-                Err(error) => tracing::debug!(pid, %error, "not attached"),
+/// Keeps the shim in the .NET processes that are recorded.
+fn follow(whom: Whom, settings: Settings, watcher: Watcher, say: Say) -> Follower {
+    Follower::start(whom, settings, move |news| match news {
+        News::Attached { pid, runtime, took } => {
+            tracing::info!(pid, runtime, ?took, "attached");
+            watcher.watch(pid);
+            if took > LONG_ATTACH {
+                say.line(&format!("loading the shim into pid {pid} took {took:.1?}"));
             }
         }
-        complete.reached();
-        let took = began.elapsed();
-        if named && took > LONG_ATTACH {
-            say.line(&format!("loading the shim took {took:.1?}; the recording's time counts from here"));
+        News::Refused { expected: true, reason, .. } => {
+            say.line(&format!("{WITHOUT_SHIM}{reason}"));
         }
+        // Most processes are no .NET ones: `ps` tells about each.
+        News::Refused { pid, expected: false, reason } => tracing::debug!(pid, reason, "not attached"),
     })
-}
-
-/// The processes of a cgroup v2 directory itself, which are those that are recorded.
-fn cgroup_pids(path: &Path) -> Vec<u32> {
-    let text = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
-    text.lines().filter_map(|line| line.parse().ok()).collect()
-}
-
-fn all_pids() -> Vec<u32> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// Waits for the time to be over, for Ctrl-C or SIGTERM, or for all targets to end. Gives back the child unless it has ended.
@@ -358,7 +310,7 @@ fn wait_for_end(
     options: &Record,
     mut child: Option<Child>,
     recording: &Recording,
-    (began, complete): (Instant, &Complete),
+    (began, follower): (Instant, Option<&Follower>),
     signals: &mut Signals,
     say: Say,
 ) -> Result<(End, Option<Child>), Error> {
@@ -388,8 +340,12 @@ fn wait_for_end(
             if !targets.is_empty() && targets.iter().all(gone) {
                 return Ok(End::Gone);
             }
-            let is_over =
-                complete.since().zip(options.duration).is_some_and(|(at, time)| at.elapsed() >= time);
+            // An attach can take longer than all of a short recording: the time counts from when the named processes have been seen to.
+            let since = match follower {
+                Some(follower) if !options.pid.is_empty() => follower.complete_since(),
+                _ => Some(began),
+            };
+            let is_over = since.zip(options.duration).is_some_and(|(at, time)| at.elapsed() >= time);
             if is_over || !recording.is_running() {
                 return Ok(End::Time);
             }
@@ -413,7 +369,7 @@ fn write(
     options: &Record,
     recorded: &Recorded,
     targets: &[u32],
-    limits: &[Limit],
+    (limits, without_shim): (&[Limit], &[String]),
     (start, duration): (SystemTime, Duration),
     say: Say,
 ) -> Result<(), Error> {
@@ -423,7 +379,7 @@ fn write(
         duration,
         period_ns: 1_000_000_000 / u64::from(options.frequency),
         main_image: targets.first().and_then(|&pid| recorded.processor.processes.main_image(pid)),
-        comments: comments(options, recorded, limits, &loss_line),
+        comments: comments(options, recorded, (limits, without_shim), &loss_line),
     };
     let begin = MonotonicNs::now();
     let bytes = pprof::encode(
@@ -444,7 +400,12 @@ fn write(
     Ok(())
 }
 
-fn comments(options: &Record, recorded: &Recorded, limits: &[Limit], loss_line: &str) -> Vec<String> {
+fn comments(
+    options: &Record,
+    recorded: &Recorded,
+    (limits, without_shim): (&[Limit], &[String]),
+    loss_line: &str,
+) -> Vec<String> {
     let mut comments = vec![
         format!("perfusion {}", env!("CARGO_PKG_VERSION")),
         format!("{}{loss_line}", pprof::LOSS_PREFIX),
@@ -456,6 +417,7 @@ fn comments(options: &Record, recorded: &Recorded, limits: &[Limit], loss_line: 
             .to_owned(),
     ];
     comments.extend(limits.iter().map(|limit| format!("{LIMITED}{limit}")));
+    comments.extend(without_shim.iter().map(|reason| format!("{WITHOUT_SHIM}{reason}")));
     comments.extend(recorded.processor.estimator_comments());
     // docs/metrics.md has all names; the ones at zero would be most of what a pprof tool prints above its table.
     let counted = recorded.counters.iter().filter(|(_, value)| *value > 0);

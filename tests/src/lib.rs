@@ -6,6 +6,7 @@
 
 pub mod app;
 pub mod bpf;
+pub mod cgroup;
 pub mod environment;
 pub mod gotool;
 pub mod perfusion;

@@ -445,10 +445,15 @@ fn a_32_bit_process_is_timed_and_named_as_what_it_is() {
 fn a_command_that_cannot_be_started_ends_with_127() {
     let Some(_turn) = begin("errors::a_command_that_cannot_be_started", RECORD) else { return };
     let scratch = Scratch::new().unwrap();
-    let mut command = perfusion::command(["record", "-o"]);
-    command.arg(scratch.path("x.pb.gz")).args(["--", "/nonexistent/program"]);
-    let outcome = perfusion::run(&mut command, DEADLINE).unwrap();
-    assert_error(&outcome, 127, &["/nonexistent/program"]);
+    let file = scratch.path("x.pb.gz");
+    fs::write(&file, "an earlier profile").unwrap();
+    for program in ["/nonexistent/program", "dotnett"] {
+        let mut command = perfusion::command(["record", "-o"]);
+        command.arg(&file).args(["--", program]);
+        let outcome = perfusion::run(&mut command, DEADLINE).unwrap();
+        assert_error(&outcome, 127, &[program]);
+        assert_eq!(fs::read_to_string(&file).unwrap(), "an earlier profile");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `record --all`: the whole host in one file, with no process named beforehand.
 
+use system_tests::cgroup::Group;
 use system_tests::environment::{Need, RECORD_NET9, begin};
 use system_tests::perfusion::{self, SLACK, Scratch};
 use system_tests::{Profile, Runtime, Workload, gotool};
@@ -36,4 +37,29 @@ fn record_all_sees_every_busy_process_and_accounts_for_every_event() {
     assert!(!loss.contains("unaccounted"), "{loss}\n{:#?}", profile.comments);
     assert!(outcome.stderr.contains(loss.as_str()), "not on stderr: {loss}\n{}", outcome.stderr);
     managed.stop().unwrap();
+}
+
+#[test]
+fn a_cgroup_is_attached_to_when_asked_and_told_about_when_not() {
+    let needs = [RECORD_NET9, &[Need::Cgroup2]].concat();
+    let Some(_turn) = begin("host::a_cgroup_is_attached_to", &needs) else { return };
+    let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
+    let group = Group::new(&format!("perfusion-test-{}", std::process::id())).unwrap();
+    group.take(app.pid()).unwrap();
+    let scratch = Scratch::new().unwrap();
+    let record = |options: &[&str]| {
+        let file = scratch.path("group.pb.gz");
+        let mut command = perfusion::command(["record", "--duration", "2s", "--cgroup"]);
+        command.arg(group.path()).args(options).arg("-o").arg(&file);
+        let outcome = perfusion::run(&mut command, SLACK).unwrap();
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+        let profile = Profile::read(&file).unwrap();
+        let named = profile.sum("cpu", |sample| sample.has("CallHeavy.Program.Root"));
+        (named, outcome.stderr, profile)
+    };
+    let (named, said, profile) = record(&[]);
+    assert!(named == 0 && said.contains("--attach"), "{said}\n{}", profile.describe("cpu", |_| true));
+    let (named, said, profile) = record(&["--attach"]);
+    assert!(named > 0 && !said.contains("without --attach"), "{said}\n{}", profile.describe("cpu", |_| true));
+    app.stop().unwrap();
 }

@@ -1,12 +1,12 @@
 //! `perfusion ps`: every column says what is true of a process, and why not more.
 
 use std::fs;
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
 use system_tests::app::assemble_32_bit;
+use system_tests::cgroup::Group;
 use system_tests::environment::{Need, RECORD, RECORD_NET9, begin, perfusion_bin, record_on};
 use system_tests::perfusion::{self, SLACK, Scratch, record_pid};
 use system_tests::region::regions;
@@ -22,8 +22,8 @@ struct Row {
 
 impl Row {
     /// The cells of the line: columns begin where their headings do.
-    fn cells(&self, heading: &str) -> [String; 6] {
-        let starts: Vec<usize> = ["NAME", "RUNTIME", "CONTAINER", "MODE", "WHY NOT MORE"]
+    fn cells(&self, heading: &str) -> [String; 7] {
+        let starts: Vec<usize> = ["NAME", "RUNTIME", "CONTAINER", "MODE", "COMMAND", "WHY NOT MORE"]
             .map(|word| heading.find(word).unwrap_or_else(|| panic!("no {word}: {heading}")))
             .to_vec();
         let bounds: Vec<usize> = [0].into_iter().chain(starts).chain([usize::MAX]).collect();
@@ -31,11 +31,11 @@ impl Row {
             let end = bounds[at + 1].min(self.line.len());
             self.line.get(bounds[at].min(end)..end).unwrap_or_default().trim().to_owned()
         };
-        [cell(0), cell(1), cell(2), cell(3), cell(4), cell(5)]
+        [cell(0), cell(1), cell(2), cell(3), cell(4), cell(5), cell(6)]
     }
 }
 
-/// What `ps` says of a process: its cells, which must agree with the JSON form.
+/// What `ps` says of a process: its cells, which must agree with the JSON form, but for the command line.
 fn seen_by(mut ps: Command, mut ps_json: Command, pid: u32) -> [String; 6] {
     let text = perfusion::run(&mut ps, DEADLINE).unwrap();
     let json = perfusion::run(&mut ps_json, DEADLINE).unwrap();
@@ -46,7 +46,13 @@ fn seen_by(mut ps: Command, mut ps_json: Command, pid: u32) -> [String; 6] {
     let rows: Value = serde_json::from_str(&json.stdout).unwrap();
     let object = rows.as_array().unwrap().iter().find(|row| row["pid"] == pid).unwrap();
     let row = Row { line: line.to_owned(), json: object.clone() };
-    let cells = row.cells(heading);
+    let [id, name, runtime, container_id, mode, command, why_not] = row.cells(heading);
+    let whole = row.json["command"].as_str().unwrap();
+    assert!(
+        whole.starts_with(&command) && !command.is_empty() || mode == "not seen",
+        "{command:?} of {whole:?}"
+    );
+    let cells = [id, name, runtime, container_id, mode, why_not];
     assert_eq!(row.json["name"], cells[1].as_str());
     let container = row.json["container"].as_str().map_or("-", |id| &id[..12]);
     assert_eq!(container, cells[3]);
@@ -137,27 +143,16 @@ fn each_reason_why_not_more_is_said() {
     assert!(why.contains("CAP_SYS_PTRACE"), "{why}");
 }
 
-/// A control group of one test; removed with it.
-struct Group(PathBuf);
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // Not empty while a process of it lives: tests end those first.
-        fs::remove_dir(&self.0).ok();
-    }
-}
-
 #[test]
 fn a_process_in_a_container_has_the_containers_id() {
     let needs = [RECORD, &[Need::Cgroup2]].concat();
     let Some(_turn) = begin("ps::a_process_in_a_container", &needs) else { return };
     // As Docker calls it under systemd; what makes it a container's is the name alone, on every host.
     let id = format!("{:016x}", std::process::id()).repeat(4);
-    let group = Group(system_tests::environment::cgroup2().unwrap().join(format!("docker-{id}.scope")));
-    fs::create_dir(&group.0).unwrap();
+    let group = Group::new(&format!("docker-{id}.scope")).unwrap();
     let app = Workload::program("/bin/sleep").arg("60").spawn().unwrap();
     assert_eq!(seen(app.pid())[3], "-");
-    fs::write(group.0.join("cgroup.procs"), app.pid().to_string()).unwrap();
+    group.take(app.pid()).unwrap();
     assert_eq!(seen(app.pid())[3], id[..12]);
     // The whole id is in the profile.
     let (profile, _) = record_pid(app.pid(), Duration::from_millis(500), &[]).unwrap();

@@ -2,6 +2,7 @@
 //! to start. `policy` decides whether it can be done, `place` puts the library where the process can load it, `ipc` talks to
 //! its runtime. Nothing here stops, signals or traces the process; each wait has a deadline.
 
+pub mod follow;
 pub mod hresult;
 pub mod ipc;
 pub mod launch;

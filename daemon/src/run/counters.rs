@@ -28,7 +28,8 @@ counters! {
     "maps_read_again" "times a process's mappings were read again";
     "images_failed" "files that could not be read as programs or libraries";
     "images_refused" "files not opened because there are too many";
-    "image_evictions" "files closed to make room for others";
+    "images_evicted" "mapped files forgotten to make room for others; no stack has a frame in them";
+    "image_evictions" "times unwind data of a file was dropped to stay within memory";
     "rules_cleared" "unwind rules forgotten because their code may have changed";
     "rules_evicted" "unwind rules forgotten to make room";
     "method_bodies_replaced" "managed methods whose code was found to be another's";

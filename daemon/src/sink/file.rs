@@ -102,6 +102,12 @@ pub fn check(path: &Path) -> Result<(), FileError> {
     Destination::of(path).map(drop)
 }
 
+/// True for what is written into, never replaced: a device, pipe or socket, also behind a link.
+#[must_use]
+pub fn is_special(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
+}
+
 fn failing(path: &Path, step: &'static str) -> impl Fn(io::Error) -> FileError + use<> {
     let path = path.to_owned();
     move |source| FileError { path: path.clone(), step, source }

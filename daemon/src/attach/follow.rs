@@ -1,0 +1,297 @@
+//! Brings the shim into every .NET process of a recording: those that are there when it begins, and those that come while it lasts, such as
+//! the children of a process that was named. One thread, beside the recording; it looks twice a second.
+
+use super::policy::{Inspection, Runtime, WhyNot, inspect};
+use super::target::Target;
+use super::{AttachError, Settings, attach};
+use crate::source::shim::finder;
+use std::collections::{HashMap, HashSet};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Between two looks for new processes.
+const LOOK: Duration = Duration::from_millis(500);
+/// A program has this long from its start until its runtime is there and listens; then it counts as what it is.
+const GROWS_UP: Duration = Duration::from_secs(5);
+/// Processes looked after at once; what comes beyond is left alone.
+const MOST_PROCESSES: usize = 65_536;
+
+/// Whose .NET processes get the shim.
+#[derive(Clone, Debug)]
+pub enum Whom {
+    /// These, and all they start.
+    Named(Vec<u32>),
+    /// A program that was started with the shim in its environment, and all it starts: those that did not load it get it.
+    Started(u32),
+    /// The processes of this cgroup v2 directory itself.
+    Cgroup(PathBuf),
+    /// Every process of the host.
+    All,
+}
+
+/// What happens to a process.
+#[derive(Debug)]
+pub enum News<'a> {
+    /// The shim is in.
+    Attached {
+        /// The process.
+        pid: u32,
+        /// Version of its runtime.
+        runtime: &'a str,
+        /// How long it took.
+        took: Duration,
+    },
+    /// It is not, and will not be.
+    Refused {
+        /// The process.
+        pid: u32,
+        /// True for a process that was named, or that is a .NET one.
+        expected: bool,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The thread. Dropping it, or [`Follower::stop`], ends it.
+pub struct Follower {
+    thread: Option<JoinHandle<()>>,
+    stop: Option<Sender<()>>,
+    complete: Arc<OnceLock<Instant>>,
+    reasons: Arc<Mutex<Vec<String>>>,
+}
+
+impl Follower {
+    /// Begins. `tell` hears on the thread what happens.
+    pub fn start(whom: Whom, settings: Settings, tell: impl Fn(News<'_>) + Send + 'static) -> Self {
+        let (stop, stopped) = channel();
+        let complete = Arc::new(OnceLock::new());
+        let reasons = Arc::new(Mutex::new(Vec::new()));
+        let mut work = Work {
+            known: HashSet::new(),
+            looked_at: HashMap::new(),
+            settings,
+            tell: Box::new(tell),
+            reasons: Arc::clone(&reasons),
+            whom,
+            began: Instant::now(),
+        };
+        let done = Arc::clone(&complete);
+        let thread = std::thread::spawn(move || work.run(&stopped, &done));
+        Self { thread: Some(thread), stop: Some(stop), complete, reasons }
+    }
+
+    /// When all processes that were there at the start had been looked at; `None` as long as they have not.
+    #[must_use]
+    pub fn complete_since(&self) -> Option<Instant> {
+        self.complete.get().copied()
+    }
+
+    /// Says that no further process is worth the effort. An attach in progress still ends.
+    pub fn cease(&mut self) {
+        self.stop = None;
+    }
+
+    /// Waits for the thread to end; answers why expected processes have no shim.
+    #[must_use]
+    pub fn stop(mut self) -> Vec<String> {
+        self.cease();
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+        self.reasons.lock().map(|mut reasons| std::mem::take(&mut *reasons)).unwrap_or_default()
+    }
+}
+
+/// A program in a process: another one after each exec.
+type Program = (u32, u64, u64, u64);
+
+struct Work {
+    whom: Whom,
+    settings: Settings,
+    tell: Box<dyn Fn(News<'_>) + Send>,
+    reasons: Arc<Mutex<Vec<String>>>,
+    began: Instant,
+    /// Processes of the family of those that were named, by pid and start time: a child stays one when its parent ends.
+    known: HashSet<(u32, u64)>,
+    /// Since when a program is known; `None` once it has been dealt with.
+    looked_at: HashMap<Program, Option<Instant>>,
+}
+
+impl Work {
+    fn run(&mut self, stopped: &Receiver<()>, complete: &OnceLock<Instant>) {
+        loop {
+            let pids = self.candidates();
+            let mut present = HashSet::new();
+            for pid in pids {
+                if !matches!(stopped.recv_timeout(Duration::ZERO), Err(RecvTimeoutError::Timeout)) {
+                    return;
+                }
+                if let Some(program) = program(pid) {
+                    present.insert(program);
+                    self.look_after(program);
+                }
+            }
+            complete.get_or_init(Instant::now);
+            self.looked_at.retain(|program, _| present.contains(program));
+            match stopped.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn candidates(&mut self) -> Vec<u32> {
+        match &self.whom {
+            Whom::All => all_pids(),
+            Whom::Cgroup(path) => {
+                let text = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+                text.lines().filter_map(|line| line.parse().ok()).collect()
+            }
+            Whom::Named(pids) => {
+                let pids = pids.clone();
+                self.family(&pids)
+            }
+            Whom::Started(pid) => {
+                let pid = *pid;
+                self.family(&[pid])
+            }
+        }
+    }
+
+    /// The roots and all that descends from them, the roots first.
+    fn family(&mut self, roots: &[u32]) -> Vec<u32> {
+        let mut processes: HashMap<u32, (u32, u64)> = HashMap::new();
+        for pid in all_pids() {
+            if let Some(found) = parent_and_start(pid) {
+                processes.insert(pid, found);
+            }
+        }
+        let is_root = |pid: u32| roots.contains(&pid);
+        // Parents may come after their children in the list: until nothing is new.
+        loop {
+            let before = self.known.len();
+            for (&pid, &(parent, start)) in &processes {
+                let of_family =
+                    processes.get(&parent).is_some_and(|&(_, born)| self.known.contains(&(parent, born)));
+                if is_root(pid) || of_family {
+                    self.known.insert((pid, start));
+                }
+            }
+            if self.known.len() == before {
+                break;
+            }
+        }
+        self.known.retain(|&(pid, start)| processes.get(&pid).is_some_and(|&(_, born)| born == start));
+        let mut pids: Vec<u32> = self.known.iter().map(|&(pid, _)| pid).collect();
+        pids.sort_by_key(|pid| (!is_root(*pid), *pid));
+        pids
+    }
+
+    fn look_after(&mut self, program: Program) {
+        let pid = program.0;
+        if self.looked_at.len() >= MOST_PROCESSES && !self.looked_at.contains_key(&program) {
+            return;
+        }
+        let Some(since) = *self.looked_at.entry(program).or_insert_with(|| Some(Instant::now())) else {
+            return;
+        };
+        let named = match &self.whom {
+            Whom::Named(pids) => pids.contains(&pid),
+            Whom::Started(root) => *root == pid,
+            Whom::Cgroup(_) | Whom::All => false,
+        };
+        let is_new = since > self.began && since.elapsed() < GROWS_UP;
+        let is_young = is_new || matches!(self.whom, Whom::Started(_)) && since.elapsed() < GROWS_UP;
+        let Ok(target) = Target::open(pid) else { return };
+        let Ok(Inspection { runtime, why_not, .. }) = inspect(&target, None) else { return };
+        let is_dotnet = matches!(runtime, Runtime::CoreClr { .. } | Runtime::SingleFile { .. });
+        let has_ours = || {
+            let found = finder::find(&target, &|_| false);
+            found.is_ok_and(|found| {
+                found.regions.iter().any(|region| region.owner() == Some(self.settings.owner))
+            })
+        };
+        match why_not {
+            // It may still become one, or begin to listen.
+            Some(WhyNot::NotDotnet | WhyNot::NoSocket) if is_young => {}
+            None if is_young && matches!(self.whom, Whom::Started(_)) && !has_ours() => {}
+            Some(why) => {
+                self.looked_at.insert(program, None);
+                // Of a program that was started, most children are native, and so may it be itself.
+                let expected = is_dotnet || named && !matches!(self.whom, Whom::Started(_));
+                self.refuse(pid, expected, format!("process {pid}: {why}"));
+            }
+            None => {
+                self.looked_at.insert(program, None);
+                if has_ours() {
+                    return;
+                }
+                match attach(pid, self.settings) {
+                    Ok(attached) => (self.tell)(News::Attached {
+                        pid,
+                        runtime: &attached.info.runtime_version,
+                        took: attached.took,
+                    }),
+                    Err(AttachError::Ended { .. } | AttachError::NoSuchProcess { .. }) if !named => {}
+                    Err(error) => self.refuse(pid, is_dotnet || named, error.to_string()),
+                }
+            }
+        }
+    }
+
+    fn refuse(&self, pid: u32, expected: bool, reason: String) {
+        if expected
+            && let Ok(mut reasons) = self.reasons.lock()
+            && reasons.len() < 64
+        {
+            reasons.push(reason.clone());
+        }
+        (self.tell)(News::Refused { pid, expected, reason });
+    }
+}
+
+fn all_pids() -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Fields 4 and 22 of `stat`.
+fn parent_and_start(pid: u32) -> Option<(u32, u64)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace().skip(1);
+    let parent = fields.next()?.parse().ok()?;
+    Some((parent, fields.nth(17)?.parse().ok()?))
+}
+
+/// The program a process runs: pid, start time, and its executable's device and inode.
+fn program(pid: u32) -> Option<Program> {
+    let (_, start) = parent_and_start(pid)?;
+    // A thread of the kernel has none.
+    let file = std::fs::metadata(format!("/proc/{pid}/exe")).ok()?;
+    Some((pid, start, file.dev(), file.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{all_pids, parent_and_start, program};
+
+    #[test]
+    fn a_process_is_known_by_its_start_and_its_executable() {
+        let me = std::process::id();
+        assert!(all_pids().contains(&me));
+        let (parent, start) = parent_and_start(me).unwrap();
+        assert_eq!(parent, std::os::unix::process::parent_id());
+        assert_eq!(Some(start), crate::process::start_ticks(me));
+        let mut child = std::process::Command::new("/bin/sleep").arg("60").spawn().unwrap();
+        let (mine, theirs) = (program(me).unwrap(), program(child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_ne!(Some(mine), theirs);
+        assert_eq!(program(child.id()), None);
+    }
+}
