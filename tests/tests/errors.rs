@@ -9,7 +9,7 @@ use std::time::Duration;
 use system_tests::app::{assemble_32_bit, compile_c, sources_of_native};
 use system_tests::environment::{Need, RECORD, RECORD_NET9, begin, cache_dir, perfusion_bin};
 use system_tests::perfusion::{self, Outcome, SLACK, Scratch, record_pid};
-use system_tests::{App, Profile, Recording, Runtime, Sample, Workload};
+use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, wait_until};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -399,12 +399,47 @@ fn an_app_with_diagnostics_off_is_profiled_without_names_and_the_reason_is_shown
     );
     let reason = format!("{}\n{}", outcome.stderr, profile.comments.join("\n")).to_lowercase();
     assert!(reason.contains("diagnostic"), "no reason given:\n{reason}");
+    let kept = profile.comments.join("\n");
+    assert!(kept.contains("DOTNET_EnableDiagnostics=0"), "the profile does not say why: {kept}");
     let line = ps
         .stdout
         .lines()
         .find(|line| line.contains(&pid))
         .unwrap_or_else(|| panic!("ps has no line for {pid}:\n{}", ps.stdout));
     assert!(line.to_lowercase().contains("diagnostic"), "ps does not say why: {line}");
+}
+
+#[test]
+fn a_program_started_with_diagnostics_off_has_its_reason_too() {
+    let Some(_turn) = begin("errors::started_with_diagnostics_off", RECORD_NET9) else { return };
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("off.pb.gz");
+    let program = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("3");
+    let mut command = perfusion::command(["record", "-o"]);
+    command.arg(&file).arg("--").args(program.command_line()).env("DOTNET_EnableDiagnostics", "0");
+    let outcome = perfusion::run(&mut command, 4 * SLACK).unwrap();
+    assert_eq!(outcome.code(), 7, "{}", outcome.stderr);
+    let kept = Profile::read(&file).unwrap().comments.join("\n");
+    for said in [&outcome.stderr, &kept] {
+        assert!(said.contains("DOTNET_EnableDiagnostics=0"), "no reason given:\n{said}");
+    }
+}
+
+#[test]
+fn a_zombie_is_no_target() {
+    let Some(_turn) = begin("errors::a_zombie", RECORD) else { return };
+    let mut child = std::process::Command::new("/bin/true").spawn().unwrap();
+    let stat = format!("/proc/{}/stat", child.id());
+    wait_until("the child to end", SLACK, || {
+        fs::read_to_string(&stat).unwrap().contains(") Z ").then_some(())
+    })
+    .unwrap();
+    let scratch = Scratch::new().unwrap();
+    let mut command =
+        perfusion::command(["record", "--duration", "1s", "--pid", &child.id().to_string(), "-o"]);
+    let outcome = perfusion::run(command.arg(scratch.path("x.pb.gz")), DEADLINE).unwrap();
+    assert_error(&outcome, 3, &[&child.id().to_string(), "zombie"]);
+    child.wait().unwrap();
 }
 
 #[test]

@@ -189,6 +189,37 @@ fn children_of_a_recorded_command_are_recorded_with_names() {
     assert_named(&Profile::read(&file).unwrap());
 }
 
+#[test]
+fn a_dotnet_child_of_a_recorded_process_gets_its_names() {
+    let Some(_turn) = begin("names::a_dotnet_child", RECORD_NET9) else { return };
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("child.pb.gz");
+    let program = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("6");
+    // The shell waits for a line, so that its child begins within the recording.
+    let mut shell = std::process::Command::new("/bin/sh")
+        .args(["-c", "read line; \"$@\"; exit 5", "sh"])
+        .args(program.command_line())
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut recording = Recording::of_pid(shell.id(), &file, &[]).unwrap();
+    recording.await_progress("recording ", SLACK).unwrap();
+    std::io::Write::write_all(&mut shell.stdin.take().unwrap(), b"go\n").unwrap();
+    assert_eq!(shell.wait().unwrap().code(), Some(5));
+    let outcome = recording.finish_well(4 * SLACK).unwrap();
+    let profile = Profile::read(&file).unwrap();
+    let looped = profile.sum("cpu", |sample| sample.has("CallHeavy.Program.Root"));
+    let adopted = profile.counter("shim_regions_adopted").unwrap_or(0);
+    assert!(
+        looped > 0 && adopted == 1,
+        "{adopted} regions\n{}\n{}",
+        outcome.stderr,
+        profile.describe("cpu", |_| true)
+    );
+    assert_named(&profile);
+}
+
 on_runtimes!(generic_types_and_methods_show_their_type_arguments: net8 Net8, net9 Net9, net10 Net10);
 
 fn generic_types_and_methods_show_their_type_arguments(runtime: Runtime) {

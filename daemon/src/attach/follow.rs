@@ -254,7 +254,8 @@ impl Work {
     }
 }
 
-fn all_pids() -> Vec<u32> {
+/// Every process there is.
+pub fn all_pids() -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }

@@ -39,6 +39,7 @@ counters! {
     "lessons_lost" "unwind rules the kernel did not take";
     "wait_ends_unmatched" "ends of waits whose beginning is not known";
     "threads_summed_up" "threads that ended and of which only the sum is kept";
+    "wakers_capped" "wakers beyond the limit of a thread's distinct waits; they are `[other]`";
     "allocations_untracked" "allocation samples whose object was not watched";
     "allocation_sites_refused" "allocations beyond the limit on distinct sites of a process; they are one site";
     "live_objects_refused" "live objects beyond the limit of a process";
