@@ -68,14 +68,13 @@ counters! {
 #[cfg(test)]
 mod tests {
     use super::DAEMON;
-    use crate::aggregate::window::{Limits, Window};
     use crate::process::ProcessTable;
     use crate::run::loss::daemon_counters;
     use crate::run::processor::Processor;
 
     #[test]
     fn every_counter_of_the_stages_is_described() {
-        let counted = daemon_counters(&Processor::new(ProcessTable::new()), &Window::new(Limits::default()));
+        let counted = daemon_counters(&Processor::new(ProcessTable::new()));
         for (name, _) in counted {
             assert!(DAEMON.iter().any(|(known, _)| *known == name), "{name} is not described");
         }
