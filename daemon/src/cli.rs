@@ -56,6 +56,9 @@ pub enum Command {
     /// Print every thread of a process as it is now: its whole stack, its state, how long it has been waiting and for what. Nothing is
     /// stopped and no signal is sent.
     Dump(Dump),
+    /// Tell leaks from caches: what stays in managed memory, by type and allocation stack, over several moments of a running process or several
+    /// profiles, each with a verdict and its reason.
+    Leaks(Leaks),
     /// List processes: runtime and version, container, what profiling they allow and why not more.
     Ps(Json),
     /// Check what this machine allows, and say what to do about what it does not.
@@ -199,6 +202,30 @@ pub enum Sort {
     Flat,
     /// By its value and that of what it calls.
     Cum,
+}
+
+/// `perfusion leaks`.
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES, group = ArgGroup::new("source").required(true).multiple(false))]
+pub struct Leaks {
+    /// Watch this process. What it allocated before is not seen.
+    #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Option<u32>,
+    /// Profiles of one continuous recording, one for each moment.
+    #[arg(value_name = "FILE", group = "source")]
+    pub files: Vec<PathBuf>,
+    /// How long a process is watched. Less than a minute is too short for a verdict about growth.
+    #[arg(short, long, value_name = "TIME", default_value = "2m", value_parser = parse_duration)]
+    pub duration: Duration,
+    /// Time between two moments.
+    #[arg(short, long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    pub window: Duration,
+    /// Most places shown.
+    #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 10)]
+    pub rows: usize,
+    /// Sampled objects watched at a time, 256 to 65536. When there are more, chance chooses which, and these stand for all.
+    #[arg(long, value_name = "N", default_value_t = LIVE_OBJECTS, value_parser = clap::value_parser!(u32).range(256..=65_536))]
+    pub live_objects: u32,
 }
 
 /// Output formats of `report`.

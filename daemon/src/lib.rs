@@ -15,6 +15,7 @@ pub mod error;
 pub mod inspect;
 pub mod kernel_features;
 pub mod launch;
+pub mod leaks;
 pub mod leftover;
 pub mod pprof;
 pub mod process;

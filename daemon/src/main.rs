@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         Command::Record(options) => perfusion::record::record(options, cli.quiet),
         Command::Report(options) => perfusion::commands::report(options, cli.quiet),
         Command::Dump(options) => perfusion::dump::dump(options, cli.quiet),
+        Command::Leaks(options) => perfusion::leaks::leaks(options, cli.quiet),
         Command::Ps(options) => perfusion::commands::ps(options.json),
         Command::Doctor(options) => perfusion::commands::doctor(options.json),
         Command::Daemon(sources) => perfusion::daemon::daemon(sources),

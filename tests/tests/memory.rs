@@ -170,6 +170,42 @@ fn a_few_watched_objects_stand_for_all_that_is_alive(runtime: Runtime) {
     }
 }
 
+/// All runtimes at a time: a verdict takes a minute.
+#[test]
+fn leaks_caches_and_pools_are_told_apart_on_every_runtime() {
+    let needs: Vec<_> = Runtime::ALL.into_iter().flat_map(record_on).collect();
+    let Some(_turn) = begin("memory::leaks_caches_and_pools", &needs) else { return };
+    let started = Runtime::ALL.map(|runtime| {
+        let mut app = Workload::dotnet(runtime, "leaks", &[]).unwrap().start().unwrap();
+        let watching = Recording::spawn(
+            std::process::Command::new(perfusion_bin().unwrap())
+                .args(["leaks", "--duration", "80s", "--pid"])
+                .arg(app.pid().to_string()),
+        )
+        .unwrap();
+        let listened = wait_until("allocations to be listened to", SLACK, || {
+            (counted(&regions(&app), Counter::AllocationSamples) > 0).then_some(())
+        });
+        assert!(listened.is_ok(), "{}", watching.progress());
+        app.perform("pool").unwrap();
+        (runtime, app, watching)
+    });
+    for (runtime, app, watching) in started {
+        let text = watching.finish_well(SLACK * 8).unwrap().stdout;
+        app.stop().unwrap();
+        for (verdict, name) in
+            [("leak", "Fast"), ("leak", "Slow"), ("cache refreshed", "Cached"), ("steady", "Pooled")]
+        {
+            let line = format!("\n{verdict}: Leaks.{name}[] ");
+            assert_eq!(text.matches(&line).count(), 1, "{runtime}: {line}: {text}");
+        }
+        assert_eq!(text.matches("\nleak: ").count(), 2, "{runtime}: {text}");
+        let (_, leak) = text.split_once("\nleak: Leaks.Fast[] ").unwrap();
+        assert!(leak.contains("Leaks.Program.LeakFast()"), "{runtime}: {text}");
+        assert_eq!(text.contains("fixed stride"), runtime != Runtime::Net10, "{text}");
+    }
+}
+
 on_runtimes!(the_report_shows_types_and_how_sure_they_are: net9 Net9, net10 Net10);
 
 fn the_report_shows_types_and_how_sure_they_are(runtime: Runtime) {

@@ -59,12 +59,10 @@ pub struct Judgement {
     pub verdict: Verdict,
     /// Why, in words.
     pub reason: String,
-    /// How fast the bytes that are proven to be alive grow.
+    /// How fast the bytes that are proven to be alive grow, in the second half of the time.
     pub bytes: Rate,
-    /// The same of objects.
-    pub objects: Rate,
-    /// True when nothing of it was ever there long enough to be proven alive: the ordinary life of objects.
-    pub short_lived: bool,
+    /// True when hardly any of it was ever left alive by a collection: the ordinary life of objects, or too few to speak of.
+    pub minor: bool,
 }
 
 /// One moment of one place.
@@ -118,13 +116,13 @@ pub fn judge(moments: &[Moment<'_>]) -> Judgement {
     let proven: Vec<Group> = moments.iter().map(|moment| moment.group.proven()).collect();
     let alive: Vec<Moment<'_>> =
         moments.iter().zip(&proven).map(|(moment, group)| Moment { at_s: moment.at_s, group }).collect();
-    let short_lived = proven.iter().all(|group| group.seen() < 1.0);
-    let (Some(first), Some(last)) = (alive.first(), alive.last()) else {
-        return told(Verdict::TooEarly, "nothing was seen".to_owned(), short_lived);
+    let minor = moments.iter().all(|moment| moment.group.survivors() < FEWEST_SEEN);
+    let (Some(first), Some(half), Some(last)) = (alive.first(), middle(&alive), alive.last()) else {
+        let reason = "nothing was seen".to_owned();
+        return Judgement { verdict: Verdict::TooEarly, reason, bytes: Rate::default(), minor };
     };
-    let length_s = last.at_s - first.at_s;
-    let change = Change::between(first, last);
-    let (verdict, reason) = verdict(moments, &alive, length_s);
+    let (change, length_s) = (Change::between(half, last), last.at_s - half.at_s);
+    let (verdict, reason) = verdict(moments, &alive, last.at_s - first.at_s);
     let rate = |total: f64| {
         let each = if last.group.seen() > 0.0 { total / last.group.seen() } else { 0.0 };
         let per_second = |seen: f64| if length_s > 0.0 { seen * each / length_s } else { 0.0 };
@@ -135,15 +133,7 @@ pub fn judge(moments: &[Moment<'_>]) -> Judgement {
             high: per_second(change.growth() + half),
         }
     };
-    Judgement {
-        bytes: rate(last.group.bytes()),
-        objects: rate(last.group.objects()),
-        ..told(verdict, reason, short_lived)
-    }
-}
-
-fn told(verdict: Verdict, reason: String, short_lived: bool) -> Judgement {
-    Judgement { verdict, reason, bytes: Rate::default(), objects: Rate::default(), short_lived }
+    Judgement { verdict, reason, bytes: rate(last.group.bytes()), minor }
 }
 
 /// The middle moment by time.
@@ -182,7 +172,10 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
     }
     let seen = all.last().map_or(0.0, |moment| moment.group.seen());
     if seen < FEWEST_SEEN && last.group.seen() < FEWEST_SEEN {
-        return (Verdict::TooEarly, format!("only {seen:.0} of its objects were seen; it takes {FEWEST_SEEN}"));
+        return (
+            Verdict::TooEarly,
+            format!("only {seen:.0} of its objects were seen; it takes {FEWEST_SEEN}"),
+        );
     }
     if last.group.seen() < FEWEST_SEEN {
         let reason = format!(
@@ -191,7 +184,15 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
         );
         return (Verdict::TooEarly, reason);
     }
-    let kept = || format!("of {:.0} seen alive at {}, {:.0} % still are at {}", late.before, since(half), late.kept() * 100.0, since(last));
+    let kept = || {
+        format!(
+            "of {:.0} seen alive at {}, {:.0} % still are at {}",
+            late.before,
+            since(half),
+            late.kept() * 100.0,
+            since(last)
+        )
+    };
     if grows(early) && grows(late) {
         if late.kept() >= 0.7 {
             let reason = format!(
@@ -231,8 +232,11 @@ fn turnover(moments: &[Moment<'_>]) -> Option<(f64, f64, f64)> {
         later.iter().find_map(|last| {
             let change = Change::between(first, last);
             let replaced = change.came >= 0.3 * change.before;
-            (change.before >= FEWEST_SEEN && change.kept() <= 0.1 && replaced)
-                .then_some((change.before, first.at_s, last.at_s))
+            (change.before >= FEWEST_SEEN && change.kept() <= 0.1 && replaced).then_some((
+                change.before,
+                first.at_s,
+                last.at_s,
+            ))
         })
     })
 }
@@ -258,7 +262,7 @@ mod tests {
             let age = now - born;
             let age_s = if age < 1.0 { 0.0 } else { 2f64.powf(age.log2().floor()) };
             // A full collection every 10 s.
-            Cell { age_s, seen: 1.0, objects: 100.0, bytes: 1e5, proven: age >= 20.0 }
+            Cell { age_s, seen: 1.0, objects: 100.0, bytes: 1e5, survived: true, proven: age >= 20.0 }
         };
         Group { cells: births.map(cell).collect(), stride: false }
     }
@@ -297,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_cache_is_told_from_a_leak_once_it_was_refreshed() {
-        for period in [2.0, 25.0, 45.0] {
+        for period in [3.7, 27.0, 43.0] {
             let cache = |now: f64| every(0.05, (now / period).floor() * period, now);
             assert_eq!(verdict(120.0, cache).0, Verdict::Refreshed, "{period}: {:?}", verdict(120.0, cache));
         }

@@ -32,6 +32,8 @@ pub struct Cell {
     pub objects: f64,
     /// Their bytes.
     pub bytes: f64,
+    /// A collection has looked at them and left them alive.
+    pub survived: bool,
     /// They have been in the oldest generation during at least one full collection: alive for sure, not only not collected yet.
     pub proven: bool,
 }
@@ -71,13 +73,19 @@ impl Cell {
 
 impl Group {
     fn sum(&self, of: impl Fn(&Cell) -> f64) -> f64 {
-        self.cells.iter().map(of).sum()
+        self.cells.iter().map(of).fold(0.0, |sum, value| sum + value)
     }
 
     /// Objects that were seen.
     #[must_use]
     pub fn seen(&self) -> f64 {
         self.sum(|cell| cell.seen)
+    }
+
+    /// Of these, those that a collection has left alive.
+    #[must_use]
+    pub fn survivors(&self) -> f64 {
+        self.sum(|cell| if cell.survived { cell.seen } else { 0.0 })
     }
 
     /// Objects.
@@ -156,6 +164,7 @@ impl Snapshot {
                     seen: number("sampled_objects").max(1) as f64,
                     objects,
                     bytes,
+                    survived: number("gcs_survived") > 0,
                     proven: is_proven(number("generation"), number("gcs_survived")),
                 });
             }
@@ -188,6 +197,7 @@ mod tests {
             seen,
             objects: seen * 10.0,
             bytes: seen * 1e4,
+            survived: true,
             proven: true,
         };
         Group { cells: cells.iter().map(cell).collect(), stride: false }
@@ -198,14 +208,19 @@ mod tests {
         let group = group(&[(0.0, 4.0), (8.0, 8.0), (16.0, 4.0)]);
         assert_eq!((group.seen(), group.objects(), group.bytes()), (16.0, 160.0, 160_000.0));
         assert_eq!(group.oldest_s(), 16.0);
-        assert_eq!([0.5, 1.0, 8.0, 12.0, 24.0, 32.0, 99.0].map(|s| group.seen_older(s)), [14.0, 12.0, 12.0, 8.0, 2.0, 0.0, 0.0]);
+        assert_eq!(
+            [0.5, 1.0, 8.0, 12.0, 24.0, 32.0, 99.0].map(|s| group.seen_older(s)),
+            [14.0, 12.0, 12.0, 8.0, 2.0, 0.0, 0.0]
+        );
         assert_eq!(group.median_s(), 12.0);
         assert_eq!(Group::default().median_s(), 0.0);
     }
 
     #[test]
     fn only_a_full_collection_proves_life() {
-        for (generation, survived, proven) in [(0, 9, false), (1, 9, false), (2, 2, false), (2, 4, true), (3, 0, false), (3, 1, true)] {
+        for (generation, survived, proven) in
+            [(0, 9, false), (1, 9, false), (2, 2, false), (2, 4, true), (3, 0, false), (3, 1, true)]
+        {
             assert_eq!(is_proven(generation, survived), proven, "{generation} {survived}");
         }
     }

@@ -1,0 +1,176 @@
+//! `perfusion leaks`: what stays in memory, by type and allocation stack, over several moments: a leak, a cache, steady, or too early to tell.
+//! Moments come from a running process, or from profiles of it. `snapshot` reads what was alive, `judge` compares moments, `print` shows.
+
+pub mod judge;
+mod print;
+pub mod snapshot;
+
+use crate::attach::{self, Settings};
+use crate::cli;
+use crate::error::{Error, say};
+use crate::pprof::{self, About};
+use crate::process::ProcessTable;
+use crate::record::{check_target, raise_open_files};
+use crate::report;
+use crate::run::processor::{Closing, Processor};
+use crate::source::MonotonicNs;
+use crate::source::order::Order;
+use crate::source::shim::ShimSource;
+use judge::{Judgement, Moment, judge};
+use snapshot::{Group, Place, Snapshot};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Time between two rounds of reading.
+const ROUND: Duration = Duration::from_millis(5);
+
+/// One place and what is thought of it.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// Where the objects come from.
+    pub place: Place,
+    /// What was alive at the last moment.
+    pub last: Group,
+    /// The judgement.
+    pub judgement: Judgement,
+}
+
+/// `perfusion leaks`.
+///
+/// # Errors
+/// See [`Error`].
+pub fn leaks(options: &cli::Leaks, quiet: bool) -> Result<u8, Error> {
+    let snapshots = match options.pid {
+        Some(pid) => watch(pid, options, quiet)?,
+        None => {
+            let read = |path| report::load(path).map(|profile| Snapshot::read(&profile));
+            let mut snapshots = options.files.iter().map(|path| read(path)).collect::<Result<Vec<_>, _>>()?;
+            snapshots.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+            snapshots
+        }
+    };
+    let findings = findings(&snapshots);
+    crate::commands::to_stdout(print::text(&snapshots, &findings, options.rows).as_bytes())?;
+    Ok(0)
+}
+
+/// Judges every place of the snapshots, which are in order of time: leaks first, then by bytes.
+#[must_use]
+pub fn findings(snapshots: &[Snapshot]) -> Vec<Finding> {
+    let (places, none): (HashSet<&Place>, Group) =
+        (snapshots.iter().flat_map(|snapshot| snapshot.groups.keys()).collect(), Group::default());
+    let finding = |place: &Place| {
+        let moments: Vec<Moment<'_>> = snapshots
+            .iter()
+            .map(|snapshot| Moment {
+                at_s: snapshot.at_s,
+                group: snapshot.groups.get(place).unwrap_or(&none),
+            })
+            .collect();
+        let last = moments.last().map(|moment| moment.group.clone()).unwrap_or_default();
+        Finding { place: place.clone(), last, judgement: judge(&moments) }
+    };
+    let mut findings: Vec<Finding> = places.into_iter().map(finding).collect();
+    let rank = |finding: &Finding| (finding.judgement.minor, finding.judgement.verdict);
+    findings.sort_by(|a, b| {
+        rank(a)
+            .cmp(&rank(b))
+            .then_with(|| b.last.bytes().total_cmp(&a.last.bytes()))
+            .then_with(|| a.place.cmp(&b.place))
+    });
+    findings
+}
+
+/// Attaches to a process and looks at what is alive once a window. Nothing but its shim is read.
+fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, Error> {
+    check_target(pid)?;
+    let internal = |what| move |source| Error::Internal { what, source };
+    let _sweeping = attach::place::Sweeping::begin();
+    let owner = crate::leftover::random()
+        .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
+    raise_open_files();
+    let over = end_on_signal().map_err(internal("signal handler"))?;
+    let mut processes = ProcessTable::new();
+    // One that cannot be read has stacks that say so.
+    processes.adopt(pid).ok();
+    let mut processor = Processor::new(processes);
+    let mut order = Order::default();
+    attach::attach(pid, Settings { owner })?;
+    let mut shims = ShimSource::new(owner, options.live_objects);
+    shims.watch(pid);
+    if !quiet {
+        say(&format!("watching pid {pid} for {:?}; Ctrl-C ends it", options.duration));
+    }
+    let ticks = crate::process::start_ticks(pid);
+    let (began, began_ns) = (Instant::now(), MonotonicNs::now());
+    let (mut snapshots, mut next) = (Vec::new(), options.window);
+    loop {
+        let start = MonotonicNs::now();
+        shims.drain(&mut |event| order.push(event));
+        let mut events = Vec::new();
+        order.end_round(start, &mut events);
+        for event in events {
+            processor.event(event);
+        }
+        drop(processor.processes.take_lessons());
+        for request in processor.take_requests() {
+            shims.ask(request.pid, request.address);
+        }
+        // Pairs with the store of the signal's thread; nothing else is told by it.
+        let ends = over.load(Ordering::Relaxed)
+            || began.elapsed() >= options.duration
+            || !crate::process::is_running(pid, ticks);
+        if ends || began.elapsed() >= next {
+            next += options.window;
+            snapshots.push(look(&mut processor, began_ns)?);
+        }
+        if ends {
+            break;
+        }
+        std::thread::sleep(ROUND);
+    }
+    if !shims.detach_all().is_empty() {
+        tracing::warn!(pid, "the shim has not left the process yet; it will when its lease runs out");
+    }
+    Ok(snapshots)
+}
+
+/// What is alive now: the way of a recording's end, so that files and running processes are judged alike.
+fn look(processor: &mut Processor, began: MonotonicNs) -> Result<Snapshot, Error> {
+    let now = MonotonicNs::now();
+    let window = processor.close(Closing { now, detailed: false }, &[]);
+    let duration = Duration::from_nanos(now.0.saturating_sub(began.0));
+    let about = About {
+        start: SystemTime::now().checked_sub(duration).unwrap_or(SystemTime::UNIX_EPOCH),
+        duration,
+        period_ns: 1,
+        main_image: None,
+        comments: Vec::new(),
+    };
+    let bytes = pprof::encode(&window, &processor.symbolizer, &processor.processes, &about)?;
+    Ok(Snapshot::read(&pprof::decode(&bytes)?))
+}
+
+/// A flag that Ctrl-C and SIGTERM raise.
+fn end_on_signal() -> std::io::Result<Arc<AtomicBool>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (mut interrupt, mut terminate) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+    };
+    let over = Arc::new(AtomicBool::new(false));
+    let raised = Arc::clone(&over);
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        });
+        raised.store(true, Ordering::Relaxed);
+    })?;
+    Ok(over)
+}
