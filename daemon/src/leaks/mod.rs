@@ -12,7 +12,7 @@ use crate::pprof::{self, About};
 use crate::process::ProcessTable;
 use crate::record::{check_target, raise_open_files};
 use crate::report;
-use crate::run::processor::{Closing, Processor};
+use crate::run::processor::Processor;
 use crate::source::MonotonicNs;
 use crate::source::order::Order;
 use crate::source::shim::ShimSource;
@@ -95,7 +95,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
     let mut processes = ProcessTable::new();
     // One that cannot be read has stacks that say so.
     processes.adopt(pid).ok();
-    let mut processor = Processor::new(processes);
+    let mut processor = Processor::new(processes).without_threads();
     let mut order = Order::default();
     attach::attach(pid, Settings { owner })?;
     let mut shims = ShimSource::new(owner, options.live_objects);
@@ -140,7 +140,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
 /// What is alive now: the way of a recording's end, so that files and running processes are judged alike.
 fn look(processor: &mut Processor, began: MonotonicNs) -> Result<Snapshot, Error> {
     let now = MonotonicNs::now();
-    let window = processor.close(Closing { now, detailed: false }, &[]);
+    let window = processor.close(now, &[]);
     let duration = Duration::from_nanos(now.0.saturating_sub(began.0));
     let about = About {
         start: SystemTime::now().checked_sub(duration).unwrap_or(SystemTime::UNIX_EPOCH),
