@@ -77,6 +77,24 @@ pub enum Command {
         #[command(subcommand)]
         what: Inspect,
     },
+    /// Print the completions of a shell.
+    Completions {
+        /// Whose.
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages (perfusion.1, perfusion-record.1, …).
+    Man {
+        /// Into this directory.
+        directory: PathBuf,
+    },
+    /// Copies a file, whole or not at all. Internal: the image has no other program that could.
+    #[command(hide = true)]
+    Copy {
+        /// What.
+        from: PathBuf,
+        /// Where to.
+        to: PathBuf,
+    },
     /// Runs a command when the recorder says so. Internal.
     #[command(hide = true)]
     ExecWhenReady(ExecWhenReady),

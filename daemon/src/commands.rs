@@ -5,8 +5,9 @@ use crate::config::{Config, load};
 use crate::error::{Error, say};
 use crate::report::stacks::{Stacks, View};
 use crate::report::{self, ReportError, flame, folded, groups, top, types};
-use crate::sink::file;
+use crate::sink::file::{self, FileError};
 use std::io::{self, Write as _};
+use std::path::Path;
 
 /// `perfusion report`.
 ///
@@ -122,6 +123,17 @@ impl ConfigSources {
     pub fn sources(&self) -> load::Sources {
         load::Sources { file: self.config.clone(), flags: self.set.clone() }
     }
+}
+
+/// `perfusion copy`.
+///
+/// # Errors
+/// When one cannot be read or the other not be written.
+pub fn copy(from: &Path, to: &Path) -> Result<u8, Error> {
+    let bytes =
+        std::fs::read(from).map_err(|source| FileError { path: from.to_owned(), step: "read", source })?;
+    file::write(to, &bytes)?;
+    Ok(0)
 }
 
 /// Writes to stdout.

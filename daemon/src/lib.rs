@@ -17,6 +17,7 @@ pub mod kernel_features;
 pub mod launch;
 pub mod leaks;
 pub mod leftover;
+pub mod manual;
 pub mod pprof;
 pub mod process;
 pub mod ps;

@@ -53,6 +53,9 @@ fn main() -> ExitCode {
         Command::Config { what: ConfigCommand::Show(sources) } => perfusion::commands::config_show(sources),
         Command::Config { what: ConfigCommand::Schema } => perfusion::commands::config_schema(),
         Command::Inspect { what: Inspect::Unwind(options) } => perfusion::inspect::unwind(options),
+        Command::Completions { shell } => perfusion::manual::completions(*shell),
+        Command::Man { directory } => perfusion::manual::pages(directory),
+        Command::Copy { from, to } => perfusion::commands::copy(from, to),
         Command::ExecWhenReady(options) => {
             let error = perfusion::launch::exec_when_ready(&options.command);
             say(&format!("perfusion: cannot start {}: {error}", options.command.join(" ")));

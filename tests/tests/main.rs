@@ -19,6 +19,7 @@ mod host;
 mod inspect;
 mod memory;
 mod names;
+mod otlp;
 mod ps;
 mod restart;
 mod threads;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::{
     build::{bpf_cargo, bpf_clippy},
     exec::{Steps, run},
-    helm,
+    helm, image, package,
     paths::Paths,
     setup::{self, debian},
     test, tidy,
@@ -45,7 +45,9 @@ pub(crate) fn ci(paths: &Paths, steps: &Steps) -> Result<()> {
     steps.step("ebpf-common without std");
     run(&mut bpf_cargo(paths, &ebpf, "check", "ebpf-common"))?;
 
-    helm::lint(paths, steps)?;
+    helm::lint(paths, steps, false)?;
+    package::check_unit(paths, steps)?;
+    image::image(paths, steps)?;
     // Here everything a test needs is installed: one that skips itself is a failure.
     // The fuzz targets run on their corpus among them; the engine would have everything built a third time (`cargo xtask fuzz`).
     test::test(paths, steps, None, test::Mode { required: true, long: false })

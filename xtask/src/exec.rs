@@ -95,6 +95,14 @@ pub(crate) fn need_root(what_for: &str) -> Result<()> {
     Ok(())
 }
 
+/// A command whose root is `root` and which has /proc there, as everything that starts programs gives them. For root only; gone with the command.
+pub(crate) fn chroot(root: &Path) -> Command {
+    let script = "mount -t proc proc \"$1/proc\" && exec chroot \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]).arg(root);
+    command
+}
+
 /// First line a tool prints when asked for its version, or `None` when it is not there.
 pub(crate) fn version(command: &mut Command) -> Option<String> {
     let text = output(command).ok()?;

@@ -4,11 +4,14 @@
 mod bench;
 mod build;
 mod ci;
+mod collector;
 mod demo;
 mod exec;
 mod fuzz;
 mod helm;
+mod image;
 mod kernels;
+mod package;
 mod paths;
 mod setup;
 mod shim;
@@ -37,8 +40,12 @@ cargo xtask COMMAND
                   how true profiles of programs with known stacks and times are; writes docs/truth.md (root)
   memory [--windows N]
                   how true allocations and live objects of programs with known ones are; writes the figures in docs/memory.md (root)
+  collector       profiles sent to a real OpenTelemetry Collector, which is built first (root)
   tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to code
-  helm            lint the chart, render it, check it against Kubernetes' schemas
+  helm [--fix]    lint the chart, compare what it renders with helm/rendered, check that against Kubernetes' schemas
+  image           the files of the container image in target/image, and whether they are all it needs
+  package [--install]
+                  deb and rpm in target/packages; --install tries both in a Debian with nothing else in it (root)
   ci              format, lints, docs, tidy, no_std builds, chart, tests, a short run of every fuzz target
 
 Everything made lies below target/. PERFUSION_TOOLCHAIN names another folder for what setup installs, so that checkouts can share it.
@@ -72,9 +79,14 @@ fn main() -> ExitCode {
             ["bench", figure] => bench::bench(&paths, &steps, Some(figure)),
             ["truth", arguments @ ..] => truth::truth(&paths, &steps, arguments),
             ["memory", arguments @ ..] => truth::memory(&paths, &steps, arguments),
+            ["collector"] => collector::collector(&paths, &steps),
             ["tidy"] => tidy::tidy(&paths, &steps, false),
             ["tidy", "--fix"] => tidy::tidy(&paths, &steps, true),
-            ["helm"] => helm::lint(&paths, &steps),
+            ["helm"] => helm::lint(&paths, &steps, false),
+            ["helm", "--fix"] => helm::lint(&paths, &steps, true),
+            ["image"] => image::image(&paths, &steps).map(|_| ()),
+            ["package"] => package::package(&paths, &steps, false),
+            ["package", "--install"] => package::package(&paths, &steps, true),
             ["ci"] => ci::ci(&paths, &steps),
             ["help" | "--help" | "-h"] => {
                 print!("{HELP}");

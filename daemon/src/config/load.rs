@@ -351,6 +351,30 @@ mod tests {
         assert!(error("windows: {length: 1m, length: 2m}", &[], &[]).contains("duplicate"));
     }
 
+    /// In the packaged file a value that is commented out begins with `#` and no blank, or with the two of its section.
+    #[test]
+    fn the_packaged_file_has_every_value_with_its_default() {
+        let packaged = include_str!("../../../packaging/perfusion.yaml");
+        let plain = |line: &str| match line.strip_prefix('#') {
+            Some(value) if !value.starts_with(' ') || value.starts_with("  ") => value.to_owned(),
+            _ => line.to_owned(),
+        };
+        let all: Vec<String> = packaged.lines().map(plain).collect();
+        let mut expected = Config::default();
+        expected.files.directory = Some("/var/lib/perfusion/profiles".into());
+        expected.spool.directory = Some("/var/lib/perfusion/spool".into());
+        for text in [packaged, &all.join("\n")] {
+            assert_eq!(load(text, &[], &[]).unwrap().config, expected, "{text}");
+        }
+        let value: Value = serde_yaml::from_str(&all.join("\n")).unwrap();
+        let mut named = Vec::new();
+        leaves(&value, "", &mut named);
+        let (mut named, mut known) = (named, keys());
+        named.sort();
+        known.sort();
+        assert_eq!(named, known);
+    }
+
     #[test]
     fn what_is_shown_is_read_back() {
         let loaded = load("services:\n  labels: {team: a}\n", &[], &["files.directory=/x"]).unwrap();
@@ -378,7 +402,11 @@ mod tests {
             })
         };
         for key in keys() {
-            let (section, name) = key.split_once('.').unwrap();
+            let Some((section, name)) = key.split_once('.') else {
+                // A list stands for itself.
+                assert!(schema["properties"].get(&key).is_some(), "{key}");
+                continue;
+            };
             assert!(properties(section).unwrap().get(name).is_some(), "{key}");
         }
         assert_eq!(schema["additionalProperties"], false);

@@ -5,6 +5,8 @@
 pub mod load;
 pub mod units;
 
+use crate::sink::otlp::OtlpOptions;
+use crate::sink::receiver::SpoolOptions;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -25,6 +27,10 @@ pub struct Config {
     pub services: Services,
     /// Profiles as files.
     pub files: Files,
+    /// Receivers of OpenTelemetry's profiles: collectors, and back ends that speak their protocol. Any number.
+    pub otlp: Vec<OtlpOptions>,
+    /// Where what is to be sent waits.
+    pub spool: SpoolOptions,
     /// Loading the shim into .NET processes.
     pub attach: Attach,
     /// What ends the daemon's work.
@@ -274,10 +280,23 @@ impl Config {
             ("files.directory", self.files.directory.as_ref()),
             ("limits.kill_switch", Some(&self.limits.kill_switch)),
             ("recording.cgroup", self.recording.cgroup.as_ref()),
+            ("spool.directory", self.spool.directory.as_ref()),
         ];
         for (key, path) in paths {
             if let Some(path) = path.filter(|path| !path.is_absolute()) {
                 return unfit(key, "an absolute path", path.display().to_string());
+            }
+        }
+        if !self.otlp.is_empty() && self.spool.directory.is_none() {
+            return unfit("spool.directory", "a directory, since there is a receiver", "none".to_owned());
+        }
+        for (at, receiver) in self.otlp.iter().enumerate() {
+            if let Err(problem) = receiver.check() {
+                return Err(Unfit { key: "otlp", problem });
+            }
+            // Two with one spool would take each other's.
+            if self.otlp.iter().take(at).any(|other| other.url == receiver.url) {
+                return unfit("otlp", "each receiver once", receiver.url.clone());
             }
         }
         if self.attach.policy == Policy::Listed && self.attach.services.is_empty() {

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::sink::directory::Directory;
+use crate::sink::otlp::Otlp;
 use crate::sink::{Finished, Sink, SinkError};
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -56,13 +57,16 @@ pub fn open(config: &Config) -> Result<Vec<Box<dyn Sink>>, SinkError> {
     if let Some(root) = &config.files.directory {
         sinks.push(Box::new(Directory::open(root, &config.files)?));
     }
+    for receiver in &config.otlp {
+        sinks.push(Box::new(Otlp::open(receiver, &config.spool)?));
+    }
     Ok(sinks)
 }
 
 /// True when the sinks of two configurations differ.
 #[must_use]
 pub fn differ(a: &Config, b: &Config) -> bool {
-    a.files != b.files
+    (&a.files, &a.otlp, &a.spool) != (&b.files, &b.otlp, &b.spool)
 }
 
 impl Sinks {

@@ -4,8 +4,13 @@
 //! A sink is called on the sinks' own thread, one after the other. It may take as long as a local disk does; one that sends over a
 //! network puts the profile into its spool and sends from a thread of its own, because whoever waits for a remote end holds up the rest.
 
+pub mod deliver;
 pub mod directory;
 pub mod file;
+pub mod http;
+pub mod otlp;
+pub mod receiver;
+pub mod spool;
 
 use crate::pprof::proto::Profile;
 use crate::pprof::{self, PprofError};

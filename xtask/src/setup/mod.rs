@@ -6,7 +6,7 @@ mod csharp;
 pub(crate) mod debian;
 mod dotnet;
 mod ebpf;
-mod package;
+pub(crate) mod package;
 mod sdk;
 
 use std::{

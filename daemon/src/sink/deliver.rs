@@ -1,0 +1,364 @@
+//! The way from a spool to a receiver that may be away: one thread that sends the oldest, waits when it is told to, longer each time, and never
+//! in the way of the profiler. Every payload ends as one of: sent, refused by the receiver, lost in the spool, or still waiting.
+
+use super::file::FileError;
+use super::spool::{Limits, Spool};
+use crate::leftover;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+/// First wait after a failure; each further one doubles it.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+/// Longest wait of our own choice. A receiver may ask for more, within [`MOST_ASKED`].
+const LONGEST_WAIT: Duration = Duration::from_secs(300);
+const MOST_ASKED: Duration = Duration::from_secs(3600);
+
+/// What became of one payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Taken; of the profiles in it the receiver refused so many.
+    Accepted {
+        /// Not to be sent again either.
+        rejected: u64,
+    },
+    /// It will never be taken.
+    Refused(String),
+    /// It may be taken later.
+    Later {
+        /// What the receiver asked for, where it did.
+        after: Option<Duration>,
+        /// Why not now.
+        reason: String,
+    },
+}
+
+/// A receiver.
+pub trait Remote: Send + 'static {
+    /// Sends one payload and waits for the answer, at most until `deadline`.
+    fn send(&mut self, payload: &[u8], deadline: Instant) -> Verdict;
+}
+
+/// What a delivery did; each grows only but the last two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Payloads taken.
+    pub sent: u64,
+    /// Their bytes, as they went over the wire.
+    pub sent_bytes: u64,
+    /// Payloads that were not taken and will not be.
+    pub refused: u64,
+    /// Profiles that the receiver dropped from payloads it took.
+    pub rejected_profiles: u64,
+    /// Attempts that are to be repeated.
+    pub retries: u64,
+    /// Lost in the spool, see [`super::spool::Lost`].
+    pub lost: super::spool::Lost,
+    /// Waiting now.
+    pub waiting: u64,
+    /// Their bytes.
+    pub waiting_bytes: u64,
+}
+
+struct State {
+    spool: Spool,
+    figures: Figures,
+    /// Why the last attempt failed; none after one that did not.
+    trouble: Option<String>,
+    /// No more is to be sent after this moment.
+    closing: Option<Instant>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A spool with its thread. Dropping it ends the thread; what waits then stays on the disk.
+pub struct Delivery {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Delivery {
+    /// Opens the spool and starts the thread, which begins with what an earlier daemon left. `timeout` bounds one attempt.
+    ///
+    /// # Errors
+    /// When the spool's directory cannot be used or no thread be started.
+    pub fn start(
+        directory: &Path,
+        limits: Limits,
+        timeout: Duration,
+        remote: impl Remote,
+    ) -> Result<Self, FileError> {
+        let spool = Spool::open(directory, limits)?;
+        let state = State { spool, figures: Figures::default(), trouble: None, closing: None };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let other = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("perfusion-send".to_owned())
+            .spawn(move || other.run(timeout, remote))
+            .map_err(|source| FileError { path: directory.to_owned(), step: "start its thread", source })?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Puts what was made at `at` into the spool.
+    ///
+    /// # Errors
+    /// When it is lost.
+    pub fn put(&self, at: SystemTime, payload: &[u8]) -> Result<(), FileError> {
+        let put = self.shared.lock().spool.put(at, payload);
+        self.shared.changed.notify_all();
+        put
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        let state = self.shared.lock();
+        Figures {
+            lost: state.spool.lost(),
+            waiting: u64::try_from(state.spool.len()).unwrap_or(u64::MAX),
+            waiting_bytes: state.spool.bytes(),
+            ..state.figures
+        }
+    }
+
+    /// Why the receiver cannot be reached, if it cannot.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        self.shared.lock().trouble.clone()
+    }
+
+    /// Sends what can be sent before `deadline`, without waiting for a receiver that is away; the rest stays.
+    pub fn close(&mut self, deadline: Instant) {
+        self.shared.lock().closing = Some(deadline);
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // It panics only with a fault of this program, which the panic's message has told.
+            thread.join().ok();
+        }
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        self.close(Instant::now());
+    }
+}
+
+/// A delivery that begins when it is first needed.
+pub enum Lazy {
+    /// What it is to begin with.
+    NotYet(Option<Box<dyn FnOnce() -> Result<Delivery, FileError> + Send>>),
+    /// At work.
+    Started(Delivery),
+}
+
+impl Lazy {
+    /// See [`Delivery::start`].
+    #[must_use]
+    pub fn new(directory: PathBuf, limits: Limits, timeout: Duration, remote: impl Remote) -> Self {
+        Self::NotYet(Some(Box::new(move || Delivery::start(&directory, limits, timeout, remote))))
+    }
+
+    /// Begins, if it has not.
+    ///
+    /// # Errors
+    /// As [`Delivery::start`].
+    pub fn started(&mut self) -> Result<&Delivery, FileError> {
+        if let Self::NotYet(start) = self
+            && let Some(start) = start.take()
+        {
+            *self = Self::Started(start()?);
+        }
+        match self {
+            Self::Started(delivery) => Ok(delivery),
+            Self::NotYet(_) => Err(FileError {
+                path: PathBuf::new(),
+                step: "spool",
+                source: std::io::Error::other("the spool could not be opened"),
+            }),
+        }
+    }
+
+    /// See [`Delivery::figures`].
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        match self {
+            Self::Started(delivery) => delivery.figures(),
+            Self::NotYet(_) => Figures::default(),
+        }
+    }
+
+    /// See [`Delivery::close`].
+    pub fn close(&mut self, deadline: Instant) {
+        if let Self::Started(delivery) = self {
+            delivery.close(deadline);
+        }
+    }
+}
+
+impl Shared {
+    /// Nothing of the state is left half-changed by code that can panic.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, timeout: Duration, mut remote: impl Remote) {
+        let mut failures = 0;
+        loop {
+            let (oldest, deadline) = {
+                let mut state = self.lock();
+                loop {
+                    if state.closing.is_some_and(|closing| Instant::now() >= closing) {
+                        return;
+                    }
+                    if let Some(oldest) = state.spool.oldest(SystemTime::now()) {
+                        let deadline = Instant::now() + timeout;
+                        break (oldest, state.closing.map_or(deadline, |closing| closing.min(deadline)));
+                    }
+                    if state.closing.is_some() {
+                        return;
+                    }
+                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            let verdict = remote.send(&oldest.payload, deadline);
+            let mut state = self.lock();
+            match verdict {
+                Verdict::Later { after, reason } => {
+                    state.spool.later();
+                    state.figures.retries += 1;
+                    if state.trouble.is_none() {
+                        tracing::warn!("sending a profile: {reason}; it waits in the spool");
+                    }
+                    state.trouble = Some(reason);
+                    failures += 1;
+                    let until =
+                        Instant::now() + wait(failures, after, leftover::random().unwrap_or_default());
+                    while state.closing.is_none() && Instant::now() < until {
+                        let left = until.saturating_duration_since(Instant::now());
+                        (state, _) =
+                            self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+                    }
+                    if state.closing.is_some() {
+                        return;
+                    }
+                }
+                Verdict::Accepted { rejected } => {
+                    if state.trouble.take().is_some() {
+                        tracing::info!("sending profiles works again");
+                    }
+                    failures = 0;
+                    state.figures.sent += 1;
+                    state.figures.sent_bytes += u64::try_from(oldest.payload.len()).unwrap_or(u64::MAX);
+                    state.figures.rejected_profiles += rejected;
+                    state.spool.done(oldest.sequence);
+                }
+                Verdict::Refused(reason) => {
+                    if state.trouble.is_none() {
+                        tracing::warn!("sending a profile: {reason}; it is dropped");
+                    }
+                    state.trouble = Some(reason);
+                    failures = 0;
+                    state.figures.refused += 1;
+                    state.spool.done(oldest.sequence);
+                }
+            }
+        }
+    }
+}
+
+/// Doubles with each failure and is spread by up to a fifth, so that the daemons of a cluster do not come back all at once. `chance` is any
+/// number.
+fn wait(failures: u32, asked: Option<Duration>, chance: u64) -> Duration {
+    let doubled =
+        FIRST_WAIT.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
+    let chosen = doubled.min(LONGEST_WAIT).max(asked.unwrap_or_default().min(MOST_ASKED));
+    let spread = u32::try_from(chance % 200).unwrap_or_default();
+    chosen + chosen / 1000 * spread
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    const LIMITS: Limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
+
+    /// Answers as told, and tells what it was sent.
+    struct Told {
+        answers: Receiver<Verdict>,
+        seen: Sender<Vec<u8>>,
+    }
+
+    impl Remote for Told {
+        fn send(&mut self, payload: &[u8], _: Instant) -> Verdict {
+            self.seen.send(payload.to_vec()).unwrap();
+            self.answers.recv().unwrap_or(Verdict::Later { after: None, reason: "nobody answers".to_owned() })
+        }
+    }
+
+    fn told() -> (Told, Sender<Verdict>, Receiver<Vec<u8>>) {
+        let (answer, answers) = channel();
+        let (seen, saw) = channel();
+        (Told { answers, seen }, answer, saw)
+    }
+
+    #[test]
+    fn each_payload_is_sent_in_order_and_counted_by_its_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let (remote, answer, saw) = told();
+        let mut delivery = Delivery::start(directory.path(), LIMITS, Duration::from_secs(1), remote).unwrap();
+        for payload in [b"one", b"two", b"six"] {
+            delivery.put(SystemTime::now(), payload).unwrap();
+        }
+        answer
+            .send(Verdict::Later { after: Some(Duration::from_millis(1)), reason: "busy".to_owned() })
+            .unwrap();
+        answer.send(Verdict::Accepted { rejected: 2 }).unwrap();
+        answer.send(Verdict::Refused("too bad".to_owned())).unwrap();
+        answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
+        let seen: Vec<Vec<u8>> = (0..4).map(|_| saw.recv().unwrap()).collect();
+        assert_eq!(seen, [b"one", b"one", b"two", b"six"]);
+        delivery.close(Instant::now() + Duration::from_secs(60));
+        let figures = delivery.figures();
+        assert_eq!((figures.sent, figures.refused, figures.retries, figures.rejected_profiles), (2, 1, 1, 2));
+        assert_eq!((figures.waiting, figures.sent_bytes), (0, 6));
+    }
+
+    #[test]
+    fn what_was_not_sent_waits_for_the_next_daemon() {
+        let directory = tempfile::tempdir().unwrap();
+        let (remote, answer, saw) = told();
+        let mut delivery = Delivery::start(directory.path(), LIMITS, Duration::from_secs(1), remote).unwrap();
+        delivery.put(SystemTime::now(), b"kept").unwrap();
+        saw.recv().unwrap();
+        // Nobody answers: the close does not wait for a receiver that is away.
+        drop(answer);
+        delivery.close(Instant::now() + Duration::from_secs(3600));
+        assert_eq!((delivery.figures().waiting, delivery.figures().sent), (1, 0));
+
+        let (remote, answer, saw) = told();
+        answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
+        let mut next = Delivery::start(directory.path(), LIMITS, Duration::from_secs(1), remote).unwrap();
+        assert_eq!(saw.recv().unwrap(), b"kept");
+        next.close(Instant::now() + Duration::from_secs(60));
+        assert_eq!((next.figures().waiting, next.figures().sent), (0, 1));
+    }
+
+    #[test]
+    fn waits_double_up_to_a_limit_and_obey_the_receiver() {
+        assert_eq!(wait(1, None, 0), Duration::from_secs(1));
+        assert_eq!(wait(4, None, 0), Duration::from_secs(8));
+        assert_eq!(wait(400, None, 0), LONGEST_WAIT);
+        assert_eq!(wait(1, Some(Duration::from_secs(900)), 0), Duration::from_secs(900));
+        assert_eq!(wait(1, Some(Duration::MAX), 0), MOST_ASKED);
+        assert!(
+            wait(1, None, 199) < Duration::from_millis(1200)
+                && wait(1, None, 199) > Duration::from_millis(1150)
+        );
+    }
+}

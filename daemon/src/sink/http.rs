@@ -1,0 +1,327 @@
+//! One POST to a receiver: HTTP/1.1 or HTTP/2, plain or with TLS, an answer of bounded length, and a deadline for all of it. A connection of its
+//! own for each, since there are few in a minute: a receiver that was replaced, or one of several behind a balancer, is found each time.
+//! Certificates and secrets are read from their files each time, because they are renewed while we run.
+
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue, USER_AGENT};
+use hyper::{Request, Response, Uri};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::runtime::Runtime;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject as _};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, crypto};
+
+/// Longest answer that is read.
+const MOST_ANSWER_BYTES: usize = 1 << 20;
+/// Where distributions keep the authorities they trust: Debian, Red Hat, Alpine.
+const AUTHORITIES: [&str; 3] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+
+/// Where to and how.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `http://` or `https://`, a host, and perhaps a port and a path.
+    pub url: Uri,
+    /// For every request.
+    pub headers: Vec<(HeaderName, Secret)>,
+    /// For `https`.
+    pub tls: Tls,
+}
+
+/// A header's value.
+#[derive(Clone)]
+pub enum Secret {
+    /// As it is.
+    Value(String),
+    /// What a file holds, behind a prefix such as `Bearer `; blanks at its end are no part of it.
+    File(&'static str, PathBuf),
+}
+
+impl std::fmt::Debug for Secret {
+    /// Values are for the receiver only.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Value(_) => f.write_str("(value)"),
+            Self::File(_, path) => write!(f, "(content of {})", path.display()),
+        }
+    }
+}
+
+/// Who is believed, and who we are.
+#[derive(Clone, Debug, Default)]
+pub struct Tls {
+    /// PEM file with the authorities to believe instead of the system's.
+    pub authority: Option<PathBuf>,
+    /// PEM files with our certificate and its key.
+    pub client: Option<(PathBuf, PathBuf)>,
+}
+
+/// HTTP's major version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// HTTP/1.1.
+    One,
+    /// HTTP/2, without asking first where there is no TLS.
+    Two,
+}
+
+/// What came back.
+#[derive(Debug)]
+pub struct Answer {
+    /// HTTP's.
+    pub status: u16,
+    /// In front of the body.
+    pub headers: HeaderMap,
+    /// Behind it.
+    pub trailers: HeaderMap,
+    /// At most a mebibyte.
+    pub body: Bytes,
+}
+
+/// Nothing came back.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// The settings do not fit together.
+    #[error("{0}: expected http:// or https:// and a host")]
+    Url(Uri),
+    /// A file of the settings.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// No PEM, or not of the kind that was expected.
+    #[error("{}: {source}", path.display())]
+    Pem {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: pem::Error,
+    },
+    /// Nobody to believe.
+    #[error("no file with certificate authorities: expected {}, or one named in the configuration", AUTHORITIES.join(" or "))]
+    NoAuthorities,
+    /// A certificate, ours or theirs.
+    #[error("TLS: {0}")]
+    Tls(#[from] rustls::Error),
+    /// A header.
+    #[error("header {name}: {source}")]
+    Header {
+        /// Its name.
+        name: HeaderName,
+        /// Why not.
+        source: InvalidHeaderValue,
+    },
+    /// No connection, or a handshake that failed.
+    #[error("{to}: {source}")]
+    Connect {
+        /// Host and port.
+        to: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The conversation failed.
+    #[error("HTTP: {0}")]
+    Http(#[from] hyper::Error),
+    /// The request cannot be written as one.
+    #[error("HTTP: {0}")]
+    Request(#[from] hyper::http::Error),
+    /// A body that failed or is too long.
+    #[error("the answer: {0}")]
+    Body(String),
+    /// Not in time.
+    #[error("no answer in time")]
+    Timeout,
+}
+
+/// Sends requests to one place.
+pub struct Client {
+    settings: Settings,
+    version: Version,
+    /// There until it is dropped.
+    runtime: Option<Runtime>,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // A name server that does not answer holds nobody up.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Client {
+    /// Checks what can be checked before there is anything to send.
+    ///
+    /// # Errors
+    /// When the URL is none, or a file cannot be read.
+    pub fn new(settings: Settings, version: Version) -> Result<Self, HttpError> {
+        if !matches!(settings.url.scheme_str(), Some("http" | "https")) || settings.url.host().is_none() {
+            return Err(HttpError::Url(settings.url));
+        }
+        if settings.url.scheme_str() == Some("https") {
+            tls(&settings.tls, version)?;
+        }
+        for (name, secret) in &settings.headers {
+            header(name, secret)?;
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime =
+            runtime.map_err(|source| HttpError::Connect { to: "the runtime".to_owned(), source })?;
+        Ok(Self { settings, version, runtime: Some(runtime) })
+    }
+
+    /// Sends `body` to `path` below the URL's own and reads the answer.
+    ///
+    /// # Errors
+    /// When there is no answer by `deadline`.
+    pub fn post(
+        &self,
+        path: &str,
+        headers: &[(HeaderName, &'static str)],
+        body: Vec<u8>,
+        deadline: Instant,
+    ) -> Result<Answer, HttpError> {
+        let Some(runtime) = &self.runtime else { return Err(HttpError::Timeout) };
+        runtime.block_on(async {
+            let exchange = self.exchange(path, headers, body);
+            tokio::time::timeout_at(deadline.into(), exchange).await.unwrap_or(Err(HttpError::Timeout))
+        })
+    }
+
+    async fn exchange(
+        &self,
+        path: &str,
+        headers: &[(HeaderName, &'static str)],
+        body: Vec<u8>,
+    ) -> Result<Answer, HttpError> {
+        let url = &self.settings.url;
+        let secure = url.scheme_str() == Some("https");
+        let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+        let port = url.port_u16().unwrap_or(if secure { 443 } else { 80 });
+        let failed = |source| HttpError::Connect { to: format!("{host}:{port}"), source };
+
+        let whole = format!("{}{path}", url.path().trim_end_matches('/'));
+        let authority = url.authority().map_or("", |authority| authority.as_str());
+        // HTTP/2 has the host in the target, HTTP/1.1 in a header.
+        let mut request = match self.version {
+            Version::One => Request::post(&whole).header(HOST, authority),
+            Version::Two => {
+                let target = Uri::builder().scheme(url.scheme_str().unwrap_or("http")).authority(authority);
+                Request::post(target.path_and_query(whole).build()?)
+            }
+        };
+        request = request.header(USER_AGENT, concat!("perfusion/", env!("CARGO_PKG_VERSION")));
+        for (name, value) in headers {
+            request = request.header(name, *value);
+        }
+        for (name, secret) in &self.settings.headers {
+            request = request.header(name, header(name, secret)?);
+        }
+        let request = request.body(Full::new(Bytes::from(body)))?;
+
+        let stream = TcpStream::connect((host, port)).await.map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        if !secure {
+            return self.converse(stream, request).await;
+        }
+        let connector = TlsConnector::from(tls(&self.settings.tls, self.version)?);
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| HttpError::Url(url.clone()))?;
+        self.converse(connector.connect(name, stream).await.map_err(failed)?, request).await
+    }
+
+    async fn converse(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Answer, HttpError> {
+        let stream = TokioIo::new(stream);
+        match self.version {
+            Version::One => {
+                let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
+                // Its error is the request's, too.
+                let driver = tokio::spawn(connection);
+                let answer = read(sender.send_request(request).await?).await;
+                driver.abort();
+                answer
+            }
+            Version::Two => {
+                let (mut sender, connection) =
+                    hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await?;
+                let driver = tokio::spawn(connection);
+                let answer = read(sender.send_request(request).await?).await;
+                driver.abort();
+                answer
+            }
+        }
+    }
+}
+
+async fn read(response: Response<Incoming>) -> Result<Answer, HttpError> {
+    let (head, body) = response.into_parts();
+    let read = Limited::new(body, MOST_ANSWER_BYTES).collect().await;
+    let read = read.map_err(|error| HttpError::Body(error.to_string()))?;
+    let trailers = read.trailers().cloned().unwrap_or_default();
+    Ok(Answer { status: head.status.as_u16(), headers: head.headers, trailers, body: read.to_bytes() })
+}
+
+fn header(name: &HeaderName, secret: &Secret) -> Result<HeaderValue, HttpError> {
+    let text = match secret {
+        Secret::Value(value) => value.clone(),
+        Secret::File(prefix, path) => {
+            let text =
+                fs::read_to_string(path).map_err(|source| HttpError::File { path: path.clone(), source })?;
+            format!("{prefix}{}", text.trim_end())
+        }
+    };
+    let mut value =
+        HeaderValue::try_from(text).map_err(|source| HttpError::Header { name: name.clone(), source })?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, HttpError> {
+    let fail = |source| HttpError::Pem { path: path.to_owned(), source };
+    let found =
+        CertificateDer::pem_file_iter(path).map_err(fail)?.collect::<Result<Vec<_>, _>>().map_err(fail)?;
+    if found.is_empty() { Err(fail(pem::Error::NoItemsFound)) } else { Ok(found) }
+}
+
+fn tls(settings: &Tls, version: Version) -> Result<Arc<ClientConfig>, HttpError> {
+    let system = || AUTHORITIES.map(PathBuf::from).into_iter().find(|path| path.exists());
+    let authorities = settings.authority.clone().or_else(system).ok_or(HttpError::NoAuthorities)?;
+    let mut roots = RootCertStore::empty();
+    // Of a system's many, some are of kinds nobody uses any more.
+    let (added, _) = roots.add_parsable_certificates(certificates(&authorities)?);
+    if added == 0 {
+        return Err(HttpError::Pem { path: authorities, source: pem::Error::NoItemsFound });
+    }
+    let config = ClientConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots);
+    let mut config = match &settings.client {
+        None => config.with_no_client_auth(),
+        Some((certificate, key)) => {
+            let key_der = PrivateKeyDer::from_pem_file(key)
+                .map_err(|source| HttpError::Pem { path: key.clone(), source })?;
+            config.with_client_auth_cert(certificates(certificate)?, key_der)?
+        }
+    };
+    config.alpn_protocols = match version {
+        Version::One => vec![b"http/1.1".to_vec()],
+        Version::Two => vec![b"h2".to_vec()],
+    };
+    Ok(Arc::new(config))
+}

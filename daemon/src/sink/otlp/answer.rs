@@ -1,0 +1,274 @@
+//! What an answer means, by the rules of the protocol document (opentelemetry-proto, docs/specification.md): which failures are worth another
+//! attempt, how long the receiver wants to be left alone, and that a partial success is never sent again.
+
+use super::proto::{ExportProfilesPartialSuccess, ExportProfilesServiceResponse};
+use crate::sink::deliver::Verdict;
+use crate::sink::http::Answer;
+use hyper::header::{HeaderMap, RETRY_AFTER};
+use prost::Message;
+use std::time::Duration;
+
+/// A gRPC message is behind this: whether it is compressed, and its length.
+const FRAME_BYTES: usize = 5;
+
+/// `google.rpc.Status`, as far as it is needed.
+#[derive(Clone, PartialEq, Message)]
+struct Status {
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<Any>,
+}
+
+/// `google.protobuf.Any`.
+#[derive(Clone, PartialEq, Message)]
+struct Any {
+    #[prost(string, tag = "1")]
+    type_url: String,
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
+}
+
+/// `google.rpc.RetryInfo`.
+#[derive(Clone, PartialEq, Message)]
+struct RetryInfo {
+    #[prost(message, optional, tag = "1")]
+    retry_delay: Option<Delay>,
+}
+
+/// `google.protobuf.Duration`.
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Delay {
+    #[prost(int64, tag = "1")]
+    seconds: i64,
+    #[prost(int32, tag = "2")]
+    nanos: i32,
+}
+
+/// Puts gRPC's frame around a packed message.
+#[must_use]
+pub fn frame(packed: &[u8]) -> Vec<u8> {
+    let mut framed = Vec::with_capacity(FRAME_BYTES + packed.len());
+    framed.push(1);
+    framed.extend(u32::try_from(packed.len()).unwrap_or(u32::MAX).to_be_bytes());
+    framed.extend(packed);
+    framed
+}
+
+/// OTLP over HTTP.
+#[must_use]
+pub fn http(answer: &Answer) -> Verdict {
+    match answer.status {
+        200..=299 => accepted(&answer.body),
+        429 | 502 | 503 | 504 => Verdict::Later { after: retry_after(&answer.headers), reason: said(answer) },
+        _ => Verdict::Refused(said(answer)),
+    }
+}
+
+/// OTLP over gRPC.
+#[must_use]
+pub fn grpc(answer: &Answer) -> Verdict {
+    // An answer without a body has its trailers in front.
+    let field = |name: &str| {
+        let value = answer.trailers.get(name).or_else(|| answer.headers.get(name));
+        value.and_then(|value| value.to_str().ok())
+    };
+    let Some(code) = field("grpc-status").and_then(|code| code.trim().parse::<u32>().ok()) else {
+        // Something in between answered (gRPC's document on HTTP status codes).
+        return match answer.status {
+            429 | 502 | 503 | 504 => {
+                Verdict::Later { after: retry_after(&answer.headers), reason: said(answer) }
+            }
+            _ => Verdict::Refused(said(answer)),
+        };
+    };
+    let reason = || {
+        format!(
+            "the receiver answers {}: {}",
+            name(code),
+            shortened(field("grpc-message").unwrap_or_default())
+        )
+    };
+    let after = field("grpc-status-details-bin").and_then(retry_info);
+    match code {
+        0 => accepted(answer.body.get(FRAME_BYTES..).unwrap_or_default()),
+        // Cancelled, deadline exceeded, aborted, out of range, unavailable, data loss.
+        1 | 4 | 10 | 11 | 14 | 15 => Verdict::Later { after, reason: reason() },
+        // Resource exhausted: for good, unless it says when not.
+        8 if after.is_some() => Verdict::Later { after, reason: reason() },
+        _ => Verdict::Refused(reason()),
+    }
+}
+
+fn accepted(message: &[u8]) -> Verdict {
+    // A receiver that answers with something else has taken it all the same.
+    let response = ExportProfilesServiceResponse::decode(message).unwrap_or_default();
+    let rejected = match response.partial_success {
+        Some(ExportProfilesPartialSuccess { rejected_profiles, error_message }) => {
+            if !error_message.is_empty() {
+                tracing::warn!("the receiver says of profiles it took: {}", shortened(&error_message));
+            }
+            u64::try_from(rejected_profiles).unwrap_or_default()
+        }
+        None => 0,
+    };
+    Verdict::Accepted { rejected }
+}
+
+fn said(answer: &Answer) -> String {
+    format!("the receiver answers {}: {}", answer.status, shortened(&String::from_utf8_lossy(&answer.body)))
+}
+
+/// What a stranger says, for a line of the log.
+fn shortened(text: &str) -> String {
+    text.chars().filter(|letter| !letter.is_control()).take(200).collect()
+}
+
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    // A date is possible, too; our own waits are as good.
+    headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
+}
+
+/// How long to wait, of a `google.rpc.Status` in base64.
+fn retry_info(encoded: &str) -> Option<Duration> {
+    let status = Status::decode(base64(encoded)?.as_slice()).ok()?;
+    let any = status.details.iter().find(|any| any.type_url.ends_with("/google.rpc.RetryInfo"))?;
+    let delay = RetryInfo::decode(any.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
+    let whole = Duration::from_secs(u64::try_from(delay.seconds).unwrap_or_default());
+    Some(whole + Duration::from_nanos(u64::try_from(delay.nanos).unwrap_or_default()))
+}
+
+/// Bytes of a binary header; senders may leave the padding out.
+fn base64(text: &str) -> Option<Vec<u8>> {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut bytes = Vec::new();
+    let (mut held, mut bits) = (0_u32, 0);
+    for letter in text.trim_end_matches('=').bytes() {
+        let value = LETTERS.iter().position(|&known| known == letter)?;
+        held = (held << 6 | u32::try_from(value).ok()?) & 0xffff;
+        bits += 6;
+        if bits >= 8 {
+            bits -= 8;
+            bytes.push(u8::try_from(held >> bits & 0xff).ok()?);
+        }
+    }
+    Some(bytes)
+}
+
+fn name(code: u32) -> String {
+    const NAMES: [&str; 17] = [
+        "OK",
+        "CANCELLED",
+        "UNKNOWN",
+        "INVALID_ARGUMENT",
+        "DEADLINE_EXCEEDED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "INTERNAL",
+        "UNAVAILABLE",
+        "DATA_LOSS",
+        "UNAUTHENTICATED",
+    ];
+    let known = usize::try_from(code).ok().and_then(|code| NAMES.get(code));
+    known.map_or_else(|| format!("code {code}"), |name| (*name).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hyper::body::Bytes;
+    use hyper::header::{HeaderName, HeaderValue};
+
+    fn answer(
+        status: u16,
+        headers: &[(&'static str, &str)],
+        trailers: &[(&'static str, &str)],
+        body: &[u8],
+    ) -> Answer {
+        let map = |pairs: &[(&'static str, &str)]| {
+            pairs
+                .iter()
+                .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap()))
+                .collect()
+        };
+        Answer { status, headers: map(headers), trailers: map(trailers), body: Bytes::copy_from_slice(body) }
+    }
+
+    fn partial(rejected_profiles: i64) -> Vec<u8> {
+        let partial_success =
+            Some(ExportProfilesPartialSuccess { rejected_profiles, error_message: "too old".to_owned() });
+        ExportProfilesServiceResponse { partial_success }.encode_to_vec()
+    }
+
+    #[test]
+    fn http_answers_mean_what_the_document_says() {
+        assert_eq!(http(&answer(200, &[], &[], b"")), Verdict::Accepted { rejected: 0 });
+        assert_eq!(http(&answer(200, &[], &[], &partial(3))), Verdict::Accepted { rejected: 3 });
+        for status in [429, 502, 503, 504] {
+            let Verdict::Later { after, reason } =
+                http(&answer(status, &[("retry-after", "7")], &[], b"busy\n"))
+            else {
+                panic!("{status}")
+            };
+            assert_eq!(after, Some(Duration::from_secs(7)));
+            assert_eq!(reason, format!("the receiver answers {status}: busy"));
+        }
+        for status in [302, 400, 401, 404, 413, 500, 501] {
+            assert!(matches!(http(&answer(status, &[], &[], b"")), Verdict::Refused(_)), "{status}");
+        }
+    }
+
+    #[test]
+    fn grpc_codes_mean_what_the_document_says() {
+        let trailers = |code: &str| grpc(&answer(200, &[], &[("grpc-status", code)], b""));
+        assert_eq!(trailers("0"), Verdict::Accepted { rejected: 0 });
+        let body = [&[0, 0, 0, 0, 9][..], &partial(2)].concat();
+        assert_eq!(
+            grpc(&answer(200, &[], &[("grpc-status", "0")], &body)),
+            Verdict::Accepted { rejected: 2 }
+        );
+        for code in ["1", "4", "10", "11", "14", "15"] {
+            assert!(matches!(trailers(code), Verdict::Later { after: None, .. }), "{code}");
+        }
+        for code in ["2", "3", "5", "6", "7", "8", "9", "12", "13", "16", "99"] {
+            assert!(matches!(trailers(code), Verdict::Refused(_)), "{code}");
+        }
+        // Without a body the status is in front; without a status something in between has answered.
+        assert!(matches!(grpc(&answer(200, &[("grpc-status", "14")], &[], b"")), Verdict::Later { .. }));
+        assert!(matches!(grpc(&answer(503, &[], &[], b"")), Verdict::Later { .. }));
+        assert!(matches!(grpc(&answer(404, &[], &[], b"")), Verdict::Refused(_)));
+    }
+
+    #[test]
+    fn exhausted_with_a_time_is_tried_again_then() {
+        let delay = Some(Delay { seconds: 30, nanos: 500_000_000 });
+        let value = RetryInfo { retry_delay: delay }.encode_to_vec();
+        let any = Any { type_url: "type.googleapis.com/google.rpc.RetryInfo".to_owned(), value };
+        let status = Status { details: vec![any] }.encode_to_vec();
+        let letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let mut text = String::new();
+        for chunk in status.chunks(3) {
+            let held = chunk.iter().fold(0_u32, |held, &byte| held << 8 | u32::from(byte))
+                << (8 * (3 - chunk.len()));
+            for at in 0..=chunk.len() {
+                text.push(char::from(letters[usize::try_from(held >> (18 - 6 * at) & 63).unwrap()]));
+            }
+        }
+        assert_eq!(base64(&text).unwrap(), status);
+        let got = grpc(&answer(200, &[], &[("grpc-status", "8"), ("grpc-status-details-bin", &text)], b""));
+        assert!(
+            matches!(got, Verdict::Later { after: Some(after), .. } if after == Duration::from_millis(30_500)),
+            "{got:?}"
+        );
+        assert_eq!(base64("!"), None);
+    }
+
+    #[test]
+    fn a_framed_message_has_its_length_in_front() {
+        assert_eq!(frame(b"abc"), [1, 0, 0, 0, 3, b'a', b'b', b'c']);
+    }
+}

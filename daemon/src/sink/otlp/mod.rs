@@ -1,0 +1,218 @@
+//! Profiles to anything that speaks OpenTelemetry's protocol: over gRPC or HTTP, one profile per sample type, from a spool of its own.
+//!
+//! `convert` makes requests of a profile, they wait in the spool packed and ready, `answer` knows what an answer means.
+
+pub mod answer;
+pub mod convert;
+pub mod proto;
+
+use super::deliver::{Lazy, Remote, Verdict};
+use super::file::FileError;
+use super::http::{Client, Version};
+use super::receiver::{Reach, SpoolOptions};
+use super::{Finished, Sink, SinkError};
+use crate::config::units::{Bytes, Span};
+use crate::leftover;
+use crate::pprof::PprofError;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, TE};
+use prost::Message as _;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::fs::DirBuilder;
+use std::io::Write as _;
+use std::ops::RangeInclusive;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::time::{Duration, Instant};
+
+/// Below the URL, for HTTP (`profiles_service_http.yaml`).
+const HTTP_PATH: &str = "/v1development/profiles";
+/// Below the URL, for gRPC.
+const GRPC_PATH: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
+const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+
+/// Longest requests that make sense: shorter ones hold no stack, longer ones no receiver takes.
+const REQUEST_BYTES: RangeInclusive<u64> = 64 << 10..=64 << 20;
+
+/// How requests travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// Usually port 4317.
+    #[default]
+    Grpc,
+    /// Usually port 4318.
+    Http,
+}
+
+/// A receiver of OpenTelemetry's profiles.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct OtlpOptions {
+    /// `http://` or `https://`, host and port; the path of the service is put behind it.
+    pub url: String,
+    /// grpc or http.
+    pub protocol: Protocol,
+    /// Longest request, before compression, 64KiB to 64MiB. Receivers over gRPC take 4MiB unless told otherwise.
+    pub max_request: Bytes,
+    /// For one attempt.
+    pub timeout: Span,
+    /// Headers, tokens, certificates.
+    pub reach: Reach,
+}
+
+impl Default for OtlpOptions {
+    fn default() -> Self {
+        Self {
+            url: String::new(),
+            protocol: Protocol::default(),
+            max_request: Bytes(4 << 20),
+            timeout: Span(Duration::from_secs(10)),
+            reach: Reach::default(),
+        }
+    }
+}
+
+impl OtlpOptions {
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// What was expected and found.
+    pub fn check(&self) -> Result<(), String> {
+        self.reach.settings(&self.url)?;
+        if !REQUEST_BYTES.contains(&self.max_request.0) {
+            return Err(format!(
+                "{}: max_request: expected 64KiB to 64MiB, found {}",
+                self.url, self.max_request
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The sink.
+pub struct Otlp {
+    name: String,
+    most_bytes: usize,
+    delivery: Lazy,
+    requests: u64,
+    dropped_samples: u64,
+}
+
+impl Otlp {
+    /// Sets it up. What an earlier daemon left is sent as soon as there is something new: until then the sink whose place this one takes may
+    /// still be at work in the same spool.
+    ///
+    /// # Errors
+    /// When the settings cannot be used. A receiver that is away is no error.
+    pub fn open(options: &OtlpOptions, spool: &SpoolOptions) -> Result<Self, SinkError> {
+        let refused =
+            |reason: String| SinkError::Refused { reason: format!("otlp {}: {reason}", options.url) };
+        let version = match options.protocol {
+            Protocol::Grpc => Version::Two,
+            Protocol::Http => Version::One,
+        };
+        let settings = options.reach.settings(&options.url).map_err(refused)?;
+        let client = Client::new(settings, version).map_err(|error| refused(error.to_string()))?;
+        let directory =
+            spool.directory_of("otlp", &options.url).ok_or_else(|| refused("no spool".to_owned()))?;
+        // What is wrong with it is told now; it is read when it is needed.
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|source| FileError {
+            path: directory.clone(),
+            step: "make the directory",
+            source,
+        })?;
+        let receiver = Receiver { client, protocol: options.protocol };
+        Ok(Self {
+            name: format!("otlp {}", options.url),
+            most_bytes: usize::try_from(options.max_request.0).unwrap_or(usize::MAX),
+            delivery: Lazy::new(directory, spool.limits(), options.timeout.0, receiver),
+            requests: 0,
+            dropped_samples: 0,
+        })
+    }
+}
+
+impl Sink for Otlp {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
+        let delivery = self.delivery.started()?;
+        let converted = convert::requests(finished, self.most_bytes, &mut fresh_id);
+        self.dropped_samples += converted.dropped_samples;
+        for request in &converted.requests {
+            self.requests += 1;
+            let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+            packed.write_all(&request.encode_to_vec()).map_err(PprofError::from)?;
+            let packed = packed.finish().map_err(PprofError::from)?;
+            delivery.put(finished.start + finished.duration, &packed)?;
+        }
+        if converted.dropped_samples > 0 {
+            return Err(SinkError::Refused {
+                reason: format!(
+                    "{} samples, each longer than a request may be ({} bytes)",
+                    converted.dropped_samples, self.most_bytes
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let figures = self.delivery.figures();
+        vec![
+            ("requests_made", self.requests),
+            ("requests_sent", figures.sent),
+            ("sent_bytes", figures.sent_bytes),
+            ("requests_refused", figures.refused),
+            ("requests_evicted", figures.lost.evicted),
+            ("requests_expired", figures.lost.expired),
+            ("requests_not_spooled", figures.lost.refused),
+            ("profiles_rejected", figures.rejected_profiles),
+            ("retries", figures.retries),
+            ("samples_too_long", self.dropped_samples),
+        ]
+    }
+
+    fn close(&mut self, deadline: Instant) {
+        self.delivery.close(deadline);
+    }
+}
+
+/// For deduplication by receivers: the spool keeps it, so a request that is sent twice has it twice.
+fn fresh_id() -> [u8; 16] {
+    let mut id = [0; 16];
+    let (left, right) = id.split_at_mut(8);
+    left.copy_from_slice(&leftover::random().unwrap_or_default().to_be_bytes());
+    right.copy_from_slice(&leftover::random().unwrap_or_default().to_be_bytes());
+    id
+}
+
+struct Receiver {
+    client: Client,
+    protocol: Protocol,
+}
+
+impl Remote for Receiver {
+    fn send(&mut self, payload: &[u8], deadline: Instant) -> Verdict {
+        let answer = match self.protocol {
+            Protocol::Http => {
+                let headers = [(CONTENT_TYPE, "application/x-protobuf"), (CONTENT_ENCODING, "gzip")];
+                self.client
+                    .post(HTTP_PATH, &headers, payload.to_vec(), deadline)
+                    .map(|got| answer::http(&got))
+            }
+            Protocol::Grpc => {
+                let headers =
+                    [(CONTENT_TYPE, "application/grpc+proto"), (TE, "trailers"), (GRPC_ENCODING, "gzip")];
+                let framed = answer::frame(payload);
+                self.client.post(GRPC_PATH, &headers, framed, deadline).map(|got| answer::grpc(&got))
+            }
+        };
+        // Nobody there, no name, a certificate that has run out: all of it can be repaired while the profile waits.
+        answer.unwrap_or_else(|error| Verdict::Later { after: None, reason: error.to_string() })
+    }
+}

@@ -1,0 +1,127 @@
+//! Options that every receiver over a network has, and the spool all of them share the directory of.
+
+use super::http::{self, Secret, Tls};
+use super::spool::Limits;
+use crate::config::units::{Bytes, Span};
+use hyper::Uri;
+use hyper::header::{AUTHORIZATION, HeaderName};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Names of a directory's own have this length at most, in bytes; so do ours.
+const NAME_BYTES: usize = 100;
+
+/// Where profiles that cannot be sent yet wait, in one directory for each receiver. The oldest go first.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SpoolOptions {
+    /// Where; needed as soon as there is a receiver.
+    pub directory: Option<PathBuf>,
+    /// Most bytes for each receiver.
+    pub max_size: Bytes,
+    /// An older profile is dropped. Pyroscope takes none older than an hour, so there it is an hour at most.
+    pub max_age: Span,
+    /// Free space of the file system below which nothing is kept.
+    pub keep_free: Bytes,
+}
+
+impl Default for SpoolOptions {
+    fn default() -> Self {
+        Self {
+            directory: None,
+            max_size: Bytes(512 << 20),
+            max_age: Span(Duration::from_secs(86_400)),
+            keep_free: Bytes(1 << 30),
+        }
+    }
+}
+
+impl SpoolOptions {
+    /// The same for a spool.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits { bytes: self.max_size.0, age: self.max_age.0, free_bytes: self.keep_free.0 }
+    }
+
+    /// Directory of one receiver; `None` when there is none at all.
+    #[must_use]
+    pub fn directory_of(&self, kind: &str, url: &str) -> Option<PathBuf> {
+        let plain = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
+        let name: String = format!("{kind}-{url}").chars().map(plain).take(NAME_BYTES).collect();
+        Some(self.directory.as_ref()?.join(name))
+    }
+}
+
+/// How a receiver is reached.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Reach {
+    /// Sent with every request. What is secret belongs into `token_file`.
+    pub headers: BTreeMap<String, String>,
+    /// File with a token, sent as `Authorization: Bearer …` and read anew for each request.
+    pub token_file: Option<PathBuf>,
+    /// PEM file with the certificate authorities to believe, instead of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// PEM file with our certificate, for receivers that ask for one.
+    pub certificate_file: Option<PathBuf>,
+    /// PEM file with its key.
+    pub key_file: Option<PathBuf>,
+}
+
+impl Reach {
+    /// The settings for a URL.
+    ///
+    /// # Errors
+    /// What was expected and found.
+    pub fn settings(&self, url: &str) -> Result<http::Settings, String> {
+        let parsed: Uri = url.parse().map_err(|error| format!("`{url}` is no URL: {error}"))?;
+        if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
+            return Err(format!("expected a URL such as https://collector:4318, found `{url}`"));
+        }
+        let mut headers = Vec::new();
+        for (name, value) in &self.headers {
+            let known: HeaderName = name.parse().map_err(|_| format!("`{name}` is no name of a header"))?;
+            headers.push((known, Secret::Value(value.clone())));
+        }
+        headers.extend(
+            self.token_file.iter().map(|file| (AUTHORIZATION, Secret::File("Bearer ", file.clone()))),
+        );
+        let client = match (&self.certificate_file, &self.key_file) {
+            (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
+            (None, None) => None,
+            _ => return Err("expected certificate_file and key_file together, found one of them".to_owned()),
+        };
+        Ok(http::Settings { url: parsed, headers, tls: Tls { authority: self.ca_file.clone(), client } })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_receiver_has_a_directory_of_its_own_below_the_spool() {
+        let spool = SpoolOptions { directory: Some("/s".into()), ..SpoolOptions::default() };
+        let of = |url| spool.directory_of("otlp", url).unwrap();
+        assert_eq!(of("http://a:4317/../x"), PathBuf::from("/s/otlp-http---a-4317-..-x"));
+        assert_ne!(of("http://a:4317"), of("http://b:4317"));
+        assert_eq!(SpoolOptions::default().directory_of("otlp", "http://a"), None);
+    }
+
+    #[test]
+    fn what_cannot_be_reached_is_told() {
+        let reach = Reach::default();
+        assert!(reach.settings("https://collector:4318/base").is_ok());
+        for bad in ["collector:4318", "ftp://collector", "http://", "http://a b", ""] {
+            assert!(reach.settings(bad).is_err(), "{bad}");
+        }
+        let half = Reach { key_file: Some("/k".into()), ..Reach::default() };
+        assert!(half.settings("http://a").unwrap_err().contains("together"));
+        let header =
+            Reach { headers: BTreeMap::from([("a b".to_owned(), String::new())]), ..Reach::default() };
+        assert!(header.settings("http://a").unwrap_err().contains("`a b`"));
+    }
+}

@@ -1,0 +1,387 @@
+//! What waits to be sent, in files of a directory: it survives the daemon, keeps its order, and has an end. When it is full the oldest goes;
+//! whatever goes unsent is counted by its cause. Times are handed in, so that a day's outage can be tested in a moment.
+
+use super::file::{self, FileError};
+use rustix::fs::statvfs;
+use std::collections::VecDeque;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+const SUFFIX: &str = ".spooled";
+/// Digits of a sequence number in a name: names in their order are numbers in theirs.
+const DIGITS: usize = 20;
+
+/// How much may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Of all files together.
+    pub bytes: u64,
+    /// An older one is worth nothing to its receiver.
+    pub age: Duration,
+    /// What must stay free on the file system.
+    pub free_bytes: u64,
+}
+
+/// What went without being sent; each grows only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lost {
+    /// To make room for newer ones.
+    pub evicted: u64,
+    /// Older than the limit.
+    pub expired: u64,
+    /// Longer than the spool, or the disk had no room.
+    pub refused: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Item {
+    sequence: u64,
+    /// Seconds since the epoch.
+    at: u64,
+    bytes: u64,
+}
+
+/// The oldest that waits.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Oldest {
+    /// For [`Spool::done`].
+    pub sequence: u64,
+    /// What was put.
+    pub payload: Vec<u8>,
+}
+
+/// One receiver's spool. One process at a time uses a directory.
+#[derive(Debug)]
+pub struct Spool {
+    directory: PathBuf,
+    limits: Limits,
+    /// Oldest first.
+    items: VecDeque<Item>,
+    bytes: u64,
+    next: u64,
+    /// Being sent: neither counts as lost nor goes while its receiver may be taking it.
+    busy: Option<u64>,
+    lost: Lost,
+}
+
+impl Spool {
+    /// Opens the directory, making it if needed, and takes what an earlier daemon left there.
+    ///
+    /// # Errors
+    /// When it cannot be made or listed.
+    pub fn open(directory: &Path, limits: Limits) -> Result<Self, FileError> {
+        let fail = |step| move |source| FileError { path: directory.to_owned(), step, source };
+        fs::create_dir_all(directory).map_err(fail("make the directory"))?;
+        let mut items = Vec::new();
+        for entry in fs::read_dir(directory).map_err(fail("list the directory"))? {
+            let entry = entry.map_err(fail("list the directory"))?;
+            let Some((sequence, at)) = entry.file_name().to_str().and_then(parse) else { continue };
+            match entry.metadata() {
+                Ok(facts) if facts.is_file() => items.push(Item { sequence, at, bytes: facts.len() }),
+                _ => {}
+            }
+        }
+        items.sort_unstable_by_key(|item| item.sequence);
+        Ok(Self {
+            directory: directory.to_owned(),
+            limits,
+            bytes: items.iter().map(|item| item.bytes).sum(),
+            next: items.last().map_or(0, |item| item.sequence.saturating_add(1)),
+            items: items.into(),
+            busy: None,
+            lost: Lost::default(),
+        })
+    }
+
+    /// Takes what was made at `at`. The oldest go until it fits.
+    ///
+    /// # Errors
+    /// When it does not fit at all or the disk refuses it; it is counted.
+    pub fn put(&mut self, at: SystemTime, payload: &[u8]) -> Result<(), FileError> {
+        let bytes = u64::try_from(payload.len()).unwrap_or(u64::MAX);
+        let item = Item { sequence: self.next, at: seconds(at), bytes };
+        let path = self.path(item);
+        if bytes > self.limits.bytes {
+            self.lost.refused += 1;
+            let source =
+                io::Error::other(format!("{bytes} bytes, and the spool holds {}", self.limits.bytes));
+            return Err(FileError { path, step: "spool", source });
+        }
+        let full = |what: String| FileError {
+            path: path.clone(),
+            step: "spool",
+            source: io::Error::new(io::ErrorKind::StorageFull, what),
+        };
+        loop {
+            if self.bytes.saturating_add(bytes) > self.limits.bytes {
+                if self.evict() {
+                    continue;
+                }
+                self.lost.refused += 1;
+                return Err(full(format!("the one that is being sent leaves no room for {bytes} bytes")));
+            }
+            if self.short_of_space(bytes) {
+                if self.evict() {
+                    continue;
+                }
+                self.lost.refused += 1;
+                return Err(full(format!("less than {} bytes would stay free", self.limits.free_bytes)));
+            }
+            match file::write(&path, payload) {
+                Ok(()) => break,
+                // Others fill the disk, too.
+                Err(error) if error.source.kind() == io::ErrorKind::StorageFull && self.evict() => {}
+                Err(error) => {
+                    self.lost.refused += 1;
+                    return Err(error);
+                }
+            }
+        }
+        self.next = self.next.saturating_add(1);
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.items.push_back(item);
+        Ok(())
+    }
+
+    /// The oldest that is not too old at `now`; those before it go. It stays, whatever is put, until [`done`](Self::done) or
+    /// [`later`](Self::later).
+    pub fn oldest(&mut self, now: SystemTime) -> Option<Oldest> {
+        let now = seconds(now);
+        while let Some(&item) = self.items.front() {
+            if now.saturating_sub(item.at) > self.limits.age.as_secs() {
+                self.remove(0);
+                self.lost.expired += 1;
+                continue;
+            }
+            match fs::read(self.path(item)) {
+                Ok(payload) => {
+                    self.busy = Some(item.sequence);
+                    return Some(Oldest { sequence: item.sequence, payload });
+                }
+                Err(_) => {
+                    // Somebody took it away, or the disk is failing: the next one may be readable.
+                    self.remove(0);
+                    self.lost.refused += 1;
+                }
+            }
+        }
+        None
+    }
+
+    /// The oldest was sent, or never will be.
+    pub fn done(&mut self, sequence: u64) {
+        self.later();
+        if self.items.front().is_some_and(|item| item.sequence == sequence) {
+            self.remove(0);
+        }
+    }
+
+    /// The oldest was not sent: it waits like the others.
+    pub fn later(&mut self) {
+        self.busy = None;
+    }
+
+    /// How many wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// True when nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Bytes that wait.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What went unsent so far.
+    #[must_use]
+    pub fn lost(&self) -> Lost {
+        self.lost
+    }
+
+    fn evict(&mut self) -> bool {
+        let at = usize::from(self.items.front().is_some_and(|item| self.busy == Some(item.sequence)));
+        let there = self.remove(at);
+        self.lost.evicted += u64::from(there);
+        there
+    }
+
+    fn remove(&mut self, at: usize) -> bool {
+        let Some(item) = self.items.remove(at) else { return false };
+        self.bytes = self.bytes.saturating_sub(item.bytes);
+        // What cannot be removed is found again at the next start.
+        fs::remove_file(self.path(item)).ok();
+        true
+    }
+
+    fn short_of_space(&self, bytes: u64) -> bool {
+        // A file system that does not tell is taken for one with room: writing tells.
+        statvfs(&self.directory).is_ok_and(|found| {
+            found.f_bavail.saturating_mul(found.f_frsize) < self.limits.free_bytes.saturating_add(bytes)
+        })
+    }
+
+    fn path(&self, item: Item) -> PathBuf {
+        self.directory.join(format!("{:0DIGITS$}-{}{SUFFIX}", item.sequence, item.at))
+    }
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Sequence number and time of a file's name.
+fn parse(name: &str) -> Option<(u64, u64)> {
+    let (sequence, at) = name.strip_suffix(SUFFIX)?.split_once('-')?;
+    (sequence.len() == DIGITS).then_some(())?;
+    Some((sequence.parse().ok()?, at.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::{ProptestConfig, any, prop, prop_assert, prop_assert_eq, proptest};
+
+    const ALL: Limits = Limits { bytes: 1000, age: Duration::from_secs(3600), free_bytes: 0 };
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + seconds)
+    }
+
+    fn drain(spool: &mut Spool, now: SystemTime) -> Vec<Vec<u8>> {
+        let mut found = Vec::new();
+        while let Some(oldest) = spool.oldest(now) {
+            found.push(oldest.payload);
+            spool.done(oldest.sequence);
+        }
+        found
+    }
+
+    #[test]
+    fn what_waits_survives_a_restart_in_its_order() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        for number in 0..12_u8 {
+            spool.put(at(u64::from(number)), &[number]).unwrap();
+        }
+        let first = spool.oldest(at(20)).unwrap();
+        spool.done(first.sequence);
+        drop(spool);
+        fs::write(directory.path().join("somebody's file"), "x").unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        spool.put(at(30), &[12]).unwrap();
+        assert_eq!(drain(&mut spool, at(40)), (1..=12).map(|number| vec![number]).collect::<Vec<_>>());
+        assert_eq!((spool.bytes(), spool.lost()), (0, Lost::default()));
+        assert!(directory.path().join("somebody's file").exists());
+    }
+
+    #[test]
+    fn the_oldest_goes_when_it_is_full_and_each_is_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        for number in 0..5_u8 {
+            spool.put(at(0), &[number; 300]).unwrap();
+        }
+        assert!(spool.put(at(0), &[9; 1001]).is_err());
+        assert_eq!(spool.lost(), Lost { evicted: 2, expired: 0, refused: 1 });
+        assert_eq!((spool.bytes(), spool.len()), (900, 3));
+        assert_eq!(spool.oldest(at(0)).unwrap().payload, [2; 300]);
+    }
+
+    #[test]
+    fn a_day_without_a_receiver_costs_what_is_older_than_the_limit() {
+        let directory = tempfile::tempdir().unwrap();
+        let limits = Limits { bytes: 1 << 20, ..ALL };
+        let mut spool = Spool::open(directory.path(), limits).unwrap();
+        let day = 24 * 60;
+        for minute in 0..day {
+            spool.put(at(minute * 60), &minute.to_le_bytes()).unwrap();
+        }
+        let sent = drain(&mut spool, at((day - 1) * 60));
+        // The last hour, both ends in it.
+        let expected: Vec<Vec<u8>> = (day - 61..day).map(|minute| minute.to_le_bytes().to_vec()).collect();
+        assert_eq!(sent, expected);
+        assert_eq!(spool.lost(), Lost { expired: day - 61, ..Lost::default() });
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_disk_keeps_what_must_stay_free() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        spool.put(at(0), b"old").unwrap();
+        spool.limits.free_bytes = u64::MAX / 2;
+        let error = spool.put(at(0), b"new").unwrap_err();
+        assert!(error.to_string().contains("would stay free"), "{error}");
+        assert_eq!(spool.lost(), Lost { evicted: 1, expired: 0, refused: 1 });
+        assert!(spool.is_empty());
+    }
+
+    #[test]
+    fn what_is_being_sent_is_not_evicted() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        spool.put(at(0), &[0; 600]).unwrap();
+        spool.put(at(0), &[1; 300]).unwrap();
+        let sending = spool.oldest(at(0)).unwrap();
+        spool.put(at(0), &[2; 400]).unwrap();
+        assert_eq!((spool.len(), spool.lost().evicted), (2, 1));
+        assert!(spool.put(at(0), &[3; 500]).is_err(), "nothing but what is being sent could go");
+        spool.done(sending.sequence);
+        assert_eq!(drain(&mut spool, at(0)), Vec::<Vec<u8>>::new());
+        assert_eq!(spool.lost(), Lost { evicted: 2, expired: 0, refused: 1 });
+    }
+
+    #[test]
+    fn a_file_that_somebody_took_is_passed_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        spool.put(at(0), b"one").unwrap();
+        spool.put(at(0), b"two").unwrap();
+        let first = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path()).min().unwrap();
+        fs::remove_file(first).unwrap();
+        assert_eq!(spool.oldest(at(0)).unwrap().payload, b"two");
+        assert_eq!(spool.lost().refused, 1);
+    }
+
+    proptest! {
+        // Each put is synced to the disk.
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        /// Against the simplest model: a list.
+        #[test]
+        fn put_equals_sent_plus_lost_plus_waiting(
+            steps in prop::collection::vec((any::<bool>(), 1_usize..400, 0_u64..2000), 1..60),
+        ) {
+            let directory = tempfile::tempdir().unwrap();
+            let mut spool = Spool::open(directory.path(), ALL).unwrap();
+            let (mut now, mut put, mut sent, mut newest) = (0, 0_u64, 0_u64, None);
+            for (send, len, passes) in steps {
+                now += passes;
+                if send {
+                    if let Some(oldest) = spool.oldest(at(now)) {
+                        prop_assert!(newest < Some(oldest.sequence), "order");
+                        newest = Some(oldest.sequence);
+                        spool.done(oldest.sequence);
+                        sent += 1;
+                    }
+                } else {
+                    spool.put(at(now), &vec![0; len]).unwrap();
+                    put += 1;
+                }
+                prop_assert!(spool.bytes() <= ALL.bytes);
+                let on_disk: u64 = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
+                prop_assert_eq!(on_disk, spool.bytes());
+            }
+            let lost = spool.lost();
+            prop_assert_eq!(put, sent + lost.evicted + lost.expired + lost.refused + u64::try_from(spool.len()).unwrap());
+        }
+    }
+}

@@ -1,0 +1,26 @@
+#!/bin/sh
+# After the files are in place: dpkg calls this with `configure [OLD-VERSION]`, rpm with 1 (new) or 2 (upgrade).
+set -e
+case "$1" in
+configure) if [ -z "$2" ]; then new=yes; fi ;;
+1) new=yes ;;
+2) ;;
+*) exit 0 ;;
+esac
+
+# Without systemd (a container's image, a chroot without it) there is nothing to start.
+if ! command -v systemctl >/dev/null; then exit 0; fi
+
+if [ "$new" = yes ]; then
+    # Works in a chroot, too: it makes links, nothing runs.
+    systemctl enable --quiet perfusion.service
+fi
+if [ -d /run/systemd/system ]; then
+    systemctl daemon-reload
+    # A service that an administrator stopped stays so after an upgrade.
+    if [ "$new" = yes ]; then
+        systemctl start perfusion.service || echo "perfusion: the service did not start; \`systemctl status perfusion\` says why" >&2
+    else
+        systemctl try-restart perfusion.service || true
+    fi
+fi

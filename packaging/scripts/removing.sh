@@ -1,0 +1,13 @@
+#!/bin/sh
+# Before the files go: dpkg calls this with `remove` or `upgrade`, rpm with 0 (removal) or 1 (upgrade).
+set -e
+case "$1" in
+remove | deconfigure | 0) ;;
+*) exit 0 ;;
+esac
+if ! command -v systemctl >/dev/null; then exit 0; fi
+if [ -d /run/systemd/system ]; then
+    # The daemon takes its libraries out of the processes they are in, and ends.
+    systemctl stop perfusion.service || true
+fi
+systemctl disable --quiet perfusion.service
