@@ -61,7 +61,7 @@ fn encoded() -> Vec<u8> {
     let mut symbolizer = Symbolizer::default();
     let (main, tier0, tier1, wait) = (managed(0x1000), managed(0x2000), managed(0x3000), managed(0x4000));
     for frame in [main, tier0, tier1, wait] {
-        assert!(symbolizer.wants_answer(frame));
+        assert!(symbolizer.wants_answer(frame, true));
     }
     symbolizer.observe(PROCESS, &method(1, "Shop.Program.<Main>$(System.String[])", &[0x1000]));
     symbolizer.observe(PROCESS, &method(2, "Shop.Work.Burn<System.Int32>(System.Int32)", &[0x2000]));
@@ -244,7 +244,7 @@ fn through_the_framework() -> pprof::proto::Profile {
     let code = [0x1000, 0x2000, 0x3000, 0x4000].map(managed);
     let [post, enter, stub, pool] = code;
     for frame in code {
-        assert!(symbolizer.wants_answer(frame));
+        assert!(symbolizer.wants_answer(frame, true));
     }
     for (at, name, module) in [
         (0x1000, "Shop.Ledger.Post()", "Shop.dll"),

@@ -76,7 +76,7 @@ counters! {
     UnloadsUnknown = 29, "shim_unloads_unknown";
     /// Nanoseconds allocating threads spent on allocation samples, from the event's arrival to the record's commit.
     AllocationNs = 30, "shim_allocation_ns";
-    /// Addresses not answered for now: a load context was just unloaded and they may lie in its code, or the type arguments of shared code cannot be told yet (asked again when seen again).
+    /// Addresses not answered for now: something was unloaded since they were last on a stack for sure and they may lie in its code, or the type arguments of shared code cannot be told yet (asked again when seen again).
     NamesWithheld = 31, "shim_names_withheld";
     /// Sampled objects not watched, or not any more, because the set of watched ones was full: chosen by chance, what stays stands for them.
     ObjectsThinned = 32, "shim_objects_thinned";

@@ -85,6 +85,8 @@ pub const HEADER_USED_BYTES: usize = 0x400;
 pub const FEATURE_LIVE_OBJECTS: u64 = 1;
 /// Feature bit: allocations come as AllocationSampled (.NET 10+).
 pub const FEATURE_ALLOCATION_SAMPLED: u64 = 2;
+/// Feature bit: a question may say when its address was seen on a stack.
+pub const FEATURE_SEEN_TIMES: u64 = 4;
 
 /// What an instance is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,11 +6,20 @@ use crate::position::index;
 use crate::producer::Region;
 use crate::sync::Ordering;
 
+/// "Not known to have been on a stack": before everything.
+pub const NEVER_SEEN: u64 = 1;
+
 /// What the daemon asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Name the method at this code address.
-    Name(u64),
+    /// Name the method at a code address.
+    Name {
+        /// In the method's code.
+        address: u64,
+        /// When it was certainly on a stack, by the process's own clock: [`NEVER_SEEN`] when it is not known to have been;
+        /// 0 when nothing is said (daemons before `FEATURE_SEEN_TIMES`).
+        seen_ns: u64,
+    },
     /// Detach the instance.
     Detach,
     /// New limits; 0 leaves a value as it is.
@@ -27,7 +36,7 @@ impl Request {
     #[must_use]
     pub const fn words(self) -> [u64; 3] {
         match self {
-            Self::Name(address) => [1, address, 0],
+            Self::Name { address, seen_ns } => [1, address, seen_ns],
             Self::Detach => [2, 0, 0],
             Self::Settings { handles, stack_bytes } => [3, handles, stack_bytes],
         }
@@ -37,7 +46,7 @@ impl Request {
     #[must_use]
     pub const fn from_words(words: [u64; 3]) -> Option<Self> {
         match words {
-            [1, address, _] => Some(Self::Name(address)),
+            [1, address, seen_ns] => Some(Self::Name { address, seen_ns }),
             [2, ..] => Some(Self::Detach),
             [3, handles, stack_bytes] => Some(Self::Settings { handles, stack_bytes }),
             _ => None,

@@ -217,7 +217,7 @@ proptest! {
         }
         if let Ok(mut consumer) = Consumer::open(memory, SMALL.region_bytes()) {
             std::hint::black_box(drain(&mut consumer).is_ok());
-            std::hint::black_box(consumer.request(&[Request::Name(1), Request::Detach]).is_ok());
+            std::hint::black_box(consumer.request(&[Request::Name { address: 1, seen_ns: 2 }, Request::Detach]).is_ok());
             std::hint::black_box(consumer.skip_hole(&mut [0; 4096], true).is_ok());
         }
     }

@@ -79,7 +79,7 @@ fn the_default_region_is_laid_out_as_the_page_says() {
 #[test]
 fn every_request_has_its_row() {
     for (request, name) in [
-        (Request::Name(0), "Name"),
+        (Request::Name { address: 0, seen_ns: 0 }, "Name"),
         (Request::Detach, "Detach"),
         (Request::Settings { handles: 0, stack_bytes: 0 }, "Settings"),
     ] {

@@ -269,7 +269,7 @@ fn requests_arrive_once_and_in_order_over_many_laps() {
     region.publish(Identity::default());
     let mut consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
     let mut reader = RequestReader::new();
-    let asked: Vec<Request> = (0..50).map(Request::Name).collect();
+    let asked: Vec<Request> = (0..50).map(|n| Request::Name { address: n, seen_ns: n << 32 }).collect();
     let (mut next, mut seen) = (0, Vec::new());
     while seen.len() < asked.len() {
         next += consumer.request(&asked[next..]).expect("an honest peer");

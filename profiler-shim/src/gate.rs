@@ -3,9 +3,10 @@
 //!
 //! The runtime frees code *after* its last callback about it: a dynamic method when DynamicMethodUnloaded has returned
 //! (vm/dynamicmethod.cpp, `LCGMethodResolver::Destroy`), a module's loader heaps when all of its allocator's modules have had their
-//! ModuleUnloadFinished (vm/loaderallocator.cpp, `GCLoaderAllocators`), often much later: see `code.rs`. The gate keeps its distance for
-//! [`SETTLE_NS`] more.
+//! ModuleUnloadFinished (vm/loaderallocator.cpp, `GCLoaderAllocators`), often much later. What may be looked up then is for `code.rs` to
+//! say; of dynamic methods, which can go by the thousand, the gate knows where the code of the last ones was.
 
+use crate::code::is_later;
 use crate::syscall;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -14,11 +15,9 @@ const PATIENCE_NS: u64 = 5_000_000_000;
 const PAUSE_NS: u64 = 50_000;
 /// Looks within [`PATIENCE_NS`]; also ends the wait where the clock may not be read.
 const LOOKS: u64 = PATIENCE_NS / PAUSE_NS;
-/// How long after its last callback code may still be on its way out.
-const SETTLE_NS: u64 = 100_000_000;
-/// Modules that unload at a time; one, as a rule.
-const MODULES: usize = 64;
-/// Runs of code that went away lately: room for 20,000 dynamic methods a second.
+/// Modules that unload at a time: one, as a rule, but all that one collection found dead begin before the first one ends.
+const MODULES: usize = 1024;
+/// Runs of code that went away last: a tenth of a second of 20,000 dynamic methods a second.
 const GONE: usize = 2048;
 
 /// The gate. All zeroes is open.
@@ -30,7 +29,7 @@ pub struct Gate {
     modules: [AtomicUsize; MODULES],
     /// Shut until this moment.
     shut_until_ns: AtomicU64,
-    /// Code of dynamic methods that went away lately, written while the gate is shut, read while it is open.
+    /// Code of the last dynamic methods that went away, written while the gate is shut, read while it is open.
     gone: [Gone; GONE],
     gone_count: AtomicU32,
 }
@@ -38,7 +37,7 @@ pub struct Gate {
 struct Gone {
     start: AtomicUsize,
     bytes: AtomicUsize,
-    until_ns: AtomicU64,
+    at_ns: AtomicU64,
 }
 
 /// What an unload met.
@@ -63,13 +62,13 @@ impl Gate {
         answer
     }
 
-    /// True for the code of a dynamic method that went away lately. Only to be asked within [`Gate::look_up`].
-    pub fn is_gone(&self, address: usize) -> bool {
-        let now_ns = syscall::now_ns();
+    /// True when what was at `address` at `seen_ns` may have been a dynamic method that went away. Only to be asked within
+    /// [`Gate::look_up`].
+    pub fn is_gone(&self, address: usize, seen_ns: u64) -> bool {
         self.gone.iter().any(|gone| {
             // Relaxed: written behind the gate.
             address.wrapping_sub(gone.start.load(Ordering::Relaxed)) < gone.bytes.load(Ordering::Relaxed)
-                && now_ns < gone.until_ns.load(Ordering::Relaxed)
+                && !is_later(seen_ns, gone.at_ns.load(Ordering::Relaxed))
         })
     }
 
@@ -92,13 +91,13 @@ impl Gate {
         let give =
             |m: &AtomicUsize| m.compare_exchange(module, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if module != 0 && self.modules.iter().any(give) {
-            self.shut_for(SETTLE_NS);
             self.unloading.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    /// A dynamic method goes away: `ranges` tells its code, as (start, bytes), while no look-up runs.
-    pub fn unload_dynamic<R>(&self, ranges: impl FnOnce() -> R) -> Met
+    /// A dynamic method goes away: `ranges` tells its code, as (start, bytes), while no look-up runs. `forget` is told when code went of
+    /// which it is not remembered where it was.
+    pub fn unload_dynamic<R>(&self, ranges: impl FnOnce() -> R, forget: impl Fn(u64)) -> Met
     where
         R: IntoIterator<Item = (usize, usize)>,
     {
@@ -110,14 +109,15 @@ impl Gate {
             known = true;
             let at = self.gone_count.fetch_add(1, Ordering::Relaxed) as usize % GONE;
             let Some(gone) = self.gone.get(at) else { continue };
-            let before_ns = gone.until_ns.swap(now_ns.saturating_add(SETTLE_NS), Ordering::Relaxed);
+            let before_ns = gone.at_ns.swap(now_ns, Ordering::Relaxed);
             gone.start.store(start, Ordering::Relaxed);
             gone.bytes.store(bytes, Ordering::Relaxed);
-            // What was there must be kept away from by other means, if it is young.
-            self.shut_until_ns.fetch_max(before_ns, Ordering::SeqCst);
+            if before_ns != 0 {
+                forget(before_ns);
+            }
         }
         if !known {
-            self.shut_for(SETTLE_NS);
+            forget(now_ns);
         }
         self.unloading.fetch_sub(1, Ordering::SeqCst);
         met
@@ -157,8 +157,8 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
-    use super::{GONE, Gate, Gone, Met, SETTLE_NS};
-    use crate::syscall::{now_ns, sleep_ns};
+    use super::{GONE, Gate, Gone, MODULES, Met, PATIENCE_NS};
+    use crate::syscall::now_ns;
     use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
     use std::sync::mpsc::channel;
 
@@ -171,31 +171,30 @@ mod tests {
             gone: std::array::from_fn(|_| Gone {
                 start: AtomicUsize::new(0),
                 bytes: AtomicUsize::new(0),
-                until_ns: AtomicU64::new(0),
+                at_ns: AtomicU64::new(0),
             }),
             gone_count: AtomicU32::new(0),
         }
     }
 
-    fn wait_until_open(gate: &Gate) -> u64 {
-        let began = now_ns();
-        while gate.look_up(|| ()).is_none() {
-            assert!(now_ns() - began < 60_000_000_000, "the gate stays shut");
-            sleep_ns(1_000_000);
-        }
-        now_ns() - began
-    }
-
     #[test]
-    fn no_look_up_while_a_module_unloads_nor_shortly_after() {
+    fn no_look_up_while_a_module_unloads() {
         let gate = gate();
         assert_eq!(gate.look_up(|| 5), Some(5));
-        let before = now_ns();
         assert_eq!(gate.unload_module(8), Met::Nothing);
         assert_eq!(gate.look_up(|| 5), None);
         gate.module_unloaded(8);
-        wait_until_open(&gate);
-        assert!(now_ns() - before >= SETTLE_NS);
+        assert_eq!(gate.look_up(|| 5), Some(5));
+    }
+
+    #[test]
+    fn more_modules_at_a_time_than_are_remembered_shut_the_gate() {
+        let gate = gate();
+        let before = now_ns();
+        (1..=MODULES + 1).for_each(|module| assert_eq!(gate.unload_module(module), Met::Nothing));
+        assert!(gate.shut_until_ns.load(Ordering::SeqCst) >= before + PATIENCE_NS);
+        (1..=MODULES + 1).for_each(|module| gate.module_unloaded(module));
+        assert_eq!(gate.unloading.load(Ordering::SeqCst), 0);
     }
 
     #[test]
@@ -212,33 +211,34 @@ mod tests {
     }
 
     #[test]
-    fn code_of_a_dynamic_method_stays_gone_for_a_while_and_other_code_does_not() {
+    fn code_of_a_dynamic_method_is_gone_until_other_code_was_seen_there() {
         let gate = gate();
-        let before = now_ns();
-        assert_eq!(gate.unload_dynamic(|| [(0x1000, 0x100), (0x9000, 8)]), Met::Nothing);
-        let gone = [0x1000, 0x10ff, 0x9007].map(|address| gate.look_up(|| gate.is_gone(address)));
-        // Only within the time, which a loaded machine may overrun.
-        if now_ns() - before < SETTLE_NS {
-            assert_eq!(gone, [Some(true); 3]);
+        let no = |_| panic!("its code is known");
+        assert_eq!(gate.unload_dynamic(|| [(0x1000, 0x100), (0x9000, 8)], no), Met::Nothing);
+        let now = now_ns();
+        for address in [0x1000, 0x10ff, 0x9007] {
+            assert_eq!(gate.look_up(|| gate.is_gone(address, 1)), Some(true));
+            assert_eq!(gate.look_up(|| gate.is_gone(address, now)), Some(true), "within what clocks differ");
+            assert_eq!(gate.look_up(|| gate.is_gone(address, now + 1_000_000_000)), Some(false));
         }
-        assert_eq!(gate.look_up(|| gate.is_gone(0x1100)), Some(false));
-        while gate.look_up(|| gate.is_gone(0x1000)) == Some(true) {
-            sleep_ns(1_000_000);
-        }
-        assert!(now_ns() - before >= SETTLE_NS);
+        assert_eq!(gate.look_up(|| gate.is_gone(0x1100, 1)), Some(false));
     }
 
     #[test]
-    fn more_dynamic_methods_than_are_remembered_shut_the_gate() {
+    fn a_dynamic_method_that_is_not_remembered_is_told_of() {
         let gate = gate();
         let before = now_ns();
-        for n in 0..=GONE {
-            gate.unload_dynamic(|| [(n * 64, 64)]);
+        let forgotten = AtomicU64::new(0);
+        let forget = |at| forgotten.store(at, Ordering::Relaxed);
+        for n in 0..GONE {
+            gate.unload_dynamic(|| [(n * 64, 64)], forget);
         }
-        if now_ns() - before < SETTLE_NS {
-            assert!(gate.shut_until_ns.load(Ordering::SeqCst) >= before + SETTLE_NS);
-        }
-        wait_until_open(&gate);
+        assert_eq!(forgotten.load(Ordering::Relaxed), 0);
+        let filled = now_ns();
+        gate.unload_dynamic(|| [(0x100_0000, 64)], forget);
+        assert!((before..=filled).contains(&forgotten.load(Ordering::Relaxed)), "the oldest one");
+        gate.unload_dynamic(|| [(0, 0); 0], forget);
+        assert!(forgotten.load(Ordering::Relaxed) >= filled, "one whose code nobody knows");
     }
 
     #[test]

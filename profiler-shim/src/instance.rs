@@ -15,7 +15,9 @@ use crate::text::Text;
 use crate::types::Types;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use profiler_protocol::counter::Counter;
-use profiler_protocol::layout::{FEATURE_ALLOCATION_SAMPLED, FEATURE_LIVE_OBJECTS, State, pack_runtime};
+use profiler_protocol::layout::{
+    FEATURE_ALLOCATION_SAMPLED, FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, State, pack_runtime,
+};
 use profiler_protocol::producer::{Identity, Region};
 use profiler_protocol::record::{Body, Record, Words};
 
@@ -127,24 +129,29 @@ impl Instance {
     ///
     /// # Errors
     /// The HRESULT that makes the runtime unload us quietly.
-    pub fn set_up(&self, info: Info, owner: u64) -> Result<(), i32> {
+    pub fn set_up(&self, info: Info, owner: u64, attached: bool) -> Result<(), i32> {
         let (major, minor, build, clr) = info.runtime();
         let runtime = pack_runtime(major, minor, build, clr);
         let live = if info.has_handles() { FEATURE_LIVE_OBJECTS } else { 0 };
         let sampled = if major >= 10 { FEATURE_ALLOCATION_SAMPLED } else { 0 };
         self.live.set_seed(syscall::random());
-        self.features.store(live | sampled, Ordering::Relaxed);
+        let features = live | sampled | FEATURE_SEEN_TIMES;
+        self.features.store(features, Ordering::Relaxed);
         self.runtime.store(runtime, Ordering::Relaxed);
         self.info_level.store(info.level(), Ordering::Relaxed);
         // Release: pairs with the acquire in `info`; the level is set before.
         self.info.store(info.address(), Ordering::Release);
         info.set_mask(Mask::OURS)?;
+        if attached {
+            // Unloads before this went unseen.
+            self.code.on_unload(syscall::now_ns());
+        }
         self.region.publish(Identity {
             instance: syscall::random(),
             pid: u64::from(syscall::process_id()),
             created_ns: syscall::now_ns(),
             runtime,
-            features: live | sampled,
+            features,
             owner,
         });
         self.guard.alive.store(1, Ordering::Release);
@@ -333,7 +340,7 @@ impl Instance {
 
     /// A dynamic method goes away, and with it its code; the address is used again.
     pub fn on_dynamic_method_unloaded(&self, function: usize) {
-        let met = self.gate.unload_dynamic(|| {
+        let ranges = || {
             let mut bytes = [0u8; 256];
             let code = self.info().map_or(&[][..], |info| method::code_of(info, function, &mut bytes));
             if code.is_empty() {
@@ -347,7 +354,8 @@ impl Instance {
                 *to = (start as usize, bytes as usize);
             }
             ranges.into_iter().take_while(|(_, bytes)| *bytes != 0)
-        });
+        };
+        let met = self.gate.unload_dynamic(ranges, |at_ns| self.code.on_unload(at_ns));
         self.count_met(met);
     }
 

@@ -1,7 +1,7 @@
 //! The instance's own thread: watches the lease, answers requests, names types, has the EventPipe session started and ended, detaches.
 //! A native thread: the runtime answers questions here that it refuses inside its callbacks (.NET 8 and 9).
 
-use crate::com::hresult::E_FAIL;
+use crate::code::seen_at;
 use crate::com::info::{Info, Mask};
 use crate::instance::{Instance, phase};
 use crate::method::{Line, Named, Namer};
@@ -13,8 +13,10 @@ use profiler_protocol::lease::{Lease, Verdict};
 use profiler_protocol::record::{Body, NOT_NOW, Words};
 use profiler_protocol::request::{Request, RequestReader};
 
-/// How often requests are looked for: while questions come, while somebody listens, while nobody does.
+/// How often requests are looked for: while questions come (and for a while after one was withheld, which is asked again with the next
+/// sample, and that before the next unload), while somebody listens, while nobody does.
 const BUSY_NS: u64 = 2_000_000;
+const WITHHELD_NS: u64 = 200_000_000;
 const LISTENING_NS: u64 = 10_000_000;
 const QUIET_NS: u64 = 100_000_000;
 /// The end of a process waits at most this long for last questions (its callback a little longer).
@@ -44,13 +46,15 @@ struct Service<'a> {
     lease: Lease,
     requests: RequestReader,
     named: Named,
-    /// An address that could not be answered because something was unloading.
-    put_off: Option<u64>,
+    /// A question that could not be answered because something was unloading: the address, and when it was seen.
+    put_off: Option<(u64, u64)>,
     /// No session is started or ended again before this moment.
     retry_ns: u64,
     /// When images were noted last, and whether a question has been withheld since.
     images_ns: u64,
     withheld: bool,
+    /// When an answer was withheld last.
+    withheld_ns: u64,
 }
 
 /// The thread's whole life. Returns when the process ends or the detach is under way.
@@ -68,6 +72,7 @@ pub fn run(instance: &Instance) {
         retry_ns: 0,
         images_ns: 0,
         withheld: false,
+        withheld_ns: 0,
     };
     // Loaded by environment, the session is running since Initialize, and samples have been told.
     service.match_session();
@@ -87,6 +92,7 @@ pub fn run(instance: &Instance) {
         };
         let pause = match (answered, instance.is_listening()) {
             (1.., _) => BUSY_NS,
+            (0, true) if service.is_in_a_hurry() => BUSY_NS,
             (0, true) => LISTENING_NS,
             (0, false) => QUIET_NS,
         };
@@ -105,6 +111,10 @@ impl Service<'_> {
             self.match_session();
             self.note_images();
         }
+    }
+
+    fn is_in_a_hurry(&self) -> bool {
+        self.withheld_ns != 0 && syscall::now_ns().saturating_sub(self.withheld_ns) < WITHHELD_NS
     }
 
     /// Notes where code is that stays whatever is unloaded.
@@ -211,8 +221,8 @@ impl Service<'_> {
     fn answer_requests(&mut self) -> (Next, u32) {
         let mut answered = 0;
         while answered < BATCH {
-            if let Some(address) = self.put_off.take() {
-                self.answer(address);
+            if let Some((address, seen_ns)) = self.put_off.take() {
+                self.answer(address, seen_ns);
                 if self.put_off.is_some() {
                     break;
                 }
@@ -220,7 +230,9 @@ impl Service<'_> {
             let Some(request) = self.requests.take(self.instance.region()) else { break };
             answered = answered.wrapping_add(1);
             match request {
-                Request::Name(address) => self.answer(address),
+                Request::Name { address, seen_ns } => {
+                    self.answer(address, seen_at(seen_ns, syscall::now_ns()));
+                }
                 Request::Detach => return (Next::Detach, answered),
                 Request::Settings { handles, stack_bytes } => self.settings(handles, stack_bytes),
             }
@@ -244,18 +256,14 @@ impl Service<'_> {
         }
     }
 
-    fn answer(&mut self, asked: u64) {
+    /// Answers about an address that was on a stack at `seen_ns`.
+    fn answer(&mut self, asked: u64, seen_ns: u64) {
         let (instance, namer, named) = (self.instance, &self.namer, &mut self.named);
         // Sent within the gate, so that no answer follows the record that the code is gone. Sending never waits.
         let looked = instance.gate.look_up(|| {
             let address = asked as usize;
-            let found = if instance.gate.is_gone(address) {
-                Err(E_FAIL)
-            } else if instance.code.may_ask(asked, syscall::now_ns()) {
-                namer.method(address, named)
-            } else {
-                Err(NOT_NOW)
-            };
+            let may_ask = !instance.gate.is_gone(address, seen_ns) && instance.code.may_ask(asked, seen_ns);
+            let found = if may_ask { namer.method(address, named) } else { Err(NOT_NOW) };
             match found {
                 Ok(()) => {
                     if named.lasting {
@@ -268,14 +276,17 @@ impl Service<'_> {
                 }
                 Err(hresult) => {
                     let withheld = hresult == NOT_NOW;
-                    self.withheld |= withheld;
+                    if withheld {
+                        self.withheld = true;
+                        self.withheld_ns = syscall::now_ns();
+                    }
                     instance.count(if withheld { Counter::NamesWithheld } else { Counter::NamesMissing });
                     instance.send(Body::NoMethod { asked, hresult });
                 }
             }
         });
         if looked.is_none() {
-            self.put_off = Some(asked);
+            self.put_off = Some((asked, seen_ns));
         }
     }
 
@@ -343,6 +354,7 @@ impl Service<'_> {
                     self.instance.count(Counter::RuntimeRefusals);
                 }
                 // Unloads have gone unseen.
+                self.instance.code.on_unload(syscall::now_ns());
                 self.instance.gate.forget();
                 self.instance.types.forget();
                 self.instance.code_untold.store(1, Ordering::Release);

@@ -10,7 +10,7 @@ use perfusion::attach::policy::{self, Runtime as Kind, WhyNot};
 use perfusion::attach::target::Target;
 use perfusion::attach::{AttachError, Settings, attach, ipc, launch, place};
 use perfusion::source::shim::{LIVE_OBJECTS, ShimSource};
-use perfusion::source::{Event, EventKind, RegionId, ShimEvent};
+use perfusion::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
 use rustix::process::Signal;
 use system_tests::environment::{Need, begin};
 use system_tests::{App, Runtime, Workload, on_runtimes, wait_until};
@@ -102,7 +102,7 @@ impl Recorder {
                             .filter(|word| {
                                 executable.iter().any(|(start, end)| (*start..*end).contains(word))
                             })
-                            .for_each(|word| self.source.ask(of, word));
+                            .for_each(|word| self.source.ask(of, word, allocation.seen));
                     }
                     EventKind::Shim { pid, event: ShimEvent::Method(method), .. }
                         if *pid == of && method.name.contains(name) =>
@@ -519,7 +519,7 @@ fn a_lying_process_is_given_up_and_the_others_lose_nothing() {
     };
     wait_until("every liar to be found out", DEADLINE, || {
         recorder.drain();
-        liars.iter().for_each(|liar| recorder.source.ask(liar.pid(), 4096));
+        liars.iter().for_each(|liar| recorder.source.ask(liar.pid(), 4096, MonotonicNs::now()));
         (wrong(&recorder) >= liars.len() as u64).then_some(())
     })
     .unwrap_or_else(|error| panic!("{error}\n{:#?}", recorder.counters()));

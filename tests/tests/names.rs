@@ -246,6 +246,54 @@ fn generic_types_and_methods_show_their_type_arguments(runtime: Runtime) {
     assert_eq!(others.count(), 4, "{runtime}: {found:#?}");
 }
 
+on_runtimes!(ordinary_code_is_named_beside_assemblies_that_are_unloaded: net8 Net8, net9 Net9, net10 Net10);
+
+/// Whoever unloads something now and then keeps the names of everything else: the runtime may be asked about code that was on a stack since.
+fn ordinary_code_is_named_beside_assemblies_that_are_unloaded(runtime: Runtime) {
+    let name = format!("names::ordinary_code_is_named_beside_assemblies_that_are_unloaded on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let app = Workload::dotnet(runtime, "unloading", &[]).unwrap().arg("200").arg("1").start().unwrap();
+    let (profile, _) = record_pid(app.pid(), Duration::from_secs(4), &[]).unwrap();
+    let truth = app.stop().unwrap();
+    assert!(truth["unloaded"].as_i64() > Some(0) && truth["mistakes"].as_i64() == Some(0), "{truth}");
+    let on_thread = |sample: &Sample| sample.label("thread_name") == "work";
+    let picture = || profile.describe("cpu", on_thread);
+    let loops = ["Unloading.Program.Loop", "Unloading.Program.Root", "Unloading.Program.Burn"];
+    let chain = profile.sum("cpu", |sample| on_thread(sample) && sample.positions(&loops).is_some());
+    assert!(chain * 2 > profile.sum("cpu", on_thread), "{chain} ns in the loop:\n{}", picture());
+    assert!(unnamed_share(&profile, on_thread) <= 0.01, "{}", picture());
+}
+
+on_runtimes!(a_process_survives_questions_about_code_that_comes_and_goes: net8 Net8, net9 Net9, net10 Net10);
+
+/// Asked about code of an unloaded module, the runtime ends the process. So questions are asked as often as can be while modules go.
+fn a_process_survives_questions_about_code_that_comes_and_goes(runtime: Runtime) {
+    let name = format!("names::a_process_survives_questions_about_code_that_comes_and_goes on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("unloads.pb.gz");
+    // The promise says tens of thousands.
+    let unloads = if long_form() { 30_000 } else { 6_000 };
+    let mut app = Workload::dotnet(runtime, "unloading", &[])
+        .unwrap()
+        .arg("20")
+        .arg("25")
+        .arg(unloads.to_string())
+        .start()
+        .unwrap();
+    // Without a duration the recording ends when its target has.
+    let recording = Recording::of_pid(app.pid(), &file, &["--frequency", "999"]).unwrap();
+    let truth = app.await_line("truth", Duration::from_secs(if long_form() { 3600 } else { 300 })).unwrap();
+    assert_eq!(app.await_exit(4 * SLACK).unwrap().code(), Some(7), "{truth}");
+    assert!(truth["unloaded"].as_i64() >= Some(unloads) && truth["mistakes"].as_i64() == Some(0), "{truth}");
+    recording.finish_well(SLACK).unwrap();
+    let profile = Profile::read(&file).unwrap();
+    assert!(profile.sum("alloc_objects", |_| true) > 0, "no allocations");
+    // Some of it between two unloads.
+    let asked = profile.counter("shim_names_found");
+    assert!(asked > Some(10), "{asked:?} names");
+}
+
 fn generics(profile: &Profile) -> Vec<&str> {
     profile.functions().into_iter().filter(|name| name.starts_with("Generics.")).collect()
 }

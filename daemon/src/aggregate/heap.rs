@@ -315,6 +315,7 @@ mod tests {
             kind,
             watched: Some(0),
             user: UserContext::default(),
+            seen: MonotonicNs(0),
         }
     }
 

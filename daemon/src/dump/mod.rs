@@ -151,7 +151,7 @@ impl Session {
         // Too short a recording to teach the probes anything.
         drop(self.processor.processes.take_lessons());
         for request in self.processor.take_requests() {
-            self.shims.ask(request.pid, request.address);
+            self.shims.ask(request.pid, request.address, request.seen);
         }
     }
 
@@ -278,7 +278,7 @@ fn await_names(session: &mut Session) {
         if asked.elapsed() > ASK_AGAIN {
             asked = Instant::now();
             for request in open {
-                session.shims.ask(request.pid, request.address);
+                session.shims.ask(request.pid, request.address, request.seen);
             }
         }
         std::thread::sleep(ROUND);

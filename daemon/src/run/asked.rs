@@ -1,22 +1,29 @@
-//! When addresses were last asked about; forgets what is too old to matter.
+//! When addresses were last asked about and seen; forgets what is too old to matter.
 
-use super::processor::NameRequest;
 use crate::source::MonotonicNs;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// An address may be asked about only while it is sure that its code is still there: at most so long after it was seen running. With
-/// the repetitions of a lost question (`source/shim/names.rs`) that stays below the six seconds of docs/shim-protocol.md. One without an
-/// answer that is seen again after this is asked about again.
+/// A question without an answer is repeated for so long; later only when its address is seen again. With the repetitions of a lost
+/// question (`source/shim/names.rs`) that stays below the six seconds of docs/shim-protocol.md for shims that are not told when it was.
 const FRESH: Duration = Duration::from_secs(2);
 /// Entries from which on the old ones are looked for.
 const FEW: usize = 65_536;
 
-/// When each address was last asked about, which was when it was seen running.
+/// A process's id and an address in it.
+type Place = (u32, u64);
+
+#[derive(Clone, Copy)]
+struct Last {
+    asked: MonotonicNs,
+    seen: MonotonicNs,
+}
+
+/// When each address was last asked about, and when it was surely on a stack.
 #[derive(Default)]
 pub(super) struct Asked {
-    at: HashMap<NameRequest, MonotonicNs, RandomState>,
+    at: HashMap<Place, Last, RandomState>,
     /// Entries left by the last search for old ones.
     left: usize,
 }
@@ -26,38 +33,56 @@ fn is_fresh(at: MonotonicNs, now: MonotonicNs) -> bool {
 }
 
 impl Asked {
-    /// It is asked about now.
-    pub(super) fn note(&mut self, request: NameRequest, now: MonotonicNs) {
-        self.at.insert(request, now);
+    /// It is asked about now, and was surely on a stack at `seen` (0: never that is known). Answers when it last was.
+    pub(super) fn note(&mut self, place: Place, now: MonotonicNs, seen: MonotonicNs) -> MonotonicNs {
+        let last = self.at.entry(place).or_insert(Last { asked: now, seen });
+        *last = Last { asked: now, seen: last.seen.max(seen) };
+        let seen = last.seen;
         if self.at.len() > 2 * self.left.max(FEW) {
-            self.at.retain(|_, at| is_fresh(*at, now));
+            self.at.retain(|_, last| is_fresh(last.asked, now));
             self.left = self.at.len();
         }
+        seen
     }
 
-    /// True while the address was asked about a moment ago; later its code may be another, and only being seen again allows to ask.
-    pub(super) fn is_fresh(&self, request: NameRequest, now: MonotonicNs) -> bool {
-        self.at.get(&request).is_some_and(|at| is_fresh(*at, now))
+    /// True while the address was asked about a moment ago.
+    pub(super) fn is_fresh(&self, place: Place, now: MonotonicNs) -> bool {
+        self.at.get(&place).is_some_and(|last| is_fresh(last.asked, now))
+    }
+
+    /// When it was surely on a stack, as far as is remembered.
+    pub(super) fn seen(&self, place: Place) -> MonotonicNs {
+        self.at.get(&place).map_or(MonotonicNs(0), |last| last.seen)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Asked, FEW, FRESH, MonotonicNs, NameRequest};
+    use super::{Asked, FEW, FRESH, MonotonicNs};
 
     #[test]
     fn what_is_too_old_to_matter_is_forgotten() {
         let mut asked = Asked::default();
         let second = u64::try_from(FRESH.as_nanos()).unwrap() / 2;
-        let request = |address| NameRequest { pid: 1, address };
+        let request = |address| (1, address);
         // As many new ones in each second as are few: three seconds' worth is kept at most, until the next search finds it.
         for address in 0..40 * FEW as u64 {
             let now = MonotonicNs(address / FEW as u64 * second);
-            asked.note(request(address), now);
+            assert_eq!(asked.note(request(address), now, now), now);
             assert!(asked.is_fresh(request(address), now));
         }
         assert!(asked.at.len() <= 8 * FEW, "{}", asked.at.len());
         let newest = MonotonicNs(39 * second);
         assert!(asked.is_fresh(request(38 * FEW as u64), newest) && !asked.is_fresh(request(0), newest));
+        assert_eq!(asked.seen(request(0)), MonotonicNs(0));
+    }
+
+    #[test]
+    fn what_is_not_sure_takes_nothing_from_what_was() {
+        let mut asked = Asked::default();
+        assert_eq!(asked.note((1, 2), MonotonicNs(10), MonotonicNs(0)), MonotonicNs(0));
+        assert_eq!(asked.note((1, 2), MonotonicNs(20), MonotonicNs(20)), MonotonicNs(20));
+        assert_eq!(asked.note((1, 2), MonotonicNs(30), MonotonicNs(0)), MonotonicNs(20));
+        assert_eq!((asked.seen((1, 2)), asked.seen((2, 2))), (MonotonicNs(20), MonotonicNs(0)));
     }
 }

@@ -8,8 +8,8 @@ use crate::source::order::Order;
 use crate::source::shim::{ShimLook, ShimSource};
 use crate::source::{Event, MonotonicNs, ThreadSnapshot};
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError};
-use std::time::{Duration, SystemTime};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Time between rounds, while shims say little and after a round in which they said much. The BPF ring holds about a second of samples, a
 /// shim's ring some hundred allocations.
@@ -17,6 +17,10 @@ const ROUND: Duration = Duration::from_millis(20);
 const QUICK_ROUND: Duration = Duration::from_millis(5);
 /// Events of shims that make a round one in which they said much: as allocations of one process they fill an eighth of its ring.
 const MANY_EVENTS: usize = 50;
+
+/// After an answer that was withheld, rounds are quick for this long: its code is asked about again when it is seen again, and the sooner
+/// that is, the rarer something is unloaded in between.
+const WITHHELD: Duration = Duration::from_millis(200);
 
 /// What the collector is told to do.
 #[derive(Debug)]
@@ -87,6 +91,9 @@ pub struct Collector {
     held: VecDeque<Batch>,
     backlog: Backlog,
     paused_rounds: u64,
+    /// When a shim last withheld an answer.
+    withheld: Option<Instant>,
+    finishes: bool,
     out: SyncSender<Batch>,
     commands: Receiver<Command>,
     /// When the last thread was looked at for a cut whose events are still on their way.
@@ -110,6 +117,8 @@ impl Collector {
             held: VecDeque::new(),
             backlog,
             paused_rounds: 0,
+            withheld: None,
+            finishes: false,
             out,
             commands,
             cut_until: None,
@@ -119,11 +128,6 @@ impl Collector {
     /// Drains in rounds until told to finish.
     pub fn run(mut self) {
         loop {
-            let finish = match self.obey() {
-                Ok(finish) => finish,
-                // Nobody listens any more: the recording was given up.
-                Err(TryRecvError::Disconnected | TryRecvError::Empty) => return,
-            };
             let mut said = 0;
             if self.backlog.is_full() {
                 self.paused_rounds += 1;
@@ -131,24 +135,31 @@ impl Collector {
             } else {
                 said = self.round();
             }
-            if finish {
+            if self.finishes {
                 return self.finish();
             }
             if !self.pass_on() {
                 return;
             }
-            std::thread::sleep(if said < MANY_EVENTS { ROUND } else { QUICK_ROUND });
+            let hurry = said >= MANY_EVENTS || self.withheld.is_some_and(|at| at.elapsed() < WITHHELD);
+            // Nobody listens any more: the recording was given up.
+            if self.obey(if hurry { QUICK_ROUND } else { ROUND }).is_err() {
+                return;
+            }
         }
     }
 
-    /// Takes all commands that wait; true when told to finish. An error means that the other side is gone.
-    fn obey(&mut self) -> Result<bool, TryRecvError> {
+    /// Takes commands until the next round is due. An error means that the other side is gone.
+    fn obey(&mut self, pause: Duration) -> Result<(), TryRecvError> {
+        let next = Instant::now() + pause;
         loop {
-            match self.commands.try_recv() {
+            let left = next.saturating_duration_since(Instant::now());
+            match self.commands.recv_timeout(left) {
                 Ok(Command::Ask(requests)) => {
-                    for NameRequest { pid, address } in requests {
-                        self.shims.ask(pid, address);
+                    for NameRequest { pid, address, seen } in requests {
+                        self.shims.ask(pid, address, seen);
                     }
+                    self.shims.send_questions();
                 }
                 Ok(Command::Watch(pid)) => self.shims.watch(pid),
                 Ok(Command::Leave(pid)) => self.shims.leave(pid),
@@ -158,9 +169,9 @@ impl Collector {
                     answer.try_send(self.look()).ok();
                 }
                 Ok(Command::CloseKernel) => self.close_kernel(),
-                Ok(Command::Finish) => return Ok(true),
-                Err(TryRecvError::Empty) => return Ok(false),
-                Err(TryRecvError::Disconnected) => return Err(TryRecvError::Disconnected),
+                Ok(Command::Finish) => self.finishes = true,
+                Err(RecvTimeoutError::Timeout) => return Ok(()),
+                Err(RecvTimeoutError::Disconnected) => return Err(TryRecvError::Disconnected),
             }
         }
     }
@@ -175,11 +186,15 @@ impl Collector {
                 order.push(event);
             });
         }
-        let mut said = 0;
+        let (mut said, mut withheld) = (0, false);
         shims.drain(&mut |event| {
             said += 1;
+            withheld |= event.is_withheld();
             order.push(event);
         });
+        if withheld {
+            self.withheld = Some(Instant::now());
+        }
         let mut events = Vec::new();
         self.order.end_round(start, &mut events);
         if !events.is_empty() {

@@ -285,6 +285,7 @@ impl Run {
                 Ok(Batch::CutReached) => self.cut(),
                 Ok(Batch::KernelClosed(closed)) => {
                     self.processor.close_at(closed.at);
+                    ask(&self.commands, self.processor.withheld());
                     totals = Some(closed);
                     deadline = Some(Instant::now() + LAST_NAMES);
                 }
@@ -319,6 +320,7 @@ impl Run {
     fn cut(&mut self) {
         // One that still waits for names has waited for a whole window.
         self.named();
+        ask(&self.commands, self.processor.withheld());
         if let (Some(cut), Some(totals)) = (self.processor.end_cut(), self.announced.take()) {
             self.naming = Some(Naming { cut, totals, until: Instant::now() + LAST_NAMES });
         }

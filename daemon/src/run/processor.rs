@@ -15,7 +15,7 @@ use crate::process::service::Services;
 use crate::sample::frame::{FrameKey, Marker, ProcessId};
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::{
-    Allocation, Event, EventKind, MonotonicNs, RegionId, ShimEvent, Sleeper, ThreadId, UserContext,
+    Allocation, Event, EventKind, Method, MonotonicNs, RegionId, ShimEvent, Sleeper, ThreadId, UserContext,
 };
 use crate::symbolize::Symbolizer;
 use crate::symbolize::kernel::WakeSites;
@@ -24,13 +24,20 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// A managed method body whose name is to be asked of its process's shim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameRequest {
     /// The process.
     pub pid: u32,
     /// An address inside the method.
     pub address: u64,
+    /// When the method was last on a stack for sure; 0 when that is not known.
+    pub seen: MonotonicNs,
 }
+
+/// Code heaps are made of blocks of this size, each of one loader allocator (`ExecutableAllocator::Granularity` of dotnet/runtime).
+const CODE_BLOCK: u64 = 64 << 10;
+/// Questions about other code of the block, after each answer.
+const NEIGHBOURS: usize = 64;
 
 /// What happened to stacks and pauses, for the loss line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -267,8 +274,34 @@ impl Processor {
     }
 
     fn unanswered_of(&self, process: ProcessId, pid: u32, now: MonotonicNs, open: &mut Vec<NameRequest>) {
-        let all = self.symbolizer.unanswered(process).map(|address| NameRequest { pid, address });
-        open.extend(all.filter(|request| self.asked.is_fresh(*request, now)));
+        let all = self.symbolizer.unanswered(process);
+        let fresh = all.filter(|&address| self.asked.is_fresh((pid, address), now));
+        open.extend(fresh.map(|address| self.request(pid, address)));
+    }
+
+    fn request(&self, pid: u32, address: u64) -> NameRequest {
+        NameRequest { pid, address, seen: self.asked.seen((pid, address)) }
+    }
+
+    /// A method has its name. When its code stays, so does all in its block of the code heap: what was withheld of that is asked about again.
+    fn ask_neighbours(&mut self, process: ProcessId, pid: u32, method: &Method) {
+        for &(start, bytes) in &method.ranges {
+            let last = start.saturating_add(u64::from(bytes).saturating_sub(1));
+            let blocks = start & !(CODE_BLOCK - 1)..=last | (CODE_BLOCK - 1);
+            let neighbours = self.symbolizer.withheld(process, blocks).take(NEIGHBOURS);
+            let requests: Vec<NameRequest> = neighbours.map(|address| self.request(pid, address)).collect();
+            self.requests.extend(requests);
+        }
+    }
+
+    /// Managed methods that shims would not ask about, for a last try: some lie in code that has turned out to stay.
+    #[must_use]
+    pub fn withheld(&self) -> Vec<NameRequest> {
+        let of = |(process, pid)| {
+            self.symbolizer.withheld(process, 0..=u64::MAX).map(move |address| (pid, address))
+        };
+        let processes = self.region_pid.values().filter_map(|&pid| Some((self.processes.id(pid)?, pid)));
+        processes.flat_map(of).map(|(pid, address)| self.request(pid, address)).collect()
     }
 
     /// The kernel source ended at `at`: what a shim tells of later is not counted, its names still are.
@@ -332,15 +365,14 @@ impl Processor {
         let (thread, start) = (sleeper.thread, sleeper.start);
         self.names.kernel(thread.tid, &comm_text(&sleeper.comm));
         if let Some(stack) = self.threads.seen_waiting(thread, start) {
-            let managed = |frame: &FrameKey| match *frame {
-                FrameKey::Managed { process, start, .. } => Some((process, start)),
-                _ => None,
-            };
-            for (process, address) in self.stacks.frames(stack).iter().filter_map(managed) {
-                if self.symbolizer.is_waiting(process, address) {
-                    let request = NameRequest { pid: thread.pid, address };
-                    self.asked.note(request, time);
-                    self.requests.push(request);
+            let frames = self.stacks.frames(stack);
+            for &frame in &frames[..sure_frames(frames)] {
+                if let FrameKey::Managed { process, start, .. } = frame
+                    && (self.symbolizer.wants_answer(frame, true)
+                        || self.symbolizer.is_waiting(process, start))
+                {
+                    let seen = self.asked.note((thread.pid, start), time, time);
+                    self.requests.push(NameRequest { pid: thread.pid, address: start, seen });
                 }
             }
         } else if let Some(seen) = &sleeper.seen {
@@ -401,7 +433,7 @@ impl Processor {
     ) -> StackId {
         let mut frames: Vec<FrameKey> = kernel.iter().map(|&address| FrameKey::Kernel(address)).collect();
         if let Some(user) = user {
-            self.walk(thread.pid, time, user, &mut frames);
+            self.walk(thread.pid, (time, time), user, &mut frames);
         }
         if is_collector(self.names.comm(thread.tid)) {
             frames.push(FrameKey::Marker(Marker::GarbageCollector));
@@ -419,24 +451,33 @@ impl Processor {
         self.stacks.intern(&frames)
     }
 
-    fn walk(&mut self, pid: u32, now: MonotonicNs, user: &UserContext, frames: &mut Vec<FrameKey>) {
+    /// Walks a context of the time `now` that was taken at `seen`.
+    fn walk(
+        &mut self,
+        pid: u32,
+        (now, seen): (MonotonicNs, MonotonicNs),
+        user: &UserContext,
+        frames: &mut Vec<FrameKey>,
+    ) {
         let finished = self.processes.finish(pid, user, Limits::default());
         self.counters.walked += 1;
         self.counters.guessed_frames += u64::from(finished.guessed);
         if finished.reached_thread_start && finished.guessed == 0 {
             self.counters.exact += 1;
         }
-        // Of a stack seen a moment ago all names were asked for then.
-        let news = if finished.seen_before { &[][..] } else { &finished.frames };
-        for &frame in news {
+        // Of a stack seen a moment ago all names were asked for then, but a shim may have said "not now".
+        let withheld = || self.processes.id(pid).is_some_and(|process| self.symbolizer.has_withheld(process));
+        let news = if finished.seen_before && !withheld() { &[][..] } else { &finished.frames };
+        let sure = sure_frames(&finished.frames);
+        for (index, &frame) in news.iter().enumerate() {
             if let FrameKey::Managed { process, start, .. } = frame {
-                let request = NameRequest { pid, address: start };
-                let again = || !self.asked.is_fresh(request, now);
-                if self.symbolizer.wants_answer(frame)
+                let again = || !self.asked.is_fresh((pid, start), now);
+                if self.symbolizer.wants_answer(frame, index < sure)
                     || self.symbolizer.is_waiting(process, start) && again()
                 {
-                    self.asked.note(request, now);
-                    self.requests.push(request);
+                    let seen = if index < sure { seen } else { MonotonicNs(0) };
+                    let seen = self.asked.note((pid, start), now, seen);
+                    self.requests.push(NameRequest { pid, address: start, seen });
                 }
             }
         }
@@ -451,6 +492,9 @@ impl Processor {
         };
         if let Some(process) = process {
             self.symbolizer.observe(process, &event);
+            if let ShimEvent::Method(method) = &event {
+                self.ask_neighbours(process, pid, method);
+            }
             if new_region {
                 // What was seen before there was anybody to ask: asked now, because the process may not live until the end.
                 let mut open = Vec::new();
@@ -505,7 +549,7 @@ impl Processor {
     fn allocation(&mut self, time: MonotonicNs, pid: u32, region: RegionId, allocation: &Allocation) {
         self.counters.allocations += 1;
         let mut frames = Vec::new();
-        self.walk(pid, time, &allocation.user, &mut frames);
+        self.walk(pid, (time, allocation.seen), &allocation.user, &mut frames);
         // Inside are the shim and the runtime's event delivery: the allocation is the innermost managed frame's.
         if let Some(managed) = frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. })) {
             frames.drain(..managed);
@@ -594,5 +638,45 @@ impl Processor {
     }
 }
 
+/// How many of the innermost frames were on the stack for sure, when it was taken. What was reached through a guess may be the return
+/// address of a call that is long over, into code that is not there any more; so may all but the innermost user frame of a walk that
+/// went astray. A copy that was too short, and too many frames, say nothing against the frames before.
+fn sure_frames(frames: &[FrameKey]) -> usize {
+    let marker = frames.iter().position(|frame| matches!(frame, FrameKey::Marker(_)));
+    match frames.last() {
+        Some(FrameKey::Marker(
+            Marker::TruncatedNoRule | Marker::TruncatedUnreadable | Marker::TruncatedStale,
+        )) => {
+            let kernel = frames.iter().take_while(|frame| matches!(frame, FrameKey::Kernel(_))).count();
+            (kernel + 1).min(marker.unwrap_or(frames.len()))
+        }
+        _ => marker.unwrap_or(frames.len()),
+    }
+}
+
 /// Suspensions for a collection and for its preparation (`SuspendEEBegin` of the runtime's event manifest, ClrEtwAll.man).
 const FOR_COLLECTION: [u8; 2] = [1, 6];
+
+#[cfg(test)]
+mod tests {
+    use super::{FrameKey, Marker, sure_frames};
+    use crate::sample::frame::ProcessId;
+
+    #[test]
+    fn only_frames_of_exact_walks_are_sure() {
+        let managed = |start| FrameKey::Managed { process: ProcessId(0), start, generation: 0 };
+        let kernel = FrameKey::Kernel(1);
+        let ended = |marker| {
+            let ended = [kernel, managed(1), managed(2), FrameKey::Marker(marker)];
+            sure_frames(&ended)
+        };
+        assert_eq!(sure_frames(&[]), 0);
+        assert_eq!(sure_frames(&[kernel, managed(1), managed(2)]), 3);
+        assert_eq!([Marker::TruncatedCopy, Marker::TruncatedDepth].map(ended), [3, 3]);
+        let astray = [Marker::TruncatedNoRule, Marker::TruncatedStale, Marker::TruncatedUnreadable];
+        assert_eq!(astray.map(ended), [2, 2, 2], "where it stood");
+        let guessed = [managed(1), managed(2), FrameKey::Marker(Marker::Guessed), managed(3)];
+        assert_eq!(sure_frames(&guessed), 2);
+        assert_eq!(sure_frames(&[FrameKey::Marker(Marker::TruncatedStale)]), 0);
+    }
+}

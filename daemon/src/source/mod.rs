@@ -5,6 +5,8 @@ pub mod kernel;
 pub mod order;
 pub mod shim;
 
+use profiler_protocol::record::NOT_NOW;
+
 /// CLOCK_MONOTONIC of the initial time namespace, in nanoseconds (`bpf_ktime_get_ns`, perf's `clockid`, the shim's clock
 /// with its namespace offset removed).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -92,6 +94,12 @@ pub struct Event {
 }
 
 impl Event {
+    /// True for a shim's answer "not now".
+    #[must_use]
+    pub fn is_withheld(&self) -> bool {
+        matches!(self.kind, EventKind::Shim { event: ShimEvent::NoMethod { hresult: NOT_NOW, .. }, .. })
+    }
+
     /// About how much memory it takes.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -411,6 +419,8 @@ pub struct Allocation {
     pub watched: Option<u8>,
     /// Registers and stack of the allocating thread, inside the shim's callback.
     pub user: UserContext,
+    /// When they were taken, or earlier: unlike the event's time never later, whatever became of the record.
+    pub seen: MonotonicNs,
 }
 
 /// Name and code of one managed method body.

@@ -13,6 +13,7 @@ use crate::source::{Method, ShimEvent};
 use foldhash::fast::RandomState;
 use profiler_protocol::record::NOT_NOW;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// Code ranges, and frames, kept per process.
@@ -55,14 +56,23 @@ struct Range {
 /// First address and generation of a body.
 type Body = (u64, u32);
 
+#[derive(Clone, Copy)]
+struct Waiting {
+    generation: u32,
+    /// The shim would not ask the runtime: not now.
+    withheld: bool,
+}
+
 #[derive(Default)]
 struct Process {
     /// Code that is there now, by first address.
     live: BTreeMap<u64, Range>,
     /// What each frame is bound to.
     bound: HashMap<Body, Result<FunctionId, Missing>, RandomState>,
-    /// Frames that wait for an answer: first address -> generation.
-    waiting: BTreeMap<u64, u32>,
+    /// Frames that wait for an answer, by first address.
+    waiting: BTreeMap<u64, Waiting>,
+    /// How many of them are withheld.
+    withheld: usize,
     /// Newest generation seen of an address, where it is not 0.
     newest: HashMap<u64, u32>,
     full: bool,
@@ -86,10 +96,9 @@ impl ManagedNames {
             ShimEvent::Method(method) => self.learn(process, method),
             ShimEvent::NoMethod { asked, hresult } => {
                 let entry = self.processes.entry(process).or_default();
-                // Not now: it stays unasked, and is asked about when it is seen again.
-                if let Some(generation) = entry.waiting.remove(asked)
-                    && *hresult != NOT_NOW
-                {
+                if *hresult == NOT_NOW {
+                    entry.withhold(*asked);
+                } else if let Some(generation) = entry.take(*asked) {
                     entry.bound.insert((*asked, generation), Err(Missing::NoMethod));
                 }
             }
@@ -103,18 +112,38 @@ impl ManagedNames {
         }
     }
 
-    /// Notes that a frame needs a name. True when nobody was asked for it yet and the name is not known.
-    pub(super) fn want(&mut self, process: ProcessId, start: u64, generation: u32) -> bool {
-        self.processes.entry(process).or_default().want(start, generation)
+    /// Notes that a frame needs a name. True when the name is not known and the shim is to be asked: nobody was yet, or it said "not now"
+    /// and the frame was `surely` on a stack since.
+    pub(super) fn want(&mut self, process: ProcessId, start: u64, generation: u32, surely: bool) -> bool {
+        self.processes.entry(process).or_default().want(start, generation, surely)
+    }
+
+    /// True while a question about this address is on its way.
+    pub(super) fn is_waiting(&self, process: ProcessId, address: u64) -> bool {
+        let waiting = self.processes.get(&process).and_then(|entry| entry.waiting.get(&address));
+        waiting.is_some_and(|waiting| !waiting.withheld)
     }
 
     /// Addresses of a process nobody answered for yet.
-    pub(super) fn is_waiting(&self, process: ProcessId, address: u64) -> bool {
-        self.processes.get(&process).is_some_and(|entry| entry.waiting.contains_key(&address))
+    pub(super) fn waiting(&self, process: ProcessId) -> impl Iterator<Item = u64> {
+        let all = self.processes.get(&process).into_iter().flat_map(|entry| &entry.waiting);
+        all.filter(|(_, waiting)| !waiting.withheld).map(|(&start, _)| start)
     }
 
-    pub(super) fn waiting(&self, process: ProcessId) -> impl Iterator<Item = u64> {
-        self.processes.get(&process).into_iter().flat_map(|entry| entry.waiting.keys().copied())
+    /// Addresses within a range whose answer was withheld.
+    pub(super) fn withheld(
+        &self,
+        process: ProcessId,
+        within: RangeInclusive<u64>,
+    ) -> impl Iterator<Item = u64> {
+        let entry = self.processes.get(&process).filter(|entry| entry.withheld > 0);
+        let all = entry.into_iter().flat_map(move |entry| entry.waiting.range(within.clone()));
+        all.filter(|(_, waiting)| waiting.withheld).map(|(&start, _)| start)
+    }
+
+    /// True when a shim of the process said "not now" about frames that nobody has seen since.
+    pub(super) fn has_withheld(&self, process: ProcessId) -> bool {
+        self.processes.get(&process).is_some_and(|entry| entry.withheld > 0)
     }
 
     fn learn(&mut self, process: ProcessId, method: &Method) {
@@ -221,9 +250,17 @@ enum Inserted {
 }
 
 impl Process {
-    fn want(&mut self, start: u64, generation: u32) -> bool {
-        if self.bound.contains_key(&(start, generation)) || self.waiting.get(&start) == Some(&generation) {
+    fn want(&mut self, start: u64, generation: u32, surely: bool) -> bool {
+        if self.bound.contains_key(&(start, generation)) {
             return false;
+        }
+        if let Some(waiting) = self.waiting.get_mut(&start).filter(|w| w.generation == generation) {
+            let again = waiting.withheld && surely;
+            if again {
+                waiting.withheld = false;
+                self.withheld -= 1;
+            }
+            return again;
         }
         if self.bound.len() + self.waiting.len() >= MAX_RANGES {
             self.full = true;
@@ -244,9 +281,24 @@ impl Process {
                 false
             }
             None => {
-                self.waiting.insert(start, generation);
+                self.take(start);
+                self.waiting.insert(start, Waiting { generation, withheld: false });
                 true
             }
+        }
+    }
+
+    /// The frame at `start` does not wait any more; its generation.
+    fn take(&mut self, start: u64) -> Option<u32> {
+        let waiting = self.waiting.remove(&start)?;
+        self.withheld -= usize::from(waiting.withheld);
+        Some(waiting.generation)
+    }
+
+    /// The frame at `start` waits to be seen again.
+    fn withhold(&mut self, start: u64) {
+        if let Some(waiting) = self.waiting.get_mut(&start) {
+            self.withheld += usize::from(!std::mem::replace(&mut waiting.withheld, true));
         }
     }
 
@@ -268,10 +320,9 @@ impl Process {
         for first in self.overlapping(start, end) {
             self.live.remove(&first);
         }
-        let gone: Vec<Body> =
-            self.waiting.range(start..end).map(|(&start, &generation)| (start, generation)).collect();
+        let gone: Vec<Body> = self.waiting.range(start..end).map(|(&s, w)| (s, w.generation)).collect();
         for (start, generation) in gone {
-            self.waiting.remove(&start);
+            self.take(start);
             self.bound.insert((start, generation), Err(Missing::Unloaded));
         }
     }
@@ -294,10 +345,9 @@ impl Process {
             }
         }
         self.live.insert(first, Range { end: last, function: agreed });
-        let named: Vec<Body> =
-            self.waiting.range(first..last).map(|(&start, &generation)| (start, generation)).collect();
+        let named: Vec<Body> = self.waiting.range(first..last).map(|(&s, w)| (s, w.generation)).collect();
         for (start, generation) in named {
-            self.waiting.remove(&start);
+            self.take(start);
             self.bound.insert((start, generation), agreed.ok_or(Missing::Conflict));
         }
         if agreed.is_none() { Inserted::Conflict } else { Inserted::Yes }
@@ -332,7 +382,7 @@ mod tests {
     }
 
     fn name(names: &mut ManagedNames, address: u64, generation: u32) -> Result<String, Missing> {
-        names.want(PROCESS, address, generation);
+        names.want(PROCESS, address, generation, true);
         let id = names.find(PROCESS, address, generation)?;
         Ok(names.symbol(id).unwrap().name.to_string())
     }
@@ -341,8 +391,8 @@ mod tests {
     fn bodies_of_one_method_share_its_identity_and_instantiations_do_not() {
         let mut names = ManagedNames::default();
         for start in [0x1000, 0x900f, 0x2000, 0x3000, 0x1100] {
-            assert!(names.want(PROCESS, start, 0), "asked once");
-            assert!(!names.want(PROCESS, start, 0), "and not again");
+            assert!(names.want(PROCESS, start, 0, true), "asked once");
+            assert!(!names.want(PROCESS, start, 0, true), "and not again");
         }
         names.observe(PROCESS, &method(1, "A.B<System.Int32>.M()", &[(0x1000, 0x100), (0x9000, 0x10)]));
         names.observe(PROCESS, &method(1, "A.B<System.Int32>.M()", &[(0x2000, 0x100)]));
@@ -355,15 +405,15 @@ mod tests {
         assert_eq!(names.waiting(PROCESS).collect::<Vec<_>>(), [0x1100]);
         assert_eq!(names.symbol(id(0x1000).unwrap()).unwrap().module, Module::Managed("App.dll".into()));
         assert_eq!(names.find(ProcessId(8), 0x1000, 0), Err(Missing::NotAnswered));
-        assert!(!names.want(PROCESS, 0x2010, 0), "an answer serves the whole method");
+        assert!(!names.want(PROCESS, 0x2010, 0, true), "an answer serves the whole method");
         assert_eq!(names.find(PROCESS, 0x2010, 0), names.find(PROCESS, 0x1000, 0));
     }
 
     #[test]
     fn code_that_replaced_unloaded_code_has_its_own_name_and_the_old_keeps_its() {
         let mut names = ManagedNames::default();
-        names.want(PROCESS, 0x1000, 0);
-        names.want(PROCESS, 0x1040, 0);
+        names.want(PROCESS, 0x1000, 0, true);
+        names.want(PROCESS, 0x1040, 0, true);
         names.observe(PROCESS, &method(1, "Old.M()", &[(0x1000, 0x40)]));
         names.observe(PROCESS, &method(3, "Stays.M()", &[(0x2000, 0x100)]));
         names.observe(PROCESS, &ShimEvent::CodeUnloaded { ranges: vec![(0x1000, 0x100)] });
@@ -383,9 +433,9 @@ mod tests {
     #[test]
     fn a_newer_generation_is_asked_about_although_nobody_reported_an_unload() {
         let mut names = ManagedNames::default();
-        names.want(PROCESS, 0x1000, 0);
+        names.want(PROCESS, 0x1000, 0, true);
         names.observe(PROCESS, &method(1, "Old.M()", &[(0x1000, 0x100)]));
-        assert!(names.want(PROCESS, 0x1000, 1));
+        assert!(names.want(PROCESS, 0x1000, 1, true));
         names.observe(PROCESS, &method(2, "New.M()", &[(0x1000, 0x80)]));
         assert_eq!(name(&mut names, 0x1000, 0).as_deref(), Ok("Old.M()"));
         assert_eq!(name(&mut names, 0x1000, 1).as_deref(), Ok("New.M()"));
@@ -404,12 +454,24 @@ mod tests {
     #[test]
     fn no_method_is_its_own_reason() {
         let mut names = ManagedNames::default();
-        names.want(PROCESS, 0x5000, 0);
+        names.want(PROCESS, 0x5000, 0, true);
         names.observe(PROCESS, &ShimEvent::NoMethod { asked: 0x5000, hresult: -1 });
         assert_eq!(name(&mut names, 0x5000, 0), Err(Missing::NoMethod));
-        assert!(names.want(PROCESS, 0x6000, 0) && !names.want(PROCESS, 0x6000, 0));
+        assert!(names.want(PROCESS, 0x6000, 0, true) && !names.want(PROCESS, 0x6000, 0, true));
         names.observe(PROCESS, &ShimEvent::NoMethod { asked: 0x6000, hresult: NOT_NOW });
-        assert!(names.want(PROCESS, 0x6000, 0), "not now means: ask again when it is seen again");
+        assert!(names.has_withheld(PROCESS) && !names.is_waiting(PROCESS, 0x6000));
+        assert_eq!(names.withheld(PROCESS, 0..=0x6000).collect::<Vec<_>>(), [0x6000]);
+        assert!(!names.want(PROCESS, 0x6000, 0, false), "what may not be there is not asked about again");
+        assert!(names.want(PROCESS, 0x6000, 0, true), "not now means: ask again when it is seen again");
+        assert!(!names.has_withheld(PROCESS) && names.is_waiting(PROCESS, 0x6000));
+        names.observe(PROCESS, &ShimEvent::NoMethod { asked: 0x6000, hresult: NOT_NOW });
+        names.observe(PROCESS, &method(1, "A.M()", &[(0x6000, 0x10)]));
+        assert!(!names.has_withheld(PROCESS));
+        assert_eq!(
+            name(&mut names, 0x6000, 0).as_deref(),
+            Ok("A.M()"),
+            "an answer to another question serves"
+        );
     }
 
     proptest! {
@@ -421,7 +483,7 @@ mod tests {
                 match step {
                     0 => process.unload(start, start + len),
                     1 => { process.insert(start, start + len, FunctionId(function)); }
-                    _ => { process.want(start, function); }
+                    _ => { process.want(start, function, false); }
                 }
                 let ends: Vec<u64> = process.live.values().map(|range| range.end).collect();
                 let starts = process.live.keys().copied().skip(1);

@@ -22,6 +22,7 @@ use managed::{ManagedNames, Missing};
 use perf_map::PerfMap;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// Cached symbols beyond this number are dropped when a later window does not use them.
@@ -151,10 +152,12 @@ impl Symbolizer {
     }
 
     /// Notes that `frame` will need a name. True when it is managed, the name is not known and nobody was asked for it yet: then
-    /// the shim of its process should be, about its start.
-    pub fn wants_answer(&mut self, frame: FrameKey) -> bool {
+    /// the shim of its process should be, about its start. True again when that said "not now" and the frame was `surely` seen since.
+    pub fn wants_answer(&mut self, frame: FrameKey, surely: bool) -> bool {
         match frame {
-            FrameKey::Managed { process, start, generation } => self.managed.want(process, start, generation),
+            FrameKey::Managed { process, start, generation } => {
+                self.managed.want(process, start, generation, surely)
+            }
             _ => false,
         }
     }
@@ -168,6 +171,17 @@ impl Symbolizer {
     /// Addresses of a process that were asked about and not answered yet, to ask again where a question was lost.
     pub fn unanswered(&self, process: ProcessId) -> impl Iterator<Item = u64> {
         self.managed.waiting(process)
+    }
+
+    /// Addresses of a process, within a range, that its shim would not ask about when it was asked.
+    pub fn withheld(&self, process: ProcessId, within: RangeInclusive<u64>) -> impl Iterator<Item = u64> {
+        self.managed.withheld(process, within)
+    }
+
+    /// True when there are any of those.
+    #[must_use]
+    pub fn has_withheld(&self, process: ProcessId) -> bool {
+        self.managed.has_withheld(process)
     }
 
     /// Looks up all `frames` that are not known yet, in one batch per image.
@@ -193,7 +207,7 @@ impl Symbolizer {
                 FrameKey::Kernel(address) => kernel.push(address),
                 FrameKey::Native { image, address } => images.entry(image).or_default().push(address),
                 FrameKey::Managed { process, start, generation } => {
-                    self.managed.want(process, start, generation);
+                    self.managed.want(process, start, generation, false);
                     self.managed_symbol(frame, (process, start, generation), &mut map, directory);
                 }
                 FrameKey::Stub { .. } => self.put(frame, plain("[runtime stub]", Module::Jit)),

@@ -79,7 +79,7 @@ unsafe fn start(this: *mut c_void, unknown: *mut c_void, client_data: Option<&[u
         Some(data) => owner_in_client_data(data),
         None => info.owner_in_environment(),
     };
-    if object.instance.set_up(info, owner).is_err() {
+    if object.instance.set_up(info, owner, client_data.is_some()).is_err() {
         info.release();
         return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
     }

@@ -115,10 +115,24 @@ impl ShimSource {
         }
     }
 
-    /// Asks the shims of a process for the method at `address`. The answer comes as an event; an address is asked about once.
-    pub fn ask(&mut self, pid: u32, address: u64) {
-        let asked = self.processes.get_mut(&pid).is_some_and(|process| process.ask(address));
+    /// Asks the shims of a process for the method at `address`, which was last on a stack for sure at `seen` (0: not known). The answer comes
+    /// as an event; an address is asked about once.
+    pub fn ask(&mut self, pid: u32, address: u64, seen: MonotonicNs) {
+        let asked = self.processes.get_mut(&pid).is_some_and(|process| process.ask(address, seen));
         self.shared.totals.names_dropped += u64::from(!asked);
+    }
+
+    /// Sends what was asked, without waiting for the next [`ShimSource::drain`].
+    pub fn send_questions(&mut self) {
+        let now = Instant::now();
+        for process in self.processes.values_mut().filter(|process| !process.ended) {
+            for reader in &mut process.readers {
+                if let Err(error) = reader.send_questions(now) {
+                    // The next drain meets the same error and gives the region up.
+                    tracing::debug!(%error, "no questions");
+                }
+            }
+        }
     }
 
     /// True when a shim of this process is being read.

@@ -2,6 +2,7 @@
 //! makes its code unknown again. Pure, and bounded whatever is asked or answered.
 
 use profiler_protocol::record::NOT_NOW;
+use profiler_protocol::request::NEVER_SEEN;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -14,9 +15,16 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const TRIES: u8 = 4;
 
 #[derive(Clone, Copy)]
-enum Question {
+enum Progress {
     Waiting { tries: u8 },
     Sent { tries: u8, at: Instant },
+}
+
+#[derive(Clone, Copy)]
+struct Question {
+    /// When its address was last seen, in the process's time.
+    seen_ns: u64,
+    progress: Progress,
 }
 
 #[derive(Clone, Copy)]
@@ -37,15 +45,19 @@ pub(super) struct NameBook {
 }
 
 impl NameBook {
-    /// Queues a question unless it has been asked or answered. False when the queue is full.
-    pub(super) fn ask(&mut self, address: u64) -> bool {
-        if self.missing.contains(&address) || self.open.contains_key(&address) || self.covers(address) {
+    /// Queues a question about an address seen at `seen_ns`, unless it has been asked or answered. False when the queue is full.
+    pub(super) fn ask(&mut self, address: u64, seen_ns: u64) -> bool {
+        if let Some(open) = self.open.get_mut(&address) {
+            open.seen_ns = open.seen_ns.max(seen_ns);
+            return true;
+        }
+        if self.missing.contains(&address) || self.covers(address) {
             return true;
         }
         if self.open.len() >= OPEN {
             return false;
         }
-        self.open.insert(address, Question::Waiting { tries: 0 });
+        self.open.insert(address, Question { seen_ns, progress: Progress::Waiting { tries: 0 } });
         self.waiting.push_back(address);
         true
     }
@@ -55,18 +67,19 @@ impl NameBook {
         before.is_some_and(|(start, body)| address - start < body.bytes)
     }
 
-    /// Up to `most` questions to send next.
-    pub(super) fn next(&self, most: usize) -> Vec<u64> {
-        self.waiting.iter().copied().take(most).collect()
+    /// Up to `most` questions to send next: the address, and when it was seen.
+    pub(super) fn next(&self, most: usize) -> Vec<(u64, u64)> {
+        let seen_ns = |address| self.open.get(address).map_or(NEVER_SEEN, |question| question.seen_ns);
+        self.waiting.iter().take(most).map(|address| (*address, seen_ns(address))).collect()
     }
 
     /// The first `count` of [`NameBook::next`] were sent.
     pub(super) fn sent(&mut self, count: usize, now: Instant) {
         for address in self.waiting.drain(..count.min(self.waiting.len())) {
             if let Some(question) = self.open.get_mut(&address)
-                && let Question::Waiting { tries } = *question
+                && let Progress::Waiting { tries } = question.progress
             {
-                *question = Question::Sent { tries: tries + 1, at: now };
+                question.progress = Progress::Sent { tries: tries + 1, at: now };
             }
         }
     }
@@ -75,13 +88,13 @@ impl NameBook {
     pub(super) fn repeat(&mut self, now: Instant) -> u64 {
         let mut given_up = 0;
         let waiting = &mut self.waiting;
-        self.open.retain(|&address, question| match *question {
-            Question::Sent { tries, at } if now.saturating_duration_since(at) >= ASK_AGAIN_AFTER => {
+        self.open.retain(|&address, question| match question.progress {
+            Progress::Sent { tries, at } if now.saturating_duration_since(at) >= ASK_AGAIN_AFTER => {
                 if tries >= TRIES {
                     given_up += 1;
                     return false;
                 }
-                *question = Question::Waiting { tries };
+                question.progress = Progress::Waiting { tries };
                 waiting.push_back(address);
                 true
             }
@@ -152,30 +165,30 @@ mod tests {
     fn send_all(book: &mut NameBook, now: Instant) -> Vec<u64> {
         let next = book.next(usize::MAX);
         book.sent(next.len(), now);
-        next
+        next.into_iter().map(|(address, _)| address).collect()
     }
 
     #[test]
     fn one_answer_serves_the_whole_method() {
         let now = Instant::now();
         let mut book = NameBook::default();
-        assert!(book.ask(0x1010) && book.ask(0x1010) && book.ask(0x1020));
+        assert!(book.ask(0x1010, 1) && book.ask(0x1010, 1) && book.ask(0x1020, 1));
         assert_eq!(send_all(&mut book, now), [0x1010, 0x1020]);
         assert!(book.found(0x1010, 7, &[(0x1000, 0x100), (0x9000, 8)]));
         // The other question was on its way already and has its own answer.
         assert!(book.found(0x1020, 7, &[(0x1000, 0x100), (0x9000, 8)]));
         assert_eq!(book.open.len(), 0);
-        assert!(book.ask(0x10ff) && book.ask(0x9007));
+        assert!(book.ask(0x10ff, 1) && book.ask(0x9007, 1));
         assert!(book.next(10).is_empty());
-        assert!(book.ask(0x1100));
-        assert_eq!(book.next(10), [0x1100]);
+        assert!(book.ask(0x1100, 1));
+        assert_eq!(book.next(10), [(0x1100, 1)]);
     }
 
     #[test]
     fn an_answer_nobody_asked_for_is_refused() {
         let mut book = NameBook::default();
         assert!(!book.found(1, 1, &[(0, 100)]) && !book.not_found(2, -1));
-        assert!(book.ask(1));
+        assert!(book.ask(1, 1));
         assert_eq!(book.open.len(), 1);
     }
 
@@ -183,13 +196,27 @@ mod tests {
     fn what_cannot_be_asked_now_may_be_asked_later() {
         let mut book = NameBook::default();
         for hresult in [NOT_NOW, -1] {
-            assert!(book.ask(0x1000));
-            assert_eq!(book.next(10), [0x1000]);
+            assert!(book.ask(0x1000, 1));
+            assert_eq!(book.next(10), [(0x1000, 1)]);
             send_all(&mut book, Instant::now());
             assert!(book.not_found(0x1000, hresult));
         }
-        assert!(book.ask(0x1000));
+        assert!(book.ask(0x1000, 1));
         assert!(book.next(10).is_empty(), "the runtime has said no");
+    }
+
+    #[test]
+    fn a_question_that_waits_or_is_repeated_tells_the_newest_time() {
+        let now = Instant::now();
+        let mut book = NameBook::default();
+        for seen in [5, 9, 7] {
+            assert!(book.ask(0x1000, seen));
+        }
+        assert_eq!(book.next(10), [(0x1000, 9)]);
+        book.sent(1, now);
+        assert!(book.ask(0x1000, 11) && book.next(10).is_empty());
+        book.repeat(now + ASK_AGAIN_AFTER);
+        assert_eq!(book.next(10), [(0x1000, 11)]);
     }
 
     #[test]
@@ -197,7 +224,7 @@ mod tests {
         let now = Instant::now();
         let mut book = NameBook::default();
         for address in [0x1000, 0x2000, 0x3000] {
-            assert!(book.ask(address));
+            assert!(book.ask(address, 1));
         }
         send_all(&mut book, now);
         book.found(0x1000, 7, &[(0x1000, 16)]);
@@ -205,9 +232,9 @@ mod tests {
         book.not_found(0x3000, -1);
         assert_eq!(book.unloaded(7, [(0x3000, 16), (0x5000, 0)].into_iter()), [(0x3000, 16), (0x1000, 16)]);
         for address in [0x1000, 0x2000, 0x3000] {
-            assert!(book.ask(address));
+            assert!(book.ask(address, 1));
         }
-        assert_eq!(book.next(10), [0x1000, 0x3000]);
+        assert_eq!(book.next(10), [(0x1000, 1), (0x3000, 1)]);
     }
 
     /// Ends soon only when an unload costs what it takes away: a hostile shim sends hundreds in one round.
@@ -216,10 +243,10 @@ mod tests {
         let mut book = NameBook::default();
         let many = REMEMBERED as u64 / 4;
         let ranges: Vec<(u64, u32)> = (0..many).map(|body| (body << 4, 16)).collect();
-        assert!(book.ask(0));
+        assert!(book.ask(0, 1));
         for (module, ranges) in (1..).zip(ranges.chunks(2)) {
-            book.open.insert(0, super::Question::Waiting { tries: 0 });
-            assert!(book.found(0, module, ranges));
+            assert!(book.ask(u64::MAX, 1));
+            assert!(book.found(u64::MAX, module, ranges));
         }
         book.missing.extend((0..many).map(|missing| (missing << 4) + 8));
         for (module, ranges) in (1..).zip(ranges.chunks(2)) {
@@ -234,10 +261,10 @@ mod tests {
     fn a_body_that_another_modules_replaced_goes_with_that_one() {
         let mut book = NameBook::default();
         for module in [7, 8] {
-            assert!(book.ask(0x2000 + module));
+            assert!(book.ask(0x2000 + module, 1));
             assert!(book.found(0x2000 + module, module, &[(0x1000, 16)]));
         }
-        assert!(book.ask(0x3000) && book.found(0x3000, 0, &[(0x3000, 16)]));
+        assert!(book.ask(0x3000, 1) && book.found(0x3000, 0, &[(0x3000, 16)]));
         assert_eq!(book.unloaded(7, [].into_iter()), []);
         assert_eq!(book.unloaded(0, [(0x5000, 1)].into_iter()), [(0x5000, 1)]);
         assert!(book.covers(0x1000) && book.covers(0x3000), "an unload of no module takes none");
@@ -252,7 +279,7 @@ mod tests {
     fn a_lost_answer_is_asked_for_again_and_given_up_in_the_end() {
         let mut now = Instant::now();
         let mut book = NameBook::default();
-        book.ask(5);
+        book.ask(5, 1);
         for _ in 0..TRIES {
             assert_eq!(send_all(&mut book, now), [5]);
             assert_eq!(book.repeat(now), 0);
@@ -267,6 +294,6 @@ mod tests {
     #[test]
     fn the_queue_has_an_end() {
         let mut book = NameBook::default();
-        assert_eq!((0..=OPEN as u64).filter(|&address| !book.ask(address)).count(), 1);
+        assert_eq!((0..=OPEN as u64).filter(|&address| !book.ask(address, 1)).count(), 1);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::attach::target::Target;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io::Read as _;
 use std::time::{Duration, Instant};
@@ -55,24 +56,34 @@ impl Threads {
     }
 }
 
-/// What to subtract from the process's CLOCK_MONOTONIC to get the initial time namespace's, in nanoseconds.
-pub(super) fn monotonic_offset_ns(target: &Target) -> i64 {
-    let same = |name: &str| {
-        let flags = AtFlags::empty();
-        let theirs = statat(target.directory(), format!("ns/{name}"), flags);
-        let ours = statat(rustix::fs::CWD, format!("/proc/self/ns/{name}"), flags);
-        matches!((theirs, ours), (Ok(a), Ok(b)) if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino))
+/// How a process's CLOCK_MONOTONIC differs from the initial time namespace's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Offset {
+    /// What to subtract, in nanoseconds.
+    pub(super) ns: i64,
+    /// False when it could not be found out.
+    pub(super) known: bool,
+}
+
+/// Finds out.
+pub(super) fn monotonic_offset(target: &Target) -> Offset {
+    let inode = |name: &str| {
+        let found = statat(target.directory(), format!("ns/{name}"), AtFlags::empty()).ok()?;
+        Some((found.st_dev, found.st_ino))
     };
+    let ours = statat(rustix::fs::CWD, "/proc/self/ns/time", AtFlags::empty());
     // No time namespaces in this kernel, or the same one: most processes.
-    if readlinkat(target.directory(), "ns/time", Vec::new()).is_err() || same("time") {
-        return 0;
+    if readlinkat(target.directory(), "ns/time", Vec::new()) == Err(Errno::NOENT)
+        || ours.is_ok_and(|ours| inode("time") == Some((ours.st_dev, ours.st_ino)))
+    {
+        return Offset { ns: 0, known: true };
     }
+    // The file tells of the namespace that children get (fs/proc/base.c, `proc_timens_show_offsets`).
+    let own = inode("time").is_some() && inode("time") == inode("time_for_children");
     let mut text = String::new();
     let read = target.file("timens_offsets").map(|file| file.take(4096).read_to_string(&mut text));
-    if !matches!(read, Ok(Ok(_))) {
-        return 0;
-    }
-    parse_monotonic_offset(&text).unwrap_or(0)
+    let found = matches!(read, Ok(Ok(_))).then(|| parse_monotonic_offset(&text)).flatten();
+    Offset { ns: found.unwrap_or(0), known: own && found.is_some() }
 }
 
 /// Reads `monotonic   -1234   5678` (seconds, nanoseconds) of time_namespaces(7).
@@ -85,7 +96,7 @@ fn parse_monotonic_offset(text: &str) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Threads, monotonic_offset_ns, parse_monotonic_offset};
+    use super::{Offset, Threads, monotonic_offset, parse_monotonic_offset};
     use crate::attach::target::Target;
 
     #[test]
@@ -97,7 +108,7 @@ mod tests {
         assert_eq!(threads.outer(&me, inner), Some(mine));
         // No thread of this process has the id of its parent.
         assert_eq!(threads.outer(&me, std::os::unix::process::parent_id()), None);
-        assert_eq!(monotonic_offset_ns(&me), 0);
+        assert_eq!(monotonic_offset(&me), Offset { ns: 0, known: true });
     }
 
     #[test]

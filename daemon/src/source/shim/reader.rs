@@ -4,7 +4,7 @@
 
 use super::counters::Totals;
 use super::names::NameBook;
-use super::namespace::Threads;
+use super::namespace::{Offset, Threads};
 use super::region::{Region, RegionKey};
 use crate::attach::target::Target;
 use crate::source::{
@@ -14,9 +14,9 @@ use crate::source::{
 use crate::unwind::machine::NATIVE;
 use profiler_protocol::consumer::{Consumer, ConsumerError, Quota};
 use profiler_protocol::counter;
-use profiler_protocol::layout::{State, UNIT_BYTES, unpack_runtime};
+use profiler_protocol::layout::{FEATURE_SEEN_TIMES, State, UNIT_BYTES, unpack_runtime};
 use profiler_protocol::record::{AllocationHead, Body, Record, Registers};
-use profiler_protocol::request::Request;
+use profiler_protocol::request::{NEVER_SEEN, Request};
 use std::collections::HashSet;
 use std::io;
 use std::time::{Duration, Instant};
@@ -33,6 +33,10 @@ const TYPES: usize = 65_536;
 /// Events may wait in the ring while the daemon is busy, but not longer than this.
 const OLDEST_NS: u64 = 60_000_000_000;
 const QUESTIONS_AT_ONCE: usize = 512;
+
+/// A question to a shim that cannot be told when its address was seen may be asked for this long: see `names.rs` for repetitions, and
+/// docs/shim-protocol.md for the six seconds that they must stay below.
+const FRESH: Duration = Duration::from_secs(2);
 
 /// How often a beat is due, and what the shim is told about it.
 pub(super) const BEAT_EVERY: Duration = Duration::from_millis(250);
@@ -54,7 +58,9 @@ pub(super) struct Reader {
     consumer: Consumer<Region>,
     names: NameBook,
     types: HashSet<u64>,
-    offset_ns: i64,
+    offset: Offset,
+    /// The shim can be told when an address was seen.
+    seen_times: bool,
     /// Records from before this are of an earlier recorder's time.
     not_before_ns: u64,
     /// Counter values at adoption, when an earlier recorder had read from the region.
@@ -74,9 +80,10 @@ impl Reader {
         id: RegionId,
         consumer: Consumer<Region>,
         ours: bool,
-        offset_ns: i64,
+        offset: Offset,
         now: MonotonicNs,
     ) -> Self {
+        let seen_times = consumer.identity().features & FEATURE_SEEN_TIMES != 0;
         let mut reader = Self {
             id,
             key: consumer.memory().key(),
@@ -84,7 +91,8 @@ impl Reader {
             consumer,
             names: NameBook::default(),
             types: HashSet::new(),
-            offset_ns,
+            offset,
+            seen_times,
             not_before_ns: if ours { 0 } else { now.0 },
             base: [0; counter::ALL.len()],
             hole: None,
@@ -121,8 +129,16 @@ impl Reader {
         }
     }
 
-    pub(super) fn ask(&mut self, address: u64) -> bool {
-        self.names.ask(address)
+    /// Queues a question about an address that was on a stack at `seen`.
+    pub(super) fn ask(&mut self, address: u64, seen: MonotonicNs) -> bool {
+        if self.seen_times {
+            let told = seen.0.wrapping_add_signed(self.offset.ns);
+            let known = self.offset.known && seen.0 != 0 && told > NEVER_SEEN;
+            return self.names.ask(address, if known { told } else { NEVER_SEEN });
+        }
+        // It takes every question for one about code seen a moment ago.
+        let age = MonotonicNs::now().0.saturating_sub(seen.0);
+        u128::from(age) > FRESH.as_nanos() || self.names.ask(address, 0)
     }
 
     /// Says that somebody listens.
@@ -162,7 +178,8 @@ impl Reader {
     pub(super) fn send_questions(&mut self, now: Instant) -> Result<(), ConsumerError<io::Error>> {
         let next = self.names.next(QUESTIONS_AT_ONCE);
         if !next.is_empty() {
-            let requests: Vec<Request> = next.into_iter().map(Request::Name).collect();
+            let requests: Vec<Request> =
+                next.into_iter().map(|(address, seen_ns)| Request::Name { address, seen_ns }).collect();
             let written = self.consumer.request(&requests)?;
             self.names.sent(written, now);
         }
@@ -205,7 +222,7 @@ impl Reader {
             id: self.id,
             names,
             types,
-            offset_ns: self.offset_ns,
+            offset_ns: self.offset.ns,
             not_before_ns: self.not_before_ns,
             said_bye: &mut self.said_bye,
         };
@@ -297,7 +314,9 @@ impl Decoder<'_> {
                 ShimEvent::Hello { runtime: (major, minor, build) }
             }
             Body::Allocation(head, stack) => {
-                ShimEvent::Allocation(Box::new(allocation(&head, stack, thread(record.tid))))
+                let mut allocation = allocation(&head, stack, thread(record.tid));
+                allocation.seen = MonotonicNs(told.min(time));
+                ShimEvent::Allocation(Box::new(allocation))
             }
             Body::TypeName { type_id, name, module } => {
                 if self.types.len() >= TYPES && !self.types.contains(&type_id) {
@@ -389,6 +408,7 @@ fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
             stack: stack.to_vec(),
             limited: head.limited,
         },
+        seen: MonotonicNs(0),
     }
 }
 

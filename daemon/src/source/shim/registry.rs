@@ -6,7 +6,7 @@
 
 use super::counters::Totals;
 use super::finder::{self, Found};
-use super::namespace::{Threads, monotonic_offset_ns};
+use super::namespace::{Threads, monotonic_offset};
 use super::reader::{Context, End, Reader};
 use super::region::{Region, RegionKey};
 use crate::attach::target::Target;
@@ -238,7 +238,7 @@ impl Process {
         shared.next_id += 1;
         shared.regions += 1;
         shared.totals.regions_adopted += 1;
-        let offset = monotonic_offset_ns(&self.target);
+        let offset = monotonic_offset(&self.target);
         let mut reader = Reader::new(id, consumer, ours, offset, time);
         // Said first: it holds from the first object on.
         let told = reader.set_live_objects(shared.live_objects);
@@ -248,11 +248,11 @@ impl Process {
     }
 
     /// Queues a question with every region of the process. False when it was dropped.
-    pub(super) fn ask(&mut self, address: u64) -> bool {
+    pub(super) fn ask(&mut self, address: u64, seen: MonotonicNs) -> bool {
         // Nothing is kept for a region that comes later: by then the code may be gone. What is seen again is asked about again.
         let mut all = !self.readers.is_empty();
         for reader in &mut self.readers {
-            all &= reader.ask(address);
+            all &= reader.ask(address, seen);
         }
         all
     }
