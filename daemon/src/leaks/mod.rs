@@ -116,7 +116,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
         }
         drop(processor.processes.take_lessons());
         for request in processor.take_requests() {
-            shims.ask(request.pid, request.address);
+            shims.ask(request.pid, request.address, request.seen);
         }
         // Pairs with the store of the signal's thread; nothing else is told by it.
         let ends = over.load(Ordering::Relaxed)
