@@ -307,13 +307,15 @@ impl Profile {
         self.samples.iter().flat_map(|sample| &sample.stack).map(|frame| frame.function.as_str()).collect()
     }
 
-    /// The number in the comment line `name: value`.
+    /// The number in the comment line `name: value`; 0 for a counter of docs/metrics.md without one, since those at 0 are left out.
     pub fn counter(&self, name: &str) -> Option<i64> {
-        self.comments.iter().find_map(|line| {
+        let stated = self.comments.iter().find_map(|line| {
             let (key, value) = line.split_once(':')?;
             let number = value.split_whitespace().next()?;
             (key.trim() == name).then(|| number.parse().ok()).flatten()
-        })
+        });
+        let is_counter = || include_str!("../../docs/metrics.md").contains(&format!("| `{name}` |"));
+        stated.or_else(|| is_counter().then_some(0))
     }
 
     /// A picture for failure messages: columns, comments and the largest stacks of `sample_type` among those that fit.
