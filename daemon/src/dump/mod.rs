@@ -202,6 +202,7 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
 
     let order = &mut session.order;
     session.kernel.visit_last(&mut |event| order.push(event));
+    let before = MonotonicNs::now();
     let at = session.kernel.freeze();
     let snapshots = session.kernel.thread_times();
     session.kernel.drain(&mut |event| order.push(event));
@@ -209,6 +210,7 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     let mut events = Vec::new();
     order.finish(&mut events);
     session.digest(events);
+    session.processor.still_there(&snapshots, before);
     await_names(&mut session);
     let staying = session.shims.detach_all();
     if !staying.is_empty() {
@@ -238,12 +240,16 @@ fn observe(
     quiet: bool,
 ) {
     let (begin, mut ready) = (Instant::now(), None);
-    let (began, ticks) = (MonotonicNs::now(), crate::process::start_ticks(pid));
+    let (mut began, ticks) = (MonotonicNs::now(), crate::process::start_ticks(pid));
     loop {
         session.round();
         if let Some(attach) = attaching.take_if(|attach| attach.is_finished()) {
             match attach.join() {
-                Ok(Ok(_)) => session.shims.watch(pid),
+                Ok(Ok(_)) => {
+                    session.shims.watch(pid);
+                    // The shim may name what runs from here on.
+                    began = MonotonicNs::now();
+                }
                 // Native code has its names without a shim.
                 Ok(Err(AttachError::Unsuitable { why: WhyNot::NotDotnet, .. })) => {}
                 Ok(Err(error)) if !quiet => say(&format!("pid {pid}: no managed names: {error}")),

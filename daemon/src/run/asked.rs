@@ -45,6 +45,13 @@ impl Asked {
         seen
     }
 
+    /// It was surely on a stack at `seen`, and is not asked about: it was a moment ago.
+    pub(super) fn saw(&mut self, place: Place, seen: MonotonicNs) {
+        if let Some(last) = self.at.get_mut(&place) {
+            last.seen = last.seen.max(seen);
+        }
+    }
+
     /// True while the address was asked about a moment ago.
     pub(super) fn is_fresh(&self, place: Place, now: MonotonicNs) -> bool {
         self.at.get(&place).is_some_and(|last| is_fresh(last.asked, now))
@@ -83,6 +90,7 @@ mod tests {
         assert_eq!(asked.note((1, 2), MonotonicNs(10), MonotonicNs(0)), MonotonicNs(0));
         assert_eq!(asked.note((1, 2), MonotonicNs(20), MonotonicNs(20)), MonotonicNs(20));
         assert_eq!(asked.note((1, 2), MonotonicNs(30), MonotonicNs(0)), MonotonicNs(20));
+        asked.saw((1, 2), MonotonicNs(15));
         assert_eq!((asked.seen((1, 2)), asked.seen((2, 2))), (MonotonicNs(20), MonotonicNs(0)));
     }
 }

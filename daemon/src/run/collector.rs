@@ -73,6 +73,8 @@ pub enum Batch {
 /// What the kernel source knew at a window's end.
 #[derive(Debug)]
 pub struct KernelTotals {
+    /// A moment before it ended: who waits in `threads` waited then, or began to later.
+    pub before: MonotonicNs,
     /// When it ended.
     pub at: MonotonicNs,
     /// The same by the wall clock.
@@ -214,7 +216,7 @@ impl Collector {
         let threads = kernel.thread_times_cut(at);
         self.cut_until = Some(MonotonicNs::now());
         let counters = self.counters();
-        self.held.push_back(Batch::Cut(KernelTotals { at, wall, threads, counters }));
+        self.held.push_back(Batch::Cut(KernelTotals { before: at, at, wall, threads, counters }));
     }
 
     fn counters(&self) -> Vec<(String, u64)> {
@@ -238,6 +240,7 @@ impl Collector {
         let Some(mut kernel) = self.kernel.take() else { return };
         let order = &mut self.order;
         kernel.visit_last(&mut |event| order.push(event));
+        let before = MonotonicNs::now();
         // Frozen first, so that no thread ends and nothing is counted between the totals and the last records.
         let at = kernel.freeze();
         let wall = SystemTime::now();
@@ -254,7 +257,7 @@ impl Collector {
         if self.cut_until.take().is_some() {
             self.held.push_back(Batch::CutReached);
         }
-        self.held.push_back(Batch::KernelClosed(KernelTotals { at, wall, threads, counters }));
+        self.held.push_back(Batch::KernelClosed(KernelTotals { before, at, wall, threads, counters }));
     }
 
     fn hold(&mut self, events: Vec<Event>) {

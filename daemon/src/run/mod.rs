@@ -278,13 +278,15 @@ impl Run {
                     }
                     ask(&self.commands, self.processor.take_requests());
                 }
-                Ok(Batch::Cut(KernelTotals { at, wall, threads, counters })) => {
+                Ok(Batch::Cut(KernelTotals { at, wall, threads, counters, .. })) => {
                     self.processor.begin_cut(at, threads);
                     self.announced = Some(Totals { at, wall, counters });
                 }
                 Ok(Batch::CutReached) => self.cut(),
                 Ok(Batch::KernelClosed(closed)) => {
                     self.processor.close_at(closed.at);
+                    self.processor.still_there(&closed.threads, closed.before);
+                    ask(&self.commands, self.processor.take_requests());
                     ask(&self.commands, self.processor.withheld());
                     totals = Some(closed);
                     deadline = Some(Instant::now() + LAST_NAMES);
@@ -364,7 +366,7 @@ impl Run {
 
     fn finish(mut self, End { totals, mut counters }: End) -> Recorded {
         self.named();
-        let KernelTotals { at, wall, threads, counters: kernel } = totals;
+        let KernelTotals { at, wall, threads, counters: kernel, .. } = totals;
         let window = self.processor.close(at, &threads);
         let mut all = kernel;
         all.append(&mut counters);

@@ -15,11 +15,13 @@ use crate::process::service::Services;
 use crate::sample::frame::{FrameKey, Marker, ProcessId};
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::{
-    Allocation, Event, EventKind, Method, MonotonicNs, RegionId, ShimEvent, Sleeper, ThreadId, UserContext,
+    Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, ShimEvent, Sleeper, ThreadId,
+    ThreadSnapshot, UserContext,
 };
 use crate::symbolize::Symbolizer;
 use crate::symbolize::kernel::WakeSites;
 use crate::unwind::finish::Limits;
+use profiler_protocol::record::NOT_NOW;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -365,16 +367,7 @@ impl Processor {
         let (thread, start) = (sleeper.thread, sleeper.start);
         self.names.kernel(thread.tid, &comm_text(&sleeper.comm));
         if let Some(stack) = self.threads.seen_waiting(thread, start) {
-            let frames = self.stacks.frames(stack);
-            for &frame in &frames[..sure_frames(frames)] {
-                if let FrameKey::Managed { process, start, .. } = frame
-                    && (self.symbolizer.wants_answer(frame, true)
-                        || self.symbolizer.is_waiting(process, start))
-                {
-                    let seen = self.asked.note((thread.pid, start), time, time);
-                    self.requests.push(NameRequest { pid: thread.pid, address: start, seen });
-                }
-            }
+            self.ask_again(thread.pid, stack, time);
         } else if let Some(seen) = &sleeper.seen {
             let stack = self.stack(thread, time, &seen.kernel, seen.user.as_deref());
             // When it began is long ago.
@@ -384,6 +377,32 @@ impl Processor {
         }
         if let Some(off_cpu_ns) = sleeper.off_cpu_ns {
             self.threads.left_cpu(thread, start, MonotonicNs(time.0.saturating_sub(off_cpu_ns)));
+        }
+    }
+
+    /// Asks for what has no name yet in a stack that a thread was in at `time`.
+    fn ask_again(&mut self, pid: u32, stack: StackId, time: MonotonicNs) {
+        let frames = self.stacks.frames(stack);
+        for &frame in &frames[..sure_frames(frames)] {
+            if let FrameKey::Managed { process, start, .. } = frame
+                && (self.symbolizer.wants_answer(frame, true) || self.symbolizer.is_waiting(process, start))
+            {
+                let seen = self.asked.note((pid, start), time, time);
+                self.requests.push(NameRequest { pid, address: start, seen });
+            }
+        }
+    }
+
+    /// All threads as they are at the end, read after `at`. Those that wait were in their stacks then, or came there later: a shim that was
+    /// loaded after they were seen can now be asked for the names.
+    pub fn still_there(&mut self, threads: &[ThreadSnapshot], at: MonotonicNs) {
+        for snapshot in threads {
+            let thread = snapshot.times.thread;
+            if let Progress::Waiting { start, .. } = snapshot.progress
+                && let Some(wait) = self.threads.waiting(thread.tid).filter(|wait| wait.start == start)
+            {
+                self.ask_again(thread.pid, wait.stack, at.max(start));
+            }
         }
     }
 
@@ -478,6 +497,8 @@ impl Processor {
                     let seen = if index < sure { seen } else { MonotonicNs(0) };
                     let seen = self.asked.note((pid, start), now, seen);
                     self.requests.push(NameRequest { pid, address: start, seen });
+                } else if index < sure && self.symbolizer.is_waiting(process, start) {
+                    self.asked.saw((pid, start), seen);
                 }
             }
         }
@@ -491,7 +512,15 @@ impl Processor {
             None => self.processes.adopt(pid).ok(),
         };
         if let Some(process) = process {
-            self.symbolizer.observe(process, &event);
+            match event {
+                // It was seen again since that was asked: the answer may be another now.
+                ShimEvent::NoMethod { asked, hresult: NOT_NOW, seen }
+                    if self.symbolizer.is_waiting(process, asked) && self.asked.seen((pid, asked)) > seen =>
+                {
+                    self.requests.push(self.request(pid, asked));
+                }
+                _ => self.symbolizer.observe(process, &event),
+            }
             if let ShimEvent::Method(method) = &event {
                 self.ask_neighbours(process, pid, method);
             }

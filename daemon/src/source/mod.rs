@@ -469,6 +469,8 @@ pub enum ShimEvent {
         asked: u64,
         /// The runtime's answer.
         hresult: i32,
+        /// When the question said that it was seen; later than all when it could not say so.
+        seen: MonotonicNs,
     },
     /// Code in these ranges is gone (dynamic method collected, module unloaded): names and rules die.
     CodeUnloaded {

@@ -94,7 +94,7 @@ impl ManagedNames {
     pub(super) fn observe(&mut self, process: ProcessId, event: &ShimEvent) {
         match event {
             ShimEvent::Method(method) => self.learn(process, method),
-            ShimEvent::NoMethod { asked, hresult } => {
+            ShimEvent::NoMethod { asked, hresult, .. } => {
                 let entry = self.processes.entry(process).or_default();
                 if *hresult == NOT_NOW {
                     entry.withhold(*asked);
@@ -365,6 +365,7 @@ fn module_name(path: &str) -> Arc<str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::MonotonicNs;
     use proptest::prelude::{prop_assert, proptest};
 
     const PROCESS: ProcessId = ProcessId(7);
@@ -455,16 +456,18 @@ mod tests {
     fn no_method_is_its_own_reason() {
         let mut names = ManagedNames::default();
         names.want(PROCESS, 0x5000, 0, true);
-        names.observe(PROCESS, &ShimEvent::NoMethod { asked: 0x5000, hresult: -1 });
+        names.observe(PROCESS, &ShimEvent::NoMethod { asked: 0x5000, hresult: -1, seen: MonotonicNs(0) });
         assert_eq!(name(&mut names, 0x5000, 0), Err(Missing::NoMethod));
         assert!(names.want(PROCESS, 0x6000, 0, true) && !names.want(PROCESS, 0x6000, 0, true));
-        names.observe(PROCESS, &ShimEvent::NoMethod { asked: 0x6000, hresult: NOT_NOW });
+        names
+            .observe(PROCESS, &ShimEvent::NoMethod { asked: 0x6000, hresult: NOT_NOW, seen: MonotonicNs(0) });
         assert!(names.has_withheld(PROCESS) && !names.is_waiting(PROCESS, 0x6000));
         assert_eq!(names.withheld(PROCESS, 0..=0x6000).collect::<Vec<_>>(), [0x6000]);
         assert!(!names.want(PROCESS, 0x6000, 0, false), "what may not be there is not asked about again");
         assert!(names.want(PROCESS, 0x6000, 0, true), "not now means: ask again when it is seen again");
         assert!(!names.has_withheld(PROCESS) && names.is_waiting(PROCESS, 0x6000));
-        names.observe(PROCESS, &ShimEvent::NoMethod { asked: 0x6000, hresult: NOT_NOW });
+        names
+            .observe(PROCESS, &ShimEvent::NoMethod { asked: 0x6000, hresult: NOT_NOW, seen: MonotonicNs(0) });
         names.observe(PROCESS, &method(1, "A.M()", &[(0x6000, 0x10)]));
         assert!(!names.has_withheld(PROCESS));
         assert_eq!(

@@ -22,8 +22,9 @@ enum Progress {
 
 #[derive(Clone, Copy)]
 struct Question {
-    /// When its address was last seen, in the process's time.
+    /// When its address was last seen, in the process's time, and what was sent of that.
     seen_ns: u64,
+    sent_ns: u64,
     progress: Progress,
 }
 
@@ -57,7 +58,7 @@ impl NameBook {
         if self.open.len() >= OPEN {
             return false;
         }
-        self.open.insert(address, Question { seen_ns, progress: Progress::Waiting { tries: 0 } });
+        self.open.insert(address, Question { seen_ns, sent_ns: 0, progress: Progress::Waiting { tries: 0 } });
         self.waiting.push_back(address);
         true
     }
@@ -80,6 +81,7 @@ impl NameBook {
                 && let Progress::Waiting { tries } = question.progress
             {
                 question.progress = Progress::Sent { tries: tries + 1, at: now };
+                question.sent_ns = question.seen_ns;
             }
         }
     }
@@ -124,13 +126,14 @@ impl NameBook {
         }
     }
 
-    /// The runtime knows no method there, or cannot be asked now (then the address may be asked about again). False when nobody asked.
-    pub(super) fn not_found(&mut self, asked: u64, hresult: i32) -> bool {
-        let was_open = self.open.remove(&asked).is_some();
-        if was_open && hresult != NOT_NOW && self.missing.len() < REMEMBERED {
+    /// The runtime knows no method there, or cannot be asked now (then the address may be asked about again). Answers the time that was sent
+    /// with the question; `None` when nobody asked.
+    pub(super) fn not_found(&mut self, asked: u64, hresult: i32) -> Option<u64> {
+        let question = self.open.remove(&asked)?;
+        if hresult != NOT_NOW && self.missing.len() < REMEMBERED {
             self.missing.insert(asked);
         }
-        was_open
+        Some(question.sent_ns)
     }
 
     /// Code is gone: `ranges`, and all bodies of `module_id` unless it is 0. Answers all ranges that are gone.
@@ -187,7 +190,7 @@ mod tests {
     #[test]
     fn an_answer_nobody_asked_for_is_refused() {
         let mut book = NameBook::default();
-        assert!(!book.found(1, 1, &[(0, 100)]) && !book.not_found(2, -1));
+        assert!(!book.found(1, 1, &[(0, 100)]) && book.not_found(2, -1).is_none());
         assert!(book.ask(1, 1));
         assert_eq!(book.open.len(), 1);
     }
@@ -199,7 +202,7 @@ mod tests {
             assert!(book.ask(0x1000, 1));
             assert_eq!(book.next(10), [(0x1000, 1)]);
             send_all(&mut book, Instant::now());
-            assert!(book.not_found(0x1000, hresult));
+            assert_eq!(book.not_found(0x1000, hresult), Some(1));
         }
         assert!(book.ask(0x1000, 1));
         assert!(book.next(10).is_empty(), "the runtime has said no");
@@ -217,6 +220,10 @@ mod tests {
         assert!(book.ask(0x1000, 11) && book.next(10).is_empty());
         book.repeat(now + ASK_AGAIN_AFTER);
         assert_eq!(book.next(10), [(0x1000, 11)]);
+        book.sent(1, now);
+        assert!(book.ask(0x1000, 13));
+        assert_eq!(book.not_found(0x1000, NOT_NOW), Some(11), "that is what the answer is about");
+        assert!(book.open.is_empty() && book.waiting.is_empty());
     }
 
     #[test]

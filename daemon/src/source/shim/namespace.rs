@@ -1,6 +1,8 @@
 //! Thread ids and times as a process sees them → as the initial namespaces do.
 
 use crate::attach::target::Target;
+use crate::source::MonotonicNs;
+use profiler_protocol::request::NEVER_SEEN;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -65,6 +67,23 @@ pub(super) struct Offset {
     pub(super) known: bool,
 }
 
+impl Offset {
+    /// A time as a question tells it to the process.
+    pub(super) fn told(self, seen: MonotonicNs) -> u64 {
+        let told = seen.0.wrapping_add_signed(self.ns);
+        if self.known && seen.0 != 0 { told.max(NEVER_SEEN) } else { NEVER_SEEN }
+    }
+
+    /// The time that was told so; later than all others when it could not be told.
+    pub(super) fn seen(self, told: u64) -> MonotonicNs {
+        match (self.known, told) {
+            (true, NEVER_SEEN) => MonotonicNs(0),
+            (true, 1..) => MonotonicNs(told.wrapping_sub(self.ns.cast_unsigned())),
+            _ => MonotonicNs(u64::MAX),
+        }
+    }
+}
+
 /// Finds out.
 pub(super) fn monotonic_offset(target: &Target) -> Offset {
     let inode = |name: &str| {
@@ -96,7 +115,7 @@ fn parse_monotonic_offset(text: &str) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Offset, Threads, monotonic_offset, parse_monotonic_offset};
+    use super::{MonotonicNs, NEVER_SEEN, Offset, Threads, monotonic_offset, parse_monotonic_offset};
     use crate::attach::target::Target;
 
     #[test]
@@ -109,6 +128,17 @@ mod tests {
         // No thread of this process has the id of its parent.
         assert_eq!(threads.outer(&me, std::os::unix::process::parent_id()), None);
         assert_eq!(monotonic_offset(&me), Offset { ns: 0, known: true });
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_told_as_never_and_not_told_again() {
+        let offset = Offset { ns: -5, known: true };
+        assert_eq!((offset.told(MonotonicNs(0)), offset.told(MonotonicNs(100))), (NEVER_SEEN, 95));
+        assert_eq!((offset.seen(NEVER_SEEN), offset.seen(95)), (MonotonicNs(0), MonotonicNs(100)));
+        assert_eq!(offset.seen(0), MonotonicNs(u64::MAX), "a shim that takes no times");
+        let unknown = Offset { ns: 5, known: false };
+        assert_eq!(unknown.told(MonotonicNs(100)), NEVER_SEEN);
+        assert_eq!(unknown.seen(NEVER_SEEN), MonotonicNs(u64::MAX));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use profiler_protocol::consumer::{Consumer, ConsumerError, Quota};
 use profiler_protocol::counter;
 use profiler_protocol::layout::{FEATURE_SEEN_TIMES, State, UNIT_BYTES, unpack_runtime};
 use profiler_protocol::record::{AllocationHead, Body, Record, Registers};
-use profiler_protocol::request::{NEVER_SEEN, Request};
+use profiler_protocol::request::Request;
 use std::collections::HashSet;
 use std::io;
 use std::time::{Duration, Instant};
@@ -132,9 +132,7 @@ impl Reader {
     /// Queues a question about an address that was on a stack at `seen`.
     pub(super) fn ask(&mut self, address: u64, seen: MonotonicNs) -> bool {
         if self.seen_times {
-            let told = seen.0.wrapping_add_signed(self.offset.ns);
-            let known = self.offset.known && seen.0 != 0 && told > NEVER_SEEN;
-            return self.names.ask(address, if known { told } else { NEVER_SEEN });
+            return self.names.ask(address, self.offset.told(seen));
         }
         // It takes every question for one about code seen a moment ago.
         let age = MonotonicNs::now().0.saturating_sub(seen.0);
@@ -222,7 +220,7 @@ impl Reader {
             id: self.id,
             names,
             types,
-            offset_ns: self.offset.ns,
+            offset: self.offset,
             not_before_ns: self.not_before_ns,
             said_bye: &mut self.said_bye,
         };
@@ -279,7 +277,7 @@ struct Decoder<'a> {
     id: RegionId,
     names: &'a mut NameBook,
     types: &'a mut HashSet<u64>,
-    offset_ns: i64,
+    offset: Offset,
     not_before_ns: u64,
     said_bye: &'a mut bool,
 }
@@ -294,7 +292,7 @@ impl Decoder<'_> {
         totals: &mut Totals,
         sink: &mut dyn FnMut(Event),
     ) {
-        let told = record.time_ns.wrapping_sub(self.offset_ns.cast_unsigned());
+        let told = record.time_ns.wrapping_sub(self.offset.ns.cast_unsigned());
         let time = told.clamp(now.0.saturating_sub(OLDEST_NS), now.0);
         // A record is written while `now` was taken: a little ahead is honest.
         totals.times_corrected += u64::from(time != told && told.wrapping_sub(now.0) > 1_000_000_000);
@@ -339,13 +337,13 @@ impl Decoder<'_> {
                 let (name, module) = (name.to_owned(), module.to_owned());
                 ShimEvent::Method(Box::new(Method { asked, module_id, token, dynamic, name, module, ranges }))
             }
-            Body::NoMethod { asked, hresult } => {
-                if !self.names.not_found(asked, hresult) {
+            Body::NoMethod { asked, hresult } => match self.names.not_found(asked, hresult) {
+                Some(sent_ns) => ShimEvent::NoMethod { asked, hresult, seen: self.offset.seen(sent_ns) },
+                None => {
                     totals.names_unasked += 1;
                     return;
                 }
-                ShimEvent::NoMethod { asked, hresult }
-            }
+            },
             Body::CodeUnloaded { module_id, ranges } => {
                 let ranges = self.names.unloaded(module_id, ranges.pairs());
                 if ranges.is_empty() {
