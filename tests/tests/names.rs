@@ -273,7 +273,7 @@ fn a_process_survives_questions_about_code_that_comes_and_goes(runtime: Runtime)
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("unloads.pb.gz");
     // The promise says tens of thousands.
-    let unloads = if long_form() { 30_000 } else { 6_000 };
+    let unloads = if long_form() { 30_000 } else { 2_000 };
     let mut app = Workload::dotnet(runtime, "unloading", &[])
         .unwrap()
         .arg("20")
