@@ -37,6 +37,8 @@ Causes of what is missing, as far as they are known:
   pad; no rule describes that.
 - *From a program's start*: the JIT's stacks can be deeper than the 32 KiB that are copied (`--stack-kib`); a new thread's first instructions in `clone3` have
   another rule than the rest of its life; IL stubs of the runtime can be gone before their name is asked for.
+- *Dynamic methods* that were collected have no name if the runtime could not be asked in time without danger: those seen only before the attach, and some
+  in their last moments.
 - *`perf record -g`* goes by frame pointers: `Loop` is there twice while it is an OSR body, and of the methods it calls, which have no frame pointers, only the innermost
   is there.
 
