@@ -209,15 +209,16 @@ fn a_dotnet_child_of_a_recorded_process_gets_its_names() {
     assert_eq!(shell.wait().unwrap().code(), Some(5));
     let outcome = recording.finish_well(4 * SLACK).unwrap();
     let profile = Profile::read(&file).unwrap();
-    let looped = profile.sum("cpu", |sample| sample.has("CallHeavy.Program.Root"));
     let adopted = profile.counter("shim_regions_adopted").unwrap_or(0);
+    let all = profile.sum("cpu", |sample| sample.label("thread_name") == "callheavy");
+    let named = profile.sum("cpu", |sample| sample.has("CallHeavy.Program.Root") && !sample.has("[managed]"));
+    // The child is looked at twice a second: what ran only before the attach, such as the loop's first tier, has no name.
     assert!(
-        looped > 0 && adopted == 1,
-        "{adopted} regions\n{}\n{}",
+        named * 2 > all && adopted == 1,
+        "{named} of {all} ns, {adopted} regions\n{}\n{}",
         outcome.stderr,
         profile.describe("cpu", |_| true)
     );
-    assert_named(&profile);
 }
 
 on_runtimes!(generic_types_and_methods_show_their_type_arguments: net8 Net8, net9 Net9, net10 Net10);
