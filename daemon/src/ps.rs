@@ -65,9 +65,7 @@ impl Mode {
 /// # Errors
 /// When `/proc` cannot be listed.
 pub fn list() -> io::Result<Vec<Row>> {
-    let entries = std::fs::read_dir("/proc")?;
-    let pids = entries.map_while(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let mut rows: Vec<Row> = pids.filter_map(row).collect();
+    let mut rows: Vec<Row> = crate::process::all_pids()?.into_iter().filter_map(row).collect();
     rows.sort_by_key(|row| (matches!(row.runtime, Runtime::Native | Runtime::Unseen), row.pid));
     Ok(rows)
 }

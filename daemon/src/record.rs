@@ -116,7 +116,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let (began, began_wall, began_ns) = (Instant::now(), SystemTime::now(), kernel.started());
     let mut processes = ProcessTable::new();
     // Those nobody named too, as far as time allows: one that ends before its first stack is looked at has no maps to be read then.
-    let running = if options.all { attach::follow::all_pids() } else { Vec::new() };
+    let running = if options.all { crate::process::all_pids().unwrap_or_default() } else { Vec::new() };
     for pid in targets.iter().copied().chain(running.into_iter().take_while(|_| began.elapsed() < READING)) {
         // One that is gone already is found out below; one that cannot be read has stacks that say so.
         processes.adopt(pid).ok();

@@ -590,7 +590,19 @@ mod tests {
     use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd};
     use proptest::prelude::{any, prop, proptest};
 
-    const T: ThreadId = ThreadId { pid: 7, tid: 8 };
+    pub(super) const T: ThreadId = ThreadId { pid: 7, tid: 8 };
+
+    /// The end of a wait that was blocked all the time, and that nobody is known to have ended.
+    pub(super) fn end(start: u64, blocked_ns: u64) -> WaitEnd {
+        WaitEnd {
+            thread: T,
+            start: MonotonicNs(start),
+            blocked_ns,
+            runnable_ns: 0,
+            waker: None,
+            woken_throttled: false,
+        }
+    }
     const SLEEP: WaitReason =
         WaitReason { state: WaitStateKey::Interruptible, syscall: Some(35), io: false, suspended: false };
 
@@ -810,14 +822,6 @@ mod tests {
     #[test]
     fn a_wait_that_was_visited_has_its_stack_and_stands_for_itself() {
         let mut threads = Threads::default();
-        let end = |start, blocked_ns| WaitEnd {
-            thread: T,
-            start: MonotonicNs(start),
-            blocked_ns,
-            runnable_ns: 0,
-            waker: None,
-            woken_throttled: false,
-        };
         // Asleep since before the recording, which began at 0.
         threads.sleeper(T, MonotonicNs(0), StackId(1), SLEEP);
         threads.wait_end(&end(0, 40));
@@ -862,23 +866,9 @@ mod tests {
     fn an_end_without_its_start_does_not_close_another_wait() {
         let mut threads = Threads::default();
         threads.wait_start(T, MonotonicNs(50), StackId(5), SLEEP, 1, 1.0);
-        threads.wait_end(&WaitEnd {
-            thread: T,
-            start: MonotonicNs(10),
-            blocked_ns: 1,
-            runnable_ns: 0,
-            waker: None,
-            woken_throttled: false,
-        });
+        threads.wait_end(&end(10, 1));
         assert_eq!(threads.unmatched_wait_ends(), 1);
-        threads.wait_end(&WaitEnd {
-            thread: T,
-            start: MonotonicNs(50),
-            blocked_ns: 9,
-            runnable_ns: 0,
-            waker: None,
-            woken_throttled: false,
-        });
+        threads.wait_end(&end(50, 9));
         let rows = threads.finish(&running(times(1, 0, 9), ON_CPU));
         assert!(rows.iter().any(|r| r.place == Place::Stack(StackId(5)) && r.blocked_ns == 9.0));
     }
@@ -886,14 +876,6 @@ mod tests {
     #[test]
     fn the_wait_before_the_recording_is_told_from_lost_stacks() {
         let mut threads = Threads::default();
-        let end = |start, blocked_ns| WaitEnd {
-            thread: T,
-            start: MonotonicNs(start),
-            blocked_ns,
-            runnable_ns: 0,
-            waker: None,
-            woken_throttled: false,
-        };
         threads.wait_end(&end(0, 50));
         threads.wait_start(T, MonotonicNs(60), StackId(5), SLEEP, 10, 1.0);
         threads.wait_end(&end(60, 20));
@@ -908,14 +890,6 @@ mod tests {
     #[test]
     fn waits_the_coin_left_out_are_not_taken_for_the_one_before_the_recording() {
         let mut threads = Threads::default();
-        let end = |start, blocked_ns| WaitEnd {
-            thread: T,
-            start: MonotonicNs(start),
-            blocked_ns,
-            runnable_ns: 0,
-            waker: None,
-            woken_throttled: false,
-        };
         // Asleep until 50; then 100 times 10 ns, of which the fortieth wait is kept.
         threads.wait_end(&end(0, 50));
         threads.wait_start(T, MonotonicNs(900), StackId(5), SLEEP, 10, 100.0);

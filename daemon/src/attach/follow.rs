@@ -4,6 +4,7 @@
 use super::policy::{Inspection, Runtime, WhyNot, inspect};
 use super::target::Target;
 use super::{AttachError, Settings, attach};
+use crate::process::{all_pids, start_ticks, stat};
 use crate::source::shim::finder;
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt as _;
@@ -146,7 +147,7 @@ impl Work {
 
     fn candidates(&mut self) -> Vec<u32> {
         match &self.whom {
-            Whom::All => all_pids(),
+            Whom::All => all_pids().unwrap_or_default(),
             Whom::Cgroup(path) => {
                 let text = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
                 text.lines().filter_map(|line| line.parse().ok()).collect()
@@ -165,9 +166,11 @@ impl Work {
     /// The roots and all that descends from them, the roots first.
     fn family(&mut self, roots: &[u32]) -> Vec<u32> {
         let mut processes: HashMap<u32, (u32, u64)> = HashMap::new();
-        for pid in all_pids() {
-            if let Some(found) = parent_and_start(pid) {
-                processes.insert(pid, found);
+        for pid in all_pids().unwrap_or_default() {
+            if let Some(stat) = stat(pid)
+                && let Ok(parent) = u32::try_from(stat.ppid)
+            {
+                processes.insert(pid, (parent, stat.starttime));
             }
         }
         let is_root = |pid: u32| roots.contains(&pid);
@@ -254,24 +257,9 @@ impl Work {
     }
 }
 
-/// Every process there is.
-pub fn all_pids() -> Vec<u32> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
-}
-
-/// Fields 4 and 22 of `stat`.
-fn parent_and_start(pid: u32) -> Option<(u32, u64)> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_ascii_whitespace().skip(1);
-    let parent = fields.next()?.parse().ok()?;
-    Some((parent, fields.nth(17)?.parse().ok()?))
-}
-
 /// The program a process runs: pid, start time, and its executable's device and inode.
 fn program(pid: u32) -> Option<Program> {
-    let (_, start) = parent_and_start(pid)?;
+    let start = start_ticks(pid)?;
     // A thread of the kernel has none.
     let file = std::fs::metadata(format!("/proc/{pid}/exe")).ok()?;
     Some((pid, start, file.dev(), file.ino()))
@@ -279,15 +267,15 @@ fn program(pid: u32) -> Option<Program> {
 
 #[cfg(test)]
 mod tests {
-    use super::{all_pids, parent_and_start, program};
+    use super::{all_pids, program, start_ticks, stat};
 
     #[test]
     fn a_process_is_known_by_its_start_and_its_executable() {
         let me = std::process::id();
-        assert!(all_pids().contains(&me));
-        let (parent, start) = parent_and_start(me).unwrap();
-        assert_eq!(parent, std::os::unix::process::parent_id());
-        assert_eq!(Some(start), crate::process::start_ticks(me));
+        assert!(all_pids().unwrap().contains(&me));
+        let stat = stat(me).unwrap();
+        assert_eq!(u32::try_from(stat.ppid), Ok(std::os::unix::process::parent_id()));
+        assert_eq!(Some(stat.starttime), start_ticks(me));
         let mut child = std::process::Command::new("/bin/sleep").arg("60").spawn().unwrap();
         let (mine, theirs) = (program(me).unwrap(), program(child.id()));
         child.kill().unwrap();

@@ -217,11 +217,9 @@ impl Drop for Sweeping {
 /// made by the host's root, the kernel refuses us at once, `fuse_allow_current_process`.)
 pub fn sweep() -> usize {
     let mut seen = HashSet::new();
-    let Ok(entries) = std::fs::read_dir("/proc") else { return 0 };
-    let pids =
-        entries.map_while(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let Ok(pids) = crate::process::all_pids() else { return 0 };
     let mut removed = 0;
-    for target in pids.filter_map(|pid| Target::open(pid).ok()) {
+    for target in pids.into_iter().filter_map(|pid| Target::open(pid).ok()) {
         if seen.len() >= ROOTS {
             break;
         }

@@ -18,21 +18,35 @@ pub use image::{Image, ImageError};
 pub use lesson::Lesson;
 pub use table::{Counters, ProcessInfo, ProcessTable};
 
+use std::io;
+
 /// Start time of a process in clock ticks since boot: with the pid, it tells a process from a later one with the same pid.
 /// `None` when there is no such process.
 #[must_use]
 pub fn start_ticks(pid: u32) -> Option<u64> {
+    stat(pid).map(|stat| stat.starttime)
+}
+
+/// What the kernel says of a process in `/proc/PID/stat`; `None` when there is no such process.
+#[must_use]
+pub fn stat(pid: u32) -> Option<procfs::process::Stat> {
     let pid = i32::try_from(pid).ok()?;
-    procfs::process::Process::new(pid).and_then(|p| p.stat()).ok().map(|s| s.starttime)
+    procfs::process::Process::new(pid).and_then(|process| process.stat()).ok()
+}
+
+/// The pids of all processes.
+///
+/// # Errors
+/// When `/proc` cannot be listed.
+pub fn all_pids() -> io::Result<Vec<u32>> {
+    let entries = std::fs::read_dir("/proc")?.map_while(Result::ok);
+    Ok(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
 /// True while the process that began at `start_ticks` runs: not gone, not replaced, not a zombie that waits for its parent.
 #[must_use]
 pub fn is_running(pid: u32, start_ticks: Option<u64>) -> bool {
-    let stat = i32::try_from(pid)
-        .ok()
-        .and_then(|pid| procfs::process::Process::new(pid).and_then(|p| p.stat()).ok());
-    stat.is_some_and(|stat| Some(stat.starttime) == start_ticks && !matches!(stat.state, 'Z' | 'X'))
+    stat(pid).is_some_and(|stat| Some(stat.starttime) == start_ticks && !matches!(stat.state, 'Z' | 'X'))
 }
 
 /// Why a process could not be taken up.

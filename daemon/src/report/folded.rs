@@ -21,16 +21,8 @@ pub fn write(
     let column = stacks.sample_type(sample_type)?;
     stacks.check(view)?;
     let mut lines: BTreeMap<String, i64> = BTreeMap::new();
-    let mut idle = 0i64;
-    for sample in stacks.samples() {
-        let value = sample.value.get(column).copied().unwrap_or(0);
-        if value == 0 || !stacks.is_asked(sample, &view.only) {
-            continue;
-        }
-        if !view.idle && stacks.is_idle(sample) {
-            idle = idle.saturating_add(value);
-            continue;
-        }
+    let (values, idle) = stacks.values(column, view);
+    for (sample, value) in values {
         let mut names: Vec<String> =
             stacks.frames(sample).map(|frame| frame.name.replace(';', ":")).collect();
         if let Some(by) = &view.by {

@@ -23,16 +23,9 @@ pub fn table(
     let column = stacks.sample_type(sample_type)?;
     stacks.check(&View { by: Some(by.to_owned()), ..options.view.clone() })?;
     let mut groups: HashMap<Cow<'_, str>, i64> = HashMap::new();
-    let (mut total, mut idle) = (0i64, 0i64);
-    for sample in stacks.samples() {
-        let value = sample.value.get(column).copied().unwrap_or(0);
-        if value == 0 || !stacks.is_asked(sample, &options.view.only) {
-            continue;
-        }
-        if !options.view.idle && stacks.is_idle(sample) {
-            idle = idle.saturating_add(value);
-            continue;
-        }
+    let mut total = 0i64;
+    let (values, idle) = stacks.values(column, &options.view);
+    for (sample, value) in values {
         total = total.saturating_add(value);
         let sum = groups.entry(stacks.group(sample, by).unwrap_or(WITHOUT.into())).or_insert(0);
         *sum = sum.saturating_add(value);

@@ -121,6 +121,25 @@ impl<'a> Stacks<'a> {
         self.profile.sample.iter()
     }
 
+    /// The samples that have a value of one type and that `view` shows, each with that value; and the sum of those it leaves out because
+    /// their thread was parked.
+    #[must_use]
+    pub fn values(&self, column: usize, view: &View) -> (Vec<(&'a Sample, i64)>, i64) {
+        let (mut values, mut idle) = (Vec::new(), 0i64);
+        for sample in self.samples() {
+            let value = sample.value.get(column).copied().unwrap_or(0);
+            if value == 0 || !self.is_asked(sample, &view.only) {
+                continue;
+            }
+            if !view.idle && self.is_idle(sample) {
+                idle = idle.saturating_add(value);
+            } else {
+                values.push((sample, value));
+            }
+        }
+        (values, idle)
+    }
+
     /// Frames of a sample, innermost first.
     pub fn frames(&self, sample: &Sample) -> impl Iterator<Item = &Frame<'a>> {
         sample.location_id.iter().filter_map(|id| self.locations.get(id)).flatten()

@@ -65,16 +65,9 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
     stacks.check(&options.view)?;
     let is_owned = OWNED.contains(&sample_type);
     let mut rows: HashMap<Frame<'_>, Row> = HashMap::new();
-    let (mut total, mut idle, mut owned) = (0i64, 0i64, false);
-    for sample in stacks.samples() {
-        let value = sample.value.get(column).copied().unwrap_or(0);
-        if value == 0 || !stacks.is_asked(sample, &options.view.only) {
-            continue;
-        }
-        if !options.view.idle && stacks.is_idle(sample) {
-            idle = idle.saturating_add(value);
-            continue;
-        }
+    let (mut total, mut owned) = (0i64, false);
+    let (values, idle) = stacks.values(column, &options.view);
+    for (sample, value) in values {
         total = total.saturating_add(value);
         let frames: Vec<Frame<'_>> = stacks.readable_frames(sample).collect();
         let has_owner = is_owned || stacks.label(sample, "wait_reason").is_some();

@@ -121,13 +121,13 @@ impl Threads {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{T, end};
     use super::super::{Place, WaitReason, WaitStateKey};
     use super::*;
     use crate::sample::frame::Marker;
-    use crate::source::{ThreadId, WaitEnd};
+    use crate::source::ThreadId;
     use proptest::prelude::{prop, proptest};
 
-    const T: ThreadId = ThreadId { pid: 7, tid: 8 };
     const SLEEP: WaitReason =
         WaitReason { state: WaitStateKey::Interruptible, syscall: Some(35), io: false, suspended: false };
 
@@ -147,17 +147,6 @@ mod tests {
 
     fn on_cpu(at: u64, times: ThreadTimes) -> [ThreadSnapshot; 1] {
         [ThreadSnapshot { times, at: MonotonicNs(at), progress: Progress::OnCpu { since: MonotonicNs(at) } }]
-    }
-
-    fn end(start: u64, blocked_ns: u64) -> WaitEnd {
-        WaitEnd {
-            thread: T,
-            start: MonotonicNs(start),
-            blocked_ns,
-            runnable_ns: 0,
-            waker: None,
-            woken_throttled: false,
-        }
     }
 
     fn at(rows: &[Row], place: Place) -> (f64, f64) {
