@@ -90,6 +90,9 @@ fn rule_text(rule: &Rule, text: &mut String) {
     }
     match rule.kind {
         FrameKind::Call => {}
+        FrameKind::NewThread => text.push_str(
+            "  kind            makes a thread: the new one has no caller, as what is in the return address's place shows\n",
+        ),
         FrameKind::Signal => text.push_str("  kind            signal frame: the caller was interrupted\n"),
         FrameKind::Stub { words } => {
             writeln!(
@@ -193,6 +196,7 @@ fn rule_json(rule: &Rule) -> Value {
             _ if rule.is_thread_start() => "thread_start",
             FrameKind::Call => "call",
             FrameKind::Signal => "signal",
+            FrameKind::NewThread => "makes_thread",
             FrameKind::Stub { .. } => "stub",
         },
         "cfa": cfa(rule.cfa),

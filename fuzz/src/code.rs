@@ -1,4 +1,4 @@
-//! Machine code → rule: epilogues, stubs, and the call before a return address.
+//! Machine code → rule: epilogues, stubs, code without unwind data, and the call before a return address.
 
 use crate::input::Input;
 use perfusion::unwind::encode::encode;
@@ -17,6 +17,24 @@ pub(crate) fn run(data: &[u8]) {
         let rules = [(machine.epilogue)(code, address, &function), (machine.stub)(code, address).ok()];
         for rule in rules.into_iter().flatten() {
             check(machine, &rule);
+        }
+        if let Some(body) = machine.body {
+            let mut read = |at: u64, into: &mut [u8]| {
+                let from =
+                    at.checked_sub(address).and_then(|offset| code.get(usize::try_from(offset).ok()?..));
+                let length = from.map_or(0, |from| from.len().min(into.len()));
+                into.iter_mut().zip(from.unwrap_or_default()).for_each(|(to, byte)| *to = *byte);
+                length
+            };
+            for exact in [true, false] {
+                let at = address.wrapping_add(code.len() as u64 / 2);
+                if let Ok(rule) = (body.rule)(&mut read, at, exact)
+                    && !rule.is_thread_start()
+                {
+                    check(machine, &rule);
+                }
+                black_box((body.is_behind_entry)(&mut read, address, at));
+            }
         }
         black_box((machine.ends_with_call)(code));
         black_box(machine.signal_return.and_then(|signal_return| signal_return(code)));

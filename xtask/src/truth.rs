@@ -30,14 +30,11 @@ while the chains run (`record --pid`), and from its first instruction to its las
   runs a collection, whose callers a profile leaves out on purpose.
 
 Causes of what is missing, as far as they are known:
-- *musl*: Debian's musl has neither unwind tables nor frame pointers. Stacks are right up to the first of its frames and end there, marked; a thread that
-  waits in it shows that frame alone.
 - *Go*: the scheduler's own work runs on a stack of its own (`mcall`, `morestack`, `systemstack`), which nothing links to the goroutine's.
 - *C++ exceptions*: for some instructions at the end of `_Unwind_RaiseException` and `_Unwind_Resume` libgcc has overwritten its own frame with that of the landing
   pad; no rule describes that.
-- *From a program's start*: the JIT's stacks can be deeper than the 32 KiB that are copied (`--stack-kib`); a new thread's first instructions in `clone3` have
-  another rule than the rest of its life; IL stubs of the runtime can be gone before their name is asked for.
-- *Dynamic methods* that were collected have no name if the runtime could not be asked in time without danger: those seen only before the attach, and some
+- *From a program's start*: the JIT's stacks can be deeper than the 32 KiB that are copied (`--stack-kib`); IL stubs of the runtime can be gone before their name is asked for.
+- *Dynamic methods* and methods of load contexts that were collected have no name if the runtime could not be asked in time without danger: those seen only before the attach, and some
   in their last moments.
 - *`perf record -g`* goes by frame pointers: `Loop` is there twice while it is an OSR body, and of the methods it calls, which have no frame pointers, only the innermost
   is there.

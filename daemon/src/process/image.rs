@@ -239,6 +239,31 @@ impl Image {
         section.rva.checked_add(offset - section.offset)
     }
 
+    /// Reads the code at `address` of an ELF file; fewer bytes than asked where its segment ends. What is mapped before a segment, from its page's
+    /// beginning, is read as well.
+    pub fn read_code(&self, address: u64, into: &mut [u8]) -> usize {
+        const PAGE: u64 = 4096;
+        let Format::Elf { segments, .. } = &self.format else { return 0 };
+        let found = segments.iter().filter(|s| s.executable).find_map(|s| {
+            let before = (s.address % PAGE).min(s.offset);
+            let at = address.checked_sub(s.address - before)?;
+            let left = s.size.saturating_add(before).checked_sub(at).filter(|left| *left > 0)?;
+            Some(((s.offset - before).saturating_add(at), left))
+        });
+        let Some((offset, left)) = found else { return 0 };
+        let most = usize::try_from(left).unwrap_or(usize::MAX).min(into.len());
+        into.get_mut(..most).map_or(0, |into| self.read_at(offset, into))
+    }
+
+    /// Address of the first instruction of a process that runs it.
+    #[must_use]
+    pub fn entry(&self) -> Option<u64> {
+        match self.format {
+            Format::Elf { entry, .. } if entry != 0 => Some(entry),
+            _ => None,
+        }
+    }
+
     /// True when `address` is in the code a dynamic loader begins with. glibc's has no unwind data there, and nobody called it. Other
     /// libraries may state an entry point that means nothing.
     #[must_use]

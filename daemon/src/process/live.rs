@@ -458,9 +458,15 @@ impl View<'_> {
                 return (frame, (NATIVE.stub)(&self.code(id, offset), address));
             }
             Err(refusal) => {
-                let hijacked = !exact && self.is_hijack(id, offset.wrapping_add(1));
-                let at = address.wrapping_add(u64::from(hijacked));
-                return (FrameKey::Native { image: id, address: at }, Err(refusal));
+                if !exact && self.is_hijack(id, offset.wrapping_add(1)) {
+                    let start = address.wrapping_add(1);
+                    return (FrameKey::Native { image: id, address: start }, Err(refusal));
+                }
+                let rule = match refusal {
+                    Refusal::NoEntry => self.by_code(id, address.wrapping_add(u64::from(!exact)), exact),
+                    _ => Err(refusal),
+                };
+                return (frame, rule);
             }
         };
         let function = &found.function;
@@ -478,6 +484,18 @@ impl View<'_> {
             return (frame, Ok(rule));
         }
         (frame, Ok(found.rule))
+    }
+
+    /// The rule of the frame whose next instruction is at `address` of an ELF image that has no unwind data for it.
+    fn by_code(&self, id: ImageId, address: u64, exact: bool) -> Result<Rule, Refusal> {
+        let (Some(decoder), Some(image)) = (NATIVE.body, self.images.get(id)) else {
+            return Err(Refusal::NoEntry);
+        };
+        let mut read = |address: u64, into: &mut [u8]| image.read_code(address, into);
+        if image.entry().is_some_and(|entry| (decoder.is_behind_entry)(&mut read, entry, address)) {
+            return Ok(NATIVE.thread_start());
+        }
+        (decoder.rule)(&mut read, address, exact)
     }
 
     fn code(&self, id: ImageId, offset: u64) -> Vec<u8> {

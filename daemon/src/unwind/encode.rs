@@ -18,7 +18,7 @@ pub fn encode(machine: &Machine, rule: &Rule) -> Option<UnwindRule> {
         (FrameKind::Signal, _) => (RULE_SIGNAL, machine.stack_pointer, 0, 0),
         (FrameKind::Call, Cfa::Register { base, offset }) => (RULE_CALL, base, offset, 0),
         (FrameKind::Call, Cfa::Deref { base, offset, add }) => (RULE_DEREF, base, offset, add),
-        (FrameKind::Stub { .. }, _) => return None,
+        (FrameKind::Stub { .. } | FrameKind::NewThread, _) => return None,
     };
     let mut saved = [SAME; WALK_REGISTERS];
     for (place, number) in saved.iter_mut().zip(machine.walk_places) {

@@ -191,6 +191,12 @@ impl Walk<'_> {
         Ok(return_address)
     }
 
+    /// True for a thread's first instructions: it has no caller yet.
+    fn is_new_thread(&self, rule: &Rule, code: &mut dyn Code) -> bool {
+        let above = || self.word(self.cfa(rule.cfa).ok()?.wrapping_sub(8)).ok();
+        rule.kind == FrameKind::NewThread && above().is_some_and(|word| !code.follows_call(word))
+    }
+
     /// Leaves a stub: its caller's return address is the first word from where the rule says that follows a call.
     fn leave_stub(&mut self, rule: &Rule, cfa: u64, words: u8, code: &mut dyn Code) -> Result<u64, Missing> {
         for word in 0..words {
@@ -275,7 +281,7 @@ pub fn walk_on(machine: &Machine, context: &UserContext, code: &mut dyn Code, li
         let step = code.step(at, exact);
         done.frames.push(step.frame);
         let left = match &step.rule {
-            Ok(rule) if rule.is_thread_start() => {
+            Ok(rule) if rule.is_thread_start() || walk.is_new_thread(rule, code) => {
                 done.reached_thread_start = true;
                 return done;
             }

@@ -49,6 +49,8 @@ pub struct Machine {
     pub ends_with_call: fn(&[u8]) -> bool,
     /// The rule when code, the bytes at the next instruction, returns from a signal handler and call frame information does not say how.
     pub signal_return: Option<SignalReturn>,
+    /// What code without unwind data says about its frames, where its instructions are followed.
+    pub body: Option<BodyDecoder>,
     /// First bytes of the runtime's `OnHijackTripThread`, where its call frame information needs [`Machine::hijack`].
     pub hijack_prologue: &'static [u8],
     /// The rule inside it, at an offset from its start, given what its call frame information says.
@@ -57,6 +59,18 @@ pub struct Machine {
 
 /// As [`Machine::signal_return`].
 pub type SignalReturn = fn(&[u8]) -> Option<Rule>;
+
+/// Reads code from an address on; says how many bytes there were.
+pub type ReadCode<'a> = dyn FnMut(u64, &mut [u8]) -> usize + 'a;
+
+/// As [`Machine::body`].
+#[derive(Clone, Copy, Debug)]
+pub struct BodyDecoder {
+    /// The rule of the frame whose next instruction is at an address, and whether that is the next to run (else a call is before it).
+    pub rule: fn(&mut ReadCode<'_>, u64, bool) -> Result<Rule, Refusal>,
+    /// Given a program's entry point and an address: true when that is behind the call by which the entry point leaves for good.
+    pub is_behind_entry: fn(&mut ReadCode<'_>, u64, u64) -> bool,
+}
 
 /// The processor the daemon runs on.
 #[cfg(target_arch = "x86_64")]

@@ -87,6 +87,9 @@ pub enum FrameKind {
     /// Made by the kernel to run a signal handler: the interrupted code stands at the exact instruction, and every
     /// register was saved.
     Signal,
+    /// Behind a system call that makes a thread. The one that made it has a caller as after a call; the new one, on a stack nobody has used yet, has none,
+    /// and no call precedes what is where a return address would be.
+    NewThread,
     /// A runtime stub: the return address is one of the first `words` words from the place the rule names (the others are
     /// its own, for the code it jumps to), and the walker takes the first that follows a call.
     Stub {

@@ -40,9 +40,13 @@ const RUNTIME_FILES: [&str; 17] = [
     "libperfusion_shim",
 ];
 /// Beginnings of the names of framework, language runtime and harness functions.
-const RUNTIME_FUNCTIONS: [&str; 22] = [
+const RUNTIME_FUNCTIONS: [&str; 25] = [
     "profiler_protocol::",
+    // musl's, where it is linked into the program.
     "sccp",
+    "nanosleep",
+    "clock_",
+    "__clock_",
     "<profiler_",
     "syscall.",
     "internal/runtime/",

@@ -43,6 +43,8 @@ pub static AARCH64: Machine = Machine {
     stub: code::stub,
     ends_with_call: code::ends_with_call,
     signal_return: Some(code::signal_return),
+    // Compilers keep frame records in nearly all code.
+    body: None,
     // The true return address is written where its call frame information says (runtime src/coreclr/vm/arm64/asmhelpers.S).
     hijack_prologue: &[],
     hijack: |_, _| Err(Refusal::Unsupported),

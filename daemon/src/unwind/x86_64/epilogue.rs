@@ -199,7 +199,7 @@ fn writes_stack_pointer(instruction: &Instruction) -> bool {
         )
 }
 
-fn general(register: Machine) -> Option<Register> {
+pub(super) fn general(register: Machine) -> Option<Register> {
     const MACHINE: [Machine; 16] = [
         Machine::RAX,
         Machine::RCX,

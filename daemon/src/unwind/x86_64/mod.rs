@@ -1,9 +1,10 @@
-//! What is x86-64's: registers, epilogues and stubs by their instructions, UNWIND_INFO, and the runtime's hijacked return addresses.
+//! What is x86-64's: registers, epilogues, stubs and code without unwind data by their instructions, UNWIND_INFO, and the runtime's hijacked return addresses.
 
+pub mod body;
 pub mod epilogue;
 pub mod unwind_info;
 
-use super::machine::Machine;
+use super::machine::{BodyDecoder, Machine};
 use super::managed::UnwindFormat;
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule};
 use ebpf_common::machine as walked;
@@ -43,6 +44,7 @@ pub static X86_64: Machine = Machine {
     ends_with_call: epilogue::ends_with_call,
     // Call frame information says it all: glibc and the kernel write it for the handlers' return.
     signal_return: None,
+    body: Some(BodyDecoder { rule: body::rule, is_behind_entry: body::is_behind_entry }),
     hijack_prologue: &HIJACK_PROLOGUE,
     hijack,
 };
