@@ -59,6 +59,8 @@ pub enum Command {
     /// Tell leaks from caches: what stays in managed memory, by type and allocation stack, over several moments of a running process or several
     /// profiles, each with a verdict and its reason.
     Leaks(Leaks),
+    /// Show what is in the managed heap and what holds it: one survey of a running process, or two compared.
+    Heap(Heap),
     /// List processes: runtime and version, container, what profiling they allow and why not more.
     Ps(Json),
     /// Check what this machine allows, and say what to do about what it does not.
@@ -245,6 +247,35 @@ pub struct Leaks {
     #[arg(long, value_name = "N", default_value_t = LIVE_OBJECTS, value_parser = clap::value_parser!(u32).range(256..=65_536))]
     pub live_objects: u32,
 }
+
+/// `perfusion heap`.
+#[derive(Debug, Args)]
+#[command(after_help = HEAP_HELP, group = ArgGroup::new("source").required(true).multiple(false))]
+pub struct Heap {
+    /// Survey this process. Its managed threads are stopped for one full collection and a walk over its heap.
+    #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Option<u32>,
+    /// Compare two surveys that were written with --output, the earlier first.
+    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], group = "source")]
+    pub diff: Vec<PathBuf>,
+    /// Write the survey here as pprof too: a sample for each way in which objects are held, its stack the way.
+    #[arg(short, long, value_name = "FILE", conflicts_with = "diff")]
+    pub output: Option<PathBuf>,
+    /// Most types shown, with what holds them.
+    #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 10)]
+    pub rows: usize,
+    /// Most memory for the survey, in MiB: about 20 bytes an object and 4 a reference, twice that for dominated sizes. With less than it
+    /// takes, types are counted and what holds them is left out.
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
+    pub memory: u32,
+    /// Most memory the runtime takes, inside the process, for events that were not read yet, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(16..=4096))]
+    pub buffer: u32,
+}
+
+const HEAP_HELP: &str = "\
+No library is loaded for this: the runtime itself reports its heap over its diagnostics socket (.NET 6 and newer). The survey pauses the app, and \
+says for how long. Ctrl-C ends it: what was switched on in the runtime is switched off before perfusion ends.";
 
 /// Output formats of `report`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -3,6 +3,7 @@
 use crate::attach::AttachError;
 use crate::cli::exit;
 use crate::config::load::ConfigError;
+use crate::heap::SurveyError;
 use crate::launch::LaunchError;
 use crate::pprof::PprofError;
 use crate::process::ProcessError;
@@ -108,6 +109,15 @@ pub enum Error {
     /// A report.
     #[error(transparent)]
     Report(#[from] ReportError),
+    /// A survey of a heap.
+    #[error(transparent)]
+    Survey(#[from] SurveyError),
+    /// Nothing to write: what holds the objects is not known.
+    #[error("{}: not written, for what holds the objects is not known", path.display())]
+    NoWays {
+        /// The output.
+        path: std::path::PathBuf,
+    },
     /// No iterator.
     #[error(
         "dump: the kernel does not show sleeping threads: {lack}; it takes Linux 5.18 or newer (`perfusion doctor`)"

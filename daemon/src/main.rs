@@ -46,6 +46,7 @@ fn main() -> ExitCode {
         Command::Report(options) => perfusion::commands::report(options, cli.quiet),
         Command::Dump(options) => perfusion::dump::dump(options, cli.quiet),
         Command::Leaks(options) => perfusion::leaks::leaks(options, cli.quiet),
+        Command::Heap(options) => perfusion::heap::heap(options, cli.quiet),
         Command::Ps(options) => perfusion::commands::ps(options.json),
         Command::Doctor(options) => perfusion::commands::doctor(options.json),
         Command::Daemon(sources) => perfusion::daemon::daemon(sources),

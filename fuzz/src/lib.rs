@@ -7,6 +7,7 @@ mod code;
 mod eh_frame;
 mod elf;
 mod finish;
+mod heap;
 mod input;
 mod jit;
 mod maps;
@@ -19,12 +20,13 @@ mod unwind_info;
 pub type Target = fn(&[u8]);
 
 /// All targets; the corpus of each is the folder of its name.
-pub const TARGETS: [(&str, Target); 11] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("btf", btf::run),
     ("code", code::run),
     ("eh_frame", eh_frame::run),
     ("elf", elf::run),
     ("finish", finish::run),
+    ("heap", heap::run),
     ("jit", jit::run),
     ("maps", maps::run),
     ("pe", pe::run),

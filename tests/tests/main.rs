@@ -15,6 +15,7 @@ mod dump;
 mod errors;
 mod exec;
 mod harness;
+mod heap;
 mod host;
 mod inspect;
 mod memory;

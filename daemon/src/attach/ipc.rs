@@ -1,7 +1,7 @@
 //! The runtime's diagnostics socket: one request a connection, as documented in dotnet/diagnostics
 //! `documentation/design-docs/ipc-protocol.md`. The peer is the profiled process, so it may lie, stall or send noise: its socket
 //! is opened below its own root without following a link at the end, it must be the peer the kernel names, all I/O has one
-//! deadline, and an answer is at most 64 KiB.
+//! deadline, and an answer is at most 64 KiB. The events of a session follow its answer on the same connection ([`Events`]).
 
 use super::hresult::Hresult;
 use super::target::{Target, printable};
@@ -14,8 +14,11 @@ use rustix::net::{
     socket_with,
 };
 use std::fmt;
+use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const MAGIC: &[u8; 14] = b"DOTNET_IPC_V1\0";
@@ -24,9 +27,17 @@ const HEADER_BYTES: usize = 20;
 const DIRECTORY_ENTRIES: usize = 65_536;
 const CANDIDATES: usize = 8;
 
+/// Between looks at whether the reader of a session's events has been told to stop.
+const LOOK_UP: Duration = Duration::from_millis(100);
+
+const SET_EVENTS: u8 = 0x02;
 const SET_PROFILER: u8 = 0x03;
 const SET_PROCESS: u8 = 0x04;
 const SET_SERVER: u8 = 0xff;
+const STOP_TRACING: u8 = 0x01;
+const COLLECT_TRACING_2: u8 = 0x03;
+/// Version 4 of the event format, "nettrace".
+const NETTRACE: u32 = 1;
 const ATTACH_PROFILER: u8 = 0x01;
 const PROCESS_INFO_2: u8 = 0x04;
 const SERVER_OK: u8 = 0x00;
@@ -157,15 +168,109 @@ pub fn attach_profiler(
     let mut payload = Vec::new();
     payload.extend(u32::try_from(what.wait_for_gc.as_millis()).unwrap_or(u32::MAX).to_le_bytes());
     payload.extend(what.class_id);
-    let path: Vec<u16> = what.path.encode_utf16().chain([0]).collect();
-    payload.extend(count(path.len(), pid)?);
-    payload.extend(path.into_iter().flat_map(u16::to_le_bytes));
+    payload.extend(string(what.path, pid)?);
     payload.extend(count(what.client_data.len(), pid)?);
     payload.extend(what.client_data);
     let answer = request(target, SET_PROFILER, ATTACH_PROFILER, &payload, timeout)?;
     let code = u32::from_le_bytes(Reader { pid, rest: &answer }.array()?);
     // Failure is the sign bit; S_FALSE and friends are successes.
     if code & 0x8000_0000 != 0 { Err(IpcError::Refused { pid, code: Hresult(code) }) } else { Ok(()) }
+}
+
+/// Events of the runtime to listen to, of the provider `Microsoft-Windows-DotNETRuntime`.
+#[derive(Clone, Copy, Debug)]
+pub struct Listen {
+    /// Groups of events.
+    pub keywords: u64,
+    /// 4 is informational, 5 verbose.
+    pub level: u32,
+    /// Most memory the runtime takes for events that were not read yet, MiB; what does not fit is dropped.
+    pub buffer_mib: u32,
+}
+
+/// The provider of [`Listen`].
+pub const RUNTIME_PROVIDER: &str = "Microsoft-Windows-DotNETRuntime";
+
+/// Opens an event session. The answer comes when the runtime has done what the keywords ask of it at once, such as a collection.
+/// Reading its events ends with an error when `give_up` is raised.
+///
+/// # Errors
+/// See [`IpcError`].
+pub fn listen(
+    target: &Target,
+    what: &Listen,
+    give_up: Arc<AtomicBool>,
+    timeout: Duration,
+) -> Result<Events, IpcError> {
+    let pid = target.pid();
+    let mut payload = Vec::new();
+    payload.extend(what.buffer_mib.to_le_bytes());
+    payload.extend(NETTRACE.to_le_bytes());
+    // No list of all methods at the end.
+    payload.push(0);
+    payload.extend(1u32.to_le_bytes());
+    payload.extend(what.keywords.to_le_bytes());
+    payload.extend(what.level.to_le_bytes());
+    payload.extend(string(RUNTIME_PROVIDER, pid)?);
+    // No filter.
+    payload.extend(0u32.to_le_bytes());
+    let (connection, answer) = exchange(target, SET_EVENTS, COLLECT_TRACING_2, &payload, timeout)?;
+    let session = u64::from_le_bytes(Reader { pid, rest: &answer }.array()?);
+    Ok(Events { session, socket: connection.socket, give_up })
+}
+
+/// Ends an event session: the runtime forgets its keywords, sends what it still has, and closes the connection of its events.
+///
+/// # Errors
+/// See [`IpcError`].
+pub fn stop_listening(target: &Target, session: u64, timeout: Duration) -> Result<(), IpcError> {
+    request(target, SET_EVENTS, STOP_TRACING, &session.to_le_bytes(), timeout).map(drop)
+}
+
+/// The bytes of an event session.
+#[derive(Debug)]
+pub struct Events {
+    session: u64,
+    socket: OwnedFd,
+    give_up: Arc<AtomicBool>,
+}
+
+impl Events {
+    /// What the runtime calls the session.
+    #[must_use]
+    pub fn session(&self) -> u64 {
+        self.session
+    }
+}
+
+impl io::Read for Events {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            // Pairs with the store of whoever has had enough; nothing else is told by it.
+            if self.give_up.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let timeout = Timespec::try_from(LOOK_UP).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 0 });
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout)) {
+                Ok(0) | Err(Errno::INTR) => continue,
+                Ok(_) => {}
+                Err(error) => return Err(error.into()),
+            }
+            match recv(&self.socket, &mut *into, RecvFlags::DONTWAIT) {
+                Ok((read, _)) => return Ok(read),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// A count of UTF-16 units, the zero at the end included, and the units.
+fn string(text: &str, pid: u32) -> Result<Vec<u8>, IpcError> {
+    let units: Vec<u16> = text.encode_utf16().chain([0]).collect();
+    let mut bytes = count(units.len(), pid)?.to_vec();
+    bytes.extend(units.into_iter().flat_map(u16::to_le_bytes));
+    Ok(bytes)
 }
 
 fn count(len: usize, pid: u32) -> Result<[u8; 4], IpcError> {
@@ -190,6 +295,17 @@ fn request(
     payload: &[u8],
     timeout: Duration,
 ) -> Result<Vec<u8>, IpcError> {
+    exchange(target, set, command, payload, timeout).map(|(_, answer)| answer)
+}
+
+/// The same, and the connection, on which more may follow.
+fn exchange(
+    target: &Target,
+    set: u8,
+    command: u8,
+    payload: &[u8],
+    timeout: Duration,
+) -> Result<(Connection, Vec<u8>), IpcError> {
     let pid = target.pid();
     let size = HEADER_BYTES + payload.len();
     let Ok(size) = u16::try_from(size) else {
@@ -218,7 +334,7 @@ fn request(
     };
     let body = connection.receive(body)?;
     match (answer_set, answer_id) {
-        (SET_SERVER, SERVER_OK) => Ok(body),
+        (SET_SERVER, SERVER_OK) => Ok((connection, body)),
         (SET_SERVER, _) => {
             let code = Hresult(u32::from_le_bytes(Reader { pid, rest: &body }.array()?));
             Err(IpcError::Refused { pid, code })

@@ -154,7 +154,7 @@ fn look(processor: &mut Processor, began: MonotonicNs) -> Result<Snapshot, Error
 }
 
 /// A flag that Ctrl-C and SIGTERM raise.
-fn end_on_signal() -> std::io::Result<Arc<AtomicBool>> {
+pub(crate) fn end_on_signal() -> std::io::Result<Arc<AtomicBool>> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (mut interrupt, mut terminate) = {

@@ -61,6 +61,105 @@ pub fn managed(raw: &str) -> String {
     clean(&shown.unwrap_or_else(|| format!("{path}{parameters}"))).into_owned()
 }
 
+/// The readable form of a type's name as the runtime writes it (`TypeString` with namespaces and all arguments).
+///
+/// | runtime | shown |
+/// |---|---|
+/// | ``Ns.Map`2[System.String,Ns.Item[]]`` | `Ns.Map<string, Ns.Item[]>` |
+/// | `Ns.Orders+<Load>d__3` | `Ns.Orders.Load(…)+async` |
+/// | `Ns.Type+<>c__DisplayClass5_0` | `Ns.Type+closure` |
+#[must_use]
+pub fn type_name(raw: &str) -> String {
+    clean(&type_within(&clean(raw), 0)).into_owned()
+}
+
+fn type_within(name: &str, depth: usize) -> String {
+    // Arrays, pointers and by-refs, from the end.
+    let mut element = name;
+    loop {
+        let shorter = element.strip_suffix(['*', '&']).or_else(|| {
+            let open = element.strip_suffix(']')?.rfind('[')?;
+            element[open + 1..element.len() - 1].bytes().all(|b| b == b',').then(|| &element[..open])
+        });
+        match shorter {
+            Some(shorter) if !shorter.is_empty() => element = shorter,
+            _ => break,
+        }
+    }
+    let suffix = &name[element.len()..];
+    // The list of arguments is the last bracket that opens outside of others.
+    let mut level = 0usize;
+    let open = element.char_indices().rev().find_map(|(at, c)| {
+        match c {
+            ']' => level += 1,
+            '[' => level = level.saturating_sub(1),
+            _ => {}
+        }
+        (c == '[' && level == 0).then_some(at)
+    });
+    let open = open.filter(|_| element.ends_with(']') && depth < MAX_DEPTH);
+    let (path, arguments) = match open.and_then(|open| Some((&element[..open], bracketed(&element[open..])?)))
+    {
+        Some((path, (arguments, ""))) => {
+            let shown: Vec<String> =
+                arguments.iter().map(|argument| type_within(without_assembly(argument), depth + 1)).collect();
+            (path, format!("<{}>", shown.join(", ")))
+        }
+        _ => (element, String::new()),
+    };
+    let path = without_arity(path);
+    let segments = segments(&path);
+    let last = segments.last().map_or(Segment { text: "", start: 0 }, |last| Segment { ..*last });
+    let shown = if let Some((method, _)) = state_machine(last.text) {
+        let written = written(method, 0).unwrap_or_else(|| Written::plain(method));
+        format!("{}{}+async", declaring(&path, &segments, last.start), written.show(&arguments))
+    } else if last.text.starts_with("<>c") {
+        let what = if last.text == "<>c" { "lambdas" } else { "closure" };
+        let declaring = declaring(&path, &segments, last.start);
+        format!("{}+{what}{arguments}", declaring.trim_end_matches('.'))
+    } else {
+        format!("{}{arguments}", keyword(&path).unwrap_or(&path))
+    };
+    shown + suffix
+}
+
+/// Without the numbers of type parameters, `` `2 ``.
+fn without_arity(path: &str) -> Cow<'_, str> {
+    if !path.contains('`') {
+        return Cow::Borrowed(path);
+    }
+    let mut pieces = path.split('`');
+    let mut shown = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        shown.push_str(piece.trim_start_matches(|c: char| c.is_ascii_digit()));
+    }
+    Cow::Owned(shown)
+}
+
+/// C#'s word for a type, as the shim has them (`profiler-shim/src/signature.rs`).
+fn keyword(path: &str) -> Option<&'static str> {
+    Some(match path.strip_prefix("System.")? {
+        "Boolean" => "bool",
+        "Char" => "char",
+        "SByte" => "sbyte",
+        "Byte" => "byte",
+        "Int16" => "short",
+        "UInt16" => "ushort",
+        "Int32" => "int",
+        "UInt32" => "uint",
+        "Int64" => "long",
+        "UInt64" => "ulong",
+        "Single" => "float",
+        "Double" => "double",
+        "Decimal" => "decimal",
+        "String" => "string",
+        "Object" => "object",
+        "IntPtr" => "nint",
+        "UIntPtr" => "nuint",
+        _ => return None,
+    })
+}
+
 /// A piece of a qualified name between `.`, `+` and `/`.
 struct Segment<'a> {
     text: &'a str,
@@ -293,6 +392,35 @@ mod tests {
     }
 
     #[test]
+    fn types_are_shown_as_they_are_written() {
+        for (raw, shown) in [
+            ("System.Byte[]", "byte[]"),
+            ("System.Int32[,][]", "int[,][]"),
+            ("Ns.Order", "Ns.Order"),
+            ("Ns.Outer+Inner", "Ns.Outer+Inner"),
+            ("System.Collections.Generic.List`1[System.String]", "System.Collections.Generic.List<string>"),
+            ("A.Map`2[System.String,A.List`1[Ns.Item[]]][]", "A.Map<string, A.List<Ns.Item[]>>[]"),
+            ("A.Outer`1+Inner`1[System.Int32,Ns.Item]", "A.Outer+Inner<int, Ns.Item>"),
+            ("A.List`1[[System.Int32, System.Private.CoreLib]]", "A.List<int>"),
+            ("Ns.Orders+<Load>d__3", "Ns.Orders.Load(…)+async"),
+            ("Ns.Orders+<Load>d__3`1[System.Int32]", "Ns.Orders.Load<int>(…)+async"),
+            ("Ns.Type+<>c__DisplayClass5_0", "Ns.Type+closure"),
+            ("Ns.Type+<>c", "Ns.Type+lambdas"),
+            ("Ns.Type+<>c+<<Run>b__0_0>d", "Ns.Type.Run(…)+lambda+async"),
+            (
+                "A.Builder`1+Box`1[A.Void,Ns.Orders+<Load>d__3]",
+                "A.Builder+Box<A.Void, Ns.Orders.Load(…)+async>",
+            ),
+            ("[]", "[]"),
+            ("", ""),
+        ] {
+            assert_eq!(type_name(raw), shown, "of {raw}");
+        }
+        assert!(type_name(&"A`1[".repeat(1 << 14)).len() <= MAX_BYTES);
+        assert!(type_name(&"[".repeat(1 << 14)).len() <= MAX_BYTES);
+    }
+
+    #[test]
     fn control_characters_are_escaped_and_length_is_bounded() {
         assert_eq!(clean("a\x1b[31m\nb\u{202e}"), "a\\u{1b}[31m\\u{a}b\\u{202e}");
         assert!(clean(&"x".repeat(1 << 20)).len() <= MAX_BYTES);
@@ -304,6 +432,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2000))]
         #[test]
         fn any_text_gives_a_clean_bounded_name(raw in "([A-Z<>\\[\\]`.+/(),|$_0-9é\n]|MoveNext|d__|b__|g__|<>c|[^a])*") {
+            prop_assert!(type_name(&raw).len() <= MAX_BYTES);
             let shown = managed(&raw);
             prop_assert!(shown.len() <= MAX_BYTES && !shown.contains(char::is_control));
         }

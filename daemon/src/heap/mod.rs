@@ -1,0 +1,172 @@
+//! `perfusion heap`: what is in the managed heap of a running process, and what holds it.
+//!
+//! ```text
+//! collect (two event sessions) ─► nettrace (blocks → events) ─► walk (types, roots) ─► graph ─► paths ─► print, profile ─► diff
+//!                     declared (classes of static fields and around nested types, by metadata) ─┘   └─► dominators
+//! ```
+//! Why the runtime's events and not the shim: docs/adr/0007-heap-by-events.md.
+
+mod collect;
+mod declared;
+mod diff;
+pub mod dominators;
+pub mod fields;
+pub mod graph;
+pub mod metadata;
+pub mod nettrace;
+pub mod paths;
+mod print;
+pub mod profile;
+pub mod walk;
+
+pub use collect::SurveyError;
+
+use self::collect::{Settings, survey};
+use self::paths::Paths;
+use self::print::Findings;
+use self::walk::Survey;
+use crate::attach::target::Target;
+use crate::cli;
+use crate::error::{Error, say};
+use crate::leaks::end_on_signal;
+use crate::pprof::{LOSS_PREFIX, PprofError, pack};
+use crate::record::check_target;
+use crate::report;
+use crate::report::units::grouped;
+use crate::sink::file;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// `perfusion heap`.
+///
+/// # Errors
+/// See [`Error`].
+pub fn heap(options: &cli::Heap, quiet: bool) -> Result<u8, Error> {
+    match (options.pid, options.diff.as_slice()) {
+        (None, [before, after]) => compare(before, after, options.rows)?,
+        (Some(pid), _) => take(pid, options, quiet)?,
+        // The command line asks for one of them.
+        (None, _) => {}
+    }
+    Ok(0)
+}
+
+fn compare(before: &Path, after: &Path, rows: usize) -> Result<(), Error> {
+    let (before, after) = (report::load(before)?, report::load(after)?);
+    crate::commands::to_stdout(diff::text(&before, &after, rows)?.as_bytes())
+}
+
+fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
+    check_target(pid)?;
+    if let Some(output) = &options.output {
+        file::check(output)?;
+    }
+    let internal = |what| move |source| Error::Internal { what, source };
+    let interrupted = end_on_signal().map_err(internal("signal handler"))?;
+    let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
+    let name = target.comm().unwrap_or_default();
+    let tell = |line: &str| {
+        if !quiet {
+            say(line);
+        }
+    };
+    tell(&format!(
+        "pid {pid} ({name}): its managed threads are stopped now, for a full collection and a walk over its heap"
+    ));
+    let limit_bytes = usize::try_from(options.memory).unwrap_or(usize::MAX).saturating_mul(1 << 20);
+    let settings = Settings { limit_bytes, buffer_mib: options.buffer };
+    let bar = progress(quiet);
+    let time = SystemTime::now();
+    let target = Arc::new(target);
+    let survey = survey(&target, settings, &interrupted, &mut |objects| {
+        if let Some(bar) = &bar {
+            bar.set_message(format!("{} objects", grouped(i64::try_from(objects).unwrap_or(i64::MAX))));
+            bar.tick();
+        }
+    });
+    if let Some(bar) = &bar {
+        bar.finish_and_clear();
+    }
+    let mut survey = survey?;
+    declared::complete_names(&target, &mut survey);
+    let notes = notes(&survey);
+    tell(&pause(&survey));
+    let (findings, left_out) = findings(&survey, limit_bytes);
+    notes.iter().chain(&left_out).for_each(|note| tell(note));
+    if let Some(output) = &options.output {
+        let Some(paths) = &findings.paths else {
+            return Err(Error::NoWays { path: output.clone() });
+        };
+        let mut comments = vec![format!("heap of pid {pid} ({name})"), pause(&survey)];
+        comments.push(format!(
+            "{LOSS_PREFIX}{}",
+            if notes.is_empty() { "none".to_owned() } else { notes.join("; ") }
+        ));
+        let profile = profile::profile(&survey, paths, time, &comments).map_err(PprofError::Invalid)?;
+        file::write(output, &pack(&profile)?)?;
+        // Both on stdout would be neither.
+        if file::is_stdout(output) {
+            return Ok(());
+        }
+    }
+    crate::commands::to_stdout(print::text(&survey, &findings, options.rows).as_bytes())
+}
+
+fn pause(survey: &Survey) -> String {
+    let again = match survey.collections {
+        2.. => " by two collections: up to .NET 9 the runtime collects again when the survey ends",
+        _ => "",
+    };
+    format!("the app was paused for {:.3} s{again}", survey.pause.as_secs_f64())
+}
+
+/// What the survey lacks.
+fn notes(survey: &Survey) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Err(why) = &survey.graph {
+        notes.push(why.to_string());
+    } else if survey.lost > 0 {
+        notes.push(format!(
+            "{} events are missing: some types may have no name and some roots be left out",
+            survey.lost
+        ));
+    }
+    if survey.malformed > 0 {
+        notes.push(format!("{} events of the walk are not as they should be", survey.malformed));
+    }
+    notes
+}
+
+/// Works out what memory allows; and says what it does not.
+fn findings(survey: &Survey, limit_bytes: usize) -> (Findings, Vec<String>) {
+    let mut left_out = Vec::new();
+    let mut findings = Findings { paths: None, dominated: None };
+    let Ok(graph) = &survey.graph else { return (findings, left_out) };
+    let mut has_room = |what: &str, needed: usize| {
+        let needed = needed.saturating_add(graph.bytes());
+        if needed > limit_bytes {
+            left_out.push(format!("{what} left out: that takes {} MiB (--memory)", needed >> 20));
+        }
+        needed <= limit_bytes
+    };
+    if has_room("what holds the objects is", paths::bytes_needed(graph)) {
+        findings.paths = Some(Paths::find(graph, &survey.roots));
+    }
+    if has_room("dominated sizes are", dominators::bytes_needed(graph)) {
+        findings.dominated = Some(dominators::find(graph, &survey.roots, survey.types.len()));
+    }
+    (findings, left_out)
+}
+
+/// A line that counts objects, where somebody can see it.
+fn progress(quiet: bool) -> Option<ProgressBar> {
+    if quiet || !std::io::stderr().is_terminal() {
+        return None;
+    }
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(ProgressStyle::with_template("{spinner} {msg}, {elapsed}").ok()?);
+    Some(bar)
+}

@@ -1,0 +1,91 @@
+//! A survey as pprof: a sample for each way objects are held, its stack the way from the object (innermost) to the root, its values how many
+//! there are and their bytes. And back, for comparing two.
+
+use super::paths::{Paths, Step};
+use super::walk::Survey;
+use crate::pprof::proto::{Function, Line, Location, Mapping, Profile, Sample, ValueType};
+use crate::pprof::{Invalid, MANAGED_MAPPING, validate};
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+/// Sample types and their units.
+pub const TYPES: [(&str, &str); 2] = [("objects", "count"), ("space", "bytes")];
+/// Id of the one mapping: readers take functions without one for native.
+const MAPPING: u64 = 1;
+
+/// Strings, functions and locations, each once. A function and its location have the same id.
+struct Tables {
+    profile: Profile,
+    strings: HashMap<String, i64>,
+    locations: HashMap<String, u64>,
+}
+
+impl Tables {
+    fn string(&mut self, text: &str) -> i64 {
+        if let Some(&index) = self.strings.get(text) {
+            return index;
+        }
+        let index = i64::try_from(self.profile.string_table.len()).unwrap_or(i64::MAX);
+        self.profile.string_table.push(text.to_owned());
+        self.strings.insert(text.to_owned(), index);
+        index
+    }
+
+    fn value_type(&mut self, (name, unit): (&str, &str)) -> ValueType {
+        ValueType { r#type: self.string(name), unit: self.string(unit) }
+    }
+
+    fn location(&mut self, name: &str, is_type: bool) -> u64 {
+        if let Some(&id) = self.locations.get(name) {
+            return id;
+        }
+        let id = u64::try_from(self.profile.location.len()).unwrap_or(u64::MAX).saturating_add(1);
+        // Without a system name, Go's pprof does not take type arguments for C++ and cut them.
+        let function = Function { id, name: self.string(name), ..Function::default() };
+        self.profile.function.push(function);
+        let line = vec![Line { function_id: id, ..Line::default() }];
+        let mapping_id = if is_type { MAPPING } else { 0 };
+        self.profile.location.push(Location { id, mapping_id, line, ..Location::default() });
+        self.locations.insert(name.to_owned(), id);
+        id
+    }
+}
+
+/// Makes the profile of a survey that was taken at `time`.
+///
+/// # Errors
+/// When the result would break a rule of the format, which is a fault of this program.
+pub fn profile(
+    survey: &Survey,
+    paths: &Paths,
+    time: SystemTime,
+    comments: &[String],
+) -> Result<Profile, Invalid> {
+    let mut tables =
+        Tables { profile: Profile::default(), strings: HashMap::new(), locations: HashMap::new() };
+    tables.string("");
+    let sample_type = TYPES.map(|each| tables.value_type(each)).to_vec();
+    let default = sample_type.last().copied().unwrap_or_default();
+    let filename = tables.string(MANAGED_MAPPING);
+    tables.profile.mapping.push(Mapping { id: MAPPING, filename, has_functions: true, ..Mapping::default() });
+    tables.profile.default_sample_type = default.r#type;
+    tables.profile.period_type = Some(default);
+    tables.profile.period = 1;
+    tables.profile.sample_type = sample_type;
+    let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    tables.profile.time_nanos = i64::try_from(since_epoch.as_nanos()).unwrap_or(i64::MAX);
+    let pause = survey.pause.as_nanos();
+    tables.profile.duration_nanos = i64::try_from(pause).unwrap_or(i64::MAX);
+    tables.profile.comment = comments.iter().map(|comment| tables.string(comment)).collect();
+    for (number, node) in paths.ends() {
+        let way = paths.way(number);
+        let locations = way.iter().rev();
+        let location_id = locations
+            .map(|&step| tables.location(&survey.step_name(step), matches!(step, Step::Type(_))))
+            .collect();
+        let value = [node.objects, node.bytes].map(|value| i64::try_from(value).unwrap_or(i64::MAX)).to_vec();
+        tables.profile.sample.push(Sample { location_id, value, label: Vec::new() });
+    }
+    validate(&tables.profile)?;
+    Ok(tables.profile)
+}

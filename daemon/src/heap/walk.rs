@@ -1,0 +1,650 @@
+//! The runtime's walk over its heap, event by event: what is there by type is counted always, the graph is kept as far as memory allows.
+//!
+//! A walk is part of one blocking collection of all generations that an event session asked for (`GCHeapCollect`), between its start and
+//! its end. Layouts: `ClrEtwAll.man` and `eventtrace_gcheap.cpp` of dotnet/runtime. What a process sends is bounded, and believed about
+//! nothing but itself.
+
+use super::fields::Fields;
+use super::graph::{Builder, Graph, NOWHERE, NoGraph};
+use super::nettrace::Event;
+use crate::symbolize::pretty;
+use foldhash::fast::RandomState;
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Events of the runtime.
+mod id {
+    pub(super) const GC_START: u32 = 1;
+    pub(super) const GC_END: u32 = 2;
+    pub(super) const RESTARTED: u32 = 3;
+    pub(super) const SUSPENDING: u32 = 9;
+    pub(super) const TYPES: u32 = 15;
+    pub(super) const ROOTS: u32 = 16;
+    pub(super) const DEPENDENT_HANDLES: u32 = 17;
+    pub(super) const OBJECTS: u32 = 18;
+    pub(super) const REFERENCES: u32 = 19;
+    pub(super) const STATICS: u32 = 38;
+}
+
+/// Background collections do not walk.
+const BACKGROUND: u32 = 1;
+/// Asked for, by a session or the app itself.
+const INDUCED: u32 = 1;
+const OLDEST_GENERATION: u32 = 2;
+/// Types that are told apart; further ones count as one.
+const MAX_TYPES: usize = 1 << 20;
+/// Bytes of all names of types and fields together; what comes after has none.
+const MAX_NAME_BYTES: usize = 64 << 20;
+/// Roots that are kept.
+const MAX_ROOTS: usize = 1 << 24;
+/// Static fields with names.
+const MAX_STATICS: usize = 1 << 18;
+
+/// Flag of types.
+const ARRAY: u32 = 8;
+/// Flags of roots.
+const PINNING: u32 = 1;
+const WEAK: u32 = 2;
+const COUNTED: u32 = 8;
+
+/// What makes an object live, by kind. In order of preference where an object has several roots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RootKind {
+    /// A static field.
+    Static,
+    /// A thread-static field (.NET 9 and newer).
+    ThreadStatic,
+    /// A local variable.
+    Stack,
+    /// A strong handle: `GCHandle`, and the runtime's own tables, in which are the static fields of generic types and, before .NET 9,
+    /// the thread-static ones.
+    StrongHandle,
+    /// A pinning handle.
+    PinningHandle,
+    /// A handle that counts references of native code.
+    CountedHandle,
+    /// The queue of objects whose finalizers are to run.
+    FinalizerQueue,
+    /// What the runtime does not say more about.
+    Other,
+}
+
+impl RootKind {
+    /// All, in order.
+    pub const ALL: [Self; 8] = [
+        Self::Static,
+        Self::ThreadStatic,
+        Self::Stack,
+        Self::StrongHandle,
+        Self::PinningHandle,
+        Self::CountedHandle,
+        Self::FinalizerQueue,
+        Self::Other,
+    ];
+
+    /// For people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Static => "static field",
+            Self::ThreadStatic => "thread-static field",
+            Self::Stack => "stack",
+            Self::StrongHandle => "handle (strong)",
+            Self::PinningHandle => "handle (pinned)",
+            Self::CountedHandle => "handle (ref-counted)",
+            Self::FinalizerQueue => "finalizer queue",
+            Self::Other => "other root",
+        }
+    }
+
+    /// Of the runtime's kinds (`EtwGCRootKind`) and flags; `None` for what holds nothing. A variable of a stack comes with its method.
+    fn of(kind: u8, flags: u32, id: u64) -> Option<Self> {
+        Some(match (kind, flags) {
+            (_, flags) if flags & WEAK != 0 => return None,
+            (0, _) if id == 0 => Self::ThreadStatic,
+            (0, _) => Self::Stack,
+            (1, _) => Self::FinalizerQueue,
+            (_, flags) if flags & COUNTED != 0 => Self::CountedHandle,
+            (2, flags) if flags & PINNING != 0 => Self::PinningHandle,
+            (2, _) => Self::StrongHandle,
+            _ => Self::Other,
+        })
+    }
+}
+
+/// A root of the graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Root {
+    /// Its kind.
+    pub kind: RootKind,
+    /// Which static field, for one that has a name.
+    pub field: Option<u32>,
+    /// What it refers to.
+    pub object: u32,
+}
+
+/// A static field that holds an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StaticField {
+    /// Its name; empty when the runtime did not say.
+    pub name: String,
+    /// Number of the object's type.
+    pub type_index: u32,
+    /// The class that declares it, when that is known.
+    pub class: Option<String>,
+}
+
+/// Objects of one type.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Type {
+    /// Name as the runtime has it; empty when it did not say. Of a nested type it is the innermost.
+    pub name: String,
+    /// What the runtime calls the module it is from.
+    pub module: u64,
+    /// Its number in the module's metadata; 0 for arrays.
+    pub token: u32,
+    /// Number of the type of an array's elements.
+    pub element: Option<u32>,
+    /// How many there are.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Type {
+    /// The name without type arguments.
+    #[must_use]
+    pub fn open_name(&self) -> &str {
+        self.name.split('[').next().unwrap_or_default()
+    }
+
+    /// True for a class or structure of some module's own.
+    #[must_use]
+    pub fn has_token(&self) -> bool {
+        !self.name.is_empty() && self.token & 0xff_ffff != 0 && self.element.is_none()
+    }
+}
+
+/// What was found.
+#[derive(Debug)]
+pub struct Survey {
+    /// Types by their numbers.
+    pub types: Vec<Type>,
+    /// Static fields by their numbers.
+    pub fields: Vec<StaticField>,
+    /// The graph, or why there is none.
+    pub graph: Result<Graph, NoGraph>,
+    /// What holds it, without doubles; empty without a graph.
+    pub roots: Vec<Root>,
+    /// Roots of each kind, as they came.
+    pub root_counts: [u64; RootKind::ALL.len()],
+    /// Weak handles, which hold nothing.
+    pub weak: u64,
+    /// Dependent handles (`ConditionalWeakTable`), each of which lets its key hold its value.
+    pub dependents: u64,
+    /// For how long the survey stopped the managed threads, in all.
+    pub pause: Duration,
+    /// How many collections it made the runtime run.
+    pub collections: u32,
+    /// Events of the walk that do not have the layout they should.
+    pub malformed: u64,
+    /// Events the runtime had no room for. None with objects or references when there is a graph.
+    pub lost: u64,
+}
+
+impl Survey {
+    /// Objects of all types.
+    #[must_use]
+    pub fn objects(&self) -> u64 {
+        self.types.iter().map(|found| found.objects).sum()
+    }
+
+    /// Their bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.types.iter().map(|found| found.bytes).sum()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// For the collection.
+    Waiting,
+    /// In it; its number.
+    Walking(u32),
+    /// It is over.
+    Done,
+}
+
+/// Takes the events.
+#[derive(Debug)]
+pub struct Walk {
+    phase: Phase,
+    suspending_ns: Option<u64>,
+    /// Collections that were asked for while the threads are stopped, and in all.
+    induced: u32,
+    collections: u32,
+    pause: Duration,
+    numbers: HashMap<u64, u32, RandomState>,
+    types: Vec<Type>,
+    objects: u64,
+    name_bytes: usize,
+    fields: Vec<StaticField>,
+    graph: Result<Builder, NoGraph>,
+    /// With the object's place, to become its number.
+    roots: Vec<Root>,
+    root_counts: [u64; RootKind::ALL.len()],
+    weak: u64,
+    dependents: u64,
+    /// Numbers of the next events with roots, dependent handles, objects and references.
+    next: [u32; 4],
+    missing: u64,
+    malformed: u64,
+}
+
+impl Walk {
+    /// Takes events of a walk that has not begun; the graph may take so much memory.
+    #[must_use]
+    pub fn new(limit_bytes: usize) -> Self {
+        Self {
+            phase: Phase::Waiting,
+            suspending_ns: None,
+            induced: 0,
+            collections: 0,
+            pause: Duration::ZERO,
+            numbers: HashMap::default(),
+            types: Vec::new(),
+            objects: 0,
+            name_bytes: 0,
+            fields: Vec::new(),
+            graph: Ok(Builder::new(limit_bytes)),
+            roots: Vec::new(),
+            root_counts: Default::default(),
+            weak: 0,
+            dependents: 0,
+            next: [0; 4],
+            missing: 0,
+            malformed: 0,
+        }
+    }
+
+    /// Objects counted so far.
+    #[must_use]
+    pub fn objects(&self) -> u64 {
+        self.objects
+    }
+
+    /// True when the collection that walked has ended.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.phase == Phase::Done
+    }
+
+    /// Takes one event. Those that are not part of a walk are passed over.
+    pub fn event(&mut self, event: Event<'_>) {
+        let fields = Fields(event.payload);
+        let understood = match (event.id, self.phase) {
+            (id::SUSPENDING, _) => {
+                (self.suspending_ns, self.induced) = (Some(event.time_ns), 0);
+                Some(())
+            }
+            (id::GC_START, _) => self.start(fields),
+            (id::GC_END, Phase::Walking(number)) => self.end(fields, number),
+            (id::RESTARTED, _) => {
+                self.restarted(event.time_ns);
+                Some(())
+            }
+            // A type is told of when it is first met, which may be when another walk is over.
+            (id::TYPES, _) => self.learn_types(fields),
+            (id::ROOTS, Phase::Walking(_)) => self.add_roots(fields),
+            (id::DEPENDENT_HANDLES, Phase::Walking(_)) => self.add_dependents(fields),
+            (id::OBJECTS, Phase::Walking(_)) => self.add_objects(fields),
+            (id::REFERENCES, Phase::Walking(_)) => self.add_references(fields),
+            (id::STATICS, Phase::Walking(_)) => self.add_statics(fields),
+            _ => Some(()),
+        };
+        self.malformed += u64::from(understood.is_none());
+    }
+
+    fn start(&mut self, mut fields: Fields<'_>) -> Option<()> {
+        let [number, generation, reason, kind] = [fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?];
+        if generation == OLDEST_GENERATION && kind != BACKGROUND {
+            self.induced += u32::from(reason == INDUCED);
+            if self.phase == Phase::Waiting {
+                self.phase = Phase::Walking(number);
+            }
+        }
+        Some(())
+    }
+
+    /// The managed threads run again. Up to .NET 9 the runtime collects once more when it is told that no more collections are asked for.
+    fn restarted(&mut self, now_ns: u64) {
+        if let Some(begin) = self.suspending_ns.take()
+            && self.induced > 0
+        {
+            self.collections += self.induced;
+            self.pause += Duration::from_nanos(now_ns.saturating_sub(begin));
+            self.induced = 0;
+        }
+    }
+
+    fn end(&mut self, mut fields: Fields<'_>, number: u32) -> Option<()> {
+        if fields.u32()? == number {
+            // The app may have asked for a collection of its own just before ours.
+            self.phase = if self.next == [0; 4] { Phase::Waiting } else { Phase::Done };
+        }
+        Some(())
+    }
+
+    /// The events of one sort have numbers from 0 on.
+    fn expect(&mut self, sort: usize, number: u32) {
+        if let Some(next) = self.next.get_mut(sort) {
+            self.missing += u64::from(number.abs_diff(*next));
+            *next = number.wrapping_add(1);
+        }
+    }
+
+    fn type_number(&mut self, id: u64) -> u32 {
+        let next = self.types.len();
+        // Number 0 is everything that has no number.
+        if next == 0 {
+            self.types.push(Type::default());
+            return self.type_number(id);
+        }
+        match self.numbers.get(&id) {
+            Some(&number) => number,
+            None if next >= MAX_TYPES || id == 0 => 0,
+            None => {
+                let number = u32::try_from(next).unwrap_or(0);
+                self.types.push(Type::default());
+                self.numbers.insert(id, number);
+                number
+            }
+        }
+    }
+
+    fn keep_name(&mut self, name: &str) -> String {
+        let name = pretty::clean(name);
+        if self.name_bytes.saturating_add(name.len()) > MAX_NAME_BYTES {
+            return String::new();
+        }
+        self.name_bytes += name.len();
+        name.into_owned()
+    }
+
+    fn learn_types(&mut self, mut fields: Fields<'_>) -> Option<()> {
+        let (count, _runtime) = (fields.u32()?, fields.u16()?);
+        for _ in 0..count {
+            let id = fields.u64()?;
+            let (module, token, flags, _sort) = (fields.u64()?, fields.u32()?, fields.u32()?, fields.u8()?);
+            let name = fields.text()?;
+            let parameters = usize::try_from(fields.u32()?).ok()?;
+            let mut parameters = Fields(fields.take(parameters.checked_mul(8)?)?);
+            let number = self.type_number(id);
+            if number == 0 || self.types.get(number as usize).is_some_and(|known| !known.name.is_empty()) {
+                continue;
+            }
+            let element = match flags & ARRAY {
+                0 => None,
+                _ => parameters.u64().map(|id| self.type_number(id)).filter(|&element| element != number),
+            };
+            let name = self.keep_name(&name);
+            if let Some(known) = self.types.get_mut(number as usize) {
+                *known = Type { name, module, token, element, ..*known };
+            }
+        }
+        Some(())
+    }
+
+    fn add_objects(&mut self, mut fields: Fields<'_>) -> Option<()> {
+        let (number, count, _runtime) = (fields.u32()?, fields.u32()?, fields.u16()?);
+        self.expect(2, number);
+        for _ in 0..count {
+            let (address, bytes, id, references) =
+                (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
+            let type_index = self.type_number(id);
+            self.objects += 1;
+            // As the runtime allocates it: a multiple of 8.
+            let bytes = bytes.checked_next_multiple_of(8)?;
+            if let Some(found) = self.types.get_mut(type_index as usize) {
+                found.objects += 1;
+                found.bytes = found.bytes.saturating_add(bytes);
+            }
+            self.build(|graph| graph.object(address, bytes, type_index, references));
+        }
+        Some(())
+    }
+
+    fn add_references(&mut self, mut fields: Fields<'_>) -> Option<()> {
+        let (number, count, _runtime) = (fields.u32()?, fields.u32()?, fields.u16()?);
+        self.expect(3, number);
+        for _ in 0..count {
+            let (address, _field) = (fields.u64()?, fields.u32()?);
+            self.build(|graph| graph.reference(address));
+        }
+        Some(())
+    }
+
+    fn add_roots(&mut self, mut fields: Fields<'_>) -> Option<()> {
+        let (number, count, _runtime) = (fields.u32()?, fields.u32()?, fields.u16()?);
+        self.expect(0, number);
+        for _ in 0..count {
+            let (address, kind, flags, id) = (fields.u64()?, fields.u8()?, fields.u32()?, fields.u64()?);
+            match RootKind::of(kind, flags, id) {
+                _ if address == 0 => {}
+                Some(kind) => self.add_root(kind, None, address),
+                None => self.weak += 1,
+            }
+        }
+        Some(())
+    }
+
+    fn add_dependents(&mut self, mut fields: Fields<'_>) -> Option<()> {
+        let (number, count, _runtime) = (fields.u32()?, fields.u32()?, fields.u16()?);
+        self.expect(1, number);
+        for _ in 0..count {
+            let (key, value, _id) = (fields.u64()?, fields.u64()?, fields.u64()?);
+            if key != 0 && value != 0 {
+                self.dependents += 1;
+                self.build(|graph| graph.dependent(key, value));
+            }
+        }
+        Some(())
+    }
+
+    fn add_statics(&mut self, mut fields: Fields<'_>) -> Option<()> {
+        let (count, _domain, _runtime) = (fields.u32()?, fields.u64()?, fields.u16()?);
+        for _ in 0..count {
+            let (_root, object, id, _flags) = (fields.u64()?, fields.u64()?, fields.u64()?, fields.u32()?);
+            let name = fields.text()?;
+            let field = (self.fields.len() < MAX_STATICS).then(|| {
+                let (name, type_index) = (self.keep_name(&name), self.type_number(id));
+                self.fields.push(StaticField { name, type_index, class: None });
+                u32::try_from(self.fields.len() - 1).unwrap_or(u32::MAX)
+            });
+            self.add_root(RootKind::Static, field, object);
+        }
+        Some(())
+    }
+
+    fn add_root(&mut self, kind: RootKind, field: Option<u32>, address: u64) {
+        if let Some(count) = self.root_counts.get_mut(kind as usize) {
+            *count += 1;
+        }
+        if self.roots.len() >= MAX_ROOTS {
+            self.give_up(NoGraph::Many);
+        }
+        if let Ok(graph) = &mut self.graph {
+            match graph.place(address) {
+                Ok(object) => self.roots.push(Root { kind, field, object }),
+                Err(why) => self.give_up(why),
+            }
+        }
+    }
+
+    fn build(&mut self, add: impl FnOnce(&mut Builder) -> Result<(), NoGraph>) {
+        if let Ok(graph) = &mut self.graph
+            && let Err(why) = add(graph)
+        {
+            self.give_up(why);
+        }
+    }
+
+    fn give_up(&mut self, why: NoGraph) {
+        self.graph = Err(why);
+        self.roots = Vec::new();
+    }
+
+    /// What was found; `lost` events of the stream are missing.
+    #[must_use]
+    pub fn finish(self, lost: u64) -> Survey {
+        let mut roots = self.roots;
+        let graph = self.graph.and_then(|graph| match (self.missing, self.malformed) {
+            (0, 0) => {
+                let mut places: Vec<u32> = roots.iter().map(|root| root.object).collect();
+                let graph = graph.finish(&mut places)?;
+                roots.iter_mut().zip(places).for_each(|(root, object)| root.object = object);
+                Ok(graph)
+            }
+            (0, _) => Err(NoGraph::Disorder),
+            (missing, _) => Err(NoGraph::Lost { lost: missing }),
+        });
+        if graph.is_err() {
+            roots.clear();
+        }
+        roots.retain(|root| root.object != NOWHERE);
+        roots.sort_unstable();
+        roots.dedup();
+        Survey {
+            types: self.types,
+            fields: self.fields,
+            graph,
+            roots,
+            root_counts: self.root_counts,
+            weak: self.weak,
+            dependents: self.dependents,
+            pause: self.pause,
+            collections: self.collections,
+            malformed: self.malformed,
+            lost: lost.max(self.missing),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::{Event, Root, RootKind, StaticField, Survey, Walk, id};
+    use crate::heap::graph::NoGraph;
+
+    /// A payload of numbers with their sizes.
+    struct Payload(Vec<u8>);
+
+    impl Payload {
+        fn u8(mut self, value: u8) -> Self {
+            self.0.push(value);
+            self
+        }
+        fn u16(mut self, value: u16) -> Self {
+            self.0.extend(value.to_le_bytes());
+            self
+        }
+        fn u32(mut self, value: u32) -> Self {
+            self.0.extend(value.to_le_bytes());
+            self
+        }
+        fn u64(mut self, value: u64) -> Self {
+            self.0.extend(value.to_le_bytes());
+            self
+        }
+        fn text(mut self, text: &str) -> Self {
+            self.0.extend(text.encode_utf16().chain([0]).flat_map(u16::to_le_bytes));
+            self
+        }
+    }
+
+    fn payload() -> Payload {
+        Payload(Vec::new())
+    }
+
+    fn send(walk: &mut Walk, id: u32, time_ns: u64, payload: Payload) {
+        walk.event(Event { id, time_ns, payload: &payload.0 });
+    }
+
+    fn collection(walk: &mut Walk, id: u32, generation: u32) {
+        send(walk, id, 0, payload().u32(5).u32(generation).u32(1).u32(0).u16(0).u64(0));
+    }
+
+    fn numbered(number: u32, count: u32) -> Payload {
+        payload().u32(number).u32(count).u16(0)
+    }
+
+    /// A heap of four: a static field and a stack hold object 0, which holds 1 and itself; 1 is the key of 2; nobody holds 3.
+    pub(in crate::heap) fn small(objects_event: u32) -> Survey {
+        let mut walk = Walk::new(1 << 20);
+        let at = |object: u64| 0x10_0000 + object * 0x40;
+        send(&mut walk, id::SUSPENDING, 1_000, payload().u32(1).u32(5).u16(0));
+        // A collection of young objects walks nothing, and what comes outside of a walk is not looked at.
+        collection(&mut walk, id::GC_START, 0);
+        send(&mut walk, id::OBJECTS, 0, numbered(0, 1).u64(at(9)).u64(24).u64(77).u64(0));
+        collection(&mut walk, id::GC_START, 2);
+        let statics = payload().u32(1).u64(0).u16(0).u64(1).u64(at(0)).u64(70).u32(0).text("cache");
+        send(&mut walk, id::STATICS, 0, statics);
+        let roots = numbered(0, 4).u64(at(0)).u8(0).u32(0).u64(9).u64(at(2)).u8(2).u32(2).u64(0);
+        let roots = roots.u64(at(7)).u8(2).u32(1).u64(0).u64(0).u8(2).u32(0).u64(0);
+        send(&mut walk, id::ROOTS, 0, roots);
+        send(&mut walk, id::DEPENDENT_HANDLES, 0, numbered(0, 1).u64(at(1)).u64(at(2)).u64(0));
+        let mut objects = numbered(objects_event, 4);
+        for (object, (bytes, kind, references)) in
+            (0..).zip([(40, 70, 2), (22, 71, 0), (24, 71, 0), (64, 72, 0)])
+        {
+            objects = objects.u64(at(object)).u64(bytes).u64(kind).u64(references);
+        }
+        send(&mut walk, id::OBJECTS, 0, objects);
+        send(&mut walk, id::REFERENCES, 0, numbered(0, 2).u64(at(1)).u32(0).u64(at(0)).u32(0));
+        let types = payload().u32(2).u16(0);
+        let types = types.u64(70).u64(1).u32(0).u32(0).u8(0).text("Shop.Cache").u32(1).u64(71);
+        let types = types.u64(71).u64(1).u32(0).u32(0).u8(0).text("System.String").u32(0);
+        send(&mut walk, id::TYPES, 0, types);
+        collection(&mut walk, id::GC_END, 2);
+        send(&mut walk, id::RESTARTED, 2_000_001_000, payload().u16(0));
+        // Another tool's.
+        collection(&mut walk, id::GC_START, 2);
+        assert!(walk.is_over() && walk.objects() == 4);
+        walk.finish(0)
+    }
+
+    #[test]
+    fn a_walk_gives_types_roots_and_the_graph() {
+        let survey = small(0);
+        let names: Vec<_> =
+            survey.types.iter().map(|found| (found.name.as_str(), found.objects, found.bytes)).collect();
+        // 22 bytes are 24 on the heap.
+        assert_eq!(names, [("", 0, 0), ("Shop.Cache", 1, 40), ("System.String", 2, 48), ("", 1, 64)]);
+        let expected = [
+            Root { kind: RootKind::Static, field: Some(0), object: 0 },
+            Root { kind: RootKind::Stack, field: None, object: 0 },
+        ];
+        assert_eq!(survey.roots, expected);
+        let field = StaticField { name: "cache".to_owned(), type_index: 1, class: None };
+        assert_eq!((survey.fields.as_slice(), survey.weak), (&[field][..], 1));
+        // One pinned object is nowhere.
+        assert_eq!(survey.root_counts, [1, 0, 1, 0, 1, 0, 0, 0]);
+        let graph = survey.graph.as_ref().unwrap();
+        assert_eq!(graph.direct(0).collect::<Vec<_>>(), [1, 0]);
+        assert_eq!(graph.dependents(1).collect::<Vec<_>>(), [2]);
+        assert_eq!((survey.pause.as_secs(), survey.collections), (2, 1));
+        assert_eq!((survey.malformed, survey.lost, survey.dependents), (0, 0, 1));
+    }
+
+    #[test]
+    fn without_all_its_events_a_walk_counts_types_only() {
+        let survey = small(3);
+        assert_eq!(survey.graph.as_ref().unwrap_err(), &NoGraph::Lost { lost: 3 });
+        assert_eq!((survey.objects(), survey.bytes(), survey.lost), (4, 152, 3));
+        assert!(survey.roots.is_empty());
+        let mut walk = Walk::new(1 << 20);
+        collection(&mut walk, id::GC_START, 2);
+        send(&mut walk, id::OBJECTS, 0, numbered(0, 9).u64(1));
+        assert_eq!(walk.finish(0).graph.unwrap_err(), NoGraph::Disorder);
+    }
+}

@@ -1,0 +1,94 @@
+//! Event streams of real runtimes, as `perfusion heap` reads them: a program that holds a list of 100 nodes in a static field, surveyed on
+//! .NET 8 and .NET 10 (`heap/netN.nettrace.gz`; the program's command line is cut to its names). And an assembly with static fields
+//! (`heap/list.dll`, of the class `Mini` with the nested classes `Node` and `Other`).
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use flate2::read::GzDecoder;
+use perfusion::heap::dominators;
+use perfusion::heap::metadata::{Assembly, Field};
+use perfusion::heap::nettrace::Reader;
+use perfusion::heap::paths::Paths;
+use perfusion::heap::walk::{RootKind, Survey, Walk};
+use std::collections::{HashMap, HashSet};
+
+fn survey(stream: &[u8]) -> Survey {
+    let mut reader = Reader::new(GzDecoder::new(stream)).unwrap();
+    let mut walk = Walk::new(64 << 20);
+    while reader.read(&mut |event| walk.event(event)).unwrap() {}
+    assert!(walk.is_over());
+    walk.finish(reader.lost())
+}
+
+fn check(survey: &Survey, collections: u32) {
+    assert_eq!((survey.malformed, survey.lost, survey.collections), (0, 0, collections));
+    assert!(!survey.pause.is_zero());
+    let nodes = survey.types.iter().position(|found| found.name == "Node").expect("the class of the nodes");
+    // A header, a table pointer and two references each.
+    assert_eq!((survey.types[nodes].objects, survey.types[nodes].bytes), (100, 3200));
+    let unnamed: u64 =
+        survey.types.iter().filter(|found| found.name.is_empty()).map(|found| found.objects).sum();
+    assert_eq!(unnamed, 0);
+    assert!(survey.root_counts[RootKind::Static as usize] > 10, "{:?}", survey.root_counts);
+
+    let graph = survey.graph.as_ref().unwrap();
+    assert_eq!(graph.len() as u64, survey.objects());
+    let paths = Paths::find(graph, &survey.roots);
+    let way =
+        |number| -> Vec<String> { paths.way(number).iter().map(|&step| survey.step_name(step)).collect() };
+    let held: Vec<(Vec<String>, u64)> = paths
+        .ends()
+        .map(|(number, node)| (way(number), node.objects))
+        .filter(|(way, _)| way.contains(&"static field head".to_owned()))
+        .collect();
+    let step = |text: &str| text.to_owned();
+    let list = vec![step("static field head"), step("Node")];
+    let bodies = [list.clone(), vec![step("byte[]")]].concat();
+    assert_eq!(held, [(list, 100), (bodies, 100)]);
+
+    let dominated = dominators::find(graph, &survey.roots, survey.types.len());
+    // Arrays of 0 to 99 bytes, each with 24 of head, in words of 8.
+    let arrays: u64 = (0..100u64).map(|length| (24 + length).next_multiple_of(8)).sum();
+    assert_eq!(dominated.by_type[nodes], 3200 + arrays);
+}
+
+#[test]
+fn a_survey_of_net8_is_read() {
+    // It collects, and walks, once more when the session that asked for it ends.
+    check(&survey(include_bytes!("heap/net8.nettrace.gz")), 2);
+}
+
+#[test]
+fn a_survey_of_net10_is_read() {
+    check(&survey(include_bytes!("heap/net10.nettrace.gz")), 1);
+}
+
+#[test]
+fn an_assembly_tells_the_classes_of_static_fields_and_nested_types() {
+    let file = include_bytes!("heap/list.dll");
+    let assembly = Assembly::of(file).unwrap();
+    let mut found: HashMap<String, Vec<Field>> = HashMap::new();
+    let wanted = HashSet::from(["head", "numbers", "array", "Constant", "<Name>k__BackingField", "Next"]);
+    assembly.static_fields(&wanted, &mut found);
+    let field = |class: &str, type_name: Option<&str>| Field {
+        class: class.to_owned(),
+        type_name: type_name.map(str::to_owned),
+    };
+    let expected = [
+        ("head", vec![field("Mini", Some("Node")), field("Mini+Other", Some("Node"))]),
+        ("numbers", vec![field("Mini", Some("System.Collections.Generic.List`1"))]),
+        ("array", vec![field("Mini", None), field("Mini+Other", None)]),
+        ("<Name>k__BackingField", vec![field("Mini", None)]),
+    ];
+    let expected = expected.map(|(name, fields)| (name.to_owned(), fields)).into();
+    assert_eq!(found, expected);
+    let names: Vec<_> = (0x0200_0001..0x0200_0006).map(|token| assembly.class_names(token)).collect();
+    assert!(names.contains(&Some(("Node".to_owned(), "Mini+Node".to_owned()))), "{names:?}");
+    assert_eq!((assembly.class_names(0x0100_0001), assembly.class_names(0x0200_00ff)), (None, None));
+    // A cut file is none, or has fewer names.
+    for end in (0..file.len()).step_by(7) {
+        if let Some(assembly) = Assembly::of(&file[..end]) {
+            assembly.static_fields(&wanted, &mut HashMap::new());
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The event stream of a runtime, and the events of a walk over its heap → types, graph, ways, dominated sizes. Metadata of an assembly →
+//! names.
+
+use crate::input::Input;
+use perfusion::heap::metadata::Assembly;
+use perfusion::heap::nettrace::{Event, Reader};
+use perfusion::heap::paths::Paths;
+use perfusion::heap::walk::{Survey, Walk};
+use perfusion::heap::{dominators, profile};
+use std::collections::{HashMap, HashSet};
+use std::hint::black_box;
+use std::time::SystemTime;
+
+/// Memory for the graph.
+const LIMIT_BYTES: usize = 8 << 20;
+
+pub(crate) fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let mut walk = Walk::new(LIMIT_BYTES);
+    let mut lost = 0;
+    let kind = input.u8() % 3;
+    if kind == 2 {
+        return names(input.rest());
+    }
+    if kind == 0 {
+        let Ok(mut reader) = Reader::new(input.rest()) else { return };
+        while let Ok(true) = reader.read(&mut |event| walk.event(event)) {}
+        lost = reader.lost();
+    } else {
+        // A walk has begun, or the input would seldom get further. Event 1 is the start of a collection, 2 its end.
+        let start = [7u32, 2, 1, 0].map(u32::to_le_bytes).concat();
+        walk.event(Event { id: 1, time_ns: 0, payload: &start });
+        for time_ns in 1..64 {
+            let id = u32::from(input.u8() % 40);
+            walk.event(Event { id, time_ns, payload: input.part() });
+        }
+        walk.event(Event { id: 2, time_ns: 64, payload: &start });
+    }
+    see(&walk.finish(lost));
+}
+
+fn names(file: &[u8]) {
+    let Some(assembly) = Assembly::of(file) else { return };
+    let mut found = HashMap::new();
+    assembly.static_fields(&HashSet::from(["head", "array", "numbers"]), &mut found);
+    assert!(found.len() <= 3, "only what is asked for");
+    for token in [0x0200_0001, 0x0200_0003, 0x02ff_ffff, 0x0100_0001] {
+        black_box(assembly.class_names(token));
+    }
+}
+
+/// Works out everything, and checks that sums are the same however they are made.
+fn see(survey: &Survey) {
+    let Ok(graph) = &survey.graph else { return };
+    let paths = Paths::find(graph, &survey.roots);
+    let (mut objects, mut bytes) = (0, 0u64);
+    for (number, node) in paths.ends() {
+        assert!(!paths.way(number).is_empty(), "an object ends somewhere");
+        objects += node.objects;
+        bytes = bytes.saturating_add(node.bytes);
+    }
+    assert_eq!(objects, graph.len() as u64, "every object is in one place");
+    assert_eq!(objects, survey.objects(), "and counted by its type");
+    if dominators::bytes_needed(graph) <= LIMIT_BYTES {
+        let dominated = dominators::find(graph, &survey.roots, survey.types.len());
+        assert!(dominated.by_type.iter().all(|&sum| sum <= bytes), "nothing dominates more than there is");
+    }
+    let made = profile::profile(survey, &paths, SystemTime::UNIX_EPOCH, &[]);
+    assert!(made.is_ok(), "{made:?}");
+    black_box(made.is_ok());
+}

@@ -1,0 +1,91 @@
+//! `perfusion heap`: what is in the managed heap, and what holds it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use perfusion::attach::ipc::{Listen, listen, stop_listening};
+use perfusion::attach::target::Target;
+use perfusion::report::units::grouped;
+use system_tests::environment::{Need, begin};
+use system_tests::perfusion::{SLACK, Scratch, command, run};
+use system_tests::{Outcome, Profile, Runtime, Sample, Workload, on_runtimes};
+
+/// A kind of root that differs from runtime to runtime.
+const THREAD_STATIC: &str = "thread-static";
+
+/// What holds each class of `holders.cs`, how many objects of it there are, and names that stand on the way, from the root on.
+const HELD: [(&str, i64, &[&str]); 6] = [
+    ("Holders.ByEvent", 1000, &["static field Holders.Feed.Changed", "System.EventHandler"]),
+    (
+        "Holders.ByTimer",
+        200,
+        &["System.Threading.TimerQueueTimer", "System.Threading.TimerCallback", "Holders.Program+closure"],
+    ),
+    (
+        "Holders.ByTable",
+        300,
+        &["static field Holders.Program.keys", "Holders.TableKey", "dependent handle (ConditionalWeakTable)"],
+    ),
+    ("Holders.ByThreadStatic", 400, &[THREAD_STATIC, "Holders.ByThreadStatic[]"]),
+    (
+        "Holders.ByThreadLocal",
+        600,
+        &["static field Holders.Program.local", "System.Threading.ThreadLocal<Holders.ByThreadLocal[]>"],
+    ),
+    ("Holders.ByAsync", 500, &["static field Holders.Program.gate", "Holders.Program.Hold(…)+async"]),
+];
+
+fn heap(args: &[&str]) -> Outcome {
+    let outcome = run(command(["heap"]).args(args), SLACK).unwrap();
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    outcome
+}
+
+on_runtimes!(a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was: net8 Net8, net9 Net9, net10 Net10);
+
+fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runtime) {
+    let name = format!("heap::a_survey on {runtime}");
+    let Some(_turn) = begin(&name, &[Need::Root, Need::Perfusion, Need::Clr(runtime)]) else { return };
+    let mut app = Workload::dotnet(runtime, "holders", &[]).unwrap().start().unwrap();
+    let (pid, scratch) = (app.pid().to_string(), Scratch::new().unwrap());
+    let files = [scratch.path("before.pb.gz"), scratch.path("after.pb.gz")];
+    let files = files.each_ref().map(|file| file.to_str().unwrap());
+    let first = heap(&["--pid", &pid, "--rows", "1000", "--output", files[0]]);
+    assert!(first.stderr.contains("the app was paused for "), "{}", first.stderr);
+
+    let profile = Profile::read(files[0].as_ref()).unwrap();
+    for (held, count, holders) in HELD {
+        // Before .NET 9 the runtime tells no thread-static field from other things behind handles.
+        let thread_static = if runtime == Runtime::Net8 { "handle (strong)" } else { "thread-static field" };
+        let holders: Vec<&str> =
+            holders.iter().map(|&name| if name == THREAD_STATIC { thread_static } else { name }).collect();
+        let of_type = |sample: &&Sample| sample.stack.last().is_some_and(|frame| frame.function == held);
+        let samples: Vec<&Sample> = profile.samples.iter().filter(of_type).collect();
+        let objects: i64 = samples.iter().map(|sample| profile.value(sample, "objects")).sum();
+        assert_eq!(objects, count, "{held}: {}", first.stdout);
+        for sample in samples {
+            assert!(sample.positions(&holders).is_some(), "{held}: {}", sample.text());
+        }
+        let row =
+            first.stdout.lines().find(|line| line.ends_with(&format!("  {held}"))).expect(&first.stdout);
+        assert!(row.contains(&format!(" {} ", grouped(count))), "{row}");
+    }
+
+    app.perform("grow").unwrap();
+    heap(&["--pid", &pid, "--output", files[1]]);
+    let diff = heap(&["--diff", files[0], files[1]]).stdout;
+    let grown = diff.lines().find(|line| line.ends_with("  Holders.ByEvent")).expect(&diff);
+    assert!(grown.contains(" +500 ") && grown.contains(" 1,500 "), "{diff}");
+    assert!(diff.contains("static field Holders.Feed.Changed"), "{diff}");
+
+    // Had a keyword been left on, the begin or end of any other session would make the runtime collect.
+    let target = Target::open(app.pid()).unwrap();
+    let what = Listen { keywords: 1, level: 4, buffer_mib: 1 };
+    let events = listen(&target, &what, Arc::new(AtomicBool::new(false)), SLACK).unwrap();
+    stop_listening(&target, events.session(), SLACK).unwrap();
+    let truth = app.stop().unwrap();
+    let collections = |name: &str| truth[name].as_i64().unwrap();
+    // Two surveys. Up to .NET 9 the runtime collects once more when it is told to stop.
+    let expected = if runtime == Runtime::Net10 { 2 } else { 4 };
+    assert_eq!(collections("collections") - collections("collections_before"), expected, "{truth}");
+}
