@@ -141,6 +141,10 @@ pub struct Record {
     /// with a known probability.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub wait_stack_mib: u32,
+    /// Take the stack of whoever ends a wait too, of the threads that are recorded: in the flame graph and in folded stacks it stands upside
+    /// down on the waiting stack, above a frame [woken by]. Comes out of the same budget.
+    #[arg(long)]
+    pub waker_stacks: bool,
     /// Sampled objects watched at a time in each .NET process, 256 to 65536. When there are more, chance chooses which, and these stand for all.
     #[arg(long, value_name = "N", default_value_t = LIVE_OBJECTS, value_parser = clap::value_parser!(u32).range(256..=65_536))]
     pub live_objects: u32,

@@ -111,6 +111,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         stack_copy_bytes: options.stack_kib * 1024,
         wait_stack_budget_bytes_per_s: u64::from(options.wait_stack_mib) << 20,
         wait_stacks_one_in: options.wait_stacks_one_in,
+        waker_stacks: options.waker_stacks,
         ..KernelOptions::default()
     })?;
     let (began, began_wall, began_ns) = (Instant::now(), SystemTime::now(), kernel.started());
@@ -416,6 +417,13 @@ fn comments(
         "runnable, blocked: exact per thread; split among stacks by waits kept with known probability"
             .to_owned(),
     ];
+    if options.waker_stacks {
+        comments.push(
+            "[woken by]: the frames beyond are the stack of the thread that ended the wait, its innermost frame first; timers, other interrupts \
+             and threads that were not recorded have none"
+                .to_owned(),
+        );
+    }
     comments.extend(limits.iter().map(|limit| format!("{LIMITED}{limit}")));
     comments.extend(without_shim.iter().map(|reason| format!("{WITHOUT_SHIM}{reason}")));
     comments.extend(recorded.processor.estimator_comments());

@@ -36,6 +36,8 @@ plain! {
         pub walks: u32,
         /// 1 to send registers and copy of each user stack from its innermost frame on, walked or not: to compare the two.
         pub copies_all: u32,
+        /// 1 to send the stacks of threads that end kept waits.
+        pub waker_stacks: u32,
         /// 1 when the `sched_switch` tracepoint hands over `prev_state` (since 5.18).
         pub has_prev_state: u32,
         /// `task_struct.pid`.
@@ -80,7 +82,5 @@ plain! {
         pub vma_end: u32,
         /// `vm_area_struct.vm_file`.
         pub vma_file: u32,
-        /// Named padding.
-        pub reserved: u32,
     }
 }

@@ -3,6 +3,7 @@
 //! Laws (each "dropped" cause is a counter of its own):
 //! - `cpu_samples` = `cpu_samples_stored` + `cpu_samples_ring_full` + `cpu_samples_busy`
 //! - `waits` = `waits_thinned` + `waits_stored` + `waits_ring_full` + `waits_busy`
+//! - `waker_stacks` = `waker_stacks_stored` + `waker_stacks_ring_full` + `waker_stacks_busy`
 //! - `sleepers` = `sleepers_stored` + `sleepers_ring_full` + `sleepers_torn` + `sleepers_deferred`
 //! - `thread_ends` = `thread_ends_stored` + `thread_ends_ring_full`
 //! - all `_stored` together = `records_read` + records still in the ring
@@ -84,6 +85,11 @@ counters! {
     SleepersDeferred "sleepers_deferred" "visited waits left to the next visit because the ring was half full or the process was changing its mappings";
     WakesStored "wakes_stored" "wake-ups of kept waits by interrupts and the like, put into the ring with their kernel stack";
     WakesRingFull "wakes_ring_full" "wake-ups dropped because the ring was full: the waker is known, what it was doing is not";
+    WakerStacks "waker_stacks" "kept waits ended by a recorded thread whose stack was to be taken (--waker-stacks)";
+    WakerStacksStored "waker_stacks_stored" "stacks of threads that ended kept waits, put into the ring";
+    WakerStacksRingFull "waker_stacks_ring_full" "stacks of threads that ended kept waits, dropped because the ring was full";
+    WakerStacksBusy "waker_stacks_busy" "stacks of threads that ended kept waits, dropped because their buffer was in use";
+    WakersOutside "wakers_outside" "kept waits that ended while a thread outside the recording ran, whose doing it may have been: its stack is not taken (--waker-stacks)";
     VisitsRefused "visits_refused" "looks at sleeping threads that the kernel refused or that had not ended when the next was due";
     StackOfFile "stack_of_file" "stacks of visited waits in a mapping of a file, which are not copied: reading it could take forever";
     ThreadsLeft "threads_left" "threads found to have left the cgroup, or ended out of it: their times end with their last event";

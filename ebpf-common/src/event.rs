@@ -17,6 +17,8 @@ pub const KIND_THREAD_END: u32 = 4;
 pub const KIND_SLEEPER: u32 = 16;
 /// [`WakeRecord`].
 pub const KIND_WAKE: u32 = 17;
+/// [`StackRecord`] of a thread that ended a kept wait.
+pub const KIND_WAKER: u32 = 18;
 
 /// `StackRecord::flags`: `ip` and `gpr` are there, and the user frames or the copy of the stack that say the rest.
 pub const FLAG_USER: u32 = 1;
@@ -58,11 +60,11 @@ plain! {
 }
 
 plain! {
-    /// Fixed part of a CPU sample or of the start of a wait. `walked_bytes` bytes of user frames follow (`RuleKey::place`, innermost first),
+    /// Fixed part of a CPU sample, of the start of a wait, or of the stack that ended one. `walked_bytes` bytes of user frames follow (`RuleKey::place`, innermost first),
     /// then `kernel_bytes` bytes of kernel return addresses (u64, innermost first), then `user_bytes` bytes of user stack from
     /// the stack pointer upwards.
     pub struct StackRecord {
-        /// `KIND_CPU_SAMPLE` or `KIND_WAIT_START`.
+        /// `KIND_CPU_SAMPLE`, `KIND_WAIT_START` or `KIND_WAKER`.
         pub header: Header,
         /// Process.
         pub tgid: u32,
@@ -80,9 +82,9 @@ plain! {
         pub kernel_bytes: u32,
         /// Bytes of user stack that follow those.
         pub user_bytes: u32,
-        /// Raw task state at switch-out (`TASK_INTERRUPTIBLE` = 1, `TASK_UNINTERRUPTIBLE` = 2, …).
+        /// Raw task state at switch-out (`TASK_INTERRUPTIBLE` = 1, `TASK_UNINTERRUPTIBLE` = 2, …). Of a waker the thread it woke.
         pub state: u32,
-        /// Time on the CPU since the last switch-in; ns.
+        /// Time on the CPU since the last switch-in; ns. Of a waker the start of the wait it ended, as in the record of that.
         pub ran_ns: u64,
         /// The system call's number, negative when there is none.
         pub syscall: i64,

@@ -19,6 +19,7 @@ pub(crate) static CONFIG: Config = Config {
     stack_copy_bytes: 0,
     walks: 0,
     copies_all: 0,
+    waker_stacks: 0,
     has_prev_state: 0,
     task_pid: 0,
     task_tgid: 0,
@@ -41,7 +42,6 @@ pub(crate) static CONFIG: Config = Config {
     task_stack: 0,
     vma_end: 0,
     vma_file: 0,
-    reserved: 0,
 };
 
 /// Reads one setting. The read is volatile: the compiler must not use the value above. To the verifier it is a constant, because the

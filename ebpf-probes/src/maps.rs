@@ -47,6 +47,10 @@ pub(crate) static SAMPLE_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0)
 #[map]
 pub(crate) static SWITCH_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 
+/// The same for the waking hook; one entry unless it takes stacks.
+#[map]
+pub(crate) static WAKER_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
+
 /// How to leave a frame, by place and address space. Written by the daemon, as it learns; the least recently used go first. Size set at
 /// load.
 #[map]

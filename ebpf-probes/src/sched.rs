@@ -21,7 +21,7 @@ use crate::coin;
 use crate::config::{Task, setting};
 use crate::emit::{Hook, Lost, PF_KTHREAD, small_record, stack_record};
 use crate::machine::{self, THREAD_BYTES};
-use crate::maps::{SWITCH_SCRATCH, THREADS, WAKE_SCRATCH, coin, count};
+use crate::maps::{SWITCH_SCRATCH, THREADS, WAKE_SCRATCH, WAKER_SCRATCH, coin, count};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_get_stack, bpf_ktime_get_ns};
@@ -30,7 +30,8 @@ use core::mem::{size_of, size_of_val};
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{
     CERTAIN, FLAG_IO, FLAG_PREEMPTED, FLAG_THROTTLED, FLAG_WAKER, FLAG_WOKEN_THROTTLED, Header,
-    KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, ThreadEndRecord, WaitEndRecord, WakeRecord,
+    KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER, ThreadEndRecord, WaitEndRecord,
+    WakeRecord,
 };
 use ebpf_common::key::{
     Recording, STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread,
@@ -109,6 +110,10 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
             thread.wait_flags |= if probability == CERTAIN { WAIT_KEPT | WAIT_CERTAIN } else { WAIT_KEPT };
             let woken = if blocked { size_of::<WakeRecord>() as u32 } else { 0 };
             coin::spend(coin, bytes + woken + size_of::<WaitEndRecord>() as u32);
+            if blocked && setting!(waker_stacks) != 0 {
+                // Of whoever will end it there is to be a stack too, which costs about as much.
+                coin::spend(coin, bytes);
+            }
             count(Counter::WaitsStored);
         }
         Err(Lost::RingFull(bytes)) => {
@@ -194,13 +199,17 @@ fn leave(thread: &mut Thread, exec_ns: u64, now: u64) -> u64 {
     ran
 }
 
-/// Whether the daemon is to hear of the end of the thread's present wait: it has its stack, because the coin kept it or the iterator saw
-/// it, or this is the one the thread was in when it entered the recording, which had no start.
+/// Whether the daemon has the stack of the thread's present wait: the coin kept it, or the iterator saw it.
+#[inline(always)]
+fn is_known(thread: &Thread, wait_flags: u32) -> bool {
+    wait_flags & WAIT_KEPT != 0 || thread.visited_start_ns == thread.wait_start_ns
+}
+
+/// Whether the daemon is to hear of the end of the thread's present wait: it has its stack, or this is the one the thread was in when it
+/// entered the recording, which had no start.
 #[inline(always)]
 fn is_told(thread: &Thread, wait_flags: u32) -> bool {
-    wait_flags & WAIT_KEPT != 0
-        || thread.visited_start_ns == thread.wait_start_ns
-        || thread.wait_start_ns == thread.entered_ns
+    is_known(thread, wait_flags) || thread.wait_start_ns == thread.entered_ns
 }
 
 /// How long the thread ran since its last known event, by the kernel's account.
@@ -250,7 +259,10 @@ pub(crate) fn waking(ctx: &BtfTracePointContext) {
         if task.queue_throttled() {
             thread.wait_flags |= WAIT_WOKEN_THROTTLED;
         }
-        tell_wake(ctx, tid, thread, waker, now);
+        // To the verifier a constant: without the option none of it is there.
+        if setting!(waker_stacks) == 0 || !tell_waker(ctx, tid, thread, waker, now) {
+            tell_wake(ctx, tid, thread, waker, now);
+        }
     }
     set_state(thread, STATE_RUNNABLE);
 }
@@ -432,6 +444,40 @@ fn close(thread: &mut Thread, now: u64, event: u32) -> u64 {
 fn set_state(thread: &mut Thread, state: u32) {
     // SAFETY: a valid, aligned field.
     unsafe { core::ptr::write_volatile(&raw mut thread.state, state) }
+}
+
+/// Sends the stack of the current thread, if it is one that is recorded; false when it was not sent. Whether the waking is this thread's own
+/// doing, or that of an interrupt that came in between, its kernel part tells the daemon.
+#[inline(always)]
+fn tell_waker(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task, now: u64) -> bool {
+    let by = thread.waker_tid;
+    if by == 0 || !is_known(thread, thread.wait_flags) {
+        return false;
+    }
+    let tgid = thread.waker_tgid;
+    if waker.recording(tgid).is_none() {
+        count(Counter::WakersOutside);
+        return false;
+    }
+    count(Counter::WakerStacks);
+    let hook = Hook {
+        kind: KIND_WAKER,
+        time_ns: now,
+        tgid,
+        tid: by,
+        flags: 0,
+        state: tid,
+        ran_ns: thread.wait_start_ns,
+        probability: CERTAIN,
+        kernel_stack: Some(OWN_FRAMES),
+    };
+    let sent = stack_record(ctx.as_ptr(), waker, &WAKER_SCRATCH, &hook);
+    count(match sent {
+        Ok(_) => Counter::WakerStacksStored,
+        Err(Lost::RingFull(_)) => Counter::WakerStacksRingFull,
+        Err(Lost::Busy) => Counter::WakerStacksBusy,
+    });
+    sent.is_ok()
 }
 
 /// Sends where the waking came from, unless it is plain that the current thread did it itself.

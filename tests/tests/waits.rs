@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use system_tests::environment::{Need, RECORD, begin, record_on};
-use system_tests::perfusion::record_pid;
+use system_tests::perfusion::{self, Recording, SLACK, Scratch, record_pid};
 use system_tests::profile::Frame;
 use system_tests::wait::let_pass;
 use system_tests::{App, Profile, Runtime, Sample, Workload, on_runtimes};
@@ -174,6 +174,97 @@ fn managed_waits_have_their_length_reason_and_waker(runtime: Runtime) {
     ] {
         assert_wait(&profile, &borrowed(&threads), &truth, &expected);
     }
+}
+
+/// Nearly all the ended waits of a thread must have this chain, root first: where it waited, `[woken by]`, what ended it.
+fn assert_woken(profile: &Profile, thread: (&str, u32), chain: &[&str], why: &str) {
+    let this = of_thread(thread.1);
+    let ended = |sample: &Sample| this(sample) && !sample.label("waker").is_empty();
+    let chained = |sample: &Sample| ended(sample) && sample.positions(chain).is_some();
+    let (all, right) = (profile.sum("blocked", ended), profile.sum("blocked", chained));
+    assert!(
+        all > 0 && right * 10 >= all * 9,
+        "{}: {right} of {all} ns by {chain:?}\n{why}\n{}",
+        thread.0,
+        profile.describe("blocked", &this)
+    );
+    let wall = profile.sum("wall", &this);
+    assert!(
+        (wall - profile.duration_ns).abs() * 100 <= profile.duration_ns,
+        "{}: {wall} ns in all, of {}",
+        thread.0,
+        profile.duration_ns
+    );
+}
+
+#[test]
+fn a_wait_shows_the_stack_that_ended_it() {
+    let Some(_turn) = begin("waits::waker_stacks", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().start().unwrap();
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("wakers.pb.gz");
+    let args = ["--duration", "3s", "--waker-stacks"];
+    let outcome = Recording::of_pid(app.pid(), &file, &args).unwrap().finish_well(SLACK).unwrap();
+    let threads = thread_ids(&app);
+    app.stop().unwrap();
+    let profile = Profile::read(&file).unwrap();
+
+    let by_thread: [(&str, &[&str]); 5] = [
+        ("wait-futex", &["wait_futex", "futex_wait", "[woken by]", "futex_wake", "end_futex"]),
+        ("wait-pipe", &["wait_pipe", "pipe_read", "[woken by]", "pipe_write", "end_pipe"]),
+        ("wait-socket", &["wait_socket", "[woken by]", "unix_stream_sendmsg", "end_socket"]),
+        ("wait-accept", &["wait_accept", "[woken by]", "unix_stream_connect", "end_accept"]),
+        ("wait-fault", &["wait_fault", "handle_userfault", "[woken by]", "userfaultfd", "end_fault"]),
+    ];
+    for (name, chain) in by_thread {
+        let tid = app_thread(&threads, name);
+        assert_woken(&profile, (name, tid), chain, &outcome.stderr);
+        // The start of the waker's thread is the outermost of all.
+        let woken = |sample: &&Sample| of_thread(tid)(sample) && sample.positions(chain).is_some();
+        let at_its_start = |sample: &Sample| sample.stack.last().unwrap().mapping.contains("libc.so");
+        assert!(profile.samples.iter().filter(woken).all(at_its_start), "{name}");
+    }
+    let sleeper = app_thread(&threads, "wait-sleep");
+    let timer = ["wait_sleep", "[woken by]", "[timer]"];
+    assert_woken(&profile, ("wait-sleep", sleeper), &timer, &outcome.stderr);
+    let counter = |name| profile.counter(name).unwrap_or(0);
+    assert!(counter("waker_stacks") > 0, "{}", outcome.stderr);
+    assert_eq!(counter("waker_stacks"), counter("waker_stacks_stored"), "{}", outcome.stderr);
+
+    // The table is about those who waited; the folded stacks have both.
+    let report = |args: &[&str]| {
+        let only = format!("thread_id={}", app_thread(&threads, "wait-futex"));
+        let mut command = perfusion::command(["report", "--type", "blocked", "--only", &only]);
+        perfusion::run(command.args(args).arg(&file), SLACK).unwrap().stdout
+    };
+    let (table, folded) = (report(&["--sort", "cum"]), report(&["--format", "folded"]));
+    assert!(table.contains("wait_futex") && !table.contains("end_futex"), "{table}");
+    assert!(folded.contains(";wait_futex;") && folded.contains(";end_futex;"), "{folded}");
+}
+
+on_runtimes!(a_managed_wait_shows_the_method_that_released_it: net10 Net10);
+
+fn a_managed_wait_shows_the_method_that_released_it(runtime: Runtime) {
+    let name = format!("waits::managed_waker_stacks on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let app = Workload::dotnet(runtime, "timedwaits", &[]).unwrap().start().unwrap();
+    let threads = thread_ids(&app);
+    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(4), &["--waker-stacks"]).unwrap();
+    app.stop().unwrap();
+    let chains: [(&str, &[&str]); 2] = [
+        ("wait-monitor", &["WaitForLock", "futex_wait", "[woken by]", "futex_wake", "Program.HoldLock"]),
+        (
+            "wait-semaphore",
+            &["WaitForSemaphore", "[woken by]", "SemaphoreSlim.Release", "TimedWaits.Program"],
+        ),
+    ];
+    for (name, chain) in chains {
+        assert_woken(&profile, (name, app_thread(&threads, name)), chain, &outcome.stderr);
+    }
+}
+
+fn app_thread(threads: &[(String, u32)], name: &str) -> u32 {
+    threads.iter().find(|(thread, _)| thread == name).unwrap().1
 }
 
 fn thread_ids(app: &App) -> Vec<(String, u32)> {

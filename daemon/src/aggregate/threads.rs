@@ -74,8 +74,15 @@ impl From<WaitState> for WaitStateKey {
 /// Who ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Waker {
-    /// A thread, with its command name.
-    Thread(ThreadId, [u8; 16]),
+    /// A thread.
+    Thread {
+        /// Which.
+        id: ThreadId,
+        /// Its command name.
+        comm: [u8; 16],
+        /// What it was doing, if that was taken.
+        stack: Option<StackId>,
+    },
     /// A timer ran out.
     Timer,
     /// Another interrupt, or work it left to be done right after.
@@ -181,6 +188,8 @@ struct Open {
     weight: f64,
     reason: WaitReason,
     origin: Option<Origin>,
+    /// What the thread was doing that ended it.
+    waker: Option<StackId>,
     /// When the thread left the CPU, if the iterator could tell: before the recording, or about `start`.
     left_cpu: Option<MonotonicNs>,
 }
@@ -271,7 +280,8 @@ impl Threads {
         let thread = self.thread(id);
         *thread.ran_before_wait.entry(stack).or_default() += ran_ns as f64 * weight;
         thread.last_run = Some((time, stack));
-        thread.open = Some(Open { start: time, stack, weight, reason, origin: None, left_cpu: None });
+        thread.open =
+            Some(Open { start: time, stack, weight, reason, origin: None, waker: None, left_cpu: None });
     }
 
     /// The iterator saw the thread in the wait that began at `start`: from now on it stands for itself. Answers its stack when that is known.
@@ -291,7 +301,8 @@ impl Threads {
         if thread.open.as_ref().is_some_and(|open| open.start > start) {
             return;
         }
-        thread.open = Some(Open { start, stack, weight: 1.0, reason, origin: None, left_cpu: None });
+        thread.open =
+            Some(Open { start, stack, weight: 1.0, reason, origin: None, waker: None, left_cpu: None });
     }
 
     /// The scheduler's note of when the thread left the CPU for the wait that began at `start`.
@@ -315,10 +326,11 @@ impl Threads {
         self.threads.get(&tid)?.last_run
     }
 
-    /// Somebody ended the blocked part of the wait.
-    pub fn wake(&mut self, id: ThreadId, start: MonotonicNs, origin: Origin) {
-        if let Some(open) = self.thread(id).open.as_mut().filter(|open| open.start == start) {
-            open.origin = Some(origin);
+    /// Somebody ended the blocked part of the wait of thread `tid`; `stack` is what that thread was doing, if it was one and its stack was taken.
+    pub fn wake(&mut self, tid: u32, start: MonotonicNs, origin: Origin, stack: Option<StackId>) {
+        let open = self.threads.get_mut(&tid).and_then(|thread| thread.open.as_mut());
+        if let Some(open) = open.filter(|open| open.start == start) {
+            (open.origin, open.waker) = (Some(origin), stack);
         }
     }
 
@@ -329,11 +341,11 @@ impl Threads {
         let thread = self.thread(end.thread);
         match thread.open.take() {
             Some(open) if open.start == end.start => {
-                let waker = end.waker.map(|(waker, comm)| match (open.origin, waker.tid) {
+                let waker = end.waker.map(|(id, comm)| match (open.origin, id.tid) {
                     (Some(Origin::Timer), _) => Waker::Timer,
                     // The idle task does nothing itself.
                     (Some(Origin::Interrupt), _) | (_, 0) => Waker::Interrupt,
-                    _ => Waker::Thread(waker, comm),
+                    _ => Waker::Thread { id, comm, stack: open.waker },
                 });
                 let mut runnable_ns = runnable_ns;
                 if end.woken_throttled {
@@ -343,7 +355,7 @@ impl Threads {
                 }
                 let mut key = (open.stack, open.reason, waker);
                 let full = thread.waits.len() >= MAX_WAITS && !thread.waits.contains_key(&key);
-                let capped = full && matches!(waker, Some(Waker::Thread(..)));
+                let capped = full && matches!(waker, Some(Waker::Thread { .. }));
                 if capped {
                     key.2 = Some(Waker::Other);
                 }
@@ -793,7 +805,7 @@ mod tests {
         assert_eq!(threads.wakers_capped(), 7);
         let rows = threads.finish(&running(times(wakers, 0, 9 * wakers), ON_CPU));
         let of = |waker: fn(&Waker) -> bool| rows.iter().filter(move |r| r.waker.as_ref().is_some_and(waker));
-        assert_eq!(of(|waker| matches!(waker, Waker::Thread(..))).count(), super::MAX_WAITS);
+        assert_eq!(of(|waker| matches!(waker, Waker::Thread { .. })).count(), super::MAX_WAITS);
         let other: Vec<f64> = of(|waker| *waker == Waker::Other).map(|row| row.blocked_ns).collect();
         assert_eq!(other, [63.0]);
     }
@@ -844,7 +856,7 @@ mod tests {
     fn the_runnable_part_of_a_wait_that_ended_in_a_throttled_cgroup_is_the_limits() {
         let mut threads = Threads::default();
         threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
-        threads.wake(T, MonotonicNs(10), Origin::Timer);
+        threads.wake(T.tid, MonotonicNs(10), Origin::Timer, None);
         threads.wait_end(&WaitEnd {
             thread: T,
             start: MonotonicNs(10),
@@ -860,6 +872,28 @@ mod tests {
         };
         assert_eq!(of(WaitStateKey::Interruptible), Some((60.0, 0.0, Some(Waker::Timer))));
         assert_eq!(of(WaitStateKey::Throttled), Some((0.0, 20.0, None)));
+    }
+
+    #[test]
+    fn waits_that_were_ended_at_different_places_are_told_apart() {
+        let by = ThreadId { pid: 1, tid: 1 };
+        let mut threads = Threads::default();
+        for (start, place) in
+            [(10, Some(StackId(7))), (20, Some(StackId(8))), (30, Some(StackId(7))), (40, None)]
+        {
+            threads.wait_start(T, MonotonicNs(start), StackId(5), SLEEP, 1, 1.0);
+            threads.wake(T.tid, MonotonicNs(start - 1), Origin::Thread, Some(StackId(9)));
+            threads.wake(T.tid, MonotonicNs(start), Origin::Thread, place);
+            threads.wait_end(&WaitEnd { waker: Some((by, [0; 16])), ..end(start, 4) });
+        }
+        let rows = threads.finish(&running(times(4, 0, 16), ON_CPU));
+        let of = |place| {
+            let waker = Some(Waker::Thread { id: by, comm: [0; 16], stack: place });
+            rows.iter().find(|row| row.waker == waker).map(|row| (row.place, row.blocked_ns))
+        };
+        let wait = |blocked| Some((Place::Stack(StackId(5)), blocked));
+        assert_eq!([of(Some(StackId(7))), of(Some(StackId(8))), of(None)], [wait(8.0), wait(4.0), wait(4.0)]);
+        assert_eq!(sums(&rows).2, 16.0);
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub struct Recording {
     pub stack_copy: Bytes,
     /// Budget a second for the stacks of waits; above it waits keep their exact timing and their stacks are sampled.
     pub wait_stacks: Bytes,
+    /// Whether whoever ends a wait has a stack too, beyond the waiting stack and a frame `[woken by]`; out of the same budget.
+    pub waker_stacks: bool,
     /// Sampled objects watched at a time in each .NET process, 256 to 65536.
     pub live_objects: u32,
     /// Memory between the probes and the daemon, a power of two from 1MiB to 1GiB.
@@ -66,6 +68,7 @@ impl Default for Recording {
             frequency: 99,
             stack_copy: Bytes(32 << 10),
             wait_stacks: Bytes(64 << 20),
+            waker_stacks: false,
             live_objects: crate::source::shim::LIVE_OBJECTS,
             ring: Bytes(16 << 20),
         }

@@ -378,6 +378,7 @@ fn kernel_options(what: &What) -> Result<KernelOptions, Error> {
         },
         stack_copy_bytes: bytes(what.stack_copy.0),
         wait_stack_budget_bytes_per_s: what.wait_stacks.0,
+        waker_stacks: what.waker_stacks,
         ring_bytes: bytes(what.ring.0),
         ..KernelOptions::default()
     })

@@ -3,6 +3,8 @@
 use super::ReportError;
 use crate::pprof::proto::{Profile, Sample};
 use crate::pprof::{KERNEL_MAPPING, LOSS_PREFIX, MANAGED_MAPPING};
+use crate::sample::frame::Marker;
+use crate::symbolize::marker_name;
 use crate::symbolize::pretty::clean;
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -54,6 +56,9 @@ pub struct Only {
 /// What stands for several labels, name before number: a name alone need not be unique, and a number says little.
 const TOGETHER: [(&str, [&str; 2]); 2] =
     [("thread", ["thread_name", "thread_id"]), ("process", ["process", "pid"])];
+
+/// Beyond this frame of a wait are those of who ended it.
+const WOKEN_BY: &str = marker_name(Marker::WokenBy);
 
 /// How samples without the label are called that one groups by.
 pub const WITHOUT: &str = "(none)";
@@ -157,6 +162,17 @@ impl<'a> Stacks<'a> {
             last = Some(frame.clone());
             Some(frame)
         })
+    }
+
+    /// The same without those of who ended a wait, which stand beyond the waiting stack.
+    #[must_use]
+    pub fn own_readable_frames(&self, sample: &Sample) -> Vec<Frame<'a>> {
+        let mut frames: Vec<Frame<'a>> = self.readable_frames(sample).collect();
+        let is_edge = |frame: &Frame<'_>| frame.kind == Kind::Note && frame.name == WOKEN_BY;
+        if let Some(edge) = frames.iter().rposition(is_edge) {
+            frames.drain(..=edge);
+        }
+        frames
     }
 
     /// Text of a label, if the sample has it.

@@ -2,7 +2,8 @@
 //!
 //! Every wait ends in the kernel's scheduler and every allocation in the runtime, which says nothing, and which helpers of the framework
 //! are in between differs from runtime to runtime. So a wait's or allocation's own function is the innermost managed one that is not the
-//! framework's; without one the innermost managed one, or the innermost outside the kernel. The table says so.
+//! framework's; without one the innermost managed one, or the innermost outside the kernel. The table says so. A wait is the doing of the
+//! functions that waited: who ended it has no part in the table.
 
 use super::ReportError;
 use super::stacks::{Frame, Kind, Stacks, View};
@@ -69,7 +70,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
     let (values, idle) = stacks.values(column, &options.view);
     for (sample, value) in values {
         total = total.saturating_add(value);
-        let frames: Vec<Frame<'_>> = stacks.readable_frames(sample).collect();
+        let frames = stacks.own_readable_frames(sample);
         let has_owner = is_owned || stacks.label(sample, "wait_reason").is_some();
         owned |= has_owner;
         if let Some(frame) = if has_owner { owner(&frames) } else { frames.first() } {

@@ -41,13 +41,13 @@ impl Cutting {
 
     /// Until when events of this kind are the old window's.
     fn end_of(&self, kind: &EventKind) -> MonotonicNs {
-        let thread = match kind {
-            EventKind::CpuSample(sample) => sample.thread,
-            EventKind::WaitStart(wait) => wait.thread,
-            EventKind::Sleeper(sleeper) => sleeper.thread,
-            EventKind::Wake(wake) => wake.thread,
-            EventKind::WaitEnd(end) => end.thread,
-            EventKind::ThreadEnd(times) => times.thread,
+        let tid = match kind {
+            EventKind::CpuSample(sample) => sample.thread.tid,
+            EventKind::WaitStart(wait) => wait.thread.tid,
+            EventKind::Sleeper(sleeper) => sleeper.thread.tid,
+            EventKind::Wake(wake) => wake.tid,
+            EventKind::WaitEnd(end) => end.thread.tid,
+            EventKind::ThreadEnd(times) => times.thread.tid,
             // Names serve both windows, and the process table lives through all.
             EventKind::Exec { .. }
             | EventKind::Comm { .. }
@@ -65,7 +65,7 @@ impl Cutting {
                 };
             }
         };
-        self.looked.get(&thread.tid).copied().unwrap_or(self.at)
+        self.looked.get(&tid).copied().unwrap_or(self.at)
     }
 }
 
@@ -170,7 +170,7 @@ impl Processor {
             Waker::Timer => "timer".into(),
             Waker::Interrupt => "interrupt".into(),
             Waker::Other => OTHER.into(),
-            Waker::Thread(waker, comm) => format!("{} {}/{}", comm_text(&comm), waker.pid, waker.tid).into(),
+            Waker::Thread { id, comm, .. } => format!("{} {}/{}", comm_text(&comm), id.pid, id.tid).into(),
         });
         let marker;
         let frames = match row.place {
@@ -194,7 +194,13 @@ impl Processor {
             (SampleType::Runnable, row.runnable_ns),
             (SampleType::Blocked, row.blocked_ns),
         ];
-        window.add_all(frames, &labels, &values);
+        match row.waker.filter(|_| self.has_waker_stacks()) {
+            Some(waker) => {
+                let frames = naming::with_waker(&self.symbolizer, frames, waker, stacks);
+                window.add_all(&frames, &labels, &values);
+            }
+            None => window.add_all(frames, &labels, &values),
+        }
     }
 }
 

@@ -61,11 +61,13 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 36] = [
+const OTHER_LOSSES: [&str; 38] = [
     "stacks_stale",
     "lessons_refused",
     "wait_ends_ring_full",
     "wakes_ring_full",
+    "waker_stacks_ring_full",
+    "waker_stacks_busy",
     "sleepers_ring_full",
     "visits_refused",
     "thread_ends_ring_full",

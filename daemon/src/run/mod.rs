@@ -165,6 +165,7 @@ impl Recording {
         take: Option<(TakeWindow, MonotonicNs)>,
     ) -> io::Result<Self> {
         let rules = kernel.take_rules();
+        let processor = processor.with_waker_stacks(kernel.has_waker_stacks());
         let backlog = Backlog::default();
         let (batches, from_collector) = sync_channel(BATCHES);
         let (commands, obeyed) = sync_channel(COMMANDS);

@@ -1,9 +1,10 @@
 //! What the names of a stack's frames tell beyond the names.
 
 use crate::aggregate::thread_role;
-use crate::aggregate::threads::WaitReason;
+use crate::aggregate::threads::{WaitReason, Waker};
 use crate::aggregate::wait_reason as words;
-use crate::sample::frame::FrameKey;
+use crate::sample::frame::{FrameKey, Marker};
+use crate::sample::stack::StackTable;
 use crate::symbolize::Symbolizer;
 use std::sync::Arc;
 
@@ -19,6 +20,27 @@ pub(super) fn without_own_frames<'a>(symbolizer: &Symbolizer, frames: &'a [Frame
         }
     };
     &frames[frames.iter().take_while(own).count()..]
+}
+
+/// The frames of a wait with those of who ended it beyond the innermost, the other way round: the two stacks meet at the marker, each with
+/// what it was doing in the middle and the start of its thread at its end.
+pub(super) fn with_waker(
+    symbolizer: &Symbolizer,
+    waiting: &[FrameKey],
+    waker: Waker,
+    stacks: &StackTable,
+) -> Vec<FrameKey> {
+    let mut frames: Vec<FrameKey> = match waker {
+        Waker::Timer => vec![FrameKey::Marker(Marker::WokenByTimer)],
+        Waker::Interrupt => vec![FrameKey::Marker(Marker::WokenByInterrupt)],
+        Waker::Thread { stack: Some(stack), .. } => {
+            without_own_frames(symbolizer, stacks.frames(stack)).iter().rev().copied().collect()
+        }
+        Waker::Thread { stack: None, .. } | Waker::Other => vec![FrameKey::Marker(Marker::WakerUnknown)],
+    };
+    frames.push(FrameKey::Marker(Marker::WokenBy));
+    frames.extend_from_slice(waiting);
+    frames
 }
 
 /// True for a thread that waits for work, not for something the program does.

@@ -9,7 +9,7 @@ use crate::aggregate::heap::Allocations;
 use crate::aggregate::key::Labels;
 use crate::aggregate::runtime_wait::RuntimeWaits;
 use crate::aggregate::thread_role::{self, is_collector};
-use crate::aggregate::threads::{Threads, WaitReason};
+use crate::aggregate::threads::{Origin, Threads, WaitReason};
 use crate::process::ProcessTable;
 use crate::process::service::Services;
 use crate::sample::frame::{FrameKey, Marker, ProcessId};
@@ -110,6 +110,8 @@ pub struct Processor {
     services: Option<Services>,
     /// Threads and wakers are told apart.
     detailed: bool,
+    /// What ended a wait is shown with it.
+    waker_stacks: bool,
     /// A window is being ended.
     pub(super) cutting: Option<Cutting>,
 }
@@ -142,6 +144,7 @@ impl Processor {
             counters: StackCounters::default(),
             services: None,
             detailed: true,
+            waker_stacks: false,
             cutting: None,
         }
     }
@@ -158,6 +161,17 @@ impl Processor {
     pub fn without_threads(mut self) -> Self {
         self.detailed = false;
         self
+    }
+
+    /// Shows what ended each wait beyond the wait's own stack.
+    #[must_use]
+    pub fn with_waker_stacks(self, waker_stacks: bool) -> Self {
+        Self { waker_stacks, ..self }
+    }
+
+    /// True when what ended a wait is shown with it.
+    pub(super) fn has_waker_stacks(&self) -> bool {
+        self.waker_stacks
     }
 
     /// True when threads and wakers are told apart.
@@ -208,7 +222,13 @@ impl Processor {
             EventKind::Sleeper(sleeper) => self.sleeper(time, &sleeper),
             EventKind::Wake(wake) => {
                 let origin = self.wake_sites.get_or_insert_with(WakeSites::read).origin(&wake.kernel);
-                self.threads.wake(wake.thread, wake.start, origin);
+                // What an interrupt found there had nothing to do with it.
+                let by = wake.by.filter(|_| origin == Origin::Thread);
+                let stack = by.map(|by| {
+                    self.names.kernel(by.thread.tid, &comm_text(&by.comm));
+                    self.stack(by.thread, time, &wake.kernel, by.user.as_deref())
+                });
+                self.threads.wake(wake.tid, wake.start, origin, stack);
             }
             EventKind::WaitEnd(end) => self.threads.wait_end(&end),
             EventKind::ThreadEnd(times) => {

@@ -75,4 +75,12 @@ pub enum Marker {
     GarbageCollector,
     /// The window had no room for another stack: only the sums are kept.
     Overflow,
+    /// Inside the innermost frame of a wait: the frames beyond are those of the thread that ended it, innermost first.
+    WokenBy,
+    /// In place of those: a timer ended the wait.
+    WokenByTimer,
+    /// Another interrupt did.
+    WokenByInterrupt,
+    /// A thread did whose stack is not known: it is not recorded, or the stack was lost on the way.
+    WakerUnknown,
 }

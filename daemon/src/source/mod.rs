@@ -116,7 +116,10 @@ impl Event {
                 .seen
                 .as_ref()
                 .map_or(0, |seen| kernel(&seen.kernel) + seen.user.as_deref().map_or(0, user)),
-            EventKind::Wake(wake) => kernel(&wake.kernel),
+            EventKind::Wake(wake) => {
+                let by = wake.by.as_ref().and_then(|by| by.user.as_deref());
+                kernel(&wake.kernel) + by.map_or(0, user)
+            }
             EventKind::Mmap(mmap) => mmap.path.len(),
             EventKind::Shim { event, .. } => match event {
                 ShimEvent::Allocation(allocation) => size_of::<Allocation>() + user(&allocation.user),
@@ -280,11 +283,24 @@ pub struct SleeperStack {
 #[derive(Clone, Debug)]
 pub struct Wake {
     /// The thread that was woken.
-    pub thread: ThreadId,
+    pub tid: u32,
     /// Start of its wait.
     pub start: MonotonicNs,
     /// Kernel return addresses of the waking, innermost first.
     pub kernel: Vec<u64>,
+    /// The thread that ran then, when its stack was taken.
+    pub by: Option<WakerStack>,
+}
+
+/// The rest of the stack of a waking.
+#[derive(Clone, Debug)]
+pub struct WakerStack {
+    /// The thread that ran.
+    pub thread: ThreadId,
+    /// Its command name.
+    pub comm: [u8; 16],
+    /// User context; `None` for kernel threads.
+    pub user: Option<Box<UserContext>>,
 }
 
 /// The end of a kept wait; pairs with the `WaitStart` of the same thread whose time is `start`, or the

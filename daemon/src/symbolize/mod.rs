@@ -407,6 +407,10 @@ pub const fn marker_name(marker: Marker) -> &'static str {
         Marker::StackLost => "[stack lost]",
         Marker::GarbageCollector => "Garbage Collector",
         Marker::Overflow => "[other stacks]",
+        Marker::WokenBy => "[woken by]",
+        Marker::WokenByTimer => "[timer]",
+        Marker::WokenByInterrupt => "[interrupt]",
+        Marker::WakerUnknown => "[stack not known]",
     }
 }
 

@@ -65,7 +65,6 @@ fn source_pids(events: &[Event]) -> Vec<u32> {
             EventKind::CpuSample(sample) => Some(sample.thread.pid),
             EventKind::WaitStart(wait) => Some(wait.thread.pid),
             EventKind::Sleeper(sleeper) => Some(sleeper.thread.pid),
-            EventKind::Wake(wake) => Some(wake.thread.pid),
             EventKind::WaitEnd(wait) => Some(wait.thread.pid),
             EventKind::ThreadEnd(end) => Some(end.thread.pid),
             EventKind::Mmap(mmap) => Some(mmap.pid),
@@ -73,7 +72,8 @@ fn source_pids(events: &[Event]) -> Vec<u32> {
             EventKind::Fork { thread, .. } | EventKind::Exit { thread } | EventKind::Comm { thread, .. } => {
                 Some(thread.pid)
             }
-            EventKind::Shim { .. } | EventKind::ProcessRecordsLost => None,
+            // It names only the thread, whose wait has named the process.
+            EventKind::Wake(_) | EventKind::Shim { .. } | EventKind::ProcessRecordsLost => None,
         })
         .collect()
 }

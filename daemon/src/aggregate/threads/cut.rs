@@ -88,7 +88,8 @@ impl Threads {
             if let (Some(open), Some((start, ..))) = (thread.open, wait)
                 && open.start == start
             {
-                let open = super::Open { stack: carry(open.stack), ..open };
+                let open =
+                    super::Open { stack: carry(open.stack), waker: open.waker.map(&mut *carry), ..open };
                 next.insert(tid, Thread { id, open: Some(open), ..Thread::default() });
             }
             thread.slice_open_wait(*progress, times.since, before.unwrap_or_default());

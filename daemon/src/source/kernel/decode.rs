@@ -3,14 +3,14 @@
 
 use crate::source::{
     CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Sleeper, SleeperStack, ThreadId, ThreadTimes,
-    UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WalkEnd,
+    UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
 };
 use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
     CERTAIN, FLAG_AT_CALL, FLAG_IO, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER,
     FLAG_WAKER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, Header, KIND_CPU_SAMPLE,
-    KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, SleeperRecord, StackRecord,
-    ThreadEndRecord, WaitEndRecord, WakeRecord,
+    KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER, SleeperRecord,
+    StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord,
 };
 
 /// A record nobody could have written.
@@ -78,10 +78,16 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
             let kernel = record.kernel.get(..kernel_bytes / 8);
             let short = DecodeError::Short { what: "waker's stack", len: bytes.len() };
             EventKind::Wake(Wake {
-                thread: ThreadId { pid: record.tgid, tid: record.tid },
+                tid: record.tid,
                 start: MonotonicNs(record.start_ns),
                 kernel: kernel.ok_or(short)?.to_vec(),
+                by: None,
             })
+        }
+        KIND_WAKER => {
+            let StackParts { thread, record, user, kernel } = stack_record(bytes)?;
+            let by = Some(WakerStack { thread, comm: record.comm, user });
+            EventKind::Wake(Wake { tid: record.state, start: MonotonicNs(record.ran_ns), kernel, by })
         }
         KIND_WAIT_END => {
             let record: WaitEndRecord = read(bytes, 0, "end of a wait")?;

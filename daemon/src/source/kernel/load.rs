@@ -52,6 +52,7 @@ pub(super) fn load(
         .map_max_entries("RULES", options.max_rules)
         .map_max_entries("SAMPLE_SCRATCH", possible_cpus)
         .map_max_entries("SWITCH_SCRATCH", possible_cpus)
+        .map_max_entries("WAKER_SCRATCH", if options.waker_stacks { possible_cpus } else { 1 })
         .load(object)
         .map_err(|source| KernelError::Load { source })?;
     let by_pid = config.selection == SELECT_PIDS;
@@ -124,6 +125,7 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> R
         stack_copy_bytes: options.stack_copy_bytes,
         walks: u32::from(has_bpf_loop()),
         copies_all: u32::from(options.copies_all),
+        waker_stacks: u32::from(options.waker_stacks),
         has_prev_state: u32::from(hands_over_state(btf)?),
         task_pid: btf.offset_of("task_struct", "pid")?,
         task_tgid: btf.offset_of("task_struct", "tgid")?,
@@ -145,7 +147,6 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> R
         task_stack: btf.offset_of("task_struct", "stack")?,
         vma_end: btf.offset_of("vm_area_struct", "vm_end")?,
         vma_file: btf.offset_of("vm_area_struct", "vm_file")?,
-        reserved: 0,
         // Without CONFIG_SMP there is no such field before 6.17.
         task_on_cpu: optional(btf.offset_of("task_struct", "on_cpu"))?,
     })

@@ -66,6 +66,8 @@ pub struct KernelOptions {
     /// Sends registers and copy of each stack from its innermost frame on, also where the probes walked it, so that the two can be
     /// compared.
     pub copies_all: bool,
+    /// Takes the stacks of threads that end kept waits, out of the same budget.
+    pub waker_stacks: bool,
 }
 
 impl Default for KernelOptions {
@@ -82,6 +84,7 @@ impl Default for KernelOptions {
             max_threads: DEFAULT_MAX_THREADS,
             max_rules: DEFAULT_MAX_RULES,
             copies_all: false,
+            waker_stacks: false,
         }
     }
 }
@@ -312,6 +315,12 @@ impl KernelSource {
     /// The probes' rules, for whoever finishes stacks; `None` when they were taken before.
     pub fn take_rules(&mut self) -> Option<RuleCache> {
         self.rules.take()
+    }
+
+    /// True when the threads that end waits have stacks too.
+    #[must_use]
+    pub fn has_waker_stacks(&self) -> bool {
+        self.options.waker_stacks
     }
 
     /// When the recording began.
