@@ -290,7 +290,8 @@ fn describe(options: &Record, child: Option<&Child>) -> String {
 
 /// Keeps the shim in the .NET processes that are recorded.
 fn follow(whom: Whom, settings: Settings, watcher: Watcher, say: Say) -> Follower {
-    Follower::start(whom, settings, move |news| match news {
+    let pipeline = watcher.clone();
+    Follower::start(whom, settings, pipeline, move |news| match news {
         News::Attached { pid, runtime, took } => {
             tracing::info!(pid, runtime, ?took, "attached");
             watcher.watch(pid);

@@ -212,7 +212,7 @@ fn a_dotnet_child_of_a_recorded_process_gets_its_names() {
     let adopted = profile.counter("shim_regions_adopted").unwrap_or(0);
     let all = profile.sum("cpu", |sample| sample.label("thread_name") == "callheavy");
     let named = profile.sum("cpu", |sample| sample.has("CallHeavy.Program.Root") && !sample.has("[managed]"));
-    // The child is looked at twice a second: what ran only before the attach, such as the loop's first tier, has no name.
+    // The child is looked at a few times a second: what ran only before the attach, such as the loop's first tier, has no name.
     assert!(
         named * 2 > all && adopted == 1,
         "{named} of {all} ns, {adopted} regions\n{}\n{}",

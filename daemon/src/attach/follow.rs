@@ -1,10 +1,12 @@
 //! Brings the shim into every .NET process of a recording: those that are there when it begins, and those that come while it lasts, such as
-//! the children of a process that was named. One thread, beside the recording; it looks twice a second.
+//! the children of a process that was named. Which these are the pipeline says, which sees their mappings. One thread, beside the recording;
+//! it looks a few times a second.
 
 use super::policy::{Inspection, Runtime, WhyNot, inspect};
 use super::target::Target;
 use super::{AttachError, Settings, attach};
-use crate::process::{all_pids, start_ticks, stat};
+use crate::process::start_ticks;
+use crate::run::Watcher;
 use crate::source::shim::finder;
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt as _;
@@ -14,19 +16,17 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Between two looks for new processes.
-const LOOK: Duration = Duration::from_millis(500);
+/// Between two looks for new processes; as often the pipeline says which there are.
+const LOOK: Duration = Duration::from_millis(250);
 /// A program has this long from its start until its runtime is there and listens; then it counts as what it is.
 const GROWS_UP: Duration = Duration::from_secs(5);
-/// Processes looked after at once; what comes beyond is left alone.
-const MOST_PROCESSES: usize = 65_536;
 
 /// Whose .NET processes get the shim.
 #[derive(Clone, Debug)]
 pub enum Whom {
-    /// These, and all they start.
+    /// These, and the children they make while they are recorded.
     Named(Vec<u32>),
-    /// A program that was started with the shim in its environment, and all it starts: those that did not load it get it.
+    /// A program that was started with the shim in its environment, and its children: those that did not load it get it.
     Started(u32),
     /// The processes of this cgroup v2 directory itself.
     Cgroup(PathBuf),
@@ -66,15 +66,20 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Begins. `tell` hears on the thread what happens.
-    pub fn start(whom: Whom, settings: Settings, tell: impl Fn(News<'_>) + Send + 'static) -> Self {
+    /// Begins, beside the recording of `watcher`. `tell` hears on the thread what happens.
+    pub fn start(
+        whom: Whom,
+        settings: Settings,
+        watcher: Watcher,
+        tell: impl Fn(News<'_>) + Send + 'static,
+    ) -> Self {
         let (stop, stopped) = channel();
         let complete = Arc::new(OnceLock::new());
         let reasons = Arc::new(Mutex::new(Vec::new()));
         let mut work = Work {
-            known: HashSet::new(),
             looked_at: HashMap::new(),
             settings,
+            watcher,
             tell: Box::new(tell),
             reasons: Arc::clone(&reasons),
             whom,
@@ -113,11 +118,10 @@ type Program = (u32, u64, u64, u64);
 struct Work {
     whom: Whom,
     settings: Settings,
+    watcher: Watcher,
     tell: Box<dyn Fn(News<'_>) + Send>,
     reasons: Arc<Mutex<Vec<String>>>,
     began: Instant,
-    /// Processes of the family of those that were named, by pid and start time: a child stays one when its parent ends.
-    known: HashSet<(u32, u64)>,
     /// Since when a program is known; `None` once it has been dealt with.
     looked_at: HashMap<Program, Option<Instant>>,
 }
@@ -137,7 +141,8 @@ impl Work {
                 }
             }
             complete.get_or_init(Instant::now);
-            self.looked_at.retain(|program, _| present.contains(program));
+            // The pipeline forgets for a while whatever it is not sure of.
+            self.looked_at.retain(|&known, _| present.contains(&known) || program(known.0) == Some(known));
             match stopped.recv_timeout(LOOK) {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
@@ -145,60 +150,26 @@ impl Work {
         }
     }
 
-    fn candidates(&mut self) -> Vec<u32> {
+    /// Processes that are named, and those in which the recording has seen a CLR: it follows children from their fork on.
+    fn candidates(&self) -> Vec<u32> {
+        let managed = self.watcher.managed().into_iter().map(|process| process.pid);
         match &self.whom {
-            Whom::All => all_pids().unwrap_or_default(),
+            Whom::All | Whom::Started(_) => managed.collect(),
+            // Of all others it is told what they map, too: the kernel's records do not say whose they are.
             Whom::Cgroup(path) => {
                 let text = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
-                text.lines().filter_map(|line| line.parse().ok()).collect()
+                let inside: HashSet<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+                managed.filter(|pid| inside.contains(pid)).collect()
             }
             Whom::Named(pids) => {
-                let pids = pids.clone();
-                self.family(&pids)
-            }
-            Whom::Started(pid) => {
-                let pid = *pid;
-                self.family(&[pid])
+                let others = managed.filter(|pid| !pids.contains(pid));
+                pids.iter().copied().chain(others).collect()
             }
         }
-    }
-
-    /// The roots and all that descends from them, the roots first.
-    fn family(&mut self, roots: &[u32]) -> Vec<u32> {
-        let mut processes: HashMap<u32, (u32, u64)> = HashMap::new();
-        for pid in all_pids().unwrap_or_default() {
-            if let Some(stat) = stat(pid)
-                && let Ok(parent) = u32::try_from(stat.ppid)
-            {
-                processes.insert(pid, (parent, stat.starttime));
-            }
-        }
-        let is_root = |pid: u32| roots.contains(&pid);
-        // Parents may come after their children in the list: until nothing is new.
-        loop {
-            let before = self.known.len();
-            for (&pid, &(parent, start)) in &processes {
-                let of_family =
-                    processes.get(&parent).is_some_and(|&(_, born)| self.known.contains(&(parent, born)));
-                if is_root(pid) || of_family {
-                    self.known.insert((pid, start));
-                }
-            }
-            if self.known.len() == before {
-                break;
-            }
-        }
-        self.known.retain(|&(pid, start)| processes.get(&pid).is_some_and(|&(_, born)| born == start));
-        let mut pids: Vec<u32> = self.known.iter().map(|&(pid, _)| pid).collect();
-        pids.sort_by_key(|pid| (!is_root(*pid), *pid));
-        pids
     }
 
     fn look_after(&mut self, program: Program) {
         let pid = program.0;
-        if self.looked_at.len() >= MOST_PROCESSES && !self.looked_at.contains_key(&program) {
-            return;
-        }
         let Some(since) = *self.looked_at.entry(program).or_insert_with(|| Some(Instant::now())) else {
             return;
         };
@@ -267,15 +238,11 @@ fn program(pid: u32) -> Option<Program> {
 
 #[cfg(test)]
 mod tests {
-    use super::{all_pids, program, start_ticks, stat};
+    use super::program;
 
     #[test]
     fn a_process_is_known_by_its_start_and_its_executable() {
         let me = std::process::id();
-        assert!(all_pids().unwrap().contains(&me));
-        let stat = stat(me).unwrap();
-        assert_eq!(u32::try_from(stat.ppid), Ok(std::os::unix::process::parent_id()));
-        assert_eq!(Some(stat.starttime), start_ticks(me));
         let mut child = std::process::Command::new("/bin/sleep").arg("60").spawn().unwrap();
         let (mine, theirs) = (program(me).unwrap(), program(child.id()));
         child.kill().unwrap();

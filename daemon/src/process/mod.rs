@@ -77,3 +77,18 @@ pub enum ProcessError {
         limit: usize,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{all_pids, is_running, start_ticks, stat};
+
+    #[test]
+    fn this_process_is_among_those_that_run() {
+        let me = std::process::id();
+        assert!(all_pids().unwrap().contains(&me));
+        let stat = stat(me).unwrap();
+        assert_eq!(u32::try_from(stat.ppid), Ok(std::os::unix::process::parent_id()));
+        assert_eq!(Some(stat.starttime), start_ticks(me));
+        assert!(is_running(me, Some(stat.starttime)) && !is_running(me, Some(stat.starttime + 1)));
+    }
+}

@@ -38,6 +38,8 @@ const LAST_NAMES: Duration = Duration::from_secs(2);
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// How often the processor says how it stands, and how long the collector, which goes round every 20 ms, is given to.
 const SAY_EVERY: Duration = Duration::from_secs(1);
+/// How often it says which processes run a CLR: whoever loads shims waits for it.
+const SAY_MANAGED_EVERY: Duration = Duration::from_millis(250);
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A window that is over and has its names.
@@ -86,11 +88,11 @@ pub struct Managed {
     pub pid: u32,
     /// When it started, in clock ticks since boot.
     pub start_ticks: u64,
-    /// The service it belongs to.
+    /// The service it belongs to; its command name where services are not told apart.
     pub service: Arc<str>,
 }
 
-/// What the processor says of itself, a second old at most.
+/// What the processor says of itself, a moment old.
 #[derive(Default)]
 struct Said {
     counters: Vec<(String, u64)>,
@@ -265,7 +267,8 @@ impl Run {
     fn until_closed(&mut self, batches: &Receiver<Batch>) -> Option<End> {
         let mut totals: Option<KernelTotals> = None;
         let mut deadline = None;
-        let (mut asked, mut said) = (Instant::now(), Instant::now());
+        let mut asked = Instant::now();
+        let (mut said, mut said_managed) = (asked, asked);
         loop {
             match batches.recv_timeout(Duration::from_millis(20)) {
                 Ok(Batch::Events(events, bytes)) => {
@@ -298,7 +301,13 @@ impl Run {
             }
             if self.take.is_some() && said.elapsed() > SAY_EVERY {
                 said = Instant::now();
-                self.say();
+                let counters = self.own_counters();
+                self.say(|said| said.counters = counters);
+            }
+            if said_managed.elapsed() > SAY_MANAGED_EVERY {
+                said_managed = Instant::now();
+                let managed = self.processor.managed();
+                self.say(|said| said.managed = managed);
             }
             // A question may find no shim yet, or no room; while its code was just seen running it may be repeated.
             let repeat = asked.elapsed() > ASK_AGAIN;
@@ -360,9 +369,8 @@ impl Run {
         counters
     }
 
-    fn say(&mut self) {
-        let said = Said { counters: self.own_counters(), managed: self.processor.managed() };
-        *self.said.lock().unwrap_or_else(PoisonError::into_inner) = said;
+    fn say(&self, what: impl FnOnce(&mut Said)) {
+        what(&mut self.said.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     fn finish(mut self, End { totals, mut counters }: End) -> Recorded {

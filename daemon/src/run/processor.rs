@@ -182,9 +182,10 @@ impl Processor {
     /// The processes that run a CLR.
     pub(super) fn managed(&mut self) -> Vec<super::Managed> {
         let found: Vec<(u32, u64)> = self.processes.managed().collect();
-        let Some(services) = &mut self.services else { return Vec::new() };
         let managed = found.into_iter().map(|(pid, start_ticks)| {
-            let service = services.of(pid, self.names.comm(pid));
+            let comm = self.names.comm(pid);
+            let service =
+                self.services.as_mut().map_or_else(|| comm.into(), |services| services.of(pid, comm));
             super::Managed { pid, start_ticks, service }
         });
         managed.collect()
