@@ -34,6 +34,7 @@ Causes of what is missing, as far as they are known:
 - *C++ exceptions*: for some instructions at the end of `_Unwind_RaiseException` and `_Unwind_Resume` libgcc has overwritten its own frame with that of the landing
   pad; no rule describes that.
 - *From a program's start*: the JIT's stacks can be deeper than the 32 KiB that are copied (`--stack-kib`); IL stubs of the runtime can be gone before their name is asked for.
+- *Attached*: waits in progress at the first moment that are over before the first look have no stack (unseen, parts of a millisecond).
 - *Dynamic methods* and methods of load contexts that were collected have no name if the runtime could not be asked in time without danger: those seen only before the attach, and some
   in their last moments.
 - *`perf record -g`* goes by frame pointers: `Loop` is there twice while it is an OSR body, and of the methods it calls, which have no frame pointers, only the innermost
