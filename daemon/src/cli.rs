@@ -268,7 +268,7 @@ pub struct Heap {
     /// Most types shown, with what holds them.
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 10)]
     pub rows: usize,
-    /// Most memory for the survey, in MiB: about 20 bytes an object and 4 a reference, twice that for dominated sizes. With less than it
+    /// Most memory for the survey, in MiB: about 16 bytes an object and 4 a reference, more than twice that for dominated sizes. With less than it
     /// takes, types are counted and what holds them is left out.
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
     pub memory: u32,

@@ -6,17 +6,18 @@
 
 use flate2::read::GzDecoder;
 use perfusion::heap::dominators;
+use perfusion::heap::graph::Builder;
 use perfusion::heap::metadata::{Assembly, Field};
 use perfusion::heap::nettrace::Reader;
-use perfusion::heap::paths::Paths;
-use perfusion::heap::walk::{RootKind, Survey, Walk};
+use perfusion::heap::paths::{self, Paths};
+use perfusion::heap::walk::{Root, RootKind, Survey, Walk};
 use std::collections::{HashMap, HashSet};
 
 fn survey(stream: &[u8]) -> Survey {
     let mut reader = Reader::new(GzDecoder::new(stream)).unwrap();
     let mut walk = Walk::new(64 << 20);
     while reader.read(&mut |event| walk.event(event)).unwrap() {}
-    assert!(walk.is_over());
+    assert!(walk.has_begun());
     walk.finish(reader.lost())
 }
 
@@ -91,4 +92,38 @@ fn an_assembly_tells_the_classes_of_static_fields_and_nested_types() {
             assembly.static_fields(&wanted, &mut HashMap::new());
         }
     }
+}
+
+/// Highest resident memory of this process so far, KiB.
+fn peak_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+#[ignore = "takes minutes and a gigabyte: cargo test -p perfusion --test heap forty -- --ignored"]
+fn forty_million_objects_and_their_ways_fit_into_a_gibibyte() {
+    const OBJECTS: u64 = 40_000_000;
+    const BYTES: u64 = 104;
+    let address = |object: u64| 0x7f00_0000_0000 + object * BYTES;
+    let mut builder = Builder::new(1 << 30);
+    // A tree of two branches each, and a third reference somewhere else.
+    for object in 0..OBJECTS {
+        let branches = [2 * object + 1, 2 * object + 2].into_iter().filter(|&branch| branch < OBJECTS);
+        let type_index = u32::try_from(object % 3).unwrap();
+        let references = branches.clone().count() as u64 + object % 2;
+        builder.object(address(object), BYTES, type_index, references).unwrap();
+        branches.for_each(|branch| builder.reference(address(branch)).unwrap());
+        if object % 2 == 1 {
+            builder.reference(address(object * 7919 % OBJECTS)).unwrap();
+        }
+    }
+    let mut places = [builder.place(address(0)).unwrap()];
+    let graph = builder.finish(&mut places).unwrap();
+    assert!(graph.bytes() + paths::bytes_needed(&graph) < 1 << 30);
+    let roots = [Root { kind: RootKind::Static, field: None, object: places[0] }];
+    let found: u64 = Paths::find(&graph, &roots).ends().map(|(_, node)| node.objects).sum();
+    assert_eq!(found, OBJECTS);
+    assert!(peak_kib() < 1 << 20, "{} KiB", peak_kib());
 }

@@ -27,14 +27,10 @@ pub(crate) fn run(data: &[u8]) {
         while let Ok(true) = reader.read(&mut |event| walk.event(event)) {}
         lost = reader.lost();
     } else {
-        // A walk has begun, or the input would seldom get further. Event 1 is the start of a collection, 2 its end.
-        let start = [7u32, 2, 1, 0].map(u32::to_le_bytes).concat();
-        walk.event(Event { id: 1, time_ns: 0, payload: &start });
-        for time_ns in 1..64 {
+        for time_ns in 0..64 {
             let id = u32::from(input.u8() % 40);
-            walk.event(Event { id, time_ns, payload: input.part() });
+            walk.event(Event { id, thread: 1, time_ns, payload: input.part() });
         }
-        walk.event(Event { id: 2, time_ns: 64, payload: &start });
     }
     see(&walk.finish(lost));
 }

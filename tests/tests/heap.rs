@@ -89,3 +89,21 @@ fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runti
     let expected = if runtime == Runtime::Net10 { 2 } else { 4 };
     assert_eq!(collections("collections") - collections("collections_before"), expected, "{truth}");
 }
+
+/// With server collections other threads walk than say that a collection begins, and their events come in no order.
+#[test]
+fn a_survey_of_an_app_with_server_collections_is_whole() {
+    let needs = [Need::Root, Need::Perfusion, Need::Clr(Runtime::Net9)];
+    let Some(_turn) = begin("heap::server_collections", &needs) else { return };
+    let workload = Workload::dotnet(Runtime::Net9, "holders", &[]).unwrap();
+    let app = workload.env("DOTNET_gcServer", "1").env("DOTNET_GCHeapCount", "4").start().unwrap();
+    for _ in 0..3 {
+        let text = heap(&["--pid", &app.pid().to_string(), "--rows", "1000"]).stdout;
+        for (held, count, _) in HELD {
+            let row = text.lines().find(|line| line.ends_with(&format!("  {held}"))).expect(&text);
+            assert!(row.contains(&format!(" {} ", grouped(count))), "{row}");
+        }
+        assert!(text.contains("    static field Holders.Feed.Changed\n"), "{text}");
+    }
+    app.stop().unwrap();
+}

@@ -171,8 +171,8 @@ fn take(
         return Err(SurveyError::Interrupted { pid, left });
     }
     match end {
-        Err(source) if !walk.is_over() => return Err(SurveyError::Stream { pid, source }),
-        _ if !walk.is_over() => return Err(SurveyError::NoWalk { pid }),
+        Err(source) => return Err(SurveyError::Stream { pid, source }),
+        _ if !walk.has_begun() => return Err(SurveyError::NoWalk { pid }),
         _ => {}
     }
     if let Err(error) = stopped {

@@ -61,6 +61,8 @@ pub enum NettraceError {
 pub struct Event<'a> {
     /// Its number in the provider.
     pub id: u32,
+    /// The thread that wrote it. Events of one thread are in order; those of several are not.
+    pub thread: u64,
     /// When, nanoseconds of the stream's own clock.
     pub time_ns: u64,
     /// Its fields.
@@ -211,7 +213,7 @@ impl<R: Read> Reader<R> {
                 let nanoseconds =
                     u128::from(blob.ticks) * 1_000_000_000 / u128::from(ticks_per_second).max(1);
                 let time_ns = u64::try_from(nanoseconds).unwrap_or(u64::MAX);
-                each(Event { id, time_ns, payload: blob.payload });
+                each(Event { id, thread: blob.thread, time_ns, payload: blob.payload });
             }
             Some(())
         })
@@ -384,13 +386,14 @@ mod tests {
         stream
     }
 
-    /// Number, time and payload.
-    type Seen = (u32, u64, Vec<u8>);
+    /// Number, thread, time and payload.
+    type Seen = (u32, u64, u64, Vec<u8>);
 
     fn read(bytes: &[u8]) -> Result<(Vec<Seen>, u64), NettraceError> {
         let mut reader = Reader::new(bytes)?;
         let mut events = Vec::new();
-        let mut each = |event: Event<'_>| events.push((event.id, event.time_ns, event.payload.to_vec()));
+        let mut each =
+            |event: Event<'_>| events.push((event.id, event.thread, event.time_ns, event.payload.to_vec()));
         while reader.read(&mut each)? {}
         Ok((events, reader.lost()))
     }
@@ -398,7 +401,7 @@ mod tests {
     #[test]
     fn events_of_the_runtime_are_read_and_lost_ones_counted() {
         let (events, lost) = read(&stream()).unwrap();
-        assert_eq!(events, [(18, 100_000, b"abc".to_vec()), (18, 150_000, b"def".to_vec())]);
+        assert_eq!(events, [(18, 300, 100_000, b"abc".to_vec()), (18, 300, 150_000, b"def".to_vec())]);
         // 3 and 4, then 6 and 7.
         assert_eq!(lost, 4);
     }

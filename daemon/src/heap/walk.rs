@@ -1,7 +1,9 @@
 //! The runtime's walk over its heap, event by event: what is there by type is counted always, the graph is kept as far as memory allows.
 //!
-//! A walk is part of one blocking collection of all generations that an event session asked for (`GCHeapCollect`), between its start and
-//! its end. Layouts: `ClrEtwAll.man` and `eventtrace_gcheap.cpp` of dotnet/runtime. What a process sends is bounded, and believed about
+//! A walk is part of a blocking collection of all generations that an event session asked for (`GCHeapCollect`). One thread writes it, in
+//! order: static fields, then objects, references, roots, each sort numbered from 0 on. Up to .NET 9 a second walk may follow, of the same
+//! thread or, with server collections, another one; what other threads write stands anywhere in the stream. The first walk is taken, and
+//! a number 0 that comes again ends it. Layouts: `ClrEtwAll.man` and `eventtrace_gcheap.cpp` of dotnet/runtime. What a process sends is bounded, and believed about
 //! nothing but itself.
 
 use super::fields::Fields;
@@ -15,7 +17,6 @@ use std::time::Duration;
 /// Events of the runtime.
 mod id {
     pub(super) const GC_START: u32 = 1;
-    pub(super) const GC_END: u32 = 2;
     pub(super) const RESTARTED: u32 = 3;
     pub(super) const SUSPENDING: u32 = 9;
     pub(super) const TYPES: u32 = 15;
@@ -26,8 +27,6 @@ mod id {
     pub(super) const STATICS: u32 = 38;
 }
 
-/// Background collections do not walk.
-const BACKGROUND: u32 = 1;
 /// Asked for, by a session or the app itself.
 const INDUCED: u32 = 1;
 const OLDEST_GENERATION: u32 = 2;
@@ -35,6 +34,8 @@ const OLDEST_GENERATION: u32 = 2;
 const MAX_TYPES: usize = 1 << 20;
 /// Bytes of all names of types and fields together; what comes after has none.
 const MAX_NAME_BYTES: usize = 64 << 20;
+/// Stops and starts of the managed threads, and collections, that are kept: all that happens while a survey is taken.
+const MAX_MARKS: usize = 1 << 16;
 /// Roots that are kept.
 const MAX_ROOTS: usize = 1 << 24;
 /// Static fields with names.
@@ -206,25 +207,34 @@ impl Survey {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// For the collection.
-    Waiting,
-    /// In it; its number.
-    Walking(u32),
-    /// It is over.
-    Done,
+/// What the pause is worked out from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Mark {
+    /// The runtime begins to stop the managed threads.
+    Suspending,
+    /// A full collection begins that was asked for.
+    Induced,
+    /// The managed threads run again.
+    Restarted,
+}
+
+/// Sorts of numbered events.
+#[derive(Clone, Copy)]
+enum Sort {
+    Roots,
+    Dependents,
+    Objects,
+    References,
 }
 
 /// Takes the events.
 #[derive(Debug)]
 pub struct Walk {
-    phase: Phase,
-    suspending_ns: Option<u64>,
-    /// Collections that were asked for while the threads are stopped, and in all.
-    induced: u32,
-    collections: u32,
-    pause: Duration,
+    /// The thread that walks, once it has begun.
+    thread: Option<u64>,
+    /// The walk has been followed by another one.
+    is_over: bool,
+    marks: Vec<(u64, Mark)>,
     numbers: HashMap<u64, u32, RandomState>,
     types: Vec<Type>,
     objects: u64,
@@ -247,11 +257,9 @@ impl Walk {
     #[must_use]
     pub fn new(limit_bytes: usize) -> Self {
         Self {
-            phase: Phase::Waiting,
-            suspending_ns: None,
-            induced: 0,
-            collections: 0,
-            pause: Duration::ZERO,
+            thread: None,
+            is_over: false,
+            marks: Vec::new(),
             numbers: HashMap::default(),
             types: Vec::new(),
             objects: 0,
@@ -274,74 +282,90 @@ impl Walk {
         self.objects
     }
 
-    /// True when the collection that walked has ended.
+    /// True when there was a walk.
     #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.phase == Phase::Done
+    pub fn has_begun(&self) -> bool {
+        self.next != [0; 4]
     }
 
     /// Takes one event. Those that are not part of a walk are passed over.
     pub fn event(&mut self, event: Event<'_>) {
         let fields = Fields(event.payload);
-        let understood = match (event.id, self.phase) {
-            (id::SUSPENDING, _) => {
-                (self.suspending_ns, self.induced) = (Some(event.time_ns), 0);
-                Some(())
+        let understood = match event.id {
+            id::SUSPENDING => self.mark(event.time_ns, Mark::Suspending),
+            id::GC_START => self.collection(fields, event.time_ns),
+            id::RESTARTED => self.mark(event.time_ns, Mark::Restarted),
+            // A type is told of when it is first met, in whatever walk that is.
+            id::TYPES => self.learn_types(fields),
+            id::ROOTS | id::DEPENDENT_HANDLES | id::OBJECTS | id::REFERENCES | id::STATICS => {
+                let is_walker = *self.thread.get_or_insert(event.thread) == event.thread;
+                if is_walker && !self.is_over { self.step(event.id, fields) } else { Some(()) }
             }
-            (id::GC_START, _) => self.start(fields),
-            (id::GC_END, Phase::Walking(number)) => self.end(fields, number),
-            (id::RESTARTED, _) => {
-                self.restarted(event.time_ns);
-                Some(())
-            }
-            // A type is told of when it is first met, which may be when another walk is over.
-            (id::TYPES, _) => self.learn_types(fields),
-            (id::ROOTS, Phase::Walking(_)) => self.add_roots(fields),
-            (id::DEPENDENT_HANDLES, Phase::Walking(_)) => self.add_dependents(fields),
-            (id::OBJECTS, Phase::Walking(_)) => self.add_objects(fields),
-            (id::REFERENCES, Phase::Walking(_)) => self.add_references(fields),
-            (id::STATICS, Phase::Walking(_)) => self.add_statics(fields),
             _ => Some(()),
         };
         self.malformed += u64::from(understood.is_none());
     }
 
-    fn start(&mut self, mut fields: Fields<'_>) -> Option<()> {
-        let [number, generation, reason, kind] = [fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?];
-        if generation == OLDEST_GENERATION && kind != BACKGROUND {
-            self.induced += u32::from(reason == INDUCED);
-            if self.phase == Phase::Waiting {
-                self.phase = Phase::Walking(number);
+    fn step(&mut self, id: u32, fields: Fields<'_>) -> Option<()> {
+        match id {
+            id::ROOTS => self.add_roots(fields),
+            id::DEPENDENT_HANDLES => self.add_dependents(fields),
+            id::OBJECTS => self.add_objects(fields),
+            id::REFERENCES => self.add_references(fields),
+            // Static fields come first.
+            _ if self.has_begun() => {
+                self.is_over = true;
+                Some(())
+            }
+            _ => self.add_statics(fields),
+        }
+    }
+
+    fn mark(&mut self, time_ns: u64, mark: Mark) -> Option<()> {
+        if self.marks.len() < MAX_MARKS {
+            self.marks.push((time_ns, mark));
+        }
+        Some(())
+    }
+
+    fn collection(&mut self, mut fields: Fields<'_>, time_ns: u64) -> Option<()> {
+        let [_number, generation, reason] = [fields.u32()?, fields.u32()?, fields.u32()?];
+        if generation == OLDEST_GENERATION && reason == INDUCED {
+            self.mark(time_ns, Mark::Induced)?;
+        }
+        Some(())
+    }
+
+    /// How long the managed threads stood still for collections that were asked for, and how many those were.
+    fn pause(&mut self) -> (Duration, u32) {
+        self.marks.sort_unstable();
+        let (mut pause_ns, mut collections, mut stopped, mut induced) = (0u64, 0u32, None, 0u32);
+        for &(time_ns, mark) in &self.marks {
+            match mark {
+                Mark::Suspending => (stopped, induced) = (Some(time_ns), 0),
+                Mark::Induced => induced += 1,
+                Mark::Restarted => {
+                    if let Some(begin) = stopped.take().filter(|_| induced > 0) {
+                        pause_ns = pause_ns.saturating_add(time_ns - begin);
+                        collections += induced;
+                    }
+                }
             }
         }
-        Some(())
+        (Duration::from_nanos(pause_ns), collections)
     }
 
-    /// The managed threads run again. Up to .NET 9 the runtime collects once more when it is told that no more collections are asked for.
-    fn restarted(&mut self, now_ns: u64) {
-        if let Some(begin) = self.suspending_ns.take()
-            && self.induced > 0
-        {
-            self.collections += self.induced;
-            self.pause += Duration::from_nanos(now_ns.saturating_sub(begin));
-            self.induced = 0;
+    /// Takes the number and the count of an event of a sort; the count is 0 for the first one of another walk.
+    fn expect(&mut self, sort: Sort, fields: &mut Fields<'_>) -> Option<u32> {
+        let (number, count, _runtime) = (fields.u32()?, fields.u32()?, fields.u16()?);
+        let next = self.next.get_mut(sort as usize)?;
+        if number == 0 && *next > 0 {
+            self.is_over = true;
+            return Some(0);
         }
-    }
-
-    fn end(&mut self, mut fields: Fields<'_>, number: u32) -> Option<()> {
-        if fields.u32()? == number {
-            // The app may have asked for a collection of its own just before ours.
-            self.phase = if self.next == [0; 4] { Phase::Waiting } else { Phase::Done };
-        }
-        Some(())
-    }
-
-    /// The events of one sort have numbers from 0 on.
-    fn expect(&mut self, sort: usize, number: u32) {
-        if let Some(next) = self.next.get_mut(sort) {
-            self.missing += u64::from(number.abs_diff(*next));
-            *next = number.wrapping_add(1);
-        }
+        self.missing += u64::from(number.abs_diff(*next));
+        *next = number.wrapping_add(1);
+        Some(count)
     }
 
     fn type_number(&mut self, id: u64) -> u32 {
@@ -397,8 +421,7 @@ impl Walk {
     }
 
     fn add_objects(&mut self, mut fields: Fields<'_>) -> Option<()> {
-        let (number, count, _runtime) = (fields.u32()?, fields.u32()?, fields.u16()?);
-        self.expect(2, number);
+        let count = self.expect(Sort::Objects, &mut fields)?;
         for _ in 0..count {
             let (address, bytes, id, references) =
                 (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
@@ -416,8 +439,7 @@ impl Walk {
     }
 
     fn add_references(&mut self, mut fields: Fields<'_>) -> Option<()> {
-        let (number, count, _runtime) = (fields.u32()?, fields.u32()?, fields.u16()?);
-        self.expect(3, number);
+        let count = self.expect(Sort::References, &mut fields)?;
         for _ in 0..count {
             let (address, _field) = (fields.u64()?, fields.u32()?);
             self.build(|graph| graph.reference(address));
@@ -426,8 +448,7 @@ impl Walk {
     }
 
     fn add_roots(&mut self, mut fields: Fields<'_>) -> Option<()> {
-        let (number, count, _runtime) = (fields.u32()?, fields.u32()?, fields.u16()?);
-        self.expect(0, number);
+        let count = self.expect(Sort::Roots, &mut fields)?;
         for _ in 0..count {
             let (address, kind, flags, id) = (fields.u64()?, fields.u8()?, fields.u32()?, fields.u64()?);
             match RootKind::of(kind, flags, id) {
@@ -440,8 +461,7 @@ impl Walk {
     }
 
     fn add_dependents(&mut self, mut fields: Fields<'_>) -> Option<()> {
-        let (number, count, _runtime) = (fields.u32()?, fields.u32()?, fields.u16()?);
-        self.expect(1, number);
+        let count = self.expect(Sort::Dependents, &mut fields)?;
         for _ in 0..count {
             let (key, value, _id) = (fields.u64()?, fields.u64()?, fields.u64()?);
             if key != 0 && value != 0 {
@@ -497,7 +517,8 @@ impl Walk {
 
     /// What was found; `lost` events of the stream are missing.
     #[must_use]
-    pub fn finish(self, lost: u64) -> Survey {
+    pub fn finish(mut self, lost: u64) -> Survey {
+        let (pause, collections) = self.pause();
         let mut roots = self.roots;
         let graph = self.graph.and_then(|graph| match (self.missing, self.malformed) {
             (0, 0) => {
@@ -523,8 +544,8 @@ impl Walk {
             root_counts: self.root_counts,
             weak: self.weak,
             dependents: self.dependents,
-            pause: self.pause,
-            collections: self.collections,
+            pause,
+            collections,
             malformed: self.malformed,
             lost: lost.max(self.missing),
         }
@@ -567,11 +588,11 @@ pub(super) mod tests {
     }
 
     fn send(walk: &mut Walk, id: u32, time_ns: u64, payload: Payload) {
-        walk.event(Event { id, time_ns, payload: &payload.0 });
+        walk.event(Event { id, thread: 7, time_ns, payload: &payload.0 });
     }
 
-    fn collection(walk: &mut Walk, id: u32, generation: u32) {
-        send(walk, id, 0, payload().u32(5).u32(generation).u32(1).u32(0).u16(0).u64(0));
+    fn collection(walk: &mut Walk, time_ns: u64, generation: u32) {
+        send(walk, id::GC_START, time_ns, payload().u32(5).u32(generation).u32(1).u32(0).u16(0).u64(0));
     }
 
     fn numbered(number: u32, count: u32) -> Payload {
@@ -583,10 +604,8 @@ pub(super) mod tests {
         let mut walk = Walk::new(1 << 20);
         let at = |object: u64| 0x10_0000 + object * 0x40;
         send(&mut walk, id::SUSPENDING, 1_000, payload().u32(1).u32(5).u16(0));
-        // A collection of young objects walks nothing, and what comes outside of a walk is not looked at.
-        collection(&mut walk, id::GC_START, 0);
-        send(&mut walk, id::OBJECTS, 0, numbered(0, 1).u64(at(9)).u64(24).u64(77).u64(0));
-        collection(&mut walk, id::GC_START, 2);
+        // Of young objects.
+        collection(&mut walk, 500, 0);
         let statics = payload().u32(1).u64(0).u16(0).u64(1).u64(at(0)).u64(70).u32(0).text("cache");
         send(&mut walk, id::STATICS, 0, statics);
         let roots = numbered(0, 4).u64(at(0)).u8(0).u32(0).u64(9).u64(at(2)).u8(2).u32(2).u64(0);
@@ -605,11 +624,14 @@ pub(super) mod tests {
         let types = types.u64(70).u64(1).u32(0).u32(0).u8(0).text("Shop.Cache").u32(1).u64(71);
         let types = types.u64(71).u64(1).u32(0).u32(0).u8(0).text("System.String").u32(0);
         send(&mut walk, id::TYPES, 0, types);
-        collection(&mut walk, id::GC_END, 2);
         send(&mut walk, id::RESTARTED, 2_000_001_000, payload().u16(0));
-        // Another tool's.
-        collection(&mut walk, id::GC_START, 2);
-        assert!(walk.is_over() && walk.objects() == 4);
+        // Another thread's event, and the next walk; the collection's own event may come at any time.
+        let other = numbered(0, 1).u64(at(9)).u64(24).u64(77).u64(0).0;
+        walk.event(Event { id: id::OBJECTS, thread: 8, time_ns: 0, payload: &other });
+        send(&mut walk, id::STATICS, 0, payload().u32(0).u64(0).u16(0));
+        walk.event(Event { id: id::OBJECTS, thread: 7, time_ns: 0, payload: &other });
+        collection(&mut walk, 2_000, 2);
+        assert!(walk.has_begun() && walk.objects() == 4);
         walk.finish(0)
     }
 
@@ -643,7 +665,6 @@ pub(super) mod tests {
         assert_eq!((survey.objects(), survey.bytes(), survey.lost), (4, 152, 3));
         assert!(survey.roots.is_empty());
         let mut walk = Walk::new(1 << 20);
-        collection(&mut walk, id::GC_START, 2);
         send(&mut walk, id::OBJECTS, 0, numbered(0, 9).u64(1));
         assert_eq!(walk.finish(0).graph.unwrap_err(), NoGraph::Disorder);
     }
