@@ -82,5 +82,9 @@ plain! {
         pub vma_end: u32,
         /// `vm_area_struct.vm_file`.
         pub vma_file: u32,
+        /// Of `ebpf_common::rule::Spot::of`.
+        pub place_shift: u32,
+        /// Named padding.
+        pub reserved: u32,
     }
 }

@@ -47,8 +47,11 @@ pub const COMM_BYTES: usize = 16;
 /// Default number of threads whose times can be known at once.
 pub const DEFAULT_MAX_THREADS: u32 = 32 * 1024;
 
-/// Rules the probes can know at once, of all processes. An entry takes about 130 bytes.
-pub const DEFAULT_MAX_RULES: u32 = 64 * 1024;
+/// Places whose rules the probes can know at once, of all processes; a power of two. An entry takes 16 bytes.
+pub const DEFAULT_MAX_PLACES: u32 = 64 * 1024;
+
+/// Most different rules; an entry takes 32 bytes. Programs have some thousand.
+pub const MAX_RULES: u32 = 32 * 1024;
 
 /// Most processes whose rules the probes can know.
 pub const MAX_SPACES: u32 = 16 * 1024;
@@ -59,5 +62,7 @@ pub const MAX_SELECTED_PROCESSES: u32 = 8 * 1024;
 const _: () = assert!(MAX_KERNEL_STACK_BYTES.is_multiple_of(8));
 const _: () = assert!(MAX_WALK_FRAMES.is_power_of_two() && WALK_WINDOW_BYTES.is_power_of_two());
 const _: () = assert!(MAX_STACK_COPY_BYTES.is_multiple_of(PAGE_BYTES));
+const _: () = assert!(DEFAULT_MAX_PLACES.is_power_of_two() && MAX_RULES <= 1 << 16);
+const _: () = assert!(size_of::<crate::rule::PlaceSet>() == 64, "a cache line");
 const _: () = assert!(size_of::<crate::event::StackRecord>().is_multiple_of(8));
 const _: () = assert!(size_of::<crate::event::SleeperRecord>().is_multiple_of(8));

@@ -1,4 +1,9 @@
 //! Unwind rules as the probes take them: what leads from one frame to its caller, with the registers that go on mattering.
+//!
+//! The map `PLACES` says which rule holds at a place, the map `RULES` what it is: nearly all places share some hundred rules, which the CPU's
+//! cache keeps. A place can be in the [`WAYS`] entries of one set only, and a set is a cache line: looking a frame up is one line to fetch.
+//! The daemon alone writes entries, by plain stores into the mapped map. An entry's tag repeats a little of the place, so that a
+//! probe that reads the two words around a change finds neither the old nor the new one, and goes on as without a rule.
 
 use crate::plain;
 
@@ -26,7 +31,7 @@ pub const RULE_SIGNAL: u8 = 3;
 pub const RULE_START: u8 = 4;
 
 plain! {
-    /// Where a rule holds; key of the map `RULES`.
+    /// Where a rule holds.
     pub struct RuleKey {
         /// Address of the frame × 2, + 1 when it is the next instruction to run. A return address is taken minus one, inside its call.
         pub place: u64,
@@ -38,7 +43,7 @@ plain! {
 }
 
 plain! {
-    /// How to leave a frame; value of the map `RULES`.
+    /// How to leave a frame; entry of the map `RULES`.
     pub struct UnwindRule {
         /// Bytes from the base register to the CFA, or to where it is kept.
         pub cfa_offset: i32,
@@ -56,5 +61,95 @@ plain! {
         pub base: u8,
         /// Named padding.
         pub reserved: u16,
+    }
+}
+
+/// Entries of a set.
+pub const WAYS: usize = 4;
+
+plain! {
+    /// Which rule holds at one place.
+    pub struct CachedPlace {
+        /// [`RuleKey::place`].
+        pub place: u64,
+        /// From the lowest bit: 16 bits index in `RULES`, 8 bits of the place's hash, 8 bits that are not 0 once a probe has used the entry,
+        /// 32 bits address space. 0 as a whole: no entry.
+        pub tag: u64,
+    }
+}
+
+plain! {
+    /// The entries a place can be in; value of the map `PLACES`.
+    pub struct PlaceSet {
+        /// In no order.
+        pub ways: [CachedPlace; WAYS],
+    }
+}
+
+/// Bits of a tag: the index of the rule, and the mark of use.
+const TAG_RULE: u64 = 0xffff;
+/// See [`TAG_RULE`].
+pub const TAG_USED: u64 = 0xff << 24;
+/// Which byte of a tag that mark is: both machines keep the lowest first.
+pub const TAG_USED_BYTE: usize = 3;
+
+/// Where a place is kept, and what its tag looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spot {
+    /// Index in `PLACES`.
+    pub set: u32,
+    /// The tag without rule and mark of use.
+    pub tag: u64,
+}
+
+impl Spot {
+    /// `shift`: 64 less the binary logarithm of the number of sets, which is a power of two and at least 2.
+    #[inline(always)]
+    #[must_use]
+    pub fn of(place: u64, space: u32, shift: u32) -> Self {
+        // Fibonacci hashing: the upper bits depend on all of the place, and neighbours lie far apart.
+        let hash = place.wrapping_add((space as u64) << 49).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Self { set: (hash >> (shift & 63)) as u32, tag: (space as u64) << 32 | (hash >> 16 & 0xff) << 16 }
+    }
+
+    /// The rule's index, when `tag` is this place's.
+    #[inline(always)]
+    #[must_use]
+    pub fn rule(&self, tag: u64) -> Option<u32> {
+        if tag & !(TAG_RULE | TAG_USED) == self.tag { Some((tag & TAG_RULE) as u32) } else { None }
+    }
+
+    /// The tag of an entry with this rule that nobody has used yet.
+    #[must_use]
+    pub fn tag_with(&self, rule: u16) -> u64 {
+        self.tag | rule as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_is_its_places_alone_whatever_its_rule_and_use() {
+        let spot = Spot::of(0x7f12_3456_789a, 7, 50);
+        assert!(spot.set < 1 << 14);
+        let tag = spot.tag_with(0xabcd);
+        assert_eq!((spot.rule(tag), spot.rule(tag | TAG_USED)), (Some(0xabcd), Some(0xabcd)));
+        assert_eq!(Spot::of(0x7f12_3456_789a, 8, 50).rule(tag), None);
+        assert_eq!(spot.rule(0), None);
+        let mut marked = tag.to_le_bytes();
+        marked[TAG_USED_BYTE] = 1;
+        let marked = u64::from_le_bytes(marked);
+        assert!(marked & TAG_USED != 0 && marked & !TAG_USED == tag);
+    }
+
+    #[test]
+    fn places_spread_over_all_sets() {
+        let mut filled = [0u8; 1 << 10];
+        for place in 0..4096u64 {
+            filled[Spot::of(0x5555_0000_0000 + place * 10, 1, 54).set as usize] += 1;
+        }
+        assert!(filled.iter().all(|&places| places <= 16), "{:?}", filled.iter().max());
     }
 }

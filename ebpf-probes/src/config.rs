@@ -42,6 +42,8 @@ pub(crate) static CONFIG: Config = Config {
     task_stack: 0,
     vma_end: 0,
     vma_file: 0,
+    place_shift: 0,
+    reserved: 0,
 };
 
 /// Reads one setting. The read is volatile: the compiler must not use the value above. To the verifier it is a constant, because the

@@ -1,12 +1,15 @@
 //! Every map: who writes, who reads, its unit and size, and what happens when it is full.
 
+use aya_ebpf::bindings::BPF_F_MMAPABLE;
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
+use aya_ebpf::maps::{Array, HashMap, PerCpuArray, RingBuf};
 use ebpf_common::counter::{COUNTERS, Counter};
 use ebpf_common::event::WakeRecord;
 use ebpf_common::key::{Coin, Recording, Scratch, SleeperScratch, Thread};
-use ebpf_common::limits::{DEFAULT_MAX_RULES, DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES, MAX_SPACES};
-use ebpf_common::rule::{RuleKey, UnwindRule};
+use ebpf_common::limits::{
+    DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_RULES, MAX_SELECTED_PROCESSES, MAX_SPACES,
+};
+use ebpf_common::rule::{PlaceSet, UnwindRule, WAYS};
 
 /// Records: probes → daemon. Size in bytes set at load. Full: the record is dropped and counted by kind.
 #[map]
@@ -51,10 +54,15 @@ pub(crate) static SWITCH_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0)
 #[map]
 pub(crate) static WAKER_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 
-/// How to leave a frame, by place and address space. Written by the daemon, as it learns; the least recently used go first. Size set at
-/// load.
+/// Which rule holds at a place of an address space. Written by the daemon, which maps it, as it learns; the probes write the marks of use
+/// alone. Entries set at load; where a set is full, one that was not used lately makes room.
 #[map]
-pub(crate) static RULES: LruHashMap<RuleKey, UnwindRule> = LruHashMap::with_max_entries(DEFAULT_MAX_RULES, 0);
+pub(crate) static PLACES: Array<PlaceSet> =
+    Array::with_max_entries(DEFAULT_MAX_PLACES / WAYS as u32, BPF_F_MMAPABLE);
+
+/// The rules, each once. Written by the daemon in the same way; an entry changes only long after the last place let go of it.
+#[map]
+pub(crate) static RULES: Array<UnwindRule> = Array::with_max_entries(MAX_RULES, BPF_F_MMAPABLE);
 
 /// The address space of each process the daemon has taught rules of, by tgid; another number after each exec. Written by the
 /// daemon; an entry leaves at exec, so that no rule of the old image is used for the new one. Full: the process's stacks are copied.

@@ -1,10 +1,10 @@
 //! `.eh_frame_hdr`, `.eh_frame` and `.debug_frame` → rule.
 
 use crate::input::Input;
-use perfusion::unwind::eh_frame::{Section, UnwindSections};
+use perfusion::unwind::eh_frame::{FarSections, FileBytes, Found, Place, Section, UnwindSections};
 use perfusion::unwind::encode::encode;
 use perfusion::unwind::machine::{ALL, Machine};
-use perfusion::unwind::rule::Saved;
+use perfusion::unwind::rule::{Refusal, Saved};
 use std::hint::black_box;
 
 pub(crate) fn run(data: &[u8]) {
@@ -23,12 +23,45 @@ fn run_on(machine: &'static Machine, data: &[u8]) {
     };
     let (hdr, eh) = (section(|i| i.part().to_vec()), section(|i| i.part().to_vec()));
     let debug = section(|i| i.rest().to_vec());
+    let far = hdr.as_ref().zip(eh.as_ref()).and_then(|(hdr, eh)| far(machine, hdr, eh));
     let sections = UnwindSections::of(machine, hdr, eh, debug);
     for address in addresses {
-        if let Ok(found) = sections.rule(address) {
-            assert!(found.function.contains(&address), "{address:#x}: {found:?}");
-            assert!(found.rule.return_address != Saved::Same, "{found:?}");
-            black_box((found.saves_below_stack(), encode(machine, &found.rule)));
+        check(machine, address, sections.rule(address));
+        if let Some((file, sections)) = &far {
+            check(machine, address, sections.rule_in(file, address));
         }
     }
+}
+
+fn check(machine: &Machine, address: u64, found: Result<Found, Refusal>) {
+    if let Ok(found) = found {
+        assert!(found.function.contains(&address), "{address:#x}: {found:?}");
+        assert!(found.rule.return_address != Saved::Same, "{found:?}");
+        black_box((found.saves_below_stack(), encode(machine, &found.rule)));
+    }
+}
+
+/// A file of these bytes.
+struct File(Vec<u8>);
+
+impl FileBytes for File {
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> usize {
+        let there = usize::try_from(offset).ok().and_then(|at| self.0.get(at..)).unwrap_or_default();
+        let length = there.len().min(into.len());
+        into[..length].copy_from_slice(&there[..length]);
+        length
+    }
+}
+
+/// The two sections left in a file.
+fn far(machine: &'static Machine, hdr: &Section, eh: &Section) -> Option<(File, UnwindSections)> {
+    let file = File([&hdr.bytes[..], &eh.bytes].concat());
+    let place = |section: &Section, offset: usize| Place {
+        address: section.address,
+        offset: offset as u64,
+        bytes: section.bytes.len() as u64,
+    };
+    let mut sections = UnwindSections::of(machine, None, None, None);
+    sections.far = Some(FarSections::new(place(hdr, 0), place(eh, hdr.bytes.len()), &file)?);
+    Some((file, sections))
 }

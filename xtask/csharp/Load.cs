@@ -1,10 +1,12 @@
 // The program that `cargo xtask bench` measures with. Half of its threads work through deep call chains and allocate; the others hand a
 // token to each other, so that threads switch all the time. Each line on standard input is answered with "OPERATIONS NANOSECONDS":
 // work done by all threads since the start, and when it was read. "exit" or the end of the input ends it. With the argument "allocate"
-// it allocates about forty times as much for the same work, so that time in the shim can be seen.
+// it allocates about forty times as much for the same work, so that time in the shim can be seen; with "work" nobody hands tokens; with
+// "switch N" nobody works, and threads switch N times a second.
 using System;
 using System.Diagnostics;
 using System.Runtime.CompilerServices;
+using System.Runtime.InteropServices;
 using System.Threading;
 
 static class Load
@@ -21,17 +23,25 @@ static class Load
 
     static void Main(string[] args)
     {
-        if (args.Length > 0 && args[0] == "allocate") (rounds, size) = (2000, 10_000);
-        for (int i = 0; i < Environment.ProcessorCount; i++)
+        string what = args.Length > 0 ? args[0] : "";
+        if (what == "allocate") (rounds, size) = (2000, 10_000);
+        if (what == "switch") Switch(int.Parse(args[1]));
+        else
         {
-            int slot = (i + 1) * Stride;
-            new Thread(() => Work(slot)) { IsBackground = true, Name = "worker" }.Start();
+            for (int i = 0; i < Environment.ProcessorCount; i++)
+            {
+                int slot = (i + 1) * Stride;
+                new Thread(() => Work(slot)) { IsBackground = true, Name = "worker" }.Start();
+            }
+            if (what != "work")
+            {
+                var ping = new SemaphoreSlim(0);
+                var pong = new SemaphoreSlim(0);
+                new Thread(() => Hand(ping, pong, 0)) { IsBackground = true, Name = "ping" }.Start();
+                new Thread(() => Hand(pong, ping, 1)) { IsBackground = true, Name = "pong" }.Start();
+                ping.Release();
+            }
         }
-        var ping = new SemaphoreSlim(0);
-        var pong = new SemaphoreSlim(0);
-        new Thread(() => Hand(ping, pong, 0)) { IsBackground = true, Name = "ping" }.Start();
-        new Thread(() => Hand(pong, ping, 1)) { IsBackground = true, Name = "pong" }.Start();
-        ping.Release();
 
         Console.WriteLine("ready");
         for (string line = Console.ReadLine(); line != null && line != "exit"; line = Console.ReadLine())
@@ -84,6 +94,56 @@ static class Load
             mine.Wait();
             if (pause != 0) Thread.Sleep(pause);
             other.Release();
+        }
+    }
+    [DllImport("libc", SetLastError = true)]
+    static extern int pipe(int[] ends);
+    [DllImport("libc", SetLastError = true)]
+    static extern nint read(int file, byte[] into, nint bytes);
+    [DllImport("libc", SetLastError = true)]
+    static extern nint write(int file, byte[] from, nint bytes);
+    [DllImport("libc", SetLastError = true)]
+    static extern int sched_setaffinity(int thread, nint bytes, ulong[] cpus);
+
+    // On each CPU two threads that hand a byte to and fro through pipes: each hand-over is one switch from the one to the other.
+    static void Switch(int perSecond)
+    {
+        int cpus = Math.Min(Environment.ProcessorCount, 64);
+        for (int cpu = 0; cpu < cpus; cpu++)
+        {
+            int[] there = new int[2], back = new int[2];
+            if (pipe(there) != 0 || pipe(back) != 0) throw new InvalidOperationException("pipe");
+            int slot = (cpu % 32 + 1) * Stride;
+            ulong only = 1UL << cpu;
+            double roundsPerTick = (double)perSecond / 2 / cpus / Stopwatch.Frequency;
+            new Thread(() => { Pin(only); Echo(there[0], back[1]); }) { IsBackground = true, Name = "echo" }.Start();
+            new Thread(() => { Pin(only); Call(there[1], back[0], slot, roundsPerTick); }) { IsBackground = true, Name = "call" }.Start();
+        }
+    }
+
+    static void Pin(ulong cpus)
+    {
+        if (sched_setaffinity(0, sizeof(ulong), new[] { cpus }) != 0) throw new InvalidOperationException("sched_setaffinity");
+    }
+
+    static void Echo(int from, int to)
+    {
+        var token = new byte[1];
+        while (read(from, token, 1) == 1 && write(to, token, 1) == 1) { }
+    }
+
+    // Rounds as many as the clock says; between two bursts it sleeps.
+    static void Call(int to, int from, int slot, double roundsPerTick)
+    {
+        var token = new byte[1];
+        long began = Stopwatch.GetTimestamp(), rounds = 0;
+        while (true)
+        {
+            long due = (long)((Stopwatch.GetTimestamp() - began) * roundsPerTick);
+            for (; rounds < due; rounds++)
+                if (write(to, token, 1) != 1 || read(from, token, 1) != 1) return;
+            Volatile.Write(ref Operations[slot], rounds);
+            Thread.Sleep(1);
         }
     }
 }

@@ -67,10 +67,10 @@ impl Default for Recording {
             cgroup: None,
             frequency: 99,
             stack_copy: Bytes(32 << 10),
-            wait_stacks: Bytes(64 << 20),
+            wait_stacks: Bytes(8 << 20),
             waker_stacks: false,
             live_objects: crate::source::shim::LIVE_OBJECTS,
-            ring: Bytes(16 << 20),
+            ring: Bytes(8 << 20),
         }
     }
 }

@@ -19,7 +19,7 @@ struct Limits {
 
 /// CPU time for opening files and looking up rules. One thread does that, and more than that.
 const TIME_NS: Limits = Limits { own: 10_000_000, most: 250_000_000, common: 750_000_000 };
-/// Rules taught to the probes, which know 65,536 and forget those that were used longest ago: at this rate it takes seconds to have them
+/// Rules taught to the probes, which know 65,536 and forget those that were not used lately: at this rate it takes seconds to have them
 /// forget one, and what is in use is used more often.
 const LESSONS: Limits = Limits { own: 256, most: 8192, common: 16_384 };
 

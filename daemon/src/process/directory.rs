@@ -15,7 +15,7 @@ impl Directory for ProcessTable {
     }
 
     fn function_start(&self, image: ImageId, address: u64) -> Option<u64> {
-        let found = ProcessTable::image(self, image)?.loaded_unwind()?.rule(address).ok()?;
+        let found = ProcessTable::image(self, image)?.loaded_rule(address)?.ok()?;
         Some(found.function.start)
     }
 

@@ -220,7 +220,8 @@ impl ProcessTable {
         match frame {
             FrameKey::Native { image, address } => {
                 explained.in_file = Some(address);
-                let found = self.images.unwind(image).map(|unwind| unwind.rule(address));
+                self.images.unwind(image);
+                let found = self.images.get(image).and_then(|image| image.loaded_rule(address));
                 explained.origin = match (found, &explained.rule) {
                     (_, Err(_)) => Origin::None,
                     (Some(Ok(found)), Ok(rule)) => {

@@ -1,9 +1,10 @@
 //! One file that is mapped as code, identified and read piece by piece. A target's file is never mapped, for whoever may write it
 //! could truncate it under us; every size it states is checked against the file and a cap.
 
-use crate::unwind::eh_frame::{Section, UnwindSections};
+use crate::unwind::eh_frame::{FarSections, FileBytes, Found, Place, Section, UnwindSections};
 use crate::unwind::machine::NATIVE;
 use crate::unwind::managed::{ExceptionDirectory, PeImage};
+use crate::unwind::rule::Refusal;
 use object::elf;
 use object::endian::LittleEndian as LE;
 use object::pod;
@@ -13,8 +14,10 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
-/// Most bytes of unwind data loaded from one image; Chromium has 12 MiB.
+/// Most bytes of one section of unwind data that is loaded.
 const MAX_UNWIND_BYTES: u64 = 32 << 20;
+/// From so many on `.eh_frame` and its table stay in the file: Chromium has 16 MiB of them, of which the stacks of a day need some kilobytes.
+const FAR_UNWIND_BYTES: u64 = 1 << 20;
 /// Most program headers, section headers, PE sections, and bytes of names and notes that are read.
 const MAX_PROGRAM_HEADERS: u16 = 128;
 const MAX_SECTION_HEADERS: u16 = 4096;
@@ -114,19 +117,29 @@ impl Source {
         }
     }
 
-    /// Exactly `length` bytes at `offset`; `None` when they are not there or more than `cap`.
-    fn bytes(&self, offset: u64, length: u64, cap: u64) -> Option<Vec<u8>> {
-        let end = offset.checked_add(length)?;
+    /// Whether it has `length` bytes at `offset`.
+    fn has(&self, offset: u64, length: u64) -> bool {
         let size = match self {
-            Self::File(file) => file.metadata().ok()?.size(),
-            Self::Bytes(bytes) => u64::try_from(bytes.len()).ok()?,
+            Self::File(file) => file.metadata().map_or(0, |meta| meta.size()),
+            Self::Bytes(bytes) => bytes.len() as u64,
             Self::Closed => 0,
         };
-        if end > size || length > cap {
+        offset.checked_add(length).is_some_and(|end| end <= size)
+    }
+
+    /// Exactly `length` bytes at `offset`; `None` when they are not there or more than `cap`.
+    fn bytes(&self, offset: u64, length: u64, cap: u64) -> Option<Vec<u8>> {
+        if !self.has(offset, length) || length > cap {
             return None;
         }
         let mut bytes = vec![0u8; usize::try_from(length).ok()?];
         (self.read(offset, &mut bytes) == bytes.len()).then_some(bytes)
+    }
+}
+
+impl FileBytes for Source {
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> usize {
+        self.read(offset, into)
     }
 }
 
@@ -205,13 +218,18 @@ impl Image {
         }
     }
 
-    /// Its unwind sections, if a stack has needed them and they were not evicted since.
+    /// The rule at an ELF virtual address, if a stack has needed its unwind sections and they were not evicted since.
     #[must_use]
-    pub fn loaded_unwind(&self) -> Option<&UnwindSections> {
+    pub fn loaded_rule(&self, address: u64) -> Option<Result<Found, Refusal>> {
         match &self.format {
-            Format::Elf { unwind, .. } => unwind.as_deref(),
+            Format::Elf { unwind: Some(unwind), .. } => Some(unwind.rule_in(&self.source, address)),
             _ => None,
         }
+    }
+
+    /// The rule at an ELF virtual address by the unwind sections of this image.
+    pub(super) fn rule(&self, unwind: &UnwindSections, address: u64) -> Result<Found, Refusal> {
+        unwind.rule_in(&self.source, address)
     }
 
     /// Reads from `offset` in the file; fewer bytes than asked where it ends.
@@ -493,10 +511,12 @@ fn load_unwind(source: &Source) -> Option<UnwindSections> {
     let header = elf_header(source)?;
     let mut found: [Option<Section>; 3] = [None, None, None];
     let mut plt = Vec::new();
+    let mut far = None;
     if let Some(sections) = section_headers(source, &header) {
         let names = usize::from(header.e_shstrndx.get(LE));
         let names = sections.get(names)?;
         let names = source.bytes(names.sh_offset.get(LE), names.sh_size.get(LE), MAX_NAMES_BYTES)?;
+        let mut places: [Option<&elf::SectionHeader64<LE>>; 3] = [None; 3];
         for section in &sections {
             let name = usize::try_from(section.sh_name.get(LE)).ok().and_then(|at| names.get(at..));
             let name = name.and_then(|n| n.split(|&b| b == 0).next());
@@ -516,18 +536,23 @@ fn load_unwind(source: &Source) -> Option<UnwindSections> {
                 }
                 _ => continue,
             };
-            let compressed = section.sh_flags.get(LE) & u64::from(elf::SHF_COMPRESSED) != 0;
             if section.sh_type.get(LE) != elf::SHT_NOBITS
-                && let Some(slot) = found.get_mut(place)
+                && let Some(slot) = places.get_mut(place)
             {
-                let bytes =
-                    source.bytes(section.sh_offset.get(LE), section.sh_size.get(LE), MAX_UNWIND_BYTES);
-                let bytes = if compressed { bytes.and_then(|bytes| inflate(&bytes)) } else { bytes };
-                *slot = bytes.map(|bytes| Section { address: section.sh_addr.get(LE), bytes });
+                *slot = Some(section);
             }
         }
+        if let [Some(hdr), Some(eh_frame), _] = places {
+            far = leave_in_file(source, hdr, eh_frame);
+        }
+        for (section, slot) in places.into_iter().zip(&mut found).skip(if far.is_some() { 2 } else { 0 }) {
+            let Some(section) = section else { continue };
+            let bytes = source.bytes(section.sh_offset.get(LE), section.sh_size.get(LE), MAX_UNWIND_BYTES);
+            let bytes = if is_compressed(section) { bytes.and_then(|bytes| inflate(&bytes)) } else { bytes };
+            *slot = bytes.map(|bytes| Section { address: section.sh_addr.get(LE), bytes });
+        }
     }
-    if found.iter().all(Option::is_none) {
+    if far.is_none() && found.iter().all(Option::is_none) {
         let programs = program_headers(source, &header)?;
         let hdr = programs.iter().find(|p| p.p_type.get(LE) == elf::PT_GNU_EH_FRAME)?;
         let hdr_bytes = source.bytes(hdr.p_offset.get(LE), hdr.p_filesz.get(LE), MAX_UNWIND_BYTES)?;
@@ -553,7 +578,31 @@ fn load_unwind(source: &Source) -> Option<UnwindSections> {
     let [hdr, eh, debug] = found;
     let mut sections = UnwindSections::new(hdr, eh, debug);
     sections.plt = plt;
+    sections.far = far;
     Some(sections)
+}
+
+/// `.eh_frame` and its table, when they are large and can be used where they are.
+fn leave_in_file(
+    source: &Source,
+    hdr: &elf::SectionHeader64<LE>,
+    eh_frame: &elf::SectionHeader64<LE>,
+) -> Option<FarSections> {
+    let place = |section: &elf::SectionHeader64<LE>| {
+        let place = Place {
+            address: section.sh_addr.get(LE),
+            offset: section.sh_offset.get(LE),
+            bytes: section.sh_size.get(LE),
+        };
+        (!is_compressed(section) && source.has(place.offset, place.bytes)).then_some(place)
+    };
+    let (hdr, eh_frame) = (place(hdr)?, place(eh_frame)?);
+    let large = hdr.bytes.saturating_add(eh_frame.bytes) >= FAR_UNWIND_BYTES;
+    large.then(|| FarSections::new(hdr, eh_frame, source)).flatten()
+}
+
+fn is_compressed(section: &elf::SectionHeader64<LE>) -> bool {
+    section.sh_flags.get(LE) & u64::from(elf::SHF_COMPRESSED) != 0
 }
 
 /// The contents of a compressed section (gABI `Elf64_Chdr`: kind, padding, size, alignment, then the data). Go's linker compresses

@@ -23,8 +23,8 @@ const SHARE_OF_PID: usize = 8;
 const DROPPED_PART: usize = 16;
 /// Most files kept open.
 const MAX_OPEN: usize = 512;
-/// Most bytes of unwind data held at once.
-const MAX_HELD_BYTES: usize = 48 << 20;
+/// Most bytes of unwind data held at once; that of large files is not.
+const MAX_HELD_BYTES: usize = 16 << 20;
 
 /// Where else a mapping's file may be found when its process is gone before anybody looked.
 #[derive(Clone, Copy, Debug)]

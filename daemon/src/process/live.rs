@@ -9,10 +9,10 @@ use super::mapping::{Mapping, Mappings, Region, Replaced, parse_maps_line};
 use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
 use super::table::Counters;
 use crate::sample::frame::{FrameKey, ImageId, ProcessId};
-use crate::source::{MonotonicNs, ProbeWalk};
+use crate::source::{MonotonicNs, ProbeWalk, UserContext};
 use crate::unwind::TargetMemory;
 use crate::unwind::encode::encode;
-use crate::unwind::finish::{Code, Step};
+use crate::unwind::finish::{Code, Step, Trace};
 use crate::unwind::machine::NATIVE;
 use crate::unwind::managed::{Budget, CODE_BYTES, JitBody};
 use crate::unwind::rule::{FrameKind, Refusal, Rule};
@@ -27,8 +27,10 @@ const MAX_STEPS: usize = 16_384;
 const MAX_BODIES: usize = 16_384;
 /// Most start addresses whose generation is remembered per process.
 const MAX_REPLACED: usize = 16_384;
-/// Most frames of remembered stacks per process.
-const MAX_WALKED_FRAMES: usize = 32_768;
+/// Most frames of remembered stacks per process, and of what is remembered besides as many words.
+const MAX_WALKED_FRAMES: usize = 16_384;
+/// Most stacks remembered that were copied at the same instruction with the same stack pointer: callers differ.
+const MAX_LIKE_COPIES: usize = 4;
 /// Most distinct rules shared between processes.
 const MAX_RULES: usize = 32_768;
 /// Most bytes of a vDSO.
@@ -200,6 +202,22 @@ impl Process {
         self.walked.insert(walk, frames, now);
     }
 
+    /// The frames of a copied stack that was walked before, when nothing the walk went by is different.
+    pub(super) fn copied_before(&self, context: &UserContext, now: Instant) -> Option<&[FrameKey]> {
+        self.walked.get_copy(context, now)
+    }
+
+    /// Remembers the frames of a copied stack that was walked to the thread's start.
+    pub(super) fn remember_copy(
+        &mut self,
+        context: &UserContext,
+        trace: Trace,
+        frames: &[FrameKey],
+        now: Instant,
+    ) {
+        self.walked.insert_copy(context, trace, frames, now);
+    }
+
     /// Code in `range` is gone.
     pub(super) fn forget(&mut self, range: &Range<u64>) {
         self.walked.clear();
@@ -253,38 +271,90 @@ impl Process {
     }
 }
 
-/// Stacks walked whole by the probes and the frames they are, as long as one look at JIT memory holds.
+/// Stacks that were walked whole and the frames they are, as long as one look at JIT memory holds: those of the probes by their places,
+/// copies by what the walk went by.
 #[derive(Debug, Default)]
 struct WalkedStacks {
     stacks: HashMap<Box<[u64]>, Box<[FrameKey]>, foldhash::fast::RandomState>,
-    /// Frames of all of them.
+    copies: HashMap<CopyKey, Vec<Walked>, foldhash::fast::RandomState>,
+    /// Frames of all of them, and words of the traces.
     frames: usize,
-    /// When the first was looked at, and when it was walked: one that was walked earlier may have been by other rules.
-    since: Option<(Instant, MonotonicNs)>,
+    /// When the first was looked at, and when the first of the probes was walked: one that was walked earlier may have been by other rules.
+    since: Option<Instant>,
+    first_walk: Option<MonotonicNs>,
+}
+
+/// A copy that was walked, and its frames.
+type Walked = (Trace, Box<[FrameKey]>);
+
+/// What two contexts must have in common for a trace of the one to be of use to the other.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct CopyKey {
+    ip: u64,
+    stack_pointer: u64,
+    bytes: usize,
+    limited: bool,
+    known: u16,
+}
+
+impl CopyKey {
+    fn of(context: &UserContext) -> Self {
+        let UserContext { regs, stack, limited, .. } = context;
+        let stack_pointer = regs.gpr[NATIVE.stack_pointer.index()];
+        Self { ip: regs.ip, stack_pointer, bytes: stack.len(), limited: *limited, known: regs.known }
+    }
 }
 
 impl WalkedStacks {
+    fn holds(&self, now: Instant) -> bool {
+        self.since.is_some_and(|looked| now.duration_since(looked) < RECHECK)
+    }
+
     fn get(&self, walk: &ProbeWalk, now: Instant) -> Option<&[FrameKey]> {
-        let (looked, first) = self.since?;
-        let holds = now.duration_since(looked) < RECHECK && first <= walk.time;
+        let holds = self.holds(now) && self.first_walk? <= walk.time;
         if holds { self.stacks.get(walk.frames.as_slice()).map(|frames| &**frames) } else { None }
     }
 
     fn insert(&mut self, walk: &ProbeWalk, frames: &[FrameKey], now: Instant) {
-        if self.since.is_none_or(|(looked, _)| now.duration_since(looked) >= RECHECK) {
-            self.clear();
-            self.since = Some((now, walk.time));
-        }
-        if self.frames + walk.frames.len() <= MAX_WALKED_FRAMES {
-            self.frames += walk.frames.len();
+        self.renew(now);
+        self.first_walk.get_or_insert(walk.time);
+        if self.has_room(walk.frames.len()) {
             self.stacks.insert(walk.frames.as_slice().into(), frames.into());
         }
     }
 
+    fn get_copy(&self, context: &UserContext, now: Instant) -> Option<&[FrameKey]> {
+        let like = self.copies.get(&CopyKey::of(context)).filter(|_| self.holds(now))?;
+        like.iter().find(|(trace, _)| trace.holds_in(context)).map(|(_, frames)| &**frames)
+    }
+
+    fn insert_copy(&mut self, context: &UserContext, trace: Trace, frames: &[FrameKey], now: Instant) {
+        self.renew(now);
+        let key = CopyKey::of(context);
+        let full = self.copies.get(&key).is_some_and(|like| like.len() >= MAX_LIKE_COPIES);
+        if !full && self.has_room(frames.len() + trace.words()) {
+            self.copies.entry(key).or_default().push((trace, frames.into()));
+        }
+    }
+
+    fn renew(&mut self, now: Instant) {
+        if !self.holds(now) {
+            self.clear();
+            self.since = Some(now);
+        }
+    }
+
+    fn has_room(&mut self, frames: usize) -> bool {
+        let room = self.frames + frames <= MAX_WALKED_FRAMES;
+        self.frames += if room { frames } else { 0 };
+        room
+    }
+
     fn clear(&mut self) {
         self.stacks.clear();
+        self.copies.clear();
         self.frames = 0;
-        self.since = None;
+        (self.since, self.first_walk) = (None, None);
     }
 }
 
@@ -439,12 +509,15 @@ impl View<'_> {
         }
         self.images.keep(id);
         let Some(unwind) = self.images.unwind(id) else { return (frame, Err(Refusal::Unreadable)) };
+        let rule = |address| {
+            self.images.get(id).map_or(Err(Refusal::Unreadable), |image| image.rule(&unwind, address))
+        };
         // The signal-return stub ends with its system call: in it, the next instruction is past the stub's table entry.
         let in_signal_return = || {
             let before = address.checked_sub(1).filter(|_| exact)?;
-            unwind.rule(before).ok().filter(|found| found.rule.kind == FrameKind::Signal)
+            rule(before).ok().filter(|found| found.rule.kind == FrameKind::Signal)
         };
-        let found = unwind.rule(address);
+        let found = rule(address);
         let found = match found {
             Err(Refusal::NoEntry) => in_signal_return().ok_or(Refusal::NoEntry),
             found => found,
@@ -672,16 +745,17 @@ impl View<'_> {
             }
             let jit = self.process.mappings.find(pc).is_some_and(|m| matches!(m.region, Region::Jit { .. }));
             let cached = CachedStep { step: step.clone(), checked: jit.then_some(self.now), taught: None };
-            if let Some(old) = self.process.steps.insert(key, cached)
-                && old.taught.is_some()
-            {
+            let old = self.process.steps.insert(key, cached);
+            if old.as_ref().is_some_and(|old| old.step != step) {
+                self.process.walked.clear();
+            }
+            if let Some(old) = old.filter(|old| old.taught.is_some()) {
                 if old.step == step
                     && let Some(cached) = self.process.steps.get_mut(&key)
                 {
                     cached.taught = old.taught;
                 } else {
                     self.process.unlearned.push(key);
-                    self.process.walked.clear();
                 }
             }
         }

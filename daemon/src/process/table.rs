@@ -13,7 +13,7 @@ use super::live::{Process, Teaching, View, read_maps};
 use super::mapping::{Mapping, Mappings, Region, Replaced};
 use crate::sample::frame::{ImageId, Marker, ProcessId};
 use crate::source::{Event, EventKind, MonotonicNs, ShimEvent, UserContext, WalkEnd};
-use crate::unwind::finish::{Finished, Limits, walk};
+use crate::unwind::finish::{Finished, Limits, walk_traced};
 use crate::unwind::rule::Rule;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -29,8 +29,8 @@ const KEEP_EXITED: Duration = Duration::from_secs(10);
 const DOUBT_INTERVAL: Duration = Duration::from_secs(1);
 /// Most `/proc/PID/mem` kept open.
 const MAX_MEMORIES: usize = 128;
-/// Most steps and method bodies remembered of all processes together, about 100 MB.
-const MAX_CACHED: usize = 1 << 19;
+/// Most steps and method bodies remembered of all processes together, about 25 MB.
+const MAX_CACHED: usize = 1 << 18;
 
 /// Most files a forked process takes over as its parent's; one with more looks for each when it is needed. Copies of very many, in very
 /// many children, would be gigabytes.
@@ -425,7 +425,13 @@ impl ProcessTable {
         let (now, before) = (Instant::now(), process.cached());
         process.used = now;
         let whole = context.walk.as_ref().filter(|probed| probed.end == WalkEnd::ThreadStart);
-        if let Some(frames) = whole.and_then(|probed| process.walked_before(probed, now)) {
+        let copied = context.walk.is_none();
+        let seen = match whole {
+            Some(probed) => process.walked_before(probed, now),
+            None if copied => process.copied_before(context, now),
+            None => None,
+        };
+        if let Some(frames) = seen {
             return Finished {
                 frames: frames.to_vec(),
                 reached_thread_start: true,
@@ -444,10 +450,16 @@ impl ProcessTable {
             now,
             teaching,
         };
-        let finished = walk(context, &mut view, limits);
+        let (finished, trace) = walk_traced(context, &mut view, limits);
         view.process.take_back(view.lessons);
-        if let Some(probed) = whole.filter(|_| finished.reached_thread_start) {
-            view.process.remember_walk(probed, &finished.frames, now);
+        if finished.reached_thread_start {
+            match whole {
+                Some(probed) => view.process.remember_walk(probed, &finished.frames, now),
+                None if copied && finished.guessed == 0 => {
+                    view.process.remember_copy(context, trace, &finished.frames, now);
+                }
+                None => {}
+            }
         }
         self.cached += view.process.cached().saturating_sub(before);
         finished

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// From here on nothing more is drained until the processor has caught up: four times the probes' ring.
-const MOST_BYTES: usize = 64 << 20;
+const MOST_BYTES: usize = 32 << 20;
 
 /// Bytes of events that were drained and are not processed yet; shared by both ends.
 #[derive(Clone, Debug, Default)]

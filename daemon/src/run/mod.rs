@@ -11,6 +11,7 @@ pub mod loss;
 pub mod names;
 mod naming;
 pub mod processor;
+mod trim;
 
 use crate::aggregate::window::Window;
 use crate::process::ProcessTable;
@@ -36,6 +37,8 @@ const COMMANDS: usize = 1_024;
 const LAST_NAMES: Duration = Duration::from_secs(2);
 /// A question whose answer did not come is asked again after this.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
+/// How often free memory is given back.
+const TRIM_EVERY: Duration = Duration::from_secs(10);
 /// How often the processor says how it stands, and how long the collector, which goes round every 20 ms, is given to.
 const SAY_EVERY: Duration = Duration::from_secs(1);
 /// How often it says which processes run a CLR: whoever loads shims waits for it.
@@ -268,7 +271,7 @@ impl Run {
         let mut totals: Option<KernelTotals> = None;
         let mut deadline = None;
         let mut asked = Instant::now();
-        let (mut said, mut said_managed) = (asked, asked);
+        let (mut said, mut said_managed, mut trimmed) = (asked, asked, asked);
         loop {
             match batches.recv_timeout(Duration::from_millis(20)) {
                 Ok(Batch::Events(events, bytes)) => {
@@ -298,6 +301,10 @@ impl Run {
                 Ok(Batch::End { counters }) => return totals.map(|totals| End { totals, counters }),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return None,
+            }
+            if trimmed.elapsed() > TRIM_EVERY {
+                trimmed = Instant::now();
+                trim::give_back();
             }
             if self.take.is_some() && said.elapsed() > SAY_EVERY {
                 said = Instant::now();

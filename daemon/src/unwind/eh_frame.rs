@@ -1,7 +1,8 @@
 //! (DWARF call frame information, address) → rule, for native code. One address at a time: no table is compiled.
 //!
 //! `.eh_frame` is found through the sorted table of `.eh_frame_hdr` (LSB 5.0, 10.6.2); where that table is missing, and for
-//! `.debug_frame`, an index of (start, end, offset) is made once by reading the section from end to end.
+//! `.debug_frame`, an index of (start, end, offset) is made once by reading the section from end to end. Where the sections are large
+//! (megabytes in browsers and compilers) they stay in the file, and of both only what one look-up needs is read.
 //! Facts relied on: a CIE with augmentation `S` marks a signal frame (gcc unwind-dw2.c); glibc's `clone3`, `_start` and the
 //! vDSO state the end of the stack by an undefined return address (glibc sysdeps/unix/sysv/linux/x86_64/clone3.S).
 //! Of DWARF expressions those that occur are evaluated: PLT entries (binutils elf_x86_64_eh_frame_plt: the place in the
@@ -27,8 +28,11 @@ const MAX_FDE_BYTES: usize = 32 << 10;
 const MAX_INDEX: usize = 2 << 20;
 /// Most operations of one DWARF expression, and values on its stack.
 const MAX_OPERATIONS: usize = 64;
-/// Where the rows of `.eh_frame_hdr`'s table begin.
+/// Where the rows of `.eh_frame_hdr`'s table begin, and the bytes of each.
 const TABLE_AT: usize = 12;
+const ROW_BYTES: usize = 8;
+/// Bytes of the length a CIE or FDE begins with.
+const LENGTH_BYTES: usize = 4;
 
 /// A section's bytes and the address the file gives it.
 #[derive(Debug, Default, Clone)]
@@ -39,10 +43,46 @@ pub struct Section {
     pub bytes: Vec<u8>,
 }
 
+/// The file of an image.
+pub trait FileBytes {
+    /// Reads from `offset`; fewer bytes than asked where the file ends.
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> usize;
+}
+
+/// No file: all that is known is in memory.
+struct NoFile;
+
+impl FileBytes for NoFile {
+    fn read_at(&self, _offset: u64, _into: &mut [u8]) -> usize {
+        0
+    }
+}
+
+/// Where a section's bytes are in the file.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    /// Virtual address in the file's own numbering.
+    pub address: u64,
+    /// Offset in the file.
+    pub offset: u64,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// `.eh_frame_hdr` with a table of the usual form, and `.eh_frame`, both left in the file.
+#[derive(Debug, Clone, Copy)]
+pub struct FarSections {
+    hdr: Place,
+    rows: u64,
+    eh_frame: Place,
+}
+
 /// The unwind sections of one ELF image; each may be missing.
 #[derive(Debug)]
 pub struct UnwindSections {
     machine: &'static Machine,
+    /// Instead of `eh_frame_hdr` and `eh_frame`.
+    pub far: Option<FarSections>,
     /// `.eh_frame_hdr`.
     pub eh_frame_hdr: Option<Section>,
     /// `.eh_frame`.
@@ -117,6 +157,7 @@ impl UnwindSections {
     ) -> Self {
         Self {
             machine,
+            far: None,
             eh_frame_hdr,
             eh_frame,
             debug_frame,
@@ -142,12 +183,24 @@ impl UnwindSections {
         self.plt.iter().any(|range| range.contains(&address))
     }
 
-    /// The rule at `address` (the file's numbering).
+    /// The rule at `address` (the file's numbering) by the sections in memory.
     ///
     /// # Errors
     /// [`Refusal`] when no table covers it or what covers it cannot be used.
     pub fn rule(&self, address: u64) -> Result<Found, Refusal> {
-        match self.eh_rule(address) {
+        self.rule_in(&NoFile, address)
+    }
+
+    /// The same, with the image's file for what was left in it.
+    ///
+    /// # Errors
+    /// As [`UnwindSections::rule`], and [`Refusal::Unreadable`] when the file does not give it.
+    pub fn rule_in(&self, file: &dyn FileBytes, address: u64) -> Result<Found, Refusal> {
+        let found = match &self.far {
+            Some(far) => far.rule(self.machine, file, address),
+            None => self.eh_rule(address),
+        };
+        match found {
             Err(Refusal::NoEntry) => {
                 self.debug_rule(address).map(|found| Found { table: Table::DebugFrame, ..found })
             }
@@ -193,22 +246,125 @@ fn by_table(
     address: u64,
 ) -> Option<Result<Found, Refusal>> {
     let (head, table) = hdr.bytes.split_first_chunk::<TABLE_AT>()?;
-    let [1, 0x1b, 0x03, 0x3b, _, _, _, _, count @ ..] = *head else { return None };
-    let count = usize::try_from(u32::from_le_bytes(count)).ok()?;
-    let (rows, _) = table.as_chunks::<8>();
+    let count = usize::try_from(table_rows(head)?).ok()?;
+    let (rows, _) = table.as_chunks::<ROW_BYTES>();
     let rows = rows.get(..count).unwrap_or(rows);
     if rows.is_empty() {
         return None;
     }
-    let at =
-        |[a, b, c, d]: [u8; 4]| hdr.address.wrapping_add_signed(i64::from(i32::from_le_bytes([a, b, c, d])));
-    let after = rows.partition_point(|&[a, b, c, d, ..]| at([a, b, c, d]) <= address);
-    let Some(&[.., a, b, c, d]) = after.checked_sub(1).and_then(|row| rows.get(row)) else {
+    let Some((_, fde)) = row_before(rows, hdr.address, address) else {
         return Some(Err(Refusal::NoEntry));
     };
-    let offset = at([a, b, c, d]).checked_sub(eh_frame_address).and_then(|o| usize::try_from(o).ok());
+    let offset = fde.checked_sub(eh_frame_address).and_then(|o| usize::try_from(o).ok());
     let Some(offset) = offset else { return Some(Err(Refusal::Malformed)) };
     Some(fde_rule(machine, eh_frame, bases, offset, address, EhFrame::cie_from_offset))
+}
+
+/// How many rows a table says it has, if it has the one form all linkers write.
+fn table_rows(head: &[u8; TABLE_AT]) -> Option<u32> {
+    let [1, 0x1b, 0x03, 0x3b, _, _, _, _, count @ ..] = *head else { return None };
+    Some(u32::from_le_bytes(count))
+}
+
+/// What a row of the table at `table` says: where a function begins, and its FDE.
+fn row_at(table: u64, [a, b, c, d, e, f, g, h]: [u8; ROW_BYTES]) -> (u64, u64) {
+    let at = |bytes| table.wrapping_add_signed(i64::from(i32::from_le_bytes(bytes)));
+    (at([a, b, c, d]), at([e, f, g, h]))
+}
+
+/// The last row whose function does not begin behind `address`.
+fn row_before(rows: &[[u8; ROW_BYTES]], table: u64, address: u64) -> Option<(u64, u64)> {
+    let after = rows.partition_point(|row| row_at(table, *row).0 <= address);
+    rows.get(after.checked_sub(1)?).map(|row| row_at(table, *row))
+}
+
+impl FarSections {
+    /// Sections that are left in the file; `None` when their table has not the usual form, so that all would have to be read.
+    #[must_use]
+    pub fn new(hdr: Place, eh_frame: Place, file: &dyn FileBytes) -> Option<Self> {
+        let mut head = [0; TABLE_AT];
+        if file.read_at(hdr.offset, &mut head) < TABLE_AT {
+            return None;
+        }
+        let there = hdr.bytes.checked_sub(TABLE_AT as u64)? / ROW_BYTES as u64;
+        let rows = u64::from(table_rows(&head)?).min(there);
+        (rows > 0).then_some(Self { hdr, rows, eh_frame })
+    }
+
+    fn rule(&self, machine: &Machine, file: &dyn FileBytes, address: u64) -> Result<Found, Refusal> {
+        let fde_address = self.row(file, address)?.1;
+        let offset = fde_address.checked_sub(self.eh_frame.address).ok_or(Refusal::Malformed)?;
+        let mut fde = self.entry(file, offset)?;
+        // System V ABI, LSB 5.0, 10.6.1: behind an FDE's length is the distance of its CIE, counted back from there.
+        let distance = fde.get_mut(LENGTH_BYTES..).and_then(<[u8]>::first_chunk_mut::<4>);
+        let distance = distance.ok_or(Refusal::Malformed)?;
+        let back = u64::from(u32::from_le_bytes(*distance));
+        let cie_offset = (offset + LENGTH_BYTES as u64).checked_sub(back).ok_or(Refusal::Malformed)?;
+        let mut section = self.entry(file, cie_offset)?;
+        let at = section.len();
+        // A section of these two alone, in which all is as it was but the distance.
+        *distance = u32::try_from(at + LENGTH_BYTES).map_err(|_| Refusal::Malformed)?.to_le_bytes();
+        section.append(&mut fde);
+        let mut eh_frame = EhFrame::new(&section, LittleEndian);
+        eh_frame.set_vendor(machine.vendor);
+        // The FDE's place counts in addresses relative to it; the CIE's has none that matters.
+        let bases = BaseAddresses::default().set_eh_frame(fde_address.wrapping_sub(at as u64));
+        fde_rule(machine, &eh_frame, &bases, at, address, EhFrame::cie_from_offset)
+    }
+
+    /// The last row whose function does not begin behind `address`: by halves, the last of them read at once.
+    fn row(&self, file: &dyn FileBytes, address: u64) -> Result<(u64, u64), Refusal> {
+        const BLOCK: u64 = 256;
+        let place = |row: u64| self.hdr.offset.saturating_add((TABLE_AT as u64) + row * ROW_BYTES as u64);
+        let (mut first, mut after) = (0, self.rows);
+        while after - first > BLOCK {
+            let middle = first.midpoint(after);
+            let mut row = [0; ROW_BYTES];
+            if file.read_at(place(middle), &mut row) < ROW_BYTES {
+                return Err(Refusal::Unreadable);
+            }
+            if row_at(self.hdr.address, row).0 <= address {
+                first = middle;
+            } else {
+                after = middle;
+            }
+        }
+        let mut bytes = vec![0; usize::try_from(after - first).unwrap_or(0) * ROW_BYTES];
+        if file.read_at(place(first), &mut bytes) < bytes.len() {
+            return Err(Refusal::Unreadable);
+        }
+        let (rows, _) = bytes.as_chunks::<ROW_BYTES>();
+        row_before(rows, self.hdr.address, address).ok_or(Refusal::NoEntry)
+    }
+
+    /// The CIE or FDE at an offset of `.eh_frame`, its length before it.
+    fn entry(&self, file: &dyn FileBytes, offset: u64) -> Result<Vec<u8>, Refusal> {
+        /// Nearly all are shorter.
+        const USUAL: usize = 512;
+        let left = self.eh_frame.bytes.checked_sub(offset).ok_or(Refusal::Malformed)?;
+        let left = usize::try_from(left).unwrap_or(usize::MAX);
+        let at = self.eh_frame.offset.saturating_add(offset);
+        let mut entry = vec![0; left.min(USUAL)];
+        if file.read_at(at, &mut entry) < entry.len() {
+            return Err(Refusal::Unreadable);
+        }
+        let length = u32::from_le_bytes(*entry.first_chunk().ok_or(Refusal::Malformed)?);
+        let length = usize::try_from(length).unwrap_or(usize::MAX).saturating_add(LENGTH_BYTES);
+        if length > left {
+            return Err(Refusal::Malformed);
+        }
+        // The form with 64-bit lengths says u32::MAX here, and is for sections of more than 4 GiB.
+        if length > MAX_FDE_BYTES + LENGTH_BYTES {
+            return Err(Refusal::Unsupported);
+        }
+        let there = entry.len();
+        entry.resize(length, 0);
+        let rest = entry.get_mut(there..).unwrap_or_default();
+        if file.read_at(at.saturating_add(there as u64), rest) < rest.len() {
+            return Err(Refusal::Unreadable);
+        }
+        Ok(entry)
+    }
 }
 
 /// Reads every FDE of a section once.
@@ -424,7 +580,7 @@ fn evaluate(
 mod tests {
     use super::*;
     use crate::unwind::x86_64::X86_64;
-    use proptest::prelude::{any, proptest};
+    use proptest::prelude::{any, prop, proptest};
 
     fn at(bytes: &[u8], address: u64) -> Result<Value, Refusal> {
         let encoding = gimli::Encoding { address_size: 8, format: gimli::Format::Dwarf32, version: 4 };
@@ -475,6 +631,75 @@ mod tests {
         }
     }
 
+    /// A file of these bytes.
+    impl FileBytes for Vec<u8> {
+        fn read_at(&self, offset: u64, into: &mut [u8]) -> usize {
+            let there = usize::try_from(offset).ok().and_then(|at| self.get(at..)).unwrap_or_default();
+            let length = there.len().min(into.len());
+            into[..length].copy_from_slice(&there[..length]);
+            length
+        }
+    }
+
+    /// `count` functions of 16 bytes from 0x5000 on, each with a CFA of its own, some with a CIE between them; table and sections as one
+    /// file, at 0x3000 and 0x2000.
+    fn many(count: u32) -> (Vec<u8>, Place, Place) {
+        let mut hdr = vec![1, 0x1b, 0x03, 0x3b, 0, 0, 0, 0];
+        hdr.extend(count.to_le_bytes());
+        let (mut eh, mut cie) = (Vec::new(), 0);
+        for function in 0..count {
+            if function % 7 == 0 {
+                cie = eh.len();
+                eh.extend([20, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 1, 0x78, 16, 1, 0x1b, 0x0c, 7, 8]);
+                eh.extend([0x90, 1, 0, 0]);
+            }
+            let (at, start) = (eh.len(), 0x5000 + function * 16);
+            // DW_CFA_def_cfa_offset with two bytes of LEB128.
+            let instructions = [0x0e, (8 + function % 100) as u8 | 0x80, 1, 0, 0, 0, 0];
+            eh.extend([24, 0, 0, 0]);
+            eh.extend(((at + 4 - cie) as u32).to_le_bytes());
+            eh.extend((start.wrapping_sub(0x2000 + at as u32 + 8)).to_le_bytes());
+            eh.extend(16u32.to_le_bytes());
+            eh.push(0);
+            eh.extend(instructions);
+            eh.extend([0; 4]);
+            for place in [start, 0x2000 + at as u32] {
+                hdr.extend(place.wrapping_sub(0x3000).to_le_bytes());
+            }
+        }
+        eh.extend([0; 4]);
+        let hdr_place = Place { address: 0x3000, offset: 0, bytes: hdr.len() as u64 };
+        let eh_place = Place { address: 0x2000, offset: hdr.len() as u64, bytes: eh.len() as u64 };
+        hdr.extend(eh);
+        (hdr, hdr_place, eh_place)
+    }
+
+    fn near_and_far((file, hdr, eh): &(Vec<u8>, Place, Place)) -> [UnwindSections; 2] {
+        let section = |place: &Place| {
+            let bytes = file[place.offset as usize..][..place.bytes as usize].to_vec();
+            Some(Section { address: place.address, bytes })
+        };
+        let near = UnwindSections::of(&X86_64, section(hdr), section(eh), None);
+        let mut far = UnwindSections::of(&X86_64, None, None, None);
+        far.far = FarSections::new(*hdr, *eh, file);
+        assert!(far.far.is_some());
+        [near, far]
+    }
+
+    #[test]
+    fn sections_left_in_the_file_give_the_same_rules() {
+        for count in [1, 7, 255, 256, 257, 3000] {
+            let file = many(count);
+            let [near, far] = near_and_far(&file);
+            for address in (0x4ff0..0x5010 + u64::from(count) * 16).step_by(3) {
+                assert_eq!(far.rule_in(&file.0, address), near.rule(address), "{address:#x} of {count}");
+            }
+            let last = 0x5000 + u64::from(count - 1) * 16;
+            assert_eq!(far.rule_in(&file.0, last).unwrap().function, last..last + 16);
+            assert_eq!(far.rule(last), Err(Refusal::Unreadable), "the file is closed");
+        }
+    }
+
     #[test]
     fn a_table_of_another_form_is_passed_over() {
         // DW_EH_PE_udata8 as count, and so many rows that their bytes overflow: found by the fuzzer in gimli's reader.
@@ -498,6 +723,20 @@ mod tests {
             let section = |bytes| Some(Section { address: 0x1000, bytes });
             let sections = UnwindSections::of(&X86_64, section(hdr), section(eh), section(debug));
             sections.rule(address).ok();
+        }
+
+        #[test]
+        fn random_bytes_in_a_file_give_a_rule_or_a_refusal(
+            at in any::<prop::sample::Index>(), bytes in any::<[u8; 4]>(), address in 0x5000u64..0x5400,
+        ) {
+            let mut file = many(64);
+            let at = at.index(file.0.len() - 4);
+            file.0[at..at + 4].copy_from_slice(&bytes);
+            if let Some(far) = FarSections::new(file.1, file.2, &file.0) {
+                let mut sections = UnwindSections::of(&X86_64, None, None, None);
+                sections.far = Some(far);
+                sections.rule_in(&file.0, address).ok();
+            }
         }
 
         #[test]

@@ -74,6 +74,49 @@ impl Finished {
     }
 }
 
+/// What of a context a walk went by: registers it began with and words of the stack. By the same rules, a context that begins at the same
+/// instruction with the same stack pointer and has all of these has the same frames.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    registers: u16,
+    values: [u64; 16],
+    /// Offset in the copy, and the word.
+    words: Vec<(usize, u64)>,
+}
+
+impl Trace {
+    /// Whether a context has what this one's had.
+    #[must_use]
+    pub fn holds_in(&self, context: &UserContext) -> bool {
+        let registers = self.values.iter().zip(&context.regs.gpr).enumerate();
+        let mut registers = registers.filter(|(register, _)| self.registers & (1 << register) != 0);
+        registers.all(|(_, (then, now))| then == now)
+            && self.words.iter().all(|(at, word)| word_in(&context.stack, *at) == Some(*word))
+    }
+
+    /// What it takes to keep it, in words.
+    #[must_use]
+    pub fn words(&self) -> usize {
+        self.values.len() + 2 * self.words.len()
+    }
+}
+
+/// The word at an offset in a copy.
+fn word_in(stack: &[u8], at: usize) -> Option<u64> {
+    stack.get(at..).and_then(|rest| rest.first_chunk::<8>()).map(|word| u64::from_le_bytes(*word))
+}
+
+/// Where a register's value is from. It matters to the walk only once something is found by it.
+#[derive(Clone, Copy)]
+enum Origin {
+    /// The context's register.
+    Context(usize),
+    /// The word at an offset in the copy.
+    Word(usize, u64),
+    /// What the walk went by already.
+    Known,
+}
+
 /// A walk in progress.
 struct Walk<'a> {
     machine: &'a Machine,
@@ -82,7 +125,9 @@ struct Walk<'a> {
     /// The frame is at or above this address: its stack pointer, where that is known.
     floor: u64,
     registers: [u64; 16],
+    origins: [Origin; 16],
     known: u16,
+    trace: Trace,
 }
 
 /// Why a value is not to be had.
@@ -107,21 +152,37 @@ impl From<Missing> for Marker {
 }
 
 impl Walk<'_> {
-    fn register(&self, register: Register) -> Result<u64, Missing> {
-        let known = self.known & (1 << register.index()) != 0;
-        if known { Ok(self.registers[register.index()]) } else { Err(Missing::Unknown) }
+    /// The walk goes by this.
+    fn go_by(&mut self, origin: Origin) {
+        match origin {
+            Origin::Context(register) => {
+                self.trace.registers |= 1 << register;
+                self.trace.values[register] = self.context.regs.gpr[register];
+            }
+            Origin::Word(at, word) => self.trace.words.push((at, word)),
+            Origin::Known => {}
+        }
     }
 
-    fn plus(&self, base: Register, offset: i32) -> Result<u64, Missing> {
+    fn register(&mut self, register: Register) -> Result<u64, Missing> {
+        let register = register.index();
+        if self.known & (1 << register) == 0 {
+            return Err(Missing::Unknown);
+        }
+        self.go_by(self.origins[register]);
+        Ok(self.registers[register])
+    }
+
+    fn plus(&mut self, base: Register, offset: i32) -> Result<u64, Missing> {
         Ok(self.register(base)?.wrapping_add_signed(i64::from(offset)))
     }
 
-    /// The word at `address` in the copy.
-    fn word(&self, address: u64) -> Result<u64, Missing> {
+    /// The word at `address` in the copy, which the walk may or may not go by.
+    fn peek(&self, address: u64) -> Result<(u64, Origin), Missing> {
         let offset = address.checked_sub(self.stack_start).ok_or(Missing::Unknown)?;
         let offset = usize::try_from(offset).map_err(|_| Missing::Unknown)?;
-        match self.context.stack.get(offset..).and_then(|rest| rest.first_chunk::<8>()) {
-            Some(word) => Ok(u64::from_le_bytes(*word)),
+        match word_in(&self.context.stack, offset) {
+            Some(word) => Ok((word, Origin::Word(offset, word))),
             None if self.context.stack.is_empty() => Err(Missing::NoCopy),
             // A wild address is no reason to ask for a larger copy: only one a larger copy could have held.
             None if self.context.limited && offset < MAX_STACK_BYTES => Err(Missing::BeyondCopy),
@@ -129,23 +190,39 @@ impl Walk<'_> {
         }
     }
 
-    fn cfa(&self, cfa: Cfa) -> Result<u64, Missing> {
+    /// The word at `address` in the copy.
+    fn word(&mut self, address: u64) -> Result<u64, Missing> {
+        let (word, origin) = self.peek(address)?;
+        self.go_by(origin);
+        Ok(word)
+    }
+
+    fn cfa(&mut self, cfa: Cfa) -> Result<u64, Missing> {
         match cfa {
             Cfa::Register { base, offset } => self.plus(base, offset),
             Cfa::Deref { base, offset, add } => {
-                Ok(self.word(self.plus(base, offset)?)?.wrapping_add_signed(i64::from(add)))
+                let kept = self.plus(base, offset)?;
+                Ok(self.word(kept)?.wrapping_add_signed(i64::from(add)))
             }
         }
     }
 
-    fn saved(&self, saved: Saved, own: Result<u64, Missing>, cfa: u64) -> Result<u64, Missing> {
+    /// The caller's value of a register, `own` its index here.
+    fn saved(&mut self, saved: Saved, own: Option<usize>, cfa: u64) -> Result<(u64, Origin), Missing> {
+        let held = |walk: &Self, register: usize| {
+            let known = walk.known & (1 << register) != 0;
+            known.then(|| (walk.registers[register], walk.origins[register])).ok_or(Missing::Unknown)
+        };
         match saved {
-            Saved::Same => own,
+            Saved::Same => held(self, own.ok_or(Missing::Unknown)?),
             Saved::Lost => Err(Missing::Unknown),
-            Saved::AtCfa(offset) => self.word(cfa.wrapping_add_signed(i64::from(offset))),
-            Saved::AtRegister { base, offset } => self.word(self.plus(base, offset)?),
-            Saved::CfaPlus(offset) => Ok(cfa.wrapping_add_signed(i64::from(offset))),
-            Saved::InRegister(other) => self.register(other),
+            Saved::AtCfa(offset) => self.peek(cfa.wrapping_add_signed(i64::from(offset))),
+            Saved::AtRegister { base, offset } => {
+                let at = self.plus(base, offset)?;
+                self.peek(at)
+            }
+            Saved::CfaPlus(offset) => Ok((cfa.wrapping_add_signed(i64::from(offset)), Origin::Known)),
+            Saved::InRegister(other) => held(self, other.index()),
         }
     }
 
@@ -155,11 +232,12 @@ impl Walk<'_> {
         if let FrameKind::Stub { words } = rule.kind {
             return self.leave_stub(rule, cfa, words, code);
         }
-        let return_address = self.saved(rule.return_address, Err(Missing::Unknown), cfa)?;
+        let (return_address, origin) = self.saved(rule.return_address, None, cfa)?;
+        self.go_by(origin);
         let mut registers = [0; 16];
+        let mut origins = [Origin::Known; 16];
         let mut known = 0u16;
         for (i, saved) in rule.registers.iter().enumerate() {
-            let own = if self.known & (1 << i) != 0 { Ok(self.registers[i]) } else { Err(Missing::Unknown) };
             // Below the stack pointer nothing is kept: an epilogue has taken the register from there already. gcc does not say so
             // (after `leave` or `pop` it states the new CFA only), and the copy does not reach there.
             let saved = match *saved {
@@ -168,8 +246,8 @@ impl Walk<'_> {
                 }
                 saved => saved,
             };
-            if let Ok(value) = self.saved(saved, own, cfa) {
-                registers[i] = value;
+            if let Ok((value, origin)) = self.saved(saved, Some(i), cfa) {
+                (registers[i], origins[i]) = (value, origin);
                 known |= 1 << i;
             }
         }
@@ -178,6 +256,7 @@ impl Walk<'_> {
         // It may stay in a function whose return address is in a register: all those that have not pushed it (aarch64), or have taken it off
         // again (glibc's `vfork`). A call changes that register, so it leads out of one frame only.
         let sp = self.machine.stack_pointer.index();
+        self.go_by(origins[sp]);
         let stays = registers[sp] == self.floor && matches!(rule.return_address, Saved::InRegister(_));
         if known & (1 << sp) == 0 || registers[sp] <= self.floor && !stays {
             return Err(Missing::Unknown);
@@ -187,14 +266,17 @@ impl Walk<'_> {
         {
             known &= !(1 << link.index());
         }
-        (self.registers, self.known, self.floor) = (registers, known, registers[sp]);
+        (self.registers, self.origins, self.known, self.floor) = (registers, origins, known, registers[sp]);
         Ok(return_address)
     }
 
     /// True for a thread's first instructions: it has no caller yet.
-    fn is_new_thread(&self, rule: &Rule, code: &mut dyn Code) -> bool {
-        let above = || self.word(self.cfa(rule.cfa).ok()?.wrapping_sub(8)).ok();
-        rule.kind == FrameKind::NewThread && above().is_some_and(|word| !code.follows_call(word))
+    fn is_new_thread(&mut self, rule: &Rule, code: &mut dyn Code) -> bool {
+        if rule.kind != FrameKind::NewThread {
+            return false;
+        }
+        let above = self.cfa(rule.cfa).and_then(|cfa| self.word(cfa.wrapping_sub(8)));
+        above.is_ok_and(|word| !code.follows_call(word))
     }
 
     /// Leaves a stub: its caller's return address is the first word from where the rule says that follows a call.
@@ -204,12 +286,17 @@ impl Walk<'_> {
             let candidate = self.word(at.wrapping_sub(8))?;
             if at > self.floor && code.follows_call(candidate) {
                 for (i, saved) in rule.registers.iter().enumerate() {
-                    match self.saved(*saved, Ok(self.registers[i]), cfa) {
-                        Ok(value) => self.registers[i] = value,
+                    // What was not known stays so.
+                    let held = (self.registers[i], self.origins[i]);
+                    let saved =
+                        if *saved == Saved::Same { Ok(held) } else { self.saved(*saved, Some(i), cfa) };
+                    match saved {
+                        Ok((value, origin)) => (self.registers[i], self.origins[i]) = (value, origin),
                         Err(_) => self.known &= !(1 << i),
                     }
                 }
-                (self.registers[self.machine.stack_pointer.index()], self.floor) = (at, at);
+                let sp = self.machine.stack_pointer.index();
+                (self.registers[sp], self.origins[sp], self.floor) = (at, Origin::Known, at);
                 return Ok(candidate);
             }
         }
@@ -224,18 +311,20 @@ impl Walk<'_> {
             return None;
         }
         let caller = self.word(frame.checked_add(8)?).ok()? & limits.address_mask;
-        let saved = self.word(frame).ok()?;
+        let (saved, origin) = self.peek(frame).ok()?;
         if !code.is_executable(caller.wrapping_sub(1)) {
             return None;
         }
         // Nothing is known of the other registers: this frame may have changed and saved any of them.
-        self.registers[self.machine.frame_pointer.index()] = saved;
-        self.known = 1 << self.machine.frame_pointer.index();
+        let pointer = self.machine.frame_pointer.index();
+        (self.registers[pointer], self.origins[pointer]) = (saved, origin);
+        self.known = 1 << pointer;
         self.floor = frame.checked_add(16)?;
         // Where a call pushes the return address the frame ends with it; a frame record can be anywhere in its frame.
         if self.machine.link.is_none() {
-            self.registers[self.machine.stack_pointer.index()] = self.floor;
-            self.known |= 1 << self.machine.stack_pointer.index();
+            let sp = self.machine.stack_pointer.index();
+            (self.registers[sp], self.origins[sp]) = (self.floor, Origin::Known);
+            self.known |= 1 << sp;
         }
         Some(caller)
     }
@@ -249,71 +338,96 @@ pub fn walk(context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finis
     walk_on(NATIVE, context, code, limits)
 }
 
-/// The same of any machine.
+/// The same, and what it went by.
+pub fn walk_traced(context: &UserContext, code: &mut dyn Code, limits: Limits) -> (Finished, Trace) {
+    let mut walk = Walk::new(NATIVE, context);
+    let done = walk.finish(code, limits);
+    (done, walk.trace)
+}
+
+/// The same as [`walk`] of any machine.
 pub fn walk_on(machine: &Machine, context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finished {
-    let regs = &context.regs;
-    let stack_start = regs.gpr[machine.stack_pointer.index()];
-    let (registers, known, floor) = (regs.gpr, regs.known, stack_start);
-    let mut walk = Walk { machine, context, stack_start, floor, registers, known };
-    let mut done = Finished::default();
-    let (mut pc, mut exact) = (regs.ip, true);
-    if let Some(probed) = &context.walk {
-        for place in &probed.frames {
-            match code.walked(place >> 1, place & 1 != 0, probed.time) {
-                Some(frame) => done.frames.push(frame),
-                None => return done.broken(Marker::TruncatedStale),
-            }
-        }
-        match probed.end {
-            WalkEnd::HandedOver { exact: at_instruction } => exact = at_instruction,
-            WalkEnd::Limit => return done.broken(Marker::TruncatedDepth),
-            WalkEnd::ThreadStart => {
-                done.reached_thread_start = true;
-                return done;
-            }
+    Walk::new(machine, context).finish(code, limits)
+}
+
+impl<'a> Walk<'a> {
+    fn new(machine: &'a Machine, context: &'a UserContext) -> Self {
+        let regs = &context.regs;
+        let stack_start = regs.gpr[machine.stack_pointer.index()];
+        Self {
+            machine,
+            context,
+            stack_start,
+            floor: stack_start,
+            registers: regs.gpr,
+            origins: std::array::from_fn(Origin::Context),
+            known: regs.known,
+            trace: Trace::default(),
         }
     }
-    let broken = loop {
-        if done.frames.len() >= limits.max_frames {
-            break Marker::TruncatedDepth;
-        }
-        let at = if exact { pc } else { pc.wrapping_sub(1) };
-        let step = code.step(at, exact);
-        done.frames.push(step.frame);
-        let left = match &step.rule {
-            Ok(rule) if rule.is_thread_start() || walk.is_new_thread(rule, code) => {
-                done.reached_thread_start = true;
-                return done;
-            }
-            Ok(rule) => match (walk.leave(rule, code), rule.kind) {
-                (Ok(caller), kind) => Ok((caller & limits.address_mask, kind == FrameKind::Signal)),
-                // The interrupted code has another stack than the handler (sigaltstack), and only the handler's was copied.
-                (Err(_), FrameKind::Signal) => Err(Marker::TruncatedCopy),
-                (Err(missing), _) => Err(missing.into()),
-            },
-            Err(Refusal::Unreadable) => Err(Marker::TruncatedUnreadable),
-            Err(_) => Err(Marker::TruncatedNoRule),
-        };
-        (pc, exact) = match left {
-            // A zero where a rule says the return address is: code without another end-of-stack mark starts so (Go's goroutines).
-            Ok((0, false)) => {
-                done.reached_thread_start = true;
-                return done;
-            }
-            Ok(caller) => caller,
-            Err(Marker::TruncatedCopy) => break Marker::TruncatedCopy,
-            Err(marker) => match walk.guess(code, limits) {
-                // What a guess finds there says nothing about the stack's end.
-                Some(0) | None => break marker,
-                Some(caller) => {
-                    done.guessed += 1;
-                    done.frames.push(FrameKey::Marker(Marker::Guessed));
-                    (caller, false)
+
+    fn finish(&mut self, code: &mut dyn Code, limits: Limits) -> Finished {
+        let (context, regs) = (self.context, &self.context.regs);
+        let mut done = Finished::default();
+        let (mut pc, mut exact) = (regs.ip, true);
+        if let Some(probed) = &context.walk {
+            for place in &probed.frames {
+                match code.walked(place >> 1, place & 1 != 0, probed.time) {
+                    Some(frame) => done.frames.push(frame),
+                    None => return done.broken(Marker::TruncatedStale),
                 }
-            },
+            }
+            match probed.end {
+                WalkEnd::HandedOver { exact: at_instruction } => exact = at_instruction,
+                WalkEnd::Limit => return done.broken(Marker::TruncatedDepth),
+                WalkEnd::ThreadStart => {
+                    done.reached_thread_start = true;
+                    return done;
+                }
+            }
+        }
+        let broken = loop {
+            if done.frames.len() >= limits.max_frames {
+                break Marker::TruncatedDepth;
+            }
+            let at = if exact { pc } else { pc.wrapping_sub(1) };
+            let step = code.step(at, exact);
+            done.frames.push(step.frame);
+            let left = match &step.rule {
+                Ok(rule) if rule.is_thread_start() || self.is_new_thread(rule, code) => {
+                    done.reached_thread_start = true;
+                    return done;
+                }
+                Ok(rule) => match (self.leave(rule, code), rule.kind) {
+                    (Ok(caller), kind) => Ok((caller & limits.address_mask, kind == FrameKind::Signal)),
+                    // The interrupted code has another stack than the handler (sigaltstack), and only the handler's was copied.
+                    (Err(_), FrameKind::Signal) => Err(Marker::TruncatedCopy),
+                    (Err(missing), _) => Err(missing.into()),
+                },
+                Err(Refusal::Unreadable) => Err(Marker::TruncatedUnreadable),
+                Err(_) => Err(Marker::TruncatedNoRule),
+            };
+            (pc, exact) = match left {
+                // A zero where a rule says the return address is: code without another end-of-stack mark starts so (Go's goroutines).
+                Ok((0, false)) => {
+                    done.reached_thread_start = true;
+                    return done;
+                }
+                Ok(caller) => caller,
+                Err(Marker::TruncatedCopy) => break Marker::TruncatedCopy,
+                Err(marker) => match self.guess(code, limits) {
+                    // What a guess finds there says nothing about the stack's end.
+                    Some(0) | None => break marker,
+                    Some(caller) => {
+                        done.guessed += 1;
+                        done.frames.push(FrameKey::Marker(Marker::Guessed));
+                        (caller, false)
+                    }
+                },
+            };
         };
-    };
-    done.broken(broken)
+        done.broken(broken)
+    }
 }
 
 #[cfg(test)]

@@ -1,14 +1,15 @@
-//! Walks the user stack by one rule per exact place of a frame, taken from a hash map. How a frame is left, and what a walk may
-//! and may not do, is in `ebpf_common::walk`.
+//! Walks the user stack by one rule per exact place of a frame, taken from two arrays (`ebpf_common::rule`). How a frame is left, and what a
+//! walk may and may not do, is in `ebpf_common::walk`.
 
+use crate::config::setting;
 use crate::machine;
-use crate::maps::{RULES, SPACES};
+use crate::maps::{PLACES, RULES, SPACES};
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
 use core::ffi::{c_long, c_void};
 use ebpf_common::event::FLAG_WALKED_TO_LIMIT;
 use ebpf_common::key::{Scratch, Walk};
 use ebpf_common::limits::MAX_WALK_FRAMES;
-use ebpf_common::rule::RuleKey;
+use ebpf_common::rule::{Spot, TAG_USED, TAG_USED_BYTE, UnwindRule, WAYS};
 use ebpf_common::walk::{self, Memory};
 
 /// The walk goes on; it ends.
@@ -66,10 +67,8 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
     let scratch = unsafe { &mut *scratch };
     let walk = &mut scratch.walk;
     let Some(place) = walk::place(walk) else { return END };
-    let key = RuleKey { place, space: walk.space, reserved: 0 };
-    let Some(rule) = RULES.get_ptr(key) else { return END };
-    // SAFETY: an entry of the map, which outlives the program. One that the map takes for another place while it is read here would be
-    // neither rule: that takes its eviction or its removal, and another lesson, within these 50 ns.
+    let Some(rule) = rule_at(place, walk.space) else { return END };
+    // SAFETY: an entry of the map, which outlives the program. The daemon does not change one that a place named a moment ago.
     let rule = unsafe { &*rule };
     if !walk::leave(walk, rule, &machine::machine(), &User) {
         return END;
@@ -80,4 +79,31 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
     unsafe { slot.cast::<u64>().write_unaligned(place) };
     walk.frames = frames + 1;
     if walk.end != 0 { END } else { ON }
+}
+
+/// The rule taught for a place.
+#[inline(always)]
+fn rule_at(place: u64, space: u32) -> Option<*const UnwindRule> {
+    let spot = Spot::of(place, space, setting!(place_shift));
+    let set = PLACES.get_ptr_mut(spot.set)?.cast::<[u64; 2]>();
+    let mut way = 0;
+    while way < WAYS {
+        // An entry is its place and its tag.
+        let entry = set.wrapping_add(way).cast::<u64>();
+        let tag = entry.wrapping_add(1);
+        // SAFETY: within a set, which outlives the program; the daemon writes whole words.
+        if unsafe { entry.read_volatile() } == place {
+            // SAFETY: as above.
+            let found = unsafe { tag.read_volatile() };
+            if let Some(rule) = spot.rule(found) {
+                if found & TAG_USED == 0 {
+                    // SAFETY: one byte of the tag, which says nothing else. It may mark an entry that has just become another one.
+                    unsafe { tag.cast::<u8>().wrapping_add(TAG_USED_BYTE).write_volatile(1) };
+                }
+                return RULES.get_ptr(rule);
+            }
+        }
+        way += 1;
+    }
+    None
 }

@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use ebpf_common::counter::{COUNTERS, Counter};
 use serde_json::Value;
 
 use super::load::cpu_seconds;
@@ -18,6 +19,11 @@ use crate::{exec::output, paths::Paths};
 
 /// `BPF_PROG_TYPE_PERF_EVENT`, as /proc/PID/fdinfo shows it: the CPU sampler.
 const PERF_EVENT: &str = "7";
+/// `BPF_MAP_TYPE_PERCPU_ARRAY`: among the probes' maps their counters, told by their size.
+const PER_CPU_ARRAY: &str = "6";
+/// What the daemon logs once its programs are in the kernel, and the log's level of that.
+const LOADED: &str = "milliseconds=";
+const LOG: &str = "warn,perfusion::source::kernel::load=debug";
 /// The shim's shared memory, in a process's maps (docs/shim-protocol.md).
 const REGION: &str = "/memfd:perfusion";
 /// How long a start may take before it counts as failed.
@@ -44,8 +50,8 @@ impl Program {
 
     pub(super) fn budget(&self) -> &'static str {
         match self.what() {
-            "one CPU sample" => "4 µs, 40 frames",
-            "one context switch, kept stacks included" => "0.4 µs with its wake-up, when not kept",
+            "one CPU sample" => "4 µs, 40 frames: a figure of its own",
+            "one context switch, kept stacks included" => "0.4 µs when not kept: a figure of its own",
             _ => "",
         }
     }
@@ -57,6 +63,25 @@ pub(super) struct Recorder {
     began: Instant,
     /// Hears that the recording has begun: Ctrl-C is understood from then on.
     recording: Receiver<()>,
+    /// Hears how many milliseconds it took to load the programs.
+    loaded: Receiver<f64>,
+}
+
+/// Counters of the probes, of all CPUs together.
+pub(super) struct Counts([u64; COUNTERS]);
+
+impl Counts {
+    pub(super) fn get(&self, counter: Counter) -> f64 {
+        self.0.get(counter as usize).copied().unwrap_or(0) as f64
+    }
+
+    /// What was counted since `before`.
+    pub(super) fn since(mut self, before: &Counts) -> Counts {
+        for (now, before) in self.0.iter_mut().zip(before.0) {
+            *now = now.saturating_sub(before);
+        }
+        self
+    }
 }
 
 impl Recorder {
@@ -69,6 +94,7 @@ impl Recorder {
     pub(super) fn start_with(paths: &Paths, whom: &[&str]) -> Result<Recorder> {
         let began = Instant::now();
         let mut child = Command::new(paths.perfusion())
+            .env("PERFUSION_LOG", LOG)
             .arg("record")
             .args(whom)
             .arg("--output")
@@ -80,16 +106,25 @@ impl Recorder {
             .with_context(|| format!("{}: did not start", paths.perfusion().display()))?;
         let stderr = child.stderr.take().context("perfusion has no standard error")?;
         let (sender, recording) = channel();
+        let (load_sender, loaded) = channel();
         thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                // Nobody may wait for these any more.
                 if line.starts_with("recording ") {
-                    sender.send(()).ok(); // nobody waits for it any more
+                    sender.send(()).ok();
+                } else if let Some((_, time)) = line.split_once(LOADED) {
+                    time.trim().parse().ok().and_then(|time| load_sender.send(time).ok());
                 } else {
                     println!("  perfusion: {line}");
                 }
             }
         });
-        Ok(Recorder { child, began, recording })
+        Ok(Recorder { child, began, recording, loaded })
+    }
+
+    /// How long the programs took to load, all together; once it records.
+    pub(super) fn load_milliseconds(&self) -> Result<f64> {
+        self.loaded.recv_timeout(START_DEADLINE).context("perfusion did not say how long loading took")
     }
 
     /// Waits until the sampler has run, and returns how long after the start that was.
@@ -145,6 +180,38 @@ impl Recorder {
             bail!("perfusion (pid {}) holds no BPF program", self.child.id());
         }
         Ok(programs)
+    }
+
+    /// Nanoseconds that its programs took whose names begin so.
+    pub(super) fn run_ns(&self, prefix: &str) -> Result<f64> {
+        let programs = self.programs()?;
+        let programs = programs.values().filter(|program| program.name.starts_with(prefix));
+        Ok(programs.map(|program| program.run_ns as f64).sum())
+    }
+
+    /// The probes' counters.
+    pub(super) fn counts(&self) -> Result<Counts> {
+        let size = (COUNTERS * size_of::<u64>()).to_string();
+        let all = self.descriptors()?;
+        let map = all.iter().find(|facts| {
+            facts.get("map_type").is_some_and(|kind| kind == PER_CPU_ARRAY)
+                && facts.get("value_size") == Some(&size)
+        });
+        let id = map.and_then(|facts| facts.get("map_id")).context("perfusion holds no map of counters")?;
+        let text = output(Command::new("bpftool").args(["--json", "map", "dump", "id", id]))?;
+        let dump: Value = serde_json::from_str(&text).context("output of bpftool")?;
+        let mut counts = Counts([0; COUNTERS]);
+        for cpu in dump[0]["values"].as_array().context("bpftool: no values of a map")? {
+            let digits = cpu["value"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let bytes: Vec<u8> = digits
+                .filter_map(|byte| u8::from_str_radix(byte.trim_start_matches("0x"), 16).ok())
+                .collect();
+            let (words, _) = bytes.as_chunks::<8>();
+            for (count, word) in counts.0.iter_mut().zip(words) {
+                *count += u64::from_ne_bytes(*word);
+            }
+        }
+        Ok(counts)
     }
 
     /// User and system time it has used.

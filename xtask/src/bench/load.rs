@@ -60,6 +60,16 @@ impl App {
         App::start_with(paths, &["allocate"])
     }
 
+    /// Starts it to work only: every CPU is busy with it, and it hardly switches.
+    pub(super) fn start_working(paths: &Paths) -> Result<App> {
+        App::start_with(paths, &["work"])
+    }
+
+    /// Starts it to switch threads so many times a second, and nothing else.
+    pub(super) fn start_switching(paths: &Paths, per_second: u32) -> Result<App> {
+        App::start_with(paths, &["switch", &per_second.to_string()])
+    }
+
     /// Returns once its threads run.
     fn start_with(paths: &Paths, arguments: &[&str]) -> Result<App> {
         let mut child = Command::new(paths.dotnet("9"))

@@ -9,6 +9,8 @@ use aya::sys::{BpfHelper, is_helper_supported};
 use aya::{Btf, Ebpf, EbpfLoader, Endianness, VerifierLogLevel};
 use ebpf_common::config::{Config, NO_FIELD, SELECT_ALL, SELECT_CGROUP, SELECT_PIDS};
 use ebpf_common::event::CERTAIN;
+use ebpf_common::rule::WAYS;
+use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 /// A probability of the coin is kept that long.
@@ -49,31 +51,46 @@ pub(super) fn load(
         .override_global("CONFIG", &config, true)
         .map_max_entries("RING", options.ring_bytes)
         .map_max_entries("THREADS", options.max_threads)
-        .map_max_entries("RULES", options.max_rules)
+        .map_max_entries("PLACES", 1 << (u64::BITS - config.place_shift))
         .map_max_entries("SAMPLE_SCRATCH", possible_cpus)
         .map_max_entries("SWITCH_SCRATCH", possible_cpus)
         .map_max_entries("WAKER_SCRATCH", if options.waker_stacks { possible_cpus } else { 1 })
         .load(object)
         .map_err(|source| KernelError::Load { source })?;
     let by_pid = config.selection == SELECT_PIDS;
+    let mut verifying = Duration::ZERO;
+    let mut timed = |load: &mut dyn FnMut() -> Result<(), ProgramError>| {
+        let began = Instant::now();
+        let loaded = load();
+        verifying += began.elapsed();
+        loaded
+    };
     for name in TRACEPOINTS
         .into_iter()
         .filter(|name| by_pid || !matches!(*name, "sched_process_free" | "sched_process_fork"))
     {
         let failed = |source| KernelError::Program { name, source };
         let program: &mut BtfTracePoint = program(&mut bpf, name)?;
-        program.load(name, &types).map_err(failed)?;
+        timed(&mut || program.load(name, &types)).map_err(failed)?;
         program.attach().map_err(failed)?;
     }
     let sampler: &mut PerfEvent = program(&mut bpf, SAMPLER)?;
-    sampler.load().map_err(|source| KernelError::Program { name: SAMPLER, source })?;
-    let sleepers = program::<Iter>(&mut bpf, iter::PROGRAM)?.load("task", &types);
+    timed(&mut || sampler.load()).map_err(|source| KernelError::Program { name: SAMPLER, source })?;
+    let iterator: &mut Iter = program(&mut bpf, iter::PROGRAM)?;
+    let sleepers = timed(&mut || iterator.load("task", &types));
+    tracing::debug!(milliseconds = verifying.as_secs_f64() * 1e3, "programs loaded");
     Ok((bpf, sleepers))
 }
 
 /// Whether the kernel can loop over the frames of a stack (since 5.17). Where it cannot, all stacks are copied and the daemon walks.
 fn has_bpf_loop() -> bool {
     is_helper_supported(ProgramType::PerfEvent, BpfHelper::BPF_FUNC_loop).unwrap_or(false)
+}
+
+/// [`ebpf_common::rule::Spot::of`]'s for so many places: the sets' number as a power of two, at least 2.
+fn place_shift(places: u32) -> u32 {
+    let sets = (places / WAYS as u32).max(2);
+    u64::BITS - sets.ilog2()
 }
 
 const SAMPLER: &str = "cpu_sample";
@@ -147,6 +164,8 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> R
         task_stack: btf.offset_of("task_struct", "stack")?,
         vma_end: btf.offset_of("vm_area_struct", "vm_end")?,
         vma_file: btf.offset_of("vm_area_struct", "vm_file")?,
+        place_shift: place_shift(options.max_places),
+        reserved: 0,
         // Without CONFIG_SMP there is no such field before 6.17.
         task_on_cpu: optional(btf.offset_of("task_struct", "on_cpu"))?,
     })

@@ -5,6 +5,7 @@ pub mod btf;
 pub mod decode;
 mod iter;
 mod load;
+mod maps;
 pub mod perf;
 pub mod rules;
 mod seed;
@@ -19,7 +20,7 @@ use ebpf_common::key::{
     WAIT_KEPT,
 };
 use ebpf_common::limits::{
-    DEFAULT_MAX_RULES, DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES, MAX_STACK_COPY_BYTES,
+    DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES, MAX_STACK_COPY_BYTES,
 };
 use iter::Visitor;
 use perf::PerfRing;
@@ -61,8 +62,8 @@ pub struct KernelOptions {
     pub ring_bytes: u32,
     /// Threads whose times can be known at once.
     pub max_threads: u32,
-    /// Unwind rules the probes can know at once.
-    pub max_rules: u32,
+    /// Places whose unwind rules the probes can know at once; taken as the power of two below.
+    pub max_places: u32,
     /// Sends registers and copy of each stack from its innermost frame on, also where the probes walked it, so that the two can be
     /// compared.
     pub copies_all: bool,
@@ -80,9 +81,9 @@ impl Default for KernelOptions {
             wait_stack_budget_bytes_per_s: 64 << 20,
             wait_stacks_one_in: None,
             exclude_self: true,
-            ring_bytes: 16 << 20,
+            ring_bytes: 8 << 20,
             max_threads: DEFAULT_MAX_THREADS,
-            max_rules: DEFAULT_MAX_RULES,
+            max_places: DEFAULT_MAX_PLACES,
             copies_all: false,
             waker_stacks: false,
         }
@@ -173,6 +174,12 @@ pub enum KernelError {
     Perf {
         /// The CPU.
         cpu: u32,
+        /// Why.
+        source: io::Error,
+    },
+    /// The probes' rules cannot be mapped.
+    #[error("eBPF maps of unwind rules: {source}")]
+    RulesUnmapped {
         /// Why.
         source: io::Error,
     },
@@ -274,7 +281,7 @@ impl KernelSource {
         }
         let mut source = Self {
             ring: typed(&mut bpf, "RING")?,
-            rules: Some(RuleCache::new(typed(&mut bpf, "RULES")?, typed(&mut bpf, "SPACES")?)),
+            rules: Some(rule_cache(&mut bpf)?),
             threads: typed(&mut bpf, "THREADS")?,
             selected: typed(&mut bpf, "SELECTED")?,
             control: typed(&mut bpf, "CONTROL")?,
@@ -850,6 +857,16 @@ fn cpu_list(text: &str) -> Option<Vec<u32>> {
         cpus.extend(first..=last);
     }
     Some(cpus)
+}
+
+fn rule_cache(bpf: &mut Ebpf) -> Result<RuleCache, KernelError> {
+    let mut array = |name| match bpf.take_map(name) {
+        Some(Map::Array(map)) => Ok(map),
+        _ => Err(KernelError::Object { name }),
+    };
+    let (places, rules) = (array("PLACES")?, array("RULES")?);
+    let cache = RuleCache::new(places, rules, typed(bpf, "SPACES")?);
+    cache.map_err(|source| KernelError::RulesUnmapped { source })
 }
 
 fn typed<M: TryFrom<Map>>(bpf: &mut Ebpf, name: &'static str) -> Result<M, KernelError> {
