@@ -4,7 +4,7 @@ use crate::cli::{ConfigSources, Format, Report, Sort, exit};
 use crate::config::{Config, load};
 use crate::error::{Error, say};
 use crate::report::stacks::{Stacks, View};
-use crate::report::{self, ReportError, flame, folded, groups, top, types};
+use crate::report::{self, ReportError, collections, flame, folded, groups, top, types};
 use crate::sink::file::{self, FileError};
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -33,9 +33,14 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
                 // With its intervals.
                 (Some("type"), Some(types)) => types,
                 (Some(by), _) => groups::table(&profile, sample_type, by, &shown)?,
-                (None, types) => {
+                (None, more) => {
                     let functions = top::table(&profile, sample_type, &shown)?;
-                    types.map(|types| format!("{functions}\n{types}")).unwrap_or(functions)
+                    let of_collections =
+                        collections::is_known(sample_type).then(|| collections::table(&profile, &shown));
+                    match more.or(of_collections) {
+                        Some(more) => format!("{functions}\n{more}"),
+                        None => functions,
+                    }
                 }
             };
             text.extend(table.into_bytes());

@@ -86,6 +86,22 @@ counters! {
     SurveyNs = 34, "shim_survey_ns";
     /// Times the set of watched objects was made smaller because a look took longer than its share of a pause.
     LiveSetShrunk = 35, "shim_live_set_shrunk";
+    /// Exceptions thrown, repeats of the same event not counted.
+    Exceptions = 36, "shim_exceptions";
+    /// Of those, exceptions that others stand for: chance chose which are told of when many are thrown.
+    ExceptionsThinned = 37, "shim_exceptions_thinned";
+    /// Exceptions that were to be told of and dropped because the ring was full.
+    ExceptionsDroppedFull = 38, "shim_exceptions_dropped_full";
+    /// Waits for locks that had an owner, over by now.
+    Contentions = 39, "shim_contentions";
+    /// Of those, waits that others stand for: chance chose which are told of when there are many, short ones first.
+    ContentionsThinned = 40, "shim_contentions_thinned";
+    /// Waits for locks that were to be told of and dropped because the ring was full.
+    ContentionsDroppedFull = 41, "shim_contentions_dropped_full";
+    /// Waits for locks of which only the beginning or only the end is known.
+    ContentionsUnmatched = 42, "shim_contentions_unmatched";
+    /// Events of exceptions and locks dropped because another EventPipe session had delivered the same before.
+    RuntimeRepeats = 43, "shim_runtime_repeats";
 }
 
 impl Counter {

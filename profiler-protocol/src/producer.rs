@@ -115,6 +115,17 @@ impl<'a> Region<'a> {
     /// Reserves room for a record of `bytes` (at most 32 KiB). `None`: the ring is full, or the record too long; counted.
     #[must_use]
     pub fn try_reserve(&self, bytes: u64) -> Option<Grant<'a>> {
+        self.try_reserve_before(bytes, 0)
+    }
+
+    /// The same for a sample, of which there are many and large ones: a part of the ring is left to records without which others mean
+    /// nothing, such as those of collections.
+    #[must_use]
+    pub fn try_reserve_sample(&self, bytes: u64) -> Option<Grant<'a>> {
+        self.try_reserve_before(bytes, self.geometry.units >> 5)
+    }
+
+    fn try_reserve_before(&self, bytes: u64, spare: u64) -> Option<Grant<'a>> {
         let units = units_for(bytes);
         let (Some(head_word), Some(tail_word)) = (self.word(EVENT_HEAD_AT), self.word(EVENT_TAIL_AT)) else {
             return None;
@@ -123,7 +134,10 @@ impl<'a> Region<'a> {
         loop {
             // Acquire: pairs with the consumer's write of event_tail, which it does after copying the units out.
             let tail = tail_word.load(Ordering::Acquire);
-            if units == 0 || bytes > MAX_RECORD_BYTES || free(head, tail, self.geometry.units) < units {
+            if units == 0
+                || bytes > MAX_RECORD_BYTES
+                || free(head, tail, self.geometry.units) < units.saturating_add(spare)
+            {
                 self.count(Counter::RecordsDroppedFull, 1);
                 return None;
             }

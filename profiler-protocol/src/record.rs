@@ -8,6 +8,8 @@ pub const MAX_NAME_BYTES: usize = 2_048;
 pub const MAX_RANGES: usize = 256;
 /// Most objects in one record.
 pub const MAX_OBJECTS: usize = 512;
+/// Highest level of a [`StackHead`].
+pub const MAX_LEVEL: u8 = 31;
 
 /// `NoMethod` with this HRESULT (CORPROF_E_DATAINCOMPLETE) means "not now": code was unloaded and the address may lie in it, or
 /// the type arguments of shared code cannot be told yet. Ask again when
@@ -90,6 +92,88 @@ impl AllocationHead {
         for word in [r.pc, r.sp, r.fp].into_iter().chain(r.saved) {
             out.put(word);
         }
+    }
+}
+
+/// Where a thread was when something happened to it, in words of a record: its registers, and how much of its stack follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StackHead {
+    /// The event stands for 2^level of its kind: it was chosen with that probability.
+    pub level: u8,
+    /// True when the copy of the stack ended because of its limit.
+    pub limited: bool,
+    /// Bytes of stack that follow.
+    pub stack_bytes: u32,
+    /// Registers.
+    pub registers: Registers,
+}
+
+impl StackHead {
+    /// Its words.
+    pub const WORDS: u64 = 9;
+
+    /// Writes it.
+    pub fn encode(&self, out: &mut dyn Put) {
+        let [a, b, c, d] = self.stack_bytes.to_le_bytes();
+        out.put(u64::from_le_bytes([self.level, u8::from(self.limited), 0, 0, a, b, c, d]));
+        let r = &self.registers;
+        for word in [r.pc, r.sp, r.fp].into_iter().chain(r.saved) {
+            out.put(word);
+        }
+    }
+}
+
+/// All of a record about an exception but its stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExceptionHead<'a> {
+    /// Where it was thrown.
+    pub at: StackHead,
+    /// Thrown again from a handler.
+    pub rethrown: bool,
+    /// The exception's type.
+    pub type_name: &'a str,
+}
+
+impl ExceptionHead<'_> {
+    /// The kind of such a record.
+    pub const KIND: u16 = 18;
+
+    /// Words before the stack.
+    #[must_use]
+    pub const fn words(&self) -> u64 {
+        StackHead::WORDS.wrapping_add(1).wrapping_add(padded_words(self.type_name.len()))
+    }
+
+    /// Writes the body before the stack.
+    pub fn encode(&self, out: &mut dyn Put) {
+        self.at.encode(out);
+        out.put(two(length(self.type_name.len()), u32::from(self.rethrown)));
+        put_bytes(out, self.type_name.as_bytes());
+    }
+}
+
+/// All of a record about a wait for a lock that another thread held, but its stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ContentionHead {
+    /// Where the thread waited.
+    pub at: StackHead,
+    /// How long, nanoseconds.
+    pub waited_ns: u64,
+    /// The thread that held the lock when the wait began, as the process sees it; 0 when that is not known.
+    pub owner: u32,
+}
+
+impl ContentionHead {
+    /// The kind of such a record.
+    pub const KIND: u16 = 19;
+    /// Words before the stack.
+    pub const WORDS: u64 = StackHead::WORDS + 2;
+
+    /// Writes the body before the stack.
+    pub fn encode(&self, out: &mut dyn Put) {
+        self.at.encode(out);
+        out.put(self.waited_ns);
+        out.put(u64::from(self.owner));
     }
 }
 
@@ -218,6 +302,24 @@ pub enum Body<'a> {
     },
     /// Nothing more comes.
     Bye,
+    /// What a collection left: follows its end.
+    GcHeap {
+        /// The runtime's count.
+        number: u32,
+        /// Bytes that survived it, in the generations it collected.
+        promoted: u64,
+    },
+    /// CPU time of the thread that suspended the others, between the beginning of the pause and its end, which follows.
+    PauseCpu {
+        /// The thread, as the process sees it.
+        suspender: u32,
+        /// Nanoseconds.
+        cpu_ns: u64,
+    },
+    /// A sampled exception, with the stack it was thrown from (from `at.registers.sp` upwards).
+    Exception(ExceptionHead<'a>, &'a [u8]),
+    /// A sampled wait for a lock, with its stack.
+    Contention(ContentionHead, &'a [u8]),
 }
 
 /// A record.
@@ -329,6 +431,10 @@ impl Body<'_> {
             Self::ThreadName { .. } => 13,
             Self::Bye => 14,
             Self::ObjectsDropped { .. } => 15,
+            Self::GcHeap { .. } => 16,
+            Self::PauseCpu { .. } => 17,
+            Self::Exception(..) => ExceptionHead::KIND,
+            Self::Contention(..) => ContentionHead::KIND,
         }
     }
 
@@ -338,7 +444,9 @@ impl Body<'_> {
         let words = match self {
             Self::Skip | Self::PauseEnd | Self::Bye => 0,
             Self::Hello { .. } | Self::GcStart { .. } | Self::GcEnd { .. } | Self::PauseBegin { .. } => 1,
-            Self::NoMethod { .. } => 2,
+            Self::NoMethod { .. } | Self::GcHeap { .. } | Self::PauseCpu { .. } => 2,
+            Self::Exception(head, stack) => head.words().wrapping_add(padded_words(stack.len())),
+            Self::Contention(_, stack) => ContentionHead::WORDS.wrapping_add(padded_words(stack.len())),
             Self::Allocation(_, stack) => AllocationHead::WORDS.wrapping_add(padded_words(stack.len())),
             Self::TypeName { name, module, .. } => {
                 2u64.wrapping_add(padded_words(name.len())).wrapping_add(padded_words(module.len()))
@@ -412,6 +520,22 @@ impl Record<'_> {
                 out.put(two(os_tid, length(name.len())));
                 put_bytes(out, name.as_bytes());
             }
+            Body::GcHeap { number, promoted } => {
+                out.put(u64::from(number));
+                out.put(promoted);
+            }
+            Body::PauseCpu { suspender, cpu_ns } => {
+                out.put(u64::from(suspender));
+                out.put(cpu_ns);
+            }
+            Body::Exception(head, stack) => {
+                head.encode(out);
+                put_bytes(out, stack);
+            }
+            Body::Contention(head, stack) => {
+                head.encode(out);
+                put_bytes(out, stack);
+            }
         }
     }
 }
@@ -460,6 +584,27 @@ impl<'a> Cursor<'a> {
             }
             _ => Err(RecordError::TooMany { kind: self.kind, count }),
         }
+    }
+
+    fn registers(&mut self) -> Result<Registers, RecordError> {
+        let mut registers = Registers { pc: self.word()?, sp: self.word()?, fp: self.word()?, saved: [0; 5] };
+        for word in &mut registers.saved {
+            *word = self.word()?;
+        }
+        Ok(registers)
+    }
+
+    fn stack_head(&mut self) -> Result<StackHead, RecordError> {
+        let [level, limited, _, _, a, b, c, d] = self.word()?.to_le_bytes();
+        if level > MAX_LEVEL {
+            return Err(RecordError::BadField { kind: self.kind, value: u64::from(level) });
+        }
+        let (limited, stack_bytes) = (self.flag(limited)?, u32::from_le_bytes([a, b, c, d]));
+        Ok(StackHead { level, limited, stack_bytes, registers: self.registers()? })
+    }
+
+    fn stack(&mut self, bytes: u32) -> Result<&'a [u8], RecordError> {
+        self.bytes(usize::try_from(bytes).map_err(|_| self.short())?)
     }
 
     fn short(&self) -> RecordError {
@@ -544,6 +689,20 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
             let count = cursor.word()?;
             Body::ObjectsDropped { level, samples: cursor.list(count, MAX_OBJECTS, 1)? }
         }
+        16 => Body::GcHeap { number: cursor.halves()?.0, promoted: cursor.word()? },
+        17 => Body::PauseCpu { suspender: cursor.halves()?.0, cpu_ns: cursor.word()? },
+        18 => {
+            let at = cursor.stack_head()?;
+            let (name, flags) = cursor.halves()?;
+            let type_name = cursor.text(name as usize)?;
+            let head = ExceptionHead { at, rethrown: flags & 1 != 0, type_name };
+            Body::Exception(head, cursor.stack(at.stack_bytes)?)
+        }
+        19 => {
+            let at = cursor.stack_head()?;
+            let head = ContentionHead { at, waited_ns: cursor.word()?, owner: cursor.halves()?.0 };
+            Body::Contention(head, cursor.stack(at.stack_bytes)?)
+        }
         _ => return Ok(None),
     };
     Ok(Some(Record { tid, time_ns, body }))
@@ -556,11 +715,7 @@ fn decode_allocation<'a>(cursor: &mut Cursor<'a>) -> Result<Body<'a>, RecordErro
         return Err(RecordError::BadField { kind: cursor.kind, value: u64::from(heap) });
     }
     let stack_bytes = u32::from_le_bytes([a, b, c, d]);
-    let mut registers =
-        Registers { pc: cursor.word()?, sp: cursor.word()?, fp: cursor.word()?, saved: [0; 5] };
-    for word in &mut registers.saved {
-        *word = cursor.word()?;
-    }
+    let registers = cursor.registers()?;
     let head = AllocationHead {
         sample,
         type_id,
@@ -573,6 +728,5 @@ fn decode_allocation<'a>(cursor: &mut Cursor<'a>) -> Result<Body<'a>, RecordErro
         stack_bytes,
         registers,
     };
-    let stack = cursor.bytes(usize::try_from(stack_bytes).map_err(|_| cursor.short())?)?;
-    Ok(Body::Allocation(head, stack))
+    Ok(Body::Allocation(head, cursor.stack(stack_bytes)?))
 }

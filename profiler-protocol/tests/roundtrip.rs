@@ -9,7 +9,10 @@ use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{Geometry, State, pack_runtime, unpack_runtime};
 use profiler_protocol::lease::{Lease, SILENCE_NS, Verdict};
 use profiler_protocol::producer::{Identity, Region};
-use profiler_protocol::record::{AllocationHead, Body, Put, Record, Registers, Words, decode};
+use profiler_protocol::record::{
+    AllocationHead, Body, ContentionHead, ExceptionHead, MAX_LEVEL, Put, Record, Registers, StackHead, Words,
+    decode,
+};
 use profiler_protocol::request::{Request, RequestReader};
 use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
 use shared::SharedWords;
@@ -48,6 +51,10 @@ enum Owned {
     Dropped(u8, Vec<u64>),
     ThreadName(u32, String),
     Bye,
+    GcHeap(u32, u64),
+    PauseCpu(u32, u64),
+    Exception(StackHead, bool, String, Vec<u64>),
+    Contention(ContentionHead, Vec<u64>),
 }
 
 fn bytes_of(words: &[u64]) -> Vec<u8> {
@@ -58,6 +65,7 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
     let list = match owned {
         Owned::Allocation(_, w) | Owned::Method(_, _, _, _, w, ..) | Owned::CodeUnloaded(_, w) => bytes_of(w),
         Owned::Dead(w) | Owned::Alive(w) | Owned::Dropped(_, w) => bytes_of(w),
+        Owned::Exception(.., w) | Owned::Contention(_, w) => bytes_of(w),
         _ => Vec::new(),
     };
     let ranges = Words::new(&list);
@@ -87,6 +95,12 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
         Owned::Dropped(level, _) => Body::ObjectsDropped { level: *level, samples: ranges },
         Owned::ThreadName(os_tid, name) => Body::ThreadName { os_tid: *os_tid, name },
         Owned::Bye => Body::Bye,
+        Owned::GcHeap(number, promoted) => Body::GcHeap { number: *number, promoted: *promoted },
+        Owned::PauseCpu(suspender, cpu_ns) => Body::PauseCpu { suspender: *suspender, cpu_ns: *cpu_ns },
+        Owned::Exception(at, rethrown, type_name, _) => {
+            Body::Exception(ExceptionHead { at: *at, rethrown: *rethrown, type_name }, &list)
+        }
+        Owned::Contention(head, _) => Body::Contention(*head, &list),
     })
 }
 
@@ -107,6 +121,15 @@ fn allocation() -> impl Strategy<Value = Owned> {
             registers,
         };
         Owned::Allocation(head, stack)
+    })
+}
+
+fn stack() -> impl Strategy<Value = (StackHead, Vec<u64>)> {
+    let words = proptest::collection::vec(any::<u64>(), 0..64);
+    (any::<[u64; 8]>(), 0..=MAX_LEVEL, any::<bool>(), words).prop_map(|(w, level, limited, stack)| {
+        let registers = Registers { pc: w[0], sp: w[1], fp: w[2], saved: [w[3], w[4], w[5], w[6], w[7]] };
+        let stack_bytes = 8 * u32::try_from(stack.len()).expect("short");
+        (StackHead { level, limited, stack_bytes, registers }, stack)
     })
 }
 
@@ -133,6 +156,12 @@ fn owned() -> impl Strategy<Value = Owned> {
         (any::<u8>(), words()).prop_map(|(l, w)| Owned::Dropped(l, w)),
         (any::<u32>(), ".{0,30}").prop_map(|(t, n)| Owned::ThreadName(t, n)),
         Just(Owned::Bye),
+        any::<(u32, u64)>().prop_map(|(n, p)| Owned::GcHeap(n, p)),
+        any::<(u32, u64)>().prop_map(|(t, c)| Owned::PauseCpu(t, c)),
+        (stack(), any::<bool>(), ".{0,40}").prop_map(|((h, s), r, n)| Owned::Exception(h, r, n, s)),
+        (stack(), any::<u64>(), any::<u32>()).prop_map(|((at, s), waited_ns, owner)| {
+            Owned::Contention(ContentionHead { at, waited_ns, owner }, s)
+        }),
     ]
 }
 
@@ -149,7 +178,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_decode_to_something_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 0u16..17) {
+    fn any_bytes_decode_to_something_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 0u16..21) {
         let mut bytes = bytes;
         for (to, from) in bytes.iter_mut().zip(kind.to_le_bytes()) {
             *to = from;

@@ -1,14 +1,23 @@
 //! What runs on the app's threads: events of the runtime's provider become records. Nothing here waits, allocates or looks at an
 //! object; payloads are read with bounds (layouts: docs.microsoft.com "garbage-collection-events", ClrEtwAll.man of dotnet/runtime).
 
+use crate::contention::level_for;
 use crate::instance::Instance;
 use crate::live::Watch;
-use crate::stack;
+use crate::repeat::mix;
+use crate::stack::{self, Extent};
 use crate::syscall;
+use crate::text::Text;
 use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::FEATURE_ALLOCATION_SAMPLED;
-use profiler_protocol::record::{AllocationHead, Body, PREFIX_WORDS, Registers, encode_prefix};
+use profiler_protocol::producer::Grant;
+use profiler_protocol::record::{
+    AllocationHead, Body, ContentionHead, ExceptionHead, PREFIX_WORDS, Registers, StackHead, encode_prefix,
+};
+
+/// Bytes of an exception's type name that are told.
+const TYPE_NAME_BYTES: usize = 512;
 
 /// Reads a packed little-endian payload from the front.
 struct Payload<'a>(&'a [u8]);
@@ -18,6 +27,10 @@ impl Payload<'_> {
         let (taken, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
         Some(*taken)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.take().map(u8::from_le_bytes)
     }
 
     fn u16(&mut self) -> Option<u16> {
@@ -35,6 +48,14 @@ impl Payload<'_> {
     /// Passes a zero-terminated UTF-16 string.
     fn string(&mut self) -> Option<()> {
         while self.u16()? != 0 {}
+        Some(())
+    }
+
+    /// Reads one.
+    fn text<const N: usize>(&mut self, to: &mut Text<N>) -> Option<()> {
+        let units = self.0.as_chunks().0;
+        self.string()?;
+        to.push_units(units.iter().copied().map(u16::from_le_bytes));
         Some(())
     }
 }
@@ -82,6 +103,52 @@ fn sampled(payload: &[u8]) -> Option<Sample> {
     Some(Sample { type_id, address, size, amount: 0, heap: heap(kind)?, sampled: true })
 }
 
+/// GCHeapStats version 1 or 2: size and promoted bytes of generations 0 to 2 and of large objects, u64 each; finalizable bytes and objects u64,
+/// pinned objects, sync blocks and handles u32, clr u16; from version 2 on size and promoted bytes of pinned objects. Answers all promoted bytes.
+fn promoted(payload: &[u8]) -> Option<u64> {
+    let mut payload = Payload(payload);
+    let mut total = 0u64;
+    for _ in 0..4 {
+        payload.u64()?;
+        total = total.wrapping_add(payload.u64()?);
+    }
+    payload.take::<30>()?;
+    payload.u64();
+    Some(total.wrapping_add(payload.u64().unwrap_or(0)))
+}
+
+/// ExceptionThrown version 1: type z, message z, address u64, hresult u32, flags u16. Answers whether it is thrown again; the message, which may
+/// hold anything, is passed over.
+fn thrown<const N: usize>(payload: &[u8], type_name: &mut Text<N>) -> Option<bool> {
+    const RETHROWN: u16 = 4;
+    let mut payload = Payload(payload);
+    payload.text(type_name)?;
+    payload.string()?;
+    payload.u64()?;
+    payload.u32()?;
+    Some(payload.u16()? & RETHROWN != 0)
+}
+
+/// ContentionStart: flags u8 (0 managed), clr u16; from version 2 on (.NET 8) lock u64, object u64, owner's thread u64. Answers the owner, 0
+/// when it is not told.
+fn contention_start(payload: &[u8]) -> Option<u32> {
+    let mut payload = Payload(payload);
+    payload.u8()?;
+    payload.u16()?;
+    payload.u64();
+    payload.u64();
+    Some(payload.u64().and_then(|owner| u32::try_from(owner).ok()).unwrap_or(0))
+}
+
+/// ContentionStop version 1: flags u8, clr u16, duration f64 in nanoseconds.
+fn contention_stop(payload: &[u8]) -> Option<u64> {
+    let mut payload = Payload(payload);
+    payload.u8()?;
+    payload.u16()?;
+    let waited_ns = f64::from_le_bytes(payload.take()?);
+    (waited_ns >= 0.0).then_some(waited_ns as u64)
+}
+
 fn heap(kind: u32) -> Option<u8> {
     u8::try_from(kind).ok().filter(|k| *k <= 2)
 }
@@ -102,6 +169,10 @@ impl Instance {
                 self.on_resume();
                 Some(())
             }
+            4 => self.on_heap_stats(payload),
+            80 => self.on_exception(payload, registers),
+            81 => self.on_contention_start(payload),
+            91 => self.on_contention_stop(payload, registers),
             _ => {
                 self.count(Counter::EventsForeign);
                 return;
@@ -120,14 +191,10 @@ impl Instance {
             return;
         }
         self.count(Counter::AllocationSamples);
-        let extent = stack::extent(registers.sp as usize, self.stack_limit());
-        if extent.cut {
-            self.count(Counter::StacksCut);
-        }
-        let stack_words = (extent.bytes / 8) as u64;
-        let words = PREFIX_WORDS.wrapping_add(AllocationHead::WORDS).wrapping_add(stack_words);
         // Room first: an object whose sample cannot be told is not watched either.
-        let Some(mut grant) = self.region().try_reserve(words.wrapping_mul(8)) else {
+        let Some((mut grant, extent)) =
+            self.room_with_stack(AllocationHead::WORDS, registers, self.stack_limit())
+        else {
             self.count(Counter::AllocationsDroppedFull);
             return;
         };
@@ -150,12 +217,103 @@ impl Instance {
             registers: *registers,
         }
         .encode(&mut grant);
-        if let Some(runs) = grant.skip(stack_words) {
-            stack::copy(extent, runs);
-            grant.commit();
-        }
+        commit_with_stack(grant, extent);
         let spent_ns = syscall::now_ns().saturating_sub(began_ns);
         self.region().count(Counter::AllocationNs, spent_ns);
+    }
+
+    /// Room for a record with `words` words before this thread's stack, and how much of that there is, at most `limit` bytes.
+    fn room_with_stack(
+        &self,
+        words: u64,
+        registers: &Registers,
+        limit: usize,
+    ) -> Option<(Grant<'static>, Extent)> {
+        let extent = stack::extent(registers.sp as usize, limit);
+        if extent.cut {
+            self.count(Counter::StacksCut);
+        }
+        let words = PREFIX_WORDS.wrapping_add(words).wrapping_add(stack_words(extent));
+        let grant = self.region().try_reserve_sample(words.wrapping_mul(8))?;
+        Some((grant, extent))
+    }
+
+    fn on_exception(&self, payload: &[u8], registers: &Registers) -> Option<()> {
+        let began_ns = syscall::now_ns();
+        let thread = syscall::thread_id();
+        let mut type_name = Text::<TYPE_NAME_BYTES>::new();
+        let rethrown = thrown(payload, &mut type_name)?;
+        let mut name = mix(registers.sp ^ u64::from(thread) << 32);
+        for bytes in payload.chunks(8) {
+            let word = bytes.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+            name = mix(name ^ word);
+        }
+        if self.throws.is_repeat(thread, name, began_ns) {
+            self.count(Counter::RuntimeRepeats);
+        } else {
+            self.count(Counter::Exceptions);
+            let level = self.thrown.level(began_ns);
+            if self.thrown.chosen(level, self.seed()) {
+                self.tell_exception((began_ns, thread), level, rethrown, type_name.as_str(), registers);
+            } else {
+                self.count(Counter::ExceptionsThinned);
+            }
+        }
+        self.throws.done(thread, syscall::now_ns());
+        Some(())
+    }
+
+    fn tell_exception(
+        &self,
+        (began_ns, thread): (u64, u32),
+        level: u8,
+        rethrown: bool,
+        type_name: &str,
+        registers: &Registers,
+    ) {
+        let words = ExceptionHead { at: StackHead::default(), rethrown, type_name }.words();
+        // The dispatch of an exception keeps whole register sets on the stack, several of up to 3 KB.
+        let Some((mut grant, extent)) = self.room_with_stack(words, registers, stack::MOST_LIMIT) else {
+            self.count(Counter::ExceptionsDroppedFull);
+            return;
+        };
+        encode_prefix(&mut grant, ExceptionHead::KIND, thread, began_ns);
+        ExceptionHead { at: stack_head(level, extent, registers), rethrown, type_name }.encode(&mut grant);
+        commit_with_stack(grant, extent);
+    }
+
+    fn on_contention_start(&self, payload: &[u8]) -> Option<()> {
+        let owner = contention_start(payload)?;
+        if !self.contentions.begins(syscall::thread_id(), owner) {
+            self.count(Counter::RuntimeRepeats);
+        }
+        Some(())
+    }
+
+    fn on_contention_stop(&self, payload: &[u8], registers: &Registers) -> Option<()> {
+        let waited_ns = contention_stop(payload)?;
+        let now_ns = syscall::now_ns();
+        let thread = syscall::thread_id();
+        let Some(owner) = self.contentions.ends(thread) else {
+            self.count(Counter::ContentionsUnmatched);
+            return Some(());
+        };
+        self.count(Counter::Contentions);
+        let level = level_for(self.contentions.thin.level(now_ns), waited_ns);
+        if !self.contentions.thin.chosen(level, self.seed()) {
+            self.count(Counter::ContentionsThinned);
+            return Some(());
+        }
+        let Some((mut grant, extent)) =
+            self.room_with_stack(ContentionHead::WORDS, registers, self.stack_limit())
+        else {
+            self.count(Counter::ContentionsDroppedFull);
+            return Some(());
+        };
+        encode_prefix(&mut grant, ContentionHead::KIND, thread, now_ns);
+        ContentionHead { at: stack_head(level, extent, registers), waited_ns, owner }.encode(&mut grant);
+        commit_with_stack(grant, extent);
+        Some(())
     }
 
     /// Watches the object, if it is its turn. As in the record: 0, or 1 more than the level.
@@ -194,6 +352,7 @@ impl Instance {
     fn on_gc_end(&self, payload: &[u8]) -> Option<()> {
         let number = Payload(payload).u32()?;
         if self.gc.reported.ended(number) {
+            self.gc.ended(number);
             self.send(Body::GcEnd { number });
         } else {
             self.count(Counter::GcRepeats);
@@ -201,10 +360,20 @@ impl Instance {
         Some(())
     }
 
+    /// What a collection left is told right after its end, on the same thread (`GCHeap::UpdatePostGCCounters`, gc/gcee.cpp of dotnet/runtime).
+    fn on_heap_stats(&self, payload: &[u8]) -> Option<()> {
+        let promoted = promoted(payload)?;
+        match self.gc.left() {
+            Some(number) => drop(self.send(Body::GcHeap { number, promoted })),
+            None => self.count(Counter::GcRepeats),
+        }
+        Some(())
+    }
+
     /// GCSuspendEEBegin version 1: reason u32, count u32.
     fn on_suspend(&self, payload: &[u8]) -> Option<()> {
         let reason = u64::from(Payload(payload).u32()?);
-        if self.gc.pause_begins() {
+        if self.gc.pause_begins(syscall::thread_id(), syscall::thread_cpu_ns()) {
             self.send(Body::PauseBegin { reason });
         } else {
             self.count(Counter::GcRepeats);
@@ -214,7 +383,10 @@ impl Instance {
 
     /// GCRestartEEEnd.
     fn on_resume(&self) {
-        if self.gc.pause_ends() {
+        if let Some((suspender, before_ns)) = self.gc.pause_ends() {
+            // A background collection lets the others run again on a thread of its own.
+            let cpu_ns = syscall::cpu_ns_of(suspender).saturating_sub(before_ns);
+            self.send(Body::PauseCpu { suspender, cpu_ns });
             self.send(Body::PauseEnd);
         } else {
             self.count(Counter::GcRepeats);
@@ -222,9 +394,26 @@ impl Instance {
     }
 }
 
+fn stack_words(extent: Extent) -> u64 {
+    (extent.bytes / 8) as u64
+}
+
+fn stack_head(level: u8, extent: Extent, registers: &Registers) -> StackHead {
+    StackHead { level, limited: extent.limited, stack_bytes: extent.bytes as u32, registers: *registers }
+}
+
+/// The rest of a record that [`Instance::room_with_stack`] made room for.
+fn commit_with_stack(mut grant: Grant<'_>, extent: Extent) {
+    if let Some(runs) = grant.skip(stack_words(extent)) {
+        stack::copy(extent, runs);
+        grant.commit();
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Sample, sampled, tick};
+    use super::{Sample, contention_start, contention_stop, promoted, sampled, thrown, tick};
+    use crate::text::Text;
     use proptest::prelude::{any, proptest};
 
     fn payload(parts: &[&[u8]]) -> Vec<u8> {
@@ -273,10 +462,58 @@ mod tests {
         assert_eq!(sampled(&bytes), Some(read));
     }
 
+    #[test]
+    fn promoted_bytes_of_all_generations_are_summed() {
+        let pairs = |generations: &[(u64, u64)]| -> Vec<u8> {
+            generations
+                .iter()
+                .flat_map(|(size, promoted)| [size.to_le_bytes(), promoted.to_le_bytes()])
+                .flatten()
+                .collect()
+        };
+        let first = payload(&[&pairs(&[(1_000, 1), (1_000, 20), (1_000, 300), (1_000, 4_000)]), &[9; 30]]);
+        assert_eq!(promoted(&first), Some(4_321));
+        assert_eq!(promoted(&payload(&[&first, &pairs(&[(1_000, 50_000)])])), Some(54_321));
+        assert_eq!(promoted(&first[..93]), None);
+    }
+
+    #[test]
+    fn an_exceptions_type_is_read_and_its_message_passed_over() {
+        let rethrown = |flags: u16| {
+            let bytes = payload(&[
+                &[b'O', 0, b'h', 0, 0, 0],
+                &[b's', 0, b'e', 0, b'c', 0, 0, 0],
+                &[0; 12],
+                &flags.to_le_bytes(),
+                &[9, 0],
+            ]);
+            let mut name = Text::<16>::new();
+            let rethrown = thrown(&bytes, &mut name);
+            assert_eq!(name.as_str(), "Oh");
+            assert_eq!(thrown(&bytes[..bytes.len() - 4], &mut Text::<16>::new()), None);
+            rethrown
+        };
+        assert_eq!([0x10, 0x14].map(rethrown), [Some(false), Some(true)]);
+    }
+
+    #[test]
+    fn a_lock_s_owner_and_a_wait_s_length_are_read() {
+        let start = payload(&[&[0, 9, 0], &[1; 16], &4242u64.to_le_bytes()]);
+        assert_eq!((contention_start(&start), contention_start(&start[..3])), (Some(4242), Some(0)));
+        let stop = |ns: f64| contention_stop(&payload(&[&[0, 9, 0], &ns.to_le_bytes()]));
+        assert_eq!(
+            [1_500.7, 0.0, -1.0, f64::NAN, f64::INFINITY].map(stop),
+            [Some(1_500), Some(0), None, None, Some(u64::MAX)]
+        );
+        assert_eq!(contention_stop(&[0; 10]), None);
+    }
+
     proptest! {
         #[test]
         fn any_payload_is_read_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), version: u32) {
             std::hint::black_box((tick(&bytes, version).is_some(), sampled(&bytes).is_some()));
+            std::hint::black_box((promoted(&bytes), thrown(&bytes, &mut Text::<8>::new())));
+            std::hint::black_box((contention_start(&bytes), contention_stop(&bytes)));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What is known about collections: the callbacks tell when objects may be looked at, the events tell number and reason.
 
 use crate::repeat::Collections;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// State of collections and pauses.
 pub struct Gc {
@@ -13,6 +13,11 @@ pub struct Gc {
     count: AtomicU32,
     /// 1 between a suspension and the resumption.
     paused: AtomicU32,
+    /// Who suspends, and what CPU time it had before.
+    suspender: AtomicU32,
+    suspender_cpu_ns: AtomicU64,
+    /// Low half of the number of the collection whose end was reported last, and bit 32 while what it left was not.
+    ended: AtomicU64,
     /// Which collections were reported.
     pub reported: Collections,
 }
@@ -48,14 +53,34 @@ impl Gc {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// True for the first of several reports that a suspension begins.
-    pub fn pause_begins(&self) -> bool {
-        self.paused.swap(1, Ordering::Relaxed) == 0
+    /// True for the first of several reports that `thread`, which has had `cpu_ns` of a CPU, begins to suspend the others.
+    pub fn pause_begins(&self, thread: u32, cpu_ns: u64) -> bool {
+        let first = self.paused.swap(1, Ordering::Relaxed) == 0;
+        if first {
+            // Relaxed: the runtime suspends and resumes under a lock of its own, so there is one writer and then one reader.
+            self.suspender.store(thread, Ordering::Relaxed);
+            self.suspender_cpu_ns.store(cpu_ns, Ordering::Relaxed);
+        }
+        first
     }
 
-    /// True for the first of several reports that it ended.
-    pub fn pause_ends(&self) -> bool {
-        self.paused.swap(0, Ordering::Relaxed) == 1
+    /// For the first of several reports that the suspension ended: who had begun it, and the CPU time that thread had had before.
+    pub fn pause_ends(&self) -> Option<(u32, u64)> {
+        if self.paused.swap(0, Ordering::Relaxed) == 0 {
+            return None;
+        }
+        Some((self.suspender.load(Ordering::Relaxed), self.suspender_cpu_ns.load(Ordering::Relaxed)))
+    }
+
+    /// The end of collection `number` was reported: what it left is told next.
+    pub fn ended(&self, number: u32) {
+        self.ended.store(u64::from(number) | 1 << 32, Ordering::Relaxed);
+    }
+
+    /// For the first of several reports of what a collection left: its number.
+    pub fn left(&self) -> Option<u32> {
+        let ended = self.ended.swap(0, Ordering::Relaxed);
+        (ended >> 32 != 0).then_some((ended & u64::from(u32::MAX)) as u32)
     }
 }
 
@@ -63,13 +88,36 @@ impl Gc {
 mod tests {
     use super::Gc;
     use crate::repeat::Collections;
-    use core::sync::atomic::AtomicU32;
+    use core::sync::atomic::{AtomicU32, AtomicU64};
+
+    fn gc() -> Gc {
+        let zero = || AtomicU32::new(0);
+        Gc {
+            condemned: zero(),
+            background: zero(),
+            count: zero(),
+            paused: zero(),
+            suspender: zero(),
+            suspender_cpu_ns: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            reported: Collections::new(),
+        }
+    }
+
+    #[test]
+    fn pauses_and_what_collections_left_are_told_once() {
+        let gc = gc();
+        assert_eq!((gc.pause_ends(), gc.left()), (None, None));
+        assert!(gc.pause_begins(7, 100));
+        assert!(!gc.pause_begins(8, 200));
+        assert_eq!((gc.pause_ends(), gc.pause_ends()), (Some((7, 100)), None));
+        gc.ended(0);
+        assert_eq!((gc.left(), gc.left()), (Some(0), None));
+    }
 
     #[test]
     fn a_background_collection_counts_and_makes_the_next_survey_look_at_everything() {
-        let zero = || AtomicU32::new(0);
-        let (condemned, background, count, paused) = (zero(), zero(), zero(), zero());
-        let gc = Gc { condemned, background, count, paused, reported: Collections::new() };
+        let gc = gc();
         gc.started(0);
         assert_eq!((gc.finished(), gc.count()), (Some(0), 1));
         assert_eq!((gc.finished(), gc.count()), (None, 2));

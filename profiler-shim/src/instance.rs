@@ -3,15 +3,17 @@
 
 use crate::code::Code;
 use crate::com::info::{Info, Mask};
+use crate::contention::Contentions;
 use crate::gate::{Gate, Met};
 use crate::gc::Gc;
 use crate::live::{Found, Live};
 use crate::method;
 use crate::region::Guard;
-use crate::repeat::Allocations;
+use crate::repeat::{Allocations, Throws};
 use crate::stack;
 use crate::syscall;
 use crate::text::Text;
+use crate::thin::Thin;
 use crate::types::Types;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use profiler_protocol::counter::Counter;
@@ -38,8 +40,8 @@ const LOOK_NS: u64 = 500_000;
 const PENDING_NAMES: usize = 64;
 const NAME_BYTES: usize = 120;
 
-/// EventPipe keywords: gc; allocation sampling (.NET 10).
-const KEYWORD_GC: u64 = 1;
+/// EventPipe keywords: gc, contention and exceptions; allocation sampling (.NET 10).
+const KEYWORDS: u64 = 1 | 0x4000 | 0x8000;
 const KEYWORD_ALLOCATION_SAMPLED: u64 = 0x800_0000_0000;
 
 /// An attached profiler. All but the first two fields start as zeroes.
@@ -63,6 +65,10 @@ pub struct Instance {
     pub(crate) samples: AtomicU64,
     pub(crate) allocations: Allocations,
     pub(crate) gc: Gc,
+    pub(crate) throws: Throws,
+    /// How many exceptions are thrown.
+    pub(crate) thrown: Thin,
+    pub(crate) contentions: Contentions,
     pub(crate) live: Live,
     pub(crate) types: Types,
     pub(crate) gate: Gate,
@@ -103,6 +109,11 @@ impl Instance {
 
     pub(crate) fn features(&self) -> u64 {
         self.features.load(Ordering::Relaxed)
+    }
+
+    /// Where the instance's random choices begin.
+    pub(crate) fn seed(&self) -> u64 {
+        self.live.seed()
     }
 
     pub(crate) fn stack_limit(&self) -> usize {
@@ -193,7 +204,7 @@ impl Instance {
     pub fn start_session(&self, info: Info) {
         let sampled = self.features() & FEATURE_ALLOCATION_SAMPLED != 0;
         let (keywords, level) =
-            if sampled { (KEYWORD_GC | KEYWORD_ALLOCATION_SAMPLED, 4) } else { (KEYWORD_GC, 5) };
+            if sampled { (KEYWORDS | KEYWORD_ALLOCATION_SAMPLED, 4) } else { (KEYWORDS, 5) };
         match info.start_session(keywords, level) {
             Ok(session) => {
                 self.session.store(session, Ordering::Relaxed);

@@ -1,5 +1,5 @@
 //! The library a CLR loads as a notification-only profiler. It answers the daemon's questions about managed code, reports
-//! sampled allocations and what became of them, collections and pauses, through one shared region (`profiler-protocol`).
+//! sampled allocations and what became of them, collections and pauses, exceptions and waits for locks, through one shared region (`profiler-protocol`).
 //!
 //! No libc, no allocator, no locks, no signals, no panics: `cargo xtask` links it as a `no_std` cdylib and fails the build when
 //! a panic path survives. Here, as a plain library, it is tested with std.
@@ -13,6 +13,7 @@ compile_error!("the shim's system calls and register capture are written for x86
 
 pub mod code;
 pub mod com;
+pub mod contention;
 pub mod event;
 #[cfg(all(feature = "freestanding", not(test)))]
 mod freestanding;
@@ -29,4 +30,5 @@ pub mod signature;
 pub mod stack;
 pub mod syscall;
 pub mod text;
+pub mod thin;
 pub mod types;

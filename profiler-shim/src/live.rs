@@ -180,6 +180,11 @@ impl Live {
         self.seed.store(seed, Ordering::Relaxed);
     }
 
+    /// What the draws begin with.
+    pub fn seed(&self) -> u64 {
+        self.seed.load(Ordering::Relaxed)
+    }
+
     /// Most objects asked for.
     fn limit(&self) -> usize {
         match self.limit.load(Ordering::Relaxed) {
@@ -203,8 +208,7 @@ impl Live {
 
     /// A number from 1 to 2³²−1 that belongs to a sample (SplitMix64's output function, Steele, Lea and Flood 2014).
     fn draw(&self, sample: u64) -> u32 {
-        let mut bits =
-            sample.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(self.seed.load(Ordering::Relaxed));
+        let mut bits = sample.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(self.seed());
         bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         u32::try_from((bits ^ bits >> 31) >> 32).unwrap_or(u32::MAX).max(1)

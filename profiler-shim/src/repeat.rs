@@ -22,6 +22,40 @@ impl Allocations {
     }
 }
 
+/// Between two deliveries of one event lies less than this, and between two throws of a thread more: to unwind takes microseconds.
+const SAME_EVENT_NS: u64 = 500;
+
+/// The last exception of each thread, by the thread id's low bits.
+pub struct Throws {
+    last: [Throw; THROWS],
+}
+
+const THROWS: usize = 1024;
+
+struct Throw {
+    /// What it was.
+    name: AtomicU64,
+    /// When it had been dealt with.
+    at_ns: AtomicU64,
+}
+
+impl Throws {
+    /// True when `thread` threw the same, as `name` says, a moment before `now_ns`: no exception has an identity of its own.
+    pub fn is_repeat(&self, thread: u32, name: u64, now_ns: u64) -> bool {
+        let Some(last) = self.last.get(thread as usize % THROWS) else { return false };
+        // Relaxed: the slot is this thread's own but for collisions, which need no order.
+        last.name.swap(name, Ordering::Relaxed) == name
+            && now_ns.saturating_sub(last.at_ns.load(Ordering::Relaxed)) < SAME_EVENT_NS
+    }
+
+    /// The exception of `thread` has been dealt with.
+    pub fn done(&self, thread: u32, now_ns: u64) {
+        if let Some(last) = self.last.get(thread as usize % THROWS) {
+            last.at_ns.store(now_ns, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Spreads a number over 64 bits (the finalizer of MurmurHash3).
 #[must_use]
 pub fn mix(mut n: u64) -> u64 {
@@ -74,7 +108,7 @@ impl Collections {
 
 #[cfg(test)]
 mod tests {
-    use super::{Allocations, Collections};
+    use super::{Allocations, Collections, SAME_EVENT_NS, Throw, Throws};
     use core::sync::atomic::AtomicU64;
 
     #[test]
@@ -86,6 +120,19 @@ mod tests {
         assert!(!seen.is_repeat(7, 0x1018, 3));
         assert!(!seen.is_repeat(8, 0x1018, 3));
         assert!(!seen.is_repeat(7, 0x1018, 4), "after a collection the address is free again");
+    }
+
+    #[test]
+    fn the_same_exception_at_once_is_a_repeat_and_later_it_is_another() {
+        let zero = || AtomicU64::new(0);
+        let seen = Throws { last: std::array::from_fn(|_| Throw { name: zero(), at_ns: zero() }) };
+        assert!(!seen.is_repeat(7, 5, 10_000));
+        seen.done(7, 14_000);
+        assert!(seen.is_repeat(7, 5, 14_100));
+        seen.done(7, 14_150);
+        assert!(seen.is_repeat(7, 5, 14_150 + SAME_EVENT_NS - 1), "a third session");
+        assert!(!seen.is_repeat(7, 5, 14_150 + SAME_EVENT_NS));
+        assert!(!seen.is_repeat(7, 6, 14_200));
     }
 
     #[test]

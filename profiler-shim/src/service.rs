@@ -105,6 +105,7 @@ impl Service<'_> {
     fn begin(&mut self) {
         self.release_handles();
         self.instance.types.forget();
+        self.instance.contentions.forget();
         if self.instance.say_hello() {
             self.instance.set_listening(true);
             self.retry_ns = 0;

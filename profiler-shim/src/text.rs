@@ -100,8 +100,12 @@ impl<const N: usize> Text<N> {
 
     /// Appends UTF-16 up to its first zero; lone surrogates become U+FFFD.
     pub fn push_utf16(&mut self, units: &[u16]) {
-        let end = units.iter().position(|&u| u == 0).unwrap_or(units.len());
-        for character in char::decode_utf16(units.iter().take(end).copied()) {
+        self.push_units(units.iter().copied());
+    }
+
+    /// The same, unit by unit.
+    pub fn push_units(&mut self, units: impl IntoIterator<Item = u16>) {
+        for character in char::decode_utf16(units.into_iter().take_while(|&unit| unit != 0)) {
             self.push(character.unwrap_or(char::REPLACEMENT_CHARACTER));
         }
     }

@@ -23,6 +23,7 @@ mod names;
 mod otlp;
 mod ps;
 mod restart;
+mod runtime;
 mod threads;
 mod truth;
 mod unwind;

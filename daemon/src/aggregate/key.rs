@@ -80,12 +80,6 @@ impl SampleType {
         }
     }
 
-    /// False for a column that nothing fills yet.
-    #[must_use]
-    pub const fn is_counted(self) -> bool {
-        !matches!(self, Self::Exceptions | Self::Contentions | Self::Delay)
-    }
-
     /// Unit in the file.
     #[must_use]
     pub const fn unit(self) -> &'static str {
@@ -133,6 +127,19 @@ impl Sampling {
     }
 }
 
+/// What is told of collections beside their pauses. Of samples that are merged only the values are added up, so these belong to one sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CollectionLabels {
+    /// `blocking`, `background` or `foreground`.
+    pub kind: &'static str,
+    /// How many there were.
+    pub count: u64,
+    /// The longest pause, nanoseconds.
+    pub longest_ns: u64,
+    /// Bytes that survived them, in the generations they collected.
+    pub promoted: u64,
+}
+
 /// All labels a value can carry. Absent ones are `None`; strings are shared, so that a clone is cheap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels {
@@ -174,8 +181,16 @@ pub struct Labels {
     pub survived: Option<u64>,
     /// Generation of a live object, or the one a collection condemned.
     pub generation: Option<u8>,
-    /// Why a collection or suspension happened.
-    pub gc_reason: Option<Arc<str>>,
+    /// Why a collection happened (`aggregate::collections`).
+    pub gc_reason: Option<&'static str>,
+    /// The collections of a pause.
+    pub collections: Option<Arc<CollectionLabels>>,
+    /// Type of an exception.
+    pub exception_type: Option<Arc<str>>,
+    /// The exception was thrown again from a handler.
+    pub rethrown: Option<bool>,
+    /// The thread that held the lock another waited for.
+    pub lock_owner: Option<Arc<str>>,
 }
 
 /// A label's value as the file stores it.
@@ -205,6 +220,10 @@ impl Labels {
         number("wait_stderr", stderr, "nanoseconds");
         number("gcs_survived", self.survived.map(|count| i64::try_from(count).unwrap_or(i64::MAX)), "");
         number("generation", self.generation.map(i64::from), "");
+        let collections = self.collections.as_deref();
+        number("collections", collections.map(|of| count(of.count)), "");
+        number("longest_pause", collections.map(|of| count(of.longest_ns)), "nanoseconds");
+        number("promoted", collections.map(|of| count(of.promoted)), "bytes");
         let mut text = |name, value: Option<&'a str>| {
             if let Some(value) = value {
                 emit(name, LabelValue::Text(value));
@@ -220,7 +239,11 @@ impl Labels {
         text("type", self.type_name.as_deref());
         text("heap", self.heap.map(heap_name));
         text("sampling", self.sampling.map(Sampling::name));
-        text("gc_reason", self.gc_reason.as_deref());
+        text("gc_reason", self.gc_reason);
+        text("gc_kind", collections.map(|of| of.kind));
+        text("exception_type", self.exception_type.as_deref());
+        text("rethrown", self.rethrown.map(|again| if again { "yes" } else { "no" }));
+        text("lock_owner", self.lock_owner.as_deref());
     }
 }
 

@@ -4,6 +4,8 @@
 //! - cpu: each of the thread's n samples stands for 1/n of its on-CPU time. A thread that ran and was never sampled gives its
 //!   time to the stacks it left the CPU with, in proportion to how long it had run before each. Time stolen from it while it held a
 //!   CPU is spread over the same stacks, as runnable.
+//!   A thread that runs collections on the side has two such sums, where the time of its collections is known: one is shared by the
+//!   samples in them, the rest by the others.
 //! - runnable, blocked: a wait kept by the coin stands for `weight` waits, one the task iterator saw for itself alone, whatever the coin
 //!   said. That is unbiased: the visits do not depend on the coin, so of the waits that were not visited each still stands for
 //!   itself in the mean. Where the coin thinned the thread's waits, the estimated ones share what is left of the exact total, each row by
@@ -215,9 +217,21 @@ struct Thread {
     waits: HashMap<(StackId, WaitReason, Option<Waker>), Estimate>,
     open: Option<Open>,
     last_run: Option<(MonotonicNs, StackId)>,
+    collected: Collected,
     /// The wait that ended before anything else was heard of the thread: when it began, and its blocked and runnable time. The one it
     /// was in when the recording began, if it began then too and the iterator did not see it.
     first: Option<(MonotonicNs, u64, u64)>,
+}
+
+/// What a thread did of collections.
+#[derive(Default)]
+struct Collected {
+    /// Samples in them.
+    samples: HashMap<StackId, u64>,
+    /// Time on a CPU in them, exactly.
+    cpu_ns: u64,
+    /// That of one or another is not known.
+    unsure: bool,
 }
 
 /// Rows of ended threads that are kept apart; as many keys has a window (`window.rs`).
@@ -265,6 +279,20 @@ impl Threads {
         let thread = self.thread(id);
         *thread.samples.entry(stack).or_default() += 1;
         thread.last_run = Some((time, stack));
+    }
+
+    /// The same while it runs a collection.
+    pub fn collecting_sample(&mut self, id: ThreadId, time: MonotonicNs, stack: StackId) {
+        let thread = self.thread(id);
+        *thread.collected.samples.entry(stack).or_default() += 1;
+        thread.last_run = Some((time, stack));
+    }
+
+    /// The thread has run a collection, for so long on a CPU; `None` when that is not known, or not all of it was in this window.
+    pub fn collected(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
+        let collected = &mut self.thread(id).collected;
+        collected.cpu_ns = collected.cpu_ns.saturating_add(cpu_ns.unwrap_or(0));
+        collected.unsure |= cpu_ns.is_none();
     }
 
     /// A thread leaves the CPU and its stack was kept.
@@ -488,19 +516,38 @@ impl Thread {
                 rows.push(Row { runnable_ns: stolen * share, ..row(place, held, None) });
             }
         };
+        let mut collected = std::mem::take(&mut self.collected);
+        if collected.unsure || collected.cpu_ns == 0 {
+            for (stack, n) in collected.samples.drain() {
+                *self.samples.entry(stack).or_default() += n;
+            }
+            collected.cpu_ns = 0;
+        }
+        // The clocks are read apart.
+        let of_collections =
+            if times.oncpu_ns > 0 { (collected.cpu_ns as f64 / oncpu).min(1.0) } else { 0.0 };
+        let others = 1.0 - of_collections;
+        let in_collections: u64 = collected.samples.values().sum();
+        if in_collections > 0 {
+            for (stack, n) in collected.samples {
+                spread(Place::Stack(stack), n, of_collections * n as f64 / in_collections as f64);
+            }
+        } else if of_collections > 0.0 {
+            spread(Place::Marker(Marker::GarbageCollector), 0, of_collections);
+        }
         let samples: u64 = self.samples.values().sum();
         let ran: f64 = self.ran_before_wait.values().sum();
         if samples > 0 {
             for (stack, n) in std::mem::take(&mut self.samples) {
-                spread(Place::Stack(stack), n, n as f64 / samples as f64);
+                spread(Place::Stack(stack), n, others * n as f64 / samples as f64);
             }
         } else if ran > 0.0 {
             let shares = std::mem::take(&mut self.ran_before_wait);
             for (stack, share) in shares.into_iter().filter(|(_, share)| *share > 0.0) {
-                spread(Place::Stack(stack), 0, share / ran);
+                spread(Place::Stack(stack), 0, others * share / ran);
             }
-        } else {
-            spread(Place::Marker(Marker::NotSampled), 0, 1.0);
+        } else if others > 0.0 {
+            spread(Place::Marker(Marker::NotSampled), 0, others);
         }
 
         self.waiting_rows(times, row, rows);
@@ -735,6 +782,33 @@ mod tests {
         let rows = threads.finish(&running(times(1_000, 0, 0), ON_CPU));
         let cpu = |id| rows.iter().find(|r| r.place == Place::Stack(StackId(id))).map(|r| r.cpu_ns);
         assert_eq!((cpu(1), cpu(2)), (Some(750.0), Some(250.0)));
+    }
+
+    #[test]
+    fn collections_have_their_own_exact_time_where_it_is_known() {
+        let rows = |collected: &[Option<u64>], inside: u32, outside: u32| {
+            let mut threads = Threads::default();
+            (0..inside).for_each(|_| threads.collecting_sample(T, MonotonicNs(0), StackId(1)));
+            (0..outside).for_each(|_| threads.cpu_sample(T, MonotonicNs(0), StackId(2)));
+            collected.iter().for_each(|&ns| threads.collected(T, ns));
+            threads.finish(&running(times(1_000, 0, 0), ON_CPU))
+        };
+        let cpu =
+            |rows: &[Row], place| rows.iter().filter(|r| r.place == place).map(|r| r.cpu_ns).sum::<f64>();
+        let [inside, outside] = [1, 2].map(|id| Place::Stack(StackId(id)));
+        let known = rows(&[Some(100), Some(150)], 3, 1);
+        assert_eq!((cpu(&known, inside), cpu(&known, outside)), (250.0, 750.0));
+        let unsure = rows(&[Some(100), None], 3, 1);
+        assert_eq!((cpu(&unsure, inside), cpu(&unsure, outside)), (750.0, 250.0));
+        let unseen = rows(&[Some(250)], 0, 1);
+        assert_eq!(
+            (cpu(&unseen, Place::Marker(Marker::GarbageCollector)), cpu(&unseen, outside)),
+            (250.0, 750.0)
+        );
+        let only = rows(&[Some(400)], 1, 0);
+        assert_eq!((cpu(&only, inside), cpu(&only, Place::Marker(Marker::NotSampled))), (400.0, 600.0));
+        let all = rows(&[Some(2_000)], 1, 0);
+        assert_eq!(sums(&all), (1_000.0, 0.0, 0.0));
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub const OTHER: &str = "[other]";
 pub struct Limits {
     /// Distinct (stack, labels) pairs.
     pub max_keys: usize,
-    /// Distinct values of each open-ended label (waker, type, container_id, gc_reason, thread_name).
+    /// Distinct values of each open-ended label (waker, type, container_id, exception_type, lock_owner, thread_name).
     pub max_label_values: usize,
 }
 
@@ -86,7 +86,7 @@ pub struct Window {
     label_ids: HashMap<Arc<Labels>, LabelsId>,
     rows: Vec<Row>,
     row_ids: HashMap<(StackId, LabelsId), usize>,
-    caps: [Cap; 5],
+    caps: [Cap; 6],
     counters: WindowCounters,
 }
 
@@ -180,12 +180,13 @@ impl Window {
         }
         let mut changed = labels.clone();
         let limit = self.limits.max_label_values;
-        let [waker, type_name, container, reason, thread] = &mut self.caps;
+        let [waker, type_name, container, exception, owner, thread] = &mut self.caps;
         let replaced = [
             waker.apply(&mut changed.waker, limit),
             type_name.apply(&mut changed.type_name, limit),
             container.apply(&mut changed.container_id, limit),
-            reason.apply(&mut changed.gc_reason, limit),
+            exception.apply(&mut changed.exception_type, limit),
+            owner.apply(&mut changed.lock_owner, limit),
             thread.apply(&mut changed.thread_name, limit),
         ];
         if !replaced.contains(&true) {

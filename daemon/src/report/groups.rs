@@ -41,6 +41,6 @@ pub fn table(
         let numbers = format!("{:>10} {:>6}  ", human(*sum, table.unit), percent(*sum, total));
         table.row(&numbers, name, "");
     }
-    table.left_out(sample_type, total, idle);
+    table.left_out(total, idle);
     Ok(table.text)
 }

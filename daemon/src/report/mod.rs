@@ -4,12 +4,14 @@
 //! let profile = report::load(path)?;
 //! print!("{}", report::top::table(&profile, "cpu", &report::top::Options { limit: 10, ..Default::default() })?);
 //! print!("{}", report::types::table(&profile, "alloc_space", &report::top::Options::default()));
+//! print!("{}", report::collections::table(&profile, &report::top::Options::default()));
 //! report::folded::write(&profile, "blocked", &View::default(), &mut std::io::stdout())?;
 //! let html = report::flame::page(&profile, "shop, pid 4242", None, &View::default())?;
 //! ```
 //! Works on any valid pprof, not only our own. Names in a file are data: control characters are escaped wherever they are shown.
 
 pub mod clock;
+pub mod collections;
 pub mod flame;
 pub mod folded;
 pub mod groups;

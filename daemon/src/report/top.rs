@@ -8,7 +8,6 @@
 use super::ReportError;
 use super::stacks::{Frame, Kind, Stacks, View};
 use super::units::{human, percent};
-use crate::aggregate::SampleType;
 use crate::pprof::proto::Profile;
 use crate::symbolize::pretty::clean;
 use std::collections::{HashMap, HashSet};
@@ -121,7 +120,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
             "a file in brackets stands for all its functions without a name: it has no symbols of them",
         );
     }
-    table.left_out(sample_type, total, idle);
+    table.left_out(total, idle);
     Ok(table.text)
 }
 
@@ -186,17 +185,11 @@ impl<'a> Table<'a> {
     }
 
     /// What is not in the table, and why it may be empty.
-    pub(super) fn left_out(&mut self, sample_type: &str, total: i64, idle: i64) {
+    pub(super) fn left_out(&mut self, total: i64, idle: i64) {
         if idle > 0 {
             self.remark(&parked(idle, self.unit));
         } else if total == 0 {
-            let counted = SampleType::ALL.iter().find(|each| each.name() == sample_type);
-            self.remark(match counted {
-                Some(known) if !known.is_counted() => {
-                    "this version does not count these yet: the column is zero"
-                }
-                _ => "nothing was counted",
-            });
+            self.remark("nothing was counted");
         }
     }
 }

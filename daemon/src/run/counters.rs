@@ -43,6 +43,11 @@ counters! {
     "allocations_untracked" "allocation samples whose object was not watched";
     "allocation_sites_refused" "allocations beyond the limit on distinct sites of a process; they are one site";
     "live_objects_refused" "live objects beyond the limit of a process";
+    "events_exceptions" "exceptions stored with their stack";
+    "events_contentions" "waits for locks stored with their stack";
+    "events_incidents_after_end" "exceptions and waits for locks that came while the last names were waited for; not in the profile";
+    "incident_places_refused" "exceptions and waits for locks beyond the limit on distinct places of a process; they are one place";
+    "gc_events_unmatched" "collections and pauses of which only the beginning or only the end was told";
     "window_overflowed" "samples beyond the limit on distinct ones; they are one row";
     "window_labels_capped" "labels beyond the limit on distinct values; they are `[other]`";
     "window_values_refused" "values that would overflow their sum";

@@ -7,9 +7,11 @@
 
 use super::names::comm_text;
 use super::naming;
-use super::processor::{PauseKey, Processor};
+use super::processor::Processor;
+use crate::aggregate::collections::{Kind, Sum};
 use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
-use crate::aggregate::key::{Labels, SampleType};
+use crate::aggregate::incidents::{LockWait, Throw, Waited};
+use crate::aggregate::key::{CollectionLabels, Labels, SampleType};
 use crate::aggregate::runtime_wait::RuntimeWaits;
 use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
 use crate::aggregate::window::{Limits as WindowLimits, OTHER, Window};
@@ -96,7 +98,7 @@ impl Processor {
     /// The window of a cut, with all names that are known by now, and what to forget when it is encoded.
     #[must_use]
     pub fn window(&mut self, cut: Cut) -> (Window, Gone) {
-        let Cut { at, rows, labels, stacks, sites, live, pauses, gone } = cut;
+        let Cut { at, rows, labels, stacks, sites, live, pauses, throws, lock_waits, gone } = cut;
         let mut window = Window::new(WindowLimits::default());
         self.symbolizer.resolve(stacks.iter().flatten().copied(), &self.processes);
         self.runtime_waits = RuntimeWaits::learn(stacks.iter(), |frame| self.symbolizer.symbol(frame));
@@ -111,6 +113,14 @@ impl Processor {
         for (labels, total) in pauses {
             let frames = [FrameKey::Marker(Marker::GarbageCollector)];
             window.add(&frames, &labels, SampleType::GcPause, total as f64);
+        }
+        for (stack, labels, count) in throws {
+            let frames = naming::from_throw(&self.symbolizer, stacks.frames(stack));
+            window.add(frames, &labels, SampleType::Exceptions, count);
+        }
+        for (stack, labels, Waited { count, ns }) in lock_waits {
+            let values = [(SampleType::Contentions, count), (SampleType::Delay, ns)];
+            window.add_all(stacks.frames(stack), &labels, &values);
         }
         self.symbolizer.resolve(window.frames(), &self.processes);
         window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
@@ -215,6 +225,8 @@ pub struct Cut {
     /// With how many collections each has survived.
     live: Vec<(LiveObject, u32, Labels)>,
     pauses: Vec<(Labels, u64)>,
+    throws: Vec<(StackId, Labels, f64)>,
+    lock_waits: Vec<(StackId, Labels, Waited)>,
     gone: Gone,
 }
 
@@ -232,6 +244,10 @@ impl Cut {
         let stacks = std::mem::take(&mut processor.stacks);
         let next = &mut processor.stacks;
         let mut carry = |stack| next.intern(stacks.frames(stack));
+        let (collections, collecting) = processor.collections.cut();
+        for thread in collecting {
+            processor.threads.collected(thread, None);
+        }
         let rows = processor.threads.cut(running, &mut carry);
         let heap = &mut processor.heap;
         let sites: Vec<(Site, Weight)> = heap.sites().map(|(site, weight)| (*site, *weight)).collect();
@@ -256,8 +272,17 @@ impl Cut {
         let sites = sites.into_iter().map(|(site, weight)| (site, weight, of_site(&site))).collect();
         let live =
             live.into_iter().map(|(object, survived)| (object, survived, of_site(&object.site))).collect();
-        let pauses = std::mem::take(&mut processor.pause_totals);
-        let pauses = pauses.into_iter().map(|(key, total)| (pause_labels(processor, key), total)).collect();
+        let of_pause = |((region, kind), sum): ((RegionId, Option<Kind>), Sum)| {
+            (pause_labels(processor, region, kind, sum), sum.pause_ns)
+        };
+        let pauses = collections.into_iter().map(of_pause).collect();
+        let (throws, waits) = processor.incidents.take();
+        let throws = throws.into_iter();
+        let throws =
+            throws.map(|(throw, n)| (throw.place.stack, throw_labels(processor, throw), n)).collect();
+        let waits = waits.into_iter();
+        let lock_waits =
+            waits.map(|(wait, of)| (wait.place.stack, wait_labels(processor, wait), of)).collect();
         Self {
             at,
             rows,
@@ -266,6 +291,8 @@ impl Cut {
             sites,
             live,
             pauses,
+            throws,
+            lock_waits,
             gone: Gone {
                 regions,
                 threads: running.iter().map(|snapshot| snapshot.times.thread.tid).collect(),
@@ -275,18 +302,34 @@ impl Cut {
     }
 }
 
-fn pause_labels(processor: &mut Processor, key: PauseKey) -> Labels {
+fn pause_labels(processor: &mut Processor, region: RegionId, kind: Option<Kind>, sum: Sum) -> Labels {
+    let collections = kind.map(|kind| CollectionLabels {
+        kind: kind.kind,
+        count: sum.count,
+        longest_ns: sum.longest_ns,
+        promoted: sum.promoted,
+    });
     Labels {
         thread_name: None,
         thread_role: None,
         thread_id: None,
-        gc_reason: Some(suspend_reason(key.reason).into()),
-        generation: Some(key.generation),
-        ..processor.region_labels(key.region, None)
+        gc_reason: Some(kind.map_or("unknown", |kind| kind.reason)),
+        generation: kind.map(|kind| kind.generation),
+        collections: collections.map(Arc::new),
+        ..processor.region_labels(region, None)
     }
 }
 
-/// The `gc_reason` label.
-fn suspend_reason(reason: u8) -> &'static str {
-    if reason == 6 { "gc_prepare" } else { "gc" }
+fn throw_labels(processor: &mut Processor, throw: Throw) -> Labels {
+    Labels {
+        exception_type: Some(throw.type_name.unwrap_or_else(|| OTHER.into())),
+        rethrown: Some(throw.rethrown),
+        ..processor.region_labels(throw.place.region, Some(throw.place.tid))
+    }
+}
+
+fn wait_labels(processor: &mut Processor, wait: LockWait) -> Labels {
+    let labels = processor.region_labels(wait.place.region, Some(wait.place.tid));
+    let owner = wait.owner.filter(|_| processor.is_detailed());
+    Labels { lock_owner: owner.map(|owner| processor.owner_text(labels.pid, owner).into()), ..labels }
 }

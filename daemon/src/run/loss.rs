@@ -27,6 +27,9 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
         ("events_waits", stacks.waits),
         ("events_allocations", stacks.allocations),
         ("events_allocations_after_end", stacks.allocations_after_end),
+        ("events_exceptions", stacks.exceptions),
+        ("events_contentions", stacks.contentions),
+        ("events_incidents_after_end", stacks.incidents_after_end),
         ("stacks_walked", stacks.walked),
         ("stacks_exact", stacks.exact),
         ("stacks_guessed", table.stacks_guessed),
@@ -61,7 +64,7 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 38] = [
+const OTHER_LOSSES: [&str; 43] = [
     "stacks_stale",
     "lessons_refused",
     "wait_ends_ring_full",
@@ -86,6 +89,8 @@ const OTHER_LOSSES: [&str; 38] = [
     "wakers_capped",
     "allocation_sites_refused",
     "live_objects_refused",
+    "incident_places_refused",
+    "gc_events_unmatched",
     "window_overflowed",
     "window_labels_capped",
     "window_values_refused",
@@ -95,6 +100,9 @@ const OTHER_LOSSES: [&str; 38] = [
     "shim_records_malformed",
     "shim_events_malformed",
     "shim_holes",
+    "shim_exceptions_dropped_full",
+    "shim_contentions_dropped_full",
+    "shim_contentions_unmatched",
     "shim_handles_full",
     "shim_live_set_shrunk",
     "shim_types_queue_full",

@@ -43,6 +43,22 @@ pub(super) fn with_waker(
     frames
 }
 
+/// An exception's stack from the method on that threw it. From .NET 9 on a part of the dispatch is managed code itself (`System.Runtime.EH`,
+/// src/coreclr/nativeaot/Runtime.Base of dotnet/runtime), with native helpers in between.
+pub(super) fn from_throw<'a>(symbolizer: &Symbolizer, frames: &'a [FrameKey]) -> &'a [FrameKey] {
+    let is_managed = |frame: &FrameKey| matches!(frame, FrameKey::Managed { .. });
+    let mut rest = frames;
+    while let Some(managed) = rest.iter().position(is_managed)
+        && let [method, ..] = rest[managed..]
+    {
+        if !symbolizer.symbol(method).system_name.starts_with("System.Runtime.EH.") {
+            return &rest[managed..];
+        }
+        rest = &rest[managed + 1..];
+    }
+    frames
+}
+
 /// True for a thread that waits for work, not for something the program does.
 pub(super) fn is_parked(symbolizer: &Symbolizer, role: Option<&str>, frames: &[FrameKey]) -> bool {
     let managed = frames.iter().filter(|frame| matches!(frame, FrameKey::Managed { .. }));

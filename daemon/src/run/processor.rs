@@ -5,7 +5,9 @@ use super::cut::{Cut, Cutting, Gone};
 use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
 use super::naming;
+use crate::aggregate::collections::{Collections, Kind};
 use crate::aggregate::heap::Allocations;
+use crate::aggregate::incidents::{Incidents, Place};
 use crate::aggregate::key::Labels;
 use crate::aggregate::runtime_wait::RuntimeWaits;
 use crate::aggregate::thread_role::{self, is_collector};
@@ -15,8 +17,8 @@ use crate::process::service::Services;
 use crate::sample::frame::{FrameKey, Marker, ProcessId};
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::{
-    Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, ShimEvent, Sleeper, ThreadId,
-    ThreadSnapshot, UserContext,
+    Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, RuntimeSample, ShimEvent, Sleeper,
+    ThreadId, ThreadSnapshot, UserContext,
 };
 use crate::symbolize::Symbolizer;
 use crate::symbolize::kernel::WakeSites;
@@ -58,22 +60,25 @@ pub struct StackCounters {
     pub allocations: u64,
     /// Allocation samples that came after the end, while names were waited for: not in the profile.
     pub allocations_after_end: u64,
+    /// Exceptions told of.
+    pub exceptions: u64,
+    /// Waits for locks told of.
+    pub contentions: u64,
+    /// Of both, those that came after the end.
+    pub incidents_after_end: u64,
 }
 
-/// A stop of all managed threads for the collector, in progress.
+/// A thread of the program that runs a collection.
 #[derive(Clone, Copy)]
-struct Pause {
-    begin: MonotonicNs,
-    reason: u8,
+pub(super) struct Collecting {
+    region: RegionId,
+    /// Until when, once the collection is over: what the runtime does then is to let the others run again.
+    until: Option<MonotonicNs>,
 }
 
-/// What a process's pauses are counted by.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct PauseKey {
-    pub(super) region: RegionId,
-    pub(super) reason: u8,
-    pub(super) generation: u8,
-}
+/// To let the other threads run again takes microseconds; a thread that was told to have ended its collection and not to have done that
+/// is at something else by now, and the record was lost.
+const RESTART_NS: u64 = 100_000_000;
 
 /// State of one recording between the collector and the encoder.
 pub struct Processor {
@@ -95,12 +100,11 @@ pub struct Processor {
     /// Regions that said good-bye in this window.
     pub(super) regions_gone: HashSet<RegionId>,
     /// Threads that run a collection right now, by region (workstation GC collects on the thread that allocates).
-    pub(super) collecting: HashMap<ThreadId, RegionId>,
+    pub(super) collecting: HashMap<ThreadId, Collecting>,
     /// Events of shims after this are not of this window.
     closed: Option<MonotonicNs>,
-    pauses: HashMap<RegionId, Pause>,
-    pub(super) pause_totals: HashMap<PauseKey, u64>,
-    generation: HashMap<RegionId, u8>,
+    pub(super) collections: Collections,
+    pub(super) incidents: Incidents,
     /// What the runtimes' own frames mean.
     pub(super) runtime_waits: RuntimeWaits,
     /// Where wake-ups come from; read when the first one is.
@@ -136,9 +140,8 @@ impl Processor {
             regions_gone: HashSet::new(),
             collecting: HashMap::new(),
             closed: None,
-            pauses: HashMap::new(),
-            pause_totals: HashMap::new(),
-            generation: HashMap::new(),
+            collections: Collections::default(),
+            incidents: Incidents::default(),
             runtime_waits: RuntimeWaits::default(),
             wake_sites: None,
             counters: StackCounters::default(),
@@ -209,7 +212,11 @@ impl Processor {
                 self.counters.cpu_samples += 1;
                 self.names.kernel(sample.thread.tid, &comm_text(&sample.comm));
                 let stack = self.stack(sample.thread, time, &sample.kernel, sample.user.as_deref());
-                self.threads.cpu_sample(sample.thread, time, stack);
+                if self.collects(sample.thread, time) {
+                    self.threads.collecting_sample(sample.thread, time, stack);
+                } else {
+                    self.threads.cpu_sample(sample.thread, time, stack);
+                }
             }
             EventKind::WaitStart(wait) => {
                 self.counters.waits += 1;
@@ -370,7 +377,7 @@ impl Processor {
 
     /// What the estimators and their tables could not take as it came.
     #[must_use]
-    pub fn estimator_counters(&self) -> [(&'static str, u64); 7] {
+    pub fn estimator_counters(&self) -> [(&'static str, u64); 9] {
         let (sites, live) = self.heap.refused();
         [
             ("wait_ends_unmatched", self.threads.unmatched_wait_ends()),
@@ -379,6 +386,8 @@ impl Processor {
             ("allocations_untracked", self.heap.untracked()),
             ("allocation_sites_refused", sites),
             ("live_objects_refused", live),
+            ("incident_places_refused", self.incidents.refused()),
+            ("gc_events_unmatched", self.collections.unmatched()),
             ("stacks_refused", self.stacks.refused()),
         ]
     }
@@ -429,7 +438,13 @@ impl Processor {
 
     /// Whether all managed threads of a process are stopped for a collection.
     fn stands_still(&self, pid: u32) -> bool {
-        self.pauses.keys().any(|region| self.region_pid.get(region) == Some(&pid))
+        self.collections.paused().any(|region| self.region_pid.get(&region) == Some(&pid))
+    }
+
+    /// Whether a thread of the program runs a collection.
+    fn collects(&self, thread: ThreadId, at: MonotonicNs) -> bool {
+        let collecting = self.collecting.get(&thread);
+        collecting.is_some_and(|collecting| collecting.until.is_none_or(|until| at <= until))
     }
 
     /// What is known of the threads right now.
@@ -477,11 +492,11 @@ impl Processor {
         }
         if is_collector(self.names.comm(thread.tid)) {
             frames.push(FrameKey::Marker(Marker::GarbageCollector));
-        } else if self.collecting.contains_key(&thread)
-            && let Some(managed) = frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. }))
-        {
+        } else if self.collects(thread, time) {
             // The collection is not the work of the method that happened to allocate: cut there, so that all of it meets.
-            frames.truncate(managed);
+            if let Some(managed) = frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. })) {
+                frames.truncate(managed);
+            }
             frames.push(FrameKey::Marker(Marker::GarbageCollector));
         }
         if frames.is_empty() {
@@ -558,28 +573,53 @@ impl Processor {
                 self.types.insert((region, type_id), name.into());
             }
             ShimEvent::Allocation(_) if names_only => self.counters.allocations_after_end += 1,
+            ShimEvent::Exception(_) | ShimEvent::Contention(_) if names_only => {
+                self.counters.incidents_after_end += 1;
+            }
             _ if names_only => {}
             ShimEvent::Allocation(allocation) => self.allocation(time, pid, region, &allocation),
-            ShimEvent::GcStart { generation, kind, tid, .. } => {
+            ShimEvent::GcStart { number, generation, reason, kind, tid } => {
                 self.heap.collection(region, generation);
-                self.generation.insert(region, generation);
+                self.collections.begins(region, number, Kind::of(generation, reason, kind), time);
                 // 1 is a background collection: it runs on a thread of its own, known by name.
                 if kind != 1 {
-                    self.collecting.insert(ThreadId { pid, tid }, region);
+                    self.collecting.insert(ThreadId { pid, tid }, Collecting { region, until: None });
                 }
             }
-            ShimEvent::GcEnd { .. } => self.collecting.retain(|_, of| *of != region),
-            ShimEvent::PauseBegin { reason, .. } if FOR_COLLECTION.contains(&reason) => {
-                self.pauses.insert(region, Pause { begin: time, reason });
+            ShimEvent::GcEnd { number } => {
+                self.collections.ends(region, number);
+                let until = Some(MonotonicNs(time.0.saturating_add(RESTART_NS)));
+                for collecting in self.collecting.values_mut().filter(|of| of.region == region) {
+                    collecting.until = until;
+                }
+            }
+            ShimEvent::GcHeap { number, promoted } => self.collections.left(region, number, promoted),
+            ShimEvent::PauseBegin { reason, tid } if FOR_COLLECTION.contains(&reason) => {
+                let thread = ThreadId { pid, tid };
+                if let Some(before) = self.collections.pause_begins(region, thread, time) {
+                    self.threads.collected(before, None);
+                }
+                self.collecting.retain(|_, of| of.region != region);
+                self.collecting.insert(thread, Collecting { region, until: None });
+            }
+            ShimEvent::PauseCpu { tid, cpu_ns } if tid != 0 => {
+                let cpu_ns = Some(cpu_ns).filter(|_| self.collections.is_in_whole_pause(region));
+                self.threads.collected(ThreadId { pid, tid }, cpu_ns);
             }
             ShimEvent::PauseEnd { .. } => {
-                // In case the record of the collection's end was lost.
-                self.collecting.retain(|_, of| *of != region);
-                if let Some(pause) = self.pauses.remove(&region) {
-                    let generation = self.generation.get(&region).copied().unwrap_or(0);
-                    let key = PauseKey { region, reason: pause.reason, generation };
-                    *self.pause_totals.entry(key).or_default() += time.0.saturating_sub(pause.begin.0);
-                }
+                self.collecting.retain(|_, of| of.region != region);
+                self.collections.pause_ends(region, time);
+            }
+            ShimEvent::Exception(exception) => {
+                self.counters.exceptions += 1;
+                let place = self.place(time, pid, region, &exception.at);
+                self.incidents.thrown(place, &exception.type_name, exception.rethrown, exception.at.weight);
+            }
+            ShimEvent::Contention(contention) => {
+                self.counters.contentions += 1;
+                let place = self.place(time, pid, region, &contention.at);
+                let weight = contention.at.weight;
+                self.incidents.waited(place, contention.owner, contention.waited_ns, weight);
             }
             ShimEvent::ObjectsDead { samples } => self.heap.dead(region, &samples),
             ShimEvent::ObjectsAlive { samples } => self.heap.alive(region, &samples),
@@ -590,6 +630,7 @@ impl Processor {
             ShimEvent::Bye => drop(self.regions_gone.insert(region)),
             ShimEvent::ThreadName { .. }
             | ShimEvent::PauseBegin { .. }
+            | ShimEvent::PauseCpu { .. }
             | ShimEvent::Method(_)
             | ShimEvent::NoMethod { .. }
             | ShimEvent::CodeUnloaded { .. } => {}
@@ -598,14 +639,22 @@ impl Processor {
 
     fn allocation(&mut self, time: MonotonicNs, pid: u32, region: RegionId, allocation: &Allocation) {
         self.counters.allocations += 1;
+        let stack = self.event_stack(pid, (time, allocation.seen), &allocation.user);
+        self.heap.allocated(region, time, allocation, stack);
+    }
+
+    fn place(&mut self, time: MonotonicNs, pid: u32, region: RegionId, at: &RuntimeSample) -> Place {
+        Place { region, tid: at.tid, stack: self.event_stack(pid, (time, at.seen), &at.user) }
+    }
+
+    /// The stack of an event of the runtime's. Inside are the shim and the event's delivery: it is the innermost managed frame's.
+    fn event_stack(&mut self, pid: u32, times: (MonotonicNs, MonotonicNs), user: &UserContext) -> StackId {
         let mut frames = Vec::new();
-        self.walk(pid, (time, allocation.seen), &allocation.user, &mut frames);
-        // Inside are the shim and the runtime's event delivery: the allocation is the innermost managed frame's.
+        self.walk(pid, times, user, &mut frames);
         if let Some(managed) = frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. })) {
             frames.drain(..managed);
         }
-        let stack = self.stacks.intern(&frames);
-        self.heap.allocated(region, time, allocation, stack);
+        self.stacks.intern(&frames)
     }
 
     /// What a thread's values are counted under.
@@ -623,7 +672,13 @@ impl Processor {
         }
     }
 
-    /// The same of a thread that entered the recording at `since`, with as much detail as this recording has, and the service.
+    /// A thread of `pid` as a label's value, like those of wakers.
+    pub(super) fn owner_text(&self, pid: Option<u32>, owner: u32) -> String {
+        let name = self.names.shown(owner).unwrap_or_default();
+        format!("{name} {}/{owner}", pid.unwrap_or(0))
+    }
+
+    /// What the values of a thread that entered the recording at `since` are counted under, with as much detail as this recording has, and the service.
     pub(super) fn labels_of(&mut self, thread: ThreadId, since: MonotonicNs) -> Labels {
         let mut labels = self.labels_with_service(thread);
         if let Some(former) = self.formers.of_thread(thread, since) {
@@ -661,7 +716,7 @@ impl Processor {
     pub fn forget(&mut self, gone: &Gone) {
         let Gone { regions, threads, pids } = gone;
         self.names.keep(threads);
-        self.collecting.retain(|thread, region| threads.contains(&thread.tid) && !regions.contains(region));
+        self.collecting.retain(|thread, of| threads.contains(&thread.tid) && !regions.contains(&of.region));
         if let Some(services) = &mut self.services {
             services.keep(pids);
         }
@@ -669,8 +724,7 @@ impl Processor {
             self.heap.region_gone(*region);
             self.formers.forget(*region);
             self.region_pid.remove(region);
-            self.pauses.remove(region);
-            self.generation.remove(region);
+            self.collections.region_gone(*region);
         }
         self.types.retain(|(region, _), _| !regions.contains(region));
         let (mut images, mut processes) = (HashSet::new(), HashSet::new());

@@ -123,6 +123,10 @@ impl Event {
             EventKind::Mmap(mmap) => mmap.path.len(),
             EventKind::Shim { event, .. } => match event {
                 ShimEvent::Allocation(allocation) => size_of::<Allocation>() + user(&allocation.user),
+                ShimEvent::Exception(exception) => {
+                    size_of::<Exception>() + exception.type_name.len() + user(&exception.at.user)
+                }
+                ShimEvent::Contention(contention) => size_of::<Contention>() + user(&contention.at.user),
                 ShimEvent::TypeName { name, module, .. } => name.len() + module.len(),
                 ShimEvent::Method(method) => {
                     size_of::<Method>()
@@ -439,6 +443,41 @@ pub struct Allocation {
     pub seen: MonotonicNs,
 }
 
+/// Where a thread was in the middle of something the runtime told of; chosen by chance to stand for others of its kind.
+#[derive(Clone, Debug)]
+pub struct RuntimeSample {
+    /// The thread.
+    pub tid: u32,
+    /// One over the probability with which it was chosen; at least 1.
+    pub weight: f64,
+    /// Registers and stack of the thread, inside the shim's callback.
+    pub user: UserContext,
+    /// When they were taken, or earlier ([`Allocation::seen`]).
+    pub seen: MonotonicNs,
+}
+
+/// An exception that was thrown.
+#[derive(Clone, Debug)]
+pub struct Exception {
+    /// Where.
+    pub at: RuntimeSample,
+    /// Thrown again from a handler.
+    pub rethrown: bool,
+    /// Its type.
+    pub type_name: String,
+}
+
+/// A wait for a lock that another thread held, which is over.
+#[derive(Clone, Debug)]
+pub struct Contention {
+    /// Where the thread waited.
+    pub at: RuntimeSample,
+    /// How long, nanoseconds.
+    pub waited_ns: u64,
+    /// Who held the lock when the wait began, as far as the runtime said.
+    pub owner: Option<u32>,
+}
+
 /// Name and code of one managed method body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Method {
@@ -523,6 +562,24 @@ pub enum ShimEvent {
         /// Thread that resumed them.
         tid: u32,
     },
+    /// What a collection left.
+    GcHeap {
+        /// The runtime's count of collections.
+        number: u32,
+        /// Bytes that survived it, in the generations it collected.
+        promoted: u64,
+    },
+    /// CPU time of the thread that suspended the others, during the pause that ends now.
+    PauseCpu {
+        /// The thread.
+        tid: u32,
+        /// Nanoseconds.
+        cpu_ns: u64,
+    },
+    /// An exception.
+    Exception(Box<Exception>),
+    /// A wait for a lock.
+    Contention(Box<Contention>),
     /// These sampled objects were found dead at a collection's end.
     ObjectsDead {
         /// Their `Allocation::sample`.

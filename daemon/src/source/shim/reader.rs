@@ -8,14 +8,14 @@ use super::namespace::{Offset, Threads};
 use super::region::{Region, RegionKey};
 use crate::attach::target::Target;
 use crate::source::{
-    Allocation, AllocationKind, Event, EventKind, Heap, Method, MonotonicNs, RegionId, ShimEvent,
-    UserContext, UserRegs,
+    Allocation, AllocationKind, Contention, Event, EventKind, Exception, Heap, Method, MonotonicNs, RegionId,
+    RuntimeSample, ShimEvent, UserContext, UserRegs,
 };
 use crate::unwind::machine::NATIVE;
 use profiler_protocol::consumer::{Consumer, ConsumerError, Quota};
 use profiler_protocol::counter;
 use profiler_protocol::layout::{FEATURE_SEEN_TIMES, State, UNIT_BYTES, unpack_runtime};
-use profiler_protocol::record::{AllocationHead, Body, Record, Registers};
+use profiler_protocol::record::{AllocationHead, Body, Record, Registers, StackHead};
 use profiler_protocol::request::Request;
 use std::collections::HashSet;
 use std::io;
@@ -30,6 +30,8 @@ const LAST_ROUNDS: u32 = 100;
 const HOLE_AGE: Duration = Duration::from_secs(1);
 /// Distinct types, and threads with a name, that one region may tell.
 const TYPES: usize = 65_536;
+/// Characters of an exception's type that are kept.
+const TYPE_NAME_CHARS: usize = 256;
 /// Events may wait in the ring while the daemon is busy, but not longer than this.
 const OLDEST_NS: u64 = 60_000_000_000;
 const QUESTIONS_AT_ONCE: usize = 512;
@@ -360,6 +362,18 @@ impl Decoder<'_> {
                 tid: thread(record.tid),
             },
             Body::PauseEnd => ShimEvent::PauseEnd { tid: thread(record.tid) },
+            Body::GcHeap { number, promoted } => ShimEvent::GcHeap { number, promoted },
+            Body::PauseCpu { suspender, cpu_ns } => ShimEvent::PauseCpu { tid: thread(suspender), cpu_ns },
+            Body::Exception(head, stack) => ShimEvent::Exception(Box::new(Exception {
+                at: runtime_sample(&head.at, stack, thread(record.tid), MonotonicNs(told.min(time))),
+                rethrown: head.rethrown,
+                type_name: head.type_name.chars().take(TYPE_NAME_CHARS).collect(),
+            })),
+            Body::Contention(head, stack) => ShimEvent::Contention(Box::new(Contention {
+                at: runtime_sample(&head.at, stack, thread(record.tid), MonotonicNs(told.min(time))),
+                waited_ns: head.waited_ns,
+                owner: Some(head.owner).filter(|&owner| owner != 0).map(thread).filter(|&owner| owner != 0),
+            })),
             Body::ObjectsDead(samples) => ShimEvent::ObjectsDead { samples: samples.iter().collect() },
             Body::ObjectsAlive(samples) => ShimEvent::ObjectsAlive {
                 samples: samples.iter().map(|word| (word >> 8, word.to_le_bytes()[0])).collect(),
@@ -408,6 +422,16 @@ fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
         },
         seen: MonotonicNs(0),
     }
+}
+
+fn runtime_sample(head: &StackHead, stack: &[u8], tid: u32, seen: MonotonicNs) -> RuntimeSample {
+    let user = UserContext {
+        walk: None,
+        regs: registers(&head.registers),
+        stack: stack.to_vec(),
+        limited: head.limited,
+    };
+    RuntimeSample { tid, weight: f64::from(head.level).exp2(), user, seen }
 }
 
 /// The registers the shim captures, at their places.

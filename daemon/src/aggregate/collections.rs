@@ -1,0 +1,301 @@
+//! Collections of the garbage collector, and the pauses that are theirs.
+//!
+//! The runtime stops all managed threads, begins a collection and lets them run again: the pause is that collection's. A background collection
+//! makes two pauses, at its beginning and in its middle, and lets the threads run in between. A collection of the young generations
+//! that precedes a background one shares its first pause: it has the part until the other begins.
+
+use crate::source::{MonotonicNs, RegionId, ThreadId};
+use std::collections::{HashMap, VecDeque};
+
+/// Collections of a runtime of which more may be told: one in the background, one in its foreground, and those just over.
+const RECENT: usize = 8;
+
+/// What a collection is counted by. Words for all the runtime's codes, so their number is bounded whatever a process says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kind {
+    /// The oldest generation it looked at: 0 to 2.
+    pub generation: u8,
+    /// Why it was.
+    pub reason: &'static str,
+    /// `blocking`, `background`, or `foreground` for one while another goes on in the background.
+    pub kind: &'static str,
+}
+
+impl Kind {
+    /// From the runtime's codes: `GCStart`'s Depth, Reason and Type (`gc_reason` of gc/gc.h, `gc_etw_type` of gc/gcinterface.h in dotnet/runtime).
+    #[must_use]
+    pub fn of(generation: u8, reason: u8, kind: u8) -> Self {
+        let reason = match reason {
+            0 => "alloc_small",
+            1 => "induced",
+            2 => "low_memory",
+            3 => "empty",
+            4 => "alloc_large",
+            5 => "out_of_space_small",
+            6 => "out_of_space_large",
+            7 => "induced_not_forced",
+            8 => "stress",
+            9 => "low_memory_blocking",
+            10 => "induced_compacting",
+            11 => "low_memory_host",
+            12 => "provisional_full",
+            13 => "low_memory_host_blocking",
+            14 => "background_tuning_small",
+            15 => "background_tuning_large",
+            16 => "background_stepping",
+            17 => "induced_aggressive",
+            _ => "other",
+        };
+        let kind = match kind {
+            0 => "blocking",
+            1 => "background",
+            2 => "foreground",
+            _ => "other",
+        };
+        Self { generation: generation.min(2), reason, kind }
+    }
+}
+
+/// What became of the collections of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sum {
+    /// How many began.
+    pub count: u64,
+    /// Their pauses together, nanoseconds.
+    pub pause_ns: u64,
+    /// The longest one.
+    pub longest_ns: u64,
+    /// Bytes that survived them, in the generations they collected.
+    pub promoted: u64,
+}
+
+/// A collection that began.
+#[derive(Clone, Copy)]
+struct Collection {
+    number: u32,
+    kind: Kind,
+    counted: bool,
+}
+
+/// All managed threads stand still.
+#[derive(Clone, Copy)]
+struct Pause {
+    by: ThreadId,
+    /// Where the present collection's part begins.
+    part: MonotonicNs,
+    /// The one that began in it last.
+    collection: Option<u32>,
+    /// A window ended meanwhile.
+    cut: bool,
+}
+
+#[derive(Default)]
+struct Runtime {
+    pause: Option<Pause>,
+    /// Number of the one in the background.
+    background: Option<u32>,
+    recent: VecDeque<Collection>,
+}
+
+/// Sums by runtime and kind; `None` for pauses without a collection.
+pub type Sums = HashMap<(RegionId, Option<Kind>), Sum>;
+
+/// Collections and pauses of all runtimes.
+#[derive(Default)]
+pub struct Collections {
+    runtimes: HashMap<RegionId, Runtime>,
+    sums: Sums,
+    unmatched: u64,
+}
+
+impl Collections {
+    /// `by` begins to stop all managed threads for a collection. Answers who had stopped them before, if that never ended.
+    pub fn pause_begins(&mut self, region: RegionId, by: ThreadId, at: MonotonicNs) -> Option<ThreadId> {
+        let runtime = self.runtimes.entry(region).or_default();
+        let pause = Pause { by, part: at, collection: None, cut: false };
+        let before = runtime.pause.replace(pause);
+        self.unmatched += u64::from(before.is_some());
+        before.map(|pause| pause.by)
+    }
+
+    /// A collection begins.
+    pub fn begins(&mut self, region: RegionId, number: u32, kind: Kind, at: MonotonicNs) {
+        let runtime = self.runtimes.entry(region).or_default();
+        if runtime.recent.len() >= RECENT {
+            runtime.recent.pop_front();
+        }
+        runtime.recent.push_back(Collection { number, kind, counted: false });
+        if kind.kind == "background" {
+            runtime.background = Some(number);
+        }
+        match &mut runtime.pause {
+            Some(pause) => {
+                let part = (pause.part, pause.collection.replace(number));
+                if let (from, Some(before)) = part {
+                    pause.part = at;
+                    self.add(region, Some(before), at.0.saturating_sub(from.0));
+                }
+            }
+            None => self.unmatched += 1,
+        }
+    }
+
+    /// A collection is over.
+    pub fn ends(&mut self, region: RegionId, number: u32) {
+        if let Some(runtime) = self.runtimes.get_mut(&region)
+            && runtime.background == Some(number)
+        {
+            runtime.background = None;
+        }
+    }
+
+    /// So much survived a collection.
+    pub fn left(&mut self, region: RegionId, number: u32, promoted: u64) {
+        let Some(runtime) = self.runtimes.get(&region) else { return };
+        if let Some(collection) = runtime.recent.iter().rfind(|each| each.number == number) {
+            let sum = self.sums.entry((region, Some(collection.kind))).or_default();
+            sum.promoted = sum.promoted.saturating_add(promoted);
+        }
+    }
+
+    /// All managed threads run again.
+    pub fn pause_ends(&mut self, region: RegionId, at: MonotonicNs) {
+        let Some(runtime) = self.runtimes.get_mut(&region) else { return };
+        let Some(pause) = runtime.pause.take() else {
+            self.unmatched += 1;
+            return;
+        };
+        let whose = pause.collection.or(runtime.background);
+        self.add(region, whose, at.0.saturating_sub(pause.part.0));
+    }
+
+    /// A pause of a collection, or its part of one.
+    fn add(&mut self, region: RegionId, number: Option<u32>, pause_ns: u64) {
+        let recent = self.runtimes.get_mut(&region).map(|runtime| &mut runtime.recent);
+        let known = recent.and_then(|recent| recent.iter_mut().rfind(|each| Some(each.number) == number));
+        let kind = known.as_ref().map(|collection| collection.kind);
+        let first = known.is_some_and(|collection| !std::mem::replace(&mut collection.counted, true));
+        let sum = self.sums.entry((region, kind)).or_default();
+        sum.count += u64::from(first);
+        sum.pause_ns = sum.pause_ns.saturating_add(pause_ns);
+        sum.longest_ns = sum.longest_ns.max(pause_ns);
+    }
+
+    /// Runtimes whose managed threads stand still.
+    pub fn paused(&self) -> impl Iterator<Item = RegionId> {
+        self.runtimes.iter().filter(|(_, runtime)| runtime.pause.is_some()).map(|(region, _)| *region)
+    }
+
+    /// Whether a pause goes on that began in this window.
+    #[must_use]
+    pub fn is_in_whole_pause(&self, region: RegionId) -> bool {
+        let pause = self.runtimes.get(&region).and_then(|runtime| runtime.pause.as_ref());
+        pause.is_some_and(|pause| !pause.cut)
+    }
+
+    /// A window ends: its sums, and who stops others over its end.
+    pub fn cut(&mut self) -> (Sums, Vec<ThreadId>) {
+        let pauses = self.runtimes.values_mut().filter_map(|runtime| runtime.pause.as_mut());
+        let stopping = pauses.map(|pause| {
+            pause.cut = true;
+            pause.by
+        });
+        let stopping = stopping.collect();
+        (std::mem::take(&mut self.sums), stopping)
+    }
+
+    /// The runtime is gone.
+    pub fn region_gone(&mut self, region: RegionId) {
+        self.runtimes.remove(&region);
+    }
+
+    /// Pauses and collections of which only the beginning or only the end was told.
+    #[must_use]
+    pub fn unmatched(&self) -> u64 {
+        self.unmatched
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Collections, Kind, Sum};
+    use crate::source::{MonotonicNs, RegionId, ThreadId};
+
+    const R: RegionId = RegionId(3);
+    const T: ThreadId = ThreadId { pid: 7, tid: 8 };
+
+    fn at(ns: u64) -> MonotonicNs {
+        MonotonicNs(ns)
+    }
+
+    fn sum(count: u64, pause_ns: u64, longest_ns: u64, promoted: u64) -> Sum {
+        Sum { count, pause_ns, longest_ns, promoted }
+    }
+
+    #[test]
+    fn a_blocking_collection_has_its_pause_and_what_it_left() {
+        let (mut collections, kind) = (Collections::default(), Kind::of(1, 0, 0));
+        for (number, length) in [(1, 50), (2, 20)] {
+            assert_eq!(collections.pause_begins(R, T, at(100)), None);
+            collections.begins(R, number, kind, at(110));
+            collections.ends(R, number);
+            collections.left(R, number, 1_000);
+            assert_eq!(collections.paused().collect::<Vec<_>>(), [R]);
+            collections.pause_ends(R, at(100 + length));
+        }
+        let (sums, _) = collections.cut();
+        assert_eq!(sums, [((R, Some(kind)), sum(2, 70, 50, 2_000))].into());
+        assert_eq!((kind.reason, kind.kind, collections.unmatched()), ("alloc_small", "blocking", 0));
+    }
+
+    #[test]
+    fn a_background_collection_has_two_pauses_and_shares_the_first_one() {
+        let mut collections = Collections::default();
+        let (young, background, during) = (Kind::of(1, 1, 0), Kind::of(2, 1, 1), Kind::of(0, 0, 2));
+        collections.pause_begins(R, T, at(100));
+        collections.begins(R, 5, young, at(101));
+        collections.ends(R, 5);
+        collections.left(R, 5, 7);
+        collections.begins(R, 6, background, at(130));
+        collections.pause_ends(R, at(150));
+        collections.pause_begins(R, T, at(200));
+        collections.begins(R, 7, during, at(201));
+        collections.ends(R, 7);
+        collections.pause_ends(R, at(205));
+        collections.pause_begins(R, T, at(300));
+        collections.pause_ends(R, at(340));
+        collections.ends(R, 6);
+        collections.left(R, 6, 900);
+        let expected = [
+            ((R, Some(young)), sum(1, 30, 30, 7)),
+            ((R, Some(background)), sum(1, 60, 40, 900)),
+            ((R, Some(during)), sum(1, 5, 5, 0)),
+        ];
+        assert_eq!(collections.cut().0, expected.into());
+        collections.pause_begins(R, T, at(400));
+        collections.pause_ends(R, at(410));
+        assert_eq!(collections.cut().0, [((R, None), sum(0, 10, 10, 0))].into(), "it is nobody's");
+    }
+
+    #[test]
+    fn what_was_lost_is_counted_and_a_pause_over_a_cut_is_no_whole_one() {
+        let mut collections = Collections::default();
+        collections.pause_ends(R, at(5));
+        collections.pause_begins(R, T, at(10));
+        collections.pause_ends(R, at(12));
+        collections.pause_ends(R, at(15));
+        collections.pause_begins(R, T, at(20));
+        assert!(collections.is_in_whole_pause(R));
+        assert_eq!(collections.pause_begins(R, T, at(30)), Some(T));
+        assert_eq!(collections.cut().1, [T]);
+        assert!(!collections.is_in_whole_pause(R));
+        collections.begins(R, 1, Kind::of(9, 99, 99), at(31));
+        collections.pause_ends(R, at(40));
+        let lasting = collections.cut();
+        assert_eq!((lasting.0.len(), lasting.1.len(), collections.unmatched()), (1, 0, 2));
+        collections.begins(R, 2, Kind::of(0, 0, 0), at(50));
+        assert_eq!(collections.unmatched(), 3);
+        collections.region_gone(R);
+        assert!(!collections.is_in_whole_pause(R));
+    }
+}

@@ -1,0 +1,165 @@
+//! Exceptions and waits for locks, by where they happened. Each that was told of stands for others of its kind (`Thin` in the shim's `thin.rs`).
+
+use crate::sample::stack::{StackId, StackTable};
+use crate::source::RegionId;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+/// Places kept of one region, of each kind; what comes after that is one place. A shim tells of some hundred incidents a second.
+const MAX_OF_REGION: usize = 1 << 15;
+/// The same of all regions.
+const MAX_OF_ALL: usize = 1 << 18;
+
+/// Where, and who.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// The runtime that told.
+    pub region: RegionId,
+    /// The thread; 0 in the place that takes all the rest.
+    pub tid: u32,
+    /// Its stack.
+    pub stack: StackId,
+}
+
+/// What exceptions are counted by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Throw {
+    /// Where.
+    pub place: Place,
+    /// The type; `None` in the place that takes all the rest.
+    pub type_name: Option<Arc<str>>,
+    /// Thrown again from a handler.
+    pub rethrown: bool,
+}
+
+/// What waits for locks are counted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LockWait {
+    /// Where.
+    pub place: Place,
+    /// The thread that held the lock.
+    pub owner: Option<u32>,
+}
+
+/// Waits for locks together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Waited {
+    /// How many.
+    pub count: f64,
+    /// How long, nanoseconds.
+    pub ns: f64,
+}
+
+/// Sums by place of one kind of incident.
+struct Sums<K, V> {
+    sums: HashMap<K, V>,
+    of_region: HashMap<RegionId, usize>,
+    refused: u64,
+}
+
+impl<K, V> Default for Sums<K, V> {
+    fn default() -> Self {
+        Self { sums: HashMap::new(), of_region: HashMap::new(), refused: 0 }
+    }
+}
+
+impl<K: Eq + Hash, V: Default> Sums<K, V> {
+    /// The sum of `key`, or when there are too many of its region that of `rest`.
+    fn of(&mut self, region: RegionId, key: K, rest: impl FnOnce() -> K) -> &mut V {
+        let known = self.sums.contains_key(&key);
+        let of_region = self.of_region.entry(region).or_default();
+        let room = *of_region < MAX_OF_REGION && self.sums.len() < MAX_OF_ALL;
+        self.refused += u64::from(!known && !room);
+        *of_region += usize::from(!known && room);
+        self.sums.entry(if known || room { key } else { rest() }).or_default()
+    }
+
+    fn take(&mut self) -> HashMap<K, V> {
+        self.of_region.clear();
+        std::mem::take(&mut self.sums)
+    }
+}
+
+/// What happened in a window.
+#[derive(Default)]
+pub struct Incidents {
+    throws: Sums<Throw, f64>,
+    waits: Sums<LockWait, Waited>,
+}
+
+impl Incidents {
+    /// An exception that stands for `weight`.
+    pub fn thrown(&mut self, place: Place, type_name: &str, rethrown: bool, weight: f64) {
+        let key = Throw { place, type_name: Some(type_name.into()), rethrown };
+        let rest = || Throw { place: rest(place), type_name: None, rethrown };
+        *self.throws.of(place.region, key, rest) += weight;
+    }
+
+    /// A wait for a lock that stands for `weight`.
+    pub fn waited(&mut self, place: Place, owner: Option<u32>, waited_ns: u64, weight: f64) {
+        let rest = || LockWait { place: rest(place), owner: None };
+        let sum = self.waits.of(place.region, LockWait { place, owner }, rest);
+        sum.count += weight;
+        sum.ns += waited_ns as f64 * weight;
+    }
+
+    /// A window ends: all of it.
+    pub fn take(&mut self) -> (HashMap<Throw, f64>, HashMap<LockWait, Waited>) {
+        (self.throws.take(), self.waits.take())
+    }
+
+    /// Incidents counted under the rest of their region, because there were too many places.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.throws.refused + self.waits.refused
+    }
+}
+
+fn rest(place: Place) -> Place {
+    Place { tid: 0, stack: StackTable::OVERFLOW, ..place }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Incidents, MAX_OF_REGION, Place};
+    use crate::sample::stack::{StackId, StackTable};
+    use crate::source::RegionId;
+
+    fn place(region: u32, tid: u32) -> Place {
+        Place { region: RegionId(region), tid, stack: StackId(5) }
+    }
+
+    #[test]
+    fn the_same_incident_at_the_same_place_adds_up() {
+        let mut incidents = Incidents::default();
+        for (type_name, rethrown, weight) in
+            [("A", false, 1.0), ("A", false, 4.0), ("A", true, 1.0), ("B", false, 1.0)]
+        {
+            incidents.thrown(place(1, 2), type_name, rethrown, weight);
+        }
+        incidents.waited(place(1, 2), Some(3), 100, 2.0);
+        incidents.waited(place(1, 2), Some(3), 50, 1.0);
+        let (throws, waits) = incidents.take();
+        let mut counts: Vec<f64> = throws.into_values().collect();
+        counts.sort_by(f64::total_cmp);
+        assert_eq!(counts, [1.0, 1.0, 5.0]);
+        assert_eq!(waits.into_values().map(|wait| (wait.count, wait.ns)).collect::<Vec<_>>(), [(3.0, 250.0)]);
+        assert_eq!(incidents.take().0.len(), 0);
+    }
+
+    #[test]
+    fn a_region_that_invents_places_takes_its_share_and_no_more() {
+        let mut incidents = Incidents::default();
+        for tid in 0..MAX_OF_REGION as u32 + 10 {
+            incidents.waited(place(1, tid), None, 1, 1.0);
+        }
+        incidents.waited(place(1, 0), None, 1, 1.0);
+        incidents.waited(place(2, 0), None, 1, 1.0);
+        assert_eq!(incidents.refused(), 10);
+        let (_, waits) = incidents.take();
+        let rest = waits.iter().find(|(wait, _)| wait.place.stack == StackTable::OVERFLOW);
+        assert_eq!(rest.map(|(_, waited)| waited.count), Some(10.0));
+        assert_eq!(waits.len(), MAX_OF_REGION + 2);
+    }
+}

@@ -1,0 +1,85 @@
+//! Waits for locks that another thread held: the runtime tells of the beginning and of the end, each on the thread that waits.
+
+use crate::thin::Thin;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+const SLOTS: usize = 1024;
+/// A wait this long is told of whatever comes: no thread can have more than a hundred of them a second.
+const LONG_NS: u64 = 10_000_000;
+
+/// Waits in progress, by the thread id's low bits, and how many there were.
+pub struct Contentions {
+    /// Thread and owner of the lock, in one word; 0 for none.
+    open: [AtomicU64; SLOTS],
+    /// How many there are.
+    pub thin: Thin,
+}
+
+impl Contentions {
+    fn slot(&self, thread: u32) -> Option<&AtomicU64> {
+        self.open.get(thread as usize % SLOTS)
+    }
+
+    /// `thread` begins to wait for a lock that `owner` holds (0: not known). False when it was known to.
+    pub fn begins(&self, thread: u32, owner: u32) -> bool {
+        let Some(slot) = self.slot(thread) else { return true };
+        // Relaxed: the slot is this thread's own but for collisions, which cost the other its beginning.
+        let before = slot.swap(u64::from(thread) << 32 | u64::from(owner), Ordering::Relaxed);
+        before >> 32 != u64::from(thread)
+    }
+
+    /// `thread` waits no more: the owner of the lock when it began, if that was seen.
+    pub fn ends(&self, thread: u32) -> Option<u32> {
+        let slot = self.slot(thread)?;
+        let word = slot.load(Ordering::Relaxed);
+        if word >> 32 != u64::from(thread) {
+            return None;
+        }
+        slot.store(0, Ordering::Relaxed);
+        Some((word & u64::from(u32::MAX)) as u32)
+    }
+
+    /// Beginnings may be of long ago: no events came meanwhile.
+    pub fn forget(&self) {
+        for slot in &self.open {
+            slot.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The level of a wait of `waited_ns` where others are chosen at `level`: its chance is at least its share of a long one, so that what waits
+/// add up to is known better than by their number alone.
+#[must_use]
+pub fn level_for(level: u8, waited_ns: u64) -> u8 {
+    let shorter = (LONG_NS / waited_ns.max(1)).checked_ilog2();
+    level.min(shorter.and_then(|bits| u8::try_from(bits).ok()).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Contentions, level_for};
+    use crate::thin::Thin;
+    use core::sync::atomic::AtomicU64;
+
+    #[test]
+    fn an_end_belongs_to_its_threads_beginning() {
+        let waits = Contentions { open: std::array::from_fn(|_| AtomicU64::new(0)), thin: Thin::new() };
+        assert!(waits.begins(7, 9));
+        assert!(!waits.begins(7, 9), "told again by another session");
+        assert_eq!((waits.ends(7), waits.ends(7)), (Some(9), None));
+        assert!(waits.begins(7, 9) && waits.begins(7 + 1024, 5));
+        assert_eq!((waits.ends(7), waits.ends(7 + 1024)), (None, Some(5)));
+        assert!(waits.begins(7, 9));
+        waits.forget();
+        assert_eq!(waits.ends(7), None);
+    }
+
+    #[test]
+    fn long_waits_are_told_of_and_short_ones_as_often_as_all() {
+        assert_eq!(
+            [u64::MAX, 10_000_000, 5_000_001, 5_000_000, 39_000, 0].map(|ns| level_for(8, ns)),
+            [0, 0, 0, 1, 8, 8]
+        );
+        assert_eq!(level_for(0, 5), 0);
+    }
+}

@@ -1,0 +1,231 @@
+//! What the runtime itself costs and does: collections and their pauses, exceptions, waits for locks.
+
+use profiler_protocol::counter::Counter;
+use system_tests::environment::{begin, perfusion_bin, record_on};
+use system_tests::perfusion::{SLACK, Scratch};
+use system_tests::region::{counted, regions};
+use system_tests::schedstat::{Log, Looks};
+use system_tests::{Profile, Recording, Runtime, Sample, Workload, on_runtimes, wait_until};
+
+/// A recording from before the first of `commands` until after the last one, what the program knew, and what `report` says of the file.
+struct Recorded {
+    profile: Profile,
+    truth: serde_json::Value,
+    worker: Option<u64>,
+    looks: Looks,
+    report: Box<dyn Fn(&str) -> String>,
+}
+
+fn record(workload: &Workload, commands: &[&str]) -> Recorded {
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("runtime.pb.gz");
+    let mut app = workload.start().unwrap();
+    let log = Log::start(app.pid());
+    let recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
+    let started = wait_until("a session in the app", SLACK, || {
+        (counted(&regions(&app), Counter::SessionsStarted) > 0).then_some(())
+    });
+    assert!(started.is_ok(), "{}", recording.progress());
+    for command in commands {
+        app.perform(command).unwrap();
+    }
+    recording.signal(rustix::process::Signal::INT).unwrap();
+    recording.finish_well(SLACK).unwrap();
+    let looks = log.stop();
+    let worker = app.ready().get("worker").and_then(serde_json::Value::as_u64);
+    let truth = app.stop().unwrap();
+    let profile = Profile::read(&file).unwrap();
+    let report = move |sample_type: &str| {
+        let mut command = std::process::Command::new(perfusion_bin().unwrap());
+        let output =
+            command.args(["report", "--type", sample_type]).arg(scratch.path("runtime.pb.gz")).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    };
+    Recorded { profile, truth, worker, looks, report: Box::new(report) }
+}
+
+/// Sum of a numeric label over the samples of `gc_pause` that fit.
+fn labelled(profile: &Profile, label: &str, fits: impl Fn(&Sample) -> bool) -> i64 {
+    let pauses =
+        profile.samples.iter().filter(|sample| profile.value(sample, "gc_pause") > 0 && fits(sample));
+    pauses.map(|sample| sample.label(label).parse::<i64>().unwrap_or(0)).sum()
+}
+
+on_runtimes!(collections_are_those_the_runtime_counts: net8 Net8, net9 Net9, net10 Net10);
+
+fn collections_are_those_the_runtime_counts(runtime: Runtime) {
+    let name = format!("runtime::collections on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let workload = Workload::dotnet(runtime, "collections", &[]).unwrap().arg("4");
+    let found = record(&workload, &["collect"]);
+    check_collections(&found);
+    let (profile, truth) = (&found.profile, |name: &str| found.truth[name].as_f64().unwrap());
+    let picture = || profile.describe("cpu", |sample| sample.has("Garbage Collector"));
+
+    // In workstation mode the thread that asks for a collection runs it: what its own clock said around each is the collection's, but for the
+    // call itself. Promised: 5 %.
+    let main = found.truth["main"].to_string();
+    let of_main = |sample: &Sample| sample.label("thread_id") == main;
+    let cpu = profile.sum("cpu", |sample| of_main(sample) && sample.has("Garbage Collector")) as f64;
+    let own = truth("collecting_cpu_ns");
+    assert!(
+        (0.95..=1.02).contains(&(cpu / own)),
+        "{cpu} ns in collections, {own} by its clock: {}",
+        picture()
+    );
+    let all = profile.sum("cpu", of_main) as f64;
+    assert!(all > cpu, "it computed, too");
+
+    // A thread that computes stands still while another collects, which is at least the time the collector had a CPU.
+    let worker = found.worker.unwrap().to_string();
+    let suspended = profile.sum("blocked", |sample| {
+        sample.label("thread_id") == worker && sample.label("wait_reason") == "gc_suspend"
+    }) as f64;
+    let (least, most) = (own * 0.8, truth("pause_ns") + truth("queued_ns"));
+    assert!(
+        (least..=most).contains(&suspended),
+        "{suspended} ns suspended, expected {least} to {most}: {}",
+        profile.describe("blocked", |sample| sample.label("thread_id") == worker)
+    );
+
+    let report = (found.report)("gc_pause");
+    let all = labelled(profile, "collections", |_| true);
+    assert!(
+        report.contains(&format!(": {all} in ")) && report.contains("CPU time in collections: "),
+        "{report}"
+    );
+    assert!(report.lines().any(|line| line.ends_with("  1 blocking induced")), "{report}");
+}
+
+on_runtimes!(collections_of_server_mode_are_those_the_runtime_counts: net8 Net8, net9 Net9, net10 Net10);
+
+fn collections_of_server_mode_are_those_the_runtime_counts(runtime: Runtime) {
+    let name = format!("runtime::collections_of_server_mode on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let workload = Workload::dotnet(runtime, "collections", &[]).unwrap().arg("4");
+    let found = record(&workload.env("DOTNET_gcServer", "1").env("DOTNET_GCHeapCount", "2"), &["collect"]);
+    check_collections(&found);
+    let profile = &found.profile;
+    let end = profile.time_ns + profile.duration_ns;
+    let of_collector = |sample: &Sample| sample.label("thread_role") == "gc";
+    let mut threads: Vec<u32> = profile
+        .samples
+        .iter()
+        .filter(|sample| of_collector(sample))
+        .filter_map(|sample| sample.label("thread_id").parse().ok())
+        .collect();
+    threads.sort_unstable();
+    threads.dedup();
+    // The background collector's thread begins with its first collection.
+    let bounds = threads.iter().map(|&tid| {
+        let between = found.looks.oncpu_between(tid, profile.time_ns, end);
+        between.or_else(|| found.looks.oncpu_at(tid, end)).unwrap()
+    });
+    let (least, most) = bounds.fold((0, 0), |sum, bound| (sum.0 + bound.0, sum.1 + bound.1));
+    let cpu = profile.sum("cpu", |sample| of_collector(sample) && sample.has("Garbage Collector")) as f64;
+    assert_eq!(profile.sum("cpu", of_collector) as f64, cpu, "all of it is the collector's");
+    // Promised: 2 %.
+    let (low, high) = (least as f64 * 0.98, most as f64 * 1.02);
+    assert!(
+        (low..=high).contains(&cpu),
+        "{cpu} ns, schedstat says {least} to {most}: {}",
+        profile.describe("cpu", of_collector)
+    );
+}
+
+/// Counts, pauses and survivors, whatever the mode.
+fn check_collections(found: &Recorded) {
+    let (profile, truth) = (&found.profile, |name: &str| found.truth[name].as_f64().unwrap());
+    let picture = || format!("{}\n{}", found.truth, (found.report)("gc_pause"));
+    for generation in ["0", "1", "2"] {
+        let count = labelled(profile, "collections", |sample| sample.label("generation") == generation);
+        assert_eq!(
+            count as f64,
+            truth(&format!("count_{generation}")),
+            "generation {generation}: {}",
+            picture()
+        );
+    }
+    // One was asked for; the runtime may make another of one for a young generation.
+    let background = labelled(profile, "collections", |sample| sample.label("gc_kind") == "background");
+    assert!(background >= 1, "{}", picture());
+    // The runtime's clock begins a little before the event and ends a little before the others run again. Promised: 1 ms for each collection; a
+    // thread that waits for a CPU in between adds that.
+    let count = labelled(profile, "collections", |_| true) as f64;
+    let pause = profile.sum("gc_pause", |_| true) as f64;
+    let apart = (pause - truth("pause_ns")).abs();
+    assert!(apart <= count * 1e6 + truth("queued_ns"), "{pause} ns of pauses: {}", picture());
+    let longest =
+        profile.samples.iter().filter_map(|sample| sample.label("longest_pause").parse::<f64>().ok());
+    let longest = longest.fold(0.0, f64::max);
+    assert!((longest - truth("longest_ns")).abs() <= 1e6 + truth("queued_ns"), "{longest}: {}", picture());
+    let full = |sample: &Sample| sample.label("gc_kind") == "blocking" && sample.label("generation") == "2";
+    let promoted = labelled(profile, "promoted", full) as f64;
+    assert!((promoted / truth("promoted") - 1.0).abs() < 0.01, "{promoted} bytes promoted: {}", picture());
+}
+
+on_runtimes!(exceptions_have_their_type_and_stack_and_number: net8 Net8, net9 Net9, net10 Net10);
+
+fn exceptions_have_their_type_and_stack_and_number(runtime: Runtime) {
+    let name = format!("runtime::exceptions on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let workload = Workload::dotnet(runtime, "incidents", &[]).unwrap();
+    let Recorded { profile, report, .. } = record(&workload, &["throw", "throw-many"]);
+    let count = |exception: &str, rethrown: &str, method: &str| {
+        profile.sum("exceptions", |sample| {
+            sample.label("exception_type") == exception
+                && sample.label("rethrown") == rethrown
+                && sample.has(method)
+        })
+    };
+    let picture = || profile.describe("exceptions", |_| true);
+    // So few are all told of.
+    let rare = "Incidents.RareException";
+    assert_eq!(count(rare, "no", "Incidents.Program.Thrower"), 20, "{}", picture());
+    // .NET 9 and later say nothing of what is thrown again.
+    let again = if runtime == Runtime::Net8 { 8 } else { 0 };
+    assert_eq!(count(rare, "yes", "Incidents.Program.Catcher"), again, "{}", picture());
+    assert_eq!(profile.sum("exceptions", |sample| sample.label("exception_type") == rare), 20 + again);
+    assert!(!profile.samples.iter().any(|sample| sample.labels.values().any(|text| text.contains("secret"))));
+    // Of many, some stand for all. 20,000 within a second are at level 10 at the end, and no estimate has a variance above 20,000 × 2^10; 4.5
+    // standard deviations.
+    let frequent = count("Incidents.FrequentException", "no", "Incidents.Program.Frequent") as f64;
+    let [thrown, thinned, stored, lost] =
+        ["shim_exceptions", "shim_exceptions_thinned", "events_exceptions", "shim_exceptions_dropped_full"]
+            .map(|name| profile.counter(name).unwrap());
+    assert_eq!((thrown, thrown), (20_020 + again, thinned + stored + lost), "{}", picture());
+    let deviation = 4.5 * (20_000.0_f64 * 1024.0).sqrt();
+    // One that found no room on a busy machine stood for so many, too.
+    let expected = 20_000.0 - deviation - lost as f64 * 1024.0..=20_000.0 + deviation;
+    assert!(expected.contains(&frequent), "{frequent}: {}", picture());
+    assert!(
+        !profile
+            .samples
+            .iter()
+            .any(|sample| { profile.value(sample, "exceptions") > 0 && sample.has("System.Runtime.EH.") })
+    );
+    let top = report("exceptions");
+    assert!(top.lines().any(|line| line.contains("Incidents.Program.Frequent()")), "{top}");
+}
+
+on_runtimes!(waits_for_locks_have_length_stack_and_owner: net8 Net8, net9 Net9, net10 Net10);
+
+fn waits_for_locks_have_length_stack_and_owner(runtime: Runtime) {
+    let name = format!("runtime::waits_for_locks on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let workload = Workload::dotnet(runtime, "incidents", &[]).unwrap();
+    let Recorded { profile, truth, .. } = record(&workload, &["contend"]);
+    let waiter = |sample: &Sample| sample.has("Incidents.Program.WaitForLock");
+    let picture = || format!("{truth} {}", profile.describe("delay", |_| true));
+    assert_eq!(profile.sum("contentions", waiter), 10, "{}", picture());
+    // Ten times 20 ms at the least; at most what the program itself measured around each.
+    let delay = profile.sum("delay", waiter) as f64;
+    assert!((2e8..=truth["waited_ns"].as_f64().unwrap()).contains(&delay), "{delay}: {}", picture());
+    let owned = profile
+        .sum("contentions", |sample| waiter(sample) && sample.label("lock_owner").starts_with("lock-owner "));
+    assert_eq!(owned, 10, "{}", picture());
+    // The scheduler's account of the same waits is in columns of its own.
+    let blocked =
+        profile.sum("blocked", |sample| waiter(sample) && sample.label("wait_reason") == "lock") as f64;
+    assert!(blocked > 0.8 * 2e8 && blocked <= delay * 1.05, "{blocked} ns blocked: {}", picture());
+}

@@ -1,0 +1,111 @@
+// Exceptions thrown and locks waited for, on command, in numbers and for times the program knows.
+using System;
+using System.Diagnostics;
+using System.Runtime.CompilerServices;
+using System.Threading;
+
+namespace Incidents
+{
+    sealed class RareException : Exception { public RareException() : base("a secret") { } }
+
+    sealed class FrequentException : Exception { }
+
+    static class Program
+    {
+        static readonly object gate = new object();
+        static long waited;
+        static volatile int turn;
+
+        static int Main()
+        {
+            Workload.On("throw", Throw);
+            Workload.On("throw-many", ThrowMany);
+            Workload.On("contend", Contend);
+            Workload.Ready();
+            Workload.WaitForStop();
+            Workload.Truth("waited_ns", waited * (1e9 / Stopwatch.Frequency));
+            Workload.PrintTruth();
+            return 0;
+        }
+
+        // 20, of which 8 are thrown again.
+        static void Throw()
+        {
+            for (int i = 0; i < 20; i++)
+            {
+                try { Catcher(i < 8); }
+                catch (RareException) { }
+            }
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static int Catcher(bool again)
+        {
+            try { return Thrower() + 1; }
+            catch (RareException)
+            {
+                if (again)
+                    throw;
+                return 0;
+            }
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static int Thrower() { throw new RareException(); }
+
+        static void ThrowMany()
+        {
+            for (int i = 0; i < 20_000; i++)
+            {
+                try { Frequent(); }
+                catch (FrequentException) { }
+            }
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static int Frequent() { throw new FrequentException(); }
+
+        // Ten times another thread takes the lock, and lets go of it 20 ms after this one has begun to wait.
+        static void Contend()
+        {
+            var waiter = Thread.CurrentThread;
+            var owner = new Thread(() => Own(waiter)) { Name = "lock-owner" };
+            turn = 0;
+            owner.Start();
+            for (int i = 1; i <= 10; i++)
+            {
+                while (turn != 2 * i - 1)
+                    Thread.Yield();
+                WaitForLock();
+                turn = 2 * i;
+            }
+            owner.Join();
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void WaitForLock()
+        {
+            long began = Stopwatch.GetTimestamp();
+            lock (gate)
+                waited += Stopwatch.GetTimestamp() - began;
+        }
+
+        static void Own(Thread waiter)
+        {
+            for (int i = 1; i <= 10; i++)
+            {
+                lock (gate)
+                {
+                    turn = 2 * i - 1;
+                    while ((waiter.ThreadState & System.Threading.ThreadState.WaitSleepJoin) == 0)
+                        Thread.Yield();
+                    long began = Stopwatch.GetTimestamp();
+                    while (Stopwatch.GetTimestamp() - began < Stopwatch.Frequency / 50)
+                        Thread.Yield();
+                }
+                while (turn != 2 * i)
+                    Thread.Yield();
+            }
+        }
+    }
+}
