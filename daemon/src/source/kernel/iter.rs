@@ -1,9 +1,11 @@
 //! Visits to sleeping threads: a thread of its own reads the kernel's task iterator to its end, which runs the probe on every thread of
 //! the host. Of its own, because the probe may have to wait for pages of a visited process's memory: those that are swapped out, and those of
 //! a file for as long as its file system likes, which may be a process (FUSE). The probe leaves files out, but one can be mapped in
-//! place of a stack between its look and its copy: then there are no more visits (`visits_refused` counts them), waits that only they would
-//! see stay without a stack, and nobody else waits. A userfaultfd holds nobody up: the fault ends with an error, because whoever reads another
-//! process's memory must not drop its lock (`FOLL_UNLOCKABLE`, mm/gup.c; tested).
+//! place of a stack between its look and its copy: then there are no more visits (`visits_refused` counts them, and the log says it once) until
+//! that file system answers or ends, waits that only they would see stay without a stack, and no other thread of ours waits. What cannot be
+//! bounded from here: that thread cannot be killed, so neither can the process be gone before, and a sleepable program that does not end holds
+//! up the kernel's RCU tasks trace (`bpf_iter_run_prog`, kernel/bpf/bpf_iter.c). A userfaultfd holds nobody up: the fault ends with an error,
+//! because whoever reads another process's memory must not drop its lock (`FOLL_UNLOCKABLE`, mm/gup.c; tested).
 
 use aya::Ebpf;
 use aya::programs::Iter;
@@ -27,6 +29,8 @@ pub(super) struct Visitor {
     visiting: bool,
     due_ns: u64,
     ended: u64,
+    /// That a visit did not begin was told.
+    told: bool,
 }
 
 /// A visit did not begin: the one before has not ended, or the kernel refuses.
@@ -46,7 +50,12 @@ impl Visitor {
                 }
             }
         })?;
-        Ok(Self { iterators, ends, visiting: false, due_ns: 0, ended: 0 })
+        Ok(Self { iterators, ends, visiting: false, due_ns: 0, ended: 0, told: false })
+    }
+
+    /// True the first time.
+    pub(super) fn is_news(&mut self) -> bool {
+        !std::mem::replace(&mut self.told, true)
     }
 
     /// Makes the next visit due now.

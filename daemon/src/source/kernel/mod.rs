@@ -557,6 +557,12 @@ impl KernelSource {
             return;
         }
         if visitor.is_due(now) && visitor.begin(bpf, now).is_err() {
+            if visitor.is_news() {
+                tracing::warn!(
+                    "the kernel does not show sleeping threads, or the memory of one does not answer: until it does, threads that sleep all the \
+                     time get no stacks"
+                );
+            }
             self.count(Counter::VisitsRefused, 1);
         }
     }
