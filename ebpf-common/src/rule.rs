@@ -86,9 +86,9 @@ plain! {
     }
 }
 
-/// Bits of a tag: the index of the rule, and the mark of use.
+/// Bits of a tag: the index of the rule.
 const TAG_RULE: u64 = 0xffff;
-/// See [`TAG_RULE`].
+/// Bits of a tag: the mark of use.
 pub const TAG_USED: u64 = 0xff << 24;
 /// Which byte of a tag that mark is: both machines keep the lowest first.
 pub const TAG_USED_BYTE: usize = 3;
