@@ -3,6 +3,7 @@
 use crate::cli::{ConfigSources, Format, Report, Sort, exit};
 use crate::config::{Config, load};
 use crate::error::{Error, say};
+use crate::exact::summary;
 use crate::report::stacks::{Stacks, View};
 use crate::report::{self, ReportError, collections, flame, folded, groups, top, types};
 use crate::sink::file::{self, FileError};
@@ -14,6 +15,17 @@ use std::path::Path;
 /// # Errors
 /// When the file is no profile, the type or label is not in it, or the output cannot be written.
 pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
+    let to_file = options.output.as_deref().is_some_and(|path| !file::is_stdout(path));
+    if options.exact {
+        let account = report::load_account(&options.file)?;
+        let width = if to_file { None } else { top::Options::for_stdout().width };
+        let shown = summary::text(&account, summary::Options { rows: options.rows, width });
+        match &options.output {
+            Some(path) => file::write(path, shown.as_bytes())?,
+            None => to_stdout(shown.as_bytes())?,
+        }
+        return Ok(0);
+    }
     let profile = report::load(&options.file)?;
     let stacks = Stacks::new(&profile);
     let sample_type = options.sample_type.as_deref().unwrap_or_else(|| stacks.default_sample_type());
@@ -21,7 +33,6 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
     let mut text = Vec::new();
     match options.format {
         Format::Top => {
-            let to_file = options.output.as_deref().is_some_and(|path| !file::is_stdout(path));
             let shown = top::Options {
                 limit: options.rows,
                 cumulative: options.sort == Sort::Cum,

@@ -78,6 +78,12 @@ pub enum Error {
     /// The output.
     #[error(transparent)]
     Output(#[from] FileError),
+    /// An output that has no place beside it.
+    #[error("--exact writes a second file beside the profile, and {} has no place for one: name a file with -o", path.display())]
+    ExactNeedsFile {
+        /// What was given.
+        path: std::path::PathBuf,
+    },
     /// The daemon's configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -180,7 +186,8 @@ impl Error {
             {
                 exit::NOT_PERMITTED
             }
-            Self::Config(_) => exit::USAGE,
+            Self::Config(_) | Self::ExactNeedsFile { .. } => exit::USAGE,
+            Self::Attach(AttachError::OtherProfiler { .. }) => exit::USAGE,
             Self::Output(_) | Self::Sink(_) | Self::Report(ReportError::Write(_)) => exit::OUTPUT,
             _ => exit::OTHER,
         }

@@ -12,6 +12,7 @@ pub mod doctor;
 pub mod dump;
 pub mod embedded;
 pub mod error;
+pub mod exact;
 pub mod heap;
 pub mod inspect;
 pub mod kernel_features;

@@ -1,9 +1,10 @@
 //! `perfusion record`: targets in, one file out.
 
 use crate::attach::follow::{Follower, News, Whom};
-use crate::attach::{self, Settings};
+use crate::attach::{self, AttachError, Settings};
 use crate::cli::{Record, exit};
 use crate::error::{Error, say};
+use crate::exact::{self, Account, Ending, Shelf};
 use crate::kernel_features::Limit;
 use crate::launch::{self, Gated};
 use crate::pprof::{self, About};
@@ -39,6 +40,9 @@ const LIMITED: &str = "limited: ";
 /// Begins each comment of the profile about a process without a shim.
 const WITHOUT_SHIM: &str = "no managed names, allocations or live objects: ";
 
+/// What exact values mean beside stacks that are sampled.
+const EXACT_COMMENT: &str = "alloc_objects, alloc_space: exact per process and type; split among stacks by the objects that were sampled";
+
 /// Says what happens, on stderr, unless told to be quiet.
 #[derive(Clone, Copy)]
 struct Say(bool);
@@ -63,6 +67,19 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         check_target(pid)?;
     }
     file::check(&options.output)?;
+    if options.exact {
+        // Else its tables could not be opened.
+        crate::kernel_features::mapped_files()
+            .map_err(|source| AttachError::Unreadable { pid: std::process::id(), source })?;
+    }
+    let account_path = options.exact.then(|| exact::path_beside(&options.output));
+    match &account_path {
+        Some(_) if file::is_stdout(&options.output) || file::is_special(&options.output) => {
+            return Err(Error::ExactNeedsFile { path: options.output.clone() });
+        }
+        Some(path) => file::check(path)?,
+        None => {}
+    }
     // What is needed at all is reported first.
     crate::kernel_features::check().map_err(KernelError::from)?;
     let limits: Vec<Limit> =
@@ -88,7 +105,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     } else {
         let mut environment = Vec::new();
         if with_shim {
-            let launch = attach::launch::launch(&settings)?;
+            let launch = attach::launch::launch(&settings, options.exact)?;
             environment = launch.environment;
             _library = Some(launch.library);
         }
@@ -122,7 +139,12 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         // One that is gone already is found out below; one that cannot be read has stacks that say so.
         processes.adopt(pid).ok();
     }
-    let recording = Recording::start(kernel, ShimSource::new(owner, options.live_objects), processes)
+    let shelf = Shelf::default();
+    let mut shims = ShimSource::new(owner, options.live_objects);
+    if options.exact {
+        shims = shims.with_exact(shelf.clone());
+    }
+    let recording = Recording::start(kernel, shims, processes)
         .map_err(|source| Error::Internal { what: "starting a thread", source })?;
     let watcher = recording.watcher();
     let child = gated.map(Gated::release).transpose()?;
@@ -150,6 +172,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         follower.cease();
     }
     recording.close();
+    // Before the programs have gone further.
+    let account = account_path.as_deref().map(|path| (path, account(options, &shelf, targets.first())));
     if let End::Gone = end
         && options.duration.is_some()
     {
@@ -162,7 +186,11 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     {
         // A pipe nobody reads must not keep this program alive; what is written into one is never half a file.
         let _held = (!file::is_special(&options.output)).then(|| writing.lock());
-        write(options, &recorded, &targets, (&limits, &without_shim), (began_wall, duration), say)?;
+        let exact = account.as_ref().map(|(_, account)| account);
+        write(options, &recorded, &targets, (&limits, &without_shim), (began_wall, duration), exact, say)?;
+        if let Some((path, account)) = &account {
+            write_account(path, account, say)?;
+        }
     }
     match (end, child) {
         (End::Child(status), _) => Ok(exit_code(status)),
@@ -367,12 +395,39 @@ fn progress(options: &Record, say: Say) -> Option<ProgressBar> {
     Some(bar)
 }
 
+/// What exact mode has counted.
+fn account(options: &Record, shelf: &Shelf, program: Option<&u32>) -> Account {
+    let mut account = shelf.read(&options.command);
+    // Of a program that is no more the kernel adds its time to ours, but not apart from that of its children.
+    let ticks = crate::process::stat(std::process::id()).map(|stat| stat.cutime.saturating_add(stat.cstime));
+    if let ([process], Some(ticks)) = (account.processes.as_mut_slice(), ticks)
+        && program == Some(&process.pid)
+        && process.ending != Ending::Running
+    {
+        let ticks = u64::try_from(ticks).unwrap_or(0);
+        process.cpu_ns = ticks.saturating_mul(1_000_000_000).checked_div(procfs::ticks_per_second());
+    }
+    account
+}
+
+fn write_account(path: &Path, account: &Account, say: Say) -> Result<(), Error> {
+    let json = serde_json::to_vec(account)
+        .map_err(|error| Error::Internal { what: "the account of exact mode", source: error.into() })?;
+    file::write(path, &json)?;
+    for line in exact::summary::lines(account) {
+        say.line(&line);
+    }
+    say.line(&format!("wrote {} ({}); `perfusion report --exact` prints it", shown(path), size(json.len())));
+    Ok(())
+}
+
 fn write(
     options: &Record,
     recorded: &Recorded,
     targets: &[u32],
     (limits, without_shim): (&[Limit], &[String]),
     (start, duration): (SystemTime, Duration),
+    account: Option<&Account>,
     say: Say,
 ) -> Result<(), Error> {
     let loss_line = loss::line(&recorded.counters);
@@ -384,12 +439,15 @@ fn write(
         comments: comments(options, recorded, (limits, without_shim), &loss_line),
     };
     let begin = MonotonicNs::now();
-    let bytes = pprof::encode(
-        &recorded.window,
-        &recorded.processor.symbolizer,
-        &recorded.processor.processes,
-        &about,
-    )?;
+    let (symbolizer, processes) = (&recorded.processor.symbolizer, &recorded.processor.processes);
+    let bytes = match account {
+        None => pprof::encode(&recorded.window, symbolizer, processes, &about)?,
+        Some(account) => {
+            let mut profile = pprof::message(recorded.window.entries(), symbolizer, processes, &about)?;
+            exact::merge::merge(&mut profile, account);
+            pprof::pack(&profile)?
+        }
+    };
     tracing::info!(bytes = bytes.len(), took_ns = MonotonicNs::now().0 - begin.0, "encoded");
     file::write(&options.output, &bytes)?;
     say.line(&format!("{}{loss_line}", pprof::LOSS_PREFIX));
@@ -424,6 +482,9 @@ fn comments(
              and threads that were not recorded have none"
                 .to_owned(),
         );
+    }
+    if options.exact {
+        comments.push(EXACT_COMMENT.to_owned());
     }
     comments.extend(limits.iter().map(|limit| format!("{LIMITED}{limit}")));
     comments.extend(without_shim.iter().map(|reason| format!("{WITHOUT_SHIM}{reason}")));

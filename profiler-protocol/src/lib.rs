@@ -5,11 +5,13 @@
 //! - Shim's side: [`producer`] (events out), [`request`] (questions in), [`lease`] (does anybody listen?), over `&[AtomicU64]`.
 //! - Daemon's side: [`consumer`], over anything with `read_at`/`write_at`; it copies first and then checks the copy.
 //! - Both: [`load`] (what a shim is told when it is loaded), [`record`] (record ↔ bytes), [`live`] (which objects are watched), [`counter`] (the one list of what the shim counts).
+//! - Beside the region, for `record --exact` only: [`exact`], the table of every object.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 
 pub mod consumer;
 pub mod counter;
+pub mod exact;
 pub mod layout;
 pub mod lease;
 pub mod live;

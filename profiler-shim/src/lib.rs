@@ -5,7 +5,8 @@
 //! a panic path survives. Here, as a plain library, it is tested with std.
 //!
 //! Reading order: [`com`] (how the runtime calls us and we call it) → [`instance`] (one attached profiler; all its state) →
-//! [`event`] (what runs on the app's threads) → [`service`] (the one thread of our own) → [`method`] (names).
+//! [`event`] (what runs on the app's threads) → [`service`] (the one thread of our own) → [`method`] (names). [`exact`] is another profiler in the
+//! same library, which sees every object; the runtime asks for it by another class id.
 #![cfg_attr(not(test), no_std)]
 
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
@@ -15,6 +16,7 @@ pub mod code;
 pub mod com;
 pub mod contention;
 pub mod event;
+pub mod exact;
 #[cfg(all(feature = "freestanding", not(test)))]
 mod freestanding;
 pub mod gate;

@@ -78,6 +78,48 @@ impl Mapping {
     }
 }
 
+/// The memory of exact mode, which is never given back: a main profiler that sees allocations stays until the process ends (0x80131372).
+pub mod lasting {
+    use super::{AtomicU64, GUARD_BYTES, NonNull, c_void, syscall};
+
+    /// # Safety
+    /// `words` words of zeroed memory that is never unmapped.
+    unsafe fn words(memory: NonNull<c_void>, words: usize) -> &'static [AtomicU64] {
+        // SAFETY: the caller's promise; mappings are page-aligned, and all bit patterns are valid.
+        unsafe { core::slice::from_raw_parts(memory.cast::<AtomicU64>().as_ptr(), words) }
+    }
+
+    /// A sealed memfd of so many words; not there in a forked child.
+    #[must_use]
+    pub fn shared(name: &core::ffi::CStr, count: usize) -> Option<&'static [AtomicU64]> {
+        let memory = syscall::map_sealed_memfd(name, count.checked_mul(8)?)?;
+        // SAFETY: just mapped with this size, zeroed; nobody unmaps it.
+        Some(unsafe { words(memory, count) })
+    }
+
+    /// Room for `most` words; where there is not so much address space (RLIMIT_AS, strict overcommit) the half, and so on down to `least`.
+    #[must_use]
+    pub fn room(most: usize, least: usize) -> Option<&'static [AtomicU64]> {
+        let mut count = most;
+        while count >= least {
+            if let Some(memory) = syscall::reserve(count.checked_mul(8)?) {
+                // SAFETY: just mapped with this size, zeroed; nobody unmaps it.
+                return Some(unsafe { words(memory, count) });
+            }
+            count /= 2;
+        }
+        None
+    }
+
+    /// A page that a forked child sees zeroed.
+    #[must_use]
+    pub fn guard() -> Option<&'static [AtomicU64]> {
+        let memory = syscall::map_private(GUARD_BYTES, true)?;
+        // SAFETY: just mapped with this size, zeroed; nobody unmaps it.
+        Some(unsafe { words(memory, GUARD_BYTES / 8) })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::Mapping;

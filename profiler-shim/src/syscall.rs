@@ -133,6 +133,13 @@ pub fn map_private(bytes: usize, wiped_in_child: bool) -> Option<NonNull<c_void>
     Some(memory)
 }
 
+/// Fresh private memory of which nothing counts as used before it is written (MAP_NORESERVE), zeroed; for as long as the process lives.
+#[must_use]
+pub fn reserve(bytes: usize) -> Option<NonNull<c_void>> {
+    // SAFETY: a new mapping at a place the kernel chooses: PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS|MAP_NORESERVE.
+    pointer(unsafe { call(MMAP, 0, bytes, 3, 0x4022, usize::MAX, 0) })
+}
+
 fn pointer(address: isize) -> Option<NonNull<c_void>> {
     if (-4095..=0).contains(&address) {
         return None;

@@ -423,7 +423,7 @@ fn a_killed_app_gives_what_it_had_written() {
 fn a_program_started_with_the_shim_is_heard_from_its_start() {
     let Some(_turn) = begin("attach::a_program_started_with_the_shim", &needs(Runtime::Net9)) else { return };
     let mut recorder = Recorder::new();
-    let launch = launch::launch(&recorder.settings).unwrap();
+    let launch = launch::launch(&recorder.settings, false).unwrap();
     let library = PathBuf::from(launch.library.path());
     let mut workload = allocator(Runtime::Net9);
     for (name, value) in &launch.environment {

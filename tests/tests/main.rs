@@ -13,6 +13,7 @@ mod death;
 mod demo;
 mod dump;
 mod errors;
+mod exact;
 mod exec;
 mod harness;
 mod heap;

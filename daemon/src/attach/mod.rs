@@ -36,6 +36,14 @@ pub enum AttachError {
     /// This binary has no shim inside.
     #[error("this perfusion was built without its shim: build it with `cargo xtask build`")]
     NoShim,
+    /// Exact mode needs the one place there is.
+    #[error(
+        "--exact needs the place of the runtime's main profiler, and CORECLR_PROFILER={class} has it: start the program without it (unset CORECLR_ENABLE_PROFILING)"
+    )]
+    OtherProfiler {
+        /// Its class id.
+        class: String,
+    },
     /// No such process.
     #[error("no process {pid}")]
     NoSuchProcess {
@@ -192,9 +200,9 @@ fn wait_for_region(target: &Target, owner: u64) -> Result<(), AttachError> {
     }
 }
 
-/// The class id as the runtime's environment variables spell it.
-fn class_id_text() -> String {
-    let [a, b, c, d, e, f, g, h, rest @ ..] = CLASS_ID;
+/// A class id as the runtime's environment variables spell it.
+fn class_id_text(id: [u8; 16]) -> String {
+    let [a, b, c, d, e, f, g, h, rest @ ..] = id;
     let (first, second, third) =
         (u32::from_le_bytes([a, b, c, d]), u16::from_le_bytes([e, f]), u16::from_le_bytes([g, h]));
     let [i, j, k, l, m, n, o, p] = rest;
@@ -206,9 +214,10 @@ fn class_id_text() -> String {
 #[cfg(test)]
 mod tests {
     use super::class_id_text;
+    use profiler_protocol::load::CLASS_ID;
 
     #[test]
     fn the_class_id_is_spelled_as_the_runtime_reads_it() {
-        assert_eq!(class_id_text(), "{9A1B7B5E-5F0B-4C0E-9B5F-50455246494E}");
+        assert_eq!(class_id_text(CLASS_ID), "{9A1B7B5E-5F0B-4C0E-9B5F-50455246494E}");
     }
 }

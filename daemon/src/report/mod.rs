@@ -20,6 +20,7 @@ pub mod top;
 pub mod types;
 pub mod units;
 
+use crate::exact::{self, Account, path_beside};
 use crate::pprof::proto::Profile;
 use crate::pprof::{PprofError, decode};
 use std::fs::File;
@@ -78,6 +79,14 @@ pub enum ReportError {
         /// The file.
         path: PathBuf,
     },
+    /// No account of exact mode.
+    #[error("{}: no account of exact mode, which `record --exact` writes beside its profile: {why}", path.display())]
+    NoAccount {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The output cannot be written.
     #[error("cannot write the report: {0}")]
     Write(#[from] std::io::Error),
@@ -88,6 +97,27 @@ pub enum ReportError {
 /// # Errors
 /// When the file cannot be read or is no valid pprof.
 pub fn load(path: &Path) -> Result<Profile, ReportError> {
+    decode(&read(path)?).map_err(|source| ReportError::Profile { path: path.to_owned(), source })
+}
+
+/// Reads what exact mode has written: the JSON file itself, or the one beside the profile that is named.
+///
+/// # Errors
+/// When the file cannot be read or is something else.
+pub fn load_account(path: &Path) -> Result<Account, ReportError> {
+    let is_json = path == Path::new("-") || path.extension().is_some_and(|end| end == "json");
+    let path = if is_json { path.to_owned() } else { path_beside(path) };
+    let account: Account = serde_json::from_slice(&read(&path)?)
+        .map_err(|error| ReportError::NoAccount { path: path.clone(), why: error.to_string() })?;
+    match account.version {
+        exact::VERSION => Ok(account),
+        other => {
+            Err(ReportError::NoAccount { path, why: format!("version {other}, expected {}", exact::VERSION) })
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, ReportError> {
     let fail = |source| ReportError::Read { path: path.to_owned(), source };
     let mut bytes = Vec::new();
     let input: Box<dyn Read> = match path.to_str() {
@@ -101,5 +131,5 @@ pub fn load(path: &Path) -> Result<Profile, ReportError> {
     if u64::try_from(bytes.len()).is_ok_and(|len| len > MAX_FILE_BYTES) {
         return Err(ReportError::TooLarge { path: path.to_owned() });
     }
-    decode(&bytes).map_err(|source| ReportError::Profile { path: path.to_owned(), source })
+    Ok(bytes)
 }

@@ -231,7 +231,7 @@ fn is_framework(module: &str) -> bool {
 }
 
 /// Name and module cut to `room` characters: the module goes first, then the name's middle.
-pub(super) fn fit(name: &str, module: &str, room: Option<usize>) -> (String, String) {
+pub(crate) fn fit(name: &str, module: &str, room: Option<usize>) -> (String, String) {
     let whole = || (name.to_owned(), module.to_owned());
     let Some(room) = room else { return whole() };
     let name_len = name.chars().count();

@@ -1,8 +1,8 @@
-//! The library's two exports and its class factory. The factory has no state and is never freed.
+//! The library's two exports and its class factories, one for each profiler in it. They have no state and are never freed.
 
-use super::guid::{CLASS, Guid, ICLASS_FACTORY, IUNKNOWN};
+use super::guid::{CLASS, EXACT_CLASS, Guid, ICLASS_FACTORY, IUNKNOWN};
 use super::hresult::{CLASS_E_NOAGGREGATION, E_NOINTERFACE, E_OUTOFMEMORY, E_POINTER, S_FALSE, S_OK};
-use super::{callback, object};
+use super::{callback, exact, object};
 use core::ffi::c_void;
 
 #[repr(C)]
@@ -21,9 +21,12 @@ struct Factory {
 
 static TABLE: FactoryTable = FactoryTable { query_interface, add_ref, release, create_instance, lock_server };
 static FACTORY: Factory = Factory { table: &TABLE };
+static EXACT_TABLE: FactoryTable =
+    FactoryTable { query_interface, add_ref, release, create_instance: create_exact, lock_server };
+static EXACT_FACTORY: Factory = Factory { table: &EXACT_TABLE };
 
-fn factory() -> *mut c_void {
-    (&raw const FACTORY).cast_mut().cast()
+fn pointer(factory: &'static Factory) -> *mut c_void {
+    (&raw const *factory).cast_mut().cast()
 }
 
 /// Hands out the class factory.
@@ -38,11 +41,13 @@ pub unsafe extern "C" fn dll_get_class_object(
 ) -> i32 {
     // SAFETY: the caller's promise.
     let class = unsafe { class.as_ref() };
-    if class != Some(&CLASS) {
-        return E_NOINTERFACE;
-    }
+    let factory = match class {
+        Some(class) if *class == CLASS => &FACTORY,
+        Some(class) if *class == EXACT_CLASS => &EXACT_FACTORY,
+        _ => return E_NOINTERFACE,
+    };
     // SAFETY: the caller's promise.
-    unsafe { query_interface(factory(), interface, out) }
+    unsafe { query_interface(pointer(factory), interface, out) }
 }
 
 /// Never: the runtime unloads us after a detach of its own accord.
@@ -92,6 +97,20 @@ unsafe extern "C" fn create_instance(
     // SAFETY: gives up the reference `create` made; the runtime's own keeps the object, if it took one.
     unsafe { callback::release(this) };
     answer
+}
+
+unsafe extern "C" fn create_exact(
+    _: *mut c_void,
+    outer: *mut c_void,
+    interface: *const Guid,
+    out: *mut *mut c_void,
+) -> i32 {
+    if !outer.is_null() {
+        return CLASS_E_NOAGGREGATION;
+    }
+    let Some(object) = exact::create() else { return E_OUTOFMEMORY };
+    // SAFETY: a fresh object; the other arguments are the runtime's.
+    unsafe { exact::query_interface(object.as_ptr(), interface, out) }
 }
 
 extern "C" fn lock_server(_: *mut c_void, _: i32) -> i32 {

@@ -28,6 +28,8 @@ impl Guid {
 
 /// The class id the library answers to.
 pub const CLASS: Guid = Guid::from_bytes(profiler_protocol::load::CLASS_ID);
+/// The class id it answers to as a main profiler: exact mode.
+pub const EXACT_CLASS: Guid = Guid::from_bytes(profiler_protocol::exact::EXACT_CLASS_ID);
 /// IUnknown.
 pub const IUNKNOWN: Guid = Guid::new(0, 0, 0, 0xC000_0000_0000_0046);
 /// IClassFactory.

@@ -4,9 +4,12 @@
 use super::guid::{Guid, IMETADATA_IMPORT2, INFOS};
 use super::hresult::{E_FAIL, S_OK};
 use super::metadata::Metadata;
+use crate::exact::Runtime;
 use crate::live::Handles;
+use crate::repeat::mix;
 use core::ffi::c_void;
 use core::ptr::null_mut;
+use core::sync::atomic::AtomicU64;
 use profiler_protocol::load::{OWNER_VARIABLE, owner_in_variable};
 
 /// Reads the function address in slot `slot` of the interface at `this`.
@@ -55,6 +58,12 @@ impl Mask {
     /// MODULE_LOADS (for unloads), THREADS; DYNAMIC_FUNCTION_UNLOADS, BASIC_GC, EVENT_PIPE. All may be set after an attach and by a
     /// notification-only profiler.
     pub const OURS: Self = Self { low: 0x4 | 0x200, high: 0x4 | 0x10 | 0x80 };
+    /// For a main profiler at the start of the process: MODULE_LOADS, GC, OBJECT_ALLOCATED and what that needs (ENABLE_OBJECT_ALLOCATED), SUSPENDS;
+    /// BASIC_GC, EVENT_PIPE. GC turns background collections off for good (vm/profilinghelper.cpp).
+    pub const EXACT: Self =
+        Self { low: Self::EXACT_WITHOUT_GC.low | 0x80, high: Self::EXACT_WITHOUT_GC.high };
+    /// The same while nobody needs to hear of survivors.
+    pub const EXACT_WITHOUT_GC: Self = Self { low: 0x4 | 0x100 | 0x80_0000 | 0x1_0000, high: 0x10 | 0x80 };
     /// No callbacks.
     pub const NONE: Self = Self { low: 0, high: 0 };
 }
@@ -272,9 +281,15 @@ impl Info {
         ok(invoke!(self.pointer, 103, (u64), session))
     }
 
-    /// True for `Microsoft-Windows-DotNETRuntime`.
+    /// True for `Microsoft-Windows-DotNETRuntime`; false, too, where the runtime does not say.
     #[must_use]
     pub fn provider_is_runtime(self, provider: usize) -> bool {
+        self.is_runtimes(provider) == Some(true)
+    }
+
+    /// Whether it is `Microsoft-Windows-DotNETRuntime`; `None` where the runtime does not say.
+    #[must_use]
+    pub fn is_runtimes(self, provider: usize) -> Option<bool> {
         let (mut name, mut needed) = ([0u16; 64], 0u32);
         let answer = invoke!(
             self.pointer,
@@ -285,7 +300,7 @@ impl Info {
             &raw mut needed,
             name.as_mut_ptr()
         );
-        answer == S_OK && name.starts_with(&RUNTIME_PROVIDER)
+        (answer == S_OK).then(|| name.starts_with(&RUNTIME_PROVIDER))
     }
 
     /// Asks to be detached; the runtime waits `wait_ms` before it looks whether that is possible.
@@ -528,6 +543,47 @@ impl Info {
             ranges.as_mut_ptr()
         );
         if answer == S_OK { (count as usize).min(8) } else { 0 }
+    }
+}
+
+impl Runtime for Info {
+    fn size(&self, object: usize) -> Option<u64> {
+        let mut bytes = 0usize;
+        let answer = invoke!(self.pointer, 80, (usize, *mut usize), object, &raw mut bytes);
+        (answer == S_OK && bytes != 0).then_some(bytes as u64)
+    }
+
+    fn is_frozen(&self, object: usize) -> bool {
+        let mut frozen = 0i32;
+        let answer = invoke!(self.pointer, 94, (usize, *mut i32), object, &raw mut frozen);
+        answer == S_OK && frozen != 0
+    }
+
+    fn generations(&self, to: &[AtomicU64]) -> usize {
+        let most = u32::try_from(to.len() / 4).unwrap_or(0);
+        let mut count = 0u32;
+        // COR_PRF_GC_GENERATION_RANGE: generation (4 bytes and 4 of padding), first address, bytes, bytes reserved.
+        let answer = invoke!(
+            self.pointer,
+            54,
+            (u32, *mut u32, *mut AtomicU64),
+            most,
+            &raw mut count,
+            to.as_ptr().cast_mut()
+        );
+        if answer == S_OK { count.min(most) as usize } else { 0 }
+    }
+
+    fn identity(&self, class: usize) -> (u64, bool) {
+        if let Some((kind, inner, rank)) = self.array(class) {
+            return (mix(mix(inner as u64) ^ u64::from(kind) << 32 ^ u64::from(rank)) | 1, true);
+        }
+        let Ok(found) = self.class(class) else { return (1, true) };
+        let mut identity = mix(found.module as u64 ^ u64::from(found.token) << 40);
+        for argument in found.arguments.ids() {
+            identity = mix(identity ^ *argument as u64);
+        }
+        (identity | 1, false)
     }
 }
 

@@ -2,6 +2,7 @@
 //! Interfaces and slot numbers: dotnet/runtime `src/coreclr/inc/corprof.idl`, `cor.h`.
 
 pub mod callback;
+pub mod exact;
 pub mod factory;
 pub mod guid;
 pub mod hresult;

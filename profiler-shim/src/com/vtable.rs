@@ -15,8 +15,15 @@ unsafe impl Sync for Vtable {}
 
 /// For every callback we do not care about: the caller cleans up its arguments (System V ABI), so one function without any
 /// serves all signatures.
-extern "C" fn ignored() -> i32 {
+pub(super) extern "C" fn ignored() -> i32 {
     S_OK
+}
+
+impl Vtable {
+    /// A table of these functions.
+    pub(super) const fn new(slots: [*const (); SLOTS]) -> Self {
+        Self(slots)
+    }
 }
 
 const fn table() -> Vtable {

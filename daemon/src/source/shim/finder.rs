@@ -1,7 +1,8 @@
-//! Finds the regions of a process by the name of their memfd in `/proc/PID/maps`.
+//! Finds the regions of a process, and its table of exact mode, by the name of their memfd in `/proc/PID/maps`.
 
 use super::region::{Region, RegionError, RegionKey};
 use crate::attach::target::{MapLine, Target};
+use profiler_protocol::exact;
 use profiler_protocol::layout::MAPS_NAME;
 use rustix::io::Errno;
 
@@ -19,16 +20,18 @@ pub fn is_region_name(name: &str) -> bool {
 pub(crate) struct Found {
     /// Regions that passed all checks.
     pub(crate) regions: Vec<Region>,
-    /// Mappings with the name that did not.
+    /// Tables of exact mode that passed them, too.
+    pub(crate) tables: Vec<Region>,
+    /// Mappings with one of the names that did not.
     pub(crate) refused: Vec<RegionError>,
 }
 
-/// All regions `target` has mapped, except those in `known`.
+/// All regions and tables `target` has mapped, except those in `known`.
 pub(crate) fn find(target: &Target, known: &dyn Fn(RegionKey) -> bool) -> Result<Found, Errno> {
     let mut lines: Vec<MapLine> = Vec::new();
     target.maps(|line| {
         // The region may be mapped in parts; the file is the same.
-        if is_region_name(&line.name)
+        if (is_region_name(&line.name) || line.name == exact::MAPS_NAME)
             && !lines.iter().any(|l| (l.device, l.inode) == (line.device, line.inode))
         {
             lines.push(line);
@@ -37,8 +40,10 @@ pub(crate) fn find(target: &Target, known: &dyn Fn(RegionKey) -> bool) -> Result
     })?;
     let mut found = Found::default();
     for line in &lines {
-        match Region::open(target, line) {
+        let is_table = line.name == exact::MAPS_NAME;
+        match Region::open(target, line, if is_table { exact::MAPS_NAME } else { MAPS_NAME }) {
             Ok(region) if known(region.key()) => {}
+            Ok(region) if is_table => found.tables.push(region),
             Ok(region) => found.regions.push(region),
             Err(error) => found.refused.push(error),
         }

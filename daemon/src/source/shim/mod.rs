@@ -2,6 +2,7 @@
 //! `finder` finds regions, `region` is the only access to one, `registry` says which are ours, `reader` turns records into events.
 
 mod counters;
+mod exact;
 pub mod finder;
 mod names;
 mod namespace;
@@ -14,11 +15,13 @@ use self::reader::{BEAT_EVERY, Reader};
 use self::registry::{Process, Shared, Stage};
 use super::{Event, EventKind, MonotonicNs};
 use crate::attach::target::Target;
+use crate::exact::Shelf;
 use profiler_protocol::consumer::SCRATCH_BYTES;
 use profiler_protocol::counter;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+pub use self::exact::Opened;
 pub use self::region::RegionError;
 
 /// Live objects that are watched unless told otherwise.
@@ -64,6 +67,7 @@ impl ShimSource {
             shared: Shared {
                 owner,
                 live_objects: live_objects.into(),
+                exact: None,
                 next_id: 0,
                 regions: 0,
                 scratch: vec![0; SCRATCH_BYTES],
@@ -74,6 +78,13 @@ impl ShimSource {
             next_care: now,
             turn: 0,
         }
+    }
+
+    /// Has tables of exact mode opened, too, and laid on `shelf`.
+    #[must_use]
+    pub fn with_exact(mut self, shelf: Shelf) -> Self {
+        self.shared.exact = Some(shelf);
+        self
     }
 
     /// Looks for regions in this process from now on, often at first. To be called for each process of the recording, and

@@ -3,7 +3,7 @@
 
 use crate::attach::target::{MapLine, Target};
 use profiler_protocol::consumer::Memory;
-use profiler_protocol::layout::{MAGIC, MAGIC_AT, MAPS_NAME, OWNER_AT};
+use profiler_protocol::layout::{MAGIC, MAGIC_AT, OWNER_AT};
 use rustix::fs::{
     FileType, FlockOperation, Mode, OFlags, SealFlags, fcntl_get_seals, flock, fstat, fstatfs, open, openat,
     readlinkat,
@@ -65,8 +65,8 @@ pub(crate) struct Region {
 
 impl Region {
     /// Opens the mapping that `line` shows, after checking by a descriptor that gives no access (O_PATH) that it is what it should
-    /// be: opening a device or another service's memory for writing must not be possible by a trick with the map.
-    pub(crate) fn open(target: &Target, line: &MapLine) -> Result<Self, RegionError> {
+    /// be, a memfd called `name`: opening a device or another service's memory for writing must not be possible by a trick with the map.
+    pub(crate) fn open(target: &Target, line: &MapLine, name: &'static str) -> Result<Self, RegionError> {
         let (pid, start) = (target.pid(), line.start);
         let system = |step| move |source| RegionError::System { pid, start, step, source };
         let refuse = |expected, found| RegionError::NotARegion { pid, start, expected, found };
@@ -83,9 +83,9 @@ impl Region {
             return Err(refuse("a file on tmpfs", format!("file system {magic:#x}")));
         }
         let own = format!("/proc/self/fd/{}", path.as_raw_fd());
-        let name = readlinkat(rustix::fs::CWD, &own, Vec::new()).map_err(system("readlink"))?;
-        if name.to_bytes() != MAPS_NAME.as_bytes() {
-            return Err(refuse(MAPS_NAME, crate::attach::target::printable(&name.to_string_lossy())));
+        let found = readlinkat(rustix::fs::CWD, &own, Vec::new()).map_err(system("readlink"))?;
+        if found.to_bytes() != name.as_bytes() {
+            return Err(refuse(name, crate::attach::target::printable(&found.to_string_lossy())));
         }
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = File::from(open(&own, flags, Mode::empty()).map_err(system("open"))?);

@@ -5,11 +5,13 @@
 //! enough, the instance is taken over, or told to leave where we have an instance of our own.
 
 use super::counters::Totals;
+use super::exact::Opened;
 use super::finder::{self, Found};
 use super::namespace::{Threads, monotonic_offset};
 use super::reader::{Context, End, Reader};
 use super::region::{Region, RegionKey};
 use crate::attach::target::Target;
+use crate::exact::Shelf;
 use crate::source::{Event, MonotonicNs, RegionId};
 use profiler_protocol::consumer::{Consumer, LeaseWords};
 use profiler_protocol::layout::State;
@@ -63,6 +65,8 @@ pub(super) struct Shared {
     pub(super) owner: u64,
     /// Live objects each region is to watch.
     pub(super) live_objects: u64,
+    /// Where tables of exact mode are laid, if that was asked for.
+    pub(super) exact: Option<Shelf>,
     pub(super) next_id: u32,
     pub(super) regions: usize,
     pub(super) scratch: Vec<u8>,
@@ -122,7 +126,7 @@ impl Process {
                     || self.unclaimed.iter().any(|other| other.consumer.memory().key() == key)
             };
             match finder::find(&self.target, &known) {
-                Ok(Found { regions, refused }) => {
+                Ok(Found { regions, tables, refused }) => {
                     if let Some(error) = refused.first().filter(|_| !self.told_refusal) {
                         tracing::debug!(%error, "not a region");
                         shared.totals.regions_refused += 1;
@@ -130,6 +134,9 @@ impl Process {
                     }
                     for region in regions {
                         self.meet(region, now, time, shared);
+                    }
+                    for table in tables {
+                        self.meet_table(table, shared);
                     }
                 }
                 Err(_) => self.ended = !self.target.is_alive(),
@@ -165,6 +172,21 @@ impl Process {
                 self.refuse(key);
             }
         }
+    }
+
+    /// A table of exact mode, for as long as its process waits for somebody to open it, and once.
+    fn meet_table(&mut self, table: Region, shared: &Shared) {
+        let key = table.key();
+        let (Some(shelf), Ok(pid)) = (&shared.exact, self.target.namespace_pid()) else {
+            return self.refuse(key);
+        };
+        // Without a magic word the shim is still at work: the next look finds the table again.
+        let Some(table) = Opened::new(table, shared.owner, pid.into()) else { return };
+        let pid = self.target.pid();
+        if !shelf.put(pid, table) {
+            tracing::warn!(pid, "too many processes for exact mode");
+        }
+        self.refuse(key);
     }
 
     fn refuse(&mut self, key: RegionKey) {

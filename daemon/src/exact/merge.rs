@@ -1,0 +1,199 @@
+//! Puts exact values into a profile: per process and type the allocated objects and bytes become the exact ones, split among the stacks of
+//! the objects that the runtime told of by itself. Which stack made which object is known of those only: walking a stack for each would
+//! take some ten times as long as making the object.
+
+use super::{Account, Count};
+use crate::aggregate::key::SampleType;
+use crate::pprof::proto::{Function, Label, Line, Location, Profile, Sample};
+use std::collections::HashMap;
+
+/// Value of the label `sampling` where values are exact.
+pub const EXACT: &str = "exact";
+/// In place of a stack, for types of which no object was told of.
+pub const NO_STACK: &str = "[no stack sampled]";
+
+/// Interns strings of a profile.
+struct Strings {
+    known: HashMap<String, i64>,
+}
+
+impl Strings {
+    fn new(profile: &Profile) -> Self {
+        let numbered = profile.string_table.iter().enumerate();
+        Self { known: numbered.map(|(at, text)| (text.clone(), i64::try_from(at).unwrap_or(0))).collect() }
+    }
+
+    fn number(&mut self, profile: &mut Profile, text: &str) -> i64 {
+        if let Some(&number) = self.known.get(text) {
+            return number;
+        }
+        let number = i64::try_from(profile.string_table.len()).unwrap_or(0);
+        profile.string_table.push(text.to_owned());
+        self.known.insert(text.to_owned(), number);
+        number
+    }
+}
+
+/// Splits `total` in proportion to `weights`; the parts add up to it.
+fn split(total: u64, weights: &[i64]) -> Vec<i64> {
+    let sum: u128 = weights.iter().map(|&weight| u128::from(weight.max(0).unsigned_abs())).sum();
+    let share = |until: u128| match sum {
+        0 => 0,
+        _ => u64::try_from(u128::from(total) * until / sum).unwrap_or(u64::MAX),
+    };
+    let (mut until, mut given) = (0u128, 0u64);
+    let parts = weights.iter().map(|&weight| {
+        until += u128::from(weight.max(0).unsigned_abs());
+        let now = share(until);
+        let part = now.saturating_sub(given);
+        given = now;
+        i64::try_from(part).unwrap_or(i64::MAX)
+    });
+    parts.collect()
+}
+
+/// Puts the exact values of `account` into `profile`.
+pub fn merge(profile: &mut Profile, account: &Account) {
+    let strings = &mut Strings::new(profile);
+    let column = |profile: &Profile, wanted: SampleType| {
+        let name = |at: i64| usize::try_from(at).ok().and_then(|at| profile.string_table.get(at));
+        profile.sample_type.iter().position(|of| name(of.r#type).is_some_and(|name| name == wanted.name()))
+    };
+    let (Some(objects_at), Some(bytes_at)) =
+        (column(profile, SampleType::AllocObjects), column(profile, SampleType::AllocSpace))
+    else {
+        return;
+    };
+    let keys = ["type", "pid", "sampling", EXACT].map(|text| strings.number(profile, text));
+    let [type_key, pid_key, sampling_key, exact] = keys;
+    let mut places: HashMap<(i64, i64), Vec<usize>> = HashMap::new();
+    for (place, sample) in profile.sample.iter().enumerate() {
+        let value = |at: usize| sample.value.get(at).copied().unwrap_or(0);
+        let label = |key: i64| sample.label.iter().find(|label| label.key == key);
+        if let (Some(of), Some(pid)) = (label(type_key), label(pid_key))
+            && (value(objects_at) > 0 || value(bytes_at) > 0)
+        {
+            places.entry((pid.num, of.str)).or_default().push(place);
+        }
+    }
+    let mut no_stack = None;
+    for process in &account.processes {
+        // A name may be that of several types, of different modules: the samples do not tell them apart.
+        let mut by_name: HashMap<&str, Count> = HashMap::new();
+        for of in &process.types {
+            by_name.entry(&of.name).or_default().add(of.allocated);
+        }
+        let mut all: Vec<(&str, Count)> = by_name.into_iter().collect();
+        all.sort_unstable_by_key(|(name, _)| *name);
+        for (name, count) in all {
+            let of = strings.number(profile, &crate::symbolize::pretty::clean(name));
+            let pid = i64::from(process.pid);
+            let Some(found) = places.get(&(pid, of)) else {
+                let location = *no_stack.get_or_insert_with(|| add_location(profile, strings));
+                let mut value = vec![0; profile.sample_type.len()];
+                for (at, amount) in [(objects_at, count.objects), (bytes_at, count.bytes)] {
+                    if let Some(value) = value.get_mut(at) {
+                        *value = i64::try_from(amount).unwrap_or(i64::MAX);
+                    }
+                }
+                let label = vec![
+                    Label { key: pid_key, num: pid, ..Label::default() },
+                    Label { key: type_key, str: of, ..Label::default() },
+                    Label { key: sampling_key, str: exact, ..Label::default() },
+                ];
+                profile.sample.push(Sample { location_id: vec![location], value, label });
+                continue;
+            };
+            for (column, total) in [(objects_at, count.objects), (bytes_at, count.bytes)] {
+                let weight = |place: &usize| {
+                    profile
+                        .sample
+                        .get(*place)
+                        .and_then(|sample| sample.value.get(column))
+                        .copied()
+                        .unwrap_or(0)
+                };
+                let weights: Vec<i64> = found.iter().map(weight).collect();
+                for (place, part) in found.iter().zip(split(total, &weights)) {
+                    let sample = profile.sample.get_mut(*place);
+                    if let Some(value) = sample.and_then(|sample| sample.value.get_mut(column)) {
+                        *value = part;
+                    }
+                }
+            }
+            for place in found {
+                let labels = profile.sample.get_mut(*place).into_iter().flat_map(|sample| &mut sample.label);
+                labels.filter(|label| label.key == sampling_key).for_each(|label| label.str = exact);
+            }
+        }
+    }
+}
+
+fn add_location(profile: &mut Profile, strings: &mut Strings) -> u64 {
+    let name = strings.number(profile, NO_STACK);
+    let function = profile.function.iter().map(|function| function.id).max().unwrap_or(0) + 1;
+    let location = profile.location.iter().map(|location| location.id).max().unwrap_or(0) + 1;
+    profile.function.push(Function { id: function, name, system_name: name, ..Function::default() });
+    let line = vec![Line { function_id: function, ..Line::default() }];
+    profile.location.push(Location { id: location, line, ..Location::default() });
+    location
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{EXACT, NO_STACK, merge, split};
+    use crate::exact::{Account, Count, Process, Type};
+    use crate::pprof::proto::{Label, Profile, Sample, ValueType};
+    use crate::report::stacks::Stacks;
+    use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, proptest};
+
+    proptest! {
+        #[test]
+        fn parts_add_up_to_the_whole(
+            total in any::<u64>().prop_map(|n| n >> 1),
+            weights in prop::collection::vec(0i64..1 << 40, 1..50),
+        ) {
+            let parts = split(total, &weights);
+            let sum: i128 = parts.iter().map(|&part| i128::from(part)).sum();
+            let any = weights.iter().any(|&weight| weight > 0);
+            prop_assert_eq!(sum, if any { i128::from(total) } else { 0 });
+            prop_assert!(parts.iter().zip(&weights).all(|(&part, &weight)| weight > 0 || part == 0));
+        }
+    }
+
+    #[test]
+    fn sampled_stacks_get_exact_values_and_types_without_a_sample_a_place() {
+        let strings = ["", "alloc_objects", "alloc_space", "type", "pid", "sampling", "random", "A", "cpu"];
+        let label = |key, str, num| Label { key, str, num, ..Label::default() };
+        let sample = |objects, bytes| Sample {
+            value: vec![0, objects, bytes],
+            label: vec![label(4, 0, 9), label(3, 7, 0), label(5, 6, 0)],
+            ..Sample::default()
+        };
+        let mut profile = Profile {
+            string_table: strings.map(str::to_owned).to_vec(),
+            sample_type: [8, 1, 2].map(|r#type| ValueType { r#type, unit: 0 }).to_vec(),
+            // The last one is of objects alive.
+            sample: vec![sample(10, 100), sample(30, 300), sample(0, 0)],
+            ..Profile::default()
+        };
+        let of = |name: &str, objects, bytes| Type {
+            name: name.to_owned(),
+            allocated: Count { objects, bytes },
+            ..Type::default()
+        };
+        let types = vec![of("A", 4, 1001), of("B", 7, 70)];
+        let account = Account {
+            processes: vec![Process { pid: 9, types, ..Process::default() }],
+            ..Account::default()
+        };
+        merge(&mut profile, &account);
+        let values: Vec<&[i64]> = profile.sample.iter().map(|sample| &sample.value[1..]).collect();
+        assert_eq!(values, [&[1, 250][..], &[3, 751], &[0, 0], &[7, 70]]);
+        let stacks = Stacks::new(&profile);
+        let of: Vec<_> = stacks.samples().map(|sample| stacks.label(sample, "sampling")).collect();
+        assert_eq!(of, [Some(EXACT), Some(EXACT), Some("random"), Some(EXACT)]);
+        let last = profile.sample.last().unwrap();
+        assert_eq!(stacks.frames(last).map(|frame| &*frame.name).collect::<Vec<_>>(), [NO_STACK]);
+    }
+}

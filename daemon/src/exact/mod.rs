@@ -1,0 +1,275 @@
+//! Exact mode (`record --exact`): the tables in which started processes count every object of theirs. `table` reads one as hostile input,
+//! [`Account`] is what came of it and the JSON file, `summary` prints that for a person, `merge` puts it into the profile.
+//! Who opens the tables is `source/shim`, which knows the processes; it lays them on a [`Shelf`].
+
+pub mod merge;
+pub mod summary;
+pub mod table;
+
+use crate::process::{is_running, start_ticks};
+use crate::source::shim::Opened;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Processes with a table, at most.
+const PROCESSES: usize = 256;
+/// Version of the JSON file.
+pub const VERSION: u32 = 1;
+
+/// One process's table, open: it can be read when the process is long gone.
+#[derive(Debug)]
+pub struct Source {
+    pid: u32,
+    start_ticks: Option<u64>,
+    table: Opened,
+}
+
+impl Source {
+    fn is_running(&self) -> bool {
+        is_running(self.pid, self.start_ticks)
+    }
+}
+
+/// The tables of one recording, shared by the thread that finds them and the one that reads them at the end.
+#[derive(Clone, Debug, Default)]
+pub struct Shelf(Arc<Mutex<Vec<Source>>>);
+
+impl Shelf {
+    /// Lays a table on it. False when there is no room: its process then runs on without being counted.
+    pub(crate) fn put(&self, pid: u32, table: Opened) -> bool {
+        let mut sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if sources.len() >= PROCESSES || !table.accept() {
+            return false;
+        }
+        sources.push(Source { pid, start_ticks: start_ticks(pid), table });
+        true
+    }
+
+    /// Reads all of them.
+    #[must_use]
+    pub fn read(&self, command: &[String]) -> Account {
+        let sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut account = Account { version: VERSION, command: command.to_vec(), ..Account::default() };
+        for source in sources.iter() {
+            match table::read(source) {
+                Ok(process) => account.processes.push(process),
+                Err(error) => account.unreadable.push(format!("pid {}: {error}", source.pid)),
+            }
+        }
+        account
+    }
+}
+
+/// The JSON file beside a profile: `app.pb.gz` has `app.exact.json`.
+#[must_use]
+pub fn path_beside(profile: &Path) -> PathBuf {
+    let mut name: OsString = profile.file_name().unwrap_or_default().to_owned();
+    let text = name.to_string_lossy().into_owned();
+    let known = [".pb.gz", ".pprof.gz", ".pprof", ".pb", ".gz"];
+    if let Some(stem) = known.iter().find_map(|end| text.strip_suffix(end)).filter(|stem| !stem.is_empty()) {
+        name = stem.into();
+    }
+    name.push(".exact.json");
+    profile.with_file_name(name)
+}
+
+/// What exact mode knows of one recording.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Account {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Each .NET process, in the order they started.
+    pub processes: Vec<Process>,
+    /// Processes whose table made no sense, and why.
+    pub unreadable: Vec<String>,
+}
+
+/// How the counting of a process ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// It ended of its own accord: all of it is counted.
+    #[default]
+    Ended,
+    /// It still ran when the recording ended.
+    Running,
+    /// It was killed or crashed: what it allocated after `counted_until_ns` is not counted, a second at most.
+    Killed,
+    /// The runtime refused to be counted.
+    Declined,
+}
+
+/// One process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its pid.
+    pub pid: u32,
+    /// Version of its runtime.
+    pub runtime: String,
+    /// How it ended.
+    pub ending: Ending,
+    /// Nanoseconds from the first instruction that was counted to the last.
+    pub counted_ns: u64,
+    /// Objects allocated.
+    pub objects: u64,
+    /// Their bytes: header included, rounded up to 8.
+    pub bytes: u64,
+    /// CPU time of the process, user and system, if it could be read.
+    pub cpu_ns: Option<u64>,
+    /// Nanoseconds that exact mode added to collections.
+    pub own_ns: u64,
+    /// What could not be counted as it should be: name and number of each; empty when nothing.
+    pub losses: BTreeMap<String, u64>,
+    /// Its types, most bytes first.
+    pub types: Vec<Type>,
+    /// Its collections, in order.
+    pub collections: Vec<Collection>,
+}
+
+/// Objects and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Count {
+    /// Objects.
+    pub objects: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Count {
+    fn add(&mut self, other: Self) {
+        self.objects = self.objects.saturating_add(other.objects);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+    }
+
+    fn less(self, other: Self) -> Self {
+        Self {
+            objects: self.objects.saturating_sub(other.objects),
+            bytes: self.bytes.saturating_sub(other.bytes),
+        }
+    }
+}
+
+/// One type.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Type {
+    /// Its name, with type arguments.
+    pub name: String,
+    /// Its module's file name.
+    pub module: String,
+    /// Allocated.
+    pub allocated: Count,
+    /// Found dead by collections.
+    pub dead: Count,
+    /// Not found dead: alive, or not looked at since.
+    pub left: Count,
+    /// Objects that survived at least one collection.
+    pub survivors: Count,
+    /// An object counts for each collection that looked at it and left it alive.
+    pub survivals: Count,
+    /// Times an object was moved.
+    pub moves: Count,
+    /// Objects that came to generation 1.
+    pub promoted_to_1: u64,
+    /// Objects that came to generation 2.
+    pub promoted_to_2: u64,
+    /// Times an object was queued for its finalizer.
+    pub finalizable: u64,
+    /// Times an object was still alive when it had left that queue.
+    pub resurrected: u64,
+    /// The dead by the number of collections they lived through.
+    pub died_after_collections: Vec<Lifetime>,
+    /// The dead by the milliseconds they lived.
+    pub died_after_ms: Vec<Lifetime>,
+    /// What survived each collection that anything survived.
+    pub per_collection: Vec<Survival>,
+}
+
+/// Dead objects of about the same lifetime.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lifetime {
+    /// Shortest.
+    pub from: u32,
+    /// Longest; absent for the last bucket, which has no end.
+    pub to: Option<u32>,
+    /// How many.
+    pub objects: u64,
+}
+
+/// What of a type survived one collection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Survival {
+    /// Place of the collection in the list.
+    pub collection: u32,
+    /// Objects.
+    pub objects: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Of the objects, those that were moved.
+    pub moved: u64,
+}
+
+/// One collection.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Collection {
+    /// Its place in the list.
+    pub index: u32,
+    /// The runtime's number of it, where its event was seen.
+    pub number: Option<u32>,
+    /// Highest generation it collected.
+    pub generation: u8,
+    /// Why: the runtime's word, or `induced` and `other` where its event was not seen.
+    pub reason: String,
+    /// When it began, nanoseconds since the start of the counting.
+    pub began_ns: u64,
+    /// From the suspension of the threads until they ran again, exact mode's own work taken away; absent where one of the two is not known.
+    pub pause_ns: Option<u64>,
+    /// Of the collection itself, exact mode's own work taken away.
+    pub took_ns: u64,
+    /// Exact mode's own work in it.
+    pub own_ns: u64,
+    /// Allocated since the one before.
+    pub allocated: Count,
+    /// Looked at and left alive.
+    pub survived: Count,
+    /// Found dead.
+    pub dead: Count,
+    /// Survivors that were moved.
+    pub moved: Count,
+    /// Survivors that came to generation 1.
+    pub promoted_to_1: u64,
+    /// Survivors that came to generation 2.
+    pub promoted_to_2: u64,
+    /// Objects queued for their finalizer.
+    pub finalizable: u64,
+    /// Objects that had left that queue and are alive.
+    pub resurrected: u64,
+    /// Bytes of the heap in use before it, free space between objects included.
+    pub heap_before: u64,
+    /// The same after it.
+    pub heap_after: u64,
+    /// Bytes of objects not known to be dead after it; what is missing to `heap_after` is fragmentation.
+    pub objects_after: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::path_beside;
+    use std::path::Path;
+
+    #[test]
+    fn the_account_lies_beside_its_profile() {
+        for (profile, beside) in [
+            ("perfusion.pb.gz", "perfusion.exact.json"),
+            ("/a/b.c/x.pprof", "/a/b.c/x.exact.json"),
+            ("plain", "plain.exact.json"),
+            (".pb.gz", ".pb.gz.exact.json"),
+        ] {
+            assert_eq!(path_beside(Path::new(profile)), Path::new(beside));
+        }
+    }
+}

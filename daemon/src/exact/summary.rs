@@ -1,0 +1,347 @@
+//! An [`Account`] for a person: from what it is and whether it is whole, through what it cost and what collections did, to the types.
+
+use super::{Account, Collection, Count, Ending, Lifetime, Process, Type};
+use crate::report::top::fit;
+use crate::report::units::{grouped, human, percent};
+use profiler_protocol::exact::LOSSES;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// What one object costs beyond an ordinary allocation, the runtime's part included: the middle of what docs/memory.md measured.
+const OBJECT_NS: f64 = 130.0;
+
+/// How it is shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Rows of each table.
+    pub rows: usize,
+    /// Columns of the terminal; none: names are not cut.
+    pub width: Option<usize>,
+}
+
+fn count(number: u64) -> String {
+    grouped(i64::try_from(number).unwrap_or(i64::MAX))
+}
+
+fn bytes(number: u64) -> String {
+    human(i64::try_from(number).unwrap_or(i64::MAX), "bytes")
+}
+
+fn time(ns: u64) -> String {
+    human(i64::try_from(ns).unwrap_or(i64::MAX), "nanoseconds")
+}
+
+fn share(part: u64, whole: u64) -> String {
+    percent(i64::try_from(part).unwrap_or(i64::MAX), i64::try_from(whole).unwrap_or(i64::MAX))
+}
+
+fn both(of: Count) -> String {
+    format!("{} ({})", count(of.objects), bytes(of.bytes))
+}
+
+/// The whole text.
+#[must_use]
+pub fn text(account: &Account, options: Options) -> String {
+    let mut text = String::new();
+    let mut line = |content: &str| writeln!(text, "{content}").unwrap_or_default();
+    line(&format!("exact mode: every object of {}", account.command.join(" ")));
+    for problem in &account.unreadable {
+        line(&format!("not counted: {problem}"));
+    }
+    if account.processes.is_empty() {
+        line("no .NET runtime loaded the profiler: nothing was counted");
+    }
+    for process in &account.processes {
+        line("");
+        for content in of_process(process, options) {
+            line(&content);
+        }
+    }
+    text
+}
+
+/// What a person is told right after the recording: one line a process.
+#[must_use]
+pub fn lines(account: &Account) -> Vec<String> {
+    let mut lines: Vec<String> = account.unreadable.iter().map(|why| format!("exact: {why}")).collect();
+    if account.processes.is_empty() {
+        lines.push(
+            "exact: no .NET runtime loaded the profiler: no .NET program, or one with DOTNET_EnableDiagnostics(_Profiler)=0".to_owned(),
+        );
+    }
+    lines.extend(account.processes.iter().map(|process| {
+        format!(
+            "exact: pid {}, .NET {}: {} objects, {}, {} types, {} collections; {}; {}",
+            process.pid,
+            process.runtime,
+            count(process.objects),
+            bytes(process.bytes),
+            process.types.len(),
+            process.collections.len(),
+            lost(process),
+            slowdown(process)
+        )
+    }));
+    lines
+}
+
+/// One line: whether everything was counted.
+fn lost(process: &Process) -> String {
+    let all: Vec<String> = process
+        .losses
+        .iter()
+        .map(|(name, number)| {
+            let meaning = LOSSES.iter().find(|(_, known, _)| known == name).map_or("", |(.., text)| text);
+            format!("{} {name} ({meaning})", count(*number))
+        })
+        .collect();
+    if all.is_empty() { "nothing was lost".to_owned() } else { format!("LOST: {}", all.join("; ")) }
+}
+
+/// One line: what exact mode cost. Its work in collections is measured; what a single object costs is not measured in the recording,
+/// since reading a clock twice costs more than that.
+fn slowdown(process: &Process) -> String {
+    let objects_ns = process.objects as f64 * OBJECT_NS;
+    let own = format!("its own work in collections took {}", time(process.own_ns));
+    let Some(cpu_ns) = process.cpu_ns.filter(|ns| *ns > 0) else { return own };
+    let cost_ns = objects_ns + process.own_ns as f64;
+    let rest_ns = (cpu_ns as f64 - cost_ns).max(cpu_ns as f64 * 0.05);
+    format!(
+        "about {:.1} times the CPU time of an ordinary run (of {} some {} for objects at {OBJECT_NS} ns, an estimate; {own})",
+        cpu_ns as f64 / rest_ns,
+        time(cpu_ns),
+        time(objects_ns.min(cpu_ns as f64).round() as u64)
+    )
+}
+
+fn of_process(process: &Process, options: Options) -> Vec<String> {
+    let mut lines = vec![format!(
+        "pid {}, .NET {}, {}",
+        process.pid,
+        process.runtime,
+        match process.ending {
+            Ending::Ended => format!("from its first instruction to its end, {}", time(process.counted_ns)),
+            Ending::Running => format!("its first {}; it went on", time(process.counted_ns)),
+            Ending::Killed => format!(
+                "its first {}; it was killed or crashed: what it allocated after that, within a second, is missing",
+                time(process.counted_ns)
+            ),
+            Ending::Declined => "which its runtime did not let be counted".to_owned(),
+        }
+    )];
+    let left = process.types.iter().fold(Count::default(), |mut sum, of| {
+        sum.add(of.left);
+        sum
+    });
+    lines.push(format!("  allocated  {} objects, {}", count(process.objects), bytes(process.bytes)));
+    lines.push(format!("  left       {}: alive, or not looked at by a collection since", both(left)));
+    lines.push(format!("  whole      {}", lost(process)));
+    lines.push(format!("  slowdown   {}; no collection ran in the background", slowdown(process)));
+    lines.push(String::new());
+    lines.extend(collections(&process.collections, process.counted_ns, options.rows));
+    lines.push(String::new());
+    lines.extend(lives(&process.types));
+    lines.push(String::new());
+    lines.extend(types(&process.types, options));
+    lines
+}
+
+fn pause_ns(of: &Collection) -> u64 {
+    of.pause_ns.unwrap_or(of.took_ns)
+}
+
+fn collections(all: &[Collection], counted_ns: u64, rows: usize) -> Vec<String> {
+    if all.is_empty() {
+        return vec!["collections: none".to_owned()];
+    }
+    let total = all.iter().map(pause_ns).fold(0, u64::saturating_add);
+    let mut lines = vec![format!(
+        "collections: {}, pauses of {} in all ({} of the time), exact mode's own work taken away",
+        all.len(),
+        time(total),
+        share(total, counted_ns)
+    )];
+    lines.push(format!(
+        "  {:<34} {:>6} {:>10} {:>10}  {:>12} {:>12} {:>12}",
+        "generation, reason", "count", "pauses", "longest", "survived", "dead", "moved"
+    ));
+    let mut groups: BTreeMap<(u8, &str), Vec<&Collection>> = BTreeMap::new();
+    for of in all {
+        groups.entry((of.generation, &of.reason)).or_default().push(of);
+    }
+    for ((generation, reason), of) in groups {
+        let sum = |what: fn(&Collection) -> u64| of.iter().map(|one| what(one)).fold(0, u64::saturating_add);
+        lines.push(format!(
+            "  {:<34} {:>6} {:>10} {:>10}  {:>12} {:>12} {:>12}",
+            format!("{generation}, {reason}"),
+            of.len(),
+            time(sum(pause_ns)),
+            time(of.iter().map(|one| pause_ns(one)).max().unwrap_or(0)),
+            bytes(sum(|one| one.survived.bytes)),
+            bytes(sum(|one| one.dead.bytes)),
+            bytes(sum(|one| one.moved.bytes)),
+        ));
+    }
+    let mut longest: Vec<&Collection> = all.iter().collect();
+    longest.sort_by_key(|of| std::cmp::Reverse(pause_ns(of)));
+    longest.truncate(rows);
+    longest.sort_by_key(|of| of.index);
+    lines.push(String::new());
+    lines.push(match all.len() > longest.len() {
+        true => format!("the {} longest (all are in the JSON file)", longest.len()),
+        false => "each of them".to_owned(),
+    });
+    lines.push(format!(
+        "  {:>6} {:>10} {:>3} {:<26} {:>10}  {:>12} {:>12} {:>12} {:>12}  {:>9} {:>9}",
+        "number",
+        "at",
+        "gen",
+        "reason",
+        "pause",
+        "new objects",
+        "survived",
+        "to gen 1",
+        "to gen 2",
+        "heap",
+        "free"
+    ));
+    for of in longest {
+        lines.push(format!(
+            "  {:>6} {:>10} {:>3} {:<26} {:>10}  {:>12} {:>12} {:>12} {:>12}  {:>9} {:>9}",
+            of.index.saturating_add(1),
+            time(of.began_ns),
+            of.generation,
+            fit(&of.reason, "", Some(26)).0,
+            time(pause_ns(of)),
+            count(of.allocated.objects),
+            count(of.survived.objects),
+            count(of.promoted_to_1),
+            count(of.promoted_to_2),
+            bytes(of.heap_after),
+            share(of.heap_after.saturating_sub(of.objects_after), of.heap_after),
+        ));
+    }
+    lines
+}
+
+/// How long objects lived, all types together.
+fn lives(types: &[Type]) -> Vec<String> {
+    let table = |unit: &str, of: fn(&Type) -> &Vec<Lifetime>| {
+        let mut sums: BTreeMap<u32, (Option<u32>, u64)> = BTreeMap::new();
+        for lifetime in types.iter().flat_map(of) {
+            let sum = sums.entry(lifetime.from).or_insert((lifetime.to, 0));
+            sum.1 = sum.1.saturating_add(lifetime.objects);
+        }
+        let all = sums.values().fold(0, |sum: u64, (_, objects)| sum.saturating_add(*objects));
+        let mut lines = Vec::new();
+        for (from, (to, objects)) in sums {
+            let span = match to {
+                Some(to) if to == from => from.to_string(),
+                Some(to) => format!("{from} to {to}"),
+                None => format!("{from} or more"),
+            };
+            lines.push(format!("  {span:>18} {unit:<12} {:>14} {:>7}", count(objects), share(objects, all)));
+        }
+        lines
+    };
+    let mut lines = vec!["lifetimes of the dead".to_owned()];
+    lines.extend(table("collections", |of| &of.died_after_collections));
+    lines.extend(table("ms", |of| &of.died_after_ms));
+    lines
+}
+
+fn types(types: &[Type], options: Options) -> Vec<String> {
+    let shown = types.len().min(options.rows);
+    let mut lines = vec![
+        format!("types: {shown} of {}, most bytes first", types.len()),
+        format!(
+            "  {:>14} {:>10} {:>12} {:>10} {:>12} {:>10} {:>10} {:>12} {:>9}  type",
+            "objects", "bytes", "survivors", "moves", "to gen 1", "to gen 2", "finalized", "left", "left"
+        ),
+    ];
+    for of in types.iter().take(shown) {
+        let numbers = format!(
+            "  {:>14} {:>10} {:>12} {:>10} {:>12} {:>10} {:>10} {:>12} {:>9}  ",
+            count(of.allocated.objects),
+            bytes(of.allocated.bytes),
+            count(of.survivors.objects),
+            count(of.moves.objects),
+            count(of.promoted_to_1),
+            count(of.promoted_to_2),
+            match of.resurrected {
+                0 => count(of.finalizable),
+                resurrected => format!("{} +{}", count(of.finalizable), count(resurrected)),
+            },
+            count(of.left.objects),
+            bytes(of.left.bytes),
+        );
+        let room = options.width.map(|width| width.saturating_sub(numbers.chars().count()));
+        let (name, module) = fit(&of.name, &of.module, room);
+        lines.push(format!("{numbers}{name}{}{module}", if module.is_empty() { "" } else { "  " }));
+    }
+    lines.push(
+        "survivors: objects that survived a collection; finalized: queued for the finalizer, +n: and alive after that"
+            .to_owned(),
+    );
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Options, lines, text};
+    use crate::exact::{Account, Collection, Count, Ending, Lifetime, Process, Type};
+
+    fn account() -> Account {
+        let of = Type {
+            name: "Shop.Order".to_owned(),
+            module: "shop.dll".to_owned(),
+            allocated: Count { objects: 1_000_000, bytes: 24_000_000 },
+            left: Count { objects: 12, bytes: 288 },
+            finalizable: 7,
+            resurrected: 2,
+            died_after_collections: vec![Lifetime { from: 2, to: Some(3), objects: 5 }],
+            ..Type::default()
+        };
+        let collection = Collection { generation: 2, reason: "induced".to_owned(), ..Collection::default() };
+        let process = Process {
+            pid: 42,
+            runtime: "10.0.1".to_owned(),
+            objects: 1_000_000,
+            bytes: 24_000_000,
+            types: vec![of],
+            collections: vec![collection],
+            ..Process::default()
+        };
+        Account { command: vec!["shop".to_owned()], processes: vec![process], ..Account::default() }
+    }
+
+    #[test]
+    fn a_person_reads_what_was_counted_and_whether_that_is_all() {
+        let text = text(&account(), Options { rows: 5, width: None });
+        for part in [
+            "every object of shop",
+            "1,000,000 objects, 22.9 MiB",
+            "nothing was lost",
+            "2, induced",
+            "2 to 3 collections",
+            "7 +2",
+            "Shop.Order  shop.dll",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn losses_and_a_violent_end_are_told() {
+        let mut account = account();
+        account.processes[0].losses.insert("memory".to_owned(), 3);
+        account.processes[0].ending = Ending::Killed;
+        let text = text(&account, Options { rows: 5, width: Some(80) });
+        assert!(
+            text.contains("LOST: 3 memory (objects not counted") && text.contains("killed or crashed"),
+            "{text}"
+        );
+        let none = lines(&Account::default());
+        assert!(none[0].contains("no .NET runtime"), "{none:?}");
+    }
+}

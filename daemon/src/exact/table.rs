@@ -1,0 +1,368 @@
+//! Reads one process's table (`profiler_protocol::exact`). Every number may be a lie: all are bounded, and names are made printable.
+
+use super::{Collection, Count, Ending, Lifetime, Process, Source, Survival, Type};
+use crate::source::shim::Opened;
+use profiler_protocol::exact::{
+    COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, LOSSES, MAGIC, MOST_COLLECTIONS, MOST_SURVIVALS,
+    MOST_TYPES, NAME_BYTES, NAMES_AT, SURVIVAL_WORDS, SURVIVALS_AT, TABLE_BYTES, TIME_BUCKETS, TYPE_WORDS,
+    TYPES_AT, VERSION, head, loss, of_collection as row, of_type, state,
+};
+use profiler_protocol::layout::unpack_runtime;
+use std::collections::HashMap;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// How long a process is given to bring its counts up to date: it looks every millisecond.
+const ANSWER: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(2);
+/// Tries to read numbers that belong together.
+const TRIES: usize = 50;
+/// GCReason of the runtime (clretwall.man, GCReasonMap).
+const REASONS: [&str; 15] = [
+    "small object allocation",
+    "induced",
+    "low memory",
+    "empty",
+    "large object allocation",
+    "out of space for small objects",
+    "out of space for large objects",
+    "induced, not forced",
+    "stress",
+    "induced by low memory",
+    "induced, compacting",
+    "low memory of the host",
+    "provisional mode full collection",
+    "bad continuations of a collection",
+    "pinned object allocation",
+];
+
+/// Why a table cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// A read failed.
+    #[error("its table cannot be read: {0}")]
+    Read(#[from] io::Error),
+    /// Something else.
+    #[error("its table has {what} {found:#x}, expected {expected:#x}")]
+    NotATable {
+        /// Which word.
+        what: &'static str,
+        /// What it should be.
+        expected: u64,
+        /// What it is.
+        found: u64,
+    },
+}
+
+/// Words read from a table at once.
+struct Words(Vec<u64>);
+
+impl Words {
+    fn read(table: &Opened, at: usize, count: usize) -> Result<Self, io::Error> {
+        let mut bytes = vec![0; count.saturating_mul(8)];
+        table.read(at, &mut bytes)?;
+        let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
+        Ok(Self(words.collect()))
+    }
+
+    fn get(&self, at: usize) -> u64 {
+        self.0.get(at).copied().unwrap_or(0)
+    }
+
+    fn rows(&self, words: usize) -> impl Iterator<Item = Words> {
+        self.0.chunks_exact(words).map(|row| Words(row.to_vec()))
+    }
+}
+
+/// All parts of a table as they were at one moment.
+struct Copied {
+    head: Words,
+    types: Words,
+    names: Words,
+    collections: Words,
+    survivals: Words,
+}
+
+fn bounded(number: u64, most: usize) -> usize {
+    usize::try_from(number).unwrap_or(most).min(most)
+}
+
+fn copy(table: &Opened) -> Result<Copied, TableError> {
+    let head = Words::read(table, 0, head::READER)?;
+    let expect = |what, at, expected: u64| match head.get(at) {
+        found if found == expected => Ok(()),
+        found => Err(TableError::NotATable { what, expected, found }),
+    };
+    expect("magic", head::MAGIC, MAGIC)?;
+    expect("version", head::VERSION, VERSION)?;
+    expect("size", head::BYTES, u64::try_from(TABLE_BYTES).unwrap_or(0))?;
+    let types = bounded(head.get(head::TYPES), MOST_TYPES);
+    let names = bounded(head.get(head::NAMES), NAME_BYTES).div_ceil(8);
+    let collections = bounded(head.get(head::COLLECTIONS), MOST_COLLECTIONS);
+    let survivals = bounded(head.get(head::SURVIVALS), MOST_SURVIVALS);
+    Ok(Copied {
+        types: Words::read(table, TYPES_AT, types * TYPE_WORDS)?,
+        names: Words::read(table, NAMES_AT, names)?,
+        collections: Words::read(table, COLLECTIONS_AT, collections * COLLECTION_WORDS)?,
+        survivals: Words::read(table, SURVIVALS_AT, survivals * SURVIVAL_WORDS)?,
+        head,
+    })
+}
+
+/// A copy whose sequence word was even and the same before and after; the last try, whatever that was, for a process that never rests or
+/// was killed in the midst of a change.
+fn copy_whole(table: &Opened) -> Result<Copied, TableError> {
+    let mut tries = 0;
+    loop {
+        let copied = copy(table)?;
+        tries += 1;
+        let sequence = copied.head.get(head::SEQUENCE);
+        if tries >= TRIES || sequence % 2 == 0 && table.word(head::SEQUENCE)? == sequence {
+            return Ok(copied);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Reads what one process has counted so far; brings it up to date first when the process runs.
+pub(super) fn read(source: &Source) -> Result<Process, TableError> {
+    let table = &source.table;
+    if source.is_running() && table.word(head::STATE)? == state::COUNTING {
+        let asked = table.word(head::ASKED)?.wrapping_add(1);
+        table.set(head::ASKED, asked)?;
+        let begin = Instant::now();
+        while table.word(head::ANSWERED)? != asked && begin.elapsed() < ANSWER && source.is_running() {
+            std::thread::sleep(LOOK);
+        }
+    }
+    let copied = copy_whole(table)?;
+    Ok(account(&copied, source.pid, source.is_running()))
+}
+
+fn account(copied: &Copied, pid: u32, is_running: bool) -> Process {
+    let head = |at: usize| copied.head.get(at);
+    let (major, minor, build, _) = unpack_runtime(head(head::RUNTIME));
+    let began_ns = head(head::STARTED_NS);
+    let mut losses: Vec<(String, u64)> =
+        LOSSES.iter().map(|(word, name, _)| ((*name).to_owned(), head(head::LOSSES + word))).collect();
+    // Row 0 has the objects of types beyond the table.
+    if let Some((_, types)) = losses.get_mut(loss::TYPES) {
+        *types = copied.types.get(of_type::OBJECTS);
+    }
+    Process {
+        pid,
+        runtime: format!("{major}.{minor}.{build}"),
+        ending: match head(head::STATE) {
+            state::ENDED => Ending::Ended,
+            state::COUNTING if is_running => Ending::Running,
+            state::COUNTING => Ending::Killed,
+            _ => Ending::Declined,
+        },
+        counted_ns: head(head::COUNTED_NS).saturating_sub(began_ns),
+        objects: head(head::OBJECTS),
+        bytes: head(head::OBJECT_BYTES),
+        cpu_ns: None,
+        own_ns: head(head::OWN_NS),
+        losses: losses.into_iter().filter(|(_, count)| *count > 0).collect(),
+        types: types(copied),
+        collections: copied
+            .collections
+            .rows(COLLECTION_WORDS)
+            .enumerate()
+            .map(|(index, words)| collection(index, &words, began_ns))
+            .collect(),
+    }
+}
+
+fn count(words: &Words, objects: usize, bytes: usize) -> Count {
+    Count { objects: words.get(objects), bytes: words.get(bytes) }
+}
+
+fn collection(index: usize, words: &Words, began_ns: u64) -> Collection {
+    let [generation, is_known, reason, _, induced, ..] = words.get(row::WHAT).to_le_bytes();
+    let is_known = is_known != 0;
+    let told = is_known.then(|| REASONS.get(usize::from(reason))).flatten();
+    let own_ns = words.get(row::OWN_NS);
+    let between = |from: usize, to: usize, own_ns: u64| {
+        words.get(to).saturating_sub(words.get(from)).saturating_sub(own_ns)
+    };
+    let pause_known = words.get(row::SUSPENDING_NS) != 0 && words.get(row::RESUMED_NS) != 0;
+    Collection {
+        index: u32::try_from(index).unwrap_or(u32::MAX),
+        number: is_known.then(|| u32::try_from(words.get(row::NUMBER)).unwrap_or(u32::MAX)),
+        generation: generation.min(2),
+        reason: match (told, induced) {
+            (Some(word), _) => (*word).to_owned(),
+            (None, 1) => "induced".to_owned(),
+            (None, _) => "other".to_owned(),
+        },
+        began_ns: words.get(row::BEGAN_NS).saturating_sub(began_ns),
+        pause_ns: pause_known.then(|| between(row::SUSPENDING_NS, row::RESUMED_NS, own_ns)),
+        took_ns: between(row::BEGAN_NS, row::ENDED_NS, 0),
+        own_ns,
+        allocated: count(words, row::NEW_OBJECTS, row::NEW_BYTES),
+        survived: count(words, row::SURVIVED, row::SURVIVED_BYTES),
+        dead: count(words, row::DEAD, row::DEAD_BYTES),
+        moved: count(words, row::MOVED, row::MOVED_BYTES),
+        promoted_to_1: words.get(row::PROMOTED_1),
+        promoted_to_2: words.get(row::PROMOTED_2),
+        finalizable: words.get(row::FINALIZABLE),
+        resurrected: words.get(row::RESURRECTED),
+        heap_before: words.get(row::HEAP_BEFORE),
+        heap_after: words.get(row::HEAP_AFTER),
+        objects_after: words.get(row::OBJECTS_AFTER),
+    }
+}
+
+/// Rows of the same name and module are one type: a type that was loaded anew, or met by two threads at once.
+fn types(copied: &Copied) -> Vec<Type> {
+    let names: Vec<u8> = copied.names.0.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let mut types: Vec<Type> = Vec::new();
+    let mut places: HashMap<(String, String), usize> = HashMap::new();
+    let mut of_row = Vec::new();
+    for (number, words) in copied.types.rows(TYPE_WORDS).enumerate() {
+        let (name, module) = match number {
+            0 => ("[other types]".to_owned(), String::new()),
+            _ => name(&names, words.get(of_type::NAME)),
+        };
+        let place = *places.entry((name.clone(), module.clone())).or_insert(types.len());
+        if place == types.len() {
+            types.push(Type { name, module, ..Type::default() });
+        }
+        of_row.push(place);
+        if let Some(of) = types.get_mut(place) {
+            add(of, &words);
+        }
+    }
+    for entry in copied.survivals.rows(SURVIVAL_WORDS) {
+        let [collection, row] = [entry.get(0) & 0xffff_ffff, entry.get(0) >> 32];
+        let place = usize::try_from(row).ok().and_then(|row| of_row.get(row));
+        let Some(of) = place.and_then(|&place| types.get_mut(place)) else { continue };
+        let collection = u32::try_from(collection).unwrap_or(u32::MAX);
+        let more = Survival { collection, objects: entry.get(1), bytes: entry.get(2), moved: entry.get(3) };
+        match of.per_collection.last_mut().filter(|last| last.collection == collection) {
+            Some(last) => {
+                last.objects = last.objects.saturating_add(more.objects);
+                last.bytes = last.bytes.saturating_add(more.bytes);
+                last.moved = last.moved.saturating_add(more.moved);
+            }
+            None => of.per_collection.push(more),
+        }
+    }
+    for of in &mut types {
+        of.left = of.allocated.less(of.dead);
+    }
+    types.retain(|of| of.allocated.objects > 0);
+    types.sort_by(|a, b| b.allocated.bytes.cmp(&a.allocated.bytes).then_with(|| a.name.cmp(&b.name)));
+    types
+}
+
+fn name(names: &[u8], word: u64) -> (String, String) {
+    let half = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+    let (at, bytes, module) = (half(word & 0xffff_ffff), half(word >> 32 & 0xffff), half(word >> 48));
+    let text = |from: usize, bytes: usize| {
+        let end = from.saturating_add(bytes);
+        crate::attach::target::printable(&String::from_utf8_lossy(names.get(from..end).unwrap_or(&[])))
+    };
+    match bytes {
+        0 => ("[unknown type]".to_owned(), String::new()),
+        _ => (text(at, bytes), text(at.saturating_add(bytes), module)),
+    }
+}
+
+fn add(of: &mut Type, words: &Words) {
+    of.allocated.add(count(words, of_type::OBJECTS, of_type::BYTES));
+    of.survivals.add(count(words, of_type::SURVIVALS, of_type::SURVIVAL_BYTES));
+    of.survivors.add(count(words, of_type::SURVIVORS, of_type::SURVIVOR_BYTES));
+    of.moves.add(count(words, of_type::MOVES, of_type::MOVED_BYTES));
+    for (sum, at) in [
+        (&mut of.promoted_to_1, of_type::PROMOTED_1),
+        (&mut of.promoted_to_2, of_type::PROMOTED_2),
+        (&mut of.finalizable, of_type::FINALIZABLE),
+        (&mut of.resurrected, of_type::RESURRECTED),
+        (&mut of.dead.bytes, of_type::DEAD_BYTES),
+    ] {
+        *sum = sum.saturating_add(words.get(at));
+    }
+    lifetimes(&mut of.died_after_collections, words, of_type::BY_COLLECTIONS, COLLECTION_BUCKETS);
+    lifetimes(&mut of.died_after_ms, words, of_type::BY_TIME, TIME_BUCKETS);
+    let dead = of.died_after_collections.iter().map(|lifetime| lifetime.objects);
+    of.dead.objects = dead.fold(0, u64::saturating_add);
+}
+
+/// Adds the buckets that have anything in them.
+fn lifetimes(sums: &mut Vec<Lifetime>, words: &Words, first: usize, buckets: usize) {
+    for bucket in 0..buckets {
+        let objects = words.get(first + bucket);
+        if objects == 0 {
+            continue;
+        }
+        let from = bucket.checked_sub(1).map_or(0, |power| 1u32 << power);
+        let to = (bucket + 1 < buckets).then(|| from.saturating_mul(2).saturating_sub(1).max(from));
+        match sums.binary_search_by_key(&from, |lifetime| lifetime.from) {
+            Ok(at) => {
+                if let Some(sum) = sums.get_mut(at) {
+                    sum.objects = sum.objects.saturating_add(objects);
+                }
+            }
+            Err(at) => sums.insert(at, Lifetime { from, to, objects }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Copied, Words, account};
+    use crate::exact::{Count, Lifetime, Survival};
+    use profiler_protocol::exact::{TYPE_WORDS, head, of_type};
+
+    fn row(words: &[(usize, u64)]) -> Vec<u64> {
+        let mut row = vec![0; TYPE_WORDS];
+        words.iter().for_each(|&(at, value)| row[at] = value);
+        row
+    }
+
+    #[test]
+    fn rows_of_one_name_are_one_type_and_lies_do_no_harm() {
+        let name = |at: u64, bytes: u64, module: u64| at | bytes << 32 | module << 48;
+        let mut types = row(&[(of_type::OBJECTS, 5)]);
+        let dead = of_type::BY_COLLECTIONS;
+        types.extend(row(&[
+            (of_type::NAME, name(0, 3, 5)),
+            (of_type::OBJECTS, 7),
+            (of_type::BYTES, 70),
+            (dead, 4),
+        ]));
+        types.extend(row(&[
+            (of_type::NAME, name(0, 3, 5)),
+            (of_type::OBJECTS, 3),
+            (of_type::BYTES, 30),
+            (dead + 2, 1),
+        ]));
+        types.extend(row(&[
+            (of_type::NAME, name(4_000_000_000, 60_000, 60_000)),
+            (of_type::OBJECTS, u64::MAX),
+        ]));
+        let mut head = vec![0; head::READER];
+        head[head::STARTED_NS] = u64::MAX;
+        let copied = Copied {
+            head: Words(head),
+            types: Words(types),
+            names: Words(vec![u64::from_le_bytes(*b"A.Bm.dll")]),
+            collections: Words(vec![u64::MAX; 32]),
+            survivals: Words(vec![1 << 32, 2, 20, 1, 2 << 32, 1, 10, 0, u64::MAX, 9, 9, 9]),
+        };
+        let process = account(&copied, 1, false);
+        let of = process.types.iter().find(|of| of.name == "A.B").unwrap();
+        assert_eq!((of.module.as_str(), of.allocated), ("m.dll", Count { objects: 10, bytes: 100 }));
+        assert_eq!((of.dead.objects, of.left.objects), (5, 5));
+        assert_eq!(
+            of.died_after_collections,
+            [Lifetime { from: 0, to: Some(0), objects: 4 }, Lifetime { from: 2, to: Some(3), objects: 1 }]
+        );
+        assert_eq!(of.per_collection, [Survival { collection: 0, objects: 3, bytes: 30, moved: 1 }]);
+        assert_eq!(process.losses.get("types"), Some(&5));
+        assert_eq!(process.types.len(), 3);
+        assert_eq!(process.collections[0].generation, 2);
+    }
+}

@@ -1,0 +1,234 @@
+//! The profiler of exact mode as a COM object: its table of callbacks, and thunks that turn raw arguments into safe ones. It lives as long as
+//! the process: the runtime lets no profiler go that sees allocations (0x80131372).
+
+use super::guid::{CALLBACKS, Guid, IUNKNOWN};
+use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, E_FAIL, E_NOINTERFACE, E_POINTER, S_OK};
+use super::info::Info;
+use super::vtable::{SLOTS, Vtable, ignored};
+use crate::exact::Exact;
+use crate::syscall;
+use core::ffi::c_void;
+use core::ptr::NonNull;
+
+/// What the runtime holds a pointer to.
+#[repr(C)]
+struct Object {
+    vtable: &'static Vtable,
+    exact: Exact,
+}
+
+/// COR_PRF_GC_INDUCED.
+const INDUCED: u32 = 1;
+
+static TABLE: Vtable = {
+    let mut slots = [ignored as *const (); SLOTS];
+    slots[0] = query_interface as *const ();
+    slots[1] = add_ref as *const ();
+    slots[2] = release as *const ();
+    slots[3] = initialize as *const ();
+    slots[4] = shutdown as *const ();
+    slots[15] = module_unloads as *const ();
+    slots[16] = module_unloads as *const ();
+    slots[42] = runtime_suspend_started as *const ();
+    slots[46] = runtime_resume_finished as *const ();
+    slots[50] = object_allocated as *const ();
+    // Their answer ends the walk through all living objects that the runtime would make after each collection.
+    slots[51] = refused as *const ();
+    slots[52] = refused as *const ();
+    slots[73] = garbage_collection_started as *const ();
+    slots[75] = garbage_collection_finished as *const ();
+    slots[76] = finalizeable_object_queued as *const ();
+    slots[87] = moved_references2 as *const ();
+    slots[88] = surviving_references2 as *const ();
+    slots[95] = event_pipe_event_delivered as *const ();
+    Vtable::new(slots)
+};
+
+/// Makes the object, and its memory.
+pub(super) fn create() -> Option<NonNull<c_void>> {
+    let exact = Exact::new()?;
+    let memory = syscall::map_private(size_of::<Object>(), false)?;
+    // SAFETY: fresh memory of that size, page-aligned, known to nobody.
+    unsafe { memory.cast::<Object>().write(Object { vtable: &TABLE, exact }) };
+    Some(memory)
+}
+
+/// The profiler behind a pointer the runtime passes.
+///
+/// # Safety
+/// `this` came from [`create`].
+unsafe fn exact<'a>(this: *mut c_void) -> &'a Exact {
+    // SAFETY: the caller's promise; it is never freed, and all that changes in it is atomic.
+    let object = unsafe { &*this.cast::<Object>() };
+    &object.exact
+}
+
+/// A slice of what the runtime passes as pointer and length.
+///
+/// # Safety
+/// `pointer` is null or points to `count` elements that stay as they are for the call.
+unsafe fn slice<'a, T>(pointer: *const T, count: u32) -> &'a [T] {
+    if pointer.is_null() {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { core::slice::from_raw_parts(pointer, count as usize) }
+}
+
+pub(super) unsafe extern "C" fn query_interface(
+    this: *mut c_void,
+    interface: *const Guid,
+    out: *mut *mut c_void,
+) -> i32 {
+    // SAFETY: the runtime passes a GUID or null.
+    let interface = unsafe { interface.as_ref() };
+    // SAFETY: the runtime passes a place for a pointer or null.
+    let (Some(interface), Some(out)) = (interface, unsafe { out.as_mut() }) else { return E_POINTER };
+    if *interface != IUNKNOWN && !CALLBACKS.contains(interface) {
+        return E_NOINTERFACE;
+    }
+    *out = this;
+    S_OK
+}
+
+extern "C" fn add_ref(_: *mut c_void) -> u32 {
+    1
+}
+
+extern "C" fn release(_: *mut c_void) -> u32 {
+    1
+}
+
+extern "C" fn refused() -> i32 {
+    E_FAIL
+}
+
+extern "C" fn keep_time(this: *mut c_void) -> *mut c_void {
+    // SAFETY: `initialize` passes its own object.
+    unsafe { exact(this) }.keep_time();
+    core::ptr::null_mut()
+}
+
+unsafe extern "C" fn initialize(this: *mut c_void, unknown: *mut c_void) -> i32 {
+    // SAFETY: an interface pointer of the runtime's.
+    let Some(info) = (unsafe { Info::query(unknown) }) else { return CORPROF_E_PROFILER_CANCEL_ACTIVATION };
+    // SAFETY: `this` is the object it was called on.
+    if !unsafe { exact(this) }.set_up(info) {
+        info.release();
+        return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
+    }
+    // SAFETY: as above.
+    unsafe { exact(this) }.start_session();
+    // Never joined: it ends with the process. Without it lifetimes in time are 0, and counts of a process that is killed end with its last
+    // collection; nothing else depends on it.
+    // SAFETY: `keep_time` expects the object, which lives for ever.
+    unsafe { syscall::spawn(keep_time, this) };
+    S_OK
+}
+
+unsafe extern "C" fn shutdown(this: *mut c_void) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    unsafe { exact(this) }.end();
+    S_OK
+}
+
+unsafe extern "C" fn module_unloads(this: *mut c_void) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    unsafe { exact(this) }.module_unloads();
+    S_OK
+}
+
+unsafe extern "C" fn runtime_suspend_started(this: *mut c_void, _reason: i32) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    unsafe { exact(this) }.suspending();
+    S_OK
+}
+
+unsafe extern "C" fn runtime_resume_finished(this: *mut c_void) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    unsafe { exact(this) }.resumed();
+    S_OK
+}
+
+unsafe extern "C" fn object_allocated(this: *mut c_void, object: usize, class: usize) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    unsafe { exact(this) }.allocated(object, class);
+    S_OK
+}
+
+unsafe extern "C" fn garbage_collection_started(
+    this: *mut c_void,
+    count: i32,
+    collected: *const i32,
+    reason: u32,
+) -> i32 {
+    // SAFETY: a BOOL for each of `count` generations.
+    let collected = unsafe { slice(collected, u32::try_from(count).unwrap_or(0)) };
+    let highest = collected.iter().take(3).rposition(|c| *c != 0).unwrap_or(0);
+    // SAFETY: `this` is the object it was called on.
+    unsafe { exact(this) }.collection_starts(highest as u8, reason == INDUCED);
+    S_OK
+}
+
+unsafe extern "C" fn garbage_collection_finished(this: *mut c_void) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    unsafe { exact(this) }.collection_ends();
+    S_OK
+}
+
+unsafe extern "C" fn finalizeable_object_queued(this: *mut c_void, _flags: u32, object: usize) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    unsafe { exact(this) }.waits_for_finalizer(object);
+    S_OK
+}
+
+unsafe extern "C" fn moved_references2(
+    this: *mut c_void,
+    count: u32,
+    old: *const usize,
+    new: *const usize,
+    bytes: *const usize,
+) -> i32 {
+    // SAFETY: `count` old addresses.
+    let old = unsafe { slice(old, count) };
+    // SAFETY: as many new ones.
+    let new = unsafe { slice(new, count) };
+    // SAFETY: as many lengths.
+    let bytes = unsafe { slice(bytes, count) };
+    let ranges = old.iter().zip(new).zip(bytes).map(|((old, new), bytes)| (*old, *new, *bytes));
+    // SAFETY: `this` is the object it was called on.
+    unsafe { exact(this) }.survived(ranges);
+    S_OK
+}
+
+unsafe extern "C" fn surviving_references2(
+    this: *mut c_void,
+    count: u32,
+    start: *const usize,
+    bytes: *const usize,
+) -> i32 {
+    // SAFETY: `count` addresses.
+    let start = unsafe { slice(start, count) };
+    // SAFETY: as many lengths.
+    let bytes = unsafe { slice(bytes, count) };
+    // SAFETY: `this` is the object it was called on.
+    unsafe { exact(this) }.survived(start.iter().zip(bytes).map(|(start, bytes)| (*start, *start, *bytes)));
+    S_OK
+}
+
+unsafe extern "C" fn event_pipe_event_delivered(
+    this: *mut c_void,
+    provider: usize,
+    id: u32,
+    _version: u32,
+    _metadata_bytes: u32,
+    _metadata: *const u8,
+    bytes: u32,
+    data: *const u8,
+) -> i32 {
+    // SAFETY: `bytes` bytes at `data`, or null. The arguments behind it are not looked at, and it is the caller who cleans up.
+    let data = unsafe { slice(data, bytes) };
+    // SAFETY: `this` is the object it was called on.
+    unsafe { exact(this) }.event(provider, id, data);
+    S_OK
+}

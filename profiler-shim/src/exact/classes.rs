@@ -1,0 +1,213 @@
+//! ClassIDs → rows of the table. Any thread finds and adds without a lock. After an unload a class may be another one at the same address:
+//! each is then compared with what it was when it is met again.
+
+use super::Runtime;
+use super::table::Table;
+use crate::region::lasting;
+use crate::repeat::mix;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+const SLOTS: usize = 65_536;
+/// Words of a slot: ClassID, [`Class`], the epoch it was known to be the same in, its identity.
+const SLOT_WORDS: usize = 4;
+const PROBES: u64 = 64;
+
+/// What the allocation callback needs of a class, in one word: row (19 bits), flags, size / 8 (upper half). 0: nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Class(u64);
+
+/// Set always, so that no class is 0.
+const IS_CLASS: u64 = 1 << 19;
+/// All is known of it.
+const DESCRIBED: u64 = 1 << 20;
+/// All its objects are of one size.
+const FIXED: u64 = 1 << 21;
+
+impl Class {
+    fn new(row: usize) -> Self {
+        Self(row as u64 & (IS_CLASS - 1) | IS_CLASS)
+    }
+
+    /// From its word.
+    #[inline]
+    #[must_use]
+    pub fn from_word(word: u64) -> Self {
+        Self(word)
+    }
+
+    /// Its word.
+    #[inline]
+    #[must_use]
+    pub fn word(self) -> u64 {
+        self.0
+    }
+
+    /// Row in the table.
+    #[inline]
+    #[must_use]
+    pub fn row(self) -> usize {
+        (self.0 & (IS_CLASS - 1)) as usize
+    }
+
+    /// True when nothing about it will change.
+    #[inline]
+    #[must_use]
+    pub fn is_described(self) -> bool {
+        self.0 & DESCRIBED != 0
+    }
+
+    /// Size of its objects / 8, if they all have the same.
+    #[inline]
+    #[must_use]
+    pub fn fixed_size_words(self) -> Option<u64> {
+        (self.0 & FIXED != 0).then_some(self.0 >> 32)
+    }
+}
+
+/// What a look for a class found.
+#[derive(Clone, Copy)]
+pub struct Found {
+    /// The class.
+    pub class: Class,
+    /// It is met for the first time, and the finder is to describe it.
+    pub is_new: bool,
+}
+
+/// All classes.
+pub struct Classes {
+    slots: &'static [AtomicU64],
+    epoch: AtomicU64,
+}
+
+impl Classes {
+    /// None.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        Some(Self { slots: lasting::room(SLOTS * SLOT_WORDS, SLOTS * SLOT_WORDS)?, epoch: AtomicU64::new(1) })
+    }
+
+    /// Changes with every unload.
+    #[inline]
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// Something was unloaded.
+    pub fn next_epoch(&self) {
+        self.epoch.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The slot of `class`, or a free one near its place.
+    fn slot(&self, class: usize) -> Option<&[AtomicU64; SLOT_WORDS]> {
+        let start = mix(class as u64);
+        for probe in 0..PROBES {
+            let begin = (start.wrapping_add(probe) as usize % SLOTS) * SLOT_WORDS;
+            let slot: &[AtomicU64; SLOT_WORDS] = self.slots.get(begin..)?.first_chunk()?;
+            let [id, ..] = slot;
+            match id.compare_exchange(0, class as u64, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(slot),
+                Err(there) if there == class as u64 => return Some(slot),
+                Err(_) => {}
+            }
+        }
+        None
+    }
+
+    /// Finds a class, or adds it.
+    #[inline(never)]
+    pub fn find(&self, class: usize, table: &Table, runtime: &impl Runtime) -> Found {
+        let others = Class::new(0);
+        let Some([_, info, epoch, identity]) = self.slot(class) else {
+            return Found { class: others, is_new: false };
+        };
+        let now = self.epoch();
+        let found = info.load(Ordering::Acquire);
+        if found != 0 {
+            let known = identity.load(Ordering::Acquire);
+            // Without an identity it is being described, by whoever met it first.
+            let is_same =
+                epoch.load(Ordering::Relaxed) == now || known == 0 || runtime.identity(class).0 == known;
+            if is_same {
+                epoch.store(now, Ordering::Relaxed);
+                return Found { class: Class(found), is_new: false };
+            }
+        }
+        let new = Class::new(table.new_type(class));
+        identity.store(0, Ordering::Relaxed);
+        epoch.store(now, Ordering::Relaxed);
+        // Two threads that meet it at once have a row each, of the same name; the later one is used from then on.
+        info.store(new.word(), Ordering::Release);
+        Found { class: new, is_new: true }
+    }
+
+    /// Notes what is known of a class by now; `size_words` is that of one of its objects.
+    pub fn described(&self, class: usize, size_words: u64, is_string: bool, runtime: &impl Runtime) {
+        let Some([_, info, _, identity]) = self.slot(class) else { return };
+        let (is, is_array) = runtime.identity(class);
+        let row = Class(info.load(Ordering::Acquire)).row();
+        let fixed = !is_array && !is_string && size_words != 0 && size_words <= u64::from(u32::MAX);
+        let size = if fixed { FIXED | size_words << 32 } else { 0 };
+        identity.store(is, Ordering::Release);
+        info.store(Class::new(row).word() | DESCRIBED | size, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Classes;
+    use crate::exact::Runtime;
+    use crate::exact::table::Table;
+    use crate::region::lasting;
+    use core::cell::Cell;
+    use core::sync::atomic::AtomicU64;
+    use profiler_protocol::exact::{MOST_TYPES, TABLE_WORDS};
+
+    /// The identity that every class has.
+    struct Known(Cell<u64>);
+
+    impl Runtime for Known {
+        fn size(&self, _: usize) -> Option<u64> {
+            None
+        }
+        fn is_frozen(&self, _: usize) -> bool {
+            false
+        }
+        fn generations(&self, _: &[AtomicU64]) -> usize {
+            0
+        }
+        fn identity(&self, _: usize) -> (u64, bool) {
+            (self.0.get(), false)
+        }
+    }
+
+    #[test]
+    fn a_class_keeps_its_row_until_another_one_has_its_address() {
+        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS).unwrap());
+        table.publish(1, 0, 0);
+        let (classes, runtime) = (Classes::new().unwrap(), Known(Cell::new(7)));
+        let find = |class| classes.find(class, &table, &runtime);
+        let first = find(0x1000);
+        assert!(first.is_new && !find(0x1000).is_new && find(0x2000).is_new);
+        assert_eq!(first.class.fixed_size_words(), None);
+        classes.described(0x1000, 4, false, &runtime);
+        let known = find(0x1000);
+        assert_eq!((known.class.fixed_size_words(), known.class.row()), (Some(4), first.class.row()));
+        classes.next_epoch();
+        assert!(!find(0x1000).is_new);
+        classes.next_epoch();
+        runtime.0.set(8);
+        let other = find(0x1000);
+        assert!(other.is_new && other.class.row() != first.class.row());
+    }
+
+    #[test]
+    fn types_beyond_the_table_share_its_first_row() {
+        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS).unwrap());
+        table.publish(1, 0, 0);
+        let (classes, runtime) = (Classes::new().unwrap(), Known(Cell::new(7)));
+        let rows: Vec<usize> =
+            (1..=MOST_TYPES + 1).map(|n| classes.find(n << 6, &table, &runtime).class.row()).collect();
+        assert_eq!(&rows[..3], &[1, 2, 3]);
+        assert_eq!(&rows[MOST_TYPES - 1..], &[0, 0]);
+    }
+}

@@ -1,0 +1,375 @@
+//! Exact mode: the main profiler of a process that was started for it. It is told of every object (ObjectAllocated) and of what each
+//! collection did with all of them (MONITOR_GC), and keeps the sums per type in a table that the daemon reads (`profiler_protocol::exact`).
+//!
+//! What an object costs its thread is one entry of 16 bytes in that thread's [`chunks`]: address, type, size, time. All else is done for all
+//! of them at once while the world is stopped ([`survey`]): an object whose address is in no range that survived is dead, one that is goes
+//! to the list of its generation. A thread that allocates cannot be stopped inside the callback (it is in cooperative mode), so a
+//! collection never meets a half-written entry.
+
+pub mod chunks;
+pub mod classes;
+pub mod ranges;
+pub mod survey;
+pub mod table;
+
+use crate::com::info::{Info, Mask};
+use crate::machine::thread_block;
+use crate::method::{Line, Namer};
+use crate::region::lasting;
+use crate::syscall;
+use chunks::{Chunks, Entry};
+use classes::Classes;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use profiler_protocol::exact::{TABLE_WORDS, head, loss, of_collection as row, state};
+use profiler_protocol::layout::pack_runtime;
+use survey::Survey;
+use table::Table;
+
+/// How long a process that starts waits for its recorder to open the table; one whose recorder is gone runs on as if nothing were.
+const PATIENCE_NS: u64 = 3_000_000_000;
+const LOOK_NS: u64 = 500_000;
+/// How often the counts are brought up to date between collections, and the clock of lifetimes ticks.
+const COUNT_NS: u64 = 1_000_000_000;
+const TICK_NS: u64 = 1_000_000;
+
+/// At the start of a collection the runtime goes through all that was allocated since the last, to tell how many objects of each class
+/// (ObjectsAllocatedByClass): 50 ns an object, half of all the cost, for something that is known better here. It does so when MONITOR_GC is
+/// set once GarbageCollectionStarted has returned, and asks again, for survivors, much later; the event GCStart comes in between, on the same
+/// thread. So the flag is taken away in the callback and given back in the event, once a collection has shown that it comes.
+mod walk {
+    /// The event was not seen inside the last collection: the flag stays.
+    pub(super) const NEEDED: u32 = 0;
+    /// It was: the flag can be taken away.
+    pub(super) const SKIPPABLE: u32 = 1;
+    /// It is away.
+    pub(super) const SKIPPED: u32 = 2;
+}
+
+/// What is asked of the runtime while objects are counted.
+pub trait Runtime {
+    /// Bytes of an object, not rounded up.
+    fn size(&self, object: usize) -> Option<u64>;
+    /// True for an object that no collection looks at (the frozen heap, .NET 8+).
+    fn is_frozen(&self, object: usize) -> bool;
+    /// Writes where the generations lie, four words each: generation (low half), first address, bytes in use, bytes reserved. Answers how many.
+    fn generations(&self, to: &[AtomicU64]) -> usize;
+    /// A number that tells a class from another one at the same address later, not 0; and whether it is an array.
+    fn identity(&self, class: usize) -> (u64, bool);
+}
+
+/// The profiler of exact mode.
+pub struct Exact {
+    table: Table,
+    /// Milliseconds since the start plus one while objects are counted; 0 before, after, and in a forked child.
+    tick: &'static AtomicU64,
+    chunks: Chunks,
+    classes: Classes,
+    survey: Survey,
+    /// Address of the newest ICorProfilerInfo, and its number.
+    info: AtomicUsize,
+    info_level: AtomicU32,
+    began_ns: AtomicU64,
+    /// 1 while somebody counts or a collection is under way.
+    lock: AtomicU32,
+    /// When the suspension in progress began.
+    suspending_ns: AtomicU64,
+    /// The runtime's event about the collection in progress: number plus one, and reason and kind.
+    event_number: AtomicU64,
+    event_what: AtomicU64,
+    runtime_provider: AtomicUsize,
+    other_provider: AtomicUsize,
+    /// [`walk`].
+    walk: AtomicU32,
+    /// 1 when the process ends.
+    over: AtomicU32,
+}
+
+impl Exact {
+    /// A profiler with all its memory; `None` when there is none to be had.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        let table = Table::new(lasting::shared(c"perfusion-exact", TABLE_WORDS)?);
+        Some(Self {
+            table,
+            tick: lasting::guard()?.first()?,
+            chunks: Chunks::new()?,
+            classes: Classes::new()?,
+            survey: Survey::new()?,
+            info: AtomicUsize::new(0),
+            info_level: AtomicU32::new(0),
+            began_ns: AtomicU64::new(0),
+            lock: AtomicU32::new(0),
+            suspending_ns: AtomicU64::new(0),
+            event_number: AtomicU64::new(0),
+            event_what: AtomicU64::new(0),
+            runtime_provider: AtomicUsize::new(0),
+            other_provider: AtomicUsize::new(0),
+            walk: AtomicU32::new(walk::NEEDED),
+            over: AtomicU32::new(0),
+        })
+    }
+
+    /// Shows the table, waits until somebody has opened it, and begins to count. False: nobody came, or the runtime refuses.
+    pub fn set_up(&self, info: Info) -> bool {
+        let (major, minor, build, clr) = info.runtime();
+        let began_ns = syscall::now_ns();
+        self.began_ns.store(began_ns, Ordering::Relaxed);
+        self.info_level.store(info.level(), Ordering::Relaxed);
+        // Release: pairs with the acquire in `info`; the level is set before.
+        self.info.store(info.address(), Ordering::Release);
+        self.table.publish(info.owner_in_environment(), pack_runtime(major, minor, build, clr), began_ns);
+        if !self.wait_for_reader() || info.set_mask(Mask::EXACT).is_err() {
+            self.table.set(head::STATE, state::DECLINED);
+            return false;
+        }
+        self.table.set(head::STATE, state::COUNTING);
+        self.tick.store(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Has events about collections delivered: reasons, and what [`walk`] needs. Runs managed code, so the tables are ready by now. Without
+    /// it both are missing, no more.
+    pub fn start_session(&self) {
+        const GC: u64 = 1;
+        const INFORMATIONAL: u32 = 4;
+        if let Some(info) = self.info() {
+            info.start_session(GC, INFORMATIONAL).ok();
+        }
+    }
+
+    fn wait_for_reader(&self) -> bool {
+        // The number of looks ends it where a seccomp filter denies the clock.
+        for _ in 0..PATIENCE_NS / LOOK_NS {
+            if self.table.get(head::READER) != 0 {
+                return true;
+            }
+            syscall::sleep_ns(LOOK_NS);
+        }
+        false
+    }
+
+    fn info(&self) -> Option<Info> {
+        Info::from_address(self.info.load(Ordering::Acquire), self.info_level.load(Ordering::Relaxed))
+    }
+
+    fn is_counting(&self) -> bool {
+        self.tick.load(Ordering::Relaxed) != 0
+    }
+
+    /// An object was allocated by this thread, which is in cooperative mode: no collection begins before this returns, unless naming a new
+    /// type lets one in, and by then the object is noted.
+    #[inline]
+    pub fn allocated(&self, object: usize, class: usize) {
+        let tick = self.tick.load(Ordering::Relaxed);
+        if tick == 0 {
+            return;
+        }
+        let Some(slot) = self.chunks.slot(thread_block()) else {
+            self.table.count(head::LOSSES + loss::THREADS);
+            return;
+        };
+        let known = slot.known(class, self.classes.epoch());
+        let found = match known {
+            Some(class) => classes::Found { class, is_new: false },
+            None => {
+                let Some(info) = self.info() else { return };
+                let found = self.classes.find(class, &self.table, &info);
+                slot.remember(class, found.class, self.classes.epoch());
+                found
+            }
+        };
+        let size_words = match found.class.fixed_size_words() {
+            Some(words) => words,
+            None => match self.info().and_then(|info| info.size(object)) {
+                Some(bytes) => bytes.div_ceil(8),
+                None => {
+                    self.table.count(head::LOSSES + loss::SIZES);
+                    0
+                }
+            },
+        };
+        let entry = Entry::new(object, found.class.row(), size_words, tick.wrapping_sub(1));
+        if !self.chunks.push(slot, entry) {
+            self.table.count(head::LOSSES + loss::MEMORY);
+        }
+        if found.is_new {
+            self.describe(class, found.class.row(), size_words);
+        }
+    }
+
+    /// Names a type that was met for the first time. Its first object keeps its module loaded meanwhile.
+    #[cold]
+    #[inline(never)]
+    fn describe(&self, class: usize, row: usize, size_words: u64) {
+        let Some(info) = self.info() else { return };
+        let (mut name, mut module) = (Line::new(), Line::new());
+        let named = Namer::new(info).class(class, &mut name, &mut module);
+        // Strings are the one kind of object that has no fixed size and is no array.
+        let is_string = name.as_str() == "string";
+        self.classes.described(class, size_words, is_string, &info);
+        if !named || !self.table.name(row, name.as_str(), module.as_str()) {
+            self.table.count(head::LOSSES + loss::NAMES);
+        }
+    }
+
+    /// A module goes away: from now on a class may be another one at the same address.
+    pub fn module_unloads(&self) {
+        self.classes.next_epoch();
+    }
+
+    /// The runtime begins to suspend threads, for a collection or something else.
+    pub fn suspending(&self) {
+        self.suspending_ns.store(syscall::now_ns(), Ordering::Relaxed);
+    }
+
+    /// Threads run again.
+    pub fn resumed(&self) {
+        self.suspending_ns.store(0, Ordering::Relaxed);
+        if self.is_counting() {
+            self.survey.resumed(&self.table, syscall::now_ns());
+        }
+    }
+
+    /// A collection of the generations up to `condemned` begins: the world has stopped.
+    pub fn collection_starts(&self, condemned: u8, induced: bool) {
+        let Some(info) = self.info().filter(|_| self.is_counting()) else { return };
+        let began_ns = syscall::now_ns();
+        self.take_lock();
+        self.survey.begin(condemned, induced, began_ns, self.suspending_ns.swap(0, Ordering::Relaxed), &info);
+        if self.walk.load(Ordering::Relaxed) == walk::SKIPPABLE {
+            let is_skipped = info.set_mask(Mask::EXACT_WITHOUT_GC).is_ok();
+            self.walk.store(if is_skipped { walk::SKIPPED } else { walk::NEEDED }, Ordering::Relaxed);
+        }
+        self.survey.own(syscall::now_ns().wrapping_sub(began_ns));
+    }
+
+    /// Survivors of the collection in progress: where they were, where they are, how many bytes.
+    pub fn survived(&self, ranges: impl ExactSizeIterator<Item = (usize, usize, usize)>) {
+        let asked = ranges.len() as u64;
+        let noted = self.survey.note(ranges);
+        if noted < asked {
+            self.table.add(head::LOSSES + loss::RANGES, asked.wrapping_sub(noted));
+        }
+    }
+
+    /// An object waits for its finalizer, since this collection or an earlier one.
+    pub fn waits_for_finalizer(&self, object: usize) {
+        self.survey.waits_for_finalizer(object);
+    }
+
+    /// The collection is over; the world still stands.
+    pub fn collection_ends(&self) {
+        let Some(info) = self.info().filter(|_| self.survey.is_open()) else { return };
+        let ended_ns = syscall::now_ns();
+        if self.walk.load(Ordering::Relaxed) == walk::SKIPPED {
+            // The event that was relied on did not come (somebody ended our session): nobody told of survivors.
+            self.table.count(head::LOSSES + loss::RANGES);
+            info.set_mask(Mask::EXACT).ok();
+            self.walk.store(walk::NEEDED, Ordering::Relaxed);
+        }
+        let now_ms = self.milliseconds(ended_ns);
+        let event =
+            (self.event_number.swap(0, Ordering::Relaxed), self.event_what.swap(0, Ordering::Relaxed));
+        self.table.change(|table| {
+            self.survey.finish(table, &self.chunks, &info, now_ms, event);
+            table.set(head::COUNTED_NS, ended_ns);
+            let own_ns = syscall::now_ns().wrapping_sub(ended_ns);
+            self.survey.write(table, ended_ns, own_ns);
+        });
+        self.release_lock();
+    }
+
+    fn milliseconds(&self, now_ns: u64) -> u32 {
+        let lived_ns = now_ns.saturating_sub(self.began_ns.load(Ordering::Relaxed));
+        u32::try_from(lived_ns / 1_000_000).unwrap_or(u32::MAX)
+    }
+
+    /// An event of the runtime's, of whomever's session it is. Only the number and reason of collections matter.
+    pub fn event(&self, provider: usize, id: u32, data: &[u8]) {
+        const GC_START: u32 = 1;
+        if !self.is_counting() || !self.is_runtime_provider(provider) || id != GC_START {
+            return;
+        }
+        if let Some(info) = self.info().filter(|_| self.survey.is_open()) {
+            let is_skipped = self.walk.load(Ordering::Relaxed) == walk::SKIPPED;
+            if !is_skipped || info.set_mask(Mask::EXACT).is_ok() {
+                self.walk.store(walk::SKIPPABLE, Ordering::Relaxed);
+            }
+        }
+        let word = |at: usize| {
+            let bytes = data.get(at..)?.first_chunk::<4>()?;
+            Some(u64::from(u32::from_le_bytes(*bytes)))
+        };
+        let (Some(number), Some(reason), Some(kind)) = (word(0), word(8), word(12)) else { return };
+        self.event_number.store(number.wrapping_add(1), Ordering::Relaxed);
+        self.event_what.store((reason & 0xff) << 16 | (kind & 0xff) << 24, Ordering::Relaxed);
+    }
+
+    fn is_runtime_provider(&self, provider: usize) -> bool {
+        if self.runtime_provider.load(Ordering::Relaxed) == provider {
+            return true;
+        }
+        if self.other_provider.load(Ordering::Relaxed) == provider {
+            return false;
+        }
+        let Some(is_runtimes) = self.info().and_then(|info| info.is_runtimes(provider)) else { return false };
+        let known = if is_runtimes { &self.runtime_provider } else { &self.other_provider };
+        known.store(provider, Ordering::Relaxed);
+        is_runtimes
+    }
+
+    /// The life of the clock's thread: lifetimes are told by a clock that ticks every millisecond, since reading one costs as much as all
+    /// else that is done for an object; and the counts are brought up to date.
+    pub fn keep_time(&self) {
+        syscall::name_thread(c"perfusion-exact");
+        let mut counted_ns = 0;
+        while self.over.load(Ordering::Acquire) == 0 && self.is_counting() {
+            let now_ns = syscall::now_ns();
+            let before = self.tick.load(Ordering::Relaxed);
+            let tick = u64::from(self.milliseconds(now_ns)).wrapping_add(1);
+            // Not when the process has ended meanwhile.
+            self.tick.compare_exchange(before, tick, Ordering::Relaxed, Ordering::Relaxed).ok();
+            let asked = self.table.get(head::ASKED);
+            if asked != self.table.get(head::ANSWERED) || now_ns.saturating_sub(counted_ns) >= COUNT_NS {
+                counted_ns = now_ns;
+                self.count(now_ns);
+                self.table.set(head::ANSWERED, asked);
+            }
+            syscall::sleep_ns(TICK_NS);
+        }
+    }
+
+    /// Counts what was allocated since the last time.
+    fn count(&self, now_ns: u64) {
+        self.take_lock();
+        self.table.change(|table| {
+            self.chunks.count_all(table);
+            table.set(head::COUNTED_NS, now_ns);
+        });
+        self.release_lock();
+    }
+
+    /// The process ends: the last objects are counted, and no more.
+    pub fn end(&self) {
+        if self.is_counting() && self.over.swap(1, Ordering::AcqRel) == 0 {
+            self.tick.store(0, Ordering::Relaxed);
+            // Whoever counts is a native thread, and a collection in progress ends.
+            self.count(syscall::now_ns());
+            self.table.set(head::STATE, state::ENDED);
+        }
+    }
+
+    fn take_lock(&self) {
+        // Whoever holds it does so for milliseconds, and never waits for the runtime.
+        while self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            syscall::sleep_ns(50_000);
+        }
+    }
+
+    fn release_lock(&self) {
+        self.lock.store(0, Ordering::Release);
+    }
+}
+
+/// The words of a collection's row that sum over its objects, in order.
+const SUMS: usize = row::RESURRECTED - row::SURVIVED + 1;

@@ -1,0 +1,483 @@
+//! What a collection did with all objects. The runtime tells which ranges of addresses survived, and where they are now; whatever else lay
+//! in the generations it collected is dead. Everything here but [`Survey::note`] and [`Survey::waits_for_finalizer`], which the threads of a
+//! server collector call at once, is one thread's, while the world stands still.
+
+use super::chunks::{Chunks, Entry};
+use super::ranges::{Cursor, Ranges};
+use super::table::Table;
+use super::{Runtime, SUMS};
+use crate::region::lasting;
+use core::sync::atomic::{AtomicU64, Ordering};
+use profiler_protocol::exact::{
+    COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, MOST_COLLECTIONS, MOST_SURVIVALS, MOST_TYPES,
+    SURVIVAL_WORDS, SURVIVALS_AT, TIME_BUCKETS, bucket, head, loss, of_collection as row, of_type,
+};
+
+/// Lists of living objects: generations 0 to 2, the large object heap (3), the pinned one (4).
+const LISTS: usize = 5;
+const OLDEST: u8 = 2;
+const LARGE: u8 = 3;
+const PINNED: u8 = 4;
+
+/// Room for ranges, generations' regions, objects that wait for finalizers, living objects: most and, with little address space, least.
+const MOST_RANGES: usize = 1 << 28;
+const LEAST_RANGES: usize = 1 << 18;
+const MOST_REGIONS: usize = 1 << 20;
+const LEAST_REGIONS: usize = 1 << 14;
+const MOST_LIVING: usize = 1 << 31;
+const LEAST_LIVING: usize = 1 << 20;
+
+/// In an object's third word, above the number of collections before its birth: it has survived one; it is known to wait for its finalizer.
+const SURVIVED: u64 = 1 << 32;
+const QUEUED: u64 = 1 << 33;
+
+/// Surviving ranges: old address, bytes, new address.
+type Survivors = Ranges<3, 0, 1>;
+/// Where generations lie, as `Runtime::generations` has it, found by what is reserved for them.
+type Generations = Ranges<4, 1, 3>;
+/// Objects that wait for their finalizer: address and 1.
+type Waiting = Ranges<2, 0, 1>;
+
+/// A living object.
+#[derive(Clone, Copy)]
+struct Living {
+    entry: Entry,
+    /// Collections that had ended before its birth, and flags.
+    history: u64,
+}
+
+/// Living objects of one generation.
+struct List {
+    words: &'static [AtomicU64],
+    count: AtomicU64,
+}
+
+impl List {
+    fn new() -> Option<Self> {
+        Some(Self { words: lasting::room(MOST_LIVING * 3, LEAST_LIVING * 3)?, count: AtomicU64::new(0) })
+    }
+
+    fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed) as usize
+    }
+
+    #[inline]
+    fn place(&self, at: usize) -> Option<&[AtomicU64; 3]> {
+        self.words.get(at.wrapping_mul(3)..)?.first_chunk()
+    }
+
+    #[inline]
+    fn read(&self, at: usize) -> Option<Living> {
+        let [place, what, history] = self.place(at)?;
+        let words = [place.load(Ordering::Relaxed), what.load(Ordering::Relaxed)];
+        Some(Living { entry: Entry::from_words(words), history: history.load(Ordering::Relaxed) })
+    }
+
+    #[inline]
+    fn write(&self, at: usize, living: Living) -> bool {
+        let Some([place, what, history]) = self.place(at) else { return false };
+        let [first, second] = living.entry.words();
+        place.store(first, Ordering::Relaxed);
+        what.store(second, Ordering::Relaxed);
+        history.store(living.history, Ordering::Relaxed);
+        true
+    }
+
+    #[inline]
+    fn push(&self, living: Living) -> bool {
+        let at = self.len();
+        let written = self.write(at, living);
+        if written {
+            self.count.store(at.wrapping_add(1) as u64, Ordering::Relaxed);
+        }
+        written
+    }
+}
+
+/// The state of the collection in progress and of all living objects.
+pub struct Survey {
+    survivors: Survivors,
+    waiting: Waiting,
+    before: Generations,
+    after: Generations,
+    lists: [List; LISTS],
+    /// Objects that came down to a generation whose list was still to be gone through.
+    demoted: List,
+    /// Of each type, survivors of this collection: objects, bytes, moved.
+    here: &'static [AtomicU64],
+    /// Highest generation of the collection in progress plus one, 0 for none; and whether it was induced.
+    condemned: AtomicU64,
+    induced: AtomicU64,
+    began_ns: AtomicU64,
+    suspending_ns: AtomicU64,
+    own_ns: AtomicU64,
+    /// The row in the making, by its words.
+    row: [AtomicU64; COLLECTION_WORDS],
+    /// Collections that ended.
+    collections: AtomicU64,
+    /// Of all objects, counted so far.
+    objects: AtomicU64,
+    object_bytes: AtomicU64,
+    /// Bytes of those alive.
+    alive_bytes: AtomicU64,
+}
+
+/// What a collection knows while it goes through the objects.
+struct Walk<'a> {
+    survey: &'a Survey,
+    table: &'a Table,
+    condemned: u8,
+    now_ms: u32,
+    collections: u64,
+    survivors: Cursor<'a, 3, 0, 1>,
+    after: Cursor<'a, 4, 1, 3>,
+    waiting: Cursor<'a, 2, 0, 1>,
+    /// Words SURVIVED to RESURRECTED of the row.
+    sums: [u64; SUMS],
+    unfollowed: u64,
+}
+
+impl Survey {
+    /// Without objects.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        Some(Self {
+            survivors: Survivors::new(MOST_RANGES, LEAST_RANGES)?,
+            waiting: Waiting::new(MOST_RANGES, LEAST_RANGES)?,
+            before: Generations::new(MOST_REGIONS, LEAST_REGIONS)?,
+            after: Generations::new(MOST_REGIONS, LEAST_REGIONS)?,
+            lists: [List::new()?, List::new()?, List::new()?, List::new()?, List::new()?],
+            demoted: List::new()?,
+            here: lasting::room(MOST_TYPES * SURVIVAL_WORDS, MOST_TYPES * SURVIVAL_WORDS)?,
+            condemned: AtomicU64::new(0),
+            induced: AtomicU64::new(0),
+            began_ns: AtomicU64::new(0),
+            suspending_ns: AtomicU64::new(0),
+            own_ns: AtomicU64::new(0),
+            row: [const { AtomicU64::new(0) }; COLLECTION_WORDS],
+            collections: AtomicU64::new(0),
+            objects: AtomicU64::new(0),
+            object_bytes: AtomicU64::new(0),
+            alive_bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// True between the beginning and the end of a collection.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.condemned.load(Ordering::Relaxed) != 0
+    }
+
+    /// A collection begins.
+    pub fn begin(
+        &self,
+        condemned: u8,
+        induced: bool,
+        began_ns: u64,
+        suspending_ns: u64,
+        runtime: &impl Runtime,
+    ) {
+        self.survivors.clear();
+        self.waiting.clear();
+        self.began_ns.store(began_ns, Ordering::Relaxed);
+        self.suspending_ns.store(suspending_ns, Ordering::Relaxed);
+        self.own_ns.store(0, Ordering::Relaxed);
+        self.induced.store(u64::from(induced), Ordering::Relaxed);
+        self.before.set_len(runtime.generations(self.before.memory()));
+        self.before.sort();
+        self.condemned.store(u64::from(condemned.min(OLDEST)).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Counts time as exact mode's own.
+    pub fn own(&self, ns: u64) {
+        self.own_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// Notes survivors: (old address, new address, bytes). Any thread. Answers for how many there was room.
+    pub fn note(&self, ranges: impl ExactSizeIterator<Item = (usize, usize, usize)>) -> u64 {
+        self.survivors.add(ranges.map(|(old, new, bytes)| [old as u64, bytes as u64, new as u64]))
+    }
+
+    /// Notes an object that waits for its finalizer. Any thread.
+    pub fn waits_for_finalizer(&self, object: usize) {
+        self.waiting.add([[object as u64, 1]].into_iter());
+    }
+
+    /// Sorts all objects of the collected generations into the dead and the living.
+    pub fn finish(
+        &self,
+        table: &Table,
+        chunks: &Chunks,
+        runtime: &impl Runtime,
+        now_ms: u32,
+        (event_number, event_what): (u64, u64),
+    ) {
+        self.survivors.sort();
+        self.waiting.sort();
+        self.after.set_len(runtime.generations(self.after.memory()));
+        self.after.sort();
+        let condemned =
+            u8::try_from(self.condemned.swap(0, Ordering::Relaxed).saturating_sub(1)).unwrap_or(0);
+        let mut walk = Walk {
+            survey: self,
+            table,
+            condemned,
+            now_ms,
+            collections: self.collections.load(Ordering::Relaxed),
+            survivors: self.survivors.cursor(),
+            after: self.after.cursor(),
+            waiting: self.waiting.cursor(),
+            sums: [0; SUMS],
+            unfollowed: 0,
+        };
+        // From the oldest on, so that whoever is promoted comes to a list that was gone through.
+        for list in (0..=condemned).rev() {
+            walk.list(list);
+        }
+        if condemned == OLDEST {
+            walk.list(LARGE);
+            walk.list(PINNED);
+        }
+        walk.young(chunks, runtime);
+        walk.place_demoted();
+        self.tell(table, &walk.sums);
+        table.add(head::LOSSES.wrapping_add(loss::UNFOLLOWED), walk.unfollowed);
+        self.set(
+            row::WHAT,
+            u64::from(condemned)
+                | u64::from(event_number != 0) << 8
+                | event_what
+                | self.induced.load(Ordering::Relaxed) << 32,
+        );
+        self.set(row::NUMBER, event_number.saturating_sub(1));
+        self.set(row::HEAP_BEFORE, self.heap_bytes(&self.before));
+        self.set(row::HEAP_AFTER, self.heap_bytes(&self.after));
+        self.tell_survivals(table);
+    }
+
+    fn set(&self, word: usize, value: u64) {
+        if let Some(place) = self.row.get(word) {
+            place.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes in use, of all generations.
+    fn heap_bytes(&self, generations: &Generations) -> u64 {
+        (0..generations.len()).fold(0, |sum: u64, at| sum.saturating_add(generations.word(at, 2)))
+    }
+
+    fn tell(&self, table: &Table, sums: &[u64; SUMS]) {
+        let (objects, bytes) = (table.get(head::OBJECTS), table.get(head::OBJECT_BYTES));
+        self.set(row::NEW_OBJECTS, objects.wrapping_sub(self.objects.swap(objects, Ordering::Relaxed)));
+        let new_bytes = bytes.wrapping_sub(self.object_bytes.swap(bytes, Ordering::Relaxed));
+        self.set(row::NEW_BYTES, new_bytes);
+        for (at, sum) in sums.iter().enumerate() {
+            self.set(row::SURVIVED.wrapping_add(at), *sum);
+        }
+        let dead = sums.get(row::DEAD_BYTES - row::SURVIVED).copied().unwrap_or(0);
+        let alive = self.alive_bytes.load(Ordering::Relaxed).wrapping_add(new_bytes).wrapping_sub(dead);
+        self.alive_bytes.store(alive, Ordering::Relaxed);
+        self.set(row::OBJECTS_AFTER, alive);
+    }
+
+    /// Writes what survived of each type.
+    fn tell_survivals(&self, table: &Table) {
+        let collection = self.collections.load(Ordering::Relaxed);
+        for (number, words) in self.here.chunks_exact(SURVIVAL_WORDS).enumerate() {
+            let [objects, bytes, moved, _] = words else { continue };
+            let objects = objects.swap(0, Ordering::Relaxed);
+            if objects == 0 {
+                continue;
+            }
+            let (bytes, moved) = (bytes.swap(0, Ordering::Relaxed), moved.swap(0, Ordering::Relaxed));
+            let at = table.get(head::SURVIVALS) as usize;
+            if at >= MOST_SURVIVALS {
+                table.count(head::LOSSES.wrapping_add(loss::ROWS));
+                continue;
+            }
+            let begin = SURVIVALS_AT.wrapping_add(at.wrapping_mul(SURVIVAL_WORDS));
+            let name = collection & 0xffff_ffff | (number as u64) << 32;
+            for (word, value) in [name, objects, bytes, moved].into_iter().enumerate() {
+                table.set(begin.wrapping_add(word), value);
+            }
+            table.add(head::SURVIVALS, 1);
+        }
+    }
+
+    /// Writes the collection's row, and that it is over.
+    pub fn write(&self, table: &Table, ended_ns: u64, own_ns: u64) {
+        self.own(own_ns);
+        let own_ns = self.own_ns.load(Ordering::Relaxed);
+        self.set(row::SUSPENDING_NS, self.suspending_ns.load(Ordering::Relaxed));
+        self.set(row::BEGAN_NS, self.began_ns.load(Ordering::Relaxed));
+        self.set(row::ENDED_NS, ended_ns);
+        self.set(row::RESUMED_NS, 0);
+        self.set(row::OWN_NS, own_ns);
+        table.add(head::OWN_NS, own_ns);
+        let number = self.collections.load(Ordering::Relaxed) as usize;
+        if number < MOST_COLLECTIONS {
+            let begin = COLLECTIONS_AT.wrapping_add(number.wrapping_mul(COLLECTION_WORDS));
+            for (at, word) in self.row.iter().enumerate() {
+                table.set(begin.wrapping_add(at), word.load(Ordering::Relaxed));
+            }
+        } else {
+            table.count(head::LOSSES.wrapping_add(loss::ROWS));
+        }
+        let collections = (number as u64).wrapping_add(1);
+        self.collections.store(collections, Ordering::Relaxed);
+        table.set(head::COLLECTIONS, collections);
+    }
+
+    /// Threads run again: so ends the pause of the last collection, unless that is known already.
+    pub fn resumed(&self, table: &Table, now_ns: u64) {
+        let Some(number) = self.collections.load(Ordering::Relaxed).checked_sub(1) else { return };
+        let begin = COLLECTIONS_AT.wrapping_add((number as usize).wrapping_mul(COLLECTION_WORDS));
+        let at = begin.wrapping_add(row::RESUMED_NS);
+        if (number as usize) < MOST_COLLECTIONS && table.get(at) == 0 {
+            table.set(at, now_ns);
+        }
+    }
+}
+
+impl Walk<'_> {
+    fn add(&mut self, word: usize, by: u64) {
+        if let Some(sum) = self.sums.get_mut(word.wrapping_sub(row::SURVIVED)) {
+            *sum = sum.wrapping_add(by);
+        }
+    }
+
+    /// Goes through the living objects of a generation that was collected.
+    fn list(&mut self, from: u8) {
+        let Some(list) = self.survey.lists.get(usize::from(from)) else { return };
+        let mut kept = 0usize;
+        for at in 0..list.len() {
+            let Some(living) = list.read(at) else { break };
+            let Some((living, to)) = self.judge(living, from) else { continue };
+            if to == from {
+                list.write(kept, living);
+                kept = kept.wrapping_add(1);
+            } else if to < from {
+                // Its list is still to be gone through, where it would be looked for at its old address.
+                self.follow(Some(&self.survey.demoted), living);
+            } else {
+                self.follow(self.survey.lists.get(usize::from(to)), living);
+            }
+        }
+        list.count.store(kept as u64, Ordering::Relaxed);
+    }
+
+    fn follow(&mut self, list: Option<&List>, living: Living) {
+        if !list.is_some_and(|list| list.push(living)) {
+            self.unfollowed = self.unfollowed.wrapping_add(1);
+        }
+    }
+
+    /// Goes through what was allocated since the last collection.
+    fn young(&mut self, chunks: &Chunks, runtime: &impl Runtime) {
+        let table = self.table;
+        let mut before = self.survey.before.cursor();
+        chunks.take_all(table, |entry| {
+            let generation = before.find(entry.address()).map_or(OLDEST, |row| {
+                u8::try_from(self.survey.before.word(row, 0) & 0xffff_ffff).unwrap_or(OLDEST)
+            });
+            // Nothing is born into generation 2 but what lies in the frozen heap.
+            if generation == OLDEST && runtime.is_frozen(entry.address()) {
+                return;
+            }
+            let heap = if generation > OLDEST { generation.min(PINNED) } else { 0 };
+            let living = Living { entry, history: self.collections };
+            if heap > OLDEST && self.condemned < OLDEST {
+                self.follow(self.survey.lists.get(usize::from(heap)), living);
+            } else if let Some((living, to)) = self.judge(living, heap) {
+                self.follow(self.survey.lists.get(usize::from(to)), living);
+            }
+        });
+    }
+
+    /// All lists were gone through.
+    fn place_demoted(&mut self) {
+        let demoted = &self.survey.demoted;
+        for at in 0..demoted.len() {
+            let Some(living) = demoted.read(at) else { break };
+            let to = self.generation_of(living.entry.address()).unwrap_or(0);
+            self.follow(self.survey.lists.get(usize::from(to)), living);
+        }
+        demoted.count.store(0, Ordering::Relaxed);
+    }
+
+    /// Generation 0 to 2 that an address lies in after the collection.
+    fn generation_of(&mut self, address: usize) -> Option<u8> {
+        let row = self.after.find(address)?;
+        u8::try_from(self.survey.after.word(row, 0) & 0xffff_ffff)
+            .ok()
+            .filter(|generation| *generation <= OLDEST)
+    }
+
+    /// What became of an object: `None` when it is dead, else as it is now, and its generation.
+    #[inline]
+    fn judge(&mut self, living: Living, from: u8) -> Option<(Living, u8)> {
+        let (address, bytes) = (living.entry.address(), living.entry.bytes());
+        let of = self.table.type_row(living.entry.row());
+        let Some(range) = self.survivors.find(address) else {
+            let lived = self.collections.wrapping_sub(living.history & 0xffff_ffff) as u32;
+            let lived_ms = self.now_ms.saturating_sub(living.entry.born_ms());
+            of.add(of_type::DEAD_BYTES, bytes);
+            of.add(of_type::BY_COLLECTIONS.wrapping_add(bucket(lived, COLLECTION_BUCKETS)), 1);
+            of.add(of_type::BY_TIME.wrapping_add(bucket(lived_ms, TIME_BUCKETS)), 1);
+            self.add(row::DEAD, 1);
+            self.add(row::DEAD_BYTES, bytes);
+            return None;
+        };
+        let survey = self.survey;
+        let moved_by = survey.survivors.word(range, 2).wrapping_sub(survey.survivors.word(range, 0));
+        let now_at = address.wrapping_add(moved_by as usize);
+        let mut history = living.history | SURVIVED;
+        of.add(of_type::SURVIVALS, 1);
+        of.add(of_type::SURVIVAL_BYTES, bytes);
+        if living.history & SURVIVED == 0 {
+            of.add(of_type::SURVIVORS, 1);
+            of.add(of_type::SURVIVOR_BYTES, bytes);
+        }
+        self.add(row::SURVIVED, 1);
+        self.add(row::SURVIVED_BYTES, bytes);
+        let here = living.entry.row().wrapping_mul(SURVIVAL_WORDS);
+        let count_here = |word: usize, by: u64| {
+            if let Some(word) = survey.here.get(here.wrapping_add(word)) {
+                word.store(word.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+            }
+        };
+        count_here(0, 1);
+        count_here(1, bytes);
+        if moved_by != 0 {
+            of.add(of_type::MOVES, 1);
+            of.add(of_type::MOVED_BYTES, bytes);
+            self.add(row::MOVED, 1);
+            self.add(row::MOVED_BYTES, bytes);
+            count_here(2, 1);
+        }
+        if self.waiting.find(address).is_some() {
+            if history & QUEUED == 0 {
+                history |= QUEUED;
+                of.add(of_type::FINALIZABLE, 1);
+                self.add(row::FINALIZABLE, 1);
+            }
+        } else if history & QUEUED != 0 {
+            // Its finalizer has run, or runs, and it is still alive. It may be queued again (GC.ReRegisterForFinalize).
+            history &= !QUEUED;
+            of.add(of_type::RESURRECTED, 1);
+            self.add(row::RESURRECTED, 1);
+        }
+        let to = match from {
+            LARGE.. => from,
+            _ => self.generation_of(now_at).unwrap_or(from.wrapping_add(1).min(OLDEST)),
+        };
+        if to == 1 && from == 0 {
+            of.add(of_type::PROMOTED_1, 1);
+            self.add(row::PROMOTED_1, 1);
+        } else if to == OLDEST && from < OLDEST {
+            of.add(of_type::PROMOTED_2, 1);
+            self.add(row::PROMOTED_2, 1);
+        }
+        Some((Living { entry: living.entry.moved_to(now_at), history }, to))
+    }
+}

@@ -1,0 +1,149 @@
+//! The shared table: the only words the daemon sees. Changed by one thread at a time (the lock of exact mode), but for losses and names.
+
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+use profiler_protocol::exact::{
+    MAGIC, MOST_TYPES, NAME_BYTES, NAMES_AT, TABLE_BYTES, TYPE_WORDS, TYPES_AT, VERSION, head, of_type,
+};
+
+use crate::syscall;
+
+/// The table's words.
+pub struct Table {
+    words: &'static [AtomicU64],
+}
+
+impl Table {
+    /// Over fresh memory.
+    #[must_use]
+    pub fn new(words: &'static [AtomicU64]) -> Self {
+        Self { words }
+    }
+
+    /// Writes the header; the magic comes last, with release ordering, which pairs with the daemon's first read.
+    pub fn publish(&self, owner: u64, runtime: u64, began_ns: u64) {
+        for (at, value) in [
+            (head::VERSION, VERSION),
+            (head::BYTES, TABLE_BYTES as u64),
+            (head::OWNER, owner),
+            (head::PID, u64::from(syscall::process_id())),
+            (head::RUNTIME, runtime),
+            (head::STARTED_NS, began_ns),
+            // Row 0 is there from the start.
+            (head::TYPES, 1),
+        ] {
+            self.set(at, value);
+        }
+        if let Some(word) = self.words.get(head::MAGIC) {
+            word.store(MAGIC, Ordering::Release);
+        }
+    }
+
+    /// A word.
+    #[must_use]
+    pub fn get(&self, at: usize) -> u64 {
+        self.words.get(at).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    /// Sets a word.
+    pub fn set(&self, at: usize, value: u64) {
+        if let Some(word) = self.words.get(at) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds to a word that one thread at a time changes.
+    #[inline]
+    pub fn add(&self, at: usize, by: u64) {
+        if let Some(word) = self.words.get(at) {
+            word.store(word.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+        }
+    }
+
+    /// Adds one to a word that any thread may change.
+    pub fn count(&self, at: usize) {
+        if let Some(word) = self.words.get(at) {
+            word.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The row of a type.
+    #[inline]
+    #[must_use]
+    pub fn type_row(&self, row: usize) -> Row<'_> {
+        let at = TYPES_AT.wrapping_add((row % MOST_TYPES).wrapping_mul(TYPE_WORDS));
+        let words = self.words.get(at..at.wrapping_add(TYPE_WORDS));
+        Row(words.and_then(|words| words.first_chunk()))
+    }
+
+    /// A row for another type; 0 when there is none left.
+    pub fn new_type(&self, class: usize) -> usize {
+        let Some(types) = self.words.get(head::TYPES) else { return 0 };
+        let mut next = types.load(Ordering::Relaxed);
+        while (next as usize) < MOST_TYPES {
+            match types.compare_exchange(next, next.wrapping_add(1), Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => {
+                    self.type_row(next as usize).set(of_type::CLASS, class as u64);
+                    return next as usize;
+                }
+                Err(now) => next = now,
+            }
+        }
+        0
+    }
+
+    /// Names a type. False when there is no room.
+    pub fn name(&self, row: usize, name: &str, module: &str) -> bool {
+        let bytes = name.len().wrapping_add(module.len());
+        let padded = bytes.next_multiple_of(8);
+        let Some(used) = self.words.get(head::NAMES) else { return false };
+        let at = used.fetch_add(padded as u64, Ordering::Relaxed) as usize;
+        if name.is_empty() || at.saturating_add(padded) > NAME_BYTES {
+            return false;
+        }
+        let mut text = name.bytes().chain(module.bytes());
+        for word in self.words.get(NAMES_AT.wrapping_add(at / 8)..).unwrap_or(&[]).iter().take(padded / 8) {
+            let mut value = [0; 8];
+            for (to, from) in value.iter_mut().zip(&mut text) {
+                *to = from;
+            }
+            word.store(u64::from_le_bytes(value), Ordering::Relaxed);
+        }
+        let word = at as u64 | (name.len() as u64) << 32 | (module.len() as u64) << 48;
+        // Release, so that whoever sees it sees the text.
+        if let Some(place) = self.type_row(row).0.and_then(|row| row.get(of_type::NAME)) {
+            place.store(word, Ordering::Release);
+        }
+        true
+    }
+
+    /// Makes changes that a reader is to see together: the sequence word is odd meanwhile.
+    pub fn change(&self, make: impl FnOnce(&Self)) {
+        self.add(head::SEQUENCE, 1);
+        fence(Ordering::Release);
+        make(self);
+        if let Some(word) = self.words.get(head::SEQUENCE) {
+            word.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+/// A type's row.
+#[derive(Clone, Copy)]
+pub struct Row<'a>(Option<&'a [AtomicU64; TYPE_WORDS]>);
+
+impl Row<'_> {
+    /// Adds to a word.
+    #[inline]
+    pub fn add(self, at: usize, by: u64) {
+        if let Some(word) = self.0.and_then(|row| row.get(at)) {
+            word.store(word.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+        }
+    }
+
+    /// Sets a word.
+    pub fn set(self, at: usize, value: u64) {
+        if let Some(word) = self.0.and_then(|row| row.get(at)) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+}

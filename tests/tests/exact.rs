@@ -1,0 +1,150 @@
+//! Issue 5, Show 5: exact mode knows every object, and what became of it, as well as the program itself does.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::Value;
+use system_tests::environment::{begin, long_form, record_on};
+use system_tests::perfusion::{Scratch, command, run};
+use system_tests::{Profile, Runtime, Workload, on_runtimes};
+
+/// For a machine that is busy with other things, too.
+const DEADLINE: Duration = Duration::from_secs(600);
+/// So large a generation 0 (256 MiB) that no collection happens but those the program asks for.
+const NO_COLLECTIONS: (&str, &str) = ("DOTNET_GCgen0size", "10000000");
+
+/// What a recording of `exact.cs` with these arguments gave.
+struct Recorded {
+    truth: Value,
+    account: Value,
+    profile: Profile,
+    /// The account as `report --exact` prints it, and the profile's table of types.
+    report: String,
+    types: String,
+}
+
+fn record(runtime: Runtime, arguments: &[&str], variable: Option<(&str, &str)>) -> anyhow::Result<Recorded> {
+    let scratch = Scratch::new()?;
+    let file = scratch.path("app.pb.gz");
+    let app = arguments.iter().fold(Workload::dotnet(runtime, "exact", &[])?, |app, arg| app.arg(*arg));
+    let mut recording = command(["record", "--exact", "-o"]);
+    recording.arg(&file).arg("--").args(app.command_line()).envs(variable);
+    let outcome = run(&mut recording, DEADLINE)?;
+    anyhow::ensure!(outcome.code() == 0, "{}", outcome.stderr);
+    let truth = outcome.stdout.lines().find_map(|line| line.strip_prefix("truth ")).context("no truth")?;
+    let account = std::fs::read(scratch.path("app.exact.json")).context(outcome.stderr)?;
+    let printed = |arguments: &[&str]| -> anyhow::Result<String> {
+        Ok(run(command(["report"]).arg(&file).args(arguments), DEADLINE)?.stdout)
+    };
+    Ok(Recorded {
+        truth: serde_json::from_str(truth)?,
+        account: serde_json::from_slice(&account)?,
+        profile: Profile::read(&file)?,
+        report: printed(&["--exact"])?,
+        types: printed(&["--type", "alloc_objects", "--by", "type"])?,
+    })
+}
+
+fn number(of: &Value, path: &str) -> u64 {
+    of.pointer(path).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {path} in {of}"))
+}
+
+/// The one process of an account, of which nothing was lost.
+fn process(recorded: &Recorded) -> &Value {
+    let processes = recorded.account["processes"].as_array().expect("a list");
+    let [process] = processes.as_slice() else { panic!("{processes:?}") };
+    assert_eq!(process["losses"], serde_json::json!({}));
+    assert_eq!(process["ending"], "ended");
+    process
+}
+
+/// Where the account has what the program calls so.
+const NAMES: [(&str, &str); 10] = [
+    ("objects", "/allocated/objects"),
+    ("bytes", "/allocated/bytes"),
+    ("survivors", "/survivors/objects"),
+    ("survivals", "/survivals/objects"),
+    ("survival_bytes", "/survivals/bytes"),
+    ("moves", "/moves/objects"),
+    ("promoted_to_1", "/promoted_to_1"),
+    ("promoted_to_2", "/promoted_to_2"),
+    ("finalizable", "/finalizable"),
+    ("resurrected", "/resurrected"),
+];
+
+/// Fails unless everything that `only` names is true to the object; all, when it names nothing.
+fn assert_true(recorded: &Recorded, only: &[&str]) {
+    let process = process(recorded);
+    let types = process["types"].as_array().expect("a list");
+    for (name, truth) in recorded.truth["types"].as_object().expect("types") {
+        let of = types.iter().find(|of| of["name"] == name.as_str());
+        let of = of.unwrap_or_else(|| panic!("{name} is missing"));
+        for (word, path) in NAMES.iter().filter(|(word, _)| only.is_empty() || only.contains(word)) {
+            if let Some(expected) = truth.get(word).and_then(Value::as_u64) {
+                assert_eq!(number(of, path), expected, "{word} of {name}");
+            }
+        }
+        // The profile has the same.
+        for (column, path) in [("alloc_objects", "/allocated/objects"), ("alloc_space", "/allocated/bytes")] {
+            let sum = recorded.profile.sum(column, |sample| sample.label("type") == name);
+            assert_eq!(u64::try_from(sum), Ok(number(of, path)), "{column} of {name}");
+        }
+    }
+    let sum = |path: &str| types.iter().map(|of| number(of, path)).sum::<u64>();
+    assert_eq!(sum("/allocated/objects"), number(process, "/objects"));
+    assert_eq!(sum("/allocated/bytes"), number(process, "/bytes"));
+    assert!(recorded.report.contains("nothing was lost"), "{}", recorded.report);
+}
+
+/// Forced collections only: what became of each object is known.
+fn assert_lives_are_true(runtime: Runtime, arguments: &[&str]) -> u64 {
+    let recorded = record(runtime, arguments, Some(NO_COLLECTIONS)).unwrap();
+    let process = process(&recorded);
+    let collections = process["collections"].as_array().expect("a list");
+    assert_eq!(collections.len() as u64, number(&recorded.truth, "/collections"));
+    assert!(collections.iter().all(|of| of["reason"].as_str().is_some_and(|why| why.starts_with("induced"))));
+    assert!(collections.iter().all(|of| number(of, "/pause_ns") > 0), "{collections:?}");
+    assert_true(&recorded, &[]);
+    // What survived each collection adds up.
+    for of in process["types"].as_array().expect("a list") {
+        let each = of["per_collection"].as_array().expect("a list");
+        let sum: u64 = each.iter().map(|one| number(one, "/objects")).sum();
+        assert_eq!(sum, number(of, "/survivals/objects"), "{of}");
+    }
+    assert!(
+        recorded.types.contains("exact") && recorded.types.contains("Counted.Dead"),
+        "{}",
+        recorded.types
+    );
+    number(process, "/objects")
+}
+
+on_runtimes!(survivors_moves_and_promotions_are_those_of_the_program: net8 Net8, net9 Net9, net10 Net10);
+
+fn survivors_moves_and_promotions_are_those_of_the_program(runtime: Runtime) {
+    let name = format!("exact::survivors on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    // Show 5 wants ten million objects; what is true of each is the same.
+    let objects =
+        assert_lives_are_true(runtime, &if long_form() { ["8", "20", "2000"] } else { ["8", "6", "100"] });
+    assert!(!long_form() || objects > 10_000_000, "{objects}");
+    println!("{name}: {objects} objects, all of them true");
+}
+
+on_runtimes!(objects_are_counted_while_the_runtime_collects: net8 Net8, net9 Net9, net10 Net10);
+
+fn objects_are_counted_while_the_runtime_collects(runtime: Runtime) {
+    let name = format!("exact::counts on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    // 16 MiB of generation 0: a collection every 700,000 objects.
+    let often = if long_form() { "200" } else { "3" };
+    let variable = Some(("DOTNET_GCgen0size", "1000000"));
+    let recorded = record(runtime, &["8", "2", "10", often], variable).unwrap();
+    assert_true(&recorded, &["objects", "bytes"]);
+    let process = process(&recorded);
+    println!("{name}: {} objects, all of them counted", process["objects"]);
+    let collections = process["collections"].as_array().expect("a list");
+    // Of what was allocated before a collection nothing is missing: it is dead or has survived.
+    let last = collections.iter().rev().find(|of| of["reason"] == "small object allocation").expect("one");
+    assert!(number(last, "/dead/objects") > 1_000, "{last}");
+}

@@ -1,0 +1,304 @@
+// Counts its own objects, to the object. THREADS threads make ROUNDS rounds of objects of known types; all stand still while the main thread
+// looks at every object it holds, forces a collection, and looks again: what was in a collected generation has survived it, and where it is
+// now says whether it was moved and promoted. With DOTNET_GCgen0size large enough no other collection happens; `collections` is for
+// whoever wants to be sure. Then, if `busy` is given, the threads allocate garbage until the runtime has collected some times by itself.
+// Truth: of each type objects, bytes, survivors, survivals, moves, promotions, those queued for finalizers, those alive after that.
+#pragma warning disable 0649 // fields that only make objects larger
+using System;
+using System.Collections.Generic;
+using System.Globalization;
+using System.Runtime.CompilerServices;
+using System.Text;
+using System.Threading;
+
+namespace Counted
+{
+    sealed class Dead { public long A; }
+    sealed class Kept { public long A, B; }
+    sealed class Brief { public long A, B, C; }
+    sealed class Generic<T> { public T A; }
+    struct Cell { public byte A; }
+    struct Big { public byte A; }
+    struct Pin { public byte A; }
+    sealed class Buried { ~Buried() { Interlocked.Increment(ref Count); } public static int Count; }
+    sealed class Phoenix
+    {
+        public static readonly List<Phoenix> Risen = new List<Phoenix>();
+        ~Phoenix() { lock (Risen) Risen.Add(this); }
+    }
+
+    // What is true of one type.
+    sealed class Of
+    {
+        public long Objects, Bytes, Survivors, Survivals, SurvivalBytes, Moves, Promoted1, Promoted2, Finalizable, Resurrected;
+        public bool Followed = true;
+    }
+
+    // An object that is looked at before and after each collection.
+    struct Held { public object Object; public Of Type; public int Bytes; public bool Survived; }
+
+    static class Program
+    {
+        static int threads, rounds, scale;
+        static readonly SortedDictionary<string, Of> truth = new SortedDictionary<string, Of>(StringComparer.Ordinal);
+        static readonly List<Held> held = new List<Held>();
+        static volatile object sink;
+        static Barrier barrier;
+        static volatile bool stop;
+
+        // Each thread's objects: those it keeps, and those it keeps for one round.
+        static object[][] kept, brief;
+
+        static int Main(string[] args)
+        {
+            threads = int.Parse(args[0], CultureInfo.InvariantCulture);
+            rounds = int.Parse(args[1], CultureInfo.InvariantCulture);
+            scale = int.Parse(args[2], CultureInfo.InvariantCulture);
+            kept = new object[threads][];
+            brief = new object[threads][];
+            foreach (var name in new[] { "Dead", "Kept", "Brief", "Generic<Counted.Kept>", "Generic<int>", "Cell[]", "Big[]", "Pin[]", "Buried", "Phoenix" })
+                truth["Counted." + name] = new Of();
+            truth["Counted.Buried"].Followed = truth["Counted.Phoenix"].Followed = false;
+            barrier = new Barrier(threads + 1);
+            var all = new List<Thread>();
+            for (var n = 0; n < threads; n++)
+            {
+                var number = n;
+                var thread = new Thread(() => Live(number)) { IsBackground = true };
+                thread.Start();
+                all.Add(thread);
+            }
+            var before = GC.CollectionCount(0);
+            for (var round = 0; round < rounds; round++)
+            {
+                barrier.SignalAndWait(); // They allocate.
+                barrier.SignalAndWait(); // They have.
+                Collect(round % 3 == 2 ? 2 : round % 3);
+                GC.WaitForPendingFinalizers();
+            }
+            // Everything in generation 0 to 2 is looked at twice more: the finalizers of the last round have run in between.
+            Collect(2);
+            GC.WaitForPendingFinalizers();
+            Collect(2);
+            var forced = GC.CollectionCount(0) - before;
+            stop = true;
+            barrier.SignalAndWait();
+            foreach (var thread in all)
+                thread.Join();
+            if (args.Length > 3)
+                Busy(int.Parse(args[3], CultureInfo.InvariantCulture));
+            Print(forced);
+            GC.KeepAlive(kept);
+            return 0;
+        }
+
+        static void Live(int number)
+        {
+            kept[number] = new object[rounds * scale];
+            var round = 0;
+            while (true)
+            {
+                barrier.SignalAndWait();
+                if (stop)
+                    return;
+                Work(number, round++);
+                barrier.SignalAndWait();
+            }
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Work(int number, int round)
+        {
+            brief[number] = null;
+            var here = new object[scale + 5];
+            for (var n = 0; n < scale; n++)
+            {
+                for (var d = 0; d < 30; d++)
+                    sink = new Dead();
+                kept[number][round * scale + n] = new Kept();
+                here[n] = new Brief();
+            }
+            here[scale] = new Generic<Kept>();
+            here[scale + 1] = new Generic<int>();
+            here[scale + 2] = new Cell[1000 + round];
+            here[scale + 3] = new Big[100000 + 1000 * round];
+            here[scale + 4] = GC.AllocateArray<Pin>(5000 + round, pinned: true);
+            brief[number] = here;
+            for (var n = 0; n < 10; n++)
+                Bury();
+            sink = null;
+            lock (truth)
+            {
+                Count("Dead", 30 * scale, 24);
+                Count("Kept", scale, 32);
+                Count("Brief", scale, 40);
+                Count("Generic<Counted.Kept>", 1, 24);
+                Count("Generic<int>", 1, 24);
+                Count("Cell[]", 1, Round(24 + 1000 + round));
+                Count("Big[]", 1, Round(24 + 100000 + 1000 * round));
+                Count("Pin[]", 1, Round(24 + 5000 + round));
+                Count("Buried", 10, 24);
+                Count("Phoenix", 10, 24);
+            }
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Bury()
+        {
+            new Buried();
+            new Phoenix();
+        }
+
+        static int Round(int bytes)
+        {
+            return (bytes + 7) / 8 * 8;
+        }
+
+        static void Count(string name, int objects, int bytes)
+        {
+            var of = truth["Counted." + name];
+            of.Objects += objects;
+            of.Bytes += (long)objects * bytes;
+            if (name == "Buried" || name == "Phoenix")
+                of.Finalizable += objects;
+            if (name == "Phoenix")
+                of.Resurrected += objects;
+        }
+
+        // Looks at all that is held, collects, and looks again.
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Collect(int generation)
+        {
+            Follow();
+            var count = held.Count;
+            var generations = new int[count];
+            var addresses = new long[count];
+            Look(generations, addresses);
+            int full = GC.CollectionCount(2), half = GC.CollectionCount(1);
+            GC.Collect(generation, GCCollectionMode.Forced, true, generation == 2);
+            // The runtime may collect more than it was asked for.
+            var collected = GC.CollectionCount(2) > full ? 2 : GC.CollectionCount(1) > half ? 1 : 0;
+            Compare(collected, generations, addresses);
+        }
+
+        static readonly HashSet<object> known = new HashSet<object>(ReferenceEqualityComparer.Instance);
+
+        // Takes up what is new, and lets go of what nobody else holds.
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Follow()
+        {
+            var still = new HashSet<object>(ReferenceEqualityComparer.Instance);
+            foreach (var mine in brief)
+                foreach (var one in mine)
+                    still.Add(one);
+            held.RemoveAll(one => !(one.Object is Kept) && !still.Contains(one.Object));
+            known.Clear();
+            foreach (var one in held)
+                known.Add(one.Object);
+            foreach (var one in still)
+                Add(one);
+            foreach (var mine in kept)
+                foreach (var one in mine)
+                    if (one != null)
+                        Add(one);
+            known.Clear();
+        }
+
+        static void Add(object one)
+        {
+            if (!known.Add(one))
+                return;
+            var type = one.GetType();
+            var name = type == typeof(Generic<Kept>) ? "Generic<Counted.Kept>" : type == typeof(Generic<int>) ? "Generic<int>" : type.Name;
+            var bytes = one is Kept ? 32 : one is Brief ? 40 : one is Array array ? Round(24 + array.Length) : 24;
+            held.Add(new Held { Object = one, Type = truth["Counted." + name], Bytes = bytes });
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Look(int[] generations, long[] addresses)
+        {
+            for (var n = 0; n < generations.Length; n++)
+            {
+                var one = held[n].Object;
+                generations[n] = GC.GetGeneration(one);
+                addresses[n] = Unsafe.As<object, long>(ref one);
+            }
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Compare(int collected, int[] generations, long[] addresses)
+        {
+            for (var n = 0; n < generations.Length; n++)
+            {
+                var one = held[n];
+                if (generations[n] > collected)
+                    continue;
+                var of = one.Type;
+                of.Survivals++;
+                of.SurvivalBytes += one.Bytes;
+                if (!one.Survived)
+                {
+                    of.Survivors++;
+                    one.Survived = true;
+                    held[n] = one;
+                }
+                var now = GC.GetGeneration(one.Object);
+                if (Unsafe.As<object, long>(ref one.Object) != addresses[n])
+                    of.Moves++;
+                if (now == 1 && generations[n] == 0)
+                    of.Promoted1++;
+                if (now == 2 && generations[n] < 2)
+                    of.Promoted2++;
+            }
+        }
+
+        // Garbage from all threads at once, until the runtime has collected so often by itself.
+        static void Busy(int collections)
+        {
+            var until = GC.CollectionCount(0) + collections;
+            var counts = new long[threads];
+            var all = new List<Thread>();
+            for (var n = 0; n < threads; n++)
+            {
+                var number = n;
+                var thread = new Thread(() =>
+                {
+                    while (GC.CollectionCount(0) < until)
+                        counts[number] += Litter();
+                });
+                thread.Start();
+                all.Add(thread);
+            }
+            foreach (var thread in all)
+                thread.Join();
+            foreach (var count in counts)
+                Count("Dead", (int)count, 24);
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static int Litter()
+        {
+            for (var n = 0; n < 1000; n++)
+                sink = new Dead();
+            return 1000;
+        }
+
+        static void Print(int forced)
+        {
+            var text = new StringBuilder("truth {\"collections\":" + forced + ",\"types\":{");
+            var first = true;
+            foreach (var pair in truth)
+            {
+                var of = pair.Value;
+                text.Append(first ? "" : ",").Append('"').Append(pair.Key).Append("\":{");
+                text.Append("\"objects\":" + of.Objects + ",\"bytes\":" + of.Bytes);
+                if (of.Followed)
+                    text.Append(",\"survivors\":" + of.Survivors + ",\"survivals\":" + of.Survivals + ",\"survival_bytes\":" + of.SurvivalBytes
+                        + ",\"moves\":" + of.Moves + ",\"promoted_to_1\":" + of.Promoted1 + ",\"promoted_to_2\":" + of.Promoted2);
+                text.Append(",\"finalizable\":" + of.Finalizable + ",\"resurrected\":" + of.Resurrected + "}");
+                first = false;
+            }
+            Console.WriteLine(text.Append("}}"));
+        }
+    }
+}
