@@ -1,7 +1,8 @@
 //! The commands that only read: `report`, `ps`, `doctor`, `config`.
 
-use crate::cli::{ConfigSources, Format, Report, Sort, exit};
+use crate::cli::{ConfigSources, Format, Ps, Report, Sort, exit};
 use crate::config::{Config, load};
+use crate::daemon::control;
 use crate::error::{Error, say};
 use crate::exact::summary;
 use crate::report::stacks::{Stacks, View};
@@ -82,8 +83,16 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
 ///
 /// # Errors
 /// When `/proc` cannot be listed or the output not be written.
-pub fn ps(json: bool) -> Result<u8, Error> {
-    let printed = crate::ps::print(json, &mut io::stdout().lock(), &mut io::stderr().lock());
+pub fn ps(options: &Ps) -> Result<u8, Error> {
+    let sources = load::Sources { file: options.config.clone(), flags: Vec::new() };
+    // One that cannot be used is the daemon's trouble: it lies where it usually does, then.
+    let limits = sources.load().map(|loaded| loaded.config.limits).unwrap_or_default();
+    let path = control::path(&limits.kill_switch);
+    let daemon = control::ask(&path).unwrap_or_else(|error| {
+        say(&format!("the daemon at {}: {error}", path.display()));
+        None
+    });
+    let printed = crate::ps::print(options.json, daemon, &mut io::stdout().lock(), &mut io::stderr().lock());
     unless_closed(printed).map_err(|source| Error::Internal { what: "listing processes", source })?;
     Ok(0)
 }

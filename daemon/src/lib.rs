@@ -27,6 +27,7 @@ pub mod record;
 pub mod report;
 pub mod run;
 pub mod sample;
+pub mod select;
 pub mod sink;
 pub mod source;
 pub mod symbolize;

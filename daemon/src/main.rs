@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         Command::Dump(options) => perfusion::dump::dump(options, cli.quiet),
         Command::Leaks(options) => perfusion::leaks::leaks(options, cli.quiet),
         Command::Heap(options) => perfusion::heap::heap(options, cli.quiet),
-        Command::Ps(options) => perfusion::commands::ps(options.json),
+        Command::Ps(options) => perfusion::commands::ps(options),
         Command::Doctor(options) => perfusion::commands::doctor(options.json),
         Command::Daemon(sources) => perfusion::daemon::daemon(sources),
         Command::Config { what: ConfigCommand::Check(sources) } => perfusion::commands::config_check(sources),

@@ -1,8 +1,10 @@
-//! `perfusion ps`: every process as the profiler sees it, what profiling it allows, and why not more.
+//! `perfusion ps`: every process as the profiler sees it, what profiling it allows, and why not more; where a daemon runs, what it has of it.
 
-use crate::attach::policy::{Inspection, Runtime, WhyNot, inspect};
+use crate::attach::policy::{Inspection, Runtime, WhyNot, inspect, opted_out};
 use crate::attach::target::Target;
+use crate::daemon::control::{Answer, Told};
 use serde::Serialize;
+use std::collections::HashMap;
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -30,6 +32,9 @@ pub struct Row {
     pub mode: Mode,
     /// Why it has no more, in words.
     pub why_not: Option<String>,
+    /// What the daemon has of it, if one runs and has seen it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub daemon: Option<Told>,
 }
 
 /// What a recording of a process has.
@@ -76,7 +81,9 @@ fn row(pid: u32) -> Option<Row> {
     if target.is_kernel_thread() || !target.is_alive() {
         return None;
     }
-    let Inspection { runtime, shim_loaded, why_not } = inspect(&target, Some(ASK_TIMEOUT)).ok()?;
+    // Asking means to connect to its diagnostics socket.
+    let ask = (!opted_out(&target)).then_some(ASK_TIMEOUT);
+    let Inspection { runtime, shim_loaded, why_not } = inspect(&target, ask).ok()?;
     let mode = match (&runtime, &why_not) {
         _ if shim_loaded => Mode::ShimLoaded,
         (Runtime::Unseen, _) => Mode::Unseen,
@@ -94,15 +101,41 @@ fn row(pid: u32) -> Option<Row> {
         container: target.container().ok().flatten(),
         mode,
         why_not: why_not.map(|why| why.to_string()),
+        daemon: None,
     })
+}
+
+/// Adds what the daemon says of the same processes.
+fn join(rows: &mut [Row], answer: Answer) {
+    let mut told: HashMap<u32, Told> =
+        answer.processes.into_iter().map(|told| (told.standing.pid, told)).collect();
+    for row in rows {
+        let now = || Target::open(row.pid).and_then(|target| target.start_ticks()).ok();
+        // The daemon may have seen another process with this pid.
+        row.daemon = told.remove(&row.pid).filter(|told| told.standing.start_ticks == now());
+        if let Some(why) = row.daemon.as_ref().and_then(|told| told.why_not.clone()) {
+            row.why_not.get_or_insert(why);
+        }
+    }
 }
 
 /// Prints the list, as a table or as one JSON array. The note about what this user cannot see goes to `notes`.
 ///
 /// # Errors
 /// When `/proc` cannot be listed or `out` not be written.
-pub fn print(json: bool, out: &mut dyn Write, notes: &mut dyn Write) -> io::Result<()> {
-    let rows = list()?;
+pub fn print(
+    json: bool,
+    daemon: Option<Answer>,
+    out: &mut dyn Write,
+    notes: &mut dyn Write,
+) -> io::Result<()> {
+    let mut rows = list()?;
+    if let Some(answer) = daemon {
+        for remark in &answer.remarks {
+            writeln!(notes, "{remark}")?;
+        }
+        join(&mut rows, answer);
+    }
     if json {
         serde_json::to_writer_pretty(&mut *out, &rows)?;
         writeln!(out)?;
@@ -118,16 +151,35 @@ pub fn print(json: bool, out: &mut dyn Write, notes: &mut dyn Write) -> io::Resu
 }
 
 fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
+    // What a daemon knows has columns only where one has spoken.
+    let told = rows.iter().any(|row| row.daemon.is_some());
+    let columns = |stacks: &str, lost: &str| match told {
+        true => format!("{stacks:>9}  {lost:>7}  "),
+        false => String::new(),
+    };
     writeln!(
         out,
-        "{:>7}  {:<15}  {:<22}  {:<12}  {:<11}  {:<COMMAND_CHARACTERS$}  WHY NOT MORE",
-        "PID", "NAME", "RUNTIME", "CONTAINER", "MODE", "COMMAND"
+        "{:>7}  {:<15}  {:<22}  {:<12}  {:<11}  {}{:<COMMAND_CHARACTERS$}  WHY NOT MORE",
+        "PID",
+        "NAME",
+        "RUNTIME",
+        "CONTAINER",
+        "MODE",
+        columns("STACKS", "LOST"),
+        "COMMAND"
     )?;
     for row in rows {
         let container = row.container.as_deref().and_then(|id| id.get(..12)).unwrap_or("-");
         let command: String = row.command.chars().take(COMMAND_CHARACTERS).collect();
+        let figures = row.daemon.as_ref().map_or_else(
+            || columns("-", "-"),
+            |Told { standing, shim_dropped, .. }| {
+                let lost = standing.stacks_broken.saturating_add(*shim_dropped);
+                columns(&standing.stacks.to_string(), &lost.to_string())
+            },
+        );
         let line = format!(
-            "{:>7}  {:<15}  {:<22}  {container:<12}  {:<11}  {command:<COMMAND_CHARACTERS$}  {}",
+            "{:>7}  {:<15}  {:<22}  {container:<12}  {:<11}  {figures}{command:<COMMAND_CHARACTERS$}  {}",
             row.pid,
             row.name,
             row.runtime.to_string(),
@@ -153,10 +205,10 @@ mod tests {
     #[test]
     fn the_json_form_is_json_and_the_table_has_a_line_each() {
         let (mut json, mut table, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        print(true, &mut json, &mut notes).unwrap();
+        print(true, None, &mut json, &mut notes).unwrap();
         let parsed: serde_json::Value = serde_json::from_slice(&json).unwrap();
         assert!(!parsed.as_array().unwrap().is_empty());
-        print(false, &mut table, &mut notes).unwrap();
+        print(false, None, &mut table, &mut notes).unwrap();
         let table = String::from_utf8(table).unwrap();
         assert!(table.contains(&format!("{:>7}  ", std::process::id())), "{table}");
     }

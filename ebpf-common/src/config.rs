@@ -10,6 +10,21 @@ pub const SELECT_PIDS: u32 = 1;
 /// Only threads of one cgroup v2 directory (not of its children).
 pub const SELECT_CGROUP: u32 = 2;
 
+/// Threads that rules choose, by their process's cgroup, user and command.
+pub const SELECT_RULES: u32 = 3;
+
+/// `Config::rules_by`: rules look at the cgroup.
+pub const RULES_BY_CGROUP: u32 = 1;
+/// `Config::rules_by`: rules look at the real user.
+pub const RULES_BY_USER: u32 = 2;
+/// `Config::rules_by`: rules look at the command name.
+pub const RULES_BY_COMMAND: u32 = 4;
+
+/// What a rule says: to be recorded.
+pub const RULE_ONLY: u32 = 1;
+/// What a rule says: not to be recorded, whatever others say.
+pub const RULE_EXCEPT: u32 = 2;
+
 /// The kernel has no such field (`on_cpu` without CONFIG_SMP).
 pub const NO_FIELD: u32 = u32::MAX;
 
@@ -20,14 +35,16 @@ plain! {
         pub address_mask: u64,
         /// The cgroup's id (inode of its directory), for `SELECT_CGROUP`.
         pub cgroup_id: u64,
-        /// Bytes of wait records one CPU may send in `coin_interval_ns`.
-        pub coin_budget_bytes: u64,
         /// How long one probability is kept, at least, unless the budget runs out first; nanoseconds.
         pub coin_interval_ns: u64,
         /// Probability with which every wait's stack is kept, in units of 2⁻³², whatever it costs; 0 to follow the budget.
         pub coin_fixed: u64,
         /// One of the `SELECT_` values.
         pub selection: u32,
+        /// The `RULES_BY_` bits that matter, for `SELECT_RULES`.
+        pub rules_by: u32,
+        /// 1 when those are recorded of whom no rule says anything.
+        pub rules_others: u32,
         /// Process that is never recorded; 0 for none.
         pub excluded_tgid: u32,
         /// Most bytes of user stack to copy, at most `MAX_STACK_COPY_BYTES`.
@@ -52,6 +69,12 @@ plain! {
         pub task_state: u32,
         /// `task_struct.cgroups`.
         pub task_cgroups: u32,
+        /// `task_struct.real_cred`.
+        pub task_cred: u32,
+        /// `cred.uid`.
+        pub cred_uid: u32,
+        /// `task_struct.group_leader`.
+        pub task_leader: u32,
         /// `css_set.dfl_cgrp`.
         pub css_set_dfl_cgrp: u32,
         /// `cgroup.kn`.
@@ -84,7 +107,5 @@ plain! {
         pub vma_file: u32,
         /// Of `ebpf_common::rule::Spot::of`.
         pub place_shift: u32,
-        /// Named padding.
-        pub reserved: u32,
     }
 }

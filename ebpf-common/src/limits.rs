@@ -56,6 +56,11 @@ pub const MAX_RULES: u32 = 32 * 1024;
 /// Most processes whose rules the probes can know.
 pub const MAX_SPACES: u32 = 16 * 1024;
 
+/// Most cgroups, and most users or commands, that rules can tell apart.
+pub const MAX_RULED_CGROUPS: u32 = 16 * 1024;
+/// See [`MAX_RULED_CGROUPS`].
+pub const MAX_RULED_OTHERS: u32 = 1024;
+
 /// Most processes that can be selected at once.
 pub const MAX_SELECTED_PROCESSES: u32 = 8 * 1024;
 

@@ -3,6 +3,7 @@
 //! what the CPU's waits have cost, and on how many its thread has had.
 
 use crate::config::setting;
+use crate::maps::wait_budget;
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use ebpf_common::event::CERTAIN;
 use ebpf_common::key::Coin;
@@ -25,7 +26,8 @@ const FIRST_WAITS: u64 = 32;
 /// Throws the coin at `now` for a thread's wait number `wait`, from 1 on; `Some(probability)` when the stack is to be kept.
 #[inline(always)]
 pub(crate) fn throw(coin: &mut Coin, now: u64, wait: u32) -> Option<u64> {
-    let general = general(coin, now);
+    let budget = wait_budget();
+    let general = general(coin, now, budget);
     if now.saturating_sub(coin.first_start_ns) >= setting!(coin_interval_ns) {
         coin.first_start_ns = now;
         coin.first_bytes = 0;
@@ -33,7 +35,7 @@ pub(crate) fn throw(coin: &mut Coin, now: u64, wait: u32) -> Option<u64> {
     let own = ((CERTAIN * FIRST_WAITS) / u64::from(wait.max(1))).min(CERTAIN);
     // Like the general probability this follows from the past alone, the budget included: threads that come and go in thousands a second
     // get no more than as much again as all others.
-    let first = own > general && coin.first_bytes < setting!(coin_budget_bytes);
+    let first = own > general && coin.first_bytes < budget;
     // Through memory: the verifier would walk the stack once for each way through here.
     coin.of_first = u64::from(first);
     coin.thrown = if first { own } else { general };
@@ -46,9 +48,8 @@ pub(crate) fn throw(coin: &mut Coin, now: u64, wait: u32) -> Option<u64> {
 
 /// The probability for waits of threads that have had many.
 #[inline(always)]
-fn general(coin: &mut Coin, now: u64) -> u64 {
+fn general(coin: &mut Coin, now: u64, budget: u64) -> u64 {
     let elapsed = now.saturating_sub(coin.interval_start_ns);
-    let budget = setting!(coin_budget_bytes);
     let fixed = setting!(coin_fixed);
     if fixed != 0 {
         coin.probability = fixed;

@@ -1,9 +1,12 @@
 //! Load-time settings, kernel fields at the offsets they name, and who is selected.
 
-use crate::maps::{CONTROL, ENDED, SELECTED};
+use crate::maps::{CGROUPS, COMMANDS, CONTROL, ENDED, SELECTED, USERS};
 use aya_ebpf::bindings::task_struct;
 use core::ffi::c_void;
-use ebpf_common::config::{Config, NO_FIELD, SELECT_CGROUP, SELECT_PIDS};
+use ebpf_common::config::{
+    Config, NO_FIELD, RULE_EXCEPT, RULE_ONLY, RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER,
+    SELECT_CGROUP, SELECT_PIDS, SELECT_RULES,
+};
 use ebpf_common::key::Recording;
 
 /// Overwritten by the loader before verification.
@@ -11,10 +14,11 @@ use ebpf_common::key::Recording;
 pub(crate) static CONFIG: Config = Config {
     address_mask: 0,
     cgroup_id: 0,
-    coin_budget_bytes: 0,
     coin_interval_ns: 0,
     coin_fixed: 0,
     selection: 0,
+    rules_by: 0,
+    rules_others: 0,
     excluded_tgid: 0,
     stack_copy_bytes: 0,
     walks: 0,
@@ -27,6 +31,9 @@ pub(crate) static CONFIG: Config = Config {
     task_comm: 0,
     task_state: 0,
     task_cgroups: 0,
+    task_cred: 0,
+    cred_uid: 0,
+    task_leader: 0,
     css_set_dfl_cgrp: 0,
     cgroup_kn: 0,
     kernfs_node_id: 0,
@@ -43,7 +50,6 @@ pub(crate) static CONFIG: Config = Config {
     vma_end: 0,
     vma_file: 0,
     place_shift: 0,
-    reserved: 0,
 };
 
 /// Reads one setting. The read is volatile: the compiler must not use the value above. To the verifier it is a constant, because the
@@ -171,6 +177,42 @@ impl Task {
         read(node, setting!(kernfs_node_id))
     }
 
+    /// Number of the real user.
+    #[inline(always)]
+    fn user(self) -> u32 {
+        let cred: *const c_void = self.field(setting!(task_cred));
+        read(cred, setting!(cred_uid))
+    }
+
+    /// The process's first thread.
+    #[inline(always)]
+    fn leader(self) -> Self {
+        Self(self.field(setting!(task_leader)))
+    }
+
+    /// Whether the rules choose it. A cgroup nobody has looked at yet may be one that is not to be recorded.
+    #[inline(always)]
+    fn is_chosen(self) -> bool {
+        let by = setting!(rules_by);
+        let mut said = 0;
+        if by & RULES_BY_CGROUP != 0 {
+            // SAFETY: values are plain integers.
+            match unsafe { CGROUPS.get(self.cgroup_id()) } {
+                Some(bits) => said |= *bits,
+                None => return false,
+            }
+        }
+        if by & RULES_BY_USER != 0 {
+            // SAFETY: values are plain integers.
+            said |= unsafe { USERS.get(self.user()) }.copied().unwrap_or(0);
+        }
+        if by & RULES_BY_COMMAND != 0 {
+            // SAFETY: values are plain integers.
+            said |= unsafe { COMMANDS.get(self.leader().comm()) }.copied().unwrap_or(0);
+        }
+        said & RULE_EXCEPT == 0 && (setting!(rules_others) != 0 || said & RULE_ONLY != 0)
+    }
+
     /// From when on this thread is recorded; `None` when it is not selected, or the recording has not begun or is over.
     #[inline(always)]
     pub(crate) fn recording(self, tgid: u32) -> Option<Recording> {
@@ -183,6 +225,9 @@ impl Task {
                 return None;
             }
             if selection == SELECT_CGROUP && self.cgroup_id() != setting!(cgroup_id) {
+                return None;
+            }
+            if selection == SELECT_RULES && !self.is_chosen() {
                 return None;
             }
             *CONTROL.get(0)?

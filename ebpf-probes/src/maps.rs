@@ -7,7 +7,8 @@ use ebpf_common::counter::{COUNTERS, Counter};
 use ebpf_common::event::WakeRecord;
 use ebpf_common::key::{Coin, Recording, Scratch, SleeperScratch, Thread};
 use ebpf_common::limits::{
-    DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_RULES, MAX_SELECTED_PROCESSES, MAX_SPACES,
+    DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_RULED_CGROUPS, MAX_RULED_OTHERS, MAX_RULES,
+    MAX_SELECTED_PROCESSES, MAX_SPACES,
 };
 use ebpf_common::rule::{PlaceSet, UnwindRule, WAYS};
 
@@ -24,6 +25,18 @@ pub(crate) static THREADS: HashMap<u32, Thread> = HashMap::with_max_entries(DEFA
 #[map]
 pub(crate) static SELECTED: HashMap<u32, Recording> = HashMap::with_max_entries(MAX_SELECTED_PROCESSES, 0);
 
+/// What rules say of each cgroup (`RULE_` bits), by id. Written by the daemon as cgroups come and go; made small when no rule looks at it.
+#[map]
+pub(crate) static CGROUPS: HashMap<u64, u32> = HashMap::with_max_entries(MAX_RULED_CGROUPS, 0);
+
+/// The same of real users, by number. Written by the daemon before it records.
+#[map]
+pub(crate) static USERS: HashMap<u32, u32> = HashMap::with_max_entries(MAX_RULED_OTHERS, 0);
+
+/// The same of command names. Written by the daemon before it records.
+#[map]
+pub(crate) static COMMANDS: HashMap<[u8; 16], u32> = HashMap::with_max_entries(MAX_RULED_OTHERS, 0);
+
 /// One entry: from when on everything is recorded. Written by the daemon.
 #[map]
 pub(crate) static CONTROL: Array<Recording> = Array::with_max_entries(1, 0);
@@ -32,6 +45,10 @@ pub(crate) static CONTROL: Array<Recording> = Array::with_max_entries(1, 0);
 /// takes as long as an RCU grace period, a second on a busy machine, in which nothing may move the totals.
 #[map]
 pub(crate) static ENDED: Array<u64> = Array::with_max_entries(1, 0);
+
+/// One entry: bytes of wait records one CPU may send in `coin_interval_ns`. Written by the daemon, also while it records.
+#[map]
+static WAIT_BUDGET: Array<u64> = Array::with_max_entries(1, 0);
 
 /// One entry per CPU: the coin's state. Private to the switch hook.
 #[map]
@@ -92,6 +109,12 @@ pub(crate) fn add(counter: Counter, amount: u64) {
         // counts other counters, or loses some units of the same: the samplers and hooks share only the walk's and the copy's.
         unsafe { *slot += amount }
     }
+}
+
+/// Bytes of wait records this CPU may send in an interval of the coin.
+#[inline(always)]
+pub(crate) fn wait_budget() -> u64 {
+    WAIT_BUDGET.get(0).copied().unwrap_or(0)
 }
 
 /// This CPU's coin.

@@ -20,6 +20,7 @@ fn configuration(scratch: &Scratch, windows: &str, policy: &str) {
     let directory = scratch.path("");
     let text = format!(
         "windows: {{length: {windows}, aligned: false}}\n\
+         selection: {{only: [{{command: dotnet}}]}}\n\
          files: {{directory: {0}/out, keep_free: 1MiB}}\n\
          attach: {{policy: {policy}, services: [orders, shy]}}\n\
          telemetry: {{listen: null}}\n\
@@ -113,7 +114,7 @@ fn metrics_and_health_are_told_over_http_and_a_second_daemon_is_refused() {
     configuration(&scratch, "1h", "off");
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let listen = format!("telemetry.listen=127.0.0.1:{port}");
-    let first = daemon(&scratch, &["--set", &listen]);
+    let first = daemon(&scratch, &["--set", &listen, "--set", "selection.only=[]"]);
     let get = |path: &str| {
         let mut connection = TcpStream::connect(("127.0.0.1", port)).unwrap();
         write!(connection, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();

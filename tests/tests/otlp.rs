@@ -176,9 +176,9 @@ fn a_collector_gets_the_same_totals_as_the_files_by_grpc_and_http_and_after_an_o
     let text = format!(
         "windows: {{ length: 1s, aligned: false }}\nfiles: {{ directory: {files:?}, keep_free: 0B }}\n\
          otlp:\n  - {{ url: \"http://127.0.0.1:{grpc}\", protocol: grpc, max_request: 64KiB }}\n  - {{ url: \"http://127.0.0.1:{http}\", protocol: http }}\n\
-         spool: {{ directory: {:?}, keep_free: 0B }}\ntelemetry: {{ listen: null }}\ncontrol: {{ socket: {:?} }}\nlog: {{ level: debug }}\n",
+         spool: {{ directory: {:?}, keep_free: 0B }}\ntelemetry: {{ listen: null }}\nlimits: {{ kill_switch: {:?} }}\nlog: {{ level: debug }}\n",
         scratch.path("spool"),
-        scratch.path("control.sock"),
+        scratch.path("run/off"),
     );
     std::fs::write(&config, text).unwrap();
     let app = Workload::native("spin", &[]).unwrap().start().unwrap();

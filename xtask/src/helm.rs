@@ -20,14 +20,15 @@ const VALIDATOR: &str = "kubernetes-validate==1.37.0";
 /// The Kubernetes versions whose schemas the rendered chart must fit: oldest and newest supported.
 const KUBERNETES: [&str; 2] = ["1.28", "1.36"];
 /// API groups of others, whose schemas no Kubernetes has.
-const FOREIGN: [&str; 1] = ["security.openshift.io/"];
+const FOREIGN: [&str; 2] = ["security.openshift.io/", "monitoring.coreos.com/"];
 /// `--set`, and what the refusal must name.
-const REFUSED: [(&str, &str); 5] = [
+const REFUSED: [(&str, &str); 6] = [
     ("privileged=true", "privileged"),
     ("image.name=x", "name"),
     ("image.digest=latest", "digest"),
     ("attach.enabled=maybe", "enabled"),
     ("seccomp.type=Off", "type"),
+    ("podMonitor.enabled=true,config.telemetry.listen=127.0.0.1:7071", "telemetry.listen"),
 ];
 /// `--set`, and a word of the warning in the notes.
 const WARNED: [(&str, &str); 5] = [

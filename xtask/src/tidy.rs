@@ -44,11 +44,12 @@ const UNSAFE_ALLOWED: [&str; 11] = [
 const EMPTY_NAMES: [&str; 3] = ["utils", "helpers", "common"];
 
 /// Lists of counters, and what they count.
-const COUNTER_LISTS: [(&str, &str); 4] = [
+const COUNTER_LISTS: [(&str, &str); 5] = [
     ("ebpf-common/src/counter.rs", "eBPF probes and their reader"),
     ("profiler-protocol/src/counter.rs", "Shim"),
     ("daemon/src/source/shim/counters.rs", "The daemon's reader of the shims"),
     ("daemon/src/run/counters.rs", "The stages inside the daemon"),
+    ("daemon/src/daemon/counts.rs", "`perfusion daemon`"),
 ];
 
 /// Folders of the root directory that are the same on every machine; another one there is somebody's own.

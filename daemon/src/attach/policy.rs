@@ -2,6 +2,7 @@
 
 use super::ipc::{self, ProcessInfo};
 use super::target::{MapLine, Target};
+use crate::config::load::OPT_OUT;
 use rustix::fs::{Dir, Mode, OFlags, openat};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -88,6 +89,13 @@ pub struct Inspection {
     pub shim_loaded: bool,
     /// Why a shim cannot be attached; `None` when it can, as far as can be seen from outside.
     pub why_not: Option<WhyNot>,
+}
+
+/// True when it says in its environment that it is not to be attached to. One whose environment cannot be read has not said that it may be.
+#[must_use]
+pub fn opted_out(target: &Target) -> bool {
+    let value = target.environment(OPT_OUT);
+    value.map_or(true, |value| value.is_some_and(|value| value.eq_ignore_ascii_case("off")))
 }
 
 /// Looks at `target` from outside. When `ask` is given, a runtime whose version cannot be seen is asked for it over its

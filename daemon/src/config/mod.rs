@@ -5,7 +5,9 @@
 pub mod load;
 pub mod units;
 
+use crate::select::Selection;
 use crate::sink::otlp::OtlpOptions;
+use crate::sink::pyroscope::PyroscopeOptions;
 use crate::sink::receiver::SpoolOptions;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,7 +15,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-use units::{Bytes, Span};
+use units::{Bytes, Share, Span};
 
 /// All of it. What is absent has its default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -21,6 +23,8 @@ use units::{Bytes, Span};
 pub struct Config {
     /// What is recorded.
     pub recording: Recording,
+    /// Who is recorded and attached to.
+    pub selection: Selection,
     /// The time one profile covers.
     pub windows: Windows,
     /// How processes are told apart.
@@ -29,11 +33,13 @@ pub struct Config {
     pub files: Files,
     /// Receivers of OpenTelemetry's profiles: collectors, and back ends that speak their protocol. Any number.
     pub otlp: Vec<OtlpOptions>,
+    /// Pyroscope servers. Any number.
+    pub pyroscope: Vec<PyroscopeOptions>,
     /// Where what is to be sent waits.
     pub spool: SpoolOptions,
     /// Loading the shim into .NET processes.
     pub attach: Attach,
-    /// What ends the daemon's work.
+    /// What the daemon may take of its host, and what ends its work.
     pub limits: Limits,
     /// Metrics and health over HTTP.
     pub telemetry: Telemetry,
@@ -95,6 +101,8 @@ impl Default for Windows {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Services {
+    /// Where the kubelet keeps the logs of pods; their namespaces and names are taken from there.
+    pub pod_logs: PathBuf,
     /// Most services with a profile of their own in a window: those that used most CPU time. The rest share the service `[other]`.
     pub max: usize,
     /// Labels of every profile, by the names of OpenTelemetry's resource attributes. `host.name` is there without being named.
@@ -103,7 +111,7 @@ pub struct Services {
 
 impl Default for Services {
     fn default() -> Self {
-        Self { max: 100, labels: BTreeMap::new() }
+        Self { pod_logs: PathBuf::from("/var/log/pods"), max: 100, labels: BTreeMap::new() }
     }
 }
 
@@ -173,10 +181,14 @@ impl Default for Attach {
     }
 }
 
-/// What ends the daemon's work.
+/// What the daemon may take of its host, and what ends its work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
+    /// CPU time of daemon and probes, of that of all CPUs, 0.1% to 100%. A window that took more is followed by one at lower rates.
+    pub cpu: Share,
+    /// Memory of the daemon, its maps and rings, 64MiB to 1TiB: with more, caches are dropped, and then windows end early.
+    pub memory: Bytes,
     /// While there is a file with this name, nothing is recorded and nothing is attached. Its directory also holds the file that only one
     /// daemon can lock.
     pub kill_switch: PathBuf,
@@ -184,7 +196,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { kill_switch: PathBuf::from("/run/perfusion/off") }
+        Self { cpu: Share(0.05), memory: Bytes(256 << 20), kill_switch: PathBuf::from("/run/perfusion/off") }
     }
 }
 
@@ -279,6 +291,13 @@ impl Config {
         if !(1..=10_000).contains(&self.services.max) {
             return unfit("services.max", "1 to 10000", self.services.max.to_string());
         }
+        let Limits { cpu, memory, .. } = &self.limits;
+        if !(0.001..=1.0).contains(&cpu.0) {
+            return unfit("limits.cpu", "0.1% to 100%", cpu.to_string());
+        }
+        if !(64 << 20..=1 << 40).contains(&memory.0) {
+            return unfit("limits.memory", "64MiB to 1TiB", memory.to_string());
+        }
         let paths = [
             ("files.directory", self.files.directory.as_ref()),
             ("limits.kill_switch", Some(&self.limits.kill_switch)),
@@ -290,7 +309,7 @@ impl Config {
                 return unfit(key, "an absolute path", path.display().to_string());
             }
         }
-        if !self.otlp.is_empty() && self.spool.directory.is_none() {
+        if !(self.otlp.is_empty() && self.pyroscope.is_empty()) && self.spool.directory.is_none() {
             return unfit("spool.directory", "a directory, since there is a receiver", "none".to_owned());
         }
         for (at, receiver) in self.otlp.iter().enumerate() {
@@ -301,6 +320,20 @@ impl Config {
             if self.otlp.iter().take(at).any(|other| other.url == receiver.url) {
                 return unfit("otlp", "each receiver once", receiver.url.clone());
             }
+        }
+        for (at, server) in self.pyroscope.iter().enumerate() {
+            if let Err(problem) = server.check() {
+                return Err(Unfit { key: "pyroscope", problem });
+            }
+            if self.pyroscope.iter().take(at).any(|other| other.url == server.url) {
+                return unfit("pyroscope", "each server once", server.url.clone());
+            }
+        }
+        if let Err(problem) = self.selection.check() {
+            return Err(Unfit { key: "selection", problem });
+        }
+        if self.recording.cgroup.is_some() && !self.selection.is_all() {
+            return unfit("recording.cgroup", "none, since there is a selection", "one".to_owned());
         }
         if self.attach.policy == Policy::Listed && self.attach.services.is_empty() {
             return unfit(

@@ -8,13 +8,17 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A length of time: `500ms`, `90s`, `5m`, `12h`, `7d`.
+/// A length of time: `500ms`, `90s`, `5m`, `12h`, `7d`; a plain number is seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span(pub Duration);
 
 /// A number of bytes: `512MiB`, `10GB`, `4096`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
+
+/// A part of a whole: `5%`, `0.5%`; a plain number is percent. Holds 0.05 for 5%.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct Share(pub f64);
 
 /// Units of time and their milliseconds, largest first.
 const TIMES: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
@@ -48,6 +52,7 @@ impl FromStr for Span {
         let expected =
             || format!("`{text}` is no length of time: expected for example 500ms, 90s, 5m, 12h, 7d");
         let (number, unit) = split(text).ok_or_else(expected)?;
+        let unit = if unit.is_empty() { "s" } else { unit };
         let (_, ms) = TIMES.iter().find(|(name, _)| *name == unit).ok_or_else(expected)?;
         let ms = number * *ms as f64;
         if !(1.0..=MOST_MS).contains(&ms) {
@@ -91,6 +96,24 @@ impl fmt::Display for Bytes {
     }
 }
 
+impl FromStr for Share {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match split(text) {
+            Some((percent, "" | "%")) if percent <= 100.0 => Ok(Self(percent / 100.0)),
+            _ => Err(format!("`{text}` is no share: expected for example 5%, 0.5%, at most 100%")),
+        }
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // As it was written: a hundredth and back is not always the same number.
+        write!(f, "{}%", (self.0 * 1e8).round() / 1e6)
+    }
+}
+
 /// Text, or a plain number as text.
 struct Text<T>(std::marker::PhantomData<T>, &'static str);
 
@@ -106,6 +129,10 @@ impl<T: FromStr<Err = String>> Visitor<'_> for Text<T> {
     }
 
     fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
+        number.to_string().parse().map_err(E::custom)
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
         number.to_string().parse().map_err(E::custom)
     }
 }
@@ -130,29 +157,39 @@ macro_rules! unit {
             }
 
             fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!({ "type": ["string", "integer"], "pattern": $pattern, "description": $expected })
+                json_schema!({ "type": ["string", "number"], "pattern": $pattern, "description": $expected })
             }
         }
     };
 }
 
-unit!(Span "Span" "a length of time such as 500ms, 90s, 5m, 12h, 7d" "^[0-9.]+ *(ms|s|m|h|d)$");
+unit!(Span "Span" "a length of time such as 500ms, 90s, 5m, 12h, 7d; a plain number is seconds" "^[0-9.]+ *(ms|s|m|h|d)?$");
 unit!(Bytes "Bytes" "a size such as 64KiB, 512MiB, 10GB" "^[0-9.]+ *([kKMGT]i?)?[bB]?$");
+unit!(Share "Share" "a part such as 5% or 0.5%; a plain number is percent" "^[0-9.]+ *%?$");
 
 #[cfg(test)]
 mod tests {
-    use super::{Bytes, Span};
+    use super::{Bytes, Share, Span};
     use proptest::prelude::{prop_assert_eq, proptest};
     use std::time::Duration;
 
     #[test]
     fn units_are_read_and_what_has_none_is_refused_with_an_example() {
         assert_eq!("1.5m".parse(), Ok(Span(Duration::from_secs(90))));
+        assert_eq!("250ms".parse(), Ok(Span(Duration::from_millis(250))));
+        assert_eq!("10".parse(), Ok(Span(Duration::from_secs(10))));
         assert_eq!("512 MiB".parse(), Ok(Bytes(512 << 20)));
         assert_eq!("10GB".parse(), Ok(Bytes(10_000_000_000)));
         assert_eq!("4096".parse(), Ok(Bytes(4096)));
-        for bad in ["", "10", "0s", "-1s", "1 day", "1e9d", "99999d", "nan", "é"] {
+        for bad in ["", "0", "0s", "-1s", "1 day", "s", "1e9d", "99999d", "nan", "inf", "10é", "é"] {
             assert!(bad.parse::<Span>().is_err(), "{bad}");
+        }
+        assert_eq!(
+            ["5%", "0.1 %", "100", "0.05"].map(|text| text.parse::<Share>().unwrap().to_string()),
+            ["5%", "0.1%", "100%", "0.05%"]
+        );
+        for bad in ["", "-1%", "101%", "1e3%", "%", "5 per cent"] {
+            assert!(bad.parse::<Share>().is_err(), "{bad}");
         }
         for bad in ["", "-1", "1 apple", "9999TiB", "1.2.3kB"] {
             assert!(bad.parse::<Bytes>().is_err(), "{bad}");
@@ -169,7 +206,7 @@ mod tests {
 
         #[test]
         fn no_text_makes_it_panic(text in ".*") {
-            drop((text.parse::<Span>(), text.parse::<Bytes>()));
+            drop((text.parse::<Span>(), text.parse::<Bytes>(), text.parse::<Share>()));
         }
     }
 }

@@ -4,11 +4,13 @@
 //! fails, and never again where it cannot be done or where the process wants none.
 
 use super::state::State;
+use crate::attach::policy::opted_out;
 use crate::attach::target::Target;
 use crate::attach::{self, AttachError, Settings};
 use crate::config::load::OPT_OUT;
 use crate::config::{Attach, Policy};
 use crate::run::{Managed, Watcher};
+use crate::source::kernel::rule_set::Filter;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
@@ -29,6 +31,8 @@ enum Outcome {
     Failed(u32, Instant),
     /// It cannot be done, or it wants none.
     Never,
+    /// The policy is not for it.
+    Unwanted,
 }
 
 /// The thread.
@@ -44,7 +48,7 @@ impl Attacher {
     /// When the thread cannot be made.
     pub fn start(state: Arc<State>, watcher: Watcher, settings: Settings) -> io::Result<Self> {
         let (stop, stopped) = channel();
-        let work = Work { state, watcher, settings, known: HashMap::new() };
+        let work = Work { state, watcher, settings, known: HashMap::new(), reasons: HashMap::new() };
         let thread = std::thread::Builder::new().name("attacher".into()).spawn(move || work.run(&stopped))?;
         Ok(Self { thread, stop })
     }
@@ -63,6 +67,8 @@ struct Work {
     settings: Settings,
     /// By pid and start time, for as long as the process lives.
     known: HashMap<(u32, u64), Outcome>,
+    /// In words, why it is not attached to.
+    reasons: HashMap<(u32, u64), String>,
 }
 
 impl Work {
@@ -72,12 +78,14 @@ impl Work {
             let alive: HashSet<(u32, u64)> =
                 managed.iter().map(|process| (process.pid, process.start_ticks)).collect();
             self.known.retain(|process, _| alive.contains(process));
+            self.reasons.retain(|process, _| alive.contains(process));
             for process in managed {
                 if !matches!(stopped.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty)) {
                     return;
                 }
                 self.consider(&process);
             }
+            self.state.set_unattached(self.reasons.clone());
             match stopped.recv_timeout(LOOK) {
                 Err(RecvTimeoutError::Timeout) => {}
                 _ => return,
@@ -89,22 +97,31 @@ impl Work {
         let config = self.state.config();
         let key = (process.pid, process.start_ticks);
         let known = self.known.get(&key).copied();
-        if !wants(&config.attach, &process.service) {
+        let rules = self.state.selection();
+        let selected = rules.is_none_or(|rules| Filter::new(&rules).holds(process.pid));
+        if !selected || !wants(&config.attach, &process.service) {
             if known == Some(Outcome::Attached) {
                 tracing::info!(pid = process.pid, service = %process.service, "detached: the policy is another now");
                 self.watcher.leave(process.pid);
             }
+            if known != Some(Outcome::Unwanted) {
+                let reason =
+                    if selected { "the attach policy is not for its service" } else { "not selected" };
+                self.reasons.insert(key, reason.to_owned());
+            }
             // Considered anew when the policy changes again.
-            self.known.remove(&key);
+            self.known.insert(key, Outcome::Unwanted);
             return;
         }
         let failures = match known {
-            None => 0,
+            None | Some(Outcome::Unwanted) => 0,
             Some(Outcome::Failed(failures, next)) if Instant::now() >= next => failures,
             Some(_) => return,
         };
-        if opted_out(process.pid) {
+        // One that cannot be looked at has not said that it may be touched.
+        if Target::open(process.pid).map_or(true, |target| opted_out(&target)) {
             self.known.insert(key, Outcome::Never);
+            self.reasons.insert(key, format!("it opted out with {OPT_OUT}=off"));
             return;
         }
         let outcome = match attach::attach(process.pid, self.settings) {
@@ -112,6 +129,7 @@ impl Work {
                 self.state.counters.attached.add(1);
                 tracing::info!(pid = process.pid, service = %process.service, took = ?attached.took, "attached");
                 self.watcher.watch(process.pid);
+                self.reasons.remove(&key);
                 Outcome::Attached
             }
             Err(error) => {
@@ -123,6 +141,7 @@ impl Work {
                     Outcome::Failed(failures.saturating_add(1), Instant::now() + wait)
                 };
                 tracing::warn!(pid = process.pid, service = %process.service, %error, again = ?outcome, "not attached");
+                self.reasons.insert(key, error.to_string());
                 outcome
             }
         };
@@ -144,12 +163,6 @@ fn wants(attach: &Attach, service: &str) -> bool {
 /// How long to wait after one more failure than these.
 fn wait(first: Duration, failures: u32) -> Duration {
     first.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX)).min(LONGEST)
-}
-
-fn opted_out(pid: u32) -> bool {
-    let value = Target::open(pid).and_then(|target| target.environment(OPT_OUT));
-    // One whose environment cannot be read has not said that it may be touched.
-    value.map_or(true, |value| value.is_some_and(|value| value.eq_ignore_ascii_case("off")))
 }
 
 /// True when nothing about it can change while the process lives.

@@ -35,7 +35,8 @@ pub struct Cost {
 /// Memory in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Resident, of this process.
+    /// Anonymous and shared memory of this process. Pages of files are not in it: the kernel drops them when it needs room, but for those of
+    /// the ring to the probes, which is one of the maps.
     pub resident: u64,
     /// Of the BPF maps, in the kernel.
     pub maps: u64,
@@ -50,15 +51,14 @@ impl Memory {
         self.resident.saturating_add(self.maps).saturating_add(self.rings)
     }
 
-    /// As it is now.
-    #[must_use]
-    pub fn now() -> Self {
+    /// As it is now, without the maps.
+    fn of_process() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let kib = |name: &str| {
             let value = status.lines().find_map(|line| line.strip_prefix(name));
             value.and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
         };
-        Self { resident: kib("VmRSS:") << 10, maps: map_bytes(), rings: kib("VmPin:") << 10 }
+        Self { resident: (kib("RssAnon:") + kib("RssShmem:")) << 10, maps: 0, rings: kib("VmPin:") << 10 }
     }
 }
 
@@ -123,8 +123,6 @@ impl Cost {
                 probes.total += now.saturating_duration_since(from).mul_f64(taken);
                 probes.rate = rate;
                 probes.next = Some(now + COUNT_EVERY - COUNTED_FOR);
-                drop(probes);
-                *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = Memory::now();
                 false
             }
         }
@@ -142,6 +140,20 @@ impl Cost {
     #[must_use]
     pub fn memory(&self) -> Memory {
         *self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at it; maps only when they may have changed, for that takes a look at every open file.
+    pub fn look_at_memory(&self, maps_too: bool) -> Memory {
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let maps = if maps_too { map_bytes() } else { memory.maps };
+        *memory = Memory { maps, ..Memory::of_process() };
+        *memory
+    }
+
+    /// CPU time of daemon and probes so far.
+    #[must_use]
+    pub fn cpu(&self) -> Duration {
+        daemon_cpu() + self.probes_cpu()
     }
 
     /// The costs of a window that ends now, in words.
@@ -166,7 +178,7 @@ impl Cost {
 
 #[cfg(test)]
 mod tests {
-    use super::{COUNT_EVERY, Cost, Memory};
+    use super::{COUNT_EVERY, Cost};
     use crate::run::collector::Look;
     use crate::source::kernel::ProgramCost;
     use std::time::{Duration, Instant};
@@ -194,6 +206,8 @@ mod tests {
 
     #[test]
     fn memory_of_this_process_is_seen() {
-        assert!(Memory::now().resident > 1 << 20);
+        let cost = Cost::default();
+        let memory = cost.look_at_memory(true);
+        assert!(memory.resident > 1 << 20 && cost.memory() == memory);
     }
 }

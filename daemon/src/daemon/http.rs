@@ -1,11 +1,12 @@
-//! `/metrics`, `/healthz`, `/readyz` over HTTP. Four fixed answers to GET need no server of a library: what is read is bounded in bytes and
-//! time, each connection has one answer, and there are few connections at once.
+//! `/metrics`, `/healthz`, `/readyz`, `/debug/pipeline` over HTTP, and `/processes` for root. A few fixed answers to GET need no server of
+//! a library: what is read is bounded in bytes and time, each connection has one answer, and there are few connections at once.
 
-use super::metrics;
 use super::sinks::SinkWatcher;
 use super::state::State;
-use std::io::{self, Read as _, Write as _};
+use super::{control, metrics, pipeline};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -18,6 +19,71 @@ const REQUEST_BYTES: usize = 8 << 10;
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// The daemon looks at its clocks every second; one that has not for so long hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(15);
+
+/// A connection, whatever it came over.
+pub(super) trait Connection: Read + Write + Send + 'static {
+    /// The next read or write waits no longer than this.
+    fn give(&self, time: Duration) -> io::Result<()>;
+}
+
+impl Connection for TcpStream {
+    fn give(&self, time: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(time))?;
+        self.set_write_timeout(Some(time))
+    }
+}
+
+impl Connection for UnixStream {
+    fn give(&self, time: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(time))?;
+        self.set_write_timeout(Some(time))
+    }
+}
+
+/// What answers are made of.
+#[derive(Clone)]
+pub(super) struct About {
+    pub(super) state: Arc<State>,
+    pub(super) sinks: SinkWatcher,
+    /// Asked by root through the control socket: processes may be told of, too.
+    pub(super) private: bool,
+}
+
+/// Takes connections until it is told to stop, and answers each on a thread of its own.
+pub(super) fn serve<C: Connection>(
+    mut accept: impl FnMut() -> io::Result<C>,
+    stopped: &AtomicBool,
+    about: &About,
+) {
+    let busy = Arc::new(AtomicUsize::new(0));
+    loop {
+        let connection = accept();
+        if stopped.load(Ordering::Relaxed) {
+            return;
+        }
+        let Ok(connection) = connection else {
+            // Out of descriptors, most likely, or somebody who may not ask: not again at once.
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        if busy.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS {
+            busy.fetch_sub(1, Ordering::Relaxed);
+            continue;
+        }
+        let answering = std::thread::Builder::new().name("http".into());
+        let answered = answering.spawn({
+            let (busy, about) = (Arc::clone(&busy), about.clone());
+            move || {
+                // Whoever asked is gone, or too slow.
+                answer(connection, &about).ok();
+                busy.fetch_sub(1, Ordering::Relaxed);
+            }
+        });
+        if answered.is_err() {
+            busy.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
 
 /// A server; dropping it closes its address.
 pub struct Server {
@@ -36,35 +102,9 @@ impl Server {
         let address = listener.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
+        let about = About { state, sinks, private: false };
         let thread = std::thread::Builder::new().name("http".into()).spawn(move || {
-            let busy = Arc::new(AtomicUsize::new(0));
-            for connection in listener.incoming() {
-                if stopped.load(Ordering::Relaxed) {
-                    return;
-                }
-                let Ok(connection) = connection else {
-                    // Out of descriptors, most likely: not again at once.
-                    std::thread::sleep(Duration::from_millis(100));
-                    continue;
-                };
-                if busy.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS {
-                    busy.fetch_sub(1, Ordering::Relaxed);
-                    continue;
-                }
-                let (busy, state, sinks) = (Arc::clone(&busy), Arc::clone(&state), sinks.clone());
-                let answering = std::thread::Builder::new().name("http".into());
-                let answered = answering.spawn({
-                    let busy = Arc::clone(&busy);
-                    move || {
-                        // Whoever asked is gone, or too slow.
-                        answer(connection, &state, &sinks).ok();
-                        busy.fetch_sub(1, Ordering::Relaxed);
-                    }
-                });
-                if answered.is_err() {
-                    busy.fetch_sub(1, Ordering::Relaxed);
-                }
-            }
+            serve(|| listener.accept().map(|(connection, _)| connection), &stopped, &about);
         })?;
         Ok(Self { address, stop, thread: Some(thread) })
     }
@@ -92,8 +132,8 @@ impl Drop for Server {
     }
 }
 
-fn answer(mut connection: TcpStream, state: &State, sinks: &SinkWatcher) -> io::Result<()> {
-    connection.set_write_timeout(Some(TIMEOUT))?;
+fn answer(mut connection: impl Connection, about: &About) -> io::Result<()> {
+    let About { state, sinks, private } = about;
     let (status, kind, body) = match request(&mut connection)?.as_deref() {
         Some("/metrics") => {
             let look = state.watcher().and_then(|watcher| watcher.look());
@@ -103,17 +143,34 @@ fn answer(mut connection: TcpStream, state: &State, sinks: &SinkWatcher) -> io::
         Some("/readyz") if state.watcher().is_some() => ok("recording"),
         Some("/healthz") => unavailable("the daemon hangs"),
         Some("/readyz") => unavailable("nothing is recorded"),
-        Some(_) => ("404 Not Found", TEXT, "there are /metrics, /healthz and /readyz\n".to_owned()),
+        Some("/debug/pipeline") => ("200 OK", JSON, pipeline::text(state, &sinks.counters())),
+        Some(control::PROCESSES) if *private => match control::processes(state) {
+            Some(processes) => ("200 OK", JSON, processes),
+            None => unavailable("nothing is recorded, or it is too busy to say"),
+        },
+        Some(_) => {
+            ("404 Not Found", TEXT, "there are /metrics, /healthz, /readyz and /debug/pipeline\n".to_owned())
+        }
         None => ("400 Bad Request", TEXT, "expected GET\n".to_owned()),
     };
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
-    connection.write_all(head.as_bytes())?;
-    connection.write_all(body.as_bytes())
+    let deadline = Instant::now() + TIMEOUT;
+    for part in [head.as_bytes(), body.as_bytes()].into_iter().flat_map(|text| text.chunks(64 << 10)) {
+        // One who takes it byte by byte does not get more time by that.
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        connection.give(left)?;
+        connection.write_all(part)?;
+    }
+    Ok(())
 }
 
+const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
 
 fn ok(what: &str) -> (&'static str, &'static str, String) {
@@ -125,7 +182,7 @@ fn unavailable(what: &str) -> (&'static str, &'static str, String) {
 }
 
 /// The path of a GET, without its query; `None` for anything else.
-fn request(connection: &mut TcpStream) -> io::Result<Option<String>> {
+fn request(connection: &mut impl Connection) -> io::Result<Option<String>> {
     let deadline = Instant::now() + TIMEOUT;
     let (mut request, mut part) = (Vec::new(), [0; 1024]);
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -133,7 +190,7 @@ fn request(connection: &mut TcpStream) -> io::Result<Option<String>> {
         if left.is_zero() || request.len() > REQUEST_BYTES {
             return Ok(None);
         }
-        connection.set_read_timeout(Some(left))?;
+        connection.give(left)?;
         match connection.read(&mut part)? {
             0 => return Ok(None),
             read => request.extend_from_slice(part.get(..read).unwrap_or_default()),
@@ -169,7 +226,7 @@ mod tests {
 
     #[test]
     fn each_path_has_its_answer_and_what_is_no_request_is_refused() {
-        let (state, sinks) = (Arc::new(State::new(Config::default())), Sinks::start(Vec::new()).unwrap());
+        let (state, sinks) = (Arc::new(State::of(Config::default())), Sinks::start(Vec::new()).unwrap());
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let server = Server::start(listen, state, sinks.watcher()).unwrap();
         let get = |path: &str| ask(server.address(), &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
@@ -180,6 +237,8 @@ mod tests {
         assert!(get("/healthz").starts_with("HTTP/1.1 200"));
         assert!(get("/readyz").starts_with("HTTP/1.1 503"), "nothing is recorded");
         assert!(get("/etc/passwd").starts_with("HTTP/1.1 404"));
+        assert!(get("/processes").starts_with("HTTP/1.1 404"), "only over the control socket");
+        assert!(get("/debug/pipeline").ends_with('}'));
         assert!(ask(server.address(), "POST / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 400"));
         let long = format!("GET /{}", "x".repeat(10 << 10));
         let mut connection = TcpStream::connect(server.address()).unwrap();

@@ -1,9 +1,11 @@
 //! The counters of all stages as OpenMetrics text. Labels are few and bounded: no process, no service.
 
 use super::cost::daemon_cpu;
+use super::counts::Counts;
 use super::sinks::SinkCounters;
 use super::state::State;
 use crate::run::collector::Look;
+use crate::run::counters::DAEMON;
 use ebpf_common::counter::Counter;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -25,7 +27,7 @@ pub fn text(state: &State, look: Option<&Look>, sinks: &[SinkCounters]) -> Strin
     }
     for (name, value) in counters {
         let kind = if name.starts_with(GAUGES) { "gauge" } else { "counter" };
-        let help = Counter::ALL.iter().find(|info| info.name == name).map_or("", |info| info.help);
+        let help = help(name);
         families.family(name, kind, help, &[(String::new(), value as f64)]);
     }
     let mut of_sinks: BTreeMap<&str, Vec<(String, f64)>> = BTreeMap::new();
@@ -50,6 +52,17 @@ pub fn text(state: &State, look: Option<&Look>, sinks: &[SinkCounters]) -> Strin
     ];
     families.family("memory_bytes", "gauge", "memory of the profiler, the kernel's for it included", &memory);
     let single = |value: f64| [(String::new(), value)];
+    let mode = state.mode();
+    families.family("memory_limit_bytes", "gauge", "what it may be in all", &single(mode.memory as f64));
+    families.family("cpu_limit_cpus", "gauge", "CPUs the profiler may take", &single(mode.cpus));
+    let reduced = f64::from(u8::from(mode.reduced.is_some()));
+    families.family("reduced", "gauge", "1 in reduced mode: its cgroup allows little", &single(reduced));
+    families.family(
+        "rate_steps",
+        "gauge",
+        "steps below the rates asked for, to stay within the CPU limit",
+        &single(state.steps().into()),
+    );
     families.family("recording", "gauge", "1 while it records", &single(f64::from(u8::from(look.is_some()))));
     let hertz = f64::from(state.frequency());
     families.family("frequency_hertz", "gauge", "CPU samples per second and CPU", &single(hertz));
@@ -58,6 +71,13 @@ pub fn text(state: &State, look: Option<&Look>, sinks: &[SinkCounters]) -> Strin
     let version = (format!("{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1.0);
     families.family("build", "info", "what runs", &[version]);
     families.0 + "# EOF\n"
+}
+
+/// What a counter means.
+fn help(name: &str) -> &'static str {
+    let probes = Counter::ALL.iter().map(|info| (info.name, info.help));
+    let mut all = probes.chain(DAEMON.iter().copied()).chain(Counts::ALL.iter().copied());
+    all.find(|(known, _)| *known == name).map_or("", |(_, help)| help)
 }
 
 struct Families(String);
@@ -91,11 +111,41 @@ mod tests {
     use crate::config::Config;
     use crate::daemon::state::State;
     use crate::run::collector::Look;
+    use crate::run::counters::DAEMON;
+    use ebpf_common::counter::Counter;
     use std::collections::HashSet;
+
+    /// Those of sinks and shims are known by their beginning.
+    #[test]
+    fn alerts_and_dashboard_name_metrics_that_there_are() {
+        let state = State::of(Config::default());
+        let counters = DAEMON.iter().map(|(name, _)| *name).chain(Counter::ALL.iter().map(|info| info.name));
+        let counters = counters.map(|name| (name.to_owned(), 1)).collect();
+        let look = Look { counters, costs: Vec::new(), shims: Vec::new() };
+        let text = text(&state, Some(&look), &[]);
+        let known: HashSet<&str> = text
+            .lines()
+            .filter_map(|line| line.split(['{', ' ']).next())
+            .filter(|name| *name != "#")
+            .collect();
+        let files = [
+            include_str!("../../../packaging/monitoring/rules.yaml"),
+            include_str!("../../../packaging/monitoring/dashboard.json"),
+        ];
+        let words =
+            files.iter().flat_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'));
+        let named: HashSet<&str> = words.filter(|word| word.starts_with("perfusion_")).collect();
+        assert!(named.len() > 20);
+        for name in named {
+            let of_others =
+                ["perfusion_sink_", "perfusion_shim_"].iter().any(|start| name.starts_with(start));
+            assert!(known.contains(name) || of_others, "{name}");
+        }
+    }
 
     #[test]
     fn each_family_stands_once_and_the_text_ends_as_it_must() {
-        let state = State::new(Config::default());
+        let state = State::of(Config::default());
         state.counters.windows.add(3);
         let counters = vec![
             ("cpu_samples".to_owned(), 7),
@@ -113,6 +163,8 @@ mod tests {
             "perfusion_daemon_windows_total 3",
             "perfusion_sink_files_written_total{sink=\"files /\\\"x\\\"\"} 5",
             "perfusion_recording 1",
+            "perfusion_reduced 0",
+            "perfusion_memory_limit_bytes 268435456",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
         }

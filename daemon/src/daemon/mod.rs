@@ -3,11 +3,18 @@
 //! This thread only looks at clocks, signals and files: the work is the collector's, the processor's and the sinks' threads.
 
 pub mod attacher;
+pub mod confines;
+pub mod control;
 pub mod cost;
+pub mod counts;
 pub mod http;
 mod log;
 pub mod metrics;
+pub mod mode;
 pub mod notify;
+pub mod pace;
+pub mod pipeline;
+pub mod room;
 pub mod schedule;
 pub mod sinks;
 pub mod state;
@@ -21,11 +28,19 @@ use crate::error::Error;
 use crate::process::ProcessTable;
 use crate::record::{cgroup_id, raise_open_files};
 use crate::run::{Recording, Watcher};
-use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
+use crate::select::cgroups::Cgroups;
+use crate::select::pods::Pods;
+use crate::source::kernel::rule_set::RuleSet;
+use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Rates, Selection, online_cpus};
 use crate::source::shim::ShimSource;
 use attacher::Attacher;
+use confines::Confines;
+use control::Control;
 use http::Server;
+use mode::Mode;
 use notify::Notify;
+use pace::Pace;
+use room::{Relief, Room};
 use rustix::fs::{FlockOperation, flock};
 use schedule::Schedule;
 use sinks::Sinks;
@@ -43,6 +58,8 @@ use windows::Encoder;
 
 /// How often clocks and files are looked at, at least.
 const LOOK: Duration = Duration::from_secs(1);
+/// How often cgroups are looked for, where rules look at them: until then a new one is not recorded.
+const SCAN: Duration = Duration::from_secs(2);
 
 /// Runs until it is told to end.
 ///
@@ -68,9 +85,18 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
         tracing::warn!("no sink is configured: profiles are made and dropped (set files.directory)");
     }
     let sinks = Sinks::start(sinks).map_err(internal("starting a thread"))?;
-    let state = Arc::new(State::new(loaded.config));
+    let (confines, host_cpus) = (Confines::read(), online_cpus()? as f64);
+    let mode = Mode::of(&loaded.config, &confines, host_cpus);
+    for remark in mode.remarks(&loaded.config.recording) {
+        tracing::warn!("{remark}");
+    }
+    let state = Arc::new(State::new(loaded.config, mode));
     let server = listen(&state, &sinks)?;
+    let control = control(&state, &sinks);
     let mut daemon = Daemon {
+        cgroups: Cgroups::default(),
+        pods: Pods::default(),
+        scanned: Instant::now(),
         sources,
         settings: Settings { owner },
         schedule: Schedule::begin(state.config().windows.clone(), Instant::now(), SystemTime::now()),
@@ -78,9 +104,14 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
         sinks,
         notify: Notify::from_environment(),
         server,
+        control,
         recording: None,
         switched_off: false,
         counting: None,
+        confines,
+        host_cpus,
+        pace: Pace::begin(Instant::now(), Duration::ZERO),
+        room: Room::default(),
         alive_at: Instant::now(),
     };
     daemon.follow_switch()?;
@@ -97,6 +128,13 @@ fn listen(state: &Arc<State>, sinks: &Sinks) -> Result<Option<Server>, Error> {
     let Some(listen) = state.config().telemetry.listen else { return Ok(None) };
     let server = Server::start(listen, Arc::clone(state), sinks.watcher());
     server.map(Some).map_err(|source| Error::Listen { listen, source })
+}
+
+/// The control socket. Without it profiles are made all the same.
+fn control(state: &Arc<State>, sinks: &Sinks) -> Option<Control> {
+    let path = control::path(&state.config().limits.kill_switch);
+    let started = Control::start(path.clone(), Arc::clone(state), sinks.watcher());
+    started.inspect_err(|error| tracing::warn!(path = %path.display(), %error, "no control socket")).ok()
 }
 
 fn internal(what: &'static str) -> impl Fn(io::Error) -> Error {
@@ -185,12 +223,22 @@ struct Daemon {
     sinks: Sinks,
     notify: Notify,
     server: Option<Server>,
+    control: Option<Control>,
     schedule: Schedule,
     recording: Option<Active>,
     /// By signal.
     switched_off: bool,
     /// The kernel counts the probes' run time as long as this is open.
     counting: Option<OwnedFd>,
+    /// What this process's cgroup allows, and the CPUs there are.
+    confines: Confines,
+    host_cpus: f64,
+    pace: Pace,
+    room: Room,
+    /// Looked at where rules do, and when that was last.
+    cgroups: Cgroups,
+    pods: Pods,
+    scanned: Instant,
     alive_at: Instant,
 }
 
@@ -209,10 +257,8 @@ impl Daemon {
             }
             self.state.beat();
             self.follow_switch()?;
-            if self.schedule.is_over(Instant::now(), SystemTime::now())
-                && let Some(active) = &self.recording
-            {
-                active.recording.cut();
+            if self.schedule.is_over(Instant::now(), SystemTime::now()) && self.recording.is_some() {
+                self.window_over();
             }
             if self.recording.as_ref().is_some_and(|active| !active.recording.is_running()) {
                 return Err(Error::Failed);
@@ -222,7 +268,38 @@ impl Daemon {
     }
 
     fn status(&self) -> &'static str {
-        if self.recording.is_some() { "recording" } else { "switched off" }
+        match (&self.recording, &self.state.mode().reduced) {
+            (None, _) => "switched off",
+            (Some(_), Some(_)) => "recording in reduced mode: its cgroup allows little",
+            (Some(_), None) => "recording",
+        }
+    }
+
+    /// A window ends; the next has the rates that the CPU time of this one suggests.
+    fn window_over(&mut self) {
+        let before = self.pace.steps();
+        let budget = self.state.mode().cpus;
+        let took = self.pace.window_over(Instant::now(), self.state.cost.cpu(), budget);
+        if took > budget {
+            self.state.counters.windows_over_cpu.add(1);
+        }
+        let steps = self.pace.steps();
+        if steps != before {
+            tracing::warn!(steps, "the last window took {took:.3} CPUs of {budget:.3}: rates change");
+        }
+        self.cut();
+    }
+
+    /// Ends the window in progress; the next one is recorded at the rates now due.
+    fn cut(&mut self) {
+        let config = self.state.config();
+        let what = self.state.mode().recording(&config.recording);
+        let asked = Rates { frequency_hz: what.frequency, wait_stack_budget_bytes_per_s: what.wait_stacks.0 };
+        let rates = self.pace.rates(asked);
+        if let Some(active) = &self.recording {
+            active.recording.cut(Some(rates));
+            self.state.set_frequency(rates.frequency_hz, self.pace.steps());
+        }
     }
 
     /// Begins or ends the recording as the kill switch says.
@@ -245,12 +322,26 @@ impl Daemon {
     }
 
     fn begin(&mut self, config: &Config) -> Result<Active, Error> {
-        let kernel = KernelSource::start(&kernel_options(&config.recording)?)?;
-        self.state.set_frequency(config.recording.frequency);
+        let mode = self.state.mode();
+        let what = mode.recording(&config.recording);
+        self.pods = Pods::of(Some(config.services.pod_logs.clone()));
+        let rules = self.rules(config);
+        let selection = match (&rules, &what.cgroup) {
+            (Some(rules), _) => Selection::Rules(rules.clone()),
+            (None, Some(path)) => Selection::Cgroup(cgroup_id(path)?),
+            (None, None) => Selection::All,
+        };
+        self.state.set_selection(rules);
+        let kernel = KernelSource::start(&kernel_options(&what, &mode, selection))?;
+        self.state.set_frequency(what.frequency, 0);
+        self.state.set_remarks(mode.remarks(&config.recording));
+        self.state.cost.look_at_memory(true);
+        self.pace = Pace::begin(Instant::now(), self.state.cost.cpu());
+        self.room = Room::default();
         self.state.counters.recordings.add(1);
         self.schedule = Schedule::begin(config.windows.clone(), Instant::now(), SystemTime::now());
         let mut encoder = Encoder::new(Arc::clone(&self.state), self.sinks.out());
-        let shims = ShimSource::new(self.settings.owner, config.recording.live_objects);
+        let shims = ShimSource::new(self.settings.owner, what.live_objects);
         let take = Box::new(move |over: crate::run::Over<'_>| encoder.take(over));
         let recording = Recording::start_windows(kernel, shims, ProcessTable::new(), take)
             .map_err(internal("starting a thread"))?;
@@ -265,6 +356,26 @@ impl Daemon {
             Err(_) => None,
         };
         Ok(Active { attacher, recording, watcher })
+    }
+
+    /// The rules of a configuration, with the cgroups there are now.
+    fn rules(&mut self, config: &Config) -> Option<RuleSet> {
+        self.scanned = Instant::now();
+        (!config.selection.is_all()).then(|| config.selection.rules(&mut self.cgroups, &mut self.pods))
+    }
+
+    /// Tells the probes of cgroups that came and went.
+    fn look_at_cgroups(&mut self, now: Instant) {
+        let Some(known) = self.state.selection().filter(|rules| rules.cgroups.is_some()) else { return };
+        if now < self.scanned + SCAN {
+            return;
+        }
+        let rules = self.rules(&self.state.config()).filter(|rules| *rules != *known);
+        if let (Some(rules), Some(active)) = (rules, &self.recording)
+            && active.recording.select_cgroups(rules.cgroups.clone().unwrap_or_default())
+        {
+            self.state.set_selection(Some(rules));
+        }
     }
 
     /// Ends a recording; its last window goes to the sinks.
@@ -295,7 +406,15 @@ impl Daemon {
                 return Ok(());
             }
         };
-        let anew = before.recording != config.recording;
+        let mode = Mode::of(&config, &self.confines, self.host_cpus);
+        if before.limits.kill_switch != config.limits.kill_switch {
+            // The lock stays where it is.
+            tracing::warn!("the control socket moves when the daemon starts again");
+        }
+        let anew = self.state.mode().recording(&before.recording) != mode.recording(&config.recording)
+            || before.selection != config.selection
+            || before.services.pod_logs != config.services.pod_logs;
+        self.state.set_mode(mode);
         if before.windows != config.windows {
             self.schedule = Schedule::begin(config.windows.clone(), Instant::now(), SystemTime::now());
         }
@@ -333,20 +452,55 @@ impl Daemon {
                     let count = self.state.cost.observe(&look, now);
                     // Where the kernel does not count, the probes' cost is not known, and said to be zero.
                     self.counting = if count { count_probes() } else { None };
+                    self.state.cost.look_at_memory(true);
                     true
                 }
                 None => false,
             },
             _ => true,
         };
+        self.look_at_room(now);
+        self.look_at_cgroups(now);
         if alive && self.notify.alive_every().is_some_and(|every| now >= self.alive_at + every) {
             self.alive_at = now;
             self.notify.alive();
         }
     }
 
+    /// Has caches dropped, or the window ended, when there is too much memory.
+    fn look_at_room(&mut self, now: Instant) {
+        let Some(active) = &self.recording else { return };
+        let (memory, bound) = (self.state.cost.look_at_memory(false), self.state.mode().memory);
+        let relief = self.room.look(now, memory.total(), bound);
+        if relief.is_some() {
+            tracing::warn!(
+                ?relief,
+                "{} MiB of memory, of {}: {} resident, {} of maps, {} of rings",
+                memory.total() >> 20,
+                bound >> 20,
+                memory.resident >> 20,
+                memory.maps >> 20,
+                memory.rings >> 20
+            );
+        }
+        match relief {
+            None => {}
+            Some(Relief::Shed) => {
+                self.state.counters.memory_shed.add(1);
+                active.recording.shed();
+            }
+            Some(Relief::Cut) => {
+                self.state.counters.memory_cuts.add(1);
+                self.pace.slower();
+                self.cut();
+            }
+        }
+    }
+
     /// Ends the recording and waits for the sinks; a second signal ends the daemon at once.
     fn stop(mut self, signals: &mut Signals) -> Result<(), Error> {
+        // From here on there is nothing to tell.
+        drop(self.control.take());
         let recording = self.recording.take();
         let (done, wait) = std::sync::mpsc::channel();
         let ending = std::thread::spawn(move || {
@@ -368,20 +522,20 @@ impl Daemon {
     }
 }
 
-fn kernel_options(what: &What) -> Result<KernelOptions, Error> {
+fn kernel_options(what: &What, mode: &Mode, selection: Selection) -> KernelOptions {
+    let (max_threads, max_places) = mode.tables();
     let bytes = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
-    Ok(KernelOptions {
+    KernelOptions {
         frequency_hz: what.frequency,
-        selection: match &what.cgroup {
-            Some(path) => Selection::Cgroup(cgroup_id(path)?),
-            None => Selection::All,
-        },
+        selection,
         stack_copy_bytes: bytes(what.stack_copy.0),
         wait_stack_budget_bytes_per_s: what.wait_stacks.0,
         waker_stacks: what.waker_stacks,
         ring_bytes: bytes(what.ring.0),
+        max_threads,
+        max_places,
         ..KernelOptions::default()
-    })
+    }
 }
 
 /// Has the kernel count the run time of eBPF programs for as long as the answer is open (BPF_ENABLE_STATS, since Linux 5.8).

@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::sink::directory::Directory;
 use crate::sink::otlp::Otlp;
+use crate::sink::pyroscope::Pyroscope;
 use crate::sink::{Finished, Sink, SinkError};
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -60,13 +61,16 @@ pub fn open(config: &Config) -> Result<Vec<Box<dyn Sink>>, SinkError> {
     for receiver in &config.otlp {
         sinks.push(Box::new(Otlp::open(receiver, &config.spool)?));
     }
+    for server in &config.pyroscope {
+        sinks.push(Box::new(Pyroscope::open(server, &config.spool)?));
+    }
     Ok(sinks)
 }
 
 /// True when the sinks of two configurations differ.
 #[must_use]
 pub fn differ(a: &Config, b: &Config) -> bool {
-    (&a.files, &a.otlp, &a.spool) != (&b.files, &b.otlp, &b.spool)
+    (&a.files, &a.otlp, &a.pyroscope, &a.spool) != (&b.files, &b.otlp, &b.pyroscope, &b.spool)
 }
 
 impl Sinks {

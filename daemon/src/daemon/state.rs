@@ -1,66 +1,28 @@
 //! What the daemon's threads share: the configuration, counters of what happens outside the pipeline, and what it all costs.
 
 use super::cost::Cost;
+use super::counts::Counts;
+use super::mode::Mode;
 use crate::config::Config;
 use crate::run::Watcher;
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::source::kernel::rule_set::RuleSet;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
-
-/// A number that grows. Nothing is ordered by it.
-#[derive(Debug, Default)]
-pub struct Count(AtomicU64);
-
-impl Count {
-    /// Adds to it.
-    pub fn add(&self, amount: u64) {
-        self.0.fetch_add(amount, Ordering::Relaxed);
-    }
-
-    /// Its value.
-    #[must_use]
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-macro_rules! counts {
-    ($($field:ident $help:literal;)*) => {
-        /// What is counted outside the pipeline.
-        #[derive(Debug, Default)]
-        pub struct Counts {
-            $(#[doc = $help] pub $field: Count,)*
-        }
-
-        impl Counts {
-            /// Name and value of each.
-            #[must_use]
-            pub fn list(&self) -> Vec<(&'static str, u64)> {
-                vec![$((concat!("daemon_", stringify!($field)), self.$field.get()),)*]
-            }
-        }
-    };
-}
-
-counts! {
-    windows "Windows encoded.";
-    profiles "Profiles made: one per service and window.";
-    profiles_failed "Profiles that could not be encoded.";
-    profiles_dropped "Profiles dropped because the sinks were busy with earlier windows.";
-    services_folded "Services that shared the profile of the rest because there were too many.";
-    reloads "Times the configuration was read again and used.";
-    reloads_failed "Times the configuration was read again and refused.";
-    recordings "Recordings begun.";
-    attached "Processes the shim was loaded into.";
-    attach_failed "Times the shim could not be loaded into a process.";
-}
 
 /// Shared by all threads.
 pub struct State {
     config: Mutex<Arc<Config>>,
     host: String,
     frequency: AtomicU32,
+    /// Below the rates that were asked for.
+    steps: AtomicU32,
+    mode: Mutex<Arc<Mode>>,
+    /// Why processes with a CLR are not attached to, by pid and start time.
+    unattached: Mutex<HashMap<(u32, u64), String>>,
+    /// Who is recorded; `None`: everybody.
+    selection: Mutex<Option<Arc<RuleSet>>>,
     /// Speaks with the recording, while there is one.
     watcher: Mutex<Option<Watcher>>,
     /// When the daemon last looked at its clocks.
@@ -76,19 +38,30 @@ pub struct State {
 impl State {
     /// With a configuration that was checked.
     #[must_use]
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: Config, mode: Mode) -> Self {
         let frequency = AtomicU32::new(config.recording.frequency);
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Self {
             config: Mutex::new(Arc::new(config)),
             host,
             frequency,
+            steps: AtomicU32::new(0),
+            mode: Mutex::new(Arc::new(mode)),
+            unattached: Mutex::default(),
+            selection: Mutex::default(),
             watcher: Mutex::default(),
             beat: Mutex::new(Instant::now()),
             remarks: Mutex::default(),
             counters: Counts::default(),
             cost: Cost::default(),
         }
+    }
+
+    /// On a host that allows all.
+    #[cfg(test)]
+    pub(super) fn of(config: Config) -> Self {
+        let mode = Mode::of(&config, &super::confines::Confines::default(), 1.0);
+        Self::new(config, mode)
     }
 
     /// The configuration in force.
@@ -100,6 +73,39 @@ impl State {
     /// Puts another in force.
     pub fn set_config(&self, config: Config) {
         *self.config.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+    }
+
+    /// Why processes with a CLR are not attached to, by pid and start time.
+    #[must_use]
+    pub fn unattached(&self) -> HashMap<(u32, u64), String> {
+        self.unattached.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// These are the reasons now.
+    pub fn set_unattached(&self, reasons: HashMap<(u32, u64), String>) {
+        *self.unattached.lock().unwrap_or_else(PoisonError::into_inner) = reasons;
+    }
+
+    /// Who is recorded; `None`: everybody.
+    #[must_use]
+    pub fn selection(&self) -> Option<Arc<RuleSet>> {
+        self.selection.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// These are recorded from now on.
+    pub fn set_selection(&self, rules: Option<RuleSet>) {
+        *self.selection.lock().unwrap_or_else(PoisonError::into_inner) = rules.map(Arc::new);
+    }
+
+    /// What the daemon may take.
+    #[must_use]
+    pub fn mode(&self) -> Arc<Mode> {
+        Arc::clone(&self.mode.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From now on it is this.
+    pub fn set_mode(&self, mode: Mode) {
+        *self.mode.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(mode);
     }
 
     /// Who speaks with the recording, while there is one.
@@ -130,9 +136,16 @@ impl State {
         self.frequency.load(Ordering::Relaxed)
     }
 
-    /// They are so many from now on.
-    pub fn set_frequency(&self, hz: u32) {
+    /// Steps below the rates that were asked for.
+    #[must_use]
+    pub fn steps(&self) -> u32 {
+        self.steps.load(Ordering::Relaxed)
+    }
+
+    /// They are so many from now on, that many steps below what was asked for.
+    pub fn set_frequency(&self, hz: u32, steps: u32) {
         self.frequency.store(hz, Ordering::Relaxed);
+        self.steps.store(steps, Ordering::Relaxed);
     }
 
     /// What is other than configured, one line each.

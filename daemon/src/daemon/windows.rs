@@ -3,9 +3,12 @@
 use super::state::State;
 use crate::aggregate::key::SampleType;
 use crate::aggregate::window::{Entry, OTHER};
+use crate::config::Recording;
+use crate::config::units::Bytes;
 use crate::pprof::{self, About};
 use crate::run::{Over, loss};
 use crate::sink::Finished;
+use crate::source::kernel::Rates;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -38,6 +41,7 @@ impl Encoder {
         let counters = self.since_before(&over.counters);
         let config = self.state.config();
         let duration = Duration::from_nanos(over.ended.0.saturating_sub(over.began.0));
+        let frequency = over.rates.frequency_hz;
         let comments = self.comments(&over, &counters, duration);
         let labels = self.state.labels(&config);
         let (parts, folded) = parts(over.window.entries(), config.services.max);
@@ -48,7 +52,7 @@ impl Encoder {
             let about = About {
                 start: over.ended_wall.checked_sub(duration).unwrap_or(over.ended_wall),
                 duration,
-                period_ns: 1_000_000_000 / u64::from(self.state.frequency().max(1)),
+                period_ns: 1_000_000_000 / u64::from(frequency.max(1)),
                 main_image: pid.and_then(|pid| over.processor.processes.main_image(pid)),
                 comments: comments.clone(),
             };
@@ -97,18 +101,37 @@ impl Encoder {
             ),
             format!(
                 "cpu: {} samples per second and CPU say where; each thread's sum is its exact on-CPU time",
-                self.state.frequency()
+                over.rates.frequency_hz
             ),
             "runnable, blocked: exact per thread; split among stacks by waits kept with known probability"
                 .to_owned(),
         ];
         comments.extend(self.state.remarks());
+        if let Some(lowered) =
+            lowered(over.rates, self.state.mode().recording(&self.state.config().recording))
+        {
+            comments.push(lowered);
+        }
         comments.extend(over.processor.estimator_comments());
         comments.push(self.state.cost.comment(duration));
         let counted = counters.iter().filter(|(_, value)| *value > 0);
         comments.extend(counted.map(|(name, value)| format!("{name}: {value}")));
         comments
     }
+}
+
+/// That a window was recorded at other rates than was asked for.
+fn lowered(rates: Rates, asked: Recording) -> Option<String> {
+    let Rates { frequency_hz, wait_stack_budget_bytes_per_s } = rates;
+    (frequency_hz < asked.frequency || wait_stack_budget_bytes_per_s < asked.wait_stacks.0).then(|| {
+        format!(
+            "rates lowered, to stay within the profiler's limits: {frequency_hz} CPU samples per second and CPU instead of {}, \
+             wait stacks of {} a second instead of {}",
+            asked.frequency,
+            Bytes(wait_stack_budget_bytes_per_s),
+            asked.wait_stacks
+        )
+    })
 }
 
 fn count(number: usize) -> u64 {

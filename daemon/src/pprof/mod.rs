@@ -19,6 +19,7 @@
 pub mod builder;
 pub mod encode;
 pub mod proto;
+pub mod split;
 pub mod validate;
 
 pub use encode::{About, PprofError, decode, encode, message, pack};

@@ -35,6 +35,8 @@ struct Used {
 pub(super) struct Share {
     since: Instant,
     used: Used,
+    /// CPU time since it was made.
+    time: Duration,
 }
 
 /// What all have used of what is nobody's own.
@@ -47,14 +49,19 @@ pub(super) struct Common {
 impl Share {
     /// Of a process that was just made.
     pub(super) fn new(now: Instant) -> Self {
-        Self { since: now, used: Used { time_ns: TIME_NS.own, lessons: LESSONS.own } }
+        Self { since: now, used: Used { time_ns: TIME_NS.own, lessons: LESSONS.own }, time: Duration::ZERO }
+    }
+
+    /// CPU time spent on the process since it was made.
+    pub(super) fn time(&self) -> Duration {
+        self.time
     }
 
     /// Begins a new period when one is over; true when it did.
     pub(super) fn refill(&mut self, now: Instant) -> bool {
         let over = now.duration_since(self.since) >= PERIOD;
         if over {
-            *self = Self { since: now, used: Used::default() };
+            (self.since, self.used) = (now, Used::default());
         }
         over
     }
@@ -77,6 +84,7 @@ impl Common {
     pub(super) fn spend(&mut self, share: &mut Share, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         TIME_NS.add(&mut share.used.time_ns, &mut self.used.time_ns, ns);
+        share.time += time;
     }
 
     /// Takes one lesson for the process; false when there is none left.

@@ -19,11 +19,14 @@ pub fn container(pid: u32) -> Option<Arc<str>> {
 /// A container's id in the text of `/proc/PID/cgroup`; the innermost one where containers are nested.
 #[must_use]
 pub fn container_id(cgroup: &str) -> Option<&str> {
-    cgroup.lines().find_map(|line| {
-        let path = line.splitn(3, ':').nth(2)?;
-        path.rsplit('/')
-            .find_map(|part| part.split(|c: char| !c.is_ascii_hexdigit()).find(|word| word.len() == 64))
-    })
+    cgroup.lines().find_map(|line| container_in(line.splitn(3, ':').nth(2)?))
+}
+
+/// A container's id in the path of a cgroup.
+#[must_use]
+pub fn container_in(path: &str) -> Option<&str> {
+    path.rsplit('/')
+        .find_map(|part| part.split(|c: char| !c.is_ascii_hexdigit()).find(|word| word.len() == 64))
 }
 
 #[cfg(test)]

@@ -291,6 +291,16 @@ impl Images {
         Some(directory)
     }
 
+    /// Memory is short: drops all unwind data, and the images used longest ago that stand in no stack.
+    pub fn shed(&mut self) {
+        for known in self.images.values_mut().filter(|known| known.image.held_bytes() > 0) {
+            known.image.release();
+            self.evictions += 1;
+        }
+        self.held_bytes = 0;
+        self.evict(None);
+    }
+
     /// Drops the unwind data least recently used until all fits again; never that of `keep`.
     fn make_room(&mut self, keep: ImageId) {
         self.held_bytes = self.images.values().map(|known| known.image.held_bytes()).sum();

@@ -93,6 +93,9 @@ pub(super) struct Process {
     pub(super) refresh_after: Duration,
     /// When its last stack was walked.
     pub(super) used: Instant,
+    /// Stacks walked, and those of them that did not reach the thread's start.
+    pub(super) stacks: u64,
+    pub(super) stacks_broken: u64,
 }
 
 impl Process {
@@ -119,6 +122,8 @@ impl Process {
             refreshed: None,
             refresh_after: REFRESH,
             used: Instant::now(),
+            stacks: 0,
+            stacks_broken: 0,
         };
         process.is_clr = process.mappings.iter().any(belongs_to_clr);
         process

@@ -15,6 +15,7 @@ use crate::sample::frame::{ImageId, Marker, ProcessId};
 use crate::source::{Event, EventKind, MonotonicNs, ShimEvent, UserContext, WalkEnd};
 use crate::unwind::finish::{Finished, Limits, walk_traced};
 use crate::unwind::rule::Rule;
+use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,6 +52,23 @@ pub struct ProcessInfo {
     pub container: Option<Arc<str>>,
     /// True when it runs a CLR.
     pub is_clr: bool,
+}
+
+/// How a process that is profiled stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing {
+    /// Its pid in the initial pid namespace.
+    pub pid: u32,
+    /// Start time in clock ticks since boot, when it is known.
+    pub start_ticks: Option<u64>,
+    /// True when it runs a CLR.
+    pub is_clr: bool,
+    /// User stacks walked since it became this program.
+    pub stacks: u64,
+    /// Of them, those that did not reach the thread's start.
+    pub stacks_broken: u64,
+    /// Milliseconds of CPU time spent on its files and rules.
+    pub lookup_ms: u64,
 }
 
 /// What the table lost or gave up, and why; each grows only.
@@ -347,6 +365,20 @@ impl ProcessTable {
         managed.filter_map(|process| Some((process.pid, process.start_ticks?)))
     }
 
+    /// How each of them stands.
+    #[must_use]
+    pub fn standings(&self) -> Vec<Standing> {
+        let standing = |process: &Process| Standing {
+            pid: process.pid,
+            start_ticks: process.start_ticks,
+            is_clr: process.is_clr,
+            stacks: process.stacks,
+            stacks_broken: process.stacks_broken,
+            lookup_ms: u64::try_from(process.share.time().as_millis()).unwrap_or(u64::MAX),
+        };
+        self.live.values().map(standing).collect()
+    }
+
     /// Who `id` is or was.
     #[must_use]
     pub fn info(&self, id: ProcessId) -> Option<&ProcessInfo> {
@@ -404,6 +436,10 @@ impl ProcessTable {
         let finished = self.walk_in(pid, context, limits);
         self.evict_caches(MAX_CACHED);
         self.counters.count(&finished);
+        if let Some(process) = self.live.get_mut(&pid) {
+            process.stacks += 1;
+            process.stacks_broken += u64::from(!finished.reached_thread_start);
+        }
         finished
     }
 
@@ -488,6 +524,16 @@ impl ProcessTable {
             oldest.clear_caches(&mut self.lessons);
             self.counters.caches_evicted += 1;
         }
+    }
+
+    /// Memory is short: forgets half of what is remembered of walks, and all that was read of files and can be read again.
+    pub fn shed(&mut self) {
+        self.evict_caches(self.cached / 2);
+        self.live.shrink_to_fit();
+        self.images.shed();
+        // Of the rules that all processes share, those nobody has any more.
+        self.rules.retain(|rule| Arc::strong_count(rule) > 1);
+        self.rules.shrink_to_fit();
     }
 
     /// Bounds the number of open memory files: all are closed when there are too many, and reopen when needed.

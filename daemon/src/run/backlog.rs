@@ -4,36 +4,46 @@ use crate::source::Event;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// From here on nothing more is drained until the processor has caught up: four times the probes' ring.
-const MOST_BYTES: usize = 32 << 20;
+/// So many contents of the probes' ring are taken before draining waits for the processor.
+const RINGS: usize = 4;
 
 /// Bytes of events that were drained and are not processed yet; shared by both ends.
-#[derive(Clone, Debug, Default)]
-pub struct Backlog(Arc<AtomicUsize>);
+#[derive(Clone, Debug)]
+pub struct Backlog {
+    bytes: Arc<AtomicUsize>,
+    most: usize,
+}
 
 impl Backlog {
+    /// Of what comes through a ring of this size.
+    #[must_use]
+    pub fn of_ring(bytes: u32) -> Self {
+        let most = usize::try_from(bytes).unwrap_or(usize::MAX).saturating_mul(RINGS);
+        Self { bytes: Arc::default(), most }
+    }
+
     /// These are on their way; answers what to [`Backlog::take`] when they are processed.
     pub fn add(&self, events: &[Event]) -> usize {
         let bytes = events.iter().map(Event::bytes).sum();
-        self.0.fetch_add(bytes, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
         bytes
     }
 
     /// So much is processed.
     pub fn take(&self, bytes: usize) {
-        self.0.fetch_sub(bytes, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// True while nothing more should be drained.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.0.load(Ordering::Relaxed) >= MOST_BYTES
+        self.bytes.load(Ordering::Relaxed) >= self.most
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Backlog, MOST_BYTES};
+    use super::Backlog;
     use crate::source::{CpuSample, Event, EventKind, MonotonicNs, ThreadId, UserContext};
 
     #[test]
@@ -46,8 +56,8 @@ mod tests {
             kernel: vec![0; 8],
         };
         let event = Event { time: MonotonicNs(0), kind: EventKind::CpuSample(sample) };
-        let batch = vec![event; MOST_BYTES / (32 << 10) / 4];
-        let collector = Backlog::default();
+        let batch = vec![event; (16 << 20) / (32 << 10)];
+        let collector = Backlog::of_ring(16 << 20);
         let processor = collector.clone();
         let mut held = Vec::new();
         while !collector.is_full() {
@@ -57,6 +67,6 @@ mod tests {
         processor.take(held[0]);
         assert!(!collector.is_full());
         held[1..].iter().for_each(|&bytes| processor.take(bytes));
-        assert_eq!(collector.0.load(super::Ordering::Relaxed), 0);
+        assert_eq!(collector.bytes.load(super::Ordering::Relaxed), 0);
     }
 }

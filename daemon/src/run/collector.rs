@@ -3,11 +3,11 @@
 
 use super::backlog::Backlog;
 use super::processor::NameRequest;
-use crate::source::kernel::{KernelSource, ProgramCost};
+use crate::source::kernel::{KernelSource, ProgramCost, Rates};
 use crate::source::order::Order;
 use crate::source::shim::{ShimLook, ShimSource};
 use crate::source::{Event, MonotonicNs, ThreadSnapshot};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -31,8 +31,10 @@ pub enum Command {
     Watch(u32),
     /// The shim is to leave this process.
     Leave(u32),
-    /// A window ends now and the next begins.
-    Cut,
+    /// A window ends now and the next begins, at these rates if they are to be others.
+    Cut(Option<Rates>),
+    /// These cgroups there are now, with what rules say of them.
+    Cgroups(HashMap<u64, u32>),
     /// Say how it stands.
     Look(SyncSender<Look>),
     /// The recording is over: take the final totals and let the kernel go; the shims are kept for the last names.
@@ -79,6 +81,8 @@ pub struct KernelTotals {
     pub at: MonotonicNs,
     /// The same by the wall clock.
     pub wall: SystemTime,
+    /// In force until then.
+    pub rates: Rates,
     /// Every living thread's exact times.
     pub threads: Vec<ThreadSnapshot>,
     /// Counters of the probes and of perf's rings: name and value.
@@ -165,7 +169,8 @@ impl Collector {
                 }
                 Ok(Command::Watch(pid)) => self.shims.watch(pid),
                 Ok(Command::Leave(pid)) => self.shims.leave(pid),
-                Ok(Command::Cut) => self.cut(),
+                Ok(Command::Cut(rates)) => self.cut(rates),
+                Ok(Command::Cgroups(cgroups)) => self.select(cgroups),
                 Ok(Command::Look(answer)) => {
                     // Fails only when nobody waits for the answer any more.
                     answer.try_send(self.look()).ok();
@@ -209,14 +214,26 @@ impl Collector {
         said
     }
 
+    fn select(&mut self, cgroups: HashMap<u64, u32>) {
+        if let Some(kernel) = &mut self.kernel
+            && let Err(error) = kernel.select_cgroups(cgroups)
+        {
+            tracing::warn!(%error, "the selection of cgroups is out of date");
+        }
+    }
+
     /// Announces the end of a window. One that is asked for before the last is through is not begun.
-    fn cut(&mut self) {
+    fn cut(&mut self, next: Option<Rates>) {
         let Some(kernel) = self.kernel.as_mut().filter(|_| self.cut_until.is_none()) else { return };
         let (at, wall) = (MonotonicNs::now(), SystemTime::now());
+        let rates = kernel.rates();
         let threads = kernel.thread_times_cut(at);
         self.cut_until = Some(MonotonicNs::now());
+        if let Some(next) = next.filter(|next| *next != rates) {
+            kernel.set_rates(next);
+        }
         let counters = self.counters();
-        self.held.push_back(Batch::Cut(KernelTotals { before: at, at, wall, threads, counters }));
+        self.held.push_back(Batch::Cut(KernelTotals { before: at, at, wall, rates, threads, counters }));
     }
 
     fn counters(&self) -> Vec<(String, u64)> {
@@ -243,7 +260,7 @@ impl Collector {
         let before = MonotonicNs::now();
         // Frozen first, so that no thread ends and nothing is counted between the totals and the last records.
         let at = kernel.freeze();
-        let wall = SystemTime::now();
+        let (wall, rates) = (SystemTime::now(), kernel.rates());
         let threads = kernel.thread_times();
         let order = &mut self.order;
         kernel.drain(&mut |event| order.push(event));
@@ -257,7 +274,7 @@ impl Collector {
         if self.cut_until.take().is_some() {
             self.held.push_back(Batch::CutReached);
         }
-        self.held.push_back(Batch::KernelClosed(KernelTotals { before, at, wall, threads, counters }));
+        self.held.push_back(Batch::KernelClosed(KernelTotals { before, at, wall, rates, threads, counters }));
     }
 
     fn hold(&mut self, events: Vec<Event>) {

@@ -15,14 +15,16 @@ mod trim;
 
 use crate::aggregate::window::Window;
 use crate::process::ProcessTable;
+use crate::process::table::Standing;
 use crate::source::MonotonicNs;
-use crate::source::kernel::KernelSource;
 use crate::source::kernel::rules::RuleCache;
+use crate::source::kernel::{KernelSource, Rates};
 use crate::source::shim::ShimSource;
 use backlog::Backlog;
 use collector::{Batch, Collector, Command, KernelTotals, Look};
 use cut::Cut;
 use processor::Processor;
+use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,6 +35,8 @@ use std::time::{Duration, Instant, SystemTime};
 const BATCHES: usize = 256;
 /// Commands on their way to the collector, which takes all of them every round.
 const COMMANDS: usize = 1_024;
+/// Answers about the processes that may be asked for at once.
+const MOST_WISHES: usize = 8;
 /// How long the shims are given for the last names.
 const LAST_NAMES: Duration = Duration::from_secs(2);
 /// A question whose answer did not come is asked again after this.
@@ -59,6 +63,8 @@ pub struct Over<'a> {
     pub ended: MonotonicNs,
     /// The same by the wall clock.
     pub ended_wall: SystemTime,
+    /// The rates it was recorded at.
+    pub rates: Rates,
 }
 
 /// Takes each window of a recording that has several, on the processor's thread: no longer than it takes to encode it.
@@ -70,6 +76,7 @@ pub struct Recording {
     processor: JoinHandle<Option<Recorded>>,
     commands: SyncSender<Command>,
     said: Arc<Mutex<Said>>,
+    wishes: Arc<Mutex<Wishes>>,
 }
 
 /// A recording that has ended.
@@ -102,11 +109,19 @@ struct Said {
     managed: Vec<Managed>,
 }
 
+/// What the processor is asked for that must not wait for all that is on its way to it.
+#[derive(Default)]
+struct Wishes {
+    shed: bool,
+    standings: Vec<SyncSender<Vec<Standing>>>,
+}
+
 /// Lets other threads speak with the collector: tell it of processes that a shim was loaded into, ask how it stands.
 #[derive(Clone)]
 pub struct Watcher {
     commands: SyncSender<Command>,
     said: Arc<Mutex<Said>>,
+    wishes: Arc<Mutex<Wishes>>,
 }
 
 impl Watcher {
@@ -126,6 +141,19 @@ impl Watcher {
     #[must_use]
     pub fn managed(&self) -> Vec<Managed> {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).managed.clone()
+    }
+
+    /// How the processes stand; `None` when the recording is over or too busy to say.
+    #[must_use]
+    pub fn standings(&self) -> Option<Vec<Standing>> {
+        let (answer, answered) = sync_channel(1);
+        let mut wishes = self.wishes.lock().unwrap_or_else(PoisonError::into_inner);
+        if wishes.standings.len() >= MOST_WISHES {
+            return None;
+        }
+        wishes.standings.push(answer);
+        drop(wishes);
+        answered.recv_timeout(LOOK_TIMEOUT).ok()
     }
 
     /// How all stages stand; `None` when the recording is over or too busy to say.
@@ -171,12 +199,14 @@ impl Recording {
     ) -> io::Result<Self> {
         let rules = kernel.take_rules();
         let processor = processor.with_waker_stacks(kernel.has_waker_stacks());
-        let backlog = Backlog::default();
+        let backlog = Backlog::of_ring(kernel.ring_bytes());
         let (batches, from_collector) = sync_channel(BATCHES);
         let (commands, obeyed) = sync_channel(COMMANDS);
         let collector = Collector::new(kernel, shims, backlog.clone(), batches, obeyed);
         let said = Arc::new(Mutex::new(Said::default()));
+        let wishes = Arc::new(Mutex::new(Wishes::default()));
         let mut run = Run {
+            wishes: Arc::clone(&wishes),
             backlog,
             commands: commands.clone(),
             said: Arc::clone(&said),
@@ -194,13 +224,15 @@ impl Recording {
             })?,
             commands,
             said,
+            wishes,
         })
     }
 
     /// A handle for those who load shims or want to know how it goes.
     #[must_use]
     pub fn watcher(&self) -> Watcher {
-        Watcher { commands: self.commands.clone(), said: Arc::clone(&self.said) }
+        let (commands, said) = (self.commands.clone(), Arc::clone(&self.said));
+        Watcher { commands, said, wishes: Arc::clone(&self.wishes) }
     }
 
     /// True while both threads run; they end early only by a fault of this program.
@@ -209,10 +241,22 @@ impl Recording {
         !self.collector.is_finished() && !self.processor.is_finished()
     }
 
-    /// Ends a window and begins the next.
-    pub fn cut(&self) {
+    /// Ends a window and begins the next, at these rates if they are to be others.
+    pub fn cut(&self, rates: Option<Rates>) {
         // Fails only when the collector has failed, which `stop` reports.
-        self.commands.send(Command::Cut).ok();
+        self.commands.send(Command::Cut(rates)).ok();
+    }
+
+    /// These cgroups there are now, with what rules say of them.
+    /// False when it is over or too busy to be told.
+    #[must_use]
+    pub fn select_cgroups(&self, cgroups: HashMap<u64, u32>) -> bool {
+        self.commands.try_send(Command::Cgroups(cgroups)).is_ok()
+    }
+
+    /// Memory is short: what is only remembered to be quick is dropped, between two batches.
+    pub fn shed(&self) {
+        self.wishes.lock().unwrap_or_else(PoisonError::into_inner).shed = true;
     }
 
     /// Ends the recording as far as the kernel goes: from here on only names are waited for.
@@ -243,6 +287,7 @@ struct Naming {
 struct Totals {
     at: MonotonicNs,
     wall: SystemTime,
+    rates: Rates,
     counters: Vec<(String, u64)>,
 }
 
@@ -257,6 +302,7 @@ struct Run {
     backlog: Backlog,
     commands: SyncSender<Command>,
     said: Arc<Mutex<Said>>,
+    wishes: Arc<Mutex<Wishes>>,
     processor: Processor,
     rules: Option<RuleCache>,
     /// Who takes windows, and when the one in progress began.
@@ -285,9 +331,9 @@ impl Run {
                     }
                     ask(&self.commands, self.processor.take_requests());
                 }
-                Ok(Batch::Cut(KernelTotals { at, wall, threads, counters, .. })) => {
+                Ok(Batch::Cut(KernelTotals { at, wall, rates, threads, counters, .. })) => {
                     self.processor.begin_cut(at, threads);
-                    self.announced = Some(Totals { at, wall, counters });
+                    self.announced = Some(Totals { at, wall, rates, counters });
                 }
                 Ok(Batch::CutReached) => self.cut(),
                 Ok(Batch::KernelClosed(closed)) => {
@@ -306,6 +352,7 @@ impl Run {
                 trimmed = Instant::now();
                 trim::give_back();
             }
+            self.grant();
             if self.take.is_some() && said.elapsed() > SAY_EVERY {
                 said = Instant::now();
                 let counters = self.own_counters();
@@ -335,6 +382,19 @@ impl Run {
         }
     }
 
+    /// Does what was asked for between two batches.
+    fn grant(&mut self) {
+        let Wishes { shed, standings } =
+            std::mem::take(&mut *self.wishes.lock().unwrap_or_else(PoisonError::into_inner));
+        if shed {
+            self.processor.shed();
+        }
+        for answer in standings {
+            // Fails only when nobody waits for the answer any more.
+            answer.try_send(self.processor.processes.standings()).ok();
+        }
+    }
+
     /// All of the announced window is here.
     fn cut(&mut self) {
         // One that still waits for names has waited for a whole window.
@@ -347,26 +407,19 @@ impl Run {
 
     /// Hands on the window that waits for names, if there is one, with those it has.
     fn named(&mut self) {
-        let Some(Naming { cut, totals: Totals { at, wall, counters }, .. }) = self.naming.take() else {
-            return;
-        };
+        let Some(Naming { cut, totals, .. }) = self.naming.take() else { return };
         let (window, gone) = self.processor.window(cut);
-        self.hand_on(&window, counters, at, wall);
+        self.hand_on(&window, totals);
         self.processor.forget(&gone);
     }
 
-    fn hand_on(
-        &mut self,
-        window: &Window,
-        mut counters: Vec<(String, u64)>,
-        ended: MonotonicNs,
-        ended_wall: SystemTime,
-    ) {
+    fn hand_on(&mut self, window: &Window, totals: Totals) {
+        let Totals { at: ended, wall: ended_wall, rates, mut counters } = totals;
         counters.extend(self.own_counters());
         counters.extend(loss::window_counters(window));
         if let Some((take, began)) = &mut self.take {
             let began = std::mem::replace(began, ended);
-            take(Over { processor: &self.processor, window, counters, began, ended, ended_wall });
+            take(Over { processor: &self.processor, window, counters, began, ended, ended_wall, rates });
         }
     }
 
@@ -382,11 +435,11 @@ impl Run {
 
     fn finish(mut self, End { totals, mut counters }: End) -> Recorded {
         self.named();
-        let KernelTotals { at, wall, threads, counters: kernel, .. } = totals;
+        let KernelTotals { at, wall, rates, threads, counters: kernel, .. } = totals;
         let window = self.processor.close(at, &threads);
         let mut all = kernel;
         all.append(&mut counters);
-        self.hand_on(&window, all.clone(), at, wall);
+        self.hand_on(&window, Totals { at, wall, rates, counters: all.clone() });
         all.extend(self.own_counters());
         all.extend(loss::window_counters(&window));
         Recorded { processor: self.processor, window, counters: all, ended: at }

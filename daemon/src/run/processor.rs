@@ -707,6 +707,13 @@ impl Processor {
         labels
     }
 
+    /// Memory is short: forgets what can be found out again. What the window in progress holds stays.
+    pub(super) fn shed(&mut self) {
+        self.processes.shed();
+        self.symbolizer.shed(&self.stacks.iter().flatten().copied().collect());
+        super::trim::give_back();
+    }
+
     /// Ends the window that [`Processor::begin_cut`] began to end; the next one has begun with it.
     pub(super) fn cut(&mut self, at: MonotonicNs, running: &[crate::source::ThreadSnapshot]) -> Cut {
         Cut::of(self, at, running)

@@ -9,6 +9,7 @@ pub mod directory;
 pub mod file;
 pub mod http;
 pub mod otlp;
+pub mod pyroscope;
 pub mod receiver;
 pub mod spool;
 

@@ -1,10 +1,10 @@
 //! Options that every receiver over a network has, and the spool all of them share the directory of.
 
-use super::http::{self, Secret, Tls};
+use super::http::{self, Answer, Secret, Tls};
 use super::spool::Limits;
 use crate::config::units::{Bytes, Span};
 use hyper::Uri;
-use hyper::header::{AUTHORIZATION, HeaderName};
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, RETRY_AFTER};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -96,6 +96,22 @@ impl Reach {
         };
         Ok(http::Settings { url: parsed, headers, tls: Tls { authority: self.ca_file.clone(), client } })
     }
+}
+
+/// What a receiver says that did not take something.
+pub(super) fn said(answer: &Answer) -> String {
+    format!("the receiver answers {}: {}", answer.status, shortened(&String::from_utf8_lossy(&answer.body)))
+}
+
+/// What a stranger says, for a line of the log.
+pub(super) fn shortened(text: &str) -> String {
+    text.chars().filter(|letter| !letter.is_control()).take(200).collect()
+}
+
+/// How long a receiver wants to be left alone.
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    // A date is possible, too; our own waits are as good.
+    headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
 #[cfg(test)]

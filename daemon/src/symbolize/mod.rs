@@ -236,6 +236,12 @@ impl Symbolizer {
         });
     }
 
+    /// Memory is short: forgets the names of all but these frames.
+    pub fn shed(&mut self, keep: &HashSet<FrameKey>) {
+        self.cache.retain(|frame, _| keep.contains(frame));
+        self.cache.shrink_to_fit();
+    }
+
     /// The name of a frame; one that was never resolved says so.
     #[must_use]
     pub fn symbol(&self, frame: FrameKey) -> Arc<Symbol> {

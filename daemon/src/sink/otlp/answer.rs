@@ -4,7 +4,7 @@
 use super::proto::{ExportProfilesPartialSuccess, ExportProfilesServiceResponse};
 use crate::sink::deliver::Verdict;
 use crate::sink::http::Answer;
-use hyper::header::{HeaderMap, RETRY_AFTER};
+use crate::sink::receiver::{retry_after, said, shortened};
 use prost::Message;
 use std::time::Duration;
 
@@ -111,20 +111,6 @@ fn accepted(message: &[u8]) -> Verdict {
         None => 0,
     };
     Verdict::Accepted { rejected }
-}
-
-fn said(answer: &Answer) -> String {
-    format!("the receiver answers {}: {}", answer.status, shortened(&String::from_utf8_lossy(&answer.body)))
-}
-
-/// What a stranger says, for a line of the log.
-fn shortened(text: &str) -> String {
-    text.chars().filter(|letter| !letter.is_control()).take(200).collect()
-}
-
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    // A date is possible, too; our own waits are as good.
-    headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
 /// How long to wait, of a `google.rpc.Status` in base64.

@@ -1,14 +1,20 @@
 //! Brings the probes into the kernel: settings from its BTF, sizes from the options, programs attached in the order that loses nothing.
 
 use super::btf::{self, Argument, BtfError, KernelBtf};
+use super::rule_set::RuleSet;
 use super::{KernelError, KernelOptions, Selection, iter};
 use crate::unwind::machine::native_address_mask;
-use aya::programs::perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent};
+use aya::programs::perf_event::{
+    PerfEventConfig, PerfEventLinkId, PerfEventScope, SamplePolicy, SoftwareEvent,
+};
 use aya::programs::{BtfTracePoint, Iter, PerfEvent, ProgramError, ProgramType};
 use aya::sys::{BpfHelper, is_helper_supported};
 use aya::{Btf, Ebpf, EbpfLoader, Endianness, VerifierLogLevel};
-use ebpf_common::config::{Config, NO_FIELD, SELECT_ALL, SELECT_CGROUP, SELECT_PIDS};
+use ebpf_common::config::{
+    Config, NO_FIELD, RULES_BY_CGROUP, SELECT_ALL, SELECT_CGROUP, SELECT_PIDS, SELECT_RULES,
+};
 use ebpf_common::event::CERTAIN;
+use ebpf_common::limits::MAX_RULED_CGROUPS;
 use ebpf_common::rule::WAYS;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
@@ -31,7 +37,6 @@ const TRACEPOINTS: [&str; 6] = [
 pub(super) fn load(
     options: &KernelOptions,
     possible_cpus: u32,
-    online_cpus: u32,
 ) -> Result<(Ebpf, Result<(), ProgramError>), KernelError> {
     let object = crate::embedded::probes().ok_or(KernelError::NoProbes)?;
     let data = fs::read(btf::PATH).map_err(|source| KernelError::BtfUnreadable { source })?;
@@ -40,7 +45,7 @@ pub(super) fn load(
     let (types, config, mut loader) = thread::scope(|scope| {
         let types = scope.spawn(|| Btf::parse(&data, Endianness::default()));
         let config = KernelBtf::parse(&data).map_err(KernelError::from);
-        let config = config.and_then(|btf| settings(options, &btf, online_cpus));
+        let config = config.and_then(|btf| settings(options, &btf));
         let loader = EbpfLoader::new();
         (types.join(), config, loader)
     });
@@ -52,6 +57,10 @@ pub(super) fn load(
         .map_max_entries("RING", options.ring_bytes)
         .map_max_entries("THREADS", options.max_threads)
         .map_max_entries("PLACES", 1 << (u64::BITS - config.place_shift))
+        .map_max_entries(
+            "CGROUPS",
+            if config.rules_by & RULES_BY_CGROUP == 0 { 1 } else { MAX_RULED_CGROUPS },
+        )
         .map_max_entries("SAMPLE_SCRATCH", possible_cpus)
         .map_max_entries("SWITCH_SCRATCH", possible_cpus)
         .map_max_entries("WAKER_SCRATCH", if options.waker_stacks { possible_cpus } else { 1 })
@@ -95,8 +104,19 @@ fn place_shift(places: u32) -> u32 {
 
 const SAMPLER: &str = "cpu_sample";
 
+/// What one CPU may send of a budget for all of them in an interval of the coin: at least one record's worth, and within the range the
+/// coin's arithmetic is made for.
+pub(super) fn coin_budget(bytes_per_s: u64, online_cpus: usize) -> u64 {
+    let cpus = u64::try_from(online_cpus.max(1)).unwrap_or(u64::MAX);
+    (bytes_per_s / cpus / (1_000_000_000 / COIN_INTERVAL_NS)).clamp(4096, 1 << 31)
+}
+
 /// Starts the sampling timer of a CPU.
-pub(super) fn attach_sampler(bpf: &mut Ebpf, cpu: u32, frequency_hz: u32) -> Result<(), KernelError> {
+pub(super) fn attach_sampler(
+    bpf: &mut Ebpf,
+    cpu: u32,
+    frequency_hz: u32,
+) -> Result<PerfEventLinkId, KernelError> {
     let sampler: &mut PerfEvent = program(bpf, SAMPLER)?;
     sampler
         .attach(
@@ -105,8 +125,14 @@ pub(super) fn attach_sampler(bpf: &mut Ebpf, cpu: u32, frequency_hz: u32) -> Res
             SamplePolicy::Frequency(u64::from(frequency_hz)),
             false,
         )
-        .map(drop)
         .map_err(|source| KernelError::Sampler { cpu, source })
+}
+
+/// Stops a sampling timer. One that is gone already, with its CPU, is as good.
+pub(super) fn detach_sampler(bpf: &mut Ebpf, timer: PerfEventLinkId) {
+    if let Ok(sampler) = program::<PerfEvent>(bpf, SAMPLER) {
+        sampler.detach(timer).ok();
+    }
 }
 
 pub(super) fn program<'a, P>(bpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, KernelError>
@@ -117,27 +143,29 @@ where
     program.try_into().map_err(|_| KernelError::Object { name })
 }
 
-fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> Result<Config, KernelError> {
+fn settings(options: &KernelOptions, btf: &KernelBtf<'_>) -> Result<Config, KernelError> {
     let cgroup_id = match options.selection {
         Selection::Cgroup(id) => id,
-        Selection::All | Selection::Pids(_) => 0,
+        Selection::All | Selection::Pids(_) | Selection::Rules(_) => 0,
     };
-    let budget = options.wait_stack_budget_bytes_per_s
-        / u64::from(online_cpus.max(1))
-        / (1_000_000_000 / COIN_INTERVAL_NS);
+    let rules = match &options.selection {
+        Selection::Rules(rules) => Some(rules),
+        Selection::All | Selection::Pids(_) | Selection::Cgroup(_) => None,
+    };
     let (task_in_iowait, task_in_iowait_mask) = btf.bit_of("task_struct", "in_iowait")?;
     Ok(Config {
         address_mask: native_address_mask(),
         cgroup_id,
-        // At least one record's worth, and within the range the coin's arithmetic is made for.
-        coin_budget_bytes: budget.clamp(4096, 1 << 31),
         coin_interval_ns: COIN_INTERVAL_NS,
         coin_fixed: options.wait_stacks_one_in.map_or(0, |waits| (CERTAIN / u64::from(waits.get())).max(1)),
         selection: match options.selection {
             Selection::All => SELECT_ALL,
             Selection::Pids(_) => SELECT_PIDS,
             Selection::Cgroup(_) => SELECT_CGROUP,
+            Selection::Rules(_) => SELECT_RULES,
         },
+        rules_by: rules.map_or(0, RuleSet::looks_at),
+        rules_others: rules.map_or(0, |rules| u32::from(rules.others)),
         excluded_tgid: if options.exclude_self { std::process::id() } else { 0 },
         stack_copy_bytes: options.stack_copy_bytes,
         walks: u32::from(has_bpf_loop()),
@@ -150,6 +178,9 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> R
         task_comm: btf.offset_of("task_struct", "comm")?,
         task_state: btf.offset_of("task_struct", "__state")?,
         task_cgroups: btf.offset_of("task_struct", "cgroups")?,
+        task_cred: btf.offset_of("task_struct", "real_cred")?,
+        cred_uid: btf.offset_of("cred", "uid")?,
+        task_leader: btf.offset_of("task_struct", "group_leader")?,
         css_set_dfl_cgrp: btf.offset_of("css_set", "dfl_cgrp")?,
         cgroup_kn: btf.offset_of("cgroup", "kn")?,
         kernfs_node_id: btf.offset_of("kernfs_node", "id")?,
@@ -165,7 +196,6 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, online_cpus: u32) -> R
         vma_end: btf.offset_of("vm_area_struct", "vm_end")?,
         vma_file: btf.offset_of("vm_area_struct", "vm_file")?,
         place_shift: place_shift(options.max_places),
-        reserved: 0,
         // Without CONFIG_SMP there is no such field before 6.17.
         task_on_cpu: optional(btf.offset_of("task_struct", "on_cpu"))?,
     })

@@ -7,12 +7,16 @@ mod iter;
 mod load;
 mod maps;
 pub mod perf;
+pub mod rule_set;
 pub mod rules;
 mod seed;
+
+pub use seed::cgroup_mount;
 
 use super::{Event, EventKind, MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes};
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
+use aya::programs::perf_event::PerfEventLinkId;
 use decode::PerfRecord;
 use ebpf_common::counter::{COUNTERS, Counter, CounterInfo};
 use ebpf_common::key::{
@@ -24,7 +28,9 @@ use ebpf_common::limits::{
 };
 use iter::Visitor;
 use perf::PerfRing;
+use rule_set::{Filter, RuleSet};
 use rules::RuleCache;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::num::NonZeroU32;
@@ -39,6 +45,8 @@ pub enum Selection {
     Pids(Vec<u32>),
     /// Threads in the cgroup v2 directory with this inode number.
     Cgroup(u64),
+    /// Those that these choose.
+    Rules(RuleSet),
 }
 
 /// What to record, and how much it may cost.
@@ -86,6 +94,26 @@ impl Default for KernelOptions {
             max_places: DEFAULT_MAX_PLACES,
             copies_all: false,
             waker_stacks: false,
+        }
+    }
+}
+
+/// What can be changed while a recording goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rates {
+    /// As [`KernelOptions::frequency_hz`].
+    pub frequency_hz: u32,
+    /// As [`KernelOptions::wait_stack_budget_bytes_per_s`].
+    pub wait_stack_budget_bytes_per_s: u64,
+}
+
+impl KernelOptions {
+    /// Those to begin with.
+    #[must_use]
+    pub fn rates(&self) -> Rates {
+        Rates {
+            frequency_hz: self.frequency_hz,
+            wait_stack_budget_bytes_per_s: self.wait_stack_budget_bytes_per_s,
         }
     }
 }
@@ -231,6 +259,8 @@ pub struct ProgramCost {
 pub struct KernelSource {
     // Dropped first: closing the perf rings and the programs' links ends all recording.
     rings: HashMap<u32, PerfRing>,
+    /// The sampling timer of each CPU.
+    samplers: HashMap<u32, PerfEventLinkId>,
     /// Gone once the recording is frozen: dropping it detaches the programs.
     bpf: Option<Ebpf>,
     frozen_ns: Option<u64>,
@@ -238,10 +268,14 @@ pub struct KernelSource {
     rules: Option<RuleCache>,
     threads: BpfHashMap<MapData, u32, Thread>,
     selected: BpfHashMap<MapData, u32, Recording>,
+    cgroups: BpfHashMap<MapData, u64, u32>,
     control: Array<MapData, Recording>,
     ended: Array<MapData, u64>,
+    wait_budget: Array<MapData, u64>,
     counts: PerCpuArray<MapData, [u64; COUNTERS]>,
     options: KernelOptions,
+    /// In force now.
+    rates: Rates,
     started_ns: u64,
     looked_for_cpus_ns: u64,
     /// `None` when the kernel cannot show sleeping threads.
@@ -272,25 +306,35 @@ impl KernelSource {
         for &cpu in &online {
             rings.insert(cpu, PerfRing::open(cpu).map_err(|source| KernelError::Perf { cpu, source })?);
         }
-        let online_count = u32::try_from(online.len()).unwrap_or(u32::MAX);
-        let (mut bpf, sleepers) = load::load(options, possible_count, online_count)?;
+        let (mut bpf, sleepers) = load::load(options, possible_count)?;
         let visitor = sleepers.map_err(|error| error.to_string());
         let visitor = visitor.and_then(|()| Visitor::start().map_err(|error| error.to_string()));
+        if let Selection::Rules(rules) = &options.selection {
+            fill(&mut typed(&mut bpf, "USERS")?, "USERS", &rules.users)?;
+            fill(&mut typed(&mut bpf, "COMMANDS")?, "COMMANDS", &rules.commands)?;
+        }
+        let mut wait_budget: Array<MapData, u64> = typed(&mut bpf, "WAIT_BUDGET")?;
+        set_budget(&mut wait_budget, options.wait_stack_budget_bytes_per_s, online.len())?;
+        let mut samplers = HashMap::new();
         for &cpu in &online {
-            load::attach_sampler(&mut bpf, cpu, options.frequency_hz)?;
+            samplers.insert(cpu, load::attach_sampler(&mut bpf, cpu, options.frequency_hz)?);
         }
         let mut source = Self {
             ring: typed(&mut bpf, "RING")?,
             rules: Some(rule_cache(&mut bpf)?),
             threads: typed(&mut bpf, "THREADS")?,
             selected: typed(&mut bpf, "SELECTED")?,
+            cgroups: typed(&mut bpf, "CGROUPS")?,
             control: typed(&mut bpf, "CONTROL")?,
             ended: typed(&mut bpf, "ENDED")?,
+            wait_budget,
             counts: typed(&mut bpf, "COUNTS")?,
             rings,
+            samplers,
             bpf: Some(bpf),
             frozen_ns: None,
             options: options.clone(),
+            rates: options.rates(),
             started_ns: MonotonicNs::now().0,
             looked_for_cpus_ns: MonotonicNs::now().0,
             sleepers_lack: visitor.as_ref().err().cloned(),
@@ -308,6 +352,10 @@ impl KernelSource {
                 }
             }
             Selection::All | Selection::Cgroup(_) => source.begin_for_all()?,
+            Selection::Rules(rules) => {
+                source.set_cgroups(rules.cgroups.clone().unwrap_or_default(), &HashMap::new())?;
+                source.begin_for_all()?;
+            }
         }
         if let Some(lack) = &source.sleepers_lack {
             tracing::warn!(
@@ -370,17 +418,40 @@ impl KernelSource {
         let mut recording = Recording { since_ns: MonotonicNs::now().0, seeded: 0 };
         self.control.set(0, recording, 0).map_err(failed)?;
         let excluded = if self.options.exclude_self { std::process::id() } else { 0 };
-        let mut cgroup = match self.options.selection {
-            Selection::Cgroup(id) => Some(seed::CgroupFilter::new(id)),
-            Selection::All | Selection::Pids(_) => None,
-        };
+        let selection = self.options.selection.clone();
+        let mut holder = Holder::of(&selection);
         for pid in seed::numbers("/proc") {
-            if pid != excluded && cgroup.as_mut().is_none_or(|cgroup| cgroup.holds(pid)) {
+            if pid != excluded && holder.as_mut().is_none_or(|holder| holder.holds(pid)) {
                 self.seed(pid, recording.since_ns)?;
             }
         }
         recording.seeded = 1;
         self.control.set(0, recording, 0).map_err(failed)
+    }
+
+    /// Tells the probes which cgroups there are now and what rules say of them; for a selection by rules that look at cgroups.
+    ///
+    /// # Errors
+    /// When the kernel does not take it.
+    pub fn select_cgroups(&mut self, now: HashMap<u64, u32>) -> Result<(), KernelError> {
+        let Selection::Rules(RuleSet { cgroups: Some(known), .. }) = &mut self.options.selection else {
+            return Ok(());
+        };
+        let before = std::mem::replace(known, now.clone());
+        self.set_cgroups(now, &before)
+    }
+
+    fn set_cgroups(&mut self, now: HashMap<u64, u32>, before: &HashMap<u64, u32>) -> Result<(), KernelError> {
+        for id in before.keys().filter(|id| !now.contains_key(id)) {
+            // Gone already is as good.
+            self.cgroups.remove(id).ok();
+        }
+        for (id, bits) in now.into_iter().filter(|(id, bits)| before.get(id) != Some(bits)) {
+            self.cgroups
+                .insert(id, bits, 0)
+                .map_err(|source| KernelError::Map { name: "CGROUPS", source })?;
+        }
+        Ok(())
     }
 
     /// Enters the threads of `tgid` that no event has told about: those have been in one state since `since_ns`.
@@ -606,20 +677,58 @@ impl KernelSource {
         }
         self.looked_for_cpus_ns = now;
         let Ok(online) = cpus("/sys/devices/system/cpu/online") else { return };
+        let Some(bpf) = &mut self.bpf else { return };
         self.rings.retain(|cpu, _| online.contains(cpu));
+        for (_, timer) in self.samplers.extract_if(|cpu, _| !online.contains(cpu)) {
+            load::detach_sampler(bpf, timer);
+        }
+        let mut failed = 0;
         for cpu in online {
-            if self.rings.contains_key(&cpu) {
-                continue;
+            if let Entry::Vacant(place) = self.rings.entry(cpu) {
+                match PerfRing::open(cpu) {
+                    Ok(ring) => drop(place.insert(ring)),
+                    Err(_) => failed += 1,
+                }
             }
-            let Some(bpf) = &mut self.bpf else { return };
-            // The ring first: a CPU without one is tried again, and must not get a second timer then.
-            let followed = PerfRing::open(cpu)
-                .ok()
-                .filter(|_| load::attach_sampler(bpf, cpu, self.options.frequency_hz).is_ok());
-            match followed {
-                Some(ring) => drop(self.rings.insert(cpu, ring)),
-                None => self.count(Counter::CpuNotFollowed, 1),
+            if let Entry::Vacant(place) = self.samplers.entry(cpu) {
+                match load::attach_sampler(bpf, cpu, self.rates.frequency_hz) {
+                    Ok(timer) => drop(place.insert(timer)),
+                    Err(_) => failed += 1,
+                }
             }
+        }
+        self.count(Counter::CpuNotFollowed, failed);
+    }
+
+    /// Bytes of the ring between the probes and this process.
+    #[must_use]
+    pub fn ring_bytes(&self) -> u32 {
+        self.options.ring_bytes
+    }
+
+    /// The rates in force.
+    #[must_use]
+    pub fn rates(&self) -> Rates {
+        self.rates
+    }
+
+    /// Puts other rates in force, as at the end of a window: samples of one window all stand for as much. A timer that cannot be had
+    /// is tried again like that of a CPU that comes online.
+    pub fn set_rates(&mut self, rates: Rates) {
+        let before = std::mem::replace(&mut self.rates, rates);
+        let Some(bpf) = &mut self.bpf else { return };
+        if before.frequency_hz != rates.frequency_hz {
+            for (_, timer) in self.samplers.drain() {
+                load::detach_sampler(bpf, timer);
+            }
+            self.looked_for_cpus_ns = 0;
+            self.follow_cpus();
+        }
+        if before.wait_stack_budget_bytes_per_s != rates.wait_stack_budget_bytes_per_s
+            && let Err(error) =
+                set_budget(&mut self.wait_budget, rates.wait_stack_budget_bytes_per_s, self.rings.len())
+        {
+            tracing::warn!(%error, "the budget of wait stacks stays as it was");
         }
     }
 
@@ -651,10 +760,8 @@ impl KernelSource {
         // A key removed during the walk makes it start again: bounded by the map's size.
         let most = to_usize(self.options.max_threads);
         tids.extend(self.threads.keys().take(2 * most).filter_map(Result::ok));
-        let mut cgroup = match self.options.selection {
-            Selection::Cgroup(id) => Some(seed::CgroupFilter::new(id)),
-            Selection::All | Selection::Pids(_) => None,
-        };
+        let selection = self.options.selection.clone();
+        let mut holder = Holder::of(&selection);
         let mut snapshots = Vec::with_capacity(tids.len());
         for tid in tids {
             let mut read = None;
@@ -668,7 +775,7 @@ impl KernelSource {
             }
             match read {
                 Some(Some((thread, snapshot))) => {
-                    snapshots.push(self.confirm(&thread, snapshot, cgroup.as_mut()));
+                    snapshots.push(self.confirm(&thread, snapshot, holder.as_mut()));
                 }
                 Some(None) => self.count(Counter::ThreadTorn, 1),
                 None => {}
@@ -683,15 +790,15 @@ impl KernelSource {
         &mut self,
         entry: &Thread,
         mut snapshot: ThreadSnapshot,
-        cgroup: Option<&mut seed::CgroupFilter>,
+        holder: Option<&mut Holder<'_>>,
     ) -> ThreadSnapshot {
         let open = snapshot.at.0.saturating_sub(entry.since_ns);
         if open <= LONG_RUN_NS || entry.state == STATE_DEAD {
             return snapshot;
         }
         let thread = snapshot.times.thread;
-        if let Some(cgroup) = cgroup
-            && (seed::state(thread.pid, thread.tid).is_none() || !cgroup.holds(thread.pid))
+        if let Some(holder) = holder
+            && (seed::state(thread.pid, thread.tid).is_none() || !holder.holds(thread.pid))
         {
             self.count(Counter::ThreadsLeft, 1);
             return self::snapshot(thread.tid, entry, entry.since_ns).unwrap_or(snapshot);
@@ -752,6 +859,47 @@ impl KernelSource {
             *slot = slot.saturating_add(amount);
         }
     }
+}
+
+/// Tells which processes a selection holds that is not by pid.
+enum Holder<'a> {
+    Cgroup(seed::CgroupFilter),
+    Rules(Filter<'a>),
+}
+
+impl<'a> Holder<'a> {
+    /// `None` when it holds all there are.
+    fn of(selection: &'a Selection) -> Option<Self> {
+        match selection {
+            Selection::Cgroup(id) => Some(Self::Cgroup(seed::CgroupFilter::new(*id))),
+            Selection::Rules(rules) => Some(Self::Rules(Filter::new(rules))),
+            Selection::All | Selection::Pids(_) => None,
+        }
+    }
+
+    fn holds(&mut self, pid: u32) -> bool {
+        match self {
+            Self::Cgroup(cgroup) => cgroup.holds(pid),
+            Self::Rules(rules) => rules.holds(pid),
+        }
+    }
+}
+
+/// Puts what rules say into the probes' map.
+fn fill<K: aya::Pod + Copy>(
+    map: &mut BpfHashMap<MapData, K, u32>,
+    name: &'static str,
+    said: &HashMap<K, u32>,
+) -> Result<(), KernelError> {
+    for (key, bits) in said {
+        map.insert(key, bits, 0).map_err(|source| KernelError::Map { name, source })?;
+    }
+    Ok(())
+}
+
+fn set_budget(map: &mut Array<MapData, u64>, bytes_per_s: u64, cpus: usize) -> Result<(), KernelError> {
+    let budget = load::coin_budget(bytes_per_s, cpus);
+    map.set(0, budget, 0).map_err(|source| KernelError::Map { name: "WAIT_BUDGET", source })
 }
 
 fn index(counter: Counter) -> usize {
@@ -841,6 +989,14 @@ fn check(options: &KernelOptions) -> Result<(), KernelError> {
         )?;
     }
     Ok(())
+}
+
+/// How many CPUs are at work.
+///
+/// # Errors
+/// When the kernel does not say.
+pub fn online_cpus() -> Result<usize, KernelError> {
+    cpus("/sys/devices/system/cpu/online").map(|online| online.len())
 }
 
 /// A list such as `0-3,7` in a file of /sys.

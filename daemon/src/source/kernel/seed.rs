@@ -59,20 +59,31 @@ pub(super) struct CgroupFilter {
 
 impl CgroupFilter {
     pub(super) fn new(id: u64) -> Self {
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        Self { id, mount: mount_point(&mounts).map(str::to_owned), known: HashMap::new() }
+        Self { id, mount: cgroup_mount(), known: HashMap::new() }
     }
 
     /// Whether `tgid` is in it.
     pub(super) fn holds(&mut self, tgid: u32) -> bool {
-        let Ok(text) = fs::read_to_string(format!("/proc/{tgid}/cgroup")) else { return false };
-        let Some(path) = text.lines().find_map(|line| line.strip_prefix("0::")) else { return false };
-        let (id, Some(mount)) = (self.id, &self.mount) else { return false };
-        *self.known.entry(path.to_owned()).or_insert_with(|| {
-            // The id of a cgroup is the inode number of its directory.
-            fs::metadata(format!("{mount}{path}")).is_ok_and(|directory| directory.ino() == id)
-        })
+        let (id, Some(path), Some(mount)) = (self.id, cgroup_path(tgid), &self.mount) else { return false };
+        *self.known.entry(path).or_insert_with_key(|path| cgroup_id(mount, path) == Some(id))
     }
+}
+
+/// Path of a process's cgroup, below the mount.
+pub(super) fn cgroup_path(tgid: u32) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{tgid}/cgroup")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
+}
+
+/// The id of a cgroup is the inode number of its directory.
+pub(super) fn cgroup_id(mount: &str, path: &str) -> Option<u64> {
+    fs::metadata(format!("{mount}{path}")).ok().map(|directory| directory.ino())
+}
+
+/// Where the cgroup v2 hierarchy is mounted, if it is.
+pub fn cgroup_mount() -> Option<String> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    mount_point(&mounts).map(str::to_owned)
 }
 
 /// Where the cgroup v2 hierarchy is mounted: `/sys/fs/cgroup`, or below it on hosts that also have v1.

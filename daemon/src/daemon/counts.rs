@@ -1,0 +1,57 @@
+//! What is counted outside the pipeline, in words: for docs/metrics.md and /metrics.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that grows. Nothing is ordered by it.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    /// Adds to it.
+    pub fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// Its value.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counts {
+    ($($field:ident $name:literal $help:literal;)*) => {
+        /// What is counted outside the pipeline.
+        #[derive(Debug, Default)]
+        pub struct Counts {
+            $(#[doc = $help] pub $field: Count,)*
+        }
+
+        impl Counts {
+            /// Name and meaning of each.
+            pub const ALL: &[(&str, &str)] = &[$(($name, $help)),*];
+
+            /// Name and value of each.
+            #[must_use]
+            pub fn list(&self) -> Vec<(&'static str, u64)> {
+                vec![$(($name, self.$field.get()),)*]
+            }
+        }
+    };
+}
+
+counts! {
+    windows "daemon_windows" "windows encoded";
+    profiles "daemon_profiles" "profiles made: one per service and window";
+    profiles_failed "daemon_profiles_failed" "profiles that could not be encoded";
+    profiles_dropped "daemon_profiles_dropped" "profiles dropped because the sinks were busy with earlier windows";
+    services_folded "daemon_services_folded" "services that shared the profile of the rest because there were too many";
+    reloads "daemon_reloads" "times the configuration was read again and used";
+    reloads_failed "daemon_reloads_failed" "times the configuration was read again and refused";
+    recordings "daemon_recordings" "recordings begun";
+    attached "daemon_attached" "processes the shim was loaded into";
+    attach_failed "daemon_attach_failed" "times the shim could not be loaded into a process";
+    windows_over_cpu "daemon_windows_over_cpu" "windows that took more CPU time than limits.cpu; the next was recorded at lower rates";
+    memory_shed "daemon_memory_shed" "times caches were dropped to stay within limits.memory";
+    memory_cuts "daemon_memory_cuts" "windows that ended early to stay within limits.memory";
+}

@@ -1,0 +1,108 @@
+//! Keeps the profiler within its CPU time: when a window took more, the next one is recorded at lower rates, step by step, and back.
+//!
+//! Rates change only between windows, so that all samples of one window stand for as much: a profile is as true at a lower rate, only
+//! coarser. Exact times need no rate at all.
+
+use crate::source::kernel::Rates;
+use std::time::{Duration, Instant};
+
+/// Each step halves the CPU samples and quarters the stacks of waits: one is 1/32 and 1/1024 at the last.
+pub const STEPS: u32 = 5;
+/// Least budget of wait stacks: about one a second and CPU.
+const LEAST_WAIT_STACKS: u64 = 64 << 10;
+/// A step back at most doubles the cost: it is made when that leaves room, and when it was so for as many windows.
+const EASY: f64 = 0.4;
+const EASY_WINDOWS: u32 = 2;
+
+/// The steps in force, and what they follow from.
+#[derive(Debug)]
+pub struct Pace {
+    steps: u32,
+    easy: u32,
+    /// Since when, and the CPU time until then.
+    since: (Instant, Duration),
+}
+
+impl Pace {
+    /// A recording begins; the profiler has taken so much CPU time.
+    #[must_use]
+    pub fn begin(now: Instant, used: Duration) -> Self {
+        Self { steps: 0, easy: 0, since: (now, used) }
+    }
+
+    /// Steps below the rates that were asked for.
+    #[must_use]
+    pub fn steps(&self) -> u32 {
+        self.steps
+    }
+
+    /// A window is over, with so much CPU time taken in all; answers how many CPUs it took.
+    pub fn window_over(&mut self, now: Instant, used: Duration, budget_cpus: f64) -> f64 {
+        let (since, before) = std::mem::replace(&mut self.since, (now, used));
+        let seconds = now.saturating_duration_since(since).as_secs_f64().max(1e-3);
+        let cpus = used.saturating_sub(before).as_secs_f64() / seconds;
+        if cpus > budget_cpus {
+            self.slower();
+        } else if cpus < EASY * budget_cpus && self.steps > 0 {
+            self.easy += 1;
+            if self.easy >= EASY_WINDOWS {
+                (self.easy, self.steps) = (0, self.steps - 1);
+            }
+        } else {
+            self.easy = 0;
+        }
+        cpus
+    }
+
+    /// One step down.
+    pub fn slower(&mut self) {
+        (self.easy, self.steps) = (0, (self.steps + 1).min(STEPS));
+    }
+
+    /// The rates in force, of those that were asked for.
+    #[must_use]
+    pub fn rates(&self, asked: Rates) -> Rates {
+        let Rates { frequency_hz, wait_stack_budget_bytes_per_s: bytes } = asked;
+        Rates {
+            frequency_hz: (frequency_hz >> self.steps).max(1),
+            wait_stack_budget_bytes_per_s: (bytes >> (2 * self.steps)).max(LEAST_WAIT_STACKS.min(bytes)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Pace, Rates, STEPS};
+    use std::time::{Duration, Instant};
+
+    const ASKED: Rates = Rates { frequency_hz: 99, wait_stack_budget_bytes_per_s: 64 << 20 };
+
+    #[test]
+    fn rates_fall_while_a_window_costs_too_much_and_come_back_when_it_does_not() {
+        let start = Instant::now();
+        let (mut pace, mut now, mut used) = (Pace::begin(start, Duration::ZERO), start, Duration::ZERO);
+        let mut window = |pace: &mut Pace, cpus: f64| {
+            now += Duration::from_secs(10);
+            used += Duration::from_secs_f64(10.0 * cpus);
+            let found = pace.window_over(now, used, 0.1);
+            assert!((found - cpus).abs() < 1e-6, "{found}");
+            pace.rates(ASKED).frequency_hz
+        };
+        let hertz: Vec<u32> = [0.09, 0.2, 0.15, 0.08, 0.03, 0.03, 0.03, 0.08, 0.03, 0.03, 0.03]
+            .map(|cpus| window(&mut pace, cpus))
+            .to_vec();
+        assert_eq!(hertz, [99, 49, 24, 24, 24, 49, 49, 49, 49, 99, 99]);
+        assert!((0..20).all(|_| window(&mut pace, 5.0) > 0));
+        assert_eq!(pace.steps(), STEPS);
+        let Rates { frequency_hz, wait_stack_budget_bytes_per_s } = pace.rates(ASKED);
+        assert_eq!((frequency_hz, wait_stack_budget_bytes_per_s), (3, 64 << 10));
+    }
+
+    #[test]
+    fn rates_that_are_low_already_do_not_rise() {
+        let mut pace = Pace::begin(Instant::now(), Duration::ZERO);
+        (0..STEPS).for_each(|_| pace.slower());
+        let asked = Rates { frequency_hz: 2, wait_stack_budget_bytes_per_s: 10_000 };
+        assert_eq!(pace.rates(asked), Rates { frequency_hz: 1, ..asked });
+    }
+}

@@ -1,0 +1,81 @@
+//! `/debug/pipeline`: how each stage stands right now, as JSON, for whoever asks why something is missing.
+
+use super::cost::daemon_cpu;
+use super::sinks::SinkCounters;
+use super::state::State;
+use serde_json::{Map, Value, json};
+
+/// One document. Says nothing of single processes, services or files.
+#[must_use]
+pub fn text(state: &State, sinks: &[SinkCounters]) -> String {
+    let look = state.watcher().and_then(|watcher| watcher.look());
+    let (mode, memory, config) = (state.mode(), state.cost.memory(), state.config());
+    let asked = mode.recording(&config.recording);
+    let counters: Map<String, Value> = look
+        .iter()
+        .flat_map(|look| &look.counters)
+        .filter(|(_, value)| *value > 0)
+        .map(|(name, value)| (name.clone(), json!(value)))
+        .collect();
+    let programs: Vec<Value> = look
+        .iter()
+        .flat_map(|look| &look.costs)
+        .map(|cost| json!({ "name": cost.name, "runs_counted": cost.runs, "seconds_counted": cost.total_ns as f64 / 1e9 }))
+        .collect();
+    let sinks: Map<String, Value> = sinks
+        .iter()
+        .map(|(name, counters)| {
+            let counters: Map<String, Value> =
+                counters.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+            (name.clone(), Value::Object(counters))
+        })
+        .collect();
+    let daemon: Map<String, Value> =
+        state.counters.list().into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+    let document = json!({
+        "recording": look.is_some(),
+        "reduced_mode": mode.reduced,
+        "remarks": state.remarks(),
+        "rates": {
+            "frequency_hz": state.frequency(),
+            "asked_frequency_hz": asked.frequency,
+            "steps": state.steps(),
+        },
+        "cpu": {
+            "limit_cpus": mode.cpus,
+            "daemon_seconds": daemon_cpu().as_secs_f64(),
+            "probes_seconds": state.cost.probes_cpu().as_secs_f64(),
+        },
+        "memory": {
+            "limit_bytes": mode.memory,
+            "resident_bytes": memory.resident,
+            "maps_bytes": memory.maps,
+            "rings_bytes": memory.rings,
+        },
+        "shims": look.as_ref().map_or(0, |look| look.shims.len()),
+        "programs": programs,
+        "counters": counters,
+        "daemon": daemon,
+        "sinks": sinks,
+    });
+    format!("{document:#}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::text;
+    use crate::config::Config;
+    use crate::daemon::state::State;
+    use serde_json::Value;
+
+    #[test]
+    fn a_daemon_that_is_switched_off_says_so() {
+        let state = State::of(Config::default());
+        let sinks = vec![("files /x".to_owned(), vec![("files_written", 5)])];
+        let document: Value = serde_json::from_str(&text(&state, &sinks)).unwrap();
+        assert_eq!(document["recording"], false);
+        assert_eq!(document["sinks"]["files /x"]["files_written"], 5);
+        assert_eq!(document["memory"]["limit_bytes"], 256 << 20);
+        assert_eq!(document["reduced_mode"], Value::Null);
+    }
+}

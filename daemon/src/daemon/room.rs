@@ -1,0 +1,65 @@
+//! Keeps the profiler within its memory: what to do when there is too much of it, the cheaper first.
+
+use std::time::{Duration, Instant};
+
+/// What was done needs a moment to show.
+const PAUSE: Duration = Duration::from_secs(2);
+/// When it does not help, it is not done all the time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relief {
+    /// Drop what is only remembered to be quick.
+    Shed,
+    /// End the window now, with the stacks and values it holds, and record the next one at lower rates.
+    Cut,
+}
+
+/// How long there has been too much.
+#[derive(Debug, Default)]
+pub struct Room {
+    /// Times something was done in a row.
+    tries: u32,
+    next: Option<Instant>,
+}
+
+impl Room {
+    /// Looks at how much memory is used.
+    pub fn look(&mut self, now: Instant, used: u64, bound: u64) -> Option<Relief> {
+        if used <= bound {
+            *self = Self::default();
+            return None;
+        }
+        if self.next.is_some_and(|next| now < next) {
+            return None;
+        }
+        self.tries = self.tries.saturating_add(1);
+        let pause = PAUSE.saturating_mul(1_u32.checked_shl(self.tries / 2).unwrap_or(u32::MAX));
+        self.next = Some(now + pause.min(LONGEST_PAUSE));
+        Some(if self.tries % 2 == 1 { Relief::Shed } else { Relief::Cut })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Relief, Room};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn caches_go_first_then_the_window_and_what_does_not_help_is_done_less_and_less_often() {
+        let (mut room, start) = (Room::default(), Instant::now());
+        let mut done = Vec::new();
+        for second in 0..200 {
+            if let Some(relief) = room.look(start + Duration::from_secs(second), 2, 1) {
+                done.push((second, relief));
+            }
+        }
+        let (times, what): (Vec<u64>, Vec<Relief>) = done.into_iter().unzip();
+        assert_eq!(times, [0, 2, 6, 10, 18, 26, 42, 58, 90, 122, 182]);
+        assert!(what.chunks(2).all(|pair| pair[0] == Relief::Shed));
+        assert!(what.iter().skip(1).step_by(2).all(|relief| *relief == Relief::Cut));
+        assert_eq!(room.look(start, 1, 1), None);
+        assert_eq!(room.look(start, 2, 1), Some(Relief::Shed));
+    }
+}

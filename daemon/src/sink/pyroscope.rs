@@ -1,0 +1,316 @@
+//! Profiles to Pyroscope by its push service (`push.v1.PusherService`, a Connect service over HTTP/1.1): raw pprof with all sample types, under
+//! the labels of a series, split so that no part is longer than the server takes, from a spool of its own.
+
+use super::deliver::{Lazy, Remote, Verdict};
+use super::file::FileError;
+use super::http::{Answer, Client, Version};
+use super::receiver::{Reach, SpoolOptions, retry_after, said};
+use super::spool::Limits;
+use super::{Finished, Sink, SinkError};
+use crate::config::units::{Bytes, Span};
+use crate::pprof;
+use crate::pprof::split::split;
+use hyper::header::{CONTENT_TYPE, HeaderName};
+use prost::Message;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::DirBuilder;
+use std::ops::RangeInclusive;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::time::{Duration, Instant};
+
+/// Below the URL: Connect's path of a service's method.
+const PATH: &str = "/push.v1.PusherService/Push";
+/// Connect's own header; a server may insist on it.
+const PROTOCOL: HeaderName = HeaderName::from_static("connect-protocol-version");
+/// The server's limits unless its operator changed them (grafana/pyroscope, pkg/validation/limits.go): a profile of 4 MiB before compression
+/// and of 16,000 samples, 30 labels of a series with names of 1,024 and values of 2,048 bytes, nothing older than an hour.
+const PROFILE_BYTES: RangeInclusive<u64> = 64 << 10..=64 << 20;
+const MOST_SAMPLES: usize = 16_000;
+const MOST_LABELS: usize = 30;
+const MOST_NAME_BYTES: usize = 1024;
+const MOST_VALUE_BYTES: usize = 2048;
+const MOST_AGE: Duration = Duration::from_secs(3600);
+/// What the profile's types are found under in the server's list: `perfusion:cpu:nanoseconds:cpu:nanoseconds`.
+const NAME: &str = "perfusion";
+
+/// `push.v1.PushRequest`.
+#[derive(Clone, PartialEq, Message)]
+pub struct PushRequest {
+    /// One for each set of labels.
+    #[prost(message, repeated, tag = "1")]
+    pub series: Vec<RawProfileSeries>,
+}
+
+/// `push.v1.RawProfileSeries`.
+#[derive(Clone, PartialEq, Message)]
+pub struct RawProfileSeries {
+    /// Sorted by name.
+    #[prost(message, repeated, tag = "1")]
+    pub labels: Vec<LabelPair>,
+    /// The profiles.
+    #[prost(message, repeated, tag = "2")]
+    pub samples: Vec<RawSample>,
+}
+
+/// `types.v1.LabelPair`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct LabelPair {
+    /// `[a-zA-Z_][a-zA-Z0-9_]*`.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Not empty.
+    #[prost(string, tag = "2")]
+    pub value: String,
+}
+
+/// `push.v1.RawSample`.
+#[derive(Clone, PartialEq, Message)]
+pub struct RawSample {
+    /// A pprof, gzipped.
+    #[prost(bytes = "vec", tag = "1")]
+    pub raw_profile: Vec<u8>,
+}
+
+/// A Pyroscope server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct PyroscopeOptions {
+    /// `http://` or `https://`, host and port, and the path the server lies below, if any.
+    pub url: String,
+    /// Longest profile, before compression, 64KiB to 64MiB: a server takes 4MiB unless told otherwise.
+    pub max_profile: Bytes,
+    /// For one attempt.
+    pub timeout: Span,
+    /// Headers, tokens, certificates. The tenant is the header `x-scope-orgid`.
+    pub reach: Reach,
+}
+
+impl Default for PyroscopeOptions {
+    fn default() -> Self {
+        Self {
+            url: String::new(),
+            max_profile: Bytes(4 << 20),
+            timeout: Span(Duration::from_secs(10)),
+            reach: Reach::default(),
+        }
+    }
+}
+
+impl PyroscopeOptions {
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// What was expected and found.
+    pub fn check(&self) -> Result<(), String> {
+        self.reach.settings(&self.url)?;
+        if !PROFILE_BYTES.contains(&self.max_profile.0) {
+            return Err(format!(
+                "{}: max_profile: expected 64KiB to 64MiB, found {}",
+                self.url, self.max_profile
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The sink.
+pub struct Pyroscope {
+    name: String,
+    most_bytes: usize,
+    delivery: Lazy,
+    requests: u64,
+    dropped_samples: u64,
+    dropped_labels: u64,
+}
+
+impl Pyroscope {
+    /// Sets it up; as for OpenTelemetry's receivers, what an earlier daemon left is sent as soon as there is something new.
+    ///
+    /// # Errors
+    /// When the settings cannot be used. A server that is away is no error.
+    pub fn open(options: &PyroscopeOptions, spool: &SpoolOptions) -> Result<Self, SinkError> {
+        let refused =
+            |reason: String| SinkError::Refused { reason: format!("pyroscope {}: {reason}", options.url) };
+        let settings = options.reach.settings(&options.url).map_err(refused)?;
+        let client = Client::new(settings, Version::One).map_err(|error| refused(error.to_string()))?;
+        let directory =
+            spool.directory_of("pyroscope", &options.url).ok_or_else(|| refused("no spool".to_owned()))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|source| FileError {
+            path: directory.clone(),
+            step: "make the directory",
+            source,
+        })?;
+        let limits = spool.limits();
+        let limits = Limits { age: limits.age.min(MOST_AGE), ..limits };
+        Ok(Self {
+            name: format!("pyroscope {}", options.url),
+            most_bytes: usize::try_from(options.max_profile.0).unwrap_or(usize::MAX),
+            delivery: Lazy::new(directory, limits, options.timeout.0, Server(client)),
+            requests: 0,
+            dropped_samples: 0,
+            dropped_labels: 0,
+        })
+    }
+}
+
+impl Sink for Pyroscope {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
+        let delivery = self.delivery.started()?;
+        let (labels, dropped) = labels(finished);
+        self.dropped_labels += dropped;
+        let split = split(&finished.profile, MOST_SAMPLES, self.most_bytes);
+        self.dropped_samples += split.dropped_samples;
+        for part in &split.parts {
+            self.requests += 1;
+            let samples = vec![RawSample { raw_profile: pprof::pack(part)? }];
+            let series = vec![RawProfileSeries { labels: labels.clone(), samples }];
+            delivery.put(finished.start + finished.duration, &PushRequest { series }.encode_to_vec())?;
+        }
+        if split.dropped_samples > 0 {
+            return Err(SinkError::Refused {
+                reason: format!(
+                    "{} samples, each longer than a profile may be ({} bytes)",
+                    split.dropped_samples, self.most_bytes
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let figures = self.delivery.figures();
+        vec![
+            ("requests_made", self.requests),
+            ("requests_sent", figures.sent),
+            ("sent_bytes", figures.sent_bytes),
+            ("requests_refused", figures.refused),
+            ("requests_evicted", figures.lost.evicted),
+            ("requests_expired", figures.lost.expired),
+            ("requests_not_spooled", figures.lost.refused),
+            ("retries", figures.retries),
+            ("samples_too_long", self.dropped_samples),
+            ("labels_too_many", self.dropped_labels),
+        ]
+    }
+
+    fn close(&mut self, deadline: Instant) {
+        self.delivery.close(deadline);
+    }
+}
+
+/// The labels of a series, and how many found no room. Labels in names of OpenTelemetry's have dots, which the server does not take.
+fn labels(finished: &Finished) -> (Vec<LabelPair>, u64) {
+    let cut = |text: &str, bytes: usize| {
+        let end = (0..=bytes.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+        text.get(..end.unwrap_or(0)).unwrap_or_default().to_owned()
+    };
+    let plain = |name: &str| {
+        let letters = name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '_' });
+        let name: String = letters.collect();
+        cut(
+            &if name.starts_with(|first: char| first.is_ascii_digit()) { format!("_{name}") } else { name },
+            MOST_NAME_BYTES,
+        )
+    };
+    let mut all: BTreeMap<String, String> = BTreeMap::new();
+    all.insert("__name__".to_owned(), NAME.to_owned());
+    all.insert("service_name".to_owned(), cut(&finished.service, MOST_VALUE_BYTES));
+    let mut dropped = 0;
+    for (name, value) in finished.labels.iter().filter(|(name, value)| !name.is_empty() && !value.is_empty())
+    {
+        let name = plain(name);
+        if all.contains_key(&name) || all.len() >= MOST_LABELS {
+            dropped += 1;
+        } else {
+            all.insert(name, cut(value, MOST_VALUE_BYTES));
+        }
+    }
+    (all.into_iter().map(|(name, value)| LabelPair { name, value }).collect(), dropped)
+}
+
+struct Server(Client);
+
+impl Remote for Server {
+    fn send(&mut self, payload: &[u8], deadline: Instant) -> Verdict {
+        let headers = [(CONTENT_TYPE, "application/proto"), (PROTOCOL, "1")];
+        match self.0.post(PATH, &headers, payload.to_vec(), deadline) {
+            Ok(answer) => verdict(&answer),
+            // Nobody there, no name, a certificate that has run out: all of it can be repaired while the profile waits.
+            Err(error) => Verdict::Later { after: None, reason: error.to_string() },
+        }
+    }
+}
+
+/// Connect's codes are HTTP's (connectrpc.com/docs/protocol, "Error codes"): 429 is exhausted, 503 unavailable, 504 too late. A 500 is the
+/// server's own fault, which may pass; what it does not take for good is 400, 401, 403, 404, 413, 501.
+fn verdict(answer: &Answer) -> Verdict {
+    match answer.status {
+        200..=299 => Verdict::Accepted { rejected: 0 },
+        408 | 429 | 500 | 502 | 503 | 504 => {
+            Verdict::Later { after: retry_after(&answer.headers), reason: said(answer) }
+        }
+        _ => Verdict::Refused(said(answer)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Answer, MOST_LABELS, Verdict, labels, verdict};
+    use crate::pprof::proto::Profile;
+    use crate::sink::Finished;
+    use hyper::body::Bytes;
+    use hyper::header::{HeaderMap, HeaderValue, RETRY_AFTER};
+    use std::time::{Duration, SystemTime};
+
+    fn finished(names: &[(&str, &str)]) -> Finished {
+        Finished {
+            service: "é".repeat(1025).as_str().into(),
+            labels: names.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+            start: SystemTime::UNIX_EPOCH,
+            duration: Duration::from_secs(60),
+            profile: Profile::default(),
+        }
+    }
+
+    #[test]
+    fn labels_are_what_the_server_takes() {
+        let (all, dropped) =
+            labels(&finished(&[("host.name", "node-1"), ("host_name", "other"), ("1st", "x"), ("none", "")]));
+        let of = |name: &str| all.iter().find(|label| label.name == name).map(|label| label.value.as_str());
+        assert_eq!(
+            (of("__name__"), of("host_name"), of("_1st")),
+            (Some("perfusion"), Some("node-1"), Some("x"))
+        );
+        assert_eq!((of("service_name").map(str::len), dropped), (Some(2048), 1));
+        assert!(all.windows(2).all(|pair| pair[0].name < pair[1].name), "{all:?}");
+        let many: Vec<String> = (0..40).map(|number| format!("label{number}")).collect();
+        let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), "x")).collect();
+        let (all, dropped) = labels(&finished(&many));
+        assert_eq!((all.len(), dropped), (MOST_LABELS, 12));
+    }
+
+    #[test]
+    fn what_may_pass_is_tried_again_and_the_rest_is_not() {
+        let answer = |status| Answer {
+            status,
+            headers: HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static("7"))]),
+            trailers: HeaderMap::new(),
+            body: Bytes::from_static(b"{\"code\":\"resource_exhausted\"}"),
+        };
+        assert_eq!(verdict(&answer(200)), Verdict::Accepted { rejected: 0 });
+        for status in [429, 500, 503, 504] {
+            let Verdict::Later { after, reason } = verdict(&answer(status)) else { panic!("{status}") };
+            assert_eq!(after, Some(Duration::from_secs(7)));
+            assert!(reason.contains("resource_exhausted"), "{reason}");
+        }
+        for status in [301, 400, 401, 404, 413, 422, 501] {
+            assert!(matches!(verdict(&answer(status)), Verdict::Refused(_)), "{status}");
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! The daemon as a neighbour on its node: it stays within its CPU time and memory, says how each process stands, and records whom it is told to.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use system_tests::app::{App, Workload};
+use system_tests::cgroup::Group;
+use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin};
+use system_tests::perfusion::{self, Recording, SLACK, Scratch};
+use system_tests::profile::Profile;
+use system_tests::wait::wait_until;
+
+/// A loaded machine may take long; windows are one second.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A daemon with windows of a second, its files and its port.
+struct Node {
+    scratch: Scratch,
+    port: u16,
+    daemon: Option<Recording>,
+}
+
+impl Node {
+    fn new() -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        Self { scratch: Scratch::new().unwrap(), port, daemon: None }
+    }
+
+    /// Writes the configuration, with these lines more.
+    fn configure(&self, more: &str) {
+        let text = format!(
+            "windows: {{length: 1s, aligned: false}}\n\
+             files: {{directory: {0}/out, keep_free: 1MiB}}\n\
+             telemetry: {{listen: 127.0.0.1:{1}}}\n{more}",
+            self.scratch.path("").display(),
+            self.port
+        );
+        fs::write(self.scratch.path("perfusion.yaml"), text).unwrap();
+    }
+
+    fn kill_switch(&self) -> String {
+        format!("kill_switch: {}", self.scratch.path("run/off").display())
+    }
+
+    fn start(&mut self) {
+        let mut command = perfusion::command(["daemon", "--config"]);
+        self.run(command.arg(self.scratch.path("perfusion.yaml")));
+    }
+
+    fn run(&mut self, command: &mut std::process::Command) {
+        let mut daemon = Recording::spawn(command).unwrap();
+        daemon.await_progress("ready", DEADLINE).unwrap();
+        self.daemon = Some(daemon);
+    }
+
+    fn daemon(&self) -> &Recording {
+        self.daemon.as_ref().unwrap()
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut connection = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        write!(connection, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// A value of /metrics.
+    fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics");
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name}:\n{text}"))
+    }
+
+    /// The profiles there are, of all services, oldest first within each.
+    fn profiles(&self) -> Vec<(String, Profile)> {
+        let mut found = Vec::new();
+        for service in fs::read_dir(self.scratch.path("out")).into_iter().flatten().flatten() {
+            let name = service.file_name().to_string_lossy().into_owned();
+            let files = fs::read_dir(service.path()).into_iter().flatten().flatten().map(|file| file.path());
+            let mut files: Vec<_> =
+                files.filter(|file| file.extension().is_some_and(|ending| ending == "gz")).collect();
+            files.sort();
+            found.extend(files.iter().map(|file| (name.clone(), Profile::read(file).unwrap())));
+        }
+        found
+    }
+
+    /// The pids in the profiles.
+    fn pids(&self) -> BTreeSet<u32> {
+        let profiles = self.profiles();
+        let samples = profiles.iter().flat_map(|(_, profile)| &profile.samples);
+        samples.filter_map(|sample| sample.label("pid").parse().ok()).collect()
+    }
+
+    fn end(mut self) {
+        let daemon = self.daemon.take().unwrap();
+        daemon.signal(Signal::TERM).unwrap();
+        daemon.finish_well(2 * SLACK).unwrap();
+    }
+}
+
+/// A cgroup that no other run of these tests has.
+fn group(name: &str) -> std::io::Result<Group> {
+    Group::new(&format!("{name}-{}", std::process::id()))
+}
+
+fn spin() -> App {
+    Workload::native("spin", &[]).unwrap().start().unwrap()
+}
+
+#[test]
+fn over_its_cpu_budget_it_records_at_lower_rates_says_so_and_comes_back() {
+    let Some(_turn) = begin("node: CPU budget", &[RECORD, &[Need::C]].concat()) else { return };
+    let mut node = Node::new();
+    // The rest of a busy machine would only keep it busy.
+    let (selection, switch) = ("selection: {only: [{command: spin}]}", node.kill_switch());
+    let limits = |cpu: &str| format!("{selection}\nlimits: {{cpu: {cpu}, {switch}}}\n");
+    node.configure(&limits("0.1%"));
+    let app = spin();
+    node.start();
+    wait_until("two steps", DEADLINE, || (node.metric("perfusion_rate_steps") >= 2.0).then_some(())).unwrap();
+    // 99 a second were asked for; two steps are a quarter of that.
+    assert!(node.metric("perfusion_frequency_hertz") <= 24.0);
+    assert!(node.metric("perfusion_daemon_windows_over_cpu_total") >= 2.0);
+    let is_lowered = |profile: &Profile| {
+        profile.comments.iter().any(|line| line.starts_with("rates lowered, to stay within"))
+    };
+    let lowered = wait_until("a profile that says so", DEADLINE, || {
+        node.profiles().into_iter().find(|(name, profile)| name == "spin" && is_lowered(profile))
+    });
+    let (_, lowered) = lowered.unwrap();
+    // The rate it names is the rate it was taken at, and the time is exact whatever the rate.
+    assert!(
+        lowered
+            .comments
+            .iter()
+            .any(|line| line.starts_with("cpu: 49 samples") || line.starts_with("cpu: 24 samples"))
+    );
+    let cpu = lowered.sum("cpu", |sample| sample.label("pid") == app.pid().to_string());
+    assert!(
+        cpu > 0 && cpu <= lowered.duration_ns + lowered.duration_ns / 100,
+        "{cpu} of {}",
+        lowered.duration_ns
+    );
+
+    node.configure(&limits("100%"));
+    node.daemon().signal(Signal::HUP).unwrap();
+    wait_until("the rates to come back", DEADLINE, || {
+        (node.metric("perfusion_rate_steps") == 0.0).then_some(())
+    })
+    .unwrap();
+    assert_eq!(node.metric("perfusion_frequency_hertz"), 99.0);
+    assert_eq!(node.metric("perfusion_daemon_recordings_total"), 1.0, "without a new recording");
+    wait_until("a profile at full rates", DEADLINE, || {
+        let profiles = node.profiles();
+        let last = profiles.iter().rfind(|(name, _)| name == "spin");
+        last.filter(|(_, profile)| !is_lowered(profile)).map(drop)
+    })
+    .unwrap();
+    node.end();
+}
+
+#[test]
+fn with_a_small_bound_its_memory_stays_within_it_on_a_host_where_processes_come_and_go() {
+    let Some(_turn) = begin("node: memory bound", &[RECORD, &[Need::C]].concat()) else { return };
+    let Ok(group) = group("perfusion-test-churn") else {
+        writeln!(std::io::stderr(), "SKIPPED node: memory bound: no cgroup v2 hierarchy to write to")
+            .unwrap();
+        return;
+    };
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{cgroup: /perfusion-test-churn*}}]}}\nlimits: {{memory: 64MiB, {}}}\n",
+        node.kill_switch()
+    ));
+    let app = spin();
+    // Each run of it maps other files and walks other stacks.
+    let churn = "while :; do for i in sed awk grep sort ls date env id; do $i --version; done; done";
+    let mut churn = std::process::Command::new("/bin/sh")
+        .args(["-c", churn])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    group.take(churn.id()).unwrap();
+    group.take(app.pid()).unwrap();
+    node.start();
+    let used = || {
+        let part = |part: &str| node.metric(&format!("perfusion_memory_bytes{{part=\"{part}\"}}"));
+        part("resident") + part("maps") + part("rings")
+    };
+    wait_until("three windows", DEADLINE, || {
+        (node.metric("perfusion_daemon_windows_total") >= 3.0).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    let bound = node.metric("perfusion_memory_limit_bytes");
+    assert_eq!(bound, f64::from(64 << 20));
+    // Looked at every second; what comes in between is bounded by the ring, and given back at the next look.
+    let within = wait_until("memory within the bound", DEADLINE, || (used() <= bound).then_some(()));
+    let progress = node.daemon().progress();
+    churn.kill().unwrap();
+    churn.wait().unwrap();
+    within.unwrap_or_else(|error| panic!("{error}: {} of {bound}\n{progress}", used()));
+    drop(app);
+    node.end();
+}
+
+#[test]
+fn with_little_memory_in_its_cgroup_it_starts_in_a_reduced_mode_that_it_names() {
+    let Some(_turn) = begin("node: reduced mode", &[RECORD, &[Need::C]].concat()) else { return };
+    let Ok(group) = group("perfusion-test-node") else {
+        writeln!(std::io::stderr(), "SKIPPED node: reduced mode: no cgroup v2 hierarchy to write to")
+            .unwrap();
+        return;
+    };
+    if fs::write(group.path().join("memory.max"), (400 << 20).to_string()).is_err() {
+        writeln!(std::io::stderr(), "SKIPPED node: reduced mode: no memory controller").unwrap();
+        return;
+    }
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{command: spin}}]}}\nlimits: {{{}}}\n",
+        node.kill_switch()
+    ));
+    let app = spin();
+    // In it before it begins: a shell moves itself and becomes the daemon.
+    let daemon = perfusion::command(["daemon"]);
+    let mut command = std::process::Command::new("/bin/sh");
+    command.args(["-c", "echo $$ > \"$1\" && exec \"$2\" daemon --config \"$3\"", "sh"]);
+    command.arg(group.path().join("cgroup.procs")).arg(daemon.get_program());
+    command.arg(node.scratch.path("perfusion.yaml"));
+    node.run(&mut command);
+    assert!(node.daemon().progress().contains("reduced mode: its cgroup allows 400 MiB of memory"));
+    assert_eq!(node.metric("perfusion_reduced"), 1.0);
+    // Three fifths of it are its own.
+    assert_eq!(node.metric("perfusion_memory_limit_bytes"), f64::from((400 << 20) / 5 * 3));
+    assert_eq!(node.metric("perfusion_frequency_hertz"), 49.0);
+    wait_until("a profile that says so", DEADLINE, || {
+        let profiles = node.profiles();
+        let says = |line: &String| line.starts_with("reduced mode: its cgroup allows 400 MiB of memory");
+        profiles.iter().any(|(_, profile)| profile.comments.iter().any(says)).then_some(())
+    })
+    .unwrap();
+    drop(app);
+    node.end();
+}
+
+#[test]
+fn a_daemon_says_how_each_process_stands_to_root_alone_and_nobody_holds_it_up() {
+    let Some(_turn) = begin("node: control socket", RECORD_NET9) else { return };
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{command: dotnet}}]}}\nattach: {{policy: listed, services: [told]}}\nlimits: {{{}}}\n",
+        node.kill_switch()
+    ));
+    let workload =
+        Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().env("OTEL_SERVICE_NAME", "told");
+    let app = workload.start().unwrap();
+    let shy = workload.env("PERFUSION_ATTACH", "off").start().unwrap();
+    node.start();
+    let socket = node.scratch.path("run/control.sock");
+    // Those who connect and say nothing, as many as are served at once.
+    let silent: Vec<UnixStream> = (0..16).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    let rows = || {
+        let mut ps = perfusion::command(["ps", "--json", "--config"]);
+        let outcome = perfusion::run(ps.arg(node.scratch.path("perfusion.yaml")), DEADLINE).unwrap();
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+        let rows: Value = serde_json::from_str(&outcome.stdout).unwrap();
+        let row = |pid: u32| rows.as_array().unwrap().iter().find(|row| row["pid"] == pid).cloned();
+        (row(app.pid()).unwrap(), row(shy.pid()).unwrap())
+    };
+    let (row, shy_row) = wait_until("the daemon to know both", DEADLINE, || {
+        let (row, shy) = rows();
+        let knows = row["daemon"]["shim"] == true && row["daemon"]["stacks"].as_u64() > Some(20);
+        (knows && shy["daemon"]["why_not"].is_string()).then_some((row, shy))
+    })
+    .unwrap_or_else(|error| panic!("{error}: {:?}\n{}", rows(), node.daemon().progress()));
+    drop(silent);
+    assert_eq!((row["mode"].as_str(), row["daemon"]["is_clr"].as_bool()), (Some("shim_loaded"), Some(true)));
+    assert!(row["daemon"]["stacks_broken"].as_u64() <= row["daemon"]["stacks"].as_u64());
+    assert_eq!(shy_row["daemon"]["shim"], false);
+    assert_eq!(shy_row["why_not"], "it opted out with PERFUSION_ATTACH=off");
+    let maps = fs::read_to_string(format!("/proc/{}/maps", shy.pid())).unwrap();
+    assert!(!maps.contains("perfusion"), "touched");
+
+    // Another user gets no word, even where the file has lost its rights.
+    let python = "import socket,sys,os\nos.setgid(65534);os.setuid(65534)\ns=socket.socket(socket.AF_UNIX)\n\
+                  s.connect(sys.argv[1])\ns.send(b'GET /processes HTTP/1.1\\r\\n\\r\\n')\nsys.exit(len(s.recv(100)))";
+    let ask = || std::process::Command::new("python3").args(["-c", python]).arg(&socket).output().unwrap();
+    if std::process::Command::new("python3").arg("--version").output().is_ok() {
+        assert!(String::from_utf8_lossy(&ask().stderr).contains("PermissionError"));
+        for (path, mode) in
+            [(socket.clone(), 0o666), (node.scratch.path("run"), 0o755), (node.scratch.path(""), 0o755)]
+        {
+            fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        }
+        let refused = ask();
+        // Closed without a word, at once or while it still spoke.
+        let reset = String::from_utf8_lossy(&refused.stderr).contains("Broken pipe")
+            || String::from_utf8_lossy(&refused.stderr).contains("reset");
+        assert!(refused.status.success() || reset, "{refused:?}");
+        wait_until("the refusal in the log", DEADLINE, || {
+            node.daemon().progress().contains("refused at the control socket").then_some(())
+        })
+        .unwrap();
+    }
+    assert!(node.get("/debug/pipeline").contains("\"recording\": true"));
+    app.stop().unwrap();
+    shy.stop().unwrap();
+    node.end();
+    assert!(!socket.exists());
+}
+
+#[test]
+fn only_those_are_recorded_that_the_rules_choose_and_no_word_is_heard_of_others() {
+    let Some(_turn) = begin("node: selection", &[RECORD, &[Need::C]].concat()) else { return };
+    let (Ok(wanted), Ok(unwanted)) = (group("perfusion-test-wanted"), group("perfusion-test-unwanted"))
+    else {
+        writeln!(std::io::stderr(), "SKIPPED node: selection: no cgroup v2 hierarchy to write to").unwrap();
+        return;
+    };
+    let mut node = Node::new();
+    let rules = |text: &str| format!("selection: {text}\nlimits: {{{}}}\n", node.kill_switch());
+    let by_cgroup = rules("{only: [{cgroup: /perfusion-test-*}], except: [{cgroup: /perfusion-test-unw*}]}");
+    let by_command = rules("{only: [{command: spin}]}");
+    let by_user = rules("{except: [{user: root}]}");
+    let (inside, outside, excepted) = (spin(), spin(), spin());
+    wanted.take(inside.pid()).unwrap();
+    unwanted.take(excepted.pid()).unwrap();
+    node.configure(&by_cgroup);
+    node.start();
+    let has = |pid: u32| node.pids().contains(&pid).then_some(());
+    wait_until("the one in the cgroup", DEADLINE, || has(inside.pid())).unwrap();
+    // One that comes into it later, and a group that is made later.
+    let late = spin();
+    wanted.take(late.pid()).unwrap();
+    wait_until("the one that came later", DEADLINE, || has(late.pid())).unwrap();
+    let young = group("perfusion-test-young").unwrap();
+    young.take(outside.pid()).unwrap();
+    wait_until("the one in a new cgroup", DEADLINE, || has(outside.pid())).unwrap();
+    let expected = BTreeSet::from([inside.pid(), late.pid(), outside.pid()]);
+    assert_eq!(node.pids(), expected, "nobody else");
+
+    // By command: those four and no others, among them the one that was excepted.
+    node.configure(&by_command);
+    node.daemon().signal(Signal::HUP).unwrap();
+    wait_until("the one that was excepted", DEADLINE, || has(excepted.pid())).unwrap();
+    assert_eq!(
+        node.pids(),
+        [&expected, &BTreeSet::from([excepted.pid()])].into_iter().flatten().copied().collect()
+    );
+    // The user of all of them: nothing is recorded any more.
+    node.configure(&by_user);
+    node.daemon().signal(Signal::HUP).unwrap();
+    wait_until("the third recording", DEADLINE, || {
+        (node.metric("perfusion_daemon_recordings_total") == 3.0).then_some(())
+    })
+    .unwrap();
+    let before = node.metric("perfusion_daemon_windows_total");
+    wait_until("three windows", DEADLINE, || {
+        (node.metric("perfusion_daemon_windows_total") >= before + 3.0).then_some(())
+    })
+    .unwrap();
+    assert_eq!(node.metric("perfusion_events_cpu_samples_total"), 0.0, "{}", node.get("/debug/pipeline"));
+    node.end();
+}

@@ -1,0 +1,186 @@
+//! The daemon's profiles at a Pyroscope server. The real one is not to be had here: this one is strict, takes only what its published messages
+//! and default limits allow, and what it took is compared with the files of the same run.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use perfusion::pprof::{self, proto::Profile};
+use perfusion::sink::pyroscope::{LabelPair, PushRequest};
+use prost::Message as _;
+use system_tests::Workload;
+use system_tests::environment::{Need, RECORD, begin};
+use system_tests::perfusion::{Recording, SLACK, Scratch, command};
+use system_tests::wait::wait_until;
+
+/// Sum of each sample type of each service.
+type Totals = BTreeMap<(String, String), i64>;
+
+/// What the server took, and what was wrong with what it did not.
+#[derive(Default)]
+struct Taken {
+    totals: Totals,
+    pushes: usize,
+    largest_samples: usize,
+    wrong: Vec<String>,
+    /// So many answers are "try again".
+    away: usize,
+}
+
+fn serve(stream: TcpStream, taken: &Mutex<Taken>) {
+    let mut reader = BufReader::new(stream);
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line).unwrap_or(0) == 0 {
+            return;
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+        lines.push(line.trim().to_ascii_lowercase());
+    }
+    let length: usize =
+        lines.iter().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok()).unwrap_or(0);
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    let mut taken = taken.lock().unwrap();
+    let answer = if taken.away > 0 {
+        taken.away -= 1;
+        "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    } else {
+        match take(&lines, &body, &mut taken) {
+            Ok(()) => {
+                "HTTP/1.1 200 OK\r\ncontent-type: application/proto\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            }
+            Err(wrong) => {
+                taken.wrong.push(wrong);
+                "HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            }
+        }
+    };
+    reader.get_mut().write_all(answer.as_bytes()).ok();
+}
+
+/// Checks as the distributor does (grafana/pyroscope, pkg/validation/validate.go) and adds up.
+fn take(head: &[String], body: &[u8], taken: &mut Taken) -> Result<(), String> {
+    let has = |line: &str| head.iter().any(|known| known == line);
+    if head[0] != "post /push.v1.pusherservice/push http/1.1" || !has("content-type: application/proto") {
+        return Err(format!("{head:?}"));
+    }
+    if !has("connect-protocol-version: 1") || !has("x-scope-orgid: team-a") {
+        return Err(format!("{head:?}"));
+    }
+    let request = PushRequest::decode(body).map_err(|error| error.to_string())?;
+    if request.encode_to_vec() != body {
+        return Err("fields that the messages do not have".to_owned());
+    }
+    for series in &request.series {
+        let service = check_labels(&series.labels)?;
+        for sample in &series.samples {
+            let profile = pprof::decode(&sample.raw_profile).map_err(|error| error.to_string())?;
+            let bytes = profile.encoded_len();
+            if bytes > 4 << 20 || profile.sample.len() > 16_000 || profile.sample.is_empty() {
+                return Err(format!("{bytes} bytes, {} samples", profile.sample.len()));
+            }
+            if profile.string_table.iter().any(|text| text.len() > 65_535) {
+                return Err("a symbol is too long".to_owned());
+            }
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+            let age = now.as_nanos() as i64 - profile.time_nanos;
+            if !(-600_000_000_000..=3_600_000_000_000).contains(&age) {
+                return Err(format!("{age} ns old"));
+            }
+            taken.largest_samples = taken.largest_samples.max(profile.sample.len());
+            add(&profile, &service, &mut taken.totals);
+        }
+    }
+    taken.pushes += 1;
+    Ok(())
+}
+
+fn check_labels(labels: &[LabelPair]) -> Result<String, String> {
+    let plain = |name: &str| {
+        !name.is_empty()
+            && name.len() <= 1024
+            && name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_')
+            && !name.starts_with(|c: char| c.is_ascii_digit())
+    };
+    let sorted = labels.windows(2).all(|pair| pair[0].name < pair[1].name);
+    let good = labels.iter().all(|label| plain(&label.name) && (1..=2048).contains(&label.value.len()));
+    let of = |name: &str| labels.iter().find(|label| label.name == name).map(|label| label.value.clone());
+    match (of("__name__"), of("service_name")) {
+        (Some(_), Some(service)) if sorted && good && labels.len() <= 30 => Ok(service),
+        _ => Err(format!("{labels:?}")),
+    }
+}
+
+fn add(profile: &Profile, service: &str, totals: &mut Totals) {
+    for (at, kind) in profile.sample_type.iter().enumerate() {
+        let name = &profile.string_table[usize::try_from(kind.r#type).unwrap()];
+        let sum: i64 = profile.sample.iter().map(|sample| sample.value[at]).sum();
+        if sum != 0 {
+            *totals.entry((service.to_owned(), name.clone())).or_default() += sum;
+        }
+    }
+}
+
+#[test]
+fn a_strict_server_takes_every_push_also_after_it_was_away_and_has_the_totals_of_the_files() {
+    let Some(_turn) = begin("pyroscope", &[RECORD, &[Need::C]].concat()) else { return };
+    let taken = Arc::new(Mutex::new(Taken { away: 2, ..Taken::default() }));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn({
+        let taken = Arc::clone(&taken);
+        move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                serve(stream, &taken);
+            }
+        }
+    });
+    let scratch = Scratch::new().unwrap();
+    let (config, files) = (scratch.path("perfusion.yaml"), scratch.path("files"));
+    let text = format!(
+        "windows: {{ length: 1s, aligned: false }}\nfiles: {{ directory: {files:?}, keep_free: 0B }}\n\
+         pyroscope:\n  - {{ url: \"http://127.0.0.1:{port}\", max_profile: 64KiB, reach: {{ headers: {{ x-scope-orgid: team-a }} }} }}\n\
+         selection: {{ only: [{{ command: spin }}] }}\nspool: {{ directory: {:?}, keep_free: 0B }}\ntelemetry: {{ listen: null }}\nlimits: {{ kill_switch: {:?} }}\n",
+        scratch.path("spool"),
+        scratch.path("run/off"),
+    );
+    std::fs::write(&config, text).unwrap();
+    let app = Workload::native("spin", &[]).unwrap().start().unwrap();
+    let daemon = Recording::spawn(command(["daemon", "--config"]).arg(&config)).unwrap();
+    let spin = ("spin".to_owned(), "cpu".to_owned());
+    wait_until("pushes of the service", Duration::from_secs(60), || {
+        let taken = taken.lock().unwrap();
+        (taken.pushes > 5 && taken.totals.contains_key(&spin)).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}: {:?}\n{}", taken.lock().unwrap().wrong, daemon.progress()));
+    daemon.signal(rustix::process::Signal::TERM).unwrap();
+    let outcome = daemon.finish_well(SLACK).unwrap();
+    drop(app);
+    let taken = taken.lock().unwrap();
+    assert_eq!(taken.wrong, [""; 0], "{}", outcome.stderr);
+    let mut expected = Totals::new();
+    for service in std::fs::read_dir(&files).unwrap().flatten() {
+        let name = service.file_name().to_string_lossy().into_owned();
+        for file in std::fs::read_dir(service.path()).into_iter().flatten().flatten() {
+            if file.path().extension().is_some_and(|ending| ending == "gz") {
+                add(&pprof::decode(&std::fs::read(file.path()).unwrap()).unwrap(), &name, &mut expected);
+            }
+        }
+    }
+    let by_type = |totals: &Totals| {
+        let mut sums: BTreeMap<String, i64> = BTreeMap::new();
+        for ((_, kind), sum) in totals {
+            *sums.entry(kind.clone()).or_default() += sum;
+        }
+        sums
+    };
+    // Names of directories are not quite those of services: by type all agree, and so does the one that has the same.
+    assert_eq!(by_type(&taken.totals), by_type(&expected), "{}", outcome.stderr);
+    assert_eq!(taken.totals[&spin], expected[&spin]);
+}
