@@ -186,11 +186,19 @@ pub fn begin(name: &str, needs: &[Need]) -> Option<Turn> {
     None
 }
 
-/// One test per runtime from a function that takes a [`Runtime`]: `on_runtimes!(names_are_complete: net8 Net8, net9 Net9)` makes
-/// `names_are_complete::net8` and so on, so that one runtime's failure or absence hides no other's result.
+/// Says that the test `name` is left to the long form.
+pub fn only_in_the_long_form(name: &str) {
+    std::io::stderr()
+        .write_all(format!("\nSKIPPED {name}: in the long form only (cargo xtask test --long)\n").as_bytes())
+        .ok();
+}
+
+/// One test per runtime from a function that takes a [`Runtime`]: `on_runtimes!(names_are_complete: net8 Net8, net10 Net10; long: net9 Net9)`
+/// makes `names_are_complete::net8` and so on, so that one runtime's failure or absence hides no other's result. In the short form the long
+/// tests run on the oldest and the newest.
 #[macro_export]
 macro_rules! on_runtimes {
-    ($function:ident: $($test:ident $runtime:ident),+) => {
+    ($function:ident: $($test:ident $runtime:ident),+ $(; long: $late:ident $later:ident)?) => {
         mod $function {
             $(
                 #[test]
@@ -198,6 +206,18 @@ macro_rules! on_runtimes {
                     super::$function($crate::Runtime::$runtime);
                 }
             )+
+            $(
+                #[test]
+                fn $late() {
+                    if $crate::environment::long_form() {
+                        super::$function($crate::Runtime::$later);
+                    } else {
+                        $crate::environment::only_in_the_long_form(
+                            concat!(stringify!($function), "::", stringify!($late)),
+                        );
+                    }
+                }
+            )?
         }
     };
 }

@@ -35,7 +35,7 @@ fn in_order(functions: &[&str], parts: &[&str]) -> bool {
     parts.iter().all(|part| rest.any(|function| function.contains(part)))
 }
 
-on_runtimes!(all_managed_threads_are_dumped_with_whole_stacks: net8 Net8, net9 Net9, net10 Net10);
+on_runtimes!(all_managed_threads_are_dumped_with_whole_stacks: net8 Net8, net10 Net10; long: net9 Net9);
 
 fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
     let name = format!("dump::managed on {runtime}");

@@ -119,7 +119,7 @@ fn assert_lives_are_true(runtime: Runtime, arguments: &[&str]) -> u64 {
     number(process, "/objects")
 }
 
-on_runtimes!(survivors_moves_and_promotions_are_those_of_the_program: net8 Net8, net9 Net9, net10 Net10);
+on_runtimes!(survivors_moves_and_promotions_are_those_of_the_program: net8 Net8, net10 Net10; long: net9 Net9);
 
 fn survivors_moves_and_promotions_are_those_of_the_program(runtime: Runtime) {
     let name = format!("exact::survivors on {runtime}");
@@ -131,7 +131,7 @@ fn survivors_moves_and_promotions_are_those_of_the_program(runtime: Runtime) {
     println!("{name}: {objects} objects, all of them true");
 }
 
-on_runtimes!(objects_are_counted_while_the_runtime_collects: net8 Net8, net9 Net9, net10 Net10);
+on_runtimes!(objects_are_counted_while_the_runtime_collects: net8 Net8, net10 Net10; long: net9 Net9);
 
 fn objects_are_counted_while_the_runtime_collects(runtime: Runtime) {
     let name = format!("exact::counts on {runtime}");

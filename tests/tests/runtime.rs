@@ -21,7 +21,8 @@ fn record(workload: &Workload, commands: &[&str]) -> Recorded {
     let file = scratch.path("runtime.pb.gz");
     let mut app = workload.start().unwrap();
     let log = Log::start(app.pid());
-    let recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
+    // The stacks of all waits, also while the probes do not know the code yet and each is a copy: in so short a recording chance would say much.
+    let recording = Recording::of_pid(app.pid(), &file, &["--wait-stack-mib", "64"]).unwrap();
     let started = wait_until("a session in the app", SLACK, || {
         (counted(&regions(&app), Counter::SessionsStarted) > 0).then_some(())
     });
@@ -51,7 +52,7 @@ fn labelled(profile: &Profile, label: &str, fits: impl Fn(&Sample) -> bool) -> i
     pauses.map(|sample| sample.label(label).parse::<i64>().unwrap_or(0)).sum()
 }
 
-on_runtimes!(collections_are_those_the_runtime_counts: net8 Net8, net9 Net9, net10 Net10);
+on_runtimes!(collections_are_those_the_runtime_counts: net8 Net8, net10 Net10; long: net9 Net9);
 
 fn collections_are_those_the_runtime_counts(runtime: Runtime) {
     let name = format!("runtime::collections on {runtime}");
@@ -97,7 +98,7 @@ fn collections_are_those_the_runtime_counts(runtime: Runtime) {
     assert!(report.lines().any(|line| line.ends_with("  1 blocking induced")), "{report}");
 }
 
-on_runtimes!(collections_of_server_mode_are_those_the_runtime_counts: net8 Net8, net9 Net9, net10 Net10);
+on_runtimes!(collections_of_server_mode_are_those_the_runtime_counts: net8 Net8, net10 Net10; long: net9 Net9);
 
 fn collections_of_server_mode_are_those_the_runtime_counts(runtime: Runtime) {
     let name = format!("runtime::collections_of_server_mode on {runtime}");
@@ -164,7 +165,7 @@ fn check_collections(found: &Recorded) {
     assert!((promoted / truth("promoted") - 1.0).abs() < 0.01, "{promoted} bytes promoted: {}", picture());
 }
 
-on_runtimes!(exceptions_have_their_type_and_stack_and_number: net8 Net8, net9 Net9, net10 Net10);
+on_runtimes!(exceptions_have_their_type_and_stack_and_number: net8 Net8, net10 Net10; long: net9 Net9);
 
 fn exceptions_have_their_type_and_stack_and_number(runtime: Runtime) {
     let name = format!("runtime::exceptions on {runtime}");
@@ -208,7 +209,7 @@ fn exceptions_have_their_type_and_stack_and_number(runtime: Runtime) {
     assert!(top.lines().any(|line| line.contains("Incidents.Program.Frequent()")), "{top}");
 }
 
-on_runtimes!(waits_for_locks_have_length_stack_and_owner: net8 Net8, net9 Net9, net10 Net10);
+on_runtimes!(waits_for_locks_have_length_stack_and_owner: net8 Net8, net10 Net10; long: net9 Net9);
 
 fn waits_for_locks_have_length_stack_and_owner(runtime: Runtime) {
     let name = format!("runtime::waits_for_locks on {runtime}");

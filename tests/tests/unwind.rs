@@ -46,7 +46,7 @@ fn usual_root(profile: &Profile, samples: &[&Sample]) -> Vec<String> {
     counts.into_iter().max_by_key(|(_, count)| *count).map(|(names, _)| names).unwrap_or_default()
 }
 
-on_runtimes!(tier1_call_chains_without_frame_pointers_are_exact: net8 Net8, net9 Net9, net10 Net10);
+on_runtimes!(tier1_call_chains_without_frame_pointers_are_exact: net8 Net8, net10 Net10; long: net9 Net9);
 
 fn tier1_call_chains_without_frame_pointers_are_exact(runtime: Runtime) {
     let name = format!("unwind::tier1_call_chains on {runtime}");
@@ -111,7 +111,7 @@ fn judge(runtime: Runtime, profile: &Profile, thread: &str, log: &str) -> (i64, 
     (total, bad)
 }
 
-on_runtimes!(waiting_threads_show_their_whole_stack_down_to_the_start: net8 Net8, net9 Net9, net10 Net10);
+on_runtimes!(waiting_threads_show_their_whole_stack_down_to_the_start: net8 Net8, net10 Net10; long: net9 Net9);
 
 fn waiting_threads_show_their_whole_stack_down_to_the_start(runtime: Runtime) {
     let name = format!("unwind::waiting_threads on {runtime}");
@@ -153,7 +153,8 @@ fn waiting_threads_show_their_whole_stack_down_to_the_start(runtime: Runtime) {
             "{runtime} {thread}: {whole} of {blocked} ns blocked\n{}",
             profile.describe("blocked", of_thread)
         );
-        assert!(blocked > profile.duration_ns * 95 / 100, "it does nothing but wait: {picture}");
+        // But for when it waits for a CPU.
+        assert!(blocked > profile.duration_ns * 80 / 100, "it does nothing but wait: {picture}");
         // All but the wait in progress when the recording began (its stack was taken before anyone looked), twice over for one
         // more that a GC or the attach itself causes.
         assert!(blocked - whole <= 2 * longest_ns, "{picture}");

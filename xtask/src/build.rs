@@ -67,6 +67,7 @@ pub(crate) fn bpf_cargo(paths: &Paths, ebpf: &EbpfToolchain, subcommand: &str, p
         // The target is tier 3: inline assembly and some attributes of aya-ebpf are unstable there.
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &ebpf.linker)
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
         // The target cannot unwind; BTF is made from debug information.
         .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
         .env("RUSTFLAGS", "-C debuginfo=2 -C link-arg=--btf");
