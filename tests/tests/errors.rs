@@ -7,7 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use system_tests::app::{assemble_32_bit, compile_c, sources_of_native};
-use system_tests::environment::{Need, RECORD, RECORD_NET9, begin, cache_dir, perfusion_bin};
+use system_tests::environment::{
+    Need, RECORD, RECORD_NET9, begin, cache_dir, long_form, only_in_the_long_form, perfusion_bin,
+};
 use system_tests::perfusion::{self, Outcome, SLACK, Scratch, record_pid};
 use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, wait_until};
 
@@ -218,6 +220,9 @@ fn as_nobody(scratch: &Scratch, workload: &Workload) -> Workload {
 
 #[test]
 fn the_capabilities_it_asks_for_are_those_a_user_needs() {
+    if !long_form() {
+        return only_in_the_long_form("errors::the_capabilities_it_asks_for");
+    }
     let needs = [RECORD_NET9, &[Need::Program("setpriv"), Need::File("/usr/sbin/setcap")]].concat();
     let Some(_turn) = begin("errors::the_capabilities_it_asks_for", &needs) else { return };
     let scratch = Scratch::new().unwrap();

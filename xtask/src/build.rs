@@ -68,6 +68,7 @@ pub(crate) fn bpf_cargo(paths: &Paths, ebpf: &EbpfToolchain, subcommand: &str, p
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &ebpf.linker)
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
+        .env_remove("CARGO_PROFILE_RELEASE_LTO")
         // The target cannot unwind; BTF is made from debug information.
         .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
         .env("RUSTFLAGS", "-C debuginfo=2 -C link-arg=--btf");
