@@ -61,6 +61,23 @@ pub struct Figures {
     pub waiting_bytes: u64,
 }
 
+impl Figures {
+    /// What each sink over a network counts, by the names its metrics have; `made` requests went into the spool.
+    #[must_use]
+    pub fn counters(&self, made: u64) -> [(&'static str, u64); 8] {
+        [
+            ("requests_made", made),
+            ("requests_sent", self.sent),
+            ("sent_bytes", self.sent_bytes),
+            ("requests_refused", self.refused),
+            ("requests_evicted", self.lost.evicted),
+            ("requests_expired", self.lost.expired),
+            ("requests_not_spooled", self.lost.refused),
+            ("retries", self.retries),
+        ]
+    }
+}
+
 struct State {
     spool: Spool,
     figures: Figures,

@@ -2,9 +2,8 @@
 //! the labels of a series, split so that no part is longer than the server takes, from a spool of its own.
 
 use super::deliver::{Lazy, Remote, Verdict};
-use super::file::FileError;
 use super::http::{Answer, Client, Version};
-use super::receiver::{Reach, SpoolOptions, retry_after, said};
+use super::receiver::{self, Reach, SpoolOptions, retry_after, said};
 use super::spool::Limits;
 use super::{Finished, Sink, SinkError};
 use crate::config::units::{Bytes, Span};
@@ -15,9 +14,7 @@ use prost::Message;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::DirBuilder;
 use std::ops::RangeInclusive;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::time::{Duration, Instant};
 
 /// Below the URL: Connect's path of a service's method.
@@ -131,17 +128,8 @@ impl Pyroscope {
     /// # Errors
     /// When the settings cannot be used. A server that is away is no error.
     pub fn open(options: &PyroscopeOptions, spool: &SpoolOptions) -> Result<Self, SinkError> {
-        let refused =
-            |reason: String| SinkError::Refused { reason: format!("pyroscope {}: {reason}", options.url) };
-        let settings = options.reach.settings(&options.url).map_err(refused)?;
-        let client = Client::new(settings, Version::One).map_err(|error| refused(error.to_string()))?;
-        let directory =
-            spool.directory_of("pyroscope", &options.url).ok_or_else(|| refused("no spool".to_owned()))?;
-        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|source| FileError {
-            path: directory.clone(),
-            step: "make the directory",
-            source,
-        })?;
+        let (client, directory) =
+            receiver::open("pyroscope", &options.url, &options.reach, Version::One, spool)?;
         let limits = spool.limits();
         let limits = Limits { age: limits.age.min(MOST_AGE), ..limits };
         Ok(Self {
@@ -172,31 +160,14 @@ impl Sink for Pyroscope {
             let series = vec![RawProfileSeries { labels: labels.clone(), samples }];
             delivery.put(finished.start + finished.duration, &PushRequest { series }.encode_to_vec())?;
         }
-        if split.dropped_samples > 0 {
-            return Err(SinkError::Refused {
-                reason: format!(
-                    "{} samples, each longer than a profile may be ({} bytes)",
-                    split.dropped_samples, self.most_bytes
-                ),
-            });
-        }
-        Ok(())
+        receiver::all_fitted(split.dropped_samples, "profile", self.most_bytes)
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let figures = self.delivery.figures();
-        vec![
-            ("requests_made", self.requests),
-            ("requests_sent", figures.sent),
-            ("sent_bytes", figures.sent_bytes),
-            ("requests_refused", figures.refused),
-            ("requests_evicted", figures.lost.evicted),
-            ("requests_expired", figures.lost.expired),
-            ("requests_not_spooled", figures.lost.refused),
-            ("retries", figures.retries),
-            ("samples_too_long", self.dropped_samples),
-            ("labels_too_many", self.dropped_labels),
-        ]
+        let mut counters = self.delivery.figures().counters(self.requests).to_vec();
+        counters.push(("samples_too_long", self.dropped_samples));
+        counters.push(("labels_too_many", self.dropped_labels));
+        counters
     }
 
     fn close(&mut self, deadline: Instant) {
@@ -241,8 +212,7 @@ impl Remote for Server {
         let headers = [(CONTENT_TYPE, "application/proto"), (PROTOCOL, "1")];
         match self.0.post(PATH, &headers, payload.to_vec(), deadline) {
             Ok(answer) => verdict(&answer),
-            // Nobody there, no name, a certificate that has run out: all of it can be repaired while the profile waits.
-            Err(error) => Verdict::Later { after: None, reason: error.to_string() },
+            Err(error) => receiver::unreached(error),
         }
     }
 }

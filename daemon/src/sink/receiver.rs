@@ -1,6 +1,9 @@
 //! Options that every receiver over a network has, and the spool all of them share the directory of.
 
-use super::http::{self, Answer, Secret, Tls};
+use super::SinkError;
+use super::deliver::Verdict;
+use super::file::FileError;
+use super::http::{self, Answer, Client, Secret, Tls, Version};
 use super::spool::Limits;
 use crate::config::units::{Bytes, Span};
 use hyper::Uri;
@@ -8,6 +11,8 @@ use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, RETRY_AFTER};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -96,6 +101,48 @@ impl Reach {
         };
         Ok(http::Settings { url: parsed, headers, tls: Tls { authority: self.ca_file.clone(), client } })
     }
+}
+
+/// Client and spool directory of one receiver; `kind` and `url` are its name.
+///
+/// # Errors
+/// When the settings cannot be used: what is wrong with them, the directory's too, is told now, though it is read when it is needed. A
+/// receiver that is away is no error.
+pub(super) fn open(
+    kind: &str,
+    url: &str,
+    reach: &Reach,
+    version: Version,
+    spool: &SpoolOptions,
+) -> Result<(Client, PathBuf), SinkError> {
+    let refused = |reason: String| SinkError::Refused { reason: format!("{kind} {url}: {reason}") };
+    let settings = reach.settings(url).map_err(refused)?;
+    let client = Client::new(settings, version).map_err(|error| refused(error.to_string()))?;
+    let directory = spool.directory_of(kind, url).ok_or_else(|| refused("no spool".to_owned()))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|source| FileError {
+        path: directory.clone(),
+        step: "make the directory",
+        source,
+    })?;
+    Ok((client, directory))
+}
+
+/// When there was no answer. Nobody there, no name, a certificate that has run out: all of it can be repaired while the profile waits.
+pub(super) fn unreached(error: http::HttpError) -> Verdict {
+    Verdict::Later { after: None, reason: error.to_string() }
+}
+
+/// When so many samples found no room in any request; `what` and `bytes` are what a request holds.
+///
+/// # Errors
+/// If there are any.
+pub(super) fn all_fitted(samples: u64, what: &str, bytes: usize) -> Result<(), SinkError> {
+    if samples == 0 {
+        return Ok(());
+    }
+    Err(SinkError::Refused {
+        reason: format!("{samples} samples, each longer than a {what} may be ({bytes} bytes)"),
+    })
 }
 
 /// What a receiver says that did not take something.

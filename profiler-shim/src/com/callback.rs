@@ -1,46 +1,31 @@
 //! What the runtime calls: thunks that turn raw arguments into safe ones. Each checks first that the instance may act: in a forked
 //! child and after goodbye nothing happens. All answer S_OK: a profiler's trouble is not the app's.
 
-use super::guid::{CALLBACKS, Guid, IUNKNOWN};
-use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, E_NOINTERFACE, E_POINTER, S_OK};
+use super::guid::{CALLBACKS, Guid};
+use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, S_OK};
 use super::info::Info;
 use super::object::{self, object};
+use super::unknown::{self, slice};
 use crate::machine;
 use core::ffi::c_void;
 use profiler_protocol::load::owner_in_client_data;
 use profiler_protocol::record::Registers;
 
 /// Longest client name or payload looked at, in elements.
-const MOST: usize = 1 << 16;
-
-/// A slice of what the runtime passes as pointer and length.
-///
-/// # Safety
-/// `pointer` is null or points to `count` elements that stay as they are for the call.
-unsafe fn slice<'a, T>(pointer: *const T, count: u32) -> &'a [T] {
-    if pointer.is_null() {
-        return &[];
-    }
-    // SAFETY: the caller's promise.
-    unsafe { core::slice::from_raw_parts(pointer, (count as usize).min(MOST)) }
-}
+const MOST: u32 = 1 << 16;
 
 pub(super) unsafe extern "C" fn query_interface(
     this: *mut c_void,
     interface: *const Guid,
     out: *mut *mut c_void,
 ) -> i32 {
-    // SAFETY: the runtime passes a GUID or null.
-    let interface = unsafe { interface.as_ref() };
-    // SAFETY: the runtime passes a place for a pointer or null.
-    let (Some(interface), Some(out)) = (interface, unsafe { out.as_mut() }) else { return E_POINTER };
-    if *interface != IUNKNOWN && !CALLBACKS.contains(interface) {
-        return E_NOINTERFACE;
+    // SAFETY: the runtime passes a GUID or null, and a place for a pointer or null.
+    let answer = unsafe { unknown::query(this, interface, out, &CALLBACKS) };
+    if answer == S_OK {
+        // SAFETY: `this` is the object it was called on.
+        unsafe { object(this) }.add_ref();
     }
-    // SAFETY: `this` is the object it was called on.
-    unsafe { object(this) }.add_ref();
-    *out = this;
-    S_OK
+    answer
 }
 
 pub(super) unsafe extern "C" fn add_ref(this: *mut c_void) -> u32 {
@@ -109,7 +94,7 @@ pub(super) unsafe extern "C" fn initialize_for_attach(
     bytes: u32,
 ) -> i32 {
     // SAFETY: client data is valid during this call, and `bytes` long.
-    let data = unsafe { slice(data, bytes) };
+    let data = unsafe { slice(data, bytes.min(MOST)) };
     // SAFETY: what the runtime passes.
     unsafe { start(this, unknown, Some(data)) }
 }
@@ -202,7 +187,7 @@ pub(super) unsafe extern "C" fn thread_name_changed(
     let instance = &unsafe { object(this) }.instance;
     if instance.is_alive() {
         // SAFETY: `count` units at `name`, or null.
-        instance.on_thread_named(thread, unsafe { slice(name, count) });
+        instance.on_thread_named(thread, unsafe { slice(name, count.min(MOST)) });
     }
     S_OK
 }
@@ -217,7 +202,7 @@ pub(super) unsafe extern "C" fn garbage_collection_started(
     let instance = &unsafe { object(this) }.instance;
     if instance.is_alive() {
         // SAFETY: a BOOL for each of `count` generations.
-        let collected = unsafe { slice(collected, u32::try_from(count).unwrap_or(0)) };
+        let collected = unsafe { slice(collected, u32::try_from(count).unwrap_or(0).min(MOST)) };
         let highest = collected.iter().take(3).rposition(|c| *c != 0).unwrap_or(0);
         instance.on_gc_started(highest as u8);
     }
@@ -256,7 +241,7 @@ pub(super) unsafe extern "C" fn event_pipe_event_delivered(
         let mut registers = Registers::default();
         machine::capture(&mut registers);
         // SAFETY: `bytes` bytes at `data`, or null.
-        instance.on_event(id, version, unsafe { slice(data, bytes) }, &registers);
+        instance.on_event(id, version, unsafe { slice(data, bytes.min(MOST)) }, &registers);
     }
     S_OK
 }

@@ -1,9 +1,10 @@
 //! The profiler of exact mode as a COM object: its table of callbacks, and thunks that turn raw arguments into safe ones. It lives as long as
 //! the process: the runtime lets no profiler go that sees allocations (0x80131372).
 
-use super::guid::{CALLBACKS, Guid, IUNKNOWN};
-use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, E_FAIL, E_NOINTERFACE, E_POINTER, S_OK};
+use super::guid::{CALLBACKS, Guid};
+use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, E_FAIL, S_OK};
 use super::info::Info;
+use super::unknown::{self, not_counted, slice};
 use super::vtable::{SLOTS, Vtable, ignored};
 use crate::exact::Exact;
 use crate::syscall;
@@ -23,8 +24,8 @@ const INDUCED: u32 = 1;
 static TABLE: Vtable = {
     let mut slots = [ignored as *const (); SLOTS];
     slots[0] = query_interface as *const ();
-    slots[1] = add_ref as *const ();
-    slots[2] = release as *const ();
+    slots[1] = not_counted as *const ();
+    slots[2] = not_counted as *const ();
     slots[3] = initialize as *const ();
     slots[4] = shutdown as *const ();
     slots[15] = module_unloads as *const ();
@@ -63,40 +64,13 @@ unsafe fn exact<'a>(this: *mut c_void) -> &'a Exact {
     &object.exact
 }
 
-/// A slice of what the runtime passes as pointer and length.
-///
-/// # Safety
-/// `pointer` is null or points to `count` elements that stay as they are for the call.
-unsafe fn slice<'a, T>(pointer: *const T, count: u32) -> &'a [T] {
-    if pointer.is_null() {
-        return &[];
-    }
-    // SAFETY: the caller's promise.
-    unsafe { core::slice::from_raw_parts(pointer, count as usize) }
-}
-
 pub(super) unsafe extern "C" fn query_interface(
     this: *mut c_void,
     interface: *const Guid,
     out: *mut *mut c_void,
 ) -> i32 {
-    // SAFETY: the runtime passes a GUID or null.
-    let interface = unsafe { interface.as_ref() };
-    // SAFETY: the runtime passes a place for a pointer or null.
-    let (Some(interface), Some(out)) = (interface, unsafe { out.as_mut() }) else { return E_POINTER };
-    if *interface != IUNKNOWN && !CALLBACKS.contains(interface) {
-        return E_NOINTERFACE;
-    }
-    *out = this;
-    S_OK
-}
-
-extern "C" fn add_ref(_: *mut c_void) -> u32 {
-    1
-}
-
-extern "C" fn release(_: *mut c_void) -> u32 {
-    1
+    // SAFETY: the runtime passes a GUID or null, and a place for a pointer or null.
+    unsafe { unknown::query(this, interface, out, &CALLBACKS) }
 }
 
 extern "C" fn refused() -> i32 {

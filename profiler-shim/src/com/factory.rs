@@ -1,7 +1,8 @@
 //! The library's two exports and its class factories, one for each profiler in it. They have no state and are never freed.
 
-use super::guid::{CLASS, EXACT_CLASS, Guid, ICLASS_FACTORY, IUNKNOWN};
-use super::hresult::{CLASS_E_NOAGGREGATION, E_NOINTERFACE, E_OUTOFMEMORY, E_POINTER, S_FALSE, S_OK};
+use super::guid::{CLASS, EXACT_CLASS, Guid, ICLASS_FACTORY};
+use super::hresult::{CLASS_E_NOAGGREGATION, E_NOINTERFACE, E_OUTOFMEMORY, S_FALSE, S_OK};
+use super::unknown::{self, not_counted};
 use super::{callback, exact, object};
 use core::ffi::c_void;
 
@@ -10,7 +11,7 @@ struct FactoryTable {
     query_interface: unsafe extern "C" fn(*mut c_void, *const Guid, *mut *mut c_void) -> i32,
     add_ref: extern "C" fn(*mut c_void) -> u32,
     release: extern "C" fn(*mut c_void) -> u32,
-    create_instance: unsafe extern "C" fn(*mut c_void, *mut c_void, *const Guid, *mut *mut c_void) -> i32,
+    create_instance: CreateInstance,
     lock_server: extern "C" fn(*mut c_void, i32) -> i32,
 }
 
@@ -19,10 +20,22 @@ struct Factory {
     table: &'static FactoryTable,
 }
 
-static TABLE: FactoryTable = FactoryTable { query_interface, add_ref, release, create_instance, lock_server };
+type CreateInstance =
+    unsafe extern "C" fn(*mut c_void, *mut c_void, *const Guid, *mut *mut c_void) -> i32;
+
+const fn table(create_instance: CreateInstance) -> FactoryTable {
+    FactoryTable {
+        query_interface,
+        add_ref: not_counted,
+        release: not_counted,
+        create_instance,
+        lock_server,
+    }
+}
+
+static TABLE: FactoryTable = table(create_instance);
 static FACTORY: Factory = Factory { table: &TABLE };
-static EXACT_TABLE: FactoryTable =
-    FactoryTable { query_interface, add_ref, release, create_instance: create_exact, lock_server };
+static EXACT_TABLE: FactoryTable = table(create_exact);
 static EXACT_FACTORY: Factory = Factory { table: &EXACT_TABLE };
 
 fn pointer(factory: &'static Factory) -> *mut c_void {
@@ -61,24 +74,8 @@ unsafe extern "C" fn query_interface(
     interface: *const Guid,
     out: *mut *mut c_void,
 ) -> i32 {
-    // SAFETY: the runtime passes a GUID or null.
-    let interface = unsafe { interface.as_ref() };
-    // SAFETY: the runtime passes a place for a pointer or null.
-    let (Some(interface), Some(out)) = (interface, unsafe { out.as_mut() }) else { return E_POINTER };
-    if *interface == IUNKNOWN || *interface == ICLASS_FACTORY {
-        *out = this;
-        S_OK
-    } else {
-        E_NOINTERFACE
-    }
-}
-
-extern "C" fn add_ref(_: *mut c_void) -> u32 {
-    1
-}
-
-extern "C" fn release(_: *mut c_void) -> u32 {
-    1
+    // SAFETY: the runtime passes a GUID or null, and a place for a pointer or null.
+    unsafe { unknown::query(this, interface, out, &[ICLASS_FACTORY]) }
 }
 
 unsafe extern "C" fn create_instance(

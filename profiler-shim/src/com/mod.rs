@@ -9,4 +9,5 @@ pub mod hresult;
 pub mod info;
 pub mod metadata;
 pub mod object;
+mod unknown;
 pub mod vtable;

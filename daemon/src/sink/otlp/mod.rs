@@ -7,9 +7,8 @@ pub mod convert;
 pub mod proto;
 
 use super::deliver::{Lazy, Remote, Verdict};
-use super::file::FileError;
 use super::http::{Client, Version};
-use super::receiver::{Reach, SpoolOptions};
+use super::receiver::{self, Reach, SpoolOptions};
 use super::{Finished, Sink, SinkError};
 use crate::config::units::{Bytes, Span};
 use crate::leftover;
@@ -20,10 +19,8 @@ use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, TE};
 use prost::Message as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::fs::DirBuilder;
 use std::io::Write as _;
 use std::ops::RangeInclusive;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::time::{Duration, Instant};
 
 /// Below the URL, for HTTP (`profiles_service_http.yaml`).
@@ -107,22 +104,11 @@ impl Otlp {
     /// # Errors
     /// When the settings cannot be used. A receiver that is away is no error.
     pub fn open(options: &OtlpOptions, spool: &SpoolOptions) -> Result<Self, SinkError> {
-        let refused =
-            |reason: String| SinkError::Refused { reason: format!("otlp {}: {reason}", options.url) };
         let version = match options.protocol {
             Protocol::Grpc => Version::Two,
             Protocol::Http => Version::One,
         };
-        let settings = options.reach.settings(&options.url).map_err(refused)?;
-        let client = Client::new(settings, version).map_err(|error| refused(error.to_string()))?;
-        let directory =
-            spool.directory_of("otlp", &options.url).ok_or_else(|| refused("no spool".to_owned()))?;
-        // What is wrong with it is told now; it is read when it is needed.
-        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|source| FileError {
-            path: directory.clone(),
-            step: "make the directory",
-            source,
-        })?;
+        let (client, directory) = receiver::open("otlp", &options.url, &options.reach, version, spool)?;
         let receiver = Receiver { client, protocol: options.protocol };
         Ok(Self {
             name: format!("otlp {}", options.url),
@@ -150,31 +136,15 @@ impl Sink for Otlp {
             let packed = packed.finish().map_err(PprofError::from)?;
             delivery.put(finished.start + finished.duration, &packed)?;
         }
-        if converted.dropped_samples > 0 {
-            return Err(SinkError::Refused {
-                reason: format!(
-                    "{} samples, each longer than a request may be ({} bytes)",
-                    converted.dropped_samples, self.most_bytes
-                ),
-            });
-        }
-        Ok(())
+        receiver::all_fitted(converted.dropped_samples, "request", self.most_bytes)
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let figures = self.delivery.figures();
-        vec![
-            ("requests_made", self.requests),
-            ("requests_sent", figures.sent),
-            ("sent_bytes", figures.sent_bytes),
-            ("requests_refused", figures.refused),
-            ("requests_evicted", figures.lost.evicted),
-            ("requests_expired", figures.lost.expired),
-            ("requests_not_spooled", figures.lost.refused),
-            ("profiles_rejected", figures.rejected_profiles),
-            ("retries", figures.retries),
-            ("samples_too_long", self.dropped_samples),
-        ]
+        let mut counters = figures.counters(self.requests).to_vec();
+        counters.push(("profiles_rejected", figures.rejected_profiles));
+        counters.push(("samples_too_long", self.dropped_samples));
+        counters
     }
 
     fn close(&mut self, deadline: Instant) {
@@ -212,7 +182,6 @@ impl Remote for Receiver {
                 self.client.post(GRPC_PATH, &headers, framed, deadline).map(|got| answer::grpc(&got))
             }
         };
-        // Nobody there, no name, a certificate that has run out: all of it can be repaired while the profile waits.
-        answer.unwrap_or_else(|error| Verdict::Later { after: None, reason: error.to_string() })
+        answer.unwrap_or_else(receiver::unreached)
     }
 }
