@@ -1,13 +1,16 @@
 #!/bin/sh
 # After the files are in place: dpkg calls this with `configure [OLD-VERSION]`, rpm with 1 (new) or 2 (upgrade).
 set -e
+removed=/var/lib/perfusion/.removed
 case "$1" in
-configure) if [ -z "$2" ]; then new=yes; fi ;;
+# A package that was removed but not purged still has a version; it was switched off then, and is new to this system.
+configure) if [ -z "$2" ] || [ -e "$removed" ]; then new=yes; fi ;;
 1) new=yes ;;
 2) ;;
 *) exit 0 ;;
 esac
 
+rm -f "$removed"
 # Without systemd (a container's image, a chroot without it) there is nothing to start.
 if ! command -v systemctl >/dev/null; then exit 0; fi
 

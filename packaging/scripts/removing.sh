@@ -5,6 +5,8 @@ case "$1" in
 remove | deconfigure | 0) ;;
 *) exit 0 ;;
 esac
+# `installed.sh` looks for it.
+if [ "$1" != 0 ]; then mkdir -p -m 0700 /var/lib/perfusion && touch /var/lib/perfusion/.removed; fi
 if ! command -v systemctl >/dev/null; then exit 0; fi
 if [ -d /run/systemd/system ]; then
     # The daemon takes its libraries out of the processes they are in, and ends.

@@ -191,15 +191,18 @@ fn install_and_remove(folder: &Path, steps: &Steps, packages: &Packages) -> Resu
 
     steps.step("deb: install, use, remove, purge");
     fs::copy(&packages.deb, root.join("tmp/perfusion.deb")).context("the deb cannot be copied")?;
-    output(&mut inside(&["dpkg", "--install", "/tmp/perfusion.deb"]))?;
-    fs::remove_file(root.join("tmp/perfusion.deb")).context("the deb cannot be removed")?;
-    in_use(&root, &inside)?;
-    output(&mut inside(&["dpkg", "--verify", "perfusion"]))?;
-    fs::create_dir_all(root.join("var/lib/perfusion/profiles")).context("state of a run")?;
-    output(&mut inside(&["dpkg", "--remove", "perfusion"]))?;
-    if !root.join("etc/perfusion/perfusion.yaml").exists() || !root.join("var/lib/perfusion").exists() {
-        bail!("deb: `remove` took configuration or data, which stay until `purge`");
+    // The second time over what `remove` leaves.
+    for _ in 0..2 {
+        output(&mut inside(&["dpkg", "--install", "/tmp/perfusion.deb"]))?;
+        in_use(&root, &inside)?;
+        output(&mut inside(&["dpkg", "--verify", "perfusion"]))?;
+        fs::create_dir_all(root.join("var/lib/perfusion/profiles")).context("state of a run")?;
+        output(&mut inside(&["dpkg", "--remove", "perfusion"]))?;
+        if !root.join("etc/perfusion/perfusion.yaml").exists() || !root.join("var/lib/perfusion").exists() {
+            bail!("deb: `remove` took configuration or data, which stay until `purge`");
+        }
     }
+    fs::remove_file(root.join("tmp/perfusion.deb")).context("the deb cannot be removed")?;
     output(&mut inside(&["dpkg", "--purge", "perfusion"]))?;
     nothing_left("deb", &before, &tree(&root)?)?;
 

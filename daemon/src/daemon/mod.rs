@@ -393,6 +393,8 @@ impl Daemon {
         self.notify.reloading();
         let before = self.state.config();
         let read = self.sources.load().map_err(Error::from).and_then(|loaded| {
+            // Asked now: the recording in progress ends only for one that can begin.
+            loaded.config.recording.cgroup.as_deref().map(cgroup_id).transpose()?;
             let new =
                 sinks::differ(&before, &loaded.config).then(|| sinks::open(&loaded.config)).transpose()?;
             Ok((loaded.config, new))

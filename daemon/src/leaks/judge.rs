@@ -3,6 +3,9 @@
 //! Sampled objects are compared with themselves: of those alive at one moment, how many are left at a later one, and how many came since?
 //! Both are counts of things that happen one by one, so that the error of `came − went` is about √(came + went) (Poisson). Only what a full
 //! collection has left alive counts as growth: what is dead and not collected yet looks alive to everybody.
+//!
+//! The set of watched objects has an end. Once it is full the shim watches a smaller and smaller share of what is alive, so an object that is no
+//! longer seen may still be there. Both moments are therefore counted by the later one's share, which the objects' weights tell.
 
 use super::snapshot::Group;
 use std::fmt;
@@ -74,22 +77,38 @@ pub struct Moment<'a> {
     pub group: &'a Group,
 }
 
-/// What became of the objects of one moment until another.
+/// What became of the objects of one moment until another, all counted by the share that is watched at the later one.
 #[derive(Clone, Copy, Debug)]
 struct Change {
-    /// Seen at the first moment.
+    /// Seen at the first moment; as many of them as would be by the later share.
     before: f64,
     /// Of these, still there.
     stayed: f64,
     /// New ones.
     came: f64,
+    /// Variance of `stayed` by what is not watched any more, which is chance.
+    unwatched: f64,
 }
 
 impl Change {
     fn between(first: &Moment<'_>, last: &Moment<'_>) -> Self {
-        let (before, after) = (first.group.seen(), last.group.seen());
-        let stayed = last.group.seen_older(last.at_s - first.at_s).min(before);
-        Self { before, stayed, came: (after - stayed).max(0.0) }
+        Self::with(first, last, last.group.seen_older(last.at_s - first.at_s))
+    }
+
+    /// The same with the most that may have stayed: ages are known as powers of two only.
+    fn at_most(first: &Moment<'_>, last: &Moment<'_>) -> Self {
+        Self::with(first, last, last.group.seen_perhaps_older(last.at_s - first.at_s))
+    }
+
+    fn with(first: &Moment<'_>, last: &Moment<'_>, stayed: f64) -> Self {
+        let after = last.group.seen();
+        let left = match (first.group.watched(), last.group.watched()) {
+            (Some(then), Some(now)) => (now / then).min(1.0),
+            _ => 1.0,
+        };
+        let before = first.group.seen() * left;
+        let stayed = stayed.min(before);
+        Self { before, stayed, came: (after - stayed).max(0.0), unwatched: before * (1.0 - left) }
     }
 
     fn went(self) -> f64 {
@@ -102,7 +121,7 @@ impl Change {
 
     /// Standard error of the growth.
     fn error(self) -> f64 {
-        (self.came + self.went() + 1.0).sqrt()
+        (self.came + self.went() + self.unwatched + 1.0).sqrt()
     }
 
     fn kept(self) -> f64 {
@@ -230,7 +249,7 @@ fn turnover(moments: &[Moment<'_>]) -> Option<(f64, f64, f64)> {
     moments.iter().enumerate().find_map(|(at, first)| {
         let later = moments.get(at + 1..).unwrap_or_default();
         later.iter().find_map(|last| {
-            let change = Change::between(first, last);
+            let change = Change::at_most(first, last);
             let replaced = change.came >= 0.3 * change.before;
             (change.before >= FEWEST_SEEN && change.kept() <= 0.1 && replaced).then_some((
                 change.before,
@@ -256,22 +275,27 @@ mod tests {
     use super::{Moment, Verdict, judge};
     use crate::leaks::snapshot::{Cell, Group};
 
-    /// What is seen of objects born at these seconds and alive at `now`.
-    fn group(births: impl Iterator<Item = f64>, now: f64) -> Group {
-        let cell = |born: f64| {
+    /// What is seen of objects born at these seconds and alive at `now`, when so many can be watched at most.
+    fn group(births: &[f64], now: f64, most: f64) -> Group {
+        let seen = (most / births.len() as f64).min(1.0);
+        let cell = |&born: &f64| {
             let age = now - born;
             let age_s = if age < 1.0 { 0.0 } else { 2f64.powf(age.log2().floor()) };
             // A full collection every 10 s.
-            Cell { age_s, seen: 1.0, objects: 100.0, bytes: 1e5, survived: true, proven: age >= 20.0 }
+            Cell { age_s, seen, objects: 100.0, bytes: 1e5, survived: true, proven: age >= 20.0 }
         };
-        Group { cells: births.map(cell).collect(), stride: false }
+        Group { cells: births.iter().map(cell).collect(), stride: false }
     }
 
     fn verdict(until: f64, births: impl Fn(f64) -> Vec<f64>) -> (Verdict, String) {
+        verdict_of_most(f64::INFINITY, until, births)
+    }
+
+    fn verdict_of_most(most: f64, until: f64, births: impl Fn(f64) -> Vec<f64>) -> (Verdict, String) {
         let mut groups = Vec::new();
         let mut now = 10.0;
         while now <= until {
-            groups.push((now, group(births(now).into_iter(), now)));
+            groups.push((now, group(&births(now), now, most)));
             now += 10.0;
         }
         let moments: Vec<Moment<'_>> =
@@ -317,6 +341,21 @@ mod tests {
         // Each second one, and each lives for 70 s.
         let queue = |now: f64| every(0.5, (now - 70.0).max(-70.0), now);
         assert_ne!(verdict(120.0, queue).0, Verdict::Leak, "{:?}", verdict(120.0, queue));
+    }
+
+    #[test]
+    fn a_leak_stays_one_when_more_is_alive_than_can_be_watched() {
+        for step in [0.5, 0.05, 0.01] {
+            for until in [120.0, 600.0] {
+                let leak = |now: f64| every(step, 0.0, now);
+                let found = verdict_of_most(100.0, until, leak);
+                assert_eq!(found.0, Verdict::Leak, "{step}, {until}: {found:?}");
+                let pool = |_: f64| vec![0.0; 5000];
+                assert_eq!(verdict_of_most(100.0, until, pool).0, Verdict::Steady);
+            }
+        }
+        let cache = |now: f64| every(0.01, (now / 27.0).floor() * 27.0, now);
+        assert_eq!(verdict_of_most(100.0, 120.0, cache).0, Verdict::Refreshed);
     }
 
     #[test]

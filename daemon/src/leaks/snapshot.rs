@@ -82,6 +82,13 @@ impl Group {
         self.sum(|cell| cell.seen)
     }
 
+    /// The share of what is alive that was seen; `None` of nothing.
+    #[must_use]
+    pub fn watched(&self) -> Option<f64> {
+        let objects = self.objects();
+        (objects > 0.0).then(|| self.seen() / objects)
+    }
+
     /// Of these, those that a collection has left alive.
     #[must_use]
     pub fn survivors(&self) -> f64 {
@@ -110,6 +117,12 @@ impl Group {
     #[must_use]
     pub fn seen_older(&self, age_s: f64) -> f64 {
         self.sum(|cell| cell.seen * cell.share_older(age_s))
+    }
+
+    /// Of what was seen, how many may be older than `age_s`.
+    #[must_use]
+    pub fn seen_perhaps_older(&self, age_s: f64) -> f64 {
+        self.sum(|cell| if cell.below_s() > age_s { cell.seen } else { 0.0 })
     }
 
     /// The oldest age, rounded down to a power of two, seconds.

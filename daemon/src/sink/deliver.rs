@@ -1,5 +1,6 @@
 //! The way from a spool to a receiver that may be away: one thread that sends the oldest, waits when it is told to, longer each time, and never
-//! in the way of the profiler. Every payload ends as one of: sent, refused by the receiver, lost in the spool, or still waiting.
+//! in the way of the profiler. A receiver that refuses one payload after the other (a token that ran out, a path that is gone) is asked ever more
+//! rarely, too, so that it does not empty the spool. Every payload ends as one of: sent, refused by the receiver, lost in the spool, or still waiting.
 
 use super::file::FileError;
 use super::spool::{Limits, Spool};
@@ -224,7 +225,8 @@ impl Shared {
     }
 
     fn run(&self, timeout: Duration, mut remote: impl Remote) {
-        let mut failures = 0;
+        // In a row.
+        let (mut failures, mut refusals) = (0, 0_u32);
         loop {
             let (oldest, deadline) = {
                 let mut state = self.lock();
@@ -244,7 +246,7 @@ impl Shared {
             };
             let verdict = remote.send(&oldest.payload, deadline);
             let mut state = self.lock();
-            match verdict {
+            let pause = match verdict {
                 Verdict::Later { after, reason } => {
                     state.spool.later();
                     state.figures.retries += 1;
@@ -253,36 +255,39 @@ impl Shared {
                     }
                     state.trouble = Some(reason);
                     failures += 1;
-                    let until =
-                        Instant::now() + wait(failures, after, leftover::random().unwrap_or_default());
-                    while state.closing.is_none() && Instant::now() < until {
-                        let left = until.saturating_duration_since(Instant::now());
-                        (state, _) =
-                            self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
-                    }
-                    if state.closing.is_some() {
-                        return;
-                    }
+                    Some((failures, after))
                 }
                 Verdict::Accepted { rejected } => {
                     if state.trouble.take().is_some() {
                         tracing::info!("sending profiles works again");
                     }
-                    failures = 0;
+                    (failures, refusals) = (0, 0);
                     state.figures.sent += 1;
                     state.figures.sent_bytes += u64::try_from(oldest.payload.len()).unwrap_or(u64::MAX);
                     state.figures.rejected_profiles += rejected;
                     state.spool.done(oldest.sequence);
+                    None
                 }
                 Verdict::Refused(reason) => {
                     if state.trouble.is_none() {
                         tracing::warn!("sending a profile: {reason}; it is dropped");
                     }
                     state.trouble = Some(reason);
-                    failures = 0;
+                    (failures, refusals) = (0, refusals.saturating_add(1));
                     state.figures.refused += 1;
                     state.spool.done(oldest.sequence);
+                    // One alone may be the payload's own fault.
+                    (refusals > 1).then(|| (refusals - 1, None))
                 }
+            };
+            let Some((times, after)) = pause else { continue };
+            let until = Instant::now() + wait(times, after, leftover::random().unwrap_or_default());
+            while state.closing.is_none() && Instant::now() < until {
+                let left = until.saturating_duration_since(Instant::now());
+                (state, _) = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            }
+            if state.closing.is_some() {
+                return;
             }
         }
     }
@@ -344,6 +349,22 @@ mod tests {
         let figures = delivery.figures();
         assert_eq!((figures.sent, figures.refused, figures.retries, figures.rejected_profiles), (2, 1, 1, 2));
         assert_eq!((figures.waiting, figures.sent_bytes), (0, 6));
+    }
+
+    #[test]
+    fn a_receiver_that_refuses_everything_does_not_empty_the_spool() {
+        let directory = tempfile::tempdir().unwrap();
+        let (remote, answer, saw) = told();
+        let mut delivery = Delivery::start(directory.path(), LIMITS, Duration::from_secs(1), remote).unwrap();
+        for number in 0..20_u8 {
+            delivery.put(SystemTime::now(), &[number]).unwrap();
+            answer.send(Verdict::Refused("who are you?".to_owned())).unwrap();
+        }
+        // The second refusal in a row is followed by a second of silence, in which the end comes.
+        assert_eq!((saw.recv().unwrap(), saw.recv().unwrap()), (vec![0], vec![1]));
+        delivery.close(Instant::now() + Duration::from_secs(60));
+        let figures = delivery.figures();
+        assert_eq!((figures.sent, figures.refused, figures.waiting), (0, 2, 18));
     }
 
     #[test]

@@ -16,8 +16,8 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Names of a directory's own have this length at most, in bytes; so do ours.
-const NAME_BYTES: usize = 100;
+/// Longest name of a receiver's directory, bytes; file systems take 255.
+const NAME_BYTES: usize = 240;
 
 /// Where profiles that cannot be sent yet wait, in one directory for each receiver. The oldest go first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -51,12 +51,27 @@ impl SpoolOptions {
         Limits { bytes: self.max_size.0, age: self.max_age.0, free_bytes: self.keep_free.0 }
     }
 
-    /// Directory of one receiver; `None` when there is none at all.
-    #[must_use]
-    pub fn directory_of(&self, kind: &str, url: &str) -> Option<PathBuf> {
-        let plain = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
-        let name: String = format!("{kind}-{url}").chars().map(plain).take(NAME_BYTES).collect();
-        Some(self.directory.as_ref()?.join(name))
+    /// Directory of one receiver. Two receivers never have the same: each would send and remove what is for the other.
+    ///
+    /// # Errors
+    /// When there is no directory at all, or the URL is too long for the name of one.
+    pub fn directory_of(&self, kind: &str, url: &str) -> Result<PathBuf, String> {
+        let directory = self.directory.as_ref().ok_or("no spool")?;
+        let mut name = format!("{kind}-");
+        for &byte in url.as_bytes() {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'-' | b'_' => name.push(char::from(byte)),
+                _ => name.push_str(&format!("%{byte:02X}")),
+            }
+        }
+        if name.len() > NAME_BYTES {
+            return Err(format!(
+                "its spool's directory is named after the URL, which is too long for that: expected {NAME_BYTES} \
+                 bytes with all but letters, digits and `.-_` as %XX, found {}",
+                name.len()
+            ));
+        }
+        Ok(directory.join(name))
     }
 }
 
@@ -118,7 +133,7 @@ pub(super) fn open(
     let refused = |reason: String| SinkError::Refused { reason: format!("{kind} {url}: {reason}") };
     let settings = reach.settings(url).map_err(refused)?;
     let client = Client::new(settings, version).map_err(|error| refused(error.to_string()))?;
-    let directory = spool.directory_of(kind, url).ok_or_else(|| refused("no spool".to_owned()))?;
+    let directory = spool.directory_of(kind, url).map_err(refused)?;
     DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|source| FileError {
         path: directory.clone(),
         step: "make the directory",
@@ -168,10 +183,16 @@ mod tests {
     #[test]
     fn each_receiver_has_a_directory_of_its_own_below_the_spool() {
         let spool = SpoolOptions { directory: Some("/s".into()), ..SpoolOptions::default() };
-        let of = |url| spool.directory_of("otlp", url).unwrap();
-        assert_eq!(of("http://a:4317/../x"), PathBuf::from("/s/otlp-http---a-4317-..-x"));
-        assert_ne!(of("http://a:4317"), of("http://b:4317"));
-        assert_eq!(SpoolOptions::default().directory_of("otlp", "http://a"), None);
+        let of = |url: &str| spool.directory_of("otlp", url).unwrap();
+        assert_eq!(of("http://a:4317/../x"), PathBuf::from("/s/otlp-http%3A%2F%2Fa%3A4317%2F..%2Fx"));
+        assert_ne!(of("http://a/team-a"), of("http://a/team_a"));
+        assert_ne!(of("http://a/team-a"), of("http://a/team/a"));
+        assert_ne!(
+            of(&format!("http://a/{}a", "x".repeat(200))),
+            of(&format!("http://a/{}b", "x".repeat(200)))
+        );
+        assert!(spool.directory_of("otlp", &"x".repeat(300)).unwrap_err().contains("too long"));
+        assert!(SpoolOptions::default().directory_of("otlp", "http://a").is_err());
     }
 
     #[test]

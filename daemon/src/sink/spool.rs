@@ -74,6 +74,7 @@ impl Spool {
     pub fn open(directory: &Path, limits: Limits) -> Result<Self, FileError> {
         let fail = |step| move |source| FileError { path: directory.to_owned(), step, source };
         fs::create_dir_all(directory).map_err(fail("make the directory"))?;
+        file::sweep(directory);
         let mut items = Vec::new();
         for entry in fs::read_dir(directory).map_err(fail("list the directory"))? {
             let entry = entry.map_err(fail("list the directory"))?;
@@ -102,7 +103,8 @@ impl Spool {
     pub fn put(&mut self, at: SystemTime, payload: &[u8]) -> Result<(), FileError> {
         let bytes = u64::try_from(payload.len()).unwrap_or(u64::MAX);
         let item = Item { sequence: self.next, at: seconds(at), bytes };
-        let path = self.path(item);
+        let name = name(item);
+        let path = self.directory.join(&name);
         if bytes > self.limits.bytes {
             self.lost.refused += 1;
             let source =
@@ -129,7 +131,7 @@ impl Spool {
                 self.lost.refused += 1;
                 return Err(full(format!("less than {} bytes would stay free", self.limits.free_bytes)));
             }
-            match file::write(&path, payload) {
+            match file::write_into(&self.directory, &name, payload) {
                 Ok(()) => break,
                 // Others fill the disk, too.
                 Err(error) if error.source.kind() == io::ErrorKind::StorageFull && self.evict() => {}
@@ -230,8 +232,12 @@ impl Spool {
     }
 
     fn path(&self, item: Item) -> PathBuf {
-        self.directory.join(format!("{:0DIGITS$}-{}{SUFFIX}", item.sequence, item.at))
+        self.directory.join(name(item))
     }
+}
+
+fn name(item: Item) -> String {
+    format!("{:0DIGITS$}-{}{SUFFIX}", item.sequence, item.at)
 }
 
 fn seconds(time: SystemTime) -> u64 {

@@ -392,6 +392,10 @@ impl<'a> Walk<'a> {
             }
             let at = if exact { pc } else { pc.wrapping_sub(1) };
             let step = code.step(at, exact);
+            // Where no code is, no call can return to: the frame before has its return address elsewhere than its rule says.
+            if step.rule.is_err() && !done.frames.is_empty() && !code.is_executable(at) {
+                break Marker::TruncatedNoRule;
+            }
             done.frames.push(step.frame);
             let left = match &step.rule {
                 Ok(rule) if rule.is_thread_start() || self.is_new_thread(rule, code) => {

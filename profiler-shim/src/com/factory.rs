@@ -20,17 +20,10 @@ struct Factory {
     table: &'static FactoryTable,
 }
 
-type CreateInstance =
-    unsafe extern "C" fn(*mut c_void, *mut c_void, *const Guid, *mut *mut c_void) -> i32;
+type CreateInstance = unsafe extern "C" fn(*mut c_void, *mut c_void, *const Guid, *mut *mut c_void) -> i32;
 
 const fn table(create_instance: CreateInstance) -> FactoryTable {
-    FactoryTable {
-        query_interface,
-        add_ref: not_counted,
-        release: not_counted,
-        create_instance,
-        lock_server,
-    }
+    FactoryTable { query_interface, add_ref: not_counted, release: not_counted, create_instance, lock_server }
 }
 
 static TABLE: FactoryTable = table(create_instance);

@@ -37,20 +37,17 @@ const RUNTIME_FILES: [&str; 17] = [
     "ld-",
     "[vdso]",
     "vdso",
-    "libperfusion_shim",
+    "perfusion-shim-",
 ];
 /// Beginnings of the names of framework, language runtime and harness functions.
-const RUNTIME_FUNCTIONS: [&str; 25] = [
-    "profiler_protocol::",
+const RUNTIME_FUNCTIONS: [&str; 22] = [
     // musl's, where it is linked into the program.
     "sccp",
     "nanosleep",
     "clock_",
     "__clock_",
-    "<profiler_",
     "syscall.",
     "internal/runtime/",
-    "profiler_shim::",
     "System.",
     "Interop",
     "Internal.",
