@@ -16,6 +16,7 @@ pub mod exact;
 pub mod heap;
 pub mod inspect;
 pub mod kernel_features;
+pub mod kubernetes;
 pub mod launch;
 pub mod leaks;
 pub mod leftover;

@@ -4,7 +4,8 @@
 {{- $files := dict "directory" "/var/lib/perfusion/profiles" -}}
 {{- $spool := dict "directory" "/var/lib/perfusion/spool" -}}
 {{- $telemetry := dict "listen" "0.0.0.0:7071" -}}
-{{- $own := dict "files" $files "spool" $spool "attach" $attach "telemetry" $telemetry -}}
+{{- $kubernetes := dict "pods" (eq .Values.pods.source "api" | ternary "api" "logs") -}}
+{{- $own := dict "files" $files "spool" $spool "attach" $attach "telemetry" $telemetry "kubernetes" $kubernetes -}}
 {{- mustMergeOverwrite $own (deepCopy .Values.config) | toYaml }}
 {{- end }}
 

@@ -22,6 +22,14 @@ Please note:
 {{- else }}
 - WARNING: attach.enabled is false: .NET methods have no names, and there are no allocations and live objects.
 {{- end }}
+{{- if eq .Values.pods.source "api" }}
+- pods.source is api: pods are recorded once the API server has told of them, and none whose annotation perfusion/profile is "off".
+{{- if not .Values.rbac.create }}
+- WARNING: rbac.create is false: the service account {{ include "perfusion.serviceAccount" . }} needs to list and watch pods by other rights, or no pod is recorded.
+{{- end }}
+{{- else if eq .Values.pods.source "none" }}
+- WARNING: pods.source is none: samples do not say which pod they are of, and no pod can opt out.
+{{- end }}
 {{- if eq .Values.seccomp.type "Unconfined" }}
 - WARNING: seccomp.type is Unconfined: every system call is allowed.
 {{- else if eq .Values.seccomp.type "RuntimeDefault" }}

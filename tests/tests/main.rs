@@ -19,6 +19,7 @@ mod harness;
 mod heap;
 mod host;
 mod inspect;
+mod kubernetes;
 mod memory;
 mod names;
 mod node;

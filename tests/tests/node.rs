@@ -17,23 +17,23 @@ use system_tests::profile::Profile;
 use system_tests::wait::wait_until;
 
 /// A loaded machine may take long; windows are one second.
-const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A daemon with windows of a second, its files and its port.
-struct Node {
-    scratch: Scratch,
+pub(crate) struct Node {
+    pub(crate) scratch: Scratch,
     port: u16,
     daemon: Option<Recording>,
 }
 
 impl Node {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         Self { scratch: Scratch::new().unwrap(), port, daemon: None }
     }
 
     /// Writes the configuration, with these lines more.
-    fn configure(&self, more: &str) {
+    pub(crate) fn configure(&self, more: &str) {
         let text = format!(
             "windows: {{length: 1s, aligned: false}}\n\
              files: {{directory: {0}/out, keep_free: 1MiB}}\n\
@@ -44,26 +44,26 @@ impl Node {
         fs::write(self.scratch.path("perfusion.yaml"), text).unwrap();
     }
 
-    fn kill_switch(&self) -> String {
+    pub(crate) fn kill_switch(&self) -> String {
         format!("kill_switch: {}", self.scratch.path("run/off").display())
     }
 
-    fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         let mut command = perfusion::command(["daemon", "--config"]);
         self.run(command.arg(self.scratch.path("perfusion.yaml")));
     }
 
-    fn run(&mut self, command: &mut std::process::Command) {
+    pub(crate) fn run(&mut self, command: &mut std::process::Command) {
         let mut daemon = Recording::spawn(command).unwrap();
         daemon.await_progress("ready", DEADLINE).unwrap();
         self.daemon = Some(daemon);
     }
 
-    fn daemon(&self) -> &Recording {
+    pub(crate) fn daemon(&self) -> &Recording {
         self.daemon.as_ref().unwrap()
     }
 
-    fn get(&self, path: &str) -> String {
+    pub(crate) fn get(&self, path: &str) -> String {
         let mut connection = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         write!(connection, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         let mut answer = String::new();
@@ -72,14 +72,14 @@ impl Node {
     }
 
     /// A value of /metrics.
-    fn metric(&self, name: &str) -> f64 {
+    pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics");
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name}:\n{text}"))
     }
 
     /// The profiles there are, of all services, oldest first within each.
-    fn profiles(&self) -> Vec<(String, Profile)> {
+    pub(crate) fn profiles(&self) -> Vec<(String, Profile)> {
         let mut found = Vec::new();
         for service in fs::read_dir(self.scratch.path("out")).into_iter().flatten().flatten() {
             let name = service.file_name().to_string_lossy().into_owned();
@@ -93,13 +93,13 @@ impl Node {
     }
 
     /// The pids in the profiles.
-    fn pids(&self) -> BTreeSet<u32> {
+    pub(crate) fn pids(&self) -> BTreeSet<u32> {
         let profiles = self.profiles();
         let samples = profiles.iter().flat_map(|(_, profile)| &profile.samples);
         samples.filter_map(|sample| sample.label("pid").parse().ok()).collect()
     }
 
-    fn end(mut self) {
+    pub(crate) fn end(mut self) {
         let daemon = self.daemon.take().unwrap();
         daemon.signal(Signal::TERM).unwrap();
         daemon.finish_well(2 * SLACK).unwrap();
@@ -107,11 +107,11 @@ impl Node {
 }
 
 /// A cgroup that no other run of these tests has.
-fn group(name: &str) -> std::io::Result<Group> {
+pub(crate) fn group(name: &str) -> std::io::Result<Group> {
     Group::new(&format!("{name}-{}", std::process::id()))
 }
 
-fn spin() -> App {
+pub(crate) fn spin() -> App {
     Workload::native("spin", &[]).unwrap().start().unwrap()
 }
 

@@ -22,20 +22,23 @@ const KUBERNETES: [&str; 2] = ["1.28", "1.36"];
 /// API groups of others, whose schemas no Kubernetes has.
 const FOREIGN: [&str; 2] = ["security.openshift.io/", "monitoring.coreos.com/"];
 /// `--set`, and what the refusal must name.
-const REFUSED: [(&str, &str); 6] = [
+const REFUSED: [(&str, &str); 7] = [
     ("privileged=true", "privileged"),
     ("image.name=x", "name"),
     ("image.digest=latest", "digest"),
     ("attach.enabled=maybe", "enabled"),
     ("seccomp.type=Off", "type"),
+    ("pods.source=kubelet", "source"),
     ("podMonitor.enabled=true,config.telemetry.listen=127.0.0.1:7071", "telemetry.listen"),
 ];
 /// `--set`, and a word of the warning in the notes.
-const WARNED: [(&str, &str); 5] = [
+const WARNED: [(&str, &str); 7] = [
     ("attach.enabled=false", "attach.enabled is false"),
     ("seccomp.type=Unconfined", "every system call is allowed"),
     ("storage.hostPath=", "storage.hostPath is empty"),
     ("image.repository=perfusion", "is the placeholder"),
+    ("pods.source=none", "pods.source is none"),
+    ("rbac.create=false", "rbac.create"),
     ("config.files.max_count=9", "no receiver is configured"),
 ];
 
@@ -153,7 +156,7 @@ fn notes(helm: &Path, chart: &Path, folder: &Path) -> Result<()> {
 }
 
 /// helm is one Go program, so Go builds it.
-fn install_helm(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
+pub(crate) fn install_helm(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     let own = paths.toolchain.join("go/bin/helm");
     if version(Command::new(&own).args(["version", "--short"])).is_none() {
         steps.step(&format!("building helm {HELM}"));

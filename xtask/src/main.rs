@@ -1,6 +1,7 @@
 //! Dispatch of `cargo xtask …`: every development command that is not plain cargo. Depends on no member of the workspace, so that it
 //! builds in seconds on a bare machine. What a command does lives in the module of its name.
 
+mod apiserver;
 mod bench;
 mod build;
 mod ci;
@@ -41,6 +42,7 @@ cargo xtask COMMAND
   memory [--windows N]
                   how true allocations and live objects of programs with known ones are; writes the figures in docs/memory.md (root)
   collector       profiles sent to a real OpenTelemetry Collector, which is built first (root)
+  apiserver       the chart and the daemon against a real Kubernetes API server, which is built first (root, 10 minutes)
   tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to code
   helm [--fix]    lint the chart, compare what it renders with helm/rendered, check that against Kubernetes' schemas
   image           the files of the container image in target/image, and whether they are all it needs
@@ -79,6 +81,7 @@ fn main() -> ExitCode {
             ["bench", figure] => bench::bench(&paths, &steps, Some(figure)),
             ["truth", arguments @ ..] => truth::truth(&paths, &steps, arguments),
             ["memory", arguments @ ..] => truth::memory(&paths, &steps, arguments),
+            ["apiserver"] => apiserver::apiserver(&paths, &steps),
             ["collector"] => collector::collector(&paths, &steps),
             ["tidy"] => tidy::tidy(&paths, &steps, false),
             ["tidy", "--fix"] => tidy::tidy(&paths, &steps, true),

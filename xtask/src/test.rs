@@ -39,7 +39,11 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
 
     let perfusion = build::build(paths, steps)?;
     setup::pinned_dotnets(paths, steps)?;
-    let needs = [("musl-tools", "a musl process to profile"), ("libcap2-bin", "a program with capabilities")];
+    let needs = [
+        ("musl-tools", "a musl process to profile"),
+        ("libcap2-bin", "a program with capabilities"),
+        ("strace", "which processes the daemon touches"),
+    ];
     debian::install(steps, &needs)?;
     steps.step("tests without privilege");
     let mut plain = cargo_test(paths);

@@ -1,6 +1,7 @@
 //! What a value is counted under: the sample types and the label set. Plain data.
 
 use crate::source::Heap;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// One column of a profile. The order is the order in the file and part of the format.
@@ -140,6 +141,22 @@ pub struct CollectionLabels {
     pub promoted: u64,
 }
 
+/// What samples of a pod show of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodLabels {
+    /// The pod's.
+    pub uid: String,
+    /// Name and value of each label.
+    pub shown: Vec<(String, String)>,
+}
+
+impl Hash for PodLabels {
+    /// Equal ones are of one pod, and few others are: to go through all the text for each value counted would cost more than it tells.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.uid.hash(state);
+    }
+}
+
 /// All labels a value can carry. Absent ones are `None`; strings are shared, so that a clone is cheap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels {
@@ -157,6 +174,8 @@ pub struct Labels {
     pub process: Option<Arc<str>>,
     /// Container the process runs in.
     pub container_id: Option<Arc<str>>,
+    /// The pod it runs in, where that is known.
+    pub pod: Option<Arc<PodLabels>>,
     /// What a thread waits for (`aggregate::wait_reason`).
     pub wait_reason: Option<&'static str>,
     /// Parked for want of work (`wait_kind=idle`): kept in the sums, hidden from default views.
@@ -204,7 +223,7 @@ pub enum LabelValue<'a> {
 
 impl Labels {
     /// Calls `emit` with name and value of each label that is set, in a fixed order.
-    pub fn each<'a>(&'a self, mut emit: impl FnMut(&'static str, LabelValue<'a>)) {
+    pub fn each<'a>(&'a self, mut emit: impl FnMut(&'a str, LabelValue<'a>)) {
         let mut number = |name, value: Option<i64>, unit| {
             if let Some(value) = value {
                 emit(name, LabelValue::Number(value, unit));
@@ -233,6 +252,9 @@ impl Labels {
         text("thread_role", self.thread_role);
         text("process", self.process.as_deref());
         text("container_id", self.container_id.as_deref());
+        for (name, value) in self.pod.iter().flat_map(|pod| &pod.shown) {
+            text(name, Some(value));
+        }
         text("wait_reason", self.wait_reason);
         text("wait_kind", self.idle.then_some("idle"));
         text("waker", self.waker.as_deref());

@@ -192,6 +192,10 @@ impl Window {
         if !replaced.contains(&true) {
             return None;
         }
+        if changed.container_id != labels.container_id {
+            // As many as there are containers.
+            changed.pod = None;
+        }
         self.counters.capped_labels = self.counters.capped_labels.saturating_add(1);
         Some(changed)
     }

@@ -223,6 +223,14 @@ impl Target {
         Ok(crate::process::container::container_id(&self.text("cgroup")?).map(str::to_owned))
     }
 
+    /// Uid of the pod it runs in, as the pod's cgroup has it.
+    ///
+    /// # Errors
+    /// As [`Target::file`].
+    pub fn pod(&self) -> Result<Option<String>, Errno> {
+        Ok(crate::process::container::pod_id(&self.text("cgroup")?))
+    }
+
     /// Calls `each` for every mapping until it returns false.
     ///
     /// # Errors

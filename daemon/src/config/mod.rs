@@ -5,6 +5,7 @@
 pub mod load;
 pub mod units;
 
+use crate::kubernetes::Kubernetes;
 use crate::select::Selection;
 use crate::sink::otlp::OtlpOptions;
 use crate::sink::pyroscope::PyroscopeOptions;
@@ -29,6 +30,8 @@ pub struct Config {
     pub windows: Windows,
     /// How processes are told apart.
     pub services: Services,
+    /// The pods of this node, where it is one of a Kubernetes cluster.
+    pub kubernetes: Kubernetes,
     /// Profiles as files.
     pub files: Files,
     /// Receivers of OpenTelemetry's profiles: collectors, and back ends that speak their protocol. Any number.
@@ -101,8 +104,6 @@ impl Default for Windows {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Services {
-    /// Where the kubelet keeps the logs of pods; their namespaces and names are taken from there.
-    pub pod_logs: PathBuf,
     /// Most services with a profile of their own in a window: those that used most CPU time. The rest share the service `[other]`.
     pub max: usize,
     /// Labels of every profile, by the names of OpenTelemetry's resource attributes. `host.name` is there without being named.
@@ -111,7 +112,7 @@ pub struct Services {
 
 impl Default for Services {
     fn default() -> Self {
-        Self { pod_logs: PathBuf::from("/var/log/pods"), max: 100, labels: BTreeMap::new() }
+        Self { max: 100, labels: BTreeMap::new() }
     }
 }
 
@@ -301,6 +302,9 @@ impl Config {
         let paths = [
             ("files.directory", self.files.directory.as_ref()),
             ("limits.kill_switch", Some(&self.limits.kill_switch)),
+            ("kubernetes.ca_file", Some(&self.kubernetes.ca_file)),
+            ("kubernetes.pod_logs", Some(&self.kubernetes.pod_logs)),
+            ("kubernetes.token_file", Some(&self.kubernetes.token_file)),
             ("recording.cgroup", self.recording.cgroup.as_ref()),
             ("spool.directory", self.spool.directory.as_ref()),
         ];
@@ -329,7 +333,10 @@ impl Config {
                 return unfit("pyroscope", "each server once", server.url.clone());
             }
         }
-        if let Err(problem) = self.selection.check() {
+        if let Err(problem) = self.kubernetes.check() {
+            return Err(Unfit { key: "kubernetes", problem });
+        }
+        if let Err(problem) = self.selection.check(self.kubernetes.pods) {
             return Err(Unfit { key: "selection", problem });
         }
         if self.recording.cgroup.is_some() && !self.selection.is_all() {

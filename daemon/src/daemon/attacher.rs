@@ -9,6 +9,8 @@ use crate::attach::target::Target;
 use crate::attach::{self, AttachError, Settings};
 use crate::config::load::OPT_OUT;
 use crate::config::{Attach, Policy};
+use crate::kubernetes::Source;
+use crate::process::container::home;
 use crate::run::{Managed, Watcher};
 use crate::source::kernel::rule_set::Filter;
 use std::collections::{HashMap, HashSet};
@@ -97,16 +99,12 @@ impl Work {
         let config = self.state.config();
         let key = (process.pid, process.start_ticks);
         let known = self.known.get(&key).copied();
-        let rules = self.state.selection();
-        let selected = rules.is_none_or(|rules| Filter::new(&rules).holds(process.pid));
-        if !selected || !wants(&config.attach, &process.service) {
+        if let Some(reason) = self.unwanted(&config.attach, process) {
             if known == Some(Outcome::Attached) {
                 tracing::info!(pid = process.pid, service = %process.service, "detached: the policy is another now");
                 self.watcher.leave(process.pid);
             }
             if known != Some(Outcome::Unwanted) {
-                let reason =
-                    if selected { "the attach policy is not for its service" } else { "not selected" };
                 self.reasons.insert(key, reason.to_owned());
             }
             // Considered anew when the policy changes again.
@@ -146,6 +144,24 @@ impl Work {
             }
         };
         self.known.insert(key, outcome);
+    }
+
+    /// Why it is not to be attached to, as things are now.
+    fn unwanted(&self, attach: &Attach, process: &Managed) -> Option<&'static str> {
+        let rules = self.state.selection();
+        if !rules.is_none_or(|rules| Filter::new(&rules).holds(process.pid)) {
+            return Some("not selected");
+        }
+        if !wants(attach, &process.service) {
+            return Some("the attach policy is not for its service");
+        }
+        let uid = home(process.pid).pod?;
+        match self.state.pods.get(&uid) {
+            Some(pod) if pod.wants_no_shim() => Some("its pod opted out with an annotation"),
+            // It may be one that opts out.
+            None if self.state.config().kubernetes.pods == Source::Api => Some("its pod is not known yet"),
+            _ => None,
+        }
     }
 }
 

@@ -54,4 +54,8 @@ counts! {
     windows_over_cpu "daemon_windows_over_cpu" "windows that took more CPU time than limits.cpu; the next was recorded at lower rates";
     memory_shed "daemon_memory_shed" "times caches were dropped to stay within limits.memory";
     memory_cuts "daemon_memory_cuts" "windows that ended early to stay within limits.memory";
+    pod_lists "daemon_pod_lists" "times the API server was asked for all pods of the node";
+    pod_watches "daemon_pod_watches" "times the API server was asked to tell what changes";
+    pod_changes "daemon_pod_changes" "changes of pods and versions it told of";
+    pod_failures "daemon_pod_failures" "times it did not answer, or not as it should";
 }

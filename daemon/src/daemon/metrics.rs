@@ -68,6 +68,8 @@ pub fn text(state: &State, look: Option<&Look>, sinks: &[SinkCounters]) -> Strin
     families.family("frequency_hertz", "gauge", "CPU samples per second and CPU", &single(hertz));
     let shims = look.map_or(0, |look| look.shims.len());
     families.family("shim_processes", "gauge", "processes whose shim is read", &single(shims as f64));
+    let pods = state.pods.count();
+    families.family("pods", "gauge", "pods of this node that are known", &single(pods as f64));
     let version = (format!("{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1.0);
     families.family("build", "info", "what runs", &[version]);
     families.0 + "# EOF\n"

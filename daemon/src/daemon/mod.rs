@@ -25,11 +25,14 @@ use crate::cli::ConfigSources;
 use crate::config::load::Sources;
 use crate::config::{Config, Recording as What};
 use crate::error::Error;
+use crate::kubernetes::Source;
+use crate::kubernetes::api::Watch;
+use crate::kubernetes::logs::Logs;
+use crate::kubernetes::pods::Shown;
 use crate::process::ProcessTable;
 use crate::record::{cgroup_id, raise_open_files};
 use crate::run::{Recording, Watcher};
 use crate::select::cgroups::Cgroups;
-use crate::select::pods::Pods;
 use crate::source::kernel::rule_set::RuleSet;
 use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Rates, Selection, online_cpus};
 use crate::source::shim::ShimSource;
@@ -95,7 +98,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     let control = control(&state, &sinks);
     let mut daemon = Daemon {
         cgroups: Cgroups::default(),
-        pods: Pods::default(),
+        knowledge: Knowledge::None,
         scanned: Instant::now(),
         sources,
         settings: Settings { owner },
@@ -114,6 +117,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
         room: Room::default(),
         alive_at: Instant::now(),
     };
+    daemon.learn_of_pods(&daemon.state.config());
     daemon.follow_switch()?;
     daemon.notify.ready(daemon.status());
     tracing::info!(status = daemon.status(), "ready");
@@ -216,6 +220,13 @@ struct Active {
     watcher: Watcher,
 }
 
+/// Who tells of pods.
+enum Knowledge {
+    None,
+    Logs(Logs),
+    Api(Watch),
+}
+
 struct Daemon {
     sources: Sources,
     settings: Settings,
@@ -235,9 +246,10 @@ struct Daemon {
     host_cpus: f64,
     pace: Pace,
     room: Room,
-    /// Looked at where rules do, and when that was last.
+    /// Looked at where rules do.
     cgroups: Cgroups,
-    pods: Pods,
+    knowledge: Knowledge,
+    /// When cgroups and pods were last looked at.
     scanned: Instant,
     alive_at: Instant,
 }
@@ -324,7 +336,6 @@ impl Daemon {
     fn begin(&mut self, config: &Config) -> Result<Active, Error> {
         let mode = self.state.mode();
         let what = mode.recording(&config.recording);
-        self.pods = Pods::of(Some(config.services.pod_logs.clone()));
         let rules = self.rules(config);
         let selection = match (&rules, &what.cgroup) {
             (Some(rules), _) => Selection::Rules(rules.clone()),
@@ -343,7 +354,8 @@ impl Daemon {
         let mut encoder = Encoder::new(Arc::clone(&self.state), self.sinks.out());
         let shims = ShimSource::new(self.settings.owner, what.live_objects);
         let take = Box::new(move |over: crate::run::Over<'_>| encoder.take(over));
-        let recording = Recording::start_windows(kernel, shims, ProcessTable::new(), take)
+        let pods = Arc::clone(&self.state.pods);
+        let recording = Recording::start_windows(kernel, shims, ProcessTable::new(), pods, take)
             .map_err(internal("starting a thread"))?;
         let watcher = recording.watcher();
         self.state.set_watcher(Some(watcher.clone()));
@@ -360,16 +372,62 @@ impl Daemon {
 
     /// The rules of a configuration, with the cgroups there are now.
     fn rules(&mut self, config: &Config) -> Option<RuleSet> {
-        self.scanned = Instant::now();
-        (!config.selection.is_all()).then(|| config.selection.rules(&mut self.cgroups, &mut self.pods))
+        let source = config.kubernetes.pods;
+        // Pods that the API server tells of can except themselves, where the probes can tell them by their cgroups.
+        let any = !config.selection.is_all() || (source == Source::Api && self.cgroups.are_known());
+        any.then(|| config.selection.rules(&mut self.cgroups, &self.state.pods, source))
     }
 
-    /// Tells the probes of cgroups that came and went.
-    fn look_at_cgroups(&mut self, now: Instant) {
-        let Some(known) = self.state.selection().filter(|rules| rules.cgroups.is_some()) else { return };
+    /// Begins to learn of pods, as this configuration says.
+    fn learn_of_pods(&mut self, config: &Config) {
+        if let Knowledge::Api(watch) = std::mem::replace(&mut self.knowledge, Knowledge::None) {
+            watch.stop();
+        }
+        let options = &config.kubernetes;
+        let (labels, annotations) = (options.labels.clone(), options.annotations.clone());
+        self.state.pods.show(Shown { labels: labels.clone(), annotations: annotations.clone() });
+        self.knowledge = match options.pods {
+            Source::Logs => {
+                let mut logs = Logs::of(options.pod_logs.clone());
+                logs.read(&self.state.pods, config.selection.names_pods());
+                Knowledge::Logs(logs)
+            }
+            Source::Api => {
+                if !self.cgroups.are_known() {
+                    tracing::warn!(
+                        "no cgroup v2 hierarchy: pods that want no profile are recorded, and not attached to"
+                    );
+                }
+                let mut wanted = config.selection.wanted();
+                wanted.labels.extend(labels);
+                wanted.annotations.extend(annotations);
+                let (pods, counters) = (Arc::clone(&self.state.pods), Arc::clone(&self.state.counters));
+                match Watch::start(options, wanted.with(), pods, counters) {
+                    Ok(watch) => Knowledge::Api(watch),
+                    Err(error) => {
+                        tracing::error!(%error, "nothing is known of pods, and none is recorded");
+                        Knowledge::None
+                    }
+                }
+            }
+        };
+    }
+
+    /// Looks which pods and cgroups there are, now and then.
+    fn look_around(&mut self, now: Instant) {
         if now < self.scanned + SCAN {
             return;
         }
+        self.scanned = now;
+        if let Knowledge::Logs(logs) = &mut self.knowledge {
+            logs.read(&self.state.pods, self.state.config().selection.names_pods());
+        }
+        self.look_at_cgroups();
+    }
+
+    /// Tells the probes of cgroups that came and went.
+    fn look_at_cgroups(&mut self) {
+        let Some(known) = self.state.selection().filter(|rules| rules.cgroups.is_some()) else { return };
         let rules = self.rules(&self.state.config()).filter(|rules| *rules != *known);
         if let (Some(rules), Some(active)) = (rules, &self.recording)
             && active.recording.select_cgroups(rules.cgroups.clone().unwrap_or_default())
@@ -415,7 +473,9 @@ impl Daemon {
         }
         let anew = self.state.mode().recording(&before.recording) != mode.recording(&config.recording)
             || before.selection != config.selection
-            || before.services.pod_logs != config.services.pod_logs;
+            || before.kubernetes.pods != config.kubernetes.pods;
+        let other_pods =
+            before.kubernetes != config.kubernetes || before.selection.wanted() != config.selection.wanted();
         self.state.set_mode(mode);
         if before.windows != config.windows {
             self.schedule = Schedule::begin(config.windows.clone(), Instant::now(), SystemTime::now());
@@ -424,6 +484,9 @@ impl Daemon {
             tracing::warn!("log takes effect when the daemon starts again");
         }
         self.state.set_config(config);
+        if other_pods {
+            self.learn_of_pods(&self.state.config());
+        }
         if let Some(sinks) = new_sinks {
             self.sinks.replace(sinks);
         }
@@ -462,7 +525,7 @@ impl Daemon {
             _ => true,
         };
         self.look_at_room(now);
-        self.look_at_cgroups(now);
+        self.look_around(now);
         if alive && self.notify.alive_every().is_some_and(|every| now >= self.alive_at + every) {
             self.alive_at = now;
             self.notify.alive();
@@ -503,6 +566,9 @@ impl Daemon {
     fn stop(mut self, signals: &mut Signals) -> Result<(), Error> {
         // From here on there is nothing to tell.
         drop(self.control.take());
+        if let Knowledge::Api(watch) = std::mem::replace(&mut self.knowledge, Knowledge::None) {
+            watch.stop();
+        }
         let recording = self.recording.take();
         let (done, wait) = std::sync::mpsc::channel();
         let ending = std::thread::spawn(move || {

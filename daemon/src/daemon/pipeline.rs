@@ -52,6 +52,7 @@ pub fn text(state: &State, sinks: &[SinkCounters]) -> String {
             "maps_bytes": memory.maps,
             "rings_bytes": memory.rings,
         },
+        "pods": state.pods.count(),
         "shims": look.as_ref().map_or(0, |look| look.shims.len()),
         "programs": programs,
         "counters": counters,

@@ -4,6 +4,7 @@ use super::cost::Cost;
 use super::counts::Counts;
 use super::mode::Mode;
 use crate::config::Config;
+use crate::kubernetes::pods::Pods;
 use crate::run::Watcher;
 use crate::source::kernel::rule_set::RuleSet;
 use std::collections::{BTreeMap, HashMap};
@@ -29,8 +30,10 @@ pub struct State {
     beat: Mutex<Instant>,
     /// What is other than configured, in words; for each profile.
     remarks: Mutex<Vec<String>>,
+    /// The pods of this node.
+    pub pods: Arc<Pods>,
     /// Counters.
-    pub counters: Counts,
+    pub counters: Arc<Counts>,
     /// What it costs.
     pub cost: Cost,
 }
@@ -52,7 +55,8 @@ impl State {
             watcher: Mutex::default(),
             beat: Mutex::new(Instant::now()),
             remarks: Mutex::default(),
-            counters: Counts::default(),
+            pods: Arc::default(),
+            counters: Arc::default(),
             cost: Cost::default(),
         }
     }
@@ -164,6 +168,9 @@ impl State {
     pub fn labels(&self, config: &Config) -> BTreeMap<String, String> {
         let mut labels = config.services.labels.clone();
         labels.entry("host.name".to_owned()).or_insert_with(|| self.host.clone());
+        if let Some(node) = &config.kubernetes.node {
+            labels.entry("k8s.node.name".to_owned()).or_insert_with(|| node.clone());
+        }
         labels
     }
 }

@@ -1,4 +1,5 @@
-//! Which container a process runs in: the 64 hexadecimal digits that every runtime puts into the name of a container's cgroup.
+//! Which container and pod a process runs in: the 64 hexadecimal digits that every runtime puts into the name of a container's cgroup, and the
+//! uid that the kubelet puts into that of a pod's.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -7,13 +8,30 @@ use std::sync::Arc;
 /// A path in a cgroup hierarchy has no limit but that of names; nobody nests them this deep.
 const CGROUP_BYTES: u64 = 1 << 16;
 
-/// The container of the process that has `pid` now, if it is in one.
+/// Where a process runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Home {
+    /// Id of its container.
+    pub container: Option<Arc<str>>,
+    /// Uid of its pod, as the pod's cgroup has it.
+    pub pod: Option<Arc<str>>,
+}
+
+/// Where the process that has `pid` now runs.
 #[must_use]
-pub fn container(pid: u32) -> Option<Arc<str>> {
+pub fn home(pid: u32) -> Home {
     let mut text = String::new();
-    let file = File::open(format!("/proc/{pid}/cgroup")).ok()?;
-    file.take(CGROUP_BYTES).read_to_string(&mut text).ok()?;
-    container_id(&text).map(Into::into)
+    let file = File::open(format!("/proc/{pid}/cgroup"));
+    if file.and_then(|file| file.take(CGROUP_BYTES).read_to_string(&mut text)).is_err() {
+        return Home::default();
+    }
+    Home { container: container_id(&text).map(Into::into), pod: pod_id(&text).map(Into::into) }
+}
+
+/// A pod's uid in the text of `/proc/PID/cgroup`.
+#[must_use]
+pub fn pod_id(cgroup: &str) -> Option<String> {
+    cgroup.lines().find_map(|line| pod_in(line.splitn(3, ':').nth(2)?))
 }
 
 /// A container's id in the text of `/proc/PID/cgroup`; the innermost one where containers are nested.
@@ -29,9 +47,49 @@ pub fn container_in(path: &str) -> Option<&str> {
         .find_map(|part| part.split(|c: char| !c.is_ascii_hexdigit()).find(|word| word.len() == 64))
 }
 
+/// The uid of the pod a cgroup belongs to: `…/kubepods-burstable-podUID.slice/…` with underscores where systemd makes the names,
+/// `/kubepods/burstable/podUID/…` where the kubelet does.
+#[must_use]
+pub fn pod_in(cgroup: &str) -> Option<String> {
+    cgroup.split('/').rev().find_map(|part| {
+        let part = part.strip_suffix(".slice").unwrap_or(part);
+        let uid = match part.strip_prefix("kubepods") {
+            Some(rest) => rest.rsplit_once("-pod")?.1,
+            None => part.strip_prefix("pod")?,
+        };
+        let uid = uid.replace('_', "-");
+        // 36 with dashes; 32 for pods the kubelet reads from files.
+        let is_uid = matches!(uid.len(), 32 | 36) && uid.bytes().all(|c| c.is_ascii_hexdigit() || c == b'-');
+        is_uid.then_some(uid)
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::container_id;
+    use super::{Home, container_id, home, pod_id, pod_in};
+
+    const UID: &str = "11111111-2222-3333-4444-555555555555";
+
+    #[test]
+    fn both_ways_to_name_a_pods_cgroup_are_known() {
+        let systemd = UID.replace('-', "_");
+        for path in [
+            format!(
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{systemd}.slice/cri-x.scope"
+            ),
+            format!("/kubepods.slice/kubepods-pod{systemd}.slice"),
+            format!("/kubepods/besteffort/pod{UID}/0123"),
+            format!("/kubelet.slice/kubelet-kubepods.slice/kubepods/pod{UID}"),
+            // As it is seen from another container.
+            format!("/../../kubepods-burstable-pod{systemd}.slice/cri-x.scope"),
+        ] {
+            assert_eq!(pod_in(&path).as_deref(), Some(UID), "{path}");
+            assert_eq!(pod_id(&format!("1:name=systemd:/\n0::{path}\n")).as_deref(), Some(UID));
+        }
+        for path in ["/system.slice/podman.service", "/kubepods/podcast", "/"] {
+            assert_eq!(pod_in(path), None, "{path}");
+        }
+    }
 
     #[test]
     fn container_ids_are_found_in_the_cgroup_names_of_all_runtimes() {
@@ -50,6 +108,6 @@ mod tests {
 
     #[test]
     fn a_process_that_is_gone_or_in_none_has_no_container() {
-        assert_eq!(super::container(u32::MAX), None);
+        assert_eq!(home(u32::MAX), Home::default());
     }
 }

@@ -1,10 +1,11 @@
 //! Which service a process belongs to: the name its profile is filed under.
 //!
-//! Taken from the first of: `OTEL_SERVICE_NAME`, `DD_SERVICE`, the .NET entry assembly, the executable's name, the command name. A process that is
-//! gone before it was asked about has the last of these. A process chooses its own name, and only its own: the name is cut, cleaned, and
-//! never taken for a path.
+//! Taken from the first of: `OTEL_SERVICE_NAME`, `DD_SERVICE`, the label of its pod that names the application (`app.kubernetes.io/name`, `app`),
+//! the .NET entry assembly, the executable's name, the command name. A process that is gone before it was asked about has the last of
+//! these. A process chooses its own name, and only its own: the name is cut, cleaned, and never taken for a path.
 
 use crate::attach::target::{Target, printable};
+use crate::kubernetes::pods::Pods;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,19 +20,41 @@ const VARIABLES: [&str; 2] = ["OTEL_SERVICE_NAME", "DD_SERVICE"];
 /// Service names by pid, each looked up once in the life of a program.
 #[derive(Debug, Default)]
 pub struct Services {
-    by_pid: HashMap<u32, Arc<str>>,
+    by_pid: HashMap<u32, Known>,
     /// Equal names are one string.
     names: HashSet<Arc<str>>,
+    pods: Arc<Pods>,
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    name: Arc<str>,
+    /// The pod that may name it better, of which nothing is known yet.
+    waits_for: Option<Arc<str>>,
 }
 
 impl Services {
+    /// With the pods that name some.
+    #[must_use]
+    pub fn with(pods: Arc<Pods>) -> Self {
+        Self { pods, ..Self::default() }
+    }
+
     /// The service of the process that has `pid` now; `comm` names it when it is gone.
     pub fn of(&mut self, pid: u32, comm: &str) -> Arc<str> {
-        if let Some(known) = self.by_pid.get(&pid) {
-            return Arc::clone(known);
+        if let Some(known) = self.by_pid.get(&pid)
+            && known.waits_for.as_ref().is_none_or(|uid| self.pods.get(uid).is_none())
+        {
+            return Arc::clone(&known.name);
         }
+        let mut waits_for = None;
         let found = match Target::open(pid) {
-            Ok(target) => look(&target),
+            Ok(target) => {
+                let uid = target.pod().ok().flatten();
+                let pod = uid.as_deref().and_then(|uid| self.pods.get(uid));
+                waits_for = uid.filter(|_| pod.is_none()).map(Into::into);
+                look(&target, pod.as_deref().and_then(|pod| pod.app()))
+            }
             // Workers come and go as they are needed (kernel/workqueue.c); no other thread of the kernel does.
             Err(_) => comm.starts_with("kworker/").then(|| KERNEL.to_owned()),
         };
@@ -41,20 +64,20 @@ impl Services {
             None => name.into(),
         };
         self.names.insert(Arc::clone(&name));
-        self.by_pid.insert(pid, Arc::clone(&name));
+        self.by_pid.insert(pid, Known { name: Arc::clone(&name), waits_for });
         name
     }
 
     /// The same if it was looked up before.
     #[must_use]
     pub fn known(&self, pid: u32) -> Option<Arc<str>> {
-        self.by_pid.get(&pid).cloned()
+        self.by_pid.get(&pid).map(|known| Arc::clone(&known.name))
     }
 
     /// `child` was forked from `parent`, and belongs where that does until it becomes another program.
     pub fn forked(&mut self, parent: u32, child: u32) {
         match self.by_pid.get(&parent).cloned() {
-            Some(name) => drop(self.by_pid.insert(child, name)),
+            Some(known) => drop(self.by_pid.insert(child, known)),
             None => drop(self.by_pid.remove(&child)),
         }
     }
@@ -67,7 +90,7 @@ impl Services {
     /// Forgets all processes but these.
     pub fn keep(&mut self, alive: &HashSet<u32>) {
         self.by_pid.retain(|pid, _| alive.contains(pid));
-        let used: HashSet<&Arc<str>> = self.by_pid.values().collect();
+        let used: HashSet<&Arc<str>> = self.by_pid.values().map(|known| &known.name).collect();
         self.names.retain(|name| used.contains(name));
     }
 
@@ -77,14 +100,13 @@ impl Services {
     }
 }
 
-/// The service of a process, as far as it can be seen.
-#[must_use]
-pub fn look(target: &Target) -> Option<String> {
+/// The service of a process, as far as it can be seen; `app` is what its pod calls itself.
+fn look(target: &Target, app: Option<&str>) -> Option<String> {
     if target.is_kernel_thread() {
         return Some(KERNEL.to_owned());
     }
     let named = VARIABLES.iter().find_map(|name| clean(&target.environment(name).ok()??));
-    named.or_else(|| {
+    named.or_else(|| clean(app?)).or_else(|| {
         let executable = target.executable_name()?;
         let assembly = if executable == "dotnet" { entry_assembly(&target.arguments().ok()?) } else { None };
         clean(&assembly.unwrap_or(executable))
@@ -143,6 +165,17 @@ mod tests {
             let child = sleeper(variables);
             assert_eq!(&*services.of(child.0.id(), "comm"), name);
         }
+    }
+
+    #[test]
+    fn a_pods_label_names_what_no_variable_does_and_better_than_the_executable() {
+        let child = sleeper(&[("DD_SERVICE", "carts")]);
+        let target = |child: &Sleeper| crate::attach::target::Target::open(child.0.id()).unwrap();
+        assert_eq!(super::look(&target(&child), Some("web")).as_deref(), Some("carts"));
+        let child = sleeper(&[]);
+        assert_eq!(super::look(&target(&child), Some("web")).as_deref(), Some("web"));
+        assert_eq!(super::look(&target(&child), Some(" ")).as_deref(), Some("sleep"));
+        assert_eq!(super::look(&target(&child), None).as_deref(), Some("sleep"));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use super::ProcessError;
 use super::budget::{Common, cpu_time};
-use super::container::container;
+use super::container::{Home, home};
 use super::image::Image;
 use super::images::{Elsewhere, Images};
 use super::lesson::{Lesson, Lessons};
@@ -48,8 +48,8 @@ pub struct ProcessInfo {
     pub exec_count: u32,
     /// Command name, at most 15 bytes.
     pub comm: String,
-    /// Id of its container.
-    pub container: Option<Arc<str>>,
+    /// Its container and pod.
+    pub home: Home,
     /// True when it runs a CLR.
     pub is_clr: bool,
 }
@@ -156,8 +156,8 @@ impl ProcessTable {
                     None => (1, None),
                 };
                 // Read anew: runtimes move their child into the container's cgroup just before they let it become the program.
-                let container = container(*pid);
-                let new = self.insert(*pid, start_ticks, exec_count, comm.clone(), container, Arc::default());
+                let home = home(*pid);
+                let new = self.insert(*pid, start_ticks, exec_count, comm.clone(), home, Arc::default());
                 if let (Ok(_), Some(new)) = (new, self.live.get_mut(pid)) {
                     // All its mappings are about to be reported; what is in none of them is an address of the program before.
                     new.refreshed = Some(Instant::now());
@@ -174,8 +174,8 @@ impl ProcessTable {
                     let images = if few { from.images.clone() } else { HashMap::new() };
                     let info = self.infos.get(&from.id);
                     let comm = info.map(|i| i.comm.clone()).unwrap_or_default();
-                    let container = info.and_then(|i| i.container.clone());
-                    if self.insert(thread.pid, None, 0, comm, container, mappings).is_ok()
+                    let home = info.map(|i| i.home.clone()).unwrap_or_default();
+                    if self.insert(thread.pid, None, 0, comm, home, mappings).is_ok()
                         && let Some(process) = self.live.get_mut(&thread.pid)
                     {
                         process.images = images;
@@ -316,7 +316,7 @@ impl ProcessTable {
             refused += u64::from(mappings.insert(mapping) == Replaced::Refused);
         }
         self.counters.mappings_refused += refused;
-        let id = self.insert(pid, Some(stat.starttime), 0, stat.comm, container(pid), Arc::new(mappings))?;
+        let id = self.insert(pid, Some(stat.starttime), 0, stat.comm, home(pid), Arc::new(mappings))?;
         if let Some(process) = self.live.get_mut(&pid) {
             process.parent = u32::try_from(stat.ppid).ok();
             self.common.spend(&mut process.share, cpu_time().saturating_sub(before));
@@ -330,7 +330,7 @@ impl ProcessTable {
         start_ticks: Option<u64>,
         exec_count: u32,
         comm: String,
-        container: Option<Arc<str>>,
+        home: Home,
         mappings: Arc<Mappings>,
     ) -> Result<ProcessId, ProcessError> {
         let full = self.live.len() >= MAX_PROCESSES && !self.live.contains_key(&pid);
@@ -348,7 +348,7 @@ impl ProcessTable {
             self.infos.retain(|id, _| live.contains(id));
         }
         let is_clr = process.is_clr;
-        self.infos.insert(id, ProcessInfo { pid, start_ticks, exec_count, comm, container, is_clr });
+        self.infos.insert(id, ProcessInfo { pid, start_ticks, exec_count, comm, home, is_clr });
         self.live.insert(pid, process);
         Ok(id)
     }

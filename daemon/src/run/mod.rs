@@ -14,6 +14,7 @@ pub mod processor;
 mod trim;
 
 use crate::aggregate::window::Window;
+use crate::kubernetes::pods::Pods;
 use crate::process::ProcessTable;
 use crate::process::table::Standing;
 use crate::source::MonotonicNs;
@@ -185,10 +186,11 @@ impl Recording {
         kernel: KernelSource,
         shims: ShimSource,
         processes: ProcessTable,
+        pods: Arc<Pods>,
         take: TakeWindow,
     ) -> io::Result<Self> {
         let began = kernel.started();
-        Self::spawn(kernel, shims, Processor::new(processes).by_service(), Some((take, began)))
+        Self::spawn(kernel, shims, Processor::new(processes).by_service(pods), Some((take, began)))
     }
 
     fn spawn(

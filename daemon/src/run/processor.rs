@@ -8,11 +8,13 @@ use super::naming;
 use crate::aggregate::collections::{Collections, Kind};
 use crate::aggregate::heap::Allocations;
 use crate::aggregate::incidents::{Incidents, Place};
-use crate::aggregate::key::Labels;
+use crate::aggregate::key::{Labels, PodLabels};
 use crate::aggregate::runtime_wait::RuntimeWaits;
 use crate::aggregate::thread_role::{self, is_collector};
 use crate::aggregate::threads::{Origin, Threads, WaitReason};
+use crate::kubernetes::pods::Pods;
 use crate::process::ProcessTable;
+use crate::process::container::Home;
 use crate::process::service::Services;
 use crate::sample::frame::{FrameKey, Marker, ProcessId};
 use crate::sample::stack::{StackId, StackTable};
@@ -112,6 +114,8 @@ pub struct Processor {
     counters: StackCounters,
     /// Where the values of each process go; `None` when all go to one profile.
     services: Option<Services>,
+    /// Who they are that processes run in.
+    pods: Option<Arc<Pods>>,
     /// Threads and wakers are told apart.
     detailed: bool,
     /// What ended a wait is shown with it.
@@ -146,16 +150,18 @@ impl Processor {
             wake_sites: None,
             counters: StackCounters::default(),
             services: None,
+            pods: None,
             detailed: true,
             waker_stacks: false,
             cutting: None,
         }
     }
 
-    /// Tells services apart, and neither threads nor wakers, which would multiply samples.
+    /// Tells services apart, and neither threads nor wakers, which would multiply samples; shows the pods of processes.
     #[must_use]
-    pub fn by_service(mut self) -> Self {
-        self.services = Some(Services::default());
+    pub fn by_service(mut self, pods: Arc<Pods>) -> Self {
+        self.services = Some(Services::with(Arc::clone(&pods)));
+        self.pods = Some(pods);
         self.without_threads()
     }
 
@@ -667,9 +673,17 @@ impl Processor {
             thread_name: self.names.shown(thread.tid),
             thread_role: Some(thread_role::thread_role(self.names.comm(thread.tid))),
             process: info.map(|info| info.comm.as_str().into()),
-            container_id: info.and_then(|info| info.container.clone()),
+            container_id: info.and_then(|info| info.home.container.clone()),
+            pod: info.and_then(|info| self.pod(&info.home)),
             ..Labels::default()
         }
+    }
+
+    /// What is shown of the pod.
+    fn pod(&self, home: &Home) -> Option<Arc<PodLabels>> {
+        let pods = self.pods.as_ref()?;
+        let pod = pods.get(home.pod.as_deref()?)?;
+        Some(Arc::new(pods.shown().of(&pod, home.container.as_deref())))
     }
 
     /// A thread of `pid` as a label's value, like those of wakers.

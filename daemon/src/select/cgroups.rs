@@ -1,40 +1,46 @@
 //! The cgroups of the host: where each is, and its id, by which the probes know it.
 
-use crate::source::kernel::cgroup_mount;
+use crate::source::kernel::hierarchy::Hierarchy;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Most cgroups; the probes know no more.
 pub const MOST: usize = 16_384;
 
-/// The hierarchy of version 2.
+/// The cgroups of version 2.
 #[derive(Debug)]
 pub struct Cgroups {
-    mount: Option<PathBuf>,
+    hierarchy: Option<Hierarchy>,
     /// It was said that there are too many.
     said: bool,
 }
 
 impl Default for Cgroups {
     fn default() -> Self {
-        Self { mount: cgroup_mount().map(PathBuf::from), said: false }
+        Self { hierarchy: Hierarchy::host().cloned(), said: false }
     }
 }
 
 impl Cgroups {
     /// The hierarchy mounted there.
+    #[cfg(test)]
+    pub(super) fn below(mount: PathBuf) -> Self {
+        Self { hierarchy: Some(Hierarchy::below(mount)), said: false }
+    }
+
+    /// True when there are any.
     #[must_use]
-    pub fn below(mount: PathBuf) -> Self {
-        Self { mount: Some(mount), said: false }
+    pub fn are_known(&self) -> bool {
+        self.hierarchy.is_some()
     }
 
     /// Id and path of each there is now.
     pub fn scan(&mut self) -> Vec<(u64, String)> {
         let (mut found, mut next) = (Vec::new(), vec![PathBuf::from("/")]);
-        let Some(mount) = &self.mount else { return found };
+        let Some(hierarchy) = &self.hierarchy else { return found };
         while let Some(path) = next.pop() {
-            let place = below(mount, &path);
+            let place = hierarchy.place(&path);
             // One that was removed meanwhile.
             let Ok(directory) = fs::metadata(&place) else { continue };
             if found.len() >= MOST {
@@ -55,8 +61,4 @@ impl Cgroups {
         }
         found
     }
-}
-
-fn below(mount: &Path, path: &Path) -> PathBuf {
-    mount.join(path.strip_prefix("/").unwrap_or(path))
 }

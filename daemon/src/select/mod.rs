@@ -1,12 +1,14 @@
 //! Who is recorded, as rules of the configuration: what of a process they look at, and how they become what the probes look up before any
-//! other work. `cgroups` finds the cgroups there are, `pods` says which pod one belongs to.
+//! other work. `cgroups` finds the cgroups there are, `kubernetes` knows the pods they belong to.
 
 pub mod cgroups;
-pub mod pods;
 
+use crate::kubernetes::Source;
+use crate::kubernetes::object::Wanted;
+use crate::kubernetes::pods::Pods;
+use crate::process::container::{container_in, pod_in};
 use crate::source::kernel::rule_set::{EXCEPT, ONLY, RuleSet};
 use cgroups::Cgroups;
-use pods::{Pods, pod_uid};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -27,7 +29,7 @@ pub struct Selection {
     pub except: Vec<Who>,
 }
 
-/// One thing that is true of some processes. In names of cgroups, namespaces and pods `*` stands for anything.
+/// One thing that is true of some processes. In names of cgroups, namespaces and pods, and in values, `*` stands for anything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Who {
@@ -43,6 +45,12 @@ pub struct Who {
     /// Name of a pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
+    /// Label of a pod, `KEY=VALUE` or, whatever its value, `KEY`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// Annotation of a pod, likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub annotation: Option<String>,
     /// Name or number of the (real) user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
@@ -57,18 +65,23 @@ enum Rule<'a> {
     Container(&'a str),
     Namespace(&'a str),
     Pod(&'a str),
+    Label(&'a str, &'a str),
+    Annotation(&'a str, &'a str),
     User(u32),
     Command([u8; 16]),
 }
 
 impl Who {
     fn rule(&self) -> Result<Rule<'_>, String> {
-        let Self { cgroup, container, namespace, pod, user, command } = self;
+        let Self { cgroup, container, namespace, pod, label, annotation, user, command } = self;
         let mut said: Vec<Rule<'_>> = Vec::new();
         said.extend(cgroup.as_deref().map(Rule::Cgroup));
         said.extend(container.as_deref().map(Rule::Container));
         said.extend(namespace.as_deref().map(Rule::Namespace));
         said.extend(pod.as_deref().map(Rule::Pod));
+        let pair = |text| str::split_once(text, '=').unwrap_or((text, "*"));
+        said.extend(label.as_deref().map(pair).map(|(key, value)| Rule::Label(key, value)));
+        said.extend(annotation.as_deref().map(pair).map(|(key, value)| Rule::Annotation(key, value)));
         if let Some(user) = user {
             let found = user
                 .parse()
@@ -87,9 +100,12 @@ impl Who {
             (Some(Rule::Cgroup(path)), 1) if !path.starts_with('/') => {
                 Err(format!("cgroup: expected a path such as /system.slice/app.service, found `{path}`"))
             }
+            (Some(Rule::Label("", _) | Rule::Annotation("", _)), 1) => {
+                Err("label and annotation: expected KEY=VALUE or KEY, found no key".to_owned())
+            }
             (Some(rule), 1) => Ok(rule),
             _ => Err(format!(
-                "expected one of cgroup, container, namespace, pod, user, command in each rule, found {count}"
+                "expected one of cgroup, container, namespace, pod, label, annotation, user, command in each rule, found {count}"
             )),
         }
     }
@@ -106,15 +122,44 @@ impl Selection {
     ///
     /// # Errors
     /// What was expected and found.
-    pub fn check(&self) -> Result<(), String> {
+    pub fn check(&self, source: Source) -> Result<(), String> {
         if self.only.len() + self.except.len() > MOST_RULES {
             return Err(format!("expected at most {MOST_RULES} rules"));
         }
-        self.only.iter().chain(&self.except).try_for_each(|who| who.rule().map(drop))
+        self.only.iter().chain(&self.except).try_for_each(|who| match (who.rule()?, source) {
+            (Rule::Label(..) | Rule::Annotation(..), Source::Logs) => {
+                Err("label and annotation: expected kubernetes.pods to be api: the names of logs do not tell them".to_owned())
+            }
+            _ => Ok(()),
+        })
     }
 
-    /// The rules as the probes know them, with what is there of cgroups now.
-    pub fn rules(&self, cgroups: &mut Cgroups, pods: &mut Pods) -> RuleSet {
+    /// True when some rule is about pods.
+    #[must_use]
+    pub fn names_pods(&self) -> bool {
+        let of_pods = |who: &Who| {
+            let Who { namespace, pod, label, annotation, .. } = who;
+            [namespace, pod, label, annotation].iter().any(|said| said.is_some())
+        };
+        self.only.iter().chain(&self.except).any(of_pods)
+    }
+
+    /// The labels and annotations that rules look at.
+    #[must_use]
+    pub fn wanted(&self) -> Wanted {
+        let mut wanted = Wanted::default();
+        for who in self.only.iter().chain(&self.except) {
+            match who.rule() {
+                Ok(Rule::Label(key, _)) => drop(wanted.labels.insert(key.to_owned())),
+                Ok(Rule::Annotation(key, _)) => drop(wanted.annotations.insert(key.to_owned())),
+                _ => {}
+            }
+        }
+        wanted
+    }
+
+    /// The rules as the probes know them, with what is there of cgroups now. Where pods are known from the API server, they can except themselves.
+    pub fn rules(&self, cgroups: &mut Cgroups, pods: &Pods, source: Source) -> RuleSet {
         let mut set = RuleSet { others: self.only.is_empty(), ..RuleSet::default() };
         let mut of_cgroups = Vec::new();
         for (who, bits) in self.bits() {
@@ -126,9 +171,8 @@ impl Selection {
                 Err(_) => {}
             }
         }
-        if !of_cgroups.is_empty() {
-            let needs_pods =
-                of_cgroups.iter().any(|(rule, _)| matches!(rule, Rule::Namespace(_) | Rule::Pod(_)));
+        let needs_pods = self.names_pods() || source == Source::Api;
+        if needs_pods || !of_cgroups.is_empty() {
             set.cgroups = Some(verdicts(cgroups, pods, needs_pods, &of_cgroups));
         }
         set
@@ -142,17 +186,14 @@ impl Selection {
 /// What the rules say of each cgroup.
 fn verdicts(
     cgroups: &mut Cgroups,
-    pods: &mut Pods,
+    pods: &Pods,
     needs_pods: bool,
     rules: &[(Rule<'_>, u32)],
 ) -> HashMap<u64, u32> {
     let found = cgroups.scan();
-    if needs_pods {
-        pods.read();
-    }
     let verdict = |path: &str| {
-        let container = crate::process::container::container_in(path);
-        let uid = pod_uid(path);
+        let container = container_in(path);
+        let uid = pod_in(path);
         let pod = uid.as_ref().and_then(|uid| pods.get(uid));
         if needs_pods && uid.is_some() && pod.is_none() {
             // It may be one that is not to be recorded: not looked at yet.
@@ -163,11 +204,19 @@ fn verdicts(
                 Path::new(path).ancestors().any(|part| part.to_str().is_some_and(|part| fits(pattern, part)))
             }
             Rule::Container(id) => container.is_some_and(|found| found.starts_with(id)),
-            Rule::Namespace(pattern) => pod.is_some_and(|pod| fits(pattern, &pod.namespace)),
-            Rule::Pod(pattern) => pod.is_some_and(|pod| fits(pattern, &pod.name)),
+            Rule::Namespace(pattern) => pod.as_ref().is_some_and(|pod| fits(pattern, &pod.namespace)),
+            Rule::Pod(pattern) => pod.as_ref().is_some_and(|pod| fits(pattern, &pod.name)),
+            Rule::Label(key, pattern) => {
+                pod.as_ref().and_then(|pod| pod.labels.get(*key)).is_some_and(|value| fits(pattern, value))
+            }
+            Rule::Annotation(key, pattern) => pod
+                .as_ref()
+                .and_then(|pod| pod.annotations.get(*key))
+                .is_some_and(|value| fits(pattern, value)),
             Rule::User(_) | Rule::Command(_) => false,
         };
-        Some(rules.iter().filter(|(rule, _)| fits(rule)).fold(0, |bits, (_, bit)| bits | bit))
+        let own = if pod.as_ref().is_some_and(|pod| pod.wants_no_profile()) { EXCEPT } else { 0 };
+        Some(rules.iter().filter(|(rule, _)| fits(rule)).fold(own, |bits, (_, bit)| bits | bit))
     };
     found.into_iter().filter_map(|(id, path)| Some((id, verdict(&path)?))).collect()
 }
@@ -215,8 +264,10 @@ fn uid(name: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::{Selection, Who, comm, fits};
+    use crate::kubernetes::Source;
+    use crate::kubernetes::logs::Logs;
+    use crate::kubernetes::pods::{Pod, Pods};
     use crate::select::cgroups::Cgroups;
-    use crate::select::pods::Pods;
     use crate::source::kernel::rule_set::{EXCEPT, ONLY};
     use std::os::unix::fs::MetadataExt as _;
 
@@ -242,7 +293,7 @@ mod tests {
 
     #[test]
     fn each_rule_says_one_thing_that_can_be_looked_up() {
-        let rule = |who: Who| Selection { only: vec![who], ..Selection::default() }.check();
+        let rule = |who: Who| Selection { only: vec![who], ..Selection::default() }.check(Source::Api);
         let text = |text: &str| Some(text.to_owned());
         assert!(rule(Who { user: text("root"), ..Who::default() }).is_ok());
         for (who, said) in [
@@ -251,6 +302,7 @@ mod tests {
             (Who { user: text("nobody at all"), ..Who::default() }, "no user"),
             (Who { container: text("0123"), ..Who::default() }, "12 hexadecimal"),
             (Who { cgroup: text("system.slice"), ..Who::default() }, "expected a path"),
+            (Who { label: text("=x"), ..Who::default() }, "found no key"),
         ] {
             assert!(rule(who.clone()).unwrap_err().contains(said), "{who:?}");
         }
@@ -276,16 +328,59 @@ mod tests {
             except: vec![who(|w| &mut w.container, &id[..12]), who(|w| &mut w.user, "4242")],
         };
         let mut cgroups = Cgroups::below(folder.path().join("cgroup"));
-        let set = selection.rules(&mut cgroups, &mut Pods::of(Some(logs)));
+        let pods = Pods::default();
+        Logs::of(logs).read(&pods, true);
+        let set = selection.rules(&mut cgroups, &pods, Source::Logs);
         assert!(!set.others && set.users[&4242] == EXCEPT && set.commands[&comm("a-very-long-comm")] == ONLY);
         let verdicts = set.cgroups.unwrap();
         let of = |path: &std::path::Path| verdicts[&path.metadata().unwrap().ino()];
         // Where the name of a pod matters and is not known, nothing of it is recorded.
-        let unnamed = selection.rules(&mut cgroups, &mut Pods::of(None)).cgroups.unwrap();
+        let unnamed = selection.rules(&mut cgroups, &Pods::default(), Source::Logs).cgroups.unwrap();
         assert!(!unnamed.contains_key(&container.metadata().unwrap().ino()));
         assert_eq!(unnamed.len() + 2, verdicts.len());
         assert_eq!(of(&container), ONLY | EXCEPT);
         assert_eq!(of(container.parent().unwrap()), ONLY);
         assert_eq!(of(&folder.path().join("cgroup/system.slice/ssh.service")), 0);
+    }
+
+    #[test]
+    fn pods_are_chosen_by_label_and_annotation_and_except_themselves() {
+        let folder = tempfile::tempdir().unwrap();
+        let uid = |n: u32| format!("11111111-2222-3333-4444-{n:012}");
+        let cgroup = |n: u32| {
+            let path = folder.path().join(format!("kubepods/pod{}", uid(n)));
+            std::fs::create_dir_all(&path).unwrap();
+            path.metadata().unwrap().ino()
+        };
+        let pods = Pods::default();
+        let add = |n: u32, labels: &[(&str, &str)], annotations: &[(&str, &str)]| {
+            let map = |pairs: &[(&str, &str)]| {
+                pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+            };
+            let pod = Pod { labels: map(labels), annotations: map(annotations), ..Pod::default() };
+            pods.put(uid(n), pod, std::time::Instant::now());
+            cgroup(n)
+        };
+        let web = add(1, &[("tier", "web-front")], &[]);
+        let batch = add(2, &[("tier", "batch")], &[("example.com/profile", "")]);
+        let out = add(3, &[("tier", "web-back")], &[("perfusion/profile", "off")]);
+        let unknown = cgroup(4);
+        let mut cgroups = Cgroups::below(folder.path().to_owned());
+        let mut verdicts = |yaml: &str| {
+            let selection: Selection = serde_yaml::from_str(yaml).unwrap();
+            selection.check(Source::Api).unwrap();
+            let set = selection.rules(&mut cgroups, &pods, Source::Api);
+            let of = set.cgroups.unwrap();
+            assert!(!of.contains_key(&unknown), "it may be one that wants no profile");
+            [web, batch, out].map(|id| of[&id])
+        };
+        assert_eq!(verdicts("only: [{label: tier=web-*}]"), [ONLY, 0, ONLY | EXCEPT]);
+        assert_eq!(verdicts("only: [{annotation: example.com/profile}]"), [0, ONLY, EXCEPT]);
+        assert_eq!(verdicts("except: [{label: tier=batch}]"), [0, EXCEPT, EXCEPT]);
+        // Without a rule there is still who excepts itself.
+        assert_eq!(verdicts("{}"), [0, 0, EXCEPT]);
+        let by_label: Selection = serde_yaml::from_str("only: [{label: tier}]").unwrap();
+        assert!(by_label.check(Source::Logs).unwrap_err().contains("kubernetes.pods"));
+        assert_eq!(by_label.wanted().labels.iter().collect::<Vec<_>>(), ["tier"]);
     }
 }

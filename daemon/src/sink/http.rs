@@ -1,11 +1,13 @@
-//! One POST to a receiver: HTTP/1.1 or HTTP/2, plain or with TLS, an answer of bounded length, and a deadline for all of it. A connection of its
-//! own for each, since there are few in a minute: a receiver that was replaced, or one of several behind a balancer, is found each time.
-//! Certificates and secrets are read from their files each time, because they are renewed while we run.
+//! Requests to others: HTTP/1.1 or HTTP/2, plain or with TLS. A connection of its own for each, since there are few in a minute: a receiver that
+//! was replaced, or one of several behind a balancer, is found each time. Certificates and secrets are read from their files each time,
+//! because they are renewed while we run.
+//!
+//! A [`Client`] posts to a receiver, with a deadline for all of it and an answer of bounded length; a [`Peer`] hands an answer over as it comes.
 
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue, USER_AGENT};
-use hyper::{Request, Response, Uri};
+use hyper::{Method, Request, Uri};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::fs;
 use std::io;
@@ -15,6 +17,7 @@ use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject as _};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -145,25 +148,58 @@ pub enum HttpError {
     Timeout,
 }
 
-/// Sends requests to one place.
-pub struct Client {
+/// Somebody who is asked.
+pub struct Peer {
     settings: Settings,
     version: Version,
-    /// There until it is dropped.
-    runtime: Option<Runtime>,
 }
 
-impl Drop for Client {
+/// An answer whose body is still to come.
+#[derive(Debug)]
+pub struct Coming {
+    /// HTTP's.
+    pub status: u16,
+    headers: HeaderMap,
+    body: Incoming,
+    driver: JoinHandle<Result<(), hyper::Error>>,
+}
+
+impl Drop for Coming {
     fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            // A name server that does not answer holds nobody up.
-            runtime.shutdown_background();
-        }
+        self.driver.abort();
     }
 }
 
-impl Client {
-    /// Checks what can be checked before there is anything to send.
+impl Coming {
+    /// The next part of the body; `None` behind the last.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, HttpError> {
+        // Trailers say nothing here.
+        while let Some(frame) = self.body.frame().await.transpose()? {
+            if let Ok(data) = frame.into_data() {
+                return Ok(Some(data));
+            }
+        }
+        Ok(None)
+    }
+
+    /// All of it.
+    ///
+    /// # Errors
+    /// When it is longer than that, or the connection fails.
+    pub async fn whole(mut self, most_bytes: usize) -> Result<Answer, HttpError> {
+        let read = Limited::new(&mut self.body, most_bytes).collect().await;
+        let read = read.map_err(|error| HttpError::Body(error.to_string()))?;
+        let trailers = read.trailers().cloned().unwrap_or_default();
+        let headers = std::mem::take(&mut self.headers);
+        Ok(Answer { status: self.status, headers, trailers, body: read.to_bytes() })
+    }
+}
+
+impl Peer {
+    /// Checks what can be checked before there is anything to ask.
     ///
     /// # Errors
     /// When the URL is none, or a file cannot be read.
@@ -177,36 +213,25 @@ impl Client {
         for (name, secret) in &settings.headers {
             header(name, secret)?;
         }
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime =
-            runtime.map_err(|source| HttpError::Connect { to: "the runtime".to_owned(), source })?;
-        Ok(Self { settings, version, runtime: Some(runtime) })
+        Ok(Self { settings, version })
     }
 
-    /// Sends `body` to `path` below the URL's own and reads the answer.
+    /// Asks for `path` below the URL's own.
     ///
     /// # Errors
-    /// When there is no answer by `deadline`.
-    pub fn post(
-        &self,
-        path: &str,
-        headers: &[(HeaderName, &'static str)],
-        body: Vec<u8>,
-        deadline: Instant,
-    ) -> Result<Answer, HttpError> {
-        let Some(runtime) = &self.runtime else { return Err(HttpError::Timeout) };
-        runtime.block_on(async {
-            let exchange = self.exchange(path, headers, body);
-            tokio::time::timeout_at(deadline.into(), exchange).await.unwrap_or(Err(HttpError::Timeout))
-        })
+    /// When there is no answer.
+    pub async fn get(&self, path: &str) -> Result<Coming, HttpError> {
+        self.ask(Method::GET, path, &[], Vec::new()).await
     }
 
-    async fn exchange(
+    /// Sends `body` to `path` below the URL's own.
+    async fn ask(
         &self,
+        method: Method,
         path: &str,
         headers: &[(HeaderName, &'static str)],
         body: Vec<u8>,
-    ) -> Result<Answer, HttpError> {
+    ) -> Result<Coming, HttpError> {
         let url = &self.settings.url;
         let secure = url.scheme_str() == Some("https");
         let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
@@ -217,13 +242,13 @@ impl Client {
         let authority = url.authority().map_or("", |authority| authority.as_str());
         // HTTP/2 has the host in the target, HTTP/1.1 in a header.
         let mut request = match self.version {
-            Version::One => Request::post(&whole).header(HOST, authority),
+            Version::One => Request::builder().uri(&whole).header(HOST, authority),
             Version::Two => {
                 let target = Uri::builder().scheme(url.scheme_str().unwrap_or("http")).authority(authority);
-                Request::post(target.path_and_query(whole).build()?)
+                Request::builder().uri(target.path_and_query(whole).build()?)
             }
         };
-        request = request.header(USER_AGENT, concat!("perfusion/", env!("CARGO_PKG_VERSION")));
+        request = request.method(method).header(USER_AGENT, concat!("perfusion/", env!("CARGO_PKG_VERSION")));
         for (name, value) in headers {
             request = request.header(name, *value);
         }
@@ -246,35 +271,83 @@ impl Client {
         &self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         request: Request<Full<Bytes>>,
-    ) -> Result<Answer, HttpError> {
+    ) -> Result<Coming, HttpError> {
         let stream = TokioIo::new(stream);
-        match self.version {
+        // The driver's error is the request's, too.
+        let (response, driver) = match self.version {
             Version::One => {
                 let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
-                // Its error is the request's, too.
                 let driver = tokio::spawn(connection);
-                let answer = read(sender.send_request(request).await?).await;
-                driver.abort();
-                answer
+                (sender.send_request(request).await, driver)
             }
             Version::Two => {
                 let (mut sender, connection) =
                     hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await?;
                 let driver = tokio::spawn(connection);
-                let answer = read(sender.send_request(request).await?).await;
+                (sender.send_request(request).await, driver)
+            }
+        };
+        match response {
+            Ok(response) => {
+                let (head, body) = response.into_parts();
+                Ok(Coming { status: head.status.as_u16(), headers: head.headers, body, driver })
+            }
+            Err(error) => {
                 driver.abort();
-                answer
+                Err(error.into())
             }
         }
     }
 }
 
-async fn read(response: Response<Incoming>) -> Result<Answer, HttpError> {
-    let (head, body) = response.into_parts();
-    let read = Limited::new(body, MOST_ANSWER_BYTES).collect().await;
-    let read = read.map_err(|error| HttpError::Body(error.to_string()))?;
-    let trailers = read.trailers().cloned().unwrap_or_default();
-    Ok(Answer { status: head.status.as_u16(), headers: head.headers, trailers, body: read.to_bytes() })
+/// Sends requests to one place.
+pub struct Client {
+    peer: Peer,
+    /// There until it is dropped.
+    runtime: Option<Runtime>,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // A name server that does not answer holds nobody up.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Client {
+    /// Checks what can be checked before there is anything to send.
+    ///
+    /// # Errors
+    /// When the URL is none, or a file cannot be read.
+    pub fn new(settings: Settings, version: Version) -> Result<Self, HttpError> {
+        let peer = Peer::new(settings, version)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime =
+            runtime.map_err(|source| HttpError::Connect { to: "the runtime".to_owned(), source })?;
+        Ok(Self { peer, runtime: Some(runtime) })
+    }
+
+    /// Sends `body` to `path` below the URL's own and reads the answer.
+    ///
+    /// # Errors
+    /// When there is no answer by `deadline`.
+    pub fn post(
+        &self,
+        path: &str,
+        headers: &[(HeaderName, &'static str)],
+        body: Vec<u8>,
+        deadline: Instant,
+    ) -> Result<Answer, HttpError> {
+        let Some(runtime) = &self.runtime else { return Err(HttpError::Timeout) };
+        runtime.block_on(async {
+            let exchange = async {
+                self.peer.ask(Method::POST, path, headers, body).await?.whole(MOST_ANSWER_BYTES).await
+            };
+            tokio::time::timeout_at(deadline.into(), exchange).await.unwrap_or(Err(HttpError::Timeout))
+        })
+    }
 }
 
 fn header(name: &HeaderName, secret: &Secret) -> Result<HeaderValue, HttpError> {

@@ -3,6 +3,7 @@
 
 pub mod btf;
 pub mod decode;
+pub mod hierarchy;
 mod iter;
 mod load;
 mod maps;
@@ -10,8 +11,6 @@ pub mod perf;
 pub mod rule_set;
 pub mod rules;
 mod seed;
-
-pub use seed::cgroup_mount;
 
 use super::{Event, EventKind, MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes};
 use aya::Ebpf;
@@ -863,7 +862,7 @@ impl KernelSource {
 
 /// Tells which processes a selection holds that is not by pid.
 enum Holder<'a> {
-    Cgroup(seed::CgroupFilter),
+    Cgroup(hierarchy::CgroupFilter),
     Rules(Filter<'a>),
 }
 
@@ -871,7 +870,7 @@ impl<'a> Holder<'a> {
     /// `None` when it holds all there are.
     fn of(selection: &'a Selection) -> Option<Self> {
         match selection {
-            Selection::Cgroup(id) => Some(Self::Cgroup(seed::CgroupFilter::new(*id))),
+            Selection::Cgroup(id) => Some(Self::Cgroup(hierarchy::CgroupFilter::new(*id))),
             Selection::Rules(rules) => Some(Self::Rules(Filter::new(rules))),
             Selection::All | Selection::Pids(_) => None,
         }

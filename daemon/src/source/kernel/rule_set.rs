@@ -1,9 +1,10 @@
 //! Who is recorded, as the probes look it up: by cgroup, user and command. The rules behind it are `select`'s.
 
-use super::seed;
+use super::hierarchy::Hierarchy;
 use ebpf_common::config::{RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER};
 use std::collections::HashMap;
 use std::fs;
+use std::path::PathBuf;
 
 pub use ebpf_common::config::{RULE_EXCEPT as EXCEPT, RULE_ONLY as ONLY};
 
@@ -48,9 +49,9 @@ impl RuleSet {
 /// Tells which processes a selection holds, from /proc. What it found it keeps: made anew for each look.
 pub struct Filter<'a> {
     rules: &'a RuleSet,
-    mount: Option<String>,
+    hierarchy: Option<&'static Hierarchy>,
     /// Ids of cgroups, by path.
-    cgroups: HashMap<String, Option<u64>>,
+    cgroups: HashMap<PathBuf, Option<u64>>,
     known: HashMap<u32, bool>,
 }
 
@@ -58,7 +59,8 @@ impl<'a> Filter<'a> {
     /// By these rules.
     #[must_use]
     pub fn new(rules: &'a RuleSet) -> Self {
-        Self { rules, mount: seed::cgroup_mount(), cgroups: HashMap::new(), known: HashMap::new() }
+        let hierarchy = if rules.cgroups.is_some() { Hierarchy::host() } else { None };
+        Self { rules, hierarchy, cgroups: HashMap::new(), known: HashMap::new() }
     }
 
     /// Whether `tgid` is recorded.
@@ -76,9 +78,9 @@ impl<'a> Filter<'a> {
     }
 
     fn cgroup(&mut self, tgid: u32) -> Option<u64> {
-        let path = seed::cgroup_path(tgid)?;
-        let mount = self.mount.as_ref()?;
-        *self.cgroups.entry(path).or_insert_with_key(|path| seed::cgroup_id(mount, path))
+        let hierarchy = self.hierarchy?;
+        let path = hierarchy.of(tgid)?;
+        *self.cgroups.entry(path).or_insert_with_key(|path| hierarchy.id(path))
     }
 }
 

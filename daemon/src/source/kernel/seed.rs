@@ -3,10 +3,8 @@
 
 use ebpf_common::key::{STATE_BLOCKED, STATE_RUNNING_OR_RUNNABLE};
 use rustix::fs::{CWD, OFlags, openat};
-use std::collections::HashMap;
 use std::fs;
 use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
 
 /// A thread and its state (`STATE_`) as /proc shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,62 +48,9 @@ pub(super) fn ran_ns(tgid: u32, tid: u32) -> Option<u64> {
     text.split(' ').next()?.parse().ok()
 }
 
-/// Tells which processes are in the cgroup v2 directory with a given id.
-pub(super) struct CgroupFilter {
-    id: u64,
-    mount: Option<String>,
-    known: HashMap<String, bool>,
-}
-
-impl CgroupFilter {
-    pub(super) fn new(id: u64) -> Self {
-        Self { id, mount: cgroup_mount(), known: HashMap::new() }
-    }
-
-    /// Whether `tgid` is in it.
-    pub(super) fn holds(&mut self, tgid: u32) -> bool {
-        let (id, Some(path), Some(mount)) = (self.id, cgroup_path(tgid), &self.mount) else { return false };
-        *self.known.entry(path).or_insert_with_key(|path| cgroup_id(mount, path) == Some(id))
-    }
-}
-
-/// Path of a process's cgroup, below the mount.
-pub(super) fn cgroup_path(tgid: u32) -> Option<String> {
-    let text = fs::read_to_string(format!("/proc/{tgid}/cgroup")).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
-}
-
-/// The id of a cgroup is the inode number of its directory.
-pub(super) fn cgroup_id(mount: &str, path: &str) -> Option<u64> {
-    fs::metadata(format!("{mount}{path}")).ok().map(|directory| directory.ino())
-}
-
-/// Where the cgroup v2 hierarchy is mounted, if it is.
-pub fn cgroup_mount() -> Option<String> {
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    mount_point(&mounts).map(str::to_owned)
-}
-
-/// Where the cgroup v2 hierarchy is mounted: `/sys/fs/cgroup`, or below it on hosts that also have v1.
-fn mount_point(mounts: &str) -> Option<&str> {
-    mounts.lines().find_map(|line| {
-        let mut words = line.split(' ').skip(1);
-        let (place, kind) = (words.next()?, words.next()?);
-        (kind == "cgroup2").then_some(place)
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{STATE_RUNNING_OR_RUNNABLE, Seed, mount_point, state, threads};
-
-    #[test]
-    fn the_cgroup_hierarchy_is_found_beside_version_1() {
-        let mounts =
-            "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
-        assert_eq!(mount_point(mounts), Some("/sys/fs/cgroup/unified"));
-        assert_eq!(mount_point("proc /proc proc rw 0 0"), None);
-    }
+    use super::{STATE_RUNNING_OR_RUNNABLE, Seed, state, threads};
 
     #[test]
     fn the_thread_that_asks_is_running() {

@@ -1,0 +1,104 @@
+//! `cargo xtask apiserver`: a real Kubernetes API server, built by Go from its published modules, and the tests that speak to it: the chart, and
+//! the daemon that asks it for pods. Takes minutes to build, so `ci` does without: there recorded answers of this server stand for it.
+
+use std::{env, fs, path::PathBuf, process::Command};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::{
+    build,
+    exec::{Steps, need_root, output, run},
+    helm,
+    paths::Paths,
+    setup::debian,
+};
+
+const VERSION: &str = "v1.36.3";
+/// Its parts are modules of their own with this version.
+const STAGING: &str = "v0.36.3";
+/// A server that was not built by the project's own scripts calls itself this otherwise, and charts ask for its version.
+const NAMED: &str = "-X k8s.io/component-base/version.gitVersion=";
+
+/// Builds the server unless it is there, and runs the tests that are ignored without one.
+pub(crate) fn apiserver(paths: &Paths, steps: &Steps) -> Result<()> {
+    need_root("recording")?;
+    debian::install(steps, &[("etcd-server", "what the API server keeps its objects in")])?;
+    let server = install(paths, steps)?;
+    let helm = helm::install_helm(paths, steps)?;
+    let perfusion = match env::var_os("PERFUSION_BIN") {
+        Some(program) => paths.root.join(program),
+        None => build::build(paths, steps)?,
+    };
+    steps.step("tests with an API server");
+    run(Command::new("cargo")
+        .args(["test", "--package", "system-tests", "kubernetes::", "--", "--ignored", "--test-threads=1"])
+        .current_dir(&paths.root)
+        .env("PERFUSION_PROBES", paths.probes())
+        .env("PERFUSION_SHIM", paths.shim())
+        .env("PERFUSION_BIN", perfusion)
+        .env("PERFUSION_APISERVER", server)
+        .env("PERFUSION_HELM", helm)
+        .env("PERFUSION_TESTS_REQUIRED", "1"))
+}
+
+fn install(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
+    let folder = paths.toolchain.join("kubernetes");
+    let program = folder.join("kube-apiserver");
+    if program.exists() {
+        return Ok(program);
+    }
+    steps.step(&format!("building Kubernetes' API server {VERSION} (5 to 10 minutes)"));
+    fs::create_dir_all(&folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+    let go = || {
+        let mut command = Command::new("go");
+        command.current_dir(&folder).env("GOFLAGS", "-mod=mod");
+        command
+    };
+    let module = format!("k8s.io/kubernetes@{VERSION}");
+    let told = output(go().args(["mod", "download", "-json", &module]).current_dir("/"))?;
+    let told: Value = serde_json::from_str(&told).context("output of `go mod download`")?;
+    let theirs = told["GoMod"].as_str().context("`go mod download` names no go.mod")?;
+    let theirs = fs::read_to_string(theirs).with_context(|| format!("{theirs}: cannot be read"))?;
+    fs::write(folder.join("go.mod"), own_module(&theirs)).context("the server's go.mod")?;
+    output(
+        go().args(["build", "-trimpath", "-ldflags", &format!("-s -w {NAMED}{VERSION}"), "-o"])
+            .arg(&program)
+            .arg("k8s.io/kubernetes/cmd/kube-apiserver"),
+    )?;
+    Ok(program)
+}
+
+/// A module that has the server as a dependency. Its parts, which its own go.mod has in folders beside it, are the published ones.
+fn own_module(theirs: &str) -> String {
+    let part = |line: &str| {
+        let (name, version) = line.trim().split_once(' ')?;
+        // Others have a time and a commit behind it.
+        (name.starts_with("k8s.io/") && version.split(' ').next() == Some("v0.0.0")).then(|| name.to_owned())
+    };
+    let mut parts: Vec<String> =
+        theirs.lines().filter_map(|line| part(line.trim_start_matches("require "))).collect();
+    parts.sort();
+    parts.dedup();
+    let go = theirs.lines().find(|line| line.starts_with("go ")).unwrap_or("go 1.26");
+    let replaced: Vec<String> =
+        parts.iter().map(|part| format!("replace {part} => {part} {STAGING}\n")).collect();
+    format!(
+        "module perfusion/apiserver\n\n{go}\n\nrequire k8s.io/kubernetes {VERSION}\n\n{}",
+        replaced.concat()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::own_module;
+
+    #[test]
+    fn the_parts_of_the_server_are_the_published_ones() {
+        let theirs = "module k8s.io/kubernetes\n\ngo 1.26.0\n\nrequire (\n\tk8s.io/api v0.0.0\n\tk8s.io/utils v0.0.0-20250604\n\tgithub.com/x/y v0.0.0-1\n\tk8s.io/kms v0.0.0 // indirect\n)\nreplace (\n\tk8s.io/api => ./staging/src/k8s.io/api\n)\n";
+        assert_eq!(
+            own_module(theirs),
+            "module perfusion/apiserver\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes v1.36.3\n\nreplace k8s.io/api => k8s.io/api v0.36.3\nreplace k8s.io/kms => k8s.io/kms v0.36.3\n"
+        );
+    }
+}
