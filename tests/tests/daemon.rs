@@ -22,7 +22,7 @@ fn configuration(scratch: &Scratch, windows: &str, policy: &str) {
         "windows: {{length: {windows}, aligned: false}}\n\
          selection: {{only: [{{command: dotnet}}]}}\n\
          files: {{directory: {0}/out, keep_free: 1MiB}}\n\
-         attach: {{policy: {policy}, services: [orders, shy]}}\n\
+         attach: {{policy: {policy}, services: [orders, shy, stock]}}\n\
          telemetry: {{listen: null}}\n\
          limits: {{kill_switch: {0}/run/off}}\n",
         directory.display()
@@ -163,4 +163,45 @@ fn programs(pid: u32) -> Vec<String> {
     let links =
         entries.filter_map(|entry| Some(fs::read_link(entry.ok()?.path()).ok()?.display().to_string()));
     links.filter(|link| link.contains("bpf-prog")).collect()
+}
+
+#[test]
+fn leaks_are_told_from_caches_by_the_daemons_files() {
+    let Some(_turn) = begin("daemon: leaks of files", RECORD_NET9) else { return };
+    let scratch = Scratch::new().unwrap();
+    // The verdict leak takes a minute (tests/memory.rs); a cache of five seconds shows in three windows.
+    configuration(&scratch, "3s", "listed");
+    let app = |name: &str| {
+        Workload::dotnet(Runtime::Net9, "leaks", &[]).unwrap().env("OTEL_SERVICE_NAME", name).start().unwrap()
+    };
+    let apps = [app("orders"), app("stock")];
+    let daemon = daemon(&scratch, &[]);
+    let pattern = |name: &str| {
+        let mut files: Vec<_> = fs::read_dir(scratch.path("out").join(name))
+            .into_iter()
+            .flatten()
+            .map_while(Result::ok)
+            .map(|entry| entry.path())
+            .collect();
+        files.retain(|file| file.extension().is_some_and(|extension| extension == "gz"));
+        files
+    };
+    let mut text = String::new();
+    wait_until("the verdict about both caches", DEADLINE, || {
+        // In no order.
+        let mut files = [pattern("orders"), pattern("stock")].concat();
+        files.reverse();
+        if files.len() < 8 {
+            return None;
+        }
+        text =
+            perfusion::run(perfusion::command(["leaks", "-n", "100"]).args(&files), DEADLINE).unwrap().stdout;
+        let refreshed =
+            |pid: u32| text.contains(&format!("\ncache refreshed: Leaks.Cached[] [dotnet {pid}]"));
+        apps.iter().all(|app| refreshed(app.pid())).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}: {text}\n{}", daemon.progress()));
+    assert!(!text.contains("\nleak: ") && !text.contains("left out"), "{text}");
+    daemon.signal(Signal::TERM).unwrap();
+    daemon.finish_well(DEADLINE).unwrap();
 }

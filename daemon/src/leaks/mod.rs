@@ -1,8 +1,9 @@
 //! `perfusion leaks`: what stays in memory, by type and allocation stack, over several moments: a leak, a cache, steady, or too early to tell.
-//! Moments come from a running process, or from profiles of it. `snapshot` reads what was alive, `judge` compares moments, `print` shows.
+//! Moments come from a running process, or from profiles of it. `snapshot` reads what was alive, `series` finds the moments of each process, `judge` compares them, `print` shows.
 
 pub mod judge;
 mod print;
+pub mod series;
 pub mod snapshot;
 
 use crate::attach::{self, Settings};
@@ -17,8 +18,10 @@ use crate::source::MonotonicNs;
 use crate::source::order::Order;
 use crate::source::shim::ShimSource;
 use judge::{Judgement, Moment, judge};
+use series::{Process, Stretch, stretches};
 use snapshot::{Group, Place, Snapshot};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -45,25 +48,32 @@ pub fn leaks(options: &cli::Leaks, quiet: bool) -> Result<u8, Error> {
     let snapshots = match options.pid {
         Some(pid) => watch(pid, options, quiet)?,
         None => {
-            let read = |path| report::load(path).map(|profile| Snapshot::read(&profile));
-            let mut snapshots = options.files.iter().map(|path| read(path)).collect::<Result<Vec<_>, _>>()?;
-            snapshots.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
-            snapshots
+            let read = |path: &PathBuf| report::load(path).map(|profile| Snapshot::read(&profile));
+            options.files.iter().map(read).collect::<Result<Vec<_>, _>>()?
         }
     };
-    let findings = findings(&snapshots);
-    crate::commands::to_stdout(print::text(&snapshots, &findings, options.rows).as_bytes())?;
+    let stretches = stretches(&snapshots);
+    let findings = findings(&snapshots, &stretches);
+    crate::commands::to_stdout(print::text(&snapshots, &stretches, &findings, options.rows).as_bytes())?;
     Ok(0)
 }
 
-/// Judges every place of the snapshots, which are in order of time: leaks first, then by bytes.
+/// Judges every place of the snapshots by the moments of its process: leaks first, then by bytes.
 #[must_use]
-pub fn findings(snapshots: &[Snapshot]) -> Vec<Finding> {
-    let (places, none): (HashSet<&Place>, Group) =
-        (snapshots.iter().flat_map(|snapshot| snapshot.groups.keys()).collect(), Group::default());
+pub fn findings(snapshots: &[Snapshot], stretches: &HashMap<Process, Stretch>) -> Vec<Finding> {
+    let none = Group::default();
+    let mut places = HashSet::new();
+    for stretch in stretches.values() {
+        places.extend(
+            stretch.moments.iter().filter_map(|at| snapshots.get(*at)).flat_map(|of| of.groups.keys()),
+        );
+    }
     let finding = |place: &Place| {
-        let moments: Vec<Moment<'_>> = snapshots
+        let stretch = stretches.get(&(place.pid, place.process.clone()));
+        let watched = stretch.map_or(&[][..], |stretch| &stretch.moments);
+        let moments: Vec<Moment<'_>> = watched
             .iter()
+            .filter_map(|at| snapshots.get(*at))
             .map(|snapshot| Moment {
                 at_s: snapshot.at_s,
                 group: snapshot.groups.get(place).unwrap_or(&none),
@@ -133,6 +143,11 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
     }
     if !shims.detach_all().is_empty() {
         tracing::warn!(pid, "the shim has not left the process yet; it will when its lease runs out");
+    }
+    // It was looked at each time, also where nothing was alive.
+    let processes: HashSet<Process> = snapshots.iter().flat_map(|of| &of.processes).cloned().collect();
+    for snapshot in &mut snapshots {
+        snapshot.processes.clone_from(&processes);
     }
     Ok(snapshots)
 }

@@ -1,28 +1,36 @@
 //! The findings for people: verdict and trend, then why, then where.
 
 use super::judge::seconds;
+use super::series::{Process, Stretch};
 use super::snapshot::Snapshot;
 use super::{Finding, judge::Verdict};
 use crate::report::units::{grouped, human};
+use std::collections::HashMap;
 use std::fmt::Write as _;
 
 /// Frames that are shown of a stack.
 const FRAMES: usize = 4;
 
 /// The whole text; at most `rows` findings.
-pub(super) fn text(snapshots: &[Snapshot], findings: &[Finding], rows: usize) -> String {
+pub(super) fn text(
+    snapshots: &[Snapshot],
+    stretches: &HashMap<Process, Stretch>,
+    findings: &[Finding],
+    rows: usize,
+) -> String {
     let mut text = String::new();
-    let length = match (snapshots.first(), snapshots.last()) {
-        (Some(first), Some(last)) => last.at_s - first.at_s,
-        _ => 0.0,
-    };
+    let longest =
+        stretches.values().map(|stretch| stretch.moments.as_slice()).max_by_key(|moments| moments.len());
+    let longest = longest.unwrap_or_default();
+    let at = |place: Option<&usize>| place.and_then(|place| snapshots.get(*place)).map_or(0.0, |of| of.at_s);
+    let length = at(longest.last()) - at(longest.first());
     let shown: Vec<&Finding> = findings.iter().filter(|finding| !finding.judgement.minor).collect();
     let count = |verdict| shown.iter().filter(|finding| finding.judgement.verdict == verdict).count();
     // Writing to a String cannot fail.
     writeln!(
         text,
         "{} moments in {}: {} leaks, {} caches, {} steady, {} too early to tell",
-        snapshots.len(),
+        longest.len(),
         seconds(length),
         count(Verdict::Leak),
         count(Verdict::Refreshed),
@@ -30,6 +38,15 @@ pub(super) fn text(snapshots: &[Snapshot], findings: &[Finding], rows: usize) ->
         count(Verdict::TooEarly)
     )
     .ok();
+    for ((pid, name), of) in stretches.iter().filter(|(_, of)| of.left_out > 0) {
+        writeln!(
+            text,
+            "{name} {pid}: {} earlier moments are left out: nothing was recorded for {} after them, and live objects are not known to be the same",
+            of.left_out,
+            seconds(of.break_s)
+        )
+        .ok();
+    }
     for finding in shown.iter().take(rows) {
         one(&mut text, finding).ok();
     }

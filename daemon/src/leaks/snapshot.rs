@@ -1,9 +1,10 @@
 //! What was alive at one moment, by process, type and allocation stack: read from a profile.
 
+use super::series::Process;
 use crate::pprof::proto::Profile;
 use crate::report::stacks::{Kind, Stacks};
 use crate::symbolize::pretty::clean;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Frames of a stack that are kept, innermost first: enough to tell places apart and to recognise one.
 const FRAMES: usize = 32;
@@ -54,6 +55,8 @@ pub struct Snapshot {
     pub at_s: f64,
     /// How long allocations had been listened to by then at the least, seconds.
     pub length_s: f64,
+    /// The processes that were recorded.
+    pub processes: HashSet<Process>,
     /// What there is.
     pub groups: HashMap<Place, Group>,
 }
@@ -153,6 +156,12 @@ impl Snapshot {
     pub fn read(profile: &Profile) -> Self {
         let stacks = Stacks::new(profile);
         let mut groups: HashMap<Place, Group> = HashMap::new();
+        let mut processes = HashSet::new();
+        for sample in stacks.samples() {
+            if let (Some(pid), name) = (stacks.number(sample, "pid"), stacks.label(sample, "process")) {
+                processes.insert((pid, clean(name.unwrap_or_default()).into_owned()));
+            }
+        }
         let columns = (stacks.sample_type("inuse_objects"), stacks.sample_type("inuse_space"));
         if let (Ok(objects_at), Ok(bytes_at)) = columns {
             for sample in stacks.samples() {
@@ -185,6 +194,7 @@ impl Snapshot {
         Self {
             at_s: profile.time_nanos.saturating_add(profile.duration_nanos) as f64 / 1e9,
             length_s: profile.duration_nanos as f64 / 1e9,
+            processes,
             groups,
         }
     }
