@@ -91,6 +91,12 @@ pub enum Command {
         /// Into this directory.
         directory: PathBuf,
     },
+    /// Lets go on whoever comes to a diagnostic port whose recorder is gone. Internal.
+    #[command(hide = true)]
+    KeepPort {
+        /// Its path.
+        path: PathBuf,
+    },
     /// Copies a file, whole or not at all. Internal: the image has no other program that could.
     #[command(hide = true)]
     Copy {
@@ -141,6 +147,11 @@ pub struct Record {
     /// where it allocates much, without background collections, and must not have a profiler of its own (an APM agent's).
     #[arg(long, requires = "command", conflicts_with = "no_attach")]
     pub exact: bool,
+    /// Have the runtimes of CMD and its .NET children (8 and newer) count what they allocate, per type, from their start on, and tell of each
+    /// type so often: low 5, high 100 times a second. They start suspended, through a diagnostic port of ours, and CMD runs up to 10 times slower
+    /// where it allocates much. The last objects of each type are not told of; --exact counts all.
+    #[arg(long, value_name = "OFTEN", requires = "command", conflicts_with = "exact")]
+    pub alloc_counts: Option<AllocCounts>,
     /// Most bytes of user stack copied per sample, in KiB; only what a thread uses is copied.
     #[arg(long, value_name = "KIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(4..=64))]
     pub stack_kib: u32,
@@ -158,6 +169,15 @@ pub struct Record {
     /// Keep the stack of one wait in so many, chosen by chance, whatever the budget: for tests of the estimates.
     #[arg(long, value_name = "N", hide = true)]
     pub wait_stacks_one_in: Option<NonZeroU32>,
+}
+
+/// How often runtimes tell what they have counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AllocCounts {
+    /// 5 times a second of each type.
+    Low,
+    /// 100 times a second of each type.
+    High,
 }
 
 /// `perfusion report`.
@@ -245,7 +265,8 @@ pub struct Leaks {
     /// Watch this process. What it allocated before is not seen.
     #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Option<u32>,
-    /// Profiles of one continuous recording, one for each moment.
+    /// Profiles of windows that follow each other, as the daemon writes them, in any order and of any number of services: each is one moment. Of each process the
+    /// last unbroken stretch is judged.
     #[arg(value_name = "FILE", group = "source")]
     pub files: Vec<PathBuf>,
     /// How long a process is watched. Less than a minute is too short for a verdict about growth.

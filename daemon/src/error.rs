@@ -1,6 +1,7 @@
 //! What a command can fail with, and the exit code of each (listed in `--help`).
 
 use crate::attach::AttachError;
+use crate::attach::port::PortError;
 use crate::cli::exit;
 use crate::config::load::ConfigError;
 use crate::heap::SurveyError;
@@ -72,6 +73,9 @@ pub enum Error {
     /// The program could not be started.
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    /// No diagnostic port.
+    #[error(transparent)]
+    Port(#[from] PortError),
     /// The program could not be started with the shim.
     #[error(transparent)]
     Attach(#[from] AttachError),

@@ -7,6 +7,7 @@ pub mod attach;
 pub mod cli;
 pub mod commands;
 pub mod config;
+pub mod counts;
 pub mod daemon;
 pub mod doctor;
 pub mod dump;

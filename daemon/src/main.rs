@@ -56,6 +56,7 @@ fn main() -> ExitCode {
         Command::Inspect { what: Inspect::Unwind(options) } => perfusion::inspect::unwind(options),
         Command::Completions { shell } => perfusion::manual::completions(*shell),
         Command::Man { directory } => perfusion::manual::pages(directory),
+        Command::KeepPort { path } => perfusion::commands::keep_port(path),
         Command::Copy { from, to } => perfusion::commands::copy(from, to),
         Command::ExecWhenReady(options) => {
             let error = perfusion::launch::exec_when_ready(&options.command);

@@ -2,8 +2,10 @@
 
 use crate::attach::follow::{Follower, News, Whom};
 use crate::attach::{self, AttachError, Settings};
-use crate::cli::{Record, exit};
+use crate::cli::{AllocCounts, Record, exit};
+use crate::counts::{Counted, Counting, Rate};
 use crate::error::{Error, say};
+use crate::exact::merge::{COUNTED, EXACT};
 use crate::exact::{self, Account, Ending, Shelf};
 use crate::kernel_features::Limit;
 use crate::launch::{self, Gated};
@@ -42,6 +44,13 @@ const WITHOUT_SHIM: &str = "no managed names, allocations or live objects: ";
 
 /// What exact values mean beside stacks that are sampled.
 const EXACT_COMMENT: &str = "alloc_objects, alloc_space: exact per process and type; split among stacks by the objects that were sampled";
+
+/// The same of counts by the runtime.
+const COUNTED_COMMENT: &str = "alloc_objects, alloc_space: counted by the runtime per process and type; not told of are, on each thread, the last objects of a type, \
+     fewer than 1,000 for each thread of the process, and the first one where another thread made one before; split among stacks by the objects that were sampled";
+
+/// Begins each line about what a process has counted, on stderr and in the profile's comments.
+const COUNTS: &str = "counts: ";
 
 /// Says what happens, on stderr, unless told to be quiet.
 #[derive(Clone, Copy)]
@@ -100,13 +109,17 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     // The program is started first, but waits at its gate, because its pid must be known to select it.
     // Kept until the program has ended: its children may load it at any time.
     let mut _library = None;
+    let mut counting = match options.alloc_counts {
+        Some(often) => Some(Counting::open(rate(often))?),
+        None => None,
+    };
     let gated = if options.command.is_empty() {
         None
     } else {
-        let mut environment = Vec::new();
+        let mut environment: Vec<_> = counting.iter().map(Counting::environment).collect();
         if with_shim {
             let launch = attach::launch::launch(&settings, options.exact)?;
-            environment = launch.environment;
+            environment.extend(launch.environment);
             _library = Some(launch.library);
         }
         Some(Gated::spawn(&options.command, &environment)?)
@@ -147,6 +160,9 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let recording = Recording::start(kernel, shims, processes)
         .map_err(|source| Error::Internal { what: "starting a thread", source })?;
     let watcher = recording.watcher();
+    if let Some(counting) = &mut counting {
+        counting.start().map_err(|source| Error::Internal { what: "starting a thread", source })?;
+    }
     let child = gated.map(Gated::release).transpose()?;
     if let Some(child) = &child {
         watcher.watch(child.id());
@@ -173,6 +189,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     }
     recording.close();
     // Before the programs have gone further.
+    let counted = counting.map(Counting::finish);
     let account = account_path.as_deref().map(|path| (path, account(options, &shelf, targets.first())));
     if let End::Gone = end
         && options.duration.is_some()
@@ -187,7 +204,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         // A pipe nobody reads must not keep this program alive; what is written into one is never half a file.
         let _held = (!file::is_special(&options.output)).then(|| writing.lock());
         let exact = account.as_ref().map(|(_, account)| account);
-        write(options, &recorded, &targets, (&limits, &without_shim), (began_wall, duration), exact, say)?;
+        let beside = (exact, counted.as_ref());
+        write(options, &recorded, &targets, (&limits, &without_shim), (began_wall, duration), beside, say)?;
         if let Some((path, account)) = &account {
             write_account(path, account, say)?;
         }
@@ -297,6 +315,13 @@ pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
         Some(process) if process != pid => Err(Error::IsThread { tid: pid, pid: process }),
         _ if field("State:").is_some_and(|state| state.starts_with(['Z', 'X'])) => Err(Error::Zombie { pid }),
         _ => Ok(()),
+    }
+}
+
+fn rate(often: AllocCounts) -> Rate {
+    match often {
+        AllocCounts::Low => Rate::Low,
+        AllocCounts::High => Rate::High,
     }
 }
 
@@ -427,7 +452,7 @@ fn write(
     targets: &[u32],
     (limits, without_shim): (&[Limit], &[String]),
     (start, duration): (SystemTime, Duration),
-    account: Option<&Account>,
+    (account, counted): (Option<&Account>, Option<&Counted>),
     say: Say,
 ) -> Result<(), Error> {
     let loss_line = loss::line(&recorded.counters);
@@ -436,21 +461,25 @@ fn write(
         duration,
         period_ns: 1_000_000_000 / u64::from(options.frequency),
         main_image: targets.first().and_then(|&pid| recorded.processor.processes.main_image(pid)),
-        comments: comments(options, recorded, (limits, without_shim), &loss_line),
+        comments: comments(options, recorded, (limits, without_shim), counted, &loss_line),
     };
     let begin = MonotonicNs::now();
     let (symbolizer, processes) = (&recorded.processor.symbolizer, &recorded.processor.processes);
-    let bytes = match account {
+    let counts =
+        counted.map(|counted| counted.account(|pid, type_id| recorded.processor.type_name(pid, type_id)));
+    let counts = account.map(|account| (account, EXACT)).or(counts.as_ref().map(|of| (of, COUNTED)));
+    let bytes = match counts {
         None => pprof::encode(&recorded.window, symbolizer, processes, &about)?,
-        Some(account) => {
+        Some((account, how)) => {
             let mut profile = pprof::message(recorded.window.entries(), symbolizer, processes, &about)?;
-            exact::merge::merge(&mut profile, account);
+            exact::merge::merge(&mut profile, account, how);
             pprof::pack(&profile)?
         }
     };
     tracing::info!(bytes = bytes.len(), took_ns = MonotonicNs::now().0 - begin.0, "encoded");
     file::write(&options.output, &bytes)?;
     say.line(&format!("{}{loss_line}", pprof::LOSS_PREFIX));
+    counted.iter().flat_map(|counted| counted.lines()).for_each(|line| say.line(&format!("{COUNTS}{line}")));
     say.line(&format!(
         "wrote {} ({} stacks, {})",
         shown(&options.output),
@@ -464,6 +493,7 @@ fn comments(
     options: &Record,
     recorded: &Recorded,
     (limits, without_shim): (&[Limit], &[String]),
+    counted: Option<&Counted>,
     loss_line: &str,
 ) -> Vec<String> {
     let mut comments = vec![
@@ -485,6 +515,10 @@ fn comments(
     }
     if options.exact {
         comments.push(EXACT_COMMENT.to_owned());
+    }
+    if let Some(counted) = counted {
+        comments.push(COUNTED_COMMENT.to_owned());
+        comments.extend(counted.lines().into_iter().map(|line| format!("{COUNTS}{line}")));
     }
     comments.extend(limits.iter().map(|limit| format!("{LIMITED}{limit}")));
     comments.extend(without_shim.iter().map(|reason| format!("{WITHOUT_SHIM}{reason}")));

@@ -1,7 +1,8 @@
-//! The event stream of a runtime, and the events of a walk over its heap → types, graph, ways, dominated sizes. Metadata of an assembly →
+//! The event stream of a runtime, and the events of a walk over its heap → types, graph, ways, dominated sizes; its counts of allocations. Metadata of an assembly →
 //! names.
 
 use crate::input::Input;
+use perfusion::counts::tally::Tally;
 use perfusion::heap::metadata::Assembly;
 use perfusion::heap::nettrace::{Event, Reader};
 use perfusion::heap::paths::Paths;
@@ -16,7 +17,11 @@ const LIMIT_BYTES: usize = 8 << 20;
 
 pub(crate) fn run(data: &[u8]) {
     let mut input = Input::new(data);
-    let mut walk = Walk::new(LIMIT_BYTES);
+    let (mut walk, mut tally) = (Walk::new(LIMIT_BYTES), Tally::new(None));
+    let mut see_event = |event: Event<'_>| {
+        walk.event(event);
+        tally.event(event);
+    };
     let mut lost = 0;
     let kind = input.u8() % 3;
     if kind == 2 {
@@ -24,15 +29,16 @@ pub(crate) fn run(data: &[u8]) {
     }
     if kind == 0 {
         let Ok(mut reader) = Reader::new(input.rest()) else { return };
-        while let Ok(true) = reader.read(&mut |event| walk.event(event)) {}
+        while let Ok(true) = reader.read(&mut see_event) {}
         lost = reader.lost();
     } else {
         for time_ns in 0..64 {
             let id = u32::from(input.u8() % 40);
-            walk.event(Event { id, thread: 1, time_ns, payload: input.part() });
+            see_event(Event { id, thread: 1, time_ns, payload: input.part() });
         }
     }
     see(&walk.finish(lost));
+    black_box(tally.finish(lost, None).to_string());
 }
 
 fn names(file: &[u8]) {

@@ -8,6 +8,7 @@
 mod attach;
 mod capture;
 mod coexistence;
+mod counts;
 mod daemon;
 mod death;
 mod demo;

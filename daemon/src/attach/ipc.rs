@@ -36,9 +36,12 @@ const SET_PROCESS: u8 = 0x04;
 const SET_SERVER: u8 = 0xff;
 const STOP_TRACING: u8 = 0x01;
 const COLLECT_TRACING_2: u8 = 0x03;
+/// .NET 9 and newer.
+const COLLECT_TRACING_3: u8 = 0x04;
 /// Version 4 of the event format, "nettrace".
 const NETTRACE: u32 = 1;
 const ATTACH_PROFILER: u8 = 0x01;
+const RESUME_RUNTIME: u8 = 0x01;
 const PROCESS_INFO_2: u8 = 0x04;
 const SERVER_OK: u8 = 0x00;
 
@@ -97,6 +100,15 @@ pub enum IpcError {
         /// Its reason.
         code: Hresult,
     },
+}
+
+impl IpcError {
+    /// True when the runtime is too old for what was asked of it.
+    #[must_use]
+    pub fn is_unknown_command(&self) -> bool {
+        // DS_IPC_E_UNKNOWN_COMMAND (ds-ipc-types.h).
+        matches!(self, Self::Refused { code: Hresult(0x8013_1385), .. })
+    }
 }
 
 struct Directories<'a>(&'a [PathBuf]);
@@ -188,6 +200,23 @@ pub struct Listen {
     pub buffer_mib: u32,
 }
 
+impl Listen {
+    /// What asks for a session; `switches` are the command's own.
+    fn request(&self, switches: &[u8], pid: u32) -> Result<Vec<u8>, IpcError> {
+        let mut payload = Vec::new();
+        payload.extend(self.buffer_mib.to_le_bytes());
+        payload.extend(NETTRACE.to_le_bytes());
+        payload.extend(switches);
+        payload.extend(1u32.to_le_bytes());
+        payload.extend(self.keywords.to_le_bytes());
+        payload.extend(self.level.to_le_bytes());
+        payload.extend(string(RUNTIME_PROVIDER, pid)?);
+        // No filter.
+        payload.extend(0u32.to_le_bytes());
+        Ok(payload)
+    }
+}
+
 /// The provider of [`Listen`].
 pub const RUNTIME_PROVIDER: &str = "Microsoft-Windows-DotNETRuntime";
 
@@ -202,21 +231,34 @@ pub fn listen(
     give_up: Arc<AtomicBool>,
     timeout: Duration,
 ) -> Result<Events, IpcError> {
-    let pid = target.pid();
-    let mut payload = Vec::new();
-    payload.extend(what.buffer_mib.to_le_bytes());
-    payload.extend(NETTRACE.to_le_bytes());
+    listen_on(Connection::open(target, timeout)?, what, true, give_up)
+}
+
+/// The same over a connection that the runtime has made. Without `stacks`, which cost more than the events, from .NET 9 on; older ones refuse that
+/// ([`IpcError::is_unknown_command`]).
+///
+/// # Errors
+/// See [`IpcError`].
+pub(super) fn listen_on(
+    mut connection: Connection,
+    what: &Listen,
+    stacks: bool,
+    give_up: Arc<AtomicBool>,
+) -> Result<Events, IpcError> {
     // No list of all methods at the end.
-    payload.push(0);
-    payload.extend(1u32.to_le_bytes());
-    payload.extend(what.keywords.to_le_bytes());
-    payload.extend(what.level.to_le_bytes());
-    payload.extend(string(RUNTIME_PROVIDER, pid)?);
-    // No filter.
-    payload.extend(0u32.to_le_bytes());
-    let (connection, answer) = exchange(target, SET_EVENTS, COLLECT_TRACING_2, &payload, timeout)?;
-    let session = u64::from_le_bytes(Reader { pid, rest: &answer }.array()?);
-    Ok(Events { session, socket: connection.socket, give_up })
+    let (command, switches) =
+        if stacks { (COLLECT_TRACING_2, &[0][..]) } else { (COLLECT_TRACING_3, &[0, 0][..]) };
+    let payload = what.request(switches, connection.pid)?;
+    let answer = connection.exchange(SET_EVENTS, command, &payload)?;
+    connection.events(&answer, give_up)
+}
+
+/// Lets a runtime go on that waits at its start for whoever is at the other end of this connection.
+///
+/// # Errors
+/// See [`IpcError`].
+pub(super) fn resume(mut connection: Connection) -> Result<(), IpcError> {
+    connection.exchange(SET_PROCESS, RESUME_RUNTIME, &[]).map(drop)
 }
 
 /// Ends an event session: the runtime forgets its keywords, sends what it still has, and closes the connection of its events.
@@ -295,55 +337,7 @@ fn request(
     payload: &[u8],
     timeout: Duration,
 ) -> Result<Vec<u8>, IpcError> {
-    exchange(target, set, command, payload, timeout).map(|(_, answer)| answer)
-}
-
-/// The same, and the connection, on which more may follow.
-fn exchange(
-    target: &Target,
-    set: u8,
-    command: u8,
-    payload: &[u8],
-    timeout: Duration,
-) -> Result<(Connection, Vec<u8>), IpcError> {
-    let pid = target.pid();
-    let size = HEADER_BYTES + payload.len();
-    let Ok(size) = u16::try_from(size) else {
-        return Err(IpcError::Malformed { pid, expected: "a request below 64 KiB", found: size.to_string() });
-    };
-    let mut message = Vec::with_capacity(usize::from(size));
-    message.extend(MAGIC);
-    message.extend(size.to_le_bytes());
-    message.extend([set, command, 0, 0]);
-    message.extend(payload);
-
-    let mut connection = Connection::open(target, timeout)?;
-    connection.send(&message)?;
-    let header: [u8; HEADER_BYTES] =
-        connection.receive(HEADER_BYTES)?.try_into().unwrap_or([0; HEADER_BYTES]);
-    let (magic, rest) = header.split_at(MAGIC.len());
-    if magic != MAGIC {
-        return Err(connection.malformed("DOTNET_IPC_V1", printable(&String::from_utf8_lossy(magic))));
-    }
-    let &[low, high, answer_set, answer_id, ..] = rest else {
-        return Err(connection.malformed("a header of 20 bytes", format!("{rest:?}")));
-    };
-    let total = usize::from(u16::from_le_bytes([low, high]));
-    let Some(body) = total.checked_sub(HEADER_BYTES) else {
-        return Err(connection.malformed("a size of at least 20", total.to_string()));
-    };
-    let body = connection.receive(body)?;
-    match (answer_set, answer_id) {
-        (SET_SERVER, SERVER_OK) => Ok((connection, body)),
-        (SET_SERVER, _) => {
-            let code = Hresult(u32::from_le_bytes(Reader { pid, rest: &body }.array()?));
-            Err(IpcError::Refused { pid, code })
-        }
-        _ => {
-            Err(connection
-                .malformed("an answer of set 0xff", format!("set {answer_set:#x}, id {answer_id:#x}")))
-        }
-    }
+    Connection::open(target, timeout)?.exchange(set, command, payload)
 }
 
 /// Sockets with this process's name, likeliest first, opened without following a link at the end (O_PATH).
@@ -391,7 +385,9 @@ fn candidates(target: &Target) -> Result<Vec<OwnedFd>, IpcError> {
     Ok(sockets)
 }
 
-struct Connection {
+/// A connection to a runtime, on which one request can be made.
+#[derive(Debug)]
+pub(super) struct Connection {
     pid: u32,
     socket: OwnedFd,
     timeout: Duration,
@@ -399,6 +395,21 @@ struct Connection {
 }
 
 impl Connection {
+    /// One that the runtime itself has made; the kernel says that it is process `pid`'s.
+    pub(super) fn made_by(pid: u32, socket: OwnedFd, timeout: Duration) -> Self {
+        Self { pid, socket, timeout, deadline: Instant::now() + timeout }
+    }
+
+    /// Whose it is.
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Its socket.
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
     fn open(target: &Target, timeout: Duration) -> Result<Self, IpcError> {
         let pid = target.pid();
         let deadline = Instant::now() + timeout;
@@ -435,6 +446,51 @@ impl Connection {
         Ok(Self { pid, socket, timeout, deadline })
     }
 
+    /// Makes a request and reads its answer; more may follow on the connection.
+    fn exchange(&mut self, set: u8, command: u8, payload: &[u8]) -> Result<Vec<u8>, IpcError> {
+        let pid = self.pid;
+        let size = HEADER_BYTES + payload.len();
+        let Ok(size) = u16::try_from(size) else {
+            return Err(self.malformed("a request below 64 KiB", size.to_string()));
+        };
+        let mut message = Vec::with_capacity(usize::from(size));
+        message.extend(MAGIC);
+        message.extend(size.to_le_bytes());
+        message.extend([set, command, 0, 0]);
+        message.extend(payload);
+        self.send(&message)?;
+        let header: [u8; HEADER_BYTES] = self.receive(HEADER_BYTES)?.try_into().unwrap_or([0; HEADER_BYTES]);
+        let (magic, rest) = header.split_at(MAGIC.len());
+        if magic != MAGIC {
+            return Err(self.malformed("DOTNET_IPC_V1", printable(&String::from_utf8_lossy(magic))));
+        }
+        let &[low, high, answer_set, answer_id, ..] = rest else {
+            return Err(self.malformed("a header of 20 bytes", format!("{rest:?}")));
+        };
+        let total = usize::from(u16::from_le_bytes([low, high]));
+        let Some(body) = total.checked_sub(HEADER_BYTES) else {
+            return Err(self.malformed("a size of at least 20", total.to_string()));
+        };
+        let body = self.receive(body)?;
+        match (answer_set, answer_id) {
+            (SET_SERVER, SERVER_OK) => Ok(body),
+            (SET_SERVER, _) => {
+                let code = Hresult(u32::from_le_bytes(Reader { pid, rest: &body }.array()?));
+                Err(IpcError::Refused { pid, code })
+            }
+            _ => {
+                Err(self
+                    .malformed("an answer of set 0xff", format!("set {answer_set:#x}, id {answer_id:#x}")))
+            }
+        }
+    }
+
+    /// What follows the answer to a request for a session.
+    fn events(self, answer: &[u8], give_up: Arc<AtomicBool>) -> Result<Events, IpcError> {
+        let session = u64::from_le_bytes(Reader { pid: self.pid, rest: answer }.array()?);
+        Ok(Events { session, socket: self.socket, give_up })
+    }
+
     fn malformed(&self, expected: &'static str, found: String) -> IpcError {
         IpcError::Malformed { pid: self.pid, expected, found }
     }
@@ -465,7 +521,7 @@ impl Connection {
     }
 
     /// Exactly `len` bytes; `len` is below 64 KiB at every caller.
-    fn receive(&mut self, len: usize) -> Result<Vec<u8>, IpcError> {
+    pub(super) fn receive(&mut self, len: usize) -> Result<Vec<u8>, IpcError> {
         let mut bytes = vec![0; len];
         let mut filled = 0;
         while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {

@@ -1,5 +1,5 @@
 //! Brings the shim into a process and out of it again: [`attach()`] for a running one, [`launch::launch`] for one that is about
-//! to start. `policy` decides whether it can be done, `place` puts the library where the process can load it, `ipc` talks to
+//! to start, `port` has one wait at its start for us. `policy` decides whether it can be done, `place` puts the library where the process can load it, `ipc` talks to
 //! its runtime. Nothing here stops, signals or traces the process; each wait has a deadline.
 
 pub mod follow;
@@ -8,6 +8,7 @@ pub mod ipc;
 pub mod launch;
 pub mod place;
 pub mod policy;
+pub mod port;
 pub mod target;
 
 use self::ipc::{AttachProfiler, IpcError, ProcessInfo};

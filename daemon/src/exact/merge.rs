@@ -9,6 +9,8 @@ use std::collections::HashMap;
 
 /// Value of the label `sampling` where values are exact.
 pub const EXACT: &str = "exact";
+/// The same where the runtime has counted, and the last objects of each type were not told of (`record --alloc-counts`).
+pub const COUNTED: &str = "counted";
 /// In place of a stack, for types of which no object was told of.
 pub const NO_STACK: &str = "[no stack sampled]";
 
@@ -52,8 +54,8 @@ fn split(total: u64, weights: &[i64]) -> Vec<i64> {
     parts.collect()
 }
 
-/// Puts the exact values of `account` into `profile`.
-pub fn merge(profile: &mut Profile, account: &Account) {
+/// Puts the exact values of `account` into `profile`; `sampling` says how exact.
+pub fn merge(profile: &mut Profile, account: &Account, sampling: &str) {
     let strings = &mut Strings::new(profile);
     let column = |profile: &Profile, wanted: SampleType| {
         let name = |at: i64| usize::try_from(at).ok().and_then(|at| profile.string_table.get(at));
@@ -64,12 +66,17 @@ pub fn merge(profile: &mut Profile, account: &Account) {
     else {
         return;
     };
-    let keys = ["type", "pid", "sampling", EXACT].map(|text| strings.number(profile, text));
-    let [type_key, pid_key, sampling_key, exact] = keys;
+    let keys = ["type", "pid", "process", "sampling", sampling].map(|text| strings.number(profile, text));
+    let [type_key, pid_key, process_key, sampling_key, exact] = keys;
+    // What the profile calls each process.
+    let mut names: HashMap<i64, i64> = HashMap::new();
     let mut places: HashMap<(i64, i64), Vec<usize>> = HashMap::new();
     for (place, sample) in profile.sample.iter().enumerate() {
         let value = |at: usize| sample.value.get(at).copied().unwrap_or(0);
         let label = |key: i64| sample.label.iter().find(|label| label.key == key);
+        if let (Some(name), Some(pid)) = (label(process_key), label(pid_key)) {
+            names.insert(pid.num, name.str);
+        }
         if let (Some(of), Some(pid)) = (label(type_key), label(pid_key))
             && (value(objects_at) > 0 || value(bytes_at) > 0)
         {
@@ -83,6 +90,11 @@ pub fn merge(profile: &mut Profile, account: &Account) {
         for of in &process.types {
             by_name.entry(&of.name).or_default().add(of.allocated);
         }
+        let of_process = names.get(&i64::from(process.pid)).copied();
+        let of_process = match (of_process, process.name.as_str()) {
+            (None, name) if !name.is_empty() => Some(strings.number(profile, name)),
+            (known, _) => known,
+        };
         let mut all: Vec<(&str, Count)> = by_name.into_iter().collect();
         all.sort_unstable_by_key(|(name, _)| *name);
         for (name, count) in all {
@@ -96,11 +108,16 @@ pub fn merge(profile: &mut Profile, account: &Account) {
                         *value = i64::try_from(amount).unwrap_or(i64::MAX);
                     }
                 }
-                let label = vec![
+                let mut label = vec![
                     Label { key: pid_key, num: pid, ..Label::default() },
                     Label { key: type_key, str: of, ..Label::default() },
                     Label { key: sampling_key, str: exact, ..Label::default() },
                 ];
+                label.extend(of_process.map(|name| Label {
+                    key: process_key,
+                    str: name,
+                    ..Label::default()
+                }));
                 profile.sample.push(Sample { location_id: vec![location], value, label });
                 continue;
             };
@@ -184,16 +201,17 @@ mod tests {
         };
         let types = vec![of("A", 4, 1001), of("B", 7, 70)];
         let account = Account {
-            processes: vec![Process { pid: 9, types, ..Process::default() }],
+            processes: vec![Process { pid: 9, name: "shop".to_owned(), types, ..Process::default() }],
             ..Account::default()
         };
-        merge(&mut profile, &account);
+        merge(&mut profile, &account, EXACT);
         let values: Vec<&[i64]> = profile.sample.iter().map(|sample| &sample.value[1..]).collect();
         assert_eq!(values, [&[1, 250][..], &[3, 751], &[0, 0], &[7, 70]]);
         let stacks = Stacks::new(&profile);
         let of: Vec<_> = stacks.samples().map(|sample| stacks.label(sample, "sampling")).collect();
         assert_eq!(of, [Some(EXACT), Some(EXACT), Some("random"), Some(EXACT)]);
         let last = profile.sample.last().unwrap();
+        assert_eq!(stacks.label(last, "process"), Some("shop"));
         assert_eq!(stacks.frames(last).map(|frame| &*frame.name).collect::<Vec<_>>(), [NO_STACK]);
     }
 }

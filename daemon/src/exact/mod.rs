@@ -6,6 +6,7 @@ pub mod merge;
 pub mod summary;
 pub mod table;
 
+use crate::attach::target::Target;
 use crate::process::{is_running, start_ticks};
 use crate::source::shim::Opened;
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,7 @@ pub const VERSION: u32 = 1;
 pub struct Source {
     pid: u32,
     start_ticks: Option<u64>,
+    name: String,
     table: Opened,
 }
 
@@ -44,7 +46,8 @@ impl Shelf {
         if sources.len() >= PROCESSES || !table.accept() {
             return false;
         }
-        sources.push(Source { pid, start_ticks: start_ticks(pid), table });
+        let name = Target::open(pid).and_then(|target| target.comm()).unwrap_or_default();
+        sources.push(Source { pid, start_ticks: start_ticks(pid), name, table });
         true
     }
 
@@ -109,6 +112,9 @@ pub enum Ending {
 pub struct Process {
     /// Its pid.
     pub pid: u32,
+    /// Its name, as `ps` has it.
+    #[serde(default)]
+    pub name: String,
     /// Version of its runtime.
     pub runtime: String,
     /// How it ended.

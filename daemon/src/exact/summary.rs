@@ -3,6 +3,7 @@
 use super::{Account, Collection, Count, Ending, Lifetime, Process, Type};
 use crate::report::top::fit;
 use crate::report::units::{grouped, human, percent};
+use crate::symbolize::pretty::clean;
 use profiler_protocol::exact::LOSSES;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -71,8 +72,8 @@ pub fn lines(account: &Account) -> Vec<String> {
     }
     lines.extend(account.processes.iter().map(|process| {
         format!(
-            "exact: pid {}, .NET {}: {} objects, {}, {} types, {} collections; {}; {}",
-            process.pid,
+            "exact: {}, .NET {}: {} objects, {}, {} types, {} collections; {}; {}",
+            who(process),
             process.runtime,
             count(process.objects),
             bytes(process.bytes),
@@ -83,6 +84,13 @@ pub fn lines(account: &Account) -> Vec<String> {
         )
     }));
     lines
+}
+
+fn who(process: &Process) -> String {
+    match process.name.as_str() {
+        "" => format!("pid {}", process.pid),
+        name => format!("pid {} ({})", process.pid, clean(name)),
+    }
 }
 
 /// One line: whether everything was counted.
@@ -116,8 +124,8 @@ fn slowdown(process: &Process) -> String {
 
 fn of_process(process: &Process, options: Options) -> Vec<String> {
     let mut lines = vec![format!(
-        "pid {}, .NET {}, {}",
-        process.pid,
+        "{}, .NET {}, {}",
+        who(process),
         process.runtime,
         match process.ending {
             Ending::Ended => format!("from its first instruction to its end, {}", time(process.counted_ns)),

@@ -136,7 +136,7 @@ pub(super) fn read(source: &Source) -> Result<Process, TableError> {
         }
     }
     let copied = copy_whole(table)?;
-    Ok(account(&copied, source.pid, source.is_running()))
+    Ok(Process { name: source.name.clone(), ..account(&copied, source.pid, source.is_running()) })
 }
 
 fn account(copied: &Copied, pid: u32, is_running: bool) -> Process {
@@ -151,6 +151,7 @@ fn account(copied: &Copied, pid: u32, is_running: bool) -> Process {
     }
     Process {
         pid,
+        name: String::new(),
         runtime: format!("{major}.{minor}.{build}"),
         ending: match head(head::STATE) {
             state::ENDED => Ending::Ended,

@@ -2,7 +2,8 @@
 //! where several classes have a field of the name; and the classes around nested types, of which the runtime tells the innermost only.
 
 use super::metadata::{Assembly, Field};
-use super::walk::{Survey, Type};
+use super::types::Type;
+use super::walk::Survey;
 use crate::attach::target::Target;
 use rustix::fs::{FileType, OFlags, fstat};
 use std::collections::{HashMap, HashSet};
@@ -15,24 +16,75 @@ const MAX_FILES: usize = 2048;
 const MAX_FILE_BYTES: u64 = 64 << 20;
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Fills in what the survey's names lack.
-pub(super) fn complete_names(target: &Target, survey: &mut Survey) {
-    // The types of each module, to tell by which assembly is which module.
+/// The assemblies that a process has mapped, open: they can be read when it is gone.
+#[derive(Debug, Default)]
+pub(crate) struct Assemblies {
+    seen: HashSet<((u32, u32), u64)>,
+    files: Vec<File>,
+}
+
+impl Assemblies {
+    /// Opens those that are called assemblies and are not open yet, `most` of them in all. A process that is gone has none.
+    pub(crate) fn look(&mut self, target: &Target, most: usize) {
+        let mut paths = Vec::new();
+        let listed = target.maps(|line| {
+            if line.inode != 0 && line.name.ends_with(".dll") && self.seen.insert((line.device, line.inode)) {
+                paths.push(PathBuf::from(line.name));
+            }
+            self.seen.len() < most
+        });
+        if listed.is_ok() {
+            self.files.extend(paths.iter().filter_map(|path| open(target, path)));
+        }
+    }
+
+    /// Calls `each` with the content of each until it answers false.
+    fn each(self, mut each: impl FnMut(&Assembly<'_>) -> bool) {
+        let mut left = MAX_BYTES;
+        for file in self.files {
+            let mut bytes = Vec::new();
+            // What cannot be read names nothing.
+            file.take(MAX_FILE_BYTES.min(left)).read_to_end(&mut bytes).ok();
+            left = left.saturating_sub(bytes.len() as u64);
+            if Assembly::of(&bytes).is_some_and(|assembly| !each(&assembly)) {
+                return;
+            }
+        }
+    }
+
+    /// Completes the names of nested types, and of arrays of them.
+    pub(crate) fn complete(self, types: &mut [Type]) {
+        let mut modules = by_module(types);
+        self.each(|assembly| {
+            modules.retain(|_, numbers| !name_nested(assembly, numbers, types));
+            !modules.is_empty()
+        });
+        name_arrays(types);
+    }
+}
+
+/// The types of each module, to tell by which assembly is which module.
+fn by_module(types: &[Type]) -> HashMap<u64, Vec<usize>> {
     let mut modules: HashMap<u64, Vec<usize>> = HashMap::new();
-    for (number, found) in survey.types.iter().enumerate().filter(|(_, found)| found.has_token()) {
+    for (number, found) in types.iter().enumerate().filter(|(_, found)| found.has_token()) {
         modules.entry(found.module).or_default().push(number);
     }
+    modules
+}
+
+/// Fills in what the survey's names lack.
+pub(super) fn complete_names(target: &Target, survey: &mut Survey) {
+    let mut assemblies = Assemblies::default();
+    assemblies.look(target, MAX_FILES);
+    let mut modules = by_module(&survey.types);
     let mut fields: HashMap<String, Vec<Field>> = HashMap::new();
-    let mut left = MAX_BYTES;
-    for path in assemblies(target) {
-        let bytes = read(target, &path, MAX_FILE_BYTES.min(left)).unwrap_or_default();
-        left = left.saturating_sub(bytes.len() as u64);
-        let Some(assembly) = Assembly::of(&bytes) else { continue };
+    assemblies.each(|assembly| {
         let wanted: HashSet<&str> = survey.fields.iter().map(|field| field.name.as_str()).collect();
         assembly.static_fields(&wanted, &mut fields);
         // What was found is not looked for again.
-        modules.retain(|_, types| !name_nested(&assembly, types, &mut survey.types));
-    }
+        modules.retain(|_, types| !name_nested(assembly, types, &mut survey.types));
+        true
+    });
     name_arrays(&mut survey.types);
     name_classes(survey, &fields);
 }
@@ -99,25 +151,8 @@ fn name_classes(survey: &mut Survey, found: &HashMap<String, Vec<Field>>) {
     }
 }
 
-fn read(target: &Target, path: &Path, most: u64) -> Option<Vec<u8>> {
+fn open(target: &Target, path: &Path) -> Option<File> {
     let file = target.open_in_root(path, OFlags::RDONLY | OFlags::NONBLOCK).ok()?;
-    if FileType::from_raw_mode(fstat(&file).ok()?.st_mode) != FileType::RegularFile {
-        return None;
-    }
-    let mut bytes = Vec::new();
-    File::from(file).take(most).read_to_end(&mut bytes).ok()?;
-    Some(bytes)
-}
-
-/// Paths of the mapped files that are called assemblies.
-fn assemblies(target: &Target) -> Vec<PathBuf> {
-    let (mut seen, mut paths) = (HashSet::new(), Vec::new());
-    let listed = target.maps(|line| {
-        if line.inode != 0 && line.name.ends_with(".dll") && seen.insert((line.device, line.inode)) {
-            paths.push(PathBuf::from(line.name));
-        }
-        paths.len() < MAX_FILES
-    });
-    // A process that is gone has none.
-    if listed.is_ok() { paths } else { Vec::new() }
+    let is_regular = FileType::from_raw_mode(fstat(&file).ok()?.st_mode) == FileType::RegularFile;
+    is_regular.then(|| File::from(file))
 }

@@ -1,13 +1,13 @@
 //! `perfusion heap`: what is in the managed heap of a running process, and what holds it.
 //!
 //! ```text
-//! collect (two event sessions) ─► nettrace (blocks → events) ─► walk (types, roots) ─► graph ─► paths ─► print, profile ─► diff
+//! collect (two event sessions) ─► nettrace (blocks → events) ─► walk (`types`, roots) ─► graph ─► paths ─► print, profile ─► diff
 //!                     declared (classes of static fields and around nested types, by metadata) ─┘   └─► dominators
 //! ```
 //! Why the runtime's events and not the shim: docs/adr/0007-heap-by-events.md.
 
 mod collect;
-mod declared;
+pub(crate) mod declared;
 mod diff;
 pub mod dominators;
 pub mod fields;
@@ -17,6 +17,7 @@ pub mod nettrace;
 pub mod paths;
 mod print;
 pub mod profile;
+pub mod types;
 pub mod walk;
 
 pub use collect::SurveyError;
@@ -30,7 +31,7 @@ use crate::cli;
 use crate::error::{Error, say};
 use crate::leaks::end_on_signal;
 use crate::pprof::{LOSS_PREFIX, PprofError, pack};
-use crate::record::check_target;
+use crate::record::{check_target, raise_open_files};
 use crate::report;
 use crate::report::units::grouped;
 use crate::sink::file;
@@ -66,6 +67,8 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     }
     let internal = |what| move |source| Error::Internal { what, source };
     let interrupted = end_on_signal().map_err(internal("signal handler"))?;
+    // Every assembly of the process is opened for the names in it.
+    raise_open_files();
     let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
     let name = target.comm().unwrap_or_default();
     let tell = |line: &str| {

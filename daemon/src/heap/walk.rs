@@ -9,9 +9,7 @@
 use super::fields::Fields;
 use super::graph::{Builder, Graph, NOWHERE, NoGraph};
 use super::nettrace::Event;
-use crate::symbolize::pretty;
-use foldhash::fast::RandomState;
-use std::collections::HashMap;
+use super::types::{Room, Type, Types};
 use std::time::Duration;
 
 /// Events of the runtime.
@@ -30,10 +28,8 @@ mod id {
 /// Asked for, by a session or the app itself.
 const INDUCED: u32 = 1;
 const OLDEST_GENERATION: u32 = 2;
-/// Types that are told apart; further ones count as one.
-const MAX_TYPES: usize = 1 << 20;
-/// Bytes of all names of types and fields together; what comes after has none.
-const MAX_NAME_BYTES: usize = 64 << 20;
+/// Types, and the names of types and fields.
+const ROOM: Room = Room { types: 1 << 20, name_bytes: 64 << 20 };
 /// Stops and starts of the managed threads, and collections, that are kept: all that happens while a survey is taken.
 const MAX_MARKS: usize = 1 << 16;
 /// Roots that are kept.
@@ -41,8 +37,6 @@ const MAX_ROOTS: usize = 1 << 24;
 /// Static fields with names.
 const MAX_STATICS: usize = 1 << 18;
 
-/// Flag of types.
-const ARRAY: u32 = 8;
 /// Flags of roots.
 const PINNING: u32 = 1;
 const WEAK: u32 = 2;
@@ -135,37 +129,6 @@ pub struct StaticField {
     pub class: Option<String>,
 }
 
-/// Objects of one type.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Type {
-    /// Name as the runtime has it; empty when it did not say. Of a nested type it is the innermost.
-    pub name: String,
-    /// What the runtime calls the module it is from.
-    pub module: u64,
-    /// Its number in the module's metadata; 0 for arrays.
-    pub token: u32,
-    /// Number of the type of an array's elements.
-    pub element: Option<u32>,
-    /// How many there are.
-    pub objects: u64,
-    /// Their bytes.
-    pub bytes: u64,
-}
-
-impl Type {
-    /// The name without type arguments.
-    #[must_use]
-    pub fn open_name(&self) -> &str {
-        self.name.split('[').next().unwrap_or_default()
-    }
-
-    /// True for a class or structure of some module's own.
-    #[must_use]
-    pub fn has_token(&self) -> bool {
-        !self.name.is_empty() && self.token & 0xff_ffff != 0 && self.element.is_none()
-    }
-}
-
 /// What was found.
 #[derive(Debug)]
 pub struct Survey {
@@ -235,10 +198,8 @@ pub struct Walk {
     /// The walk has been followed by another one.
     is_over: bool,
     marks: Vec<(u64, Mark)>,
-    numbers: HashMap<u64, u32, RandomState>,
-    types: Vec<Type>,
+    types: Types,
     objects: u64,
-    name_bytes: usize,
     fields: Vec<StaticField>,
     graph: Result<Builder, NoGraph>,
     /// With the object's place, to become its number.
@@ -260,10 +221,8 @@ impl Walk {
             thread: None,
             is_over: false,
             marks: Vec::new(),
-            numbers: HashMap::default(),
-            types: Vec::new(),
+            types: Types::new(ROOM),
             objects: 0,
-            name_bytes: 0,
             fields: Vec::new(),
             graph: Ok(Builder::new(limit_bytes)),
             roots: Vec::new(),
@@ -296,7 +255,7 @@ impl Walk {
             id::GC_START => self.collection(fields, event.time_ns),
             id::RESTARTED => self.mark(event.time_ns, Mark::Restarted),
             // A type is told of when it is first met, in whatever walk that is.
-            id::TYPES => self.learn_types(fields),
+            id::TYPES => self.types.learn(fields),
             id::ROOTS | id::DEPENDENT_HANDLES | id::OBJECTS | id::REFERENCES | id::STATICS => {
                 let is_walker = *self.thread.get_or_insert(event.thread) == event.thread;
                 if is_walker && !self.is_over { self.step(event.id, fields) } else { Some(()) }
@@ -368,68 +327,16 @@ impl Walk {
         Some(count)
     }
 
-    fn type_number(&mut self, id: u64) -> u32 {
-        let next = self.types.len();
-        // Number 0 is everything that has no number.
-        if next == 0 {
-            self.types.push(Type::default());
-            return self.type_number(id);
-        }
-        match self.numbers.get(&id) {
-            Some(&number) => number,
-            None if next >= MAX_TYPES || id == 0 => 0,
-            None => {
-                let number = u32::try_from(next).unwrap_or(0);
-                self.types.push(Type::default());
-                self.numbers.insert(id, number);
-                number
-            }
-        }
-    }
-
-    fn keep_name(&mut self, name: &str) -> String {
-        let name = pretty::clean(name);
-        if self.name_bytes.saturating_add(name.len()) > MAX_NAME_BYTES {
-            return String::new();
-        }
-        self.name_bytes += name.len();
-        name.into_owned()
-    }
-
-    fn learn_types(&mut self, mut fields: Fields<'_>) -> Option<()> {
-        let (count, _runtime) = (fields.u32()?, fields.u16()?);
-        for _ in 0..count {
-            let id = fields.u64()?;
-            let (module, token, flags, _sort) = (fields.u64()?, fields.u32()?, fields.u32()?, fields.u8()?);
-            let name = fields.text()?;
-            let parameters = usize::try_from(fields.u32()?).ok()?;
-            let mut parameters = Fields(fields.take(parameters.checked_mul(8)?)?);
-            let number = self.type_number(id);
-            if number == 0 || self.types.get(number as usize).is_some_and(|known| !known.name.is_empty()) {
-                continue;
-            }
-            let element = match flags & ARRAY {
-                0 => None,
-                _ => parameters.u64().map(|id| self.type_number(id)).filter(|&element| element != number),
-            };
-            let name = self.keep_name(&name);
-            if let Some(known) = self.types.get_mut(number as usize) {
-                *known = Type { name, module, token, element, ..*known };
-            }
-        }
-        Some(())
-    }
-
     fn add_objects(&mut self, mut fields: Fields<'_>) -> Option<()> {
         let count = self.expect(Sort::Objects, &mut fields)?;
         for _ in 0..count {
             let (address, bytes, id, references) =
                 (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
-            let type_index = self.type_number(id);
+            let type_index = self.types.number(id);
             self.objects += 1;
             // As the runtime allocates it: a multiple of 8.
             let bytes = bytes.checked_next_multiple_of(8)?;
-            if let Some(found) = self.types.get_mut(type_index as usize) {
+            if let Some(found) = self.types.get_mut(type_index) {
                 found.objects += 1;
                 found.bytes = found.bytes.saturating_add(bytes);
             }
@@ -478,7 +385,7 @@ impl Walk {
             let (_root, object, id, _flags) = (fields.u64()?, fields.u64()?, fields.u64()?, fields.u32()?);
             let name = fields.text()?;
             let field = (self.fields.len() < MAX_STATICS).then(|| {
-                let (name, type_index) = (self.keep_name(&name), self.type_number(id));
+                let (name, type_index) = (self.types.keep_name(&name), self.types.number(id));
                 self.fields.push(StaticField { name, type_index, class: None });
                 u32::try_from(self.fields.len() - 1).unwrap_or(u32::MAX)
             });
@@ -537,7 +444,7 @@ impl Walk {
         roots.sort_unstable();
         roots.dedup();
         Survey {
-            types: self.types,
+            types: self.types.into_list(),
             fields: self.fields,
             graph,
             roots,

@@ -6,7 +6,7 @@ use super::top::{Options, fit};
 use super::units::{grouped, human, percent};
 use crate::aggregate::interval::Estimate;
 use crate::aggregate::key::{SampleType, Sampling};
-use crate::exact::merge::EXACT;
+use crate::exact::merge::{COUNTED, EXACT};
 use crate::pprof::proto::{Profile, Sample};
 use crate::symbolize::pretty::clean;
 use std::collections::HashMap;
@@ -29,8 +29,8 @@ struct Type {
     cells: HashMap<CellKey, Cell>,
     /// A part of it has no interval: sampled by a fixed stride, or the number of samples was lost.
     unsure: bool,
-    /// A part of it is exact (`record --exact`).
-    exact: bool,
+    /// A part of it was not sampled but counted: [`EXACT`] or [`COUNTED`].
+    counted: Option<&'static str>,
     oldest: i64,
 }
 
@@ -49,8 +49,8 @@ pub struct TypeRow {
     pub seen_bytes: f64,
     /// False where the runtime sampled by a fixed stride: then the variances mean nothing.
     pub has_interval: bool,
-    /// True where every object was counted.
-    pub is_exact: bool,
+    /// Where it was not sampled but counted: `exact`, or `counted` where the last objects of a type were not told of.
+    pub counted: Option<&'static str>,
     /// Oldest age, rounded down to a power of two, seconds; 0 for allocations.
     pub oldest_seconds: i64,
 }
@@ -97,7 +97,8 @@ fn add<'a>(types: &mut HashMap<&'a str, Type>, stacks: &Stacks<'a>, sample: &Sam
     let of = types.entry(stacks.label(sample, "type").unwrap_or("[unknown type]")).or_default();
     let number = |key| stacks.number(sample, key);
     let seen = number("sampled_objects").filter(|&seen| seen > 0);
-    of.exact |= stacks.label(sample, "sampling") == Some(EXACT);
+    let sampling = stacks.label(sample, "sampling");
+    of.counted = [EXACT, COUNTED].into_iter().find(|counted| sampling == Some(counted)).or(of.counted);
     of.unsure |= seen.is_none() || stacks.label(sample, "sampling") != Some(Sampling::Random.name());
     of.oldest = of.oldest.max(number("age_seconds").unwrap_or(0));
     let cell =
@@ -115,7 +116,7 @@ fn row(name: &str, of: &Type) -> TypeRow {
         bytes: Estimate::default(),
         seen_bytes: 0.0,
         has_interval: !of.unsure,
-        is_exact: of.exact,
+        counted: of.counted,
         oldest_seconds: of.oldest,
     };
     for cell in of.cells.values() {
@@ -161,7 +162,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             let interval = estimate.interval95(at_least);
             format!("{} … {}", human(round(interval.low), unit), human(round(interval.high), unit))
         };
-        let unknown = || if row.is_exact { "exact" } else { "not known" }.to_owned();
+        let unknown = || row.counted.unwrap_or("not known").to_owned();
         let (bytes, objects) = match row.has_interval {
             true => (span(row.bytes, row.seen_bytes, "bytes"), span(row.objects, row.seen as f64, "count")),
             false => (unknown(), unknown()),
@@ -178,7 +179,12 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
         let room = options.width.map(|width| width.saturating_sub(numbers.chars().count()));
         line(format!("{numbers}{}", fit(&row.name, "", room).0));
     }
-    if all.iter().take(options.limit).any(|row| !row.has_interval && !row.is_exact) {
+    if all.iter().take(options.limit).any(|row| row.counted == Some(COUNTED)) {
+        line(format!(
+            "{dim}counted: by the runtime; the last objects of each type and thread, fewer than 1,000 for each thread of the process, are not in it; see docs/memory.md{plain}"
+        ));
+    }
+    if all.iter().take(options.limit).any(|row| !row.has_interval && row.counted.is_none()) {
         line(format!(
             "{dim}not known: .NET 6 to 9 tell of one object per 100 KiB at a fixed stride, for which no interval exists; see docs/memory.md{plain}"
         ));

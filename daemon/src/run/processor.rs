@@ -733,6 +733,13 @@ impl Processor {
         Cut::of(self, at, running)
     }
 
+    /// The name that samples of a process bear for what its runtime calls `type_id`, if it has told.
+    #[must_use]
+    pub fn type_name(&self, pid: u32, type_id: u64) -> Option<Arc<str>> {
+        let regions = self.region_pid.iter().filter(|(_, of)| **of == pid);
+        regions.filter_map(|(region, _)| self.types.get(&(*region, type_id))).next().cloned()
+    }
+
     /// Forgets what only a window that is over and encoded needed: whatever was kept of processes, threads and regions that are gone.
     pub fn forget(&mut self, gone: &Gone) {
         let Gone { regions, threads, pids } = gone;

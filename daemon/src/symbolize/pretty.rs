@@ -103,11 +103,10 @@ fn type_within(name: &str, depth: usize) -> String {
         Some((path, (arguments, ""))) => {
             let shown: Vec<String> =
                 arguments.iter().map(|argument| type_within(without_assembly(argument), depth + 1)).collect();
-            (path, format!("<{}>", shown.join(", ")))
+            divided(path, &shown)
         }
-        _ => (element, String::new()),
+        _ => (without_arity(element).into_owned(), String::new()),
     };
-    let path = without_arity(path);
     let segments = segments(&path);
     let last = segments.last().map_or(Segment { text: "", start: 0 }, |last| Segment { ..*last });
     let shown = if let Some((method, _)) = state_machine(last.text) {
@@ -121,6 +120,29 @@ fn type_within(name: &str, depth: usize) -> String {
         format!("{}{arguments}", keyword(&path).unwrap_or(&path))
     };
     shown + suffix
+}
+
+/// Arguments are listed for all levels of a nested type together, outermost first: each level gets its own, and those of the innermost stand apart.
+fn divided(path: &str, arguments: &[String]) -> (String, String) {
+    let list = |arguments: &[String]| match arguments {
+        [] => String::new(),
+        arguments => format!("<{}>", arguments.join(", ")),
+    };
+    let mut pieces = path.split('`');
+    let mut shown = pieces.next().unwrap_or_default().to_owned();
+    let mut left = arguments;
+    for piece in pieces {
+        let rest = piece.trim_start_matches(|c: char| c.is_ascii_digit());
+        let arity: usize = piece[..piece.len() - rest.len()].parse().unwrap_or(0);
+        if rest.contains(['.', '+', '/'])
+            && let Some((own, others)) = left.split_at_checked(arity)
+        {
+            shown.push_str(&list(own));
+            left = others;
+        }
+        shown.push_str(rest);
+    }
+    (shown, list(left))
 }
 
 /// Without the numbers of type parameters, `` `2 ``.
@@ -400,7 +422,8 @@ mod tests {
             ("Ns.Outer+Inner", "Ns.Outer+Inner"),
             ("System.Collections.Generic.List`1[System.String]", "System.Collections.Generic.List<string>"),
             ("A.Map`2[System.String,A.List`1[Ns.Item[]]][]", "A.Map<string, A.List<Ns.Item[]>>[]"),
-            ("A.Outer`1+Inner`1[System.Int32,Ns.Item]", "A.Outer+Inner<int, Ns.Item>"),
+            ("A.Outer`1+Inner`1[System.Int32,Ns.Item]", "A.Outer<int>+Inner<Ns.Item>"),
+            ("A.Outer`1+Inner[System.Int32]", "A.Outer<int>+Inner"),
             ("A.List`1[[System.Int32, System.Private.CoreLib]]", "A.List<int>"),
             ("Ns.Orders+<Load>d__3", "Ns.Orders.Load(…)+async"),
             ("Ns.Orders+<Load>d__3`1[System.Int32]", "Ns.Orders.Load<int>(…)+async"),
@@ -409,7 +432,7 @@ mod tests {
             ("Ns.Type+<>c+<<Run>b__0_0>d", "Ns.Type.Run(…)+lambda+async"),
             (
                 "A.Builder`1+Box`1[A.Void,Ns.Orders+<Load>d__3]",
-                "A.Builder+Box<A.Void, Ns.Orders.Load(…)+async>",
+                "A.Builder<A.Void>+Box<Ns.Orders.Load(…)+async>",
             ),
             ("[]", "[]"),
             ("", ""),

@@ -1,0 +1,356 @@
+//! `record --alloc-counts`: what each .NET process of a started program allocates, counted per type by the runtime itself
+//! (GCSampledObjectAllocation events). It counts only for a session that is there before it starts, so each process waits for us at a port of
+//! ours (`attach::port`). One thread a process reads its stream into a [`tally`].
+
+pub mod tally;
+
+use crate::attach::ipc::{self, Events, Listen};
+use crate::attach::port::{Port, PortError, Visit};
+use crate::attach::target::Target;
+use crate::exact::{Account, Count, Process, Type};
+use crate::heap::nettrace::Reader;
+use crate::process::start_ticks;
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io::{self, BufReader};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use tally::{Tallied, Tally};
+
+/// Keywords: types, and with their names.
+const TYPES: u64 = 0x8_0000 | 0x100_0000;
+/// Informational.
+const LEVEL: u32 = 4;
+/// Most memory a process takes for events that were not read yet; the rest is dropped and counted.
+const BUFFER_MIB: u32 = 64;
+/// Processes that are counted, at most.
+const PROCESSES: usize = 256;
+/// Processes that are known, at most; of more than these each waits until another one has ended.
+const KNOWN: usize = 16_384;
+const READ_BYTES: usize = 256 << 10;
+/// Between looks at whether all is over.
+const LOOK: Duration = Duration::from_millis(100);
+/// The runtime is back at once when it has been answered.
+const SOON: Duration = Duration::from_millis(1);
+/// For a runtime to end its session, and to send what it still has.
+const ENDING: Duration = Duration::from_secs(15);
+
+/// How often the runtime tells of a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rate {
+    /// 5 times a second.
+    Low,
+    /// 100 times a second.
+    High,
+}
+
+impl Rate {
+    /// Keywords GCSampledObjectAllocationHigh and GCSampledObjectAllocationLow.
+    fn keyword(self) -> u64 {
+        match self {
+            Self::Low => 0x200_0000,
+            Self::High => 0x20_0000,
+        }
+    }
+}
+
+/// One process, told from a later one of the same pid.
+type Key = (u32, Option<u64>);
+
+/// How far a process is.
+#[derive(Debug, Default)]
+struct Known {
+    /// It was asked for its events, or will not be.
+    asked: bool,
+    /// It has not answered yet.
+    asking: bool,
+    /// It knows no events without stacks.
+    old: bool,
+    /// It runs.
+    resumed: bool,
+    /// Its session while its events are read.
+    session: Option<u64>,
+    /// Its name, where it is counted.
+    name: Option<String>,
+    /// What was counted, or why nothing was.
+    result: Option<Result<Tallied, String>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    known: Mutex<HashMap<Key, Known>>,
+    over: AtomicBool,
+    give_up: Arc<AtomicBool>,
+}
+
+/// What a visitor has come for.
+enum Step {
+    Listen {
+        stacks: bool,
+    },
+    Resume,
+    /// Another visit is being answered.
+    Wait,
+    Nothing,
+}
+
+impl Shared {
+    fn known(&self) -> MutexGuard<'_, HashMap<Key, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What comes next for a process; `None`: there is no room for it now.
+    fn step(&self, key: Key) -> Option<Step> {
+        let mut known = self.known();
+        let counted = known.values().filter(|of| of.name.is_some()).count();
+        if known.len() >= KNOWN && !known.contains_key(&key) {
+            return None;
+        }
+        let of = known.entry(key).or_default();
+        Some(match (of.asked, of.resumed) {
+            _ if of.asking => Step::Wait,
+            (false, _) => {
+                of.asked = true;
+                if counted >= PROCESSES && of.name.is_none() {
+                    of.resumed = true;
+                    return Some(Step::Resume);
+                }
+                of.asking = true;
+                of.name = Some(name(key.0));
+                Step::Listen { stacks: of.old }
+            }
+            (true, false) => {
+                of.resumed = true;
+                Step::Resume
+            }
+            (true, true) => Step::Nothing,
+        })
+    }
+
+    fn change(&self, key: Key, change: impl FnOnce(&mut Known)) {
+        if let Some(of) = self.known().get_mut(&key) {
+            change(of);
+        }
+    }
+}
+
+fn name(pid: u32) -> String {
+    Target::open(pid).and_then(|target| target.comm()).unwrap_or_default()
+}
+
+/// The counting of one recording.
+#[derive(Debug)]
+pub struct Counting {
+    port: Arc<Port>,
+    rate: Rate,
+    shared: Arc<Shared>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl Counting {
+    /// Opens the port.
+    ///
+    /// # Errors
+    /// See [`PortError`].
+    pub fn open(rate: Rate) -> Result<Self, PortError> {
+        Ok(Self { port: Arc::new(Port::open()?), rate, shared: Arc::default(), accepting: None })
+    }
+
+    /// What the program must have in its environment.
+    #[must_use]
+    pub fn environment(&self) -> (OsString, OsString) {
+        self.port.environment()
+    }
+
+    /// Begins to answer those who come.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub fn start(&mut self) -> io::Result<()> {
+        let (port, shared, rate) = (Arc::clone(&self.port), Arc::clone(&self.shared), self.rate);
+        let run = move || {
+            // Pairs with the store in `finish`; nothing else is told by it.
+            while !shared.over.load(Ordering::Relaxed) {
+                let Some(visit) = port.accept(LOOK) else { continue };
+                let shared = Arc::clone(&shared);
+                // Without a thread it comes again.
+                thread::Builder::new().name("runtime".into()).spawn(move || serve(visit, rate, &shared)).ok();
+            }
+        };
+        self.accepting = Some(thread::Builder::new().name("port".into()).spawn(run)?);
+        Ok(())
+    }
+
+    /// Ends the counting in all processes. Whoever starts from now on is let go on by the port's keeper.
+    #[must_use]
+    pub fn finish(self) -> Counted {
+        self.shared.over.store(true, Ordering::Relaxed);
+        self.accepting.map(JoinHandle::join);
+        let until = Instant::now() + ENDING;
+        let open: Vec<(u32, u64)> =
+            self.shared.known().iter().filter_map(|(key, of)| Some((key.0, of.session?))).collect();
+        let stopping: Vec<_> = open
+            .into_iter()
+            .map(|(pid, session)| {
+                let stop = move || {
+                    let target = Target::open(pid).ok()?;
+                    // One that has ended, or does not answer, ends its stream by that.
+                    ipc::stop_listening(&target, session, ENDING).ok()
+                };
+                thread::spawn(stop)
+            })
+            .collect();
+        let is_read = || self.shared.known().values().all(|of| of.session.is_none());
+        while !is_read() && Instant::now() < until {
+            thread::sleep(LOOK / 10);
+        }
+        self.shared.give_up.store(true, Ordering::Relaxed);
+        // A reader looks at that ten times a second.
+        let until = Instant::now() + LOOK * 20;
+        while !is_read() && Instant::now() < until {
+            thread::sleep(LOOK / 10);
+        }
+        drop(stopping);
+        let known = std::mem::take(&mut *self.shared.known());
+        let mut counted = Counted { processes: Vec::new(), left_out: 0 };
+        for ((pid, ticks), of) in known {
+            match (of.name, of.result) {
+                (Some(name), Some(result)) => counted.processes.push((ticks, Of { pid, name, result })),
+                (Some(name), None) => {
+                    let result = Err("its events did not end".to_owned());
+                    counted.processes.push((ticks, Of { pid, name, result }));
+                }
+                (None, _) => counted.left_out += 1,
+            }
+        }
+        counted.processes.sort_by_key(|(ticks, of)| (*ticks, of.pid));
+        counted
+    }
+}
+
+/// Does for a visitor what comes next, on a thread of its own.
+fn serve(mut visit: Visit, rate: Rate, shared: &Shared) {
+    let pid = visit.pid();
+    if visit.greet().is_err() {
+        return;
+    }
+    let key = (pid, start_ticks(pid));
+    let mut step = shared.step(key);
+    while matches!(step, Some(Step::Wait)) {
+        thread::sleep(SOON);
+        step = shared.step(key);
+    }
+    match step {
+        Some(Step::Listen { stacks }) => {
+            let what = Listen { keywords: rate.keyword() | TYPES, level: LEVEL, buffer_mib: BUFFER_MIB };
+            let result = match visit.listen(&what, stacks, Arc::clone(&shared.give_up)) {
+                Ok(events) => {
+                    shared.change(key, |of| (of.session, of.asking) = (Some(events.session()), false));
+                    Ok(read(events, pid))
+                }
+                // It comes again.
+                Err(error) if error.is_unknown_command() && !stacks => {
+                    return shared.change(key, |of| (of.asked, of.asking, of.old) = (false, false, true));
+                }
+                Err(error) => Err(error.to_string()),
+            };
+            shared.change(key, |of| (of.session, of.asking, of.result) = (None, false, Some(result)));
+        }
+        Some(Step::Resume) => {
+            if visit.resume().is_err() {
+                shared.change(key, |of| of.resumed = false);
+            }
+        }
+        // A runtime that is hung up on comes again at once.
+        Some(Step::Wait | Step::Nothing) => loop {
+            if shared.over.load(Ordering::Relaxed) || visit.is_over(LOOK) {
+                return;
+            }
+        },
+        None => {
+            shared.known().retain(|_, of| of.name.is_some() || !of.resumed);
+        }
+    }
+}
+
+fn read(events: Events, pid: u32) -> Tallied {
+    let mut tally = Tally::new(Target::open(pid).ok());
+    let mut reader = match Reader::new(BufReader::with_capacity(READ_BYTES, events)) {
+        Ok(reader) => reader,
+        Err(error) => return tally.finish(0, Some(error.to_string())),
+    };
+    let end = loop {
+        match reader.read(&mut |event| tally.event(event)) {
+            Ok(true) => tally.look(),
+            Ok(false) => break None,
+            Err(error) => break Some(error.to_string()),
+        }
+    };
+    tally.finish(reader.lost(), end)
+}
+
+/// One process.
+#[derive(Debug)]
+pub struct Of {
+    /// Its pid.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+    /// What it allocated, or why that is not known.
+    pub result: Result<Tallied, String>,
+}
+
+/// What was counted.
+#[derive(Debug)]
+pub struct Counted {
+    /// The processes in the order they started, with when that was.
+    pub processes: Vec<(Option<u64>, Of)>,
+    /// Processes beyond those that are counted.
+    pub left_out: usize,
+}
+
+impl Counted {
+    /// As exact mode has it, for the profile. `known` is the name that samples of a process's type bear, so that both meet.
+    #[must_use]
+    pub fn account(&self, known: impl Fn(u32, u64) -> Option<Arc<str>>) -> Account {
+        let process = |of: &Of| {
+            let tallied = of.result.as_ref().ok()?;
+            let types = tallied.types.iter().map(|found| Type {
+                name: found
+                    .id
+                    .and_then(|id| known(of.pid, id))
+                    .map_or_else(|| found.name.clone(), |name| name.to_string()),
+                allocated: Count { objects: found.objects, bytes: found.bytes },
+                ..Type::default()
+            });
+            Some(Process { pid: of.pid, name: of.name.clone(), types: types.collect(), ..Process::default() })
+        };
+        let processes = self.processes.iter().filter_map(|(_, of)| process(of)).collect();
+        Account { processes, ..Account::default() }
+    }
+
+    /// What a person is told right after the recording, and what stands in the profile's comments: a line a process.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines: Vec<String> = self.processes.iter().map(|(_, of)| line(of)).collect();
+        if self.processes.is_empty() {
+            lines.push(
+                "no .NET runtime came to the diagnostic port: no .NET program, or one with DOTNET_EnableDiagnostics(_IPC)=0".to_owned(),
+            );
+        }
+        if self.left_out > 0 {
+            lines.push(format!("{} more processes are not counted", self.left_out));
+        }
+        lines
+    }
+}
+
+fn line(of: &Of) -> String {
+    let who = format!("pid {} ({})", of.pid, of.name);
+    match &of.result {
+        Ok(tallied) => format!("{who}: {tallied}"),
+        Err(why) => format!("{who}: not counted: {why}"),
+    }
+}
