@@ -209,8 +209,7 @@ fn exceptions_have_their_type_and_stack_and_number(runtime: Runtime) {
     assert!(top.lines().any(|line| line.contains("Incidents.Program.Frequent()")), "{top}");
 }
 
-// On .NET 8 and 9 a machine with nothing else to do shows the scheduler's part of these waits under another reason than `lock`; why is not known yet.
-on_runtimes!(waits_for_locks_have_length_stack_and_owner: net10 Net10; long: net8 Net8);
+on_runtimes!(waits_for_locks_have_length_stack_and_owner: net8 Net8, net9 Net9, net10 Net10);
 
 fn waits_for_locks_have_length_stack_and_owner(runtime: Runtime) {
     let name = format!("runtime::waits_for_locks on {runtime}");

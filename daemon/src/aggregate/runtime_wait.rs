@@ -5,6 +5,9 @@
 //! go all waits a program asked for, and none of its own (`Thread::DoAppropriateWait`, src/coreclr/vm/threads.cpp of dotnet/runtime: a
 //! wait that `Thread.Interrupt` can end). It is found by where it stands: in the waits of `Monitor.Wait` and `WaitHandle`, and in no wait of
 //! a thread of the runtime's own. A wait through it that no method explains is one for a lock.
+//!
+//! A program may wait for nothing but its locks. Then the runtime's own event for such a wait tells: it is sent from the function that
+//! waited, below the helper, so where a method goes into the runtime to wait for a lock is known from the event's stack.
 
 use super::threads::WaitReason;
 use crate::sample::frame::{FrameKey, ImageId};
@@ -39,6 +42,9 @@ const METHODS: &[(&str, &str)] = &[
     ("System.GC.", "gc"),
 ];
 
+/// Stubs the runtime makes for calls into itself.
+const STUB: &str = "IL_STUB";
+
 /// Where such methods are.
 const NAMESPACE: &str = "System.Threading.";
 
@@ -53,8 +59,41 @@ const ASKED: &[&str] = &[
 /// Waits that do not, though a method stands behind them.
 const NOT_ASKED: &[&str] = &["System.Threading.Thread.Sleep", "System.Threading.LowLevelLifoSemaphore."];
 
+/// Managed code that sends the event itself, from .NET 10 on: where it goes into the runtime says nothing about waits.
+const SENDERS: &[&str] = &[NAMESPACE, "System.Diagnostics.", STUB];
+
 /// How many functions are remembered of all runtimes together.
 const MAX_FUNCTIONS: usize = 10_000;
+
+/// The runtime's part of the stacks of its events for waits for locks.
+#[derive(Debug, Default)]
+pub struct LockEvents {
+    /// What a method called, and the method.
+    entries: HashSet<(FrameKey, FrameKey)>,
+    /// From there to the event.
+    inside: HashSet<FrameKey>,
+}
+
+impl LockEvents {
+    /// Notes an event's stack.
+    pub fn note(&mut self, stack: &[FrameKey]) {
+        let is_native = |frame: &FrameKey| matches!(frame, FrameKey::Native { .. });
+        let Some(method) = stack.iter().position(|frame| !is_native(frame)) else { return };
+        let (inside, rest) = stack.split_at(method);
+        if let (Some(&entry), Some(&method @ FrameKey::Managed { .. })) = (inside.last(), rest.first())
+            && self.entries.len() + self.inside.len() + inside.len() < MAX_FUNCTIONS
+        {
+            self.entries.insert((entry, method));
+            self.inside.extend(inside);
+        }
+    }
+
+    /// All frames noted, whose names [`RuntimeWaits::learn`] needs.
+    pub fn frames(&self) -> impl Iterator<Item = FrameKey> {
+        let entries = self.entries.iter().flat_map(|&(entry, method)| [entry, method]);
+        entries.chain(self.inside.iter().copied())
+    }
+}
 
 /// A native function, by what it is called or where it begins.
 type Function = (ImageId, Arc<str>);
@@ -64,15 +103,25 @@ type Function = (ImageId, Arc<str>);
 pub struct RuntimeWaits {
     /// Functions only waits go through that the program asked for.
     asked: HashSet<Function>,
+    /// Functions that methods call to get a lock.
+    entries: HashSet<Function>,
 }
 
 impl RuntimeWaits {
-    /// Learns from `stacks`, whose frames have names.
+    /// Learns from `stacks` and from events for waits for locks; all frames have names.
     #[must_use]
     pub fn learn<'a>(
         stacks: impl Iterator<Item = &'a [FrameKey]>,
+        locks: &LockEvents,
         symbol: impl Fn(FrameKey) -> Arc<Symbol>,
     ) -> Self {
+        let waits_itself = |method: FrameKey| {
+            let method = symbol(method);
+            let sends = |sender: &&str| method.system_name.starts_with(*sender);
+            method.unresolved.is_none() && !SENDERS.iter().any(|sender| sends(sender))
+        };
+        let entries = locks.entries.iter().filter(|&&(_, method)| waits_itself(method));
+        let entries: HashSet<Function> = entries.filter_map(|&(entry, _)| function(entry, &symbol)).collect();
         let mut asked: HashMap<Function, usize> = HashMap::new();
         let mut others: HashSet<Function> = HashSet::new();
         let mut asked_stacks = 0;
@@ -90,7 +139,7 @@ impl RuntimeWaits {
             if asked.len() + others.len() + functions.len() > MAX_FUNCTIONS {
                 break;
             }
-            if begins(ASKED) {
+            if begins(ASKED) || enters(stack, &entries, &symbol) {
                 asked_stacks += 1;
                 functions.into_iter().for_each(|function| *asked.entry(function).or_default() += 1);
             } else if method.is_none() || begins(NOT_ASKED) {
@@ -104,9 +153,12 @@ impl RuntimeWaits {
         let asked = if others.is_empty() {
             HashSet::new()
         } else {
-            asked.filter(|function| !others.contains(function)).collect()
+            // What is on the way to the event is also on the way out of the wait, where a collection can hold a thread up.
+            let inside: HashSet<Function> =
+                locks.inside.iter().filter_map(|&frame| function(frame, &symbol)).collect();
+            asked.filter(|function| !others.contains(function) && !inside.contains(function)).collect()
         };
-        Self { asked }
+        Self { asked, entries }
     }
 
     /// The word for a wait on a futex with this stack; `None` when the runtime's frames do not say.
@@ -128,7 +180,8 @@ impl RuntimeWaits {
             }
         }
         let asked = || functions(stack, &symbol).any(|function| self.asked.contains(&function));
-        if found.is_none() && innermost.unresolved.is_none() && asked() {
+        let enters = || !reason.suspended && enters(stack, &self.entries, &symbol);
+        if found.is_none() && innermost.unresolved.is_none() && (asked() || enters()) {
             found = Some("lock");
         }
         found.or(reason.suspended.then_some("gc_suspend"))
@@ -141,7 +194,7 @@ fn methods<'a>(
     symbol: &'a impl Fn(FrameKey) -> Arc<Symbol>,
 ) -> impl Iterator<Item = Arc<Symbol>> + 'a {
     let managed = stack.iter().filter(|frame| matches!(frame, FrameKey::Managed { .. }));
-    managed.map(|&frame| symbol(frame)).filter(|method| !method.system_name.starts_with("IL_STUB"))
+    managed.map(|&frame| symbol(frame)).filter(|method| !method.system_name.starts_with(STUB))
 }
 
 /// The native functions inside the innermost managed frame.
@@ -150,10 +203,25 @@ fn functions<'a>(
     symbol: &'a impl Fn(FrameKey) -> Arc<Symbol>,
 ) -> impl Iterator<Item = Function> + 'a {
     let inside = stack.iter().take_while(|frame| !matches!(frame, FrameKey::Managed { .. }));
-    inside.filter_map(move |&frame| match frame {
+    inside.filter_map(move |&frame| function(frame, symbol))
+}
+
+fn function(frame: FrameKey, symbol: &impl Fn(FrameKey) -> Arc<Symbol>) -> Option<Function> {
+    match frame {
         FrameKey::Native { image, .. } => Some((image, Arc::clone(&symbol(frame).system_name))),
         _ => None,
-    })
+    }
+}
+
+/// Whether the innermost managed frame has called one of `entries`.
+fn enters(
+    stack: &[FrameKey],
+    entries: &HashSet<Function>,
+    symbol: &impl Fn(FrameKey) -> Arc<Symbol>,
+) -> bool {
+    let method = stack.iter().position(|frame| matches!(frame, FrameKey::Managed { .. }));
+    let called = method.and_then(|method| stack.get(method.checked_sub(1)?));
+    called.and_then(|&frame| function(frame, symbol)).is_some_and(|called| entries.contains(&called))
 }
 
 /// `futex_wait` and its callers (kernel/futex/waitwake.c) are in the kernel's part of the stack.
@@ -164,7 +232,7 @@ fn waits_for_futex(stack: &[FrameKey], symbol: &impl Fn(FrameKey) -> Arc<Symbol>
 
 #[cfg(test)]
 mod tests {
-    use super::RuntimeWaits;
+    use super::{LockEvents, RuntimeWaits};
     use crate::aggregate::threads::{WaitReason, WaitStateKey};
     use crate::sample::frame::{FrameKey, ImageId, ProcessId};
     use crate::symbolize::{Module, Symbol, Unresolved};
@@ -274,7 +342,9 @@ mod tests {
                 "Mine",
             ]),
         ];
-        RuntimeWaits::learn(stacks.iter().map(Vec::as_slice), |frame| names.symbol(frame))
+        RuntimeWaits::learn(stacks.iter().map(Vec::as_slice), &LockEvents::default(), |frame| {
+            names.symbol(frame)
+        })
     }
 
     #[test]
@@ -324,11 +394,65 @@ mod tests {
     }
 
     #[test]
+    fn waits_for_locks_are_known_from_the_runtimes_own_events_for_them() {
+        let mut names = Names(Vec::new());
+        let mut events = LockEvents::default();
+        events.note(&names.stack(&[
+            "n:shim",
+            "n:event_pipe",
+            "n:enter_epilog",
+            "n:mon_enter",
+            "Mine",
+            "Main",
+        ]));
+        // .NET 10 sends the event from managed code.
+        events.note(&names.stack(&["n:shim", "n:write", "System.Threading.Lock.Enter", "Mine"]));
+        let lock = [
+            "k:futex_wait",
+            "n:cond_wait",
+            "n:pal",
+            "n:asked",
+            "n:event",
+            "n:enter_epilog",
+            "n:mon_enter",
+            "Mine",
+        ];
+        let held = [
+            "k:futex_wait",
+            "n:cond_wait",
+            "n:pal",
+            "n:event",
+            "n:rare_disable",
+            "n:enter_epilog",
+            "n:mon_enter",
+            "Mine",
+        ];
+        let finalizer = ["k:futex_wait", "n:cond_wait", "n:pal", "n:event", "n:finalizer"];
+        let learn = |names: &mut Names, stacks: &[&[&'static str]]| {
+            let stacks: Vec<_> = stacks.iter().map(|stack| names.stack(stack)).collect();
+            RuntimeWaits::learn(stacks.iter().map(Vec::as_slice), &events, |frame| names.symbol(frame))
+        };
+        // With waits to tell from: by the function only such waits go through, also while a collection goes on.
+        let waits = learn(&mut names, &[&lock, &lock, &held, &finalizer]);
+        assert_eq!(word(&mut names, &waits, false, &lock), Some("lock"));
+        assert_eq!(word(&mut names, &waits, true, &lock), Some("lock"));
+        assert_eq!(word(&mut names, &waits, true, &held), Some("gc_suspend"));
+        // Without: by where the method went into the runtime.
+        let waits = learn(&mut names, &[&lock]);
+        assert_eq!(word(&mut names, &waits, false, &lock), Some("lock"));
+        assert_eq!(word(&mut names, &waits, true, &held), Some("gc_suspend"));
+        let other = ["k:futex_wait", "n:cond_wait", "n:pal", "n:write", "Mine"];
+        assert_eq!(word(&mut names, &waits, false, &other), None);
+    }
+
+    #[test]
     fn nothing_is_learnt_without_waits_to_tell_from() {
         let mut names = Names(Vec::new());
         let gate =
             names.stack(&["k:futex_wait", "n:pal", "n:asked", "System.Threading.WaitHandle.WaitOne", "Gate"]);
-        let waits = RuntimeWaits::learn(std::iter::once(gate.as_slice()), |frame| names.symbol(frame));
+        let waits = RuntimeWaits::learn(std::iter::once(gate.as_slice()), &LockEvents::default(), |frame| {
+            names.symbol(frame)
+        });
         assert_eq!(word(&mut names, &waits, false, &["k:futex_wait", "n:pal", "Mine"]), None);
     }
 }

@@ -12,7 +12,7 @@ use crate::aggregate::collections::{Kind, Sum};
 use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
 use crate::aggregate::incidents::{LockWait, Throw, Waited};
 use crate::aggregate::key::{CollectionLabels, Labels, SampleType};
-use crate::aggregate::runtime_wait::RuntimeWaits;
+use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
 use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
 use crate::aggregate::window::{Limits as WindowLimits, OTHER, Window};
 use crate::sample::frame::{FrameKey, Marker};
@@ -98,10 +98,13 @@ impl Processor {
     /// The window of a cut, with all names that are known by now, and what to forget when it is encoded.
     #[must_use]
     pub fn window(&mut self, cut: Cut) -> (Window, Gone) {
-        let Cut { at, rows, labels, stacks, sites, live, pauses, throws, lock_waits, gone } = cut;
+        let Cut { at, rows, labels, stacks, sites, live, pauses, throws, lock_waits, lock_events, gone } =
+            cut;
         let mut window = Window::new(WindowLimits::default());
-        self.symbolizer.resolve(stacks.iter().flatten().copied(), &self.processes);
-        self.runtime_waits = RuntimeWaits::learn(stacks.iter(), |frame| self.symbolizer.symbol(frame));
+        let frames = stacks.iter().flatten().copied();
+        self.symbolizer.resolve(frames.chain(lock_events.frames()), &self.processes);
+        self.runtime_waits =
+            RuntimeWaits::learn(stacks.iter(), &lock_events, |frame| self.symbolizer.symbol(frame));
         for row in &rows {
             let labels = match labels.get(&(row.thread.tid, row.since)) {
                 Some(labels) => labels.clone(),
@@ -227,6 +230,7 @@ pub struct Cut {
     pauses: Vec<(Labels, u64)>,
     throws: Vec<(StackId, Labels, f64)>,
     lock_waits: Vec<(StackId, Labels, Waited)>,
+    lock_events: LockEvents,
     gone: Gone,
 }
 
@@ -293,6 +297,7 @@ impl Cut {
             pauses,
             throws,
             lock_waits,
+            lock_events: std::mem::take(&mut processor.lock_events),
             gone: Gone {
                 regions,
                 threads: running.iter().map(|snapshot| snapshot.times.thread.tid).collect(),

@@ -9,7 +9,7 @@ use crate::aggregate::collections::{Collections, Kind};
 use crate::aggregate::heap::Allocations;
 use crate::aggregate::incidents::{Incidents, Place};
 use crate::aggregate::key::{Labels, PodLabels};
-use crate::aggregate::runtime_wait::RuntimeWaits;
+use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
 use crate::aggregate::thread_role::{self, is_collector};
 use crate::aggregate::threads::{Origin, Threads, WaitReason};
 use crate::kubernetes::pods::Pods;
@@ -109,6 +109,8 @@ pub struct Processor {
     pub(super) incidents: Incidents,
     /// What the runtimes' own frames mean.
     pub(super) runtime_waits: RuntimeWaits,
+    /// What there is to learn that from beside the stacks of waits.
+    pub(super) lock_events: LockEvents,
     /// Where wake-ups come from; read when the first one is.
     wake_sites: Option<WakeSites>,
     counters: StackCounters,
@@ -147,6 +149,7 @@ impl Processor {
             collections: Collections::default(),
             incidents: Incidents::default(),
             runtime_waits: RuntimeWaits::default(),
+            lock_events: LockEvents::default(),
             wake_sites: None,
             counters: StackCounters::default(),
             services: None,
@@ -462,9 +465,10 @@ impl Processor {
     /// Names the frames of these stacks, all in one batch.
     pub fn name_stacks(&mut self, stacks: &[StackId]) {
         let frames = stacks.iter().flat_map(|&stack| self.stacks.frames(stack)).copied();
-        self.symbolizer.resolve(frames, &self.processes);
+        self.symbolizer.resolve(frames.chain(self.lock_events.frames()), &self.processes);
         let stacks = stacks.iter().map(|&stack| self.stacks.frames(stack));
-        self.runtime_waits = RuntimeWaits::learn(stacks, |frame| self.symbolizer.symbol(frame));
+        self.runtime_waits =
+            RuntimeWaits::learn(stacks, &self.lock_events, |frame| self.symbolizer.symbol(frame));
     }
 
     /// The frames of a stack, innermost first.
@@ -623,8 +627,12 @@ impl Processor {
             }
             ShimEvent::Contention(contention) => {
                 self.counters.contentions += 1;
-                let place = self.place(time, pid, region, &contention.at);
-                let weight = contention.at.weight;
+                let (at, weight) = (&contention.at, contention.at.weight);
+                let mut frames = Vec::new();
+                self.walk(pid, (time, at.seen), &at.user, &mut frames);
+                self.lock_events.note(&frames);
+                let stack = self.intern_event(frames);
+                let place = Place { region, tid: at.tid, stack };
                 self.incidents.waited(place, contention.owner, contention.waited_ns, weight);
             }
             ShimEvent::ObjectsDead { samples } => self.heap.dead(region, &samples),
@@ -653,10 +661,15 @@ impl Processor {
         Place { region, tid: at.tid, stack: self.event_stack(pid, (time, at.seen), &at.user) }
     }
 
-    /// The stack of an event of the runtime's. Inside are the shim and the event's delivery: it is the innermost managed frame's.
+    /// The stack of an event of the runtime's, see [`Processor::intern_event`].
     fn event_stack(&mut self, pid: u32, times: (MonotonicNs, MonotonicNs), user: &UserContext) -> StackId {
         let mut frames = Vec::new();
         self.walk(pid, times, user, &mut frames);
+        self.intern_event(frames)
+    }
+
+    /// Inside are the shim and the event's delivery: the stack is the innermost managed frame's.
+    fn intern_event(&mut self, mut frames: Vec<FrameKey>) -> StackId {
         if let Some(managed) = frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. })) {
             frames.drain(..managed);
         }

@@ -79,7 +79,9 @@ namespace Incidents
                 WaitForLock();
                 turn = 2 * i;
             }
-            owner.Join();
+            // No Join: the only waits through the runtime's waiting function are those for the lock.
+            while (owner.IsAlive)
+                Thread.Yield();
         }
 
         [MethodImpl(MethodImplOptions.NoInlining)]
