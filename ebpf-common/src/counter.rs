@@ -92,6 +92,8 @@ counters! {
     WakersOutside "wakers_outside" "kept waits that ended while a thread outside the recording ran, whose doing it may have been: its stack is not taken (--waker-stacks)";
     VisitsRefused "visits_refused" "looks at sleeping threads that the kernel refused or that had not ended when the next was due";
     StackOfFile "stack_of_file" "stacks of visited waits in a mapping of a file, which are not copied: reading it could take forever";
+    VisitsHeld "visits_held" "looks at sleeping threads given up because reading the stack of one took more than a second; its process is passed over from then on";
+    StackPassedOver "stack_passed_over" "stacks of visited waits of such processes, not copied";
     ThreadsLeft "threads_left" "threads found to have left the cgroup, or ended out of it: their times end with their last event";
     CpuNotFollowed "cpu_not_followed" "CPUs that came online and could not be sampled (tried once a second)";
 }

@@ -1,6 +1,6 @@
 //! Records in the BPF ring. Each starts with [`Header`]; the tag says which type it is.
 
-use crate::limits::{COMM_BYTES, WAKER_FRAMES};
+use crate::limits::{COMM_BYTES, PAGE_BYTES, WAKER_FRAMES};
 use crate::machine::GPR;
 use crate::plain;
 
@@ -39,6 +39,9 @@ pub const FLAG_IO: u32 = 64;
 pub const FLAG_THROTTLED: u32 = 128;
 /// `SleeperRecord::flags`: no stack follows, because the ring had it at the wait's start.
 pub const FLAG_STACK_SENT: u32 = 256;
+/// `StackRecord::flags` and `SleeperRecord::flags` from this bit on: pages from the stack pointer on that were not in memory. The copy
+/// of the stack begins behind them.
+pub const SKIPPED_PAGES_SHIFT: u32 = 24;
 /// `WaitEndRecord::flags`: it was blocked and the waker is known.
 pub const FLAG_WAKER: u32 = 1;
 /// `WaitEndRecord::flags`: when it was woken, its cgroup had used up its CPU limit.
@@ -46,6 +49,16 @@ pub const FLAG_WOKEN_THROTTLED: u32 = 2;
 
 /// `StackRecord::probability` of a stack that is always kept.
 pub const CERTAIN: u64 = 1 << 32;
+
+/// Bytes between a stack pointer and the copy of its stack, by the `flags` of the record.
+#[must_use]
+pub const fn skipped_bytes(flags: u32, stack_pointer: u64) -> u64 {
+    let page = PAGE_BYTES as u64;
+    match (flags >> SKIPPED_PAGES_SHIFT) as u64 {
+        0 => 0,
+        pages => pages * page - stack_pointer % page,
+    }
+}
 
 plain! {
     /// Start of every record.

@@ -125,7 +125,19 @@ pub struct Walk {
     pub window: [u8; 2 * WALK_WINDOW_BYTES as usize + 8],
 }
 
-/// A record of the task iterator under construction. There is one: the daemon reads one iterator at a time.
+plain! {
+    /// A reader of the task iterator, and what may hold it up.
+    pub struct Visitor {
+        /// When it began to copy a stack, CLOCK_MONOTONIC ns; 0 when it does not.
+        pub copies_since_ns: u64,
+        /// Its thread; 0 for nobody. One that is struck off here does nothing more.
+        pub tid: u32,
+        /// The process whose stack it copies, or copied last.
+        pub tgid: u32,
+    }
+}
+
+/// A record of the task iterator under construction. Each visitor has one: one that is held up may write to its long after the next one began.
 #[repr(C)]
 pub struct SleeperScratch {
     /// The fixed part.
@@ -140,7 +152,7 @@ pub struct SleeperScratch {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct StackCopy {
-    /// Address of the first byte.
+    /// Address of the first byte, in the end behind the pages skipped.
     pub from: u64,
     /// Where in the tail it goes.
     pub at: u32,
@@ -148,8 +160,8 @@ pub struct StackCopy {
     pub bytes: u32,
     /// Most bytes.
     pub limit: u32,
-    /// Named padding.
-    pub reserved: u32,
+    /// Pages at the stack pointer that are not in memory.
+    pub skipped: u32,
 }
 
 /// A record under construction; one per CPU **and** hook, because a hook may interrupt another.

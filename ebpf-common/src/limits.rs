@@ -5,6 +5,9 @@ use core::mem::size_of;
 /// Bytes of a page. A probe reads user memory page by page, so that a copy ends cleanly where memory does.
 pub const PAGE_BYTES: u32 = 4096;
 
+/// Most pages from the stack pointer on that may be missing: a function that makes itself a large frame faults on the lowest of them first.
+pub const MAX_SKIPPED_PAGES: u32 = 8;
+
 /// Most bytes of user stack one record carries.
 pub const MAX_STACK_COPY_BYTES: u32 = 64 * 1024;
 
@@ -60,6 +63,12 @@ pub const MAX_SPACES: u32 = 16 * 1024;
 pub const MAX_RULED_CGROUPS: u32 = 16 * 1024;
 /// See [`MAX_RULED_CGROUPS`].
 pub const MAX_RULED_OTHERS: u32 = 1024;
+
+/// Most readers of the task iterator: one that visits, and those that a process holds up.
+pub const MAX_VISITORS: u32 = 4;
+
+/// Most processes whose stacks the visitors pass over because reading one took too long.
+pub const MAX_PASSED_OVER: u32 = 256;
 
 /// Most processes that can be selected at once.
 pub const MAX_SELECTED_PROCESSES: u32 = 8 * 1024;

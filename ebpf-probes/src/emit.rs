@@ -128,6 +128,7 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
     if let Some(from) = copied_from {
         let copy = unwind::copy::stack(scratch, walked_bytes + kernel_bytes, from);
         user_bytes = copy.bytes;
+        flags |= copy.flags;
         if copy.limited {
             flags |= FLAG_LIMITED;
             count(Counter::StackLimited);

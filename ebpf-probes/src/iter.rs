@@ -8,12 +8,12 @@
 use crate::config::{Task, mapping_end, setting};
 use crate::emit::{PF_KTHREAD, send};
 use crate::machine;
-use crate::maps::{RING, SLEEPER_SCRATCH, THREADS, count};
-use crate::unwind::copy::{END, MAX_STEPS, ON, Step, next};
+use crate::maps::{PASSED_OVER, RING, SLEEPER_SCRATCH, THREADS, VISITORS, count};
+use crate::unwind::copy::{END, MAX_STEPS, ON, Step, next, skip, skipped};
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, task_struct};
 use aya_ebpf::helpers::generated::{
-    bpf_copy_from_user_task, bpf_find_vma, bpf_get_current_task_btf, bpf_get_task_stack, bpf_ktime_get_ns,
-    bpf_loop, bpf_ringbuf_query,
+    bpf_copy_from_user_task, bpf_find_vma, bpf_get_current_pid_tgid, bpf_get_current_task_btf,
+    bpf_get_task_stack, bpf_ktime_get_ns, bpf_loop, bpf_ringbuf_query,
 };
 use core::ffi::{c_long, c_void};
 use core::mem::size_of;
@@ -23,10 +23,10 @@ use ebpf_common::event::{
     SleeperRecord,
 };
 use ebpf_common::key::{
-    STATE_BLOCKED, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, SleeperScratch, StackCopy, Thread,
+    STATE_BLOCKED, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, SleeperScratch, StackCopy, Thread, Visitor,
     WAIT_CERTAIN, WAIT_KEPT, WAIT_WAS_BLOCKED,
 };
-use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_SLEEPER_BYTES};
+use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_SLEEPER_BYTES, MAX_VISITORS};
 
 /// A wait whose stack and weight are known is told of only when it has lasted so long: the record of its start is news enough.
 const NEWS_NS: u64 = 1_000_000_000;
@@ -69,6 +69,7 @@ pub(crate) fn visit(ctx: *mut c_void) {
     if task.recording(tgid).is_none() {
         return;
     }
+    let Some((slot, visitor)) = visitor() else { return };
     let Some(thread) = THREADS.get_ptr_mut(tid) else { return };
     // SAFETY: an entry of the map, which outlives the program; the scheduler's hooks may change it meanwhile.
     let thread = unsafe { &mut *thread };
@@ -85,13 +86,13 @@ pub(crate) fn visit(ctx: *mut c_void) {
     if ring_half_full() {
         return count(Counter::SleepersDeferred);
     }
-    let Some(scratch) = SLEEPER_SCRATCH.get_ptr_mut(0) else { return };
-    // SAFETY: the one entry, used by the one iterator that is read at a time.
+    let Some(scratch) = SLEEPER_SCRATCH.get_ptr_mut(slot) else { return };
+    // SAFETY: this visitor's entry.
     let scratch = unsafe { &mut *scratch };
     describe(&mut scratch.record, task, &asleep, tid);
     if known {
         scratch.record.flags |= FLAG_STACK_SENT;
-    } else if !stacks(scratch, task) {
+    } else if !stacks(scratch, task, visitor) {
         return count(Counter::SleepersDeferred);
     }
     // Before the last look, so that whoever ends the wait from now on tells of its end.
@@ -119,6 +120,24 @@ pub(crate) fn visit(ctx: *mut c_void) {
         set_visited(thread, told);
     }
     count(if stored { Counter::SleepersStored } else { Counter::SleepersRingFull });
+}
+
+/// The visitor that reads this iterator; `None` for one that was struck off because it was held up.
+#[inline(always)]
+fn visitor<'a>() -> Option<(u32, &'a mut Visitor)> {
+    // SAFETY: a helper without arguments.
+    let tid = unsafe { bpf_get_current_pid_tgid() } as u32;
+    let mut slot = 0;
+    while slot < MAX_VISITORS {
+        // SAFETY: an entry of the map, which outlives the program; the daemon may change it meanwhile.
+        let visitor = unsafe { &mut *VISITORS.get_ptr_mut(slot)? };
+        // SAFETY: a valid, aligned field.
+        if unsafe { core::ptr::read_volatile(&raw const visitor.tid) } == tid {
+            return Some((slot, visitor));
+        }
+        slot += 1;
+    }
+    None
 }
 
 /// Notes the wait that has been told of last: this one, or again the one before when nothing was told after all.
@@ -186,7 +205,7 @@ fn describe(record: &mut SleeperRecord, task: Task, asleep: &Asleep, tid: u32) {
 
 /// Takes the kernel's and the user's part of the stack; false when that must be tried again later.
 #[inline(always)]
-fn stacks(scratch: &mut SleeperScratch, task: Task) -> bool {
+fn stacks(scratch: &mut SleeperScratch, task: Task, visitor: &mut Visitor) -> bool {
     let tail = scratch.tail.as_mut_ptr();
     // SAFETY: the buffer has `MAX_KERNEL_STACK_BYTES` and more; the iterator holds a reference to the task.
     let got = unsafe { bpf_get_task_stack(task.0.cast_mut().cast(), tail.cast(), MAX_KERNEL_STACK_BYTES, 0) };
@@ -210,6 +229,11 @@ fn stacks(scratch: &mut SleeperScratch, task: Task) -> bool {
     record.syscall = machine::system_call(regs);
     machine::general(&mut record.gpr, regs);
     let from = machine::stack(regs);
+    // SAFETY: values are plain integers.
+    if unsafe { PASSED_OVER.get(record.tgid) }.is_some() {
+        count(Counter::StackPassedOver);
+        return true;
+    }
     let Some(mapping) = mapping(task, from) else { return false };
     if mapping.of_file {
         count(Counter::StackOfFile);
@@ -217,9 +241,17 @@ fn stacks(scratch: &mut SleeperScratch, task: Task) -> bool {
     }
     let limit = setting!(stack_copy_bytes);
     let mapped = mapping.end.saturating_sub(from).min(u64::from(limit)) as u32;
+    visitor.tgid = record.tgid;
+    // SAFETY: a helper without arguments.
+    let now = unsafe { bpf_ktime_get_ns() };
+    // SAFETY: a valid, aligned field, which the daemon may read at any time.
+    unsafe { core::ptr::write_volatile(&raw mut visitor.copies_since_ns, now) };
     let bytes = copy(scratch, kernel_bytes, task, from, mapped);
+    // SAFETY: as above.
+    unsafe { core::ptr::write_volatile(&raw mut visitor.copies_since_ns, 0) };
     let record = &mut scratch.record;
     record.user_bytes = bytes;
+    record.flags |= skipped(&scratch.copy);
     if bytes >= limit {
         record.flags |= FLAG_LIMITED;
         count(Counter::StackLimited);
@@ -239,7 +271,7 @@ struct Mapping {
 ///
 /// The pages of a file are the business of its file system, and that may be a process (FUSE) which never answers: whoever reads them then
 /// waits where not even SIGKILL ends the wait. Stacks are anonymous memory. A process that replaces the mapping between this look and
-/// the copy still gets the iterator to wait, which is why it has a thread of its own.
+/// the copy still gets the iterator to wait: then the daemon leaves it behind with its visitor, and passes the process over from then on.
 #[inline(always)]
 fn mapping(task: Task, address: u64) -> Option<Mapping> {
     let mut mapping = Mapping { end: 0, of_file: false };
@@ -270,7 +302,7 @@ struct Copying {
 /// Copies at most `limit` bytes of the user stack at `from` to `tail[at..]`, page by page. Kernels with this iterator have `bpf_loop`.
 #[inline(always)]
 fn copy(scratch: &mut SleeperScratch, at: u32, task: Task, from: u64, limit: u32) -> u32 {
-    scratch.copy = StackCopy { from, at, bytes: 0, limit, reserved: 0 };
+    scratch.copy = StackCopy { from, at, bytes: 0, limit, skipped: 0 };
     let mut context = Copying { scratch, task };
     // SAFETY: the step is a function of this program, and the context outlives the loop.
     unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, (&raw mut context).cast(), 0) };
@@ -285,7 +317,7 @@ fn copy(scratch: &mut SleeperScratch, at: u32, task: Task, from: u64, limit: u32
 unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
     // SAFETY: the caller's promise.
     let Copying { scratch, task } = unsafe { &*context.cast::<Copying>() };
-    // SAFETY: the one entry, used by the one iterator that is read at a time.
+    // SAFETY: this visitor's entry.
     let scratch = unsafe { &mut **scratch };
     let Some(Step { address, position, bytes }) = next(&scratch.copy) else { return END };
     let target = scratch.tail.as_mut_ptr().wrapping_add(position as usize);
@@ -294,7 +326,9 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
         bpf_copy_from_user_task(target.cast(), bytes, address as *const _, task.0.cast_mut().cast(), 0)
     };
     if failed != 0 {
-        return END;
+        // Not beyond the mapping: what follows may be a file.
+        scratch.copy.limit = scratch.copy.limit.saturating_sub(bytes);
+        return skip(&mut scratch.copy);
     }
     scratch.copy.bytes += bytes;
     ON

@@ -5,10 +5,10 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, PerCpuArray, RingBuf};
 use ebpf_common::counter::{COUNTERS, Counter};
 use ebpf_common::event::WakeRecord;
-use ebpf_common::key::{Coin, Recording, Scratch, SleeperScratch, Thread};
+use ebpf_common::key::{Coin, Recording, Scratch, SleeperScratch, Thread, Visitor};
 use ebpf_common::limits::{
-    DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_RULED_CGROUPS, MAX_RULED_OTHERS, MAX_RULES,
-    MAX_SELECTED_PROCESSES, MAX_SPACES,
+    DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_PASSED_OVER, MAX_RULED_CGROUPS, MAX_RULED_OTHERS, MAX_RULES,
+    MAX_SELECTED_PROCESSES, MAX_SPACES, MAX_VISITORS,
 };
 use ebpf_common::rule::{PlaceSet, UnwindRule, WAYS};
 
@@ -86,9 +86,18 @@ pub(crate) static RULES: Array<UnwindRule> = Array::with_max_entries(MAX_RULES, 
 #[map]
 pub(crate) static SPACES: HashMap<u32, u32> = HashMap::with_max_entries(MAX_SPACES, 0);
 
-/// The record of the task iterator under construction.
+/// Who reads the task iterator. The daemon writes the thread, and strikes off one that is held up; the thread's visits write the rest.
 #[map]
-pub(crate) static SLEEPER_SCRATCH: Array<SleeperScratch> = Array::with_max_entries(1, 0);
+pub(crate) static VISITORS: Array<Visitor> = Array::with_max_entries(MAX_VISITORS, 0);
+
+/// Their records under construction.
+#[map]
+pub(crate) static SLEEPER_SCRATCH: Array<SleeperScratch> = Array::with_max_entries(MAX_VISITORS, 0);
+
+/// Processes, by tgid, whose sleeping threads' stacks are not copied: reading one took too long. Written by the daemon, which takes an entry
+/// out when its process is gone. Full: those visitors stay held up.
+#[map]
+pub(crate) static PASSED_OVER: HashMap<u32, u32> = HashMap::with_max_entries(MAX_PASSED_OVER, 0);
 
 /// Wake-up records under construction, one per CPU: a waking holds the thread's lock with interrupts off, so none interrupts another.
 #[map]

@@ -62,7 +62,8 @@ fn run_on(machine: &Machine, data: &[u8]) {
             end => WalkEnd::HandedOver { exact: end == 2 },
         },
     });
-    let context = UserContext { walk, regs, stack: input.rest().to_vec(), limited: shape & 1 == 0 };
+    let skipped = if shape & 4 == 0 { 0 } else { u64::from(input.u16()) };
+    let context = UserContext { walk, regs, stack: input.rest().to_vec(), skipped, limited: shape & 1 == 0 };
     let limits = Limits { max_frames: MAX_FRAMES, address_mask: u64::MAX };
     let mut program = Program { steps, asked: 0 };
     let done = finish::walk_on(machine, &context, &mut program, limits);

@@ -330,6 +330,31 @@ fn a_stack_whose_pages_a_userfaultfd_holds_back_holds_up_nobody() {
     );
 }
 
+#[test]
+fn a_thread_that_waits_for_a_new_page_of_its_stack_has_its_stack() {
+    let Some(_turn) = begin("waits::new_stack", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("new-stack").start().unwrap();
+    let (grows, fills) = (app.thread("wait-stack"), app.thread("end-stack"));
+    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
+    let truth = app.stop().unwrap();
+
+    let waiting = |sample: &Sample| of_thread(grows)(sample) && sample.label("wait_reason") == "page_fault";
+    let picture = || format!("{}\n{}", outcome.stderr, profile.describe("blocked", of_thread(grows)));
+    let (own, blocked) = (own_account(&truth, "wait-stack", &profile), profile.sum("blocked", waiting));
+    assert!(blocked * 10 >= own * 9, "{blocked} of {own} ns:\n{}", picture());
+    // All of them, also before the probes have learnt to leave these frames, when they copy a stack whose first pages are not there.
+    let chain = ["wait_new_stack", "grow_outer", "grow_inner", "handle_userfault"];
+    let whole = |sample: &Sample| {
+        let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
+        root && sample.positions(&chain).is_some_and(|at| at[2] == at[0] + 2)
+    };
+    let seen = profile.sum("blocked", |sample| waiting(sample) && whole(sample));
+    assert_eq!(seen, blocked, "{}", picture());
+    let by_filler = profile
+        .sum("blocked", |sample| waiting(sample) && sample.label("waker").ends_with(&format!("/{fills}")));
+    assert!(by_filler * 10 >= blocked * 8, "{}", picture());
+}
+
 /// A cgroup with a CPU limit, gone when dropped (its processes are moved out first).
 struct CpuLimit {
     directory: PathBuf,

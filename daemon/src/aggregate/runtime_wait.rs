@@ -118,7 +118,7 @@ impl RuntimeWaits {
         let waits_itself = |method: FrameKey| {
             let method = symbol(method);
             let sends = |sender: &&str| method.system_name.starts_with(*sender);
-            method.unresolved.is_none() && !SENDERS.iter().any(|sender| sends(sender))
+            method.unresolved.is_none() && !SENDERS.iter().any(sends)
         };
         let entries = locks.entries.iter().filter(|&&(_, method)| waits_itself(method));
         let entries: HashSet<Function> = entries.filter_map(|&(entry, _)| function(entry, &symbol)).collect();

@@ -9,7 +9,7 @@ use super::mapping::{Mapping, Mappings, Region, Replaced, parse_maps_line};
 use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
 use super::table::Counters;
 use crate::sample::frame::{FrameKey, ImageId, ProcessId};
-use crate::source::{MonotonicNs, ProbeWalk, UserContext};
+use crate::source::{MonotonicNs, ProbeWalk, UserContext, UserRegs};
 use crate::unwind::TargetMemory;
 use crate::unwind::encode::encode;
 use crate::unwind::finish::{Code, Step, Trace};
@@ -298,15 +298,16 @@ struct CopyKey {
     ip: u64,
     stack_pointer: u64,
     bytes: usize,
+    skipped: u64,
     limited: bool,
     known: u16,
 }
 
 impl CopyKey {
     fn of(context: &UserContext) -> Self {
-        let UserContext { regs, stack, limited, .. } = context;
-        let stack_pointer = regs.gpr[NATIVE.stack_pointer.index()];
-        Self { ip: regs.ip, stack_pointer, bytes: stack.len(), limited: *limited, known: regs.known }
+        let &UserContext { regs: UserRegs { gpr, ip, known }, ref stack, skipped, limited, .. } = context;
+        let stack_pointer = gpr[NATIVE.stack_pointer.index()];
+        Self { ip, stack_pointer, bytes: stack.len(), skipped, limited, known }
     }
 }
 

@@ -614,7 +614,7 @@ mod tests {
                 let memory = std::fs::File::open(format!("/proc/{pid}/mem")).unwrap();
                 let length = memory.read_at(&mut stack, regs.gpr[7]).unwrap();
                 stack.truncate(length);
-                return (child, UserContext { walk: None, regs, stack, limited: false });
+                return (child, UserContext { walk: None, regs, stack, skipped: 0, limited: false });
             }
             assert!(Instant::now() < deadline, "sleep never slept: {line}");
             std::thread::yield_now();

@@ -64,7 +64,7 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 43] = [
+const OTHER_LOSSES: [&str; 44] = [
     "stacks_stale",
     "lessons_refused",
     "wait_ends_ring_full",
@@ -73,6 +73,7 @@ const OTHER_LOSSES: [&str; 43] = [
     "waker_stacks_busy",
     "sleepers_ring_full",
     "visits_refused",
+    "visits_held",
     "thread_ends_ring_full",
     "thread_map_full",
     "thread_torn",

@@ -78,8 +78,10 @@ pub struct UserContext {
     pub walk: Option<ProbeWalk>,
     /// Registers at the moment of capture, or of the frame the probes handed over; meaningless when they did not.
     pub regs: UserRegs,
-    /// Bytes from the stack pointer upwards; shorter than asked where the stack's mapping ends.
+    /// Bytes from the stack pointer, or behind `skipped`, upwards; shorter than asked where the stack's mapping ends.
     pub stack: Vec<u8>,
+    /// Bytes at the stack pointer that were not in memory: nothing has been written to them yet, or they are swapped out.
+    pub skipped: u64,
     /// True when the copy ended because the limit was reached, not because memory did.
     pub limited: bool,
 }

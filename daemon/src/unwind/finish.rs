@@ -121,6 +121,7 @@ enum Origin {
 struct Walk<'a> {
     machine: &'a Machine,
     context: &'a UserContext,
+    /// Address of the first byte of the copy.
     stack_start: u64,
     /// The frame is at or above this address: its stack pointer, where that is known.
     floor: u64,
@@ -179,7 +180,9 @@ impl Walk<'_> {
 
     /// The word at `address` in the copy, which the walk may or may not go by.
     fn peek(&self, address: u64) -> Result<(u64, Origin), Missing> {
-        let offset = address.checked_sub(self.stack_start).ok_or(Missing::Unknown)?;
+        let not_written = self.context.skipped != 0 && address < self.stack_start;
+        let below = if not_written { Missing::NoCopy } else { Missing::Unknown };
+        let offset = address.checked_sub(self.stack_start).ok_or(below)?;
         let offset = usize::try_from(offset).map_err(|_| Missing::Unknown)?;
         match word_in(&self.context.stack, offset) {
             Some(word) => Ok((word, Origin::Word(offset, word))),
@@ -353,12 +356,12 @@ pub fn walk_on(machine: &Machine, context: &UserContext, code: &mut dyn Code, li
 impl<'a> Walk<'a> {
     fn new(machine: &'a Machine, context: &'a UserContext) -> Self {
         let regs = &context.regs;
-        let stack_start = regs.gpr[machine.stack_pointer.index()];
+        let stack_pointer = regs.gpr[machine.stack_pointer.index()];
         Self {
             machine,
             context,
-            stack_start,
-            floor: stack_start,
+            stack_start: stack_pointer.wrapping_add(context.skipped),
+            floor: stack_pointer,
             registers: regs.gpr,
             origins: std::array::from_fn(Origin::Context),
             known: regs.known,
@@ -477,6 +480,7 @@ mod tests {
             walk: None,
             regs,
             stack: stack.iter().flat_map(|w| w.to_le_bytes()).collect(),
+            skipped: 0,
             limited: true,
         }
     }
@@ -593,6 +597,18 @@ mod tests {
         assert_eq!(walk_with(&rules, &gone).broken, Some(Marker::TruncatedUnreadable));
         gone.regs.ip = 0x1020;
         assert_eq!(walk_with(&rules, &gone).broken, Some(Marker::TruncatedNoRule));
+    }
+
+    #[test]
+    fn a_frame_that_reaches_into_pages_not_there_is_left_by_what_is_above_them() {
+        let mut context = context(0x1010, 0, &[0x1020, 7, 0x1030]);
+        context.skipped = 64;
+        let rules = [(0x1010, rsp_plus(72)), (0x101f, rsp_plus(16)), (0x102f, X86_64.thread_start())];
+        let done = walk_with(&rules, &context);
+        assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
+        // What would have to be read from them is not known, and it is not said to be missing for good.
+        let done = walk_with(&[(0x1010, rsp_plus(64))], &context);
+        assert_eq!((done.frames.len(), done.broken), (2, Some(Marker::TruncatedUnreadable)));
     }
 
     #[test]

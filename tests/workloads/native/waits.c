@@ -1,7 +1,8 @@
 // Threads that wait in known ways for known lengths, again and again, each wait written down with its begin and end by the clock. A thread
 // that waits for another one has a partner, which only sleeps and ends the wait. With the argument `spin` there is one thread that never
 // waits by itself, and writes down when it was kept from running. With `storm` some threads give up their CPU all the time, and one
-// sleeps for seconds. With `faulty-stack` one thread's stack pointer points to where reading is held back for ever, and another sleeps.
+// sleeps for seconds. With `faulty-stack` one thread's stack pointer points to where reading is held back for ever, and another sleeps. With
+// `new-stack` a thread's stack grows into pages it has not used yet, which another one brings in late.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -173,7 +174,7 @@ static void end_fault(void)
 	struct uffd_msg message;
 	check(read(faults, &message, sizeof message) != sizeof message, "read userfaultfd");
 	sleep_ms(60);
-	struct uffdio_zeropage zero = { .range = { (unsigned long)page, 4096 } };
+	struct uffdio_zeropage zero = { .range = { message.arg.pagefault.address & ~4095UL, 4096 } };
 	check(ioctl(faults, UFFDIO_ZEROPAGE, &zero), "UFFDIO_ZEROPAGE");
 }
 
@@ -217,10 +218,48 @@ static void wait_faulty_stack(void)
 		: "rcx", "r11", "memory");
 }
 
+// Makes itself a frame of some pages and writes to the lowest: at the fault the stack pointer is in a page that is not there.
+__attribute__((noinline)) static void grow_inner(void)
+{
+	volatile char large[6 * 4096];
+	large[0] = 1;
+	(void)large[0];
+}
+
+__attribute__((noinline)) static void grow_outer(void)
+{
+	grow_inner();
+	__asm__ volatile("");
+}
+
+static void hold_back(void *from, unsigned long bytes)
+{
+	struct uffdio_register all = { .mode = UFFDIO_REGISTER_MODE_MISSING };
+	all.range.start = (unsigned long)from;
+	all.range.len = bytes;
+	check(ioctl(faults, UFFDIO_REGISTER, &all), "UFFDIO_REGISTER");
+}
+
+static void wait_new_stack(void)
+{
+	static char *unused;
+	enum { UNUSED = 8 * 4096 };
+	if (!unused) {
+		pthread_attr_t attributes;
+		void *lowest;
+		size_t bytes;
+		check(pthread_getattr_np(pthread_self(), &attributes) || pthread_attr_getstack(&attributes, &lowest, &bytes), "pthread_getattr_np");
+		// What the other functions called from here need is above it. Up to the end, so that the stack stays one mapping.
+		unused = (char *)((unsigned long)__builtin_frame_address(0) & ~4095UL) - 3 * 4096 - UNUSED;
+		hold_back(unused, (unsigned long)lowest + bytes - (unsigned long)unused);
+	}
+	grow_outer();
+	check(madvise(unused, UNUSED, MADV_DONTNEED), "madvise");
+}
+
 static void prepare(void)
 {
 	struct uffdio_api api = { .api = UFFD_API };
-	struct uffdio_register all = { .mode = UFFDIO_REGISTER_MODE_MISSING };
 	check(pipe(tube), "pipe");
 	check(socketpair(AF_UNIX, SOCK_STREAM, 0, wire), "socketpair");
 	// An abstract address: nothing to remove.
@@ -234,9 +273,7 @@ static void prepare(void)
 	faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
 	check(faults < 0, "userfaultfd");
 	check(ioctl(faults, UFFDIO_API, &api), "UFFDIO_API");
-	all.range.start = (unsigned long)page;
-	all.range.len = 4096;
-	check(ioctl(faults, UFFDIO_REGISTER, &all), "UFFDIO_REGISTER");
+	hold_back(page, 4096);
 }
 
 int main(int argc, char **argv)
@@ -252,6 +289,10 @@ int main(int argc, char **argv)
 		prepare();
 		start("faulty-stack", wait_faulty_stack, 0);
 		start("asleep", wait_asleep, 0);
+	} else if (argc > 1 && !strcmp(argv[1], "new-stack")) {
+		prepare();
+		start("wait-stack", wait_new_stack, 1);
+		start("end-stack", end_fault, 0);
 	} else {
 		prepare();
 		start("wait-sleep", wait_sleep, 1);

@@ -5,13 +5,15 @@ use crate::source::{
     CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Sleeper, SleeperStack, ThreadId, ThreadTimes,
     UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
 };
+use crate::unwind::machine::NATIVE;
 use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
     CERTAIN, FLAG_AT_CALL, FLAG_IO, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER,
     FLAG_WAKER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, Header, KIND_CPU_SAMPLE,
     KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER, SleeperRecord,
-    StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord,
+    StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord, skipped_bytes,
 };
+use ebpf_common::machine::GPR;
 
 /// A record nobody could have written.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -148,6 +150,7 @@ fn stack_record(bytes: &[u8]) -> Result<StackParts, DecodeError> {
                 ip: record.ip,
             },
             stack: stack.to_vec(),
+            skipped: skipped_bytes(record.flags, stack_pointer(&record.gpr)),
             limited: record.flags & FLAG_LIMITED != 0,
         })
     });
@@ -157,6 +160,10 @@ fn stack_record(bytes: &[u8]) -> Result<StackParts, DecodeError> {
         user,
         kernel: words(kernel),
     })
+}
+
+fn stack_pointer(gpr: &[u64; GPR]) -> u64 {
+    gpr.get(NATIVE.stack_pointer.index()).copied().unwrap_or(0)
 }
 
 fn words(bytes: &[u8]) -> Vec<u64> {
@@ -192,6 +199,7 @@ fn sleeper(bytes: &[u8]) -> Result<EventKind, DecodeError> {
                     walk: None,
                     regs: UserRegs { gpr: record.gpr, known: u16::MAX, ip: record.ip },
                     stack: stack.to_vec(),
+                    skipped: skipped_bytes(record.flags, stack_pointer(&record.gpr)),
                     limited: record.flags & FLAG_LIMITED != 0,
                 })
             }),
@@ -329,8 +337,9 @@ fn text(bytes: &[u8]) -> String {
 mod tests {
     use super::{DecodeError, PerfRecord, perf_records, ring_record, weight};
     use crate::source::{EventKind, MonotonicNs, ProbeWalk, WalkEnd};
+    use crate::unwind::machine::NATIVE;
     use ebpf_common::event::{
-        CERTAIN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, StackRecord,
+        CERTAIN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, SKIPPED_PAGES_SHIFT, StackRecord,
     };
     use proptest::prelude::{any, proptest};
 
@@ -355,6 +364,19 @@ mod tests {
         let EventKind::CpuSample(sample) = event.kind else { panic!("{event:?}") };
         assert_eq!(sample.kernel, [1, 2]);
         assert_eq!(sample.user.unwrap().stack, 0x1122_3344_5566_7788u64.to_ne_bytes());
+    }
+
+    #[test]
+    fn pages_missing_at_the_stack_pointer_are_what_the_copy_begins_behind() {
+        let mut bytes = sample();
+        let mut record: StackRecord = *bytemuck::from_bytes(&bytes[..size_of::<StackRecord>()]);
+        record.gpr[NATIVE.stack_pointer.index()] = 0x7ffc_0000_0f00;
+        for (pages, skipped) in [(0u32, 0), (1, 0x100), (3, 0x2100)] {
+            record.flags = FLAG_USER | pages << SKIPPED_PAGES_SHIFT;
+            bytes[..size_of::<StackRecord>()].copy_from_slice(bytemuck::bytes_of(&record));
+            let EventKind::CpuSample(sample) = ring_record(&bytes).unwrap().kind else { panic!() };
+            assert_eq!(sample.user.unwrap().skipped, skipped);
+        }
     }
 
     #[test]

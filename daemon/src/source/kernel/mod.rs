@@ -204,6 +204,12 @@ pub enum KernelError {
         /// Why.
         source: io::Error,
     },
+    /// The thread that visits sleeping ones cannot be started.
+    #[error("the thread that visits sleeping ones: {source}")]
+    Visitor {
+        /// Why.
+        source: io::Error,
+    },
     /// The probes' rules cannot be mapped.
     #[error("eBPF maps of unwind rules: {source}")]
     RulesUnmapped {
@@ -307,7 +313,7 @@ impl KernelSource {
         }
         let (mut bpf, sleepers) = load::load(options, possible_count)?;
         let visitor = sleepers.map_err(|error| error.to_string());
-        let visitor = visitor.and_then(|()| Visitor::start().map_err(|error| error.to_string()));
+        let visitor = visitor.and_then(|()| Visitor::start(&mut bpf).map_err(|error| error.to_string()));
         if let Selection::Rules(rules) = &options.selection {
             fill(&mut typed(&mut bpf, "USERS")?, "USERS", &rules.users)?;
             fill(&mut typed(&mut bpf, "COMMANDS")?, "COMMANDS", &rules.commands)?;
@@ -621,15 +627,27 @@ impl KernelSource {
             let deferred = self.counter(Counter::SleepersDeferred);
             let left_out = deferred != self.sleepers_deferred;
             self.sleepers_deferred = deferred;
-            if let Some(visitor) = self.visitor.as_mut().filter(|_| left_out) {
-                visitor.left_out(now);
+            if let Some(visitor) = &mut self.visitor {
+                visitor.left_out(left_out, now);
+            }
+            return;
+        }
+        if let Some(pid) = visitor.held_up_by(now) {
+            let news = visitor.is_news();
+            self.count(Counter::VisitsHeld, 1);
+            if news {
+                tracing::warn!(
+                    pid,
+                    "reading the stack of a sleeping thread takes more than a second: it seems to lie in a file whose file system does not answer. \
+                     The process's sleeping threads get no stacks from now on, and neither do those of others that do so"
+                );
             }
             return;
         }
         if visitor.is_due(now) && visitor.begin(bpf, now).is_err() {
             if visitor.is_news() {
                 tracing::warn!(
-                    "the kernel does not show sleeping threads, or the memory of one does not answer: until it does, threads that sleep all the \
+                    "the kernel does not show sleeping threads, or the memory of some does not answer: until it does, threads that sleep all the \
                      time get no stacks"
                 );
             }

@@ -418,6 +418,7 @@ fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
             walk: None,
             regs: registers(&head.registers),
             stack: stack.to_vec(),
+            skipped: 0,
             limited: head.limited,
         },
         seen: MonotonicNs(0),
@@ -429,6 +430,7 @@ fn runtime_sample(head: &StackHead, stack: &[u8], tid: u32, seen: MonotonicNs) -
         walk: None,
         regs: registers(&head.registers),
         stack: stack.to_vec(),
+        skipped: 0,
         limited: head.limited,
     };
     RuntimeSample { tid, weight: f64::from(head.level).exp2(), user, seen }
