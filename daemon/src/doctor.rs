@@ -1,6 +1,6 @@
 //! `perfusion doctor`: what this machine, this user and this binary allow, tried one by one, with what to do about each lack.
 
-use crate::attach::place::place;
+use crate::attach::place::place_for_start;
 use crate::attach::target::Target;
 use crate::{embedded, kernel_features};
 use serde::Serialize;
@@ -64,10 +64,10 @@ fn me() -> Result<Target, String> {
 
 /// Places a file as the shim is placed for `record -- CMD`, and removes it.
 fn placing() -> Result<(), String> {
-    let placed = place(&me()?, b"").map_err(|error| error.to_string());
+    let placed = place_for_start(&me()?, b"").map_err(|error| error.to_string());
     placed
         .map(drop)
-        .map_err(|error| format!("{error}; give a TMPDIR that is writable and not mounted noexec"))
+        .map_err(|error| format!("{error}; have one of these writable for you alone and not mounted noexec"))
 }
 
 /// Prints the checks as text or as one JSON array. True when recording can start.

@@ -96,7 +96,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     for limit in &limits {
         say.line(&format!("{LIMITED}{limit}"));
     }
-    let _sweeping = attach::place::Sweeping::begin();
+    attach::place::begin_sweep();
     let owner = crate::leftover::random()
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     let settings = Settings { owner };

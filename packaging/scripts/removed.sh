@@ -4,7 +4,7 @@
 set -e
 case "$1" in
 remove) ;;
-purge | 0) rm -rf /var/lib/perfusion /run/perfusion ;;
+purge | 0) rm -rf /var/lib/perfusion /run/perfusion /run/perfusion-record /var/lib/perfusion-record ;;
 *) exit 0 ;;
 esac
 if [ "$1" = purge ]; then rm -rf /etc/perfusion; fi

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use perfusion::source::shim::{LIVE_OBJECTS, ShimSource};
 use perfusion::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
 use rustix::process::Signal;
 use system_tests::environment::{Need, begin};
+use system_tests::perfusion::Scratch;
 use system_tests::{App, Runtime, Workload, on_runtimes, wait_until};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -397,6 +399,45 @@ fn diagnostics_switched_off_is_a_reason_with_the_variables_name() {
     }
 }
 
+/// A process that ends waits for last questions, but not for its whole patience when the recorder is awake. The first and the last thing its
+/// shim says of the end have the times of it.
+#[test]
+fn the_end_of_a_process_is_held_up_no_longer_than_an_awake_recorder_needs() {
+    let Some(_turn) = begin("attach::the_end_is_held_up", &needs(Runtime::Net10)) else { return };
+    let held_up = || {
+        let app = allocator(Runtime::Net10).start().unwrap();
+        let mut recorder = Recorder::new();
+        let pid = app.pid();
+        recorder.attach(pid);
+        recorder.allocation(pid);
+        recorder.heard.clear();
+        let (done, over) = std::sync::mpsc::channel();
+        let stop = std::thread::spawn(move || {
+            app.stop().unwrap();
+            done.send(()).unwrap();
+        });
+        // Rounds as the collector has them.
+        while over.recv_timeout(Duration::from_millis(10)).is_err() {
+            recorder.drain();
+        }
+        stop.join().unwrap();
+        recorder.drain();
+        let times = |wanted: fn(&ShimEvent) -> bool| {
+            let of =
+                move |event: &&Event| matches!(&event.kind, EventKind::Shim { event, .. } if wanted(event));
+            recorder.heard.iter().filter(of).map(|event| event.time.0).collect::<Vec<_>>()
+        };
+        let marks = times(|event| matches!(event, ShimEvent::ThreadName { name, .. } if name.is_empty()));
+        let bye = times(|event| matches!(event, ShimEvent::Bye));
+        assert!(marks.len() >= 2 && bye.len() == 1, "{marks:?} {bye:?}");
+        Duration::from_nanos(bye[0] - marks[marks.len() - 2])
+    };
+    // A busy machine makes it longer: one of three is enough to show that it is not the whole patience of 45 ms.
+    let found: Vec<Duration> = (0..3).map(|_| held_up()).collect();
+    println!("the end was held up for {found:?}");
+    assert!(found.iter().any(|time| *time < Duration::from_millis(40)), "{found:?}");
+}
+
 #[test]
 fn a_killed_app_gives_what_it_had_written() {
     let Some(_turn) = begin("attach::a_killed_app", &needs(Runtime::Net9)) else { return };
@@ -443,6 +484,52 @@ fn a_program_started_with_the_shim_is_heard_from_its_start() {
     app.stop().unwrap();
 }
 
+/// What the library's path is to the processes of a recording is what it must be to nobody else: not while they live, whatever their `TMPDIR`
+/// is, and not after the recorder, whose file has gone while their environment still names it.
+#[test]
+fn nobody_else_can_use_the_path_that_a_started_program_hands_on() {
+    let needs = [Need::Root, Need::Shim, Need::Program("setpriv")];
+    let Some(_turn) = begin("attach::a_started_programs_path", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let temporary = scratch.path("tmp");
+    fs::create_dir(&temporary).unwrap();
+    std::os::unix::fs::chown(&temporary, Some(1000), Some(1000)).unwrap();
+    let seen = scratch.path("seen");
+    let script = "printenv CORECLR_NOTIFICATION_PROFILERS > \"$1\"";
+    let mut command = system_tests::perfusion::command(["record", "-o"]);
+    command.arg(scratch.path("x.pb.gz")).args(["--", "/bin/sh", "-c", script, "sh"]).arg(&seen);
+    let outcome = system_tests::perfusion::run(command.env("TMPDIR", &temporary), DEADLINE).unwrap();
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    let list = fs::read_to_string(&seen).unwrap();
+    let path = PathBuf::from(list.split_once('=').unwrap().0);
+    assert!(!path.exists(), "{}", path.display());
+    let mut touch = std::process::Command::new("setpriv");
+    touch.args(["--reuid=1000", "--regid=1000", "--clear-groups", "touch"]).arg(&path);
+    assert!(!touch.stderr(std::process::Stdio::null()).status().unwrap().success());
+    for directory in path.ancestors().skip(1) {
+        let found = fs::metadata(directory).unwrap();
+        assert_eq!((found.uid(), found.mode() & 0o022), (0, 0), "{}", directory.display());
+    }
+}
+
+#[test]
+fn a_tmpdir_of_somebody_else_is_not_used() {
+    let Some(_turn) = begin("attach::a_tmpdir_of_somebody_else", &[Need::Root]) else { return };
+    let scratch = Scratch::new().unwrap();
+    let temporary = scratch.path("tmp");
+    fs::create_dir(&temporary).unwrap();
+    let place_of = |uid: u32| {
+        std::os::unix::fs::chown(&temporary, Some(uid), None).unwrap();
+        let app = Workload::program("/bin/sleep").arg("60").env("TMPDIR", &temporary).spawn().unwrap();
+        let target = Target::open(app.pid()).unwrap();
+        wait_until("its environment", DEADLINE, || target.environment("TMPDIR").ok().flatten()).unwrap();
+        let placed = place::place(&target, b"x").unwrap();
+        Path::new(placed.path()).parent().unwrap().to_owned()
+    };
+    assert_eq!(place_of(0), temporary);
+    assert_eq!(place_of(1000), Path::new("/tmp"));
+}
+
 #[test]
 fn the_sweep_reaches_other_mount_namespaces() {
     let needs = [Need::Root, Need::Clr(Runtime::Net9)];
@@ -466,6 +553,118 @@ fn no_such_process_is_told_so() {
     // Above the kernel's highest pid (PID_MAX_LIMIT, 2^22).
     let error = attach(1 << 23, Recorder::new().settings).unwrap_err();
     assert!(matches!(error, AttachError::NoSuchProcess { .. }), "{error}");
+}
+
+/// A process that offers so many regions made for the recorder with this number, with full rings of so many units: collections' ends, which
+/// have the numbers from 0 on. Then it waits.
+const FULL: &str = r#"
+import fcntl, mmap, os, struct, sys, time
+owner, count, units = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+slots, record = 16, 24
+commit = 4096 + 32 * slots
+data = commit + 8 * units
+words = [0, 1 | 4096 << 32, data + 64 * units, 4096, slots, commit, data, units, 7, os.getpid(), 1, 9, 0, owner]
+kept = []
+for _ in range(count):
+    fd = os.memfd_create("perfusion-shim", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, data + 64 * units)
+    memory = mmap.mmap(fd, data + 64 * units)
+    kept.append(memory)
+    memory[0:112] = struct.pack("<14Q", *words)
+    memory[0x80:0x88] = struct.pack("<Q", units)
+    memory[0xc8:0xd0] = struct.pack("<Q", 1)
+    memory[commit:data] = struct.pack("<Q", 1 << 32 | 1 << 16 | record) * units
+    one = struct.pack("<HHIQIIQQQQQ", 8, 0, os.getpid(), time.monotonic_ns(), 5, 0, 0, 0, 0, 0, 0)
+    memory[data:] = one * units
+    fcntl.fcntl(fd, 1033, 7)
+    os.close(fd)
+for memory in kept:
+    memory[0:8] = b"PERFSHIM"
+print("ready {}", flush=True)
+time.sleep(600)
+"#;
+
+fn full_regions(recorder: &Recorder, count: u32, units: u32) -> App {
+    let python = Workload::program("python3").arg("-c").arg(FULL);
+    let arguments = [recorder.settings.owner.to_string(), count.to_string(), units.to_string()];
+    arguments.into_iter().fold(python, |python, argument| python.arg(argument)).start().unwrap()
+}
+
+#[test]
+fn a_process_that_offers_many_regions_has_a_few_read() {
+    let Some(_turn) = begin("attach::many_regions", &[Need::Root, Need::Program("python3")]) else { return };
+    let mut recorder = Recorder::new();
+    let app = full_regions(&recorder, 12, 1024);
+    recorder.source.watch(app.pid());
+    recorder.drain();
+    assert_eq!(recorder.counter("shim_regions_adopted"), 4);
+    assert_eq!(recorder.counter("shim_regions_too_many"), 8);
+    assert_eq!(recorder.heard.len(), 4 * 1024);
+}
+
+/// A process of 65,000 mappings, whose list takes tens of milliseconds to read: in its first second it is looked at 50 times when it is like
+/// others.
+#[test]
+fn a_process_with_many_mappings_has_a_small_part_of_the_collectors_time() {
+    const MANY: &str = r#"
+import ctypes, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+base = libc.mmap(None, 65000 * 4096, 3, 0x22, -1, 0)
+for page in range(0, 65000, 2):
+    libc.mprotect(base + page * 4096, 4096, 1)
+print("ready {}", flush=True)
+time.sleep(600)
+"#;
+    let Some(_turn) = begin("attach::many_mappings", &[Need::Root, Need::Program("python3")]) else { return };
+    let app = Workload::program("python3").arg("-c").arg(MANY).start().unwrap();
+    let mut recorder = Recorder::new();
+    let cpu = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let cpu = || Duration::try_from(cpu()).unwrap();
+    recorder.source.watch(app.pid());
+    let before = cpu();
+    recorder.drain();
+    let first = cpu() - before;
+    for _ in 0..50 {
+        std::thread::sleep(Duration::from_millis(20));
+        recorder.drain();
+    }
+    let all = cpu() - before;
+    println!("one look takes {first:?}, a second of rounds {all:?}");
+    assert!(first > Duration::from_millis(5), "{first:?}: the mappings are not there");
+    assert!(all < first * 5, "{first:?} {all:?}");
+}
+
+#[test]
+fn the_last_words_of_a_process_are_read_whole_but_not_at_once() {
+    let Some(_turn) = begin("attach::last_words", &[Need::Root, Need::Program("python3")]) else { return };
+    let mut recorder = Recorder::new();
+    // 32 MiB each.
+    let units: usize = 1 << 19;
+    let mut app = full_regions(&recorder, 2, 1 << 19);
+    recorder.source.watch(app.pid());
+    recorder.drain();
+    assert_eq!(recorder.counter("shim_regions_adopted"), 2);
+    app.signal(Signal::KILL).unwrap();
+    app.await_exit(DEADLINE).unwrap();
+    let (mut ends, mut rounds) = (0, 0);
+    wait_until("the regions to be given up", DEADLINE, || {
+        ends += recorder
+            .heard
+            .drain(..)
+            .filter(|event| matches!(event.kind, EventKind::Shim { event: ShimEvent::GcEnd { .. }, .. }))
+            .count();
+        recorder.drain();
+        rounds += 1;
+        assert!(recorder.heard.len() <= 70_000, "{} events in a round", recorder.heard.len());
+        (!recorder.source.has_region(app.pid())).then_some(())
+    })
+    .unwrap();
+    ends += recorder.heard.len() - 2; // each says Bye
+    assert_eq!(ends, 2 * units);
+    assert!(rounds >= 16, "{rounds}");
 }
 
 /// A process that offers a region of its own making and scribbles over it for as long as it lives. Arguments: seals (a sum of `F_SEAL_*`),

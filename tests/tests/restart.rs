@@ -37,10 +37,18 @@ fn still_loaded(ids: &BTreeSet<(&'static str, u32)>) -> BTreeSet<(&'static str, 
     programs.chain(maps).filter(|id| ids.contains(id)).collect()
 }
 
+/// Where libraries of started programs lie.
+const STARTED: &str = "/run/perfusion-record";
+
 /// Files of ours: libraries in the places where they may be put, and unfinished outputs in `outputs`.
 fn leftovers(outputs: &Path) -> Vec<PathBuf> {
-    let places =
-        [std::env::temp_dir(), PathBuf::from("/tmp"), PathBuf::from("/dev/shm"), outputs.to_path_buf()];
+    let places = [
+        std::env::temp_dir(),
+        PathBuf::from("/tmp"),
+        PathBuf::from("/dev/shm"),
+        PathBuf::from(STARTED),
+        outputs.to_path_buf(),
+    ];
     let entries = places.iter().filter_map(|place| fs::read_dir(place).ok()).flatten().filter_map(Result::ok);
     let ours = entries.map(|entry| entry.path()).filter(|path| {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -156,11 +164,9 @@ fn waits_at_the_gate(pid: u32) -> bool {
 fn a_recorder_killed_while_its_program_waits_at_the_gate_leaves_nothing() {
     let Some(_turn) = begin("restart::killed_at_the_gate", RECORD_NET9) else { return };
     let scratch = Scratch::new().unwrap();
-    let temporary = scratch.path("tmp");
-    fs::create_dir(&temporary).unwrap();
     let ran = scratch.path("ran");
     let mut command = system_tests::perfusion::command(["record", "-o"]);
-    command.arg(scratch.path("x.pb.gz")).arg("--").arg("/bin/touch").arg(&ran).env("TMPDIR", &temporary);
+    command.arg(scratch.path("x.pb.gz")).arg("--").arg("/bin/touch").arg(&ran);
     let recorder = Recording::spawn(&mut command).unwrap();
     let pid = recorder.pid();
     // Loading the probes takes far longer than a look at the children.
@@ -173,12 +179,13 @@ fn a_recorder_killed_while_its_program_waits_at_the_gate_leaves_nothing() {
     let left = |folder: &Path| -> Vec<_> {
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect()
     };
-    assert!(left(&temporary).len() <= 1, "{:?}", left(&temporary));
+    let started = Path::new(STARTED);
+    assert!(left(started).len() <= 1, "{:?}", left(started));
     let mut next = system_tests::perfusion::command(["record", "-o"]);
-    next.arg(scratch.path("y.pb.gz")).arg("--").arg("/bin/touch").arg(&ran).env("TMPDIR", &temporary);
+    next.arg(scratch.path("y.pb.gz")).arg("--").arg("/bin/touch").arg(&ran);
     assert_eq!(system_tests::perfusion::run(&mut next, SLACK).unwrap().code(), 0);
     assert!(ran.exists());
-    assert!(left(&temporary).is_empty(), "{:?}", left(&temporary));
+    assert!(left(started).is_empty(), "{:?}", left(started));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use super::policy::{Inspection, Runtime, WhyNot, inspect};
 use super::target::Target;
+use super::workers;
 use super::{AttachError, Settings, attach};
 use crate::process::start_ticks;
 use crate::run::Watcher;
@@ -101,19 +102,17 @@ impl Follower {
         self.stop = None;
     }
 
-    /// Waits for the thread to end; answers why expected processes have no shim.
+    /// Waits a while for the thread to end; answers why expected processes have no shim.
     #[must_use]
     pub fn stop(mut self) -> Vec<String> {
         self.cease();
-        if let Some(thread) = self.thread.take() {
-            thread.join().ok();
-        }
+        self.thread.take().map(workers::join);
         self.reasons.lock().map(|mut reasons| std::mem::take(&mut *reasons)).unwrap_or_default()
     }
 }
 
 /// A program in a process: another one after each exec.
-type Program = (u32, u64, u64, u64);
+pub(crate) type Program = (u32, u64, u64, u64);
 
 struct Work {
     whom: Whom,
@@ -229,7 +228,7 @@ impl Work {
 }
 
 /// The program a process runs: pid, start time, and its executable's device and inode.
-fn program(pid: u32) -> Option<Program> {
+pub(crate) fn program(pid: u32) -> Option<Program> {
     let start = start_ticks(pid)?;
     // A thread of the kernel has none.
     let file = std::fs::metadata(format!("/proc/{pid}/exe")).ok()?;

@@ -1,6 +1,6 @@
 //! The environment with which a program loads the shim at its start, for `record -- CMD`. Children of the program inherit it.
 
-use super::place::{PlaceError, Placed, place};
+use super::place::{PlaceError, Placed, place_for_start};
 use super::target::Target;
 use super::{AttachError, Settings, class_id_text};
 use profiler_protocol::exact::EXACT_CLASS_ID;
@@ -40,7 +40,8 @@ pub fn launch(settings: &Settings, exact: bool) -> Result<Launch, AttachError> {
     let library = crate::embedded::shim().ok_or(AttachError::NoShim)?;
     let pid = std::process::id();
     let me = Target::open(pid).map_err(|_| AttachError::NoSuchProcess { pid })?;
-    let library = place(&me, library).map_err(|source: PlaceError| AttachError::Place(Box::new(source)))?;
+    let library =
+        place_for_start(&me, library).map_err(|source: PlaceError| AttachError::Place(Box::new(source)))?;
     let mut environment = variables(library.path(), |name| std::env::var_os(name));
     environment.extend(settings.environment());
     if exact {

@@ -10,6 +10,8 @@ pub mod place;
 pub mod policy;
 pub mod port;
 pub mod target;
+mod trusted;
+pub mod workers;
 
 use self::ipc::{AttachProfiler, IpcError, ProcessInfo};
 use self::policy::{Inspection, WhyNot};
@@ -161,7 +163,15 @@ fn attach_library(pid: u32, settings: Settings, library: &[u8]) -> Result<Attach
             Err(IpcError::Refused { code, .. }) if code.is_transient() && !left.is_zero() => {
                 std::thread::sleep(LOOK_AGAIN * 10);
             }
-            Err(error) => return Err(ipc(error)),
+            Err(error) => {
+                let refused = matches!(error, IpcError::Refused { .. });
+                let error = ipc(error);
+                // It may still load what it was asked to, whenever it gets to it: until then nobody else may use the name.
+                if !refused {
+                    placed.keep_until_the_end_of(target);
+                }
+                return Err(error);
+            }
         }
     }
     drop(placed);

@@ -2,10 +2,18 @@
 //! and the file is made there by descriptor, exclusively and without following a link, so neither the process nor its
 //! neighbours choose what is written or removed. The file is locked (flock) for as long as somebody needs it: a file with
 //! our name that nobody locks was left behind by a crash, and [`sweep`] removes it.
+//!
+//! Who loads the library does so by its path, perhaps later than we think. For a process that is asked to load it now, nobody but itself and
+//! its masters may be able to change what the path means while the file is there (`trusted`). A program that is started with the path in its
+//! environment hands it on to children that outlive us: nobody else may ever be able to use the path, also when the file has gone
+//! ([`place_for_start`]).
 
 use super::target::{Target, printable};
+use super::trusted;
 use crate::leftover::{self, Naming};
-use rustix::fs::{AtFlags, Mode, OFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, openat, unlinkat};
+use rustix::fs::{
+    AtFlags, Mode, OFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, mkdirat, openat, unlinkat,
+};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
@@ -15,9 +23,11 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::thread::JoinHandle;
+use std::sync::Mutex;
 
 const NAMING: Naming = Naming { prefix: "perfusion-shim-", suffix: ".so" };
+/// Not `/run/perfusion`: what a service manager makes for the daemon goes when the daemon ends.
+const START_DIRECTORY: &str = "perfusion-record";
 /// Roots visited by the sweep, at most.
 const ROOTS: usize = 4096;
 
@@ -40,8 +50,20 @@ pub enum Unfit {
     NoExec,
     /// Mounted read-only.
     ReadOnly,
-    /// Anybody may rename files in it (writable for others without the sticky bit).
-    NotSticky,
+    /// It, or a directory or link on the way to it, belongs to somebody who has no say about the process.
+    Owner {
+        /// Which.
+        path: PathBuf,
+        /// Whose it is.
+        uid: u32,
+    },
+    /// Others may rename files in it, or in a directory on the way (writable for group or others without the sticky bit).
+    NotSticky {
+        /// Which.
+        path: PathBuf,
+    },
+    /// Others may make files in it, now or when the library has gone.
+    Shared,
     /// Its path has characters that the profiler list of the environment cannot hold, or is no UTF-8.
     Unquotable,
 }
@@ -52,7 +74,17 @@ impl fmt::Display for Unfit {
             Self::System(step, source) => write!(f, "{step}: {source}"),
             Self::NoExec => f.write_str("mounted noexec"),
             Self::ReadOnly => f.write_str("mounted read-only"),
-            Self::NotSticky => f.write_str("writable for everybody without the sticky bit"),
+            Self::Owner { path, uid } => write!(
+                f,
+                "{} belongs to user {uid}, who is neither root nor the process's own",
+                printable(&path.to_string_lossy())
+            ),
+            Self::NotSticky { path } => write!(
+                f,
+                "{} is writable for group or others without the sticky bit",
+                printable(&path.to_string_lossy())
+            ),
+            Self::Shared => f.write_str("others than its owner may write in it"),
             Self::Unquotable => f.write_str("its path is no UTF-8 or has `;` or `=` in it"),
         }
     }
@@ -78,7 +110,12 @@ pub struct Placed {
     path: String,
     /// Holds the lock that tells the sweep of another recorder to leave the file alone.
     locked: File,
+    removes: bool,
 }
+
+/// Libraries that processes may load later than they should have, until they end. At most so many; beyond, files are left to the next sweep.
+static KEPT: Mutex<Vec<(Target, Placed)>> = Mutex::new(Vec::new());
+const MOST_KEPT: usize = 64;
 
 impl Placed {
     /// Path in the process's mount namespace.
@@ -86,12 +123,25 @@ impl Placed {
     pub fn path(&self) -> &str {
         &self.path
     }
+
+    /// Leaves the file where it is for as long as `target` lives, or this process does; then it is the next sweep's.
+    pub(super) fn keep_until_the_end_of(mut self, target: Target) {
+        let Ok(mut kept) = KEPT.lock() else { return };
+        kept.retain(|(target, _)| target.is_alive());
+        if kept.len() < MOST_KEPT {
+            kept.push((target, self));
+        } else {
+            self.removes = false;
+        }
+    }
 }
 
 impl Drop for Placed {
     fn drop(&mut self) {
-        // Already removed by somebody else is as good; a directory that went read-only is left to the next sweep.
-        unlinkat(&self.directory, &*self.name, AtFlags::empty()).ok();
+        if self.removes {
+            // Already removed by somebody else is as good; a directory that went read-only is left to the next sweep.
+            unlinkat(&self.directory, &*self.name, AtFlags::empty()).ok();
+        }
     }
 }
 
@@ -116,20 +166,86 @@ fn directories(target: &Target) -> Vec<PathBuf> {
     all
 }
 
+/// Writes `library` where this process and the programs it starts can load it, and nobody else can ever make a file of that name: a directory
+/// of our own in `/run`, `/var/lib` or, of a user, in `XDG_RUNTIME_DIR` or the home directory. It stays there.
+///
+/// # Errors
+/// [`PlaceError`] lists every directory tried.
+pub fn place_for_start(me: &Target, library: &[u8]) -> Result<Placed, PlaceError> {
+    let mut tried = Vec::new();
+    for path in start_directories() {
+        match own_directory(me, &path).and_then(|directory| write_into(me, directory, library)) {
+            Ok(placed) => return Ok(placed),
+            Err(why) => tried.push((path, why)),
+        }
+    }
+    Err(PlaceError { pid: me.pid(), tried })
+}
+
+/// Where libraries for programs that are started lie. The environment of root may be another user's (`sudo -E`), so it has no say then.
+/// Below `/tmp` others could use the name only after somebody with the right to has removed the directory.
+fn start_directories() -> Vec<PathBuf> {
+    let user = geteuid().as_raw();
+    let own = match user {
+        0 => vec![PathBuf::from("/run"), PathBuf::from("/var/lib")],
+        _ => {
+            let variable = |name| std::env::var_os(name).map(PathBuf::from);
+            let homes = [variable("XDG_RUNTIME_DIR"), variable("HOME").map(|home| home.join(".cache"))];
+            homes.into_iter().flatten().filter(|path| path.is_absolute()).collect()
+        }
+    };
+    let own = own.into_iter().map(|path| path.join(START_DIRECTORY));
+    own.chain([PathBuf::from(format!("/tmp/{START_DIRECTORY}-{user}"))]).collect()
+}
+
+/// Makes the last directory of `path` if it is not there. It must be ours, and only ours to write.
+fn own_directory(me: &Target, path: &Path) -> Result<(OwnedFd, PathBuf), Unfit> {
+    let user = geteuid();
+    let system = |step| move |error| Unfit::System(step, error);
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Unfit::System("open", Errno::INVAL));
+    };
+    let owners = [0, user.as_raw()];
+    let (parent, parent_path) = trusted::open(me.root().map_err(system("open"))?, parent, &owners)?;
+    // Root's programs may become other users, who load the library too.
+    let mode = if user.is_root() { Mode::from_raw_mode(0o755) } else { Mode::RWXU };
+    match mkdirat(&parent, name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(Unfit::System("mkdir", error)),
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = openat(&parent, name, flags, Mode::empty()).map_err(system("open"))?;
+    let status = fstat(&directory).map_err(system("stat"))?;
+    let path = parent_path.join(name);
+    if status.st_uid != user.as_raw() {
+        return Err(Unfit::Owner { path, uid: status.st_uid });
+    }
+    if Mode::from_raw_mode(status.st_mode).intersects(Mode::WGRP | Mode::WOTH) {
+        return Err(Unfit::Shared);
+    }
+    // The umask, or a recorder that died here before.
+    fchmod(&directory, mode).map_err(system("chmod"))?;
+    Ok((directory, path))
+}
+
 fn place_in(target: &Target, path: &Path, library: &[u8]) -> Result<Placed, Unfit> {
-    let directory = target
-        .open_in_root(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK)
-        .map_err(|e| Unfit::System("open", e))?;
+    let system = |step| move |error| Unfit::System(step, error);
+    let masters = target.masters().map_err(system("/proc/PID/status"))?;
+    let root = target.root().map_err(system("open"))?;
+    write_into(target, trusted::open(root, path, &masters)?, library)
+}
+
+fn write_into(
+    target: &Target,
+    (directory, path): (OwnedFd, PathBuf),
+    library: &[u8],
+) -> Result<Placed, Unfit> {
     let mount = fstatvfs(&directory).map_err(|e| Unfit::System("statvfs", e))?.f_flag;
     if mount.contains(StatVfsMountFlags::NOEXEC) {
         return Err(Unfit::NoExec);
     }
     if mount.contains(StatVfsMountFlags::RDONLY) {
         return Err(Unfit::ReadOnly);
-    }
-    let mode = Mode::from_raw_mode(fstat(&directory).map_err(|e| Unfit::System("stat", e))?.st_mode);
-    if mode.contains(Mode::WOTH) && !mode.contains(Mode::SVTX) {
-        return Err(Unfit::NotSticky);
     }
     if path.as_os_str().as_encoded_bytes().iter().any(|b| matches!(b, b';' | b'=')) {
         return Err(Unfit::Unquotable);
@@ -138,7 +254,7 @@ fn place_in(target: &Target, path: &Path, library: &[u8]) -> Result<Placed, Unfi
     let mut last = Unfit::System("lock", Errno::WOULDBLOCK);
     for _ in 0..3 {
         let directory = directory.try_clone().map_err(|e| Unfit::System("dup", errno(&e)))?;
-        match write_locked(target, directory, path, library) {
+        match write_locked(target, directory, &path, library) {
             Ok(placed) => return Ok(placed),
             Err(why @ Unfit::System("lock", _)) => last = why,
             Err(why) => return Err(why),
@@ -159,7 +275,7 @@ fn write_locked(target: &Target, directory: OwnedFd, path: &Path, library: &[u8]
     };
     let file = file.map_err(|e| Unfit::System("create", e))?;
     // From here on `placed` removes the file when it is dropped, on failure too.
-    let mut placed = Placed { directory, name, path: inside, locked: File::from(file) };
+    let mut placed = Placed { directory, name, path: inside, locked: File::from(file), removes: true };
     if !leftover::hold(&placed.locked).map_err(|e| Unfit::System("lock", e))? {
         return Err(Unfit::System("lock", Errno::WOULDBLOCK));
     }
@@ -193,23 +309,11 @@ fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// A [`sweep`] that goes on beside the recording, which need not wait for a look into thousands of roots. Dropping it waits for its end.
-#[derive(Debug)]
-pub struct Sweeping(Option<JoinHandle<usize>>);
-
-impl Sweeping {
-    /// Begins; without a thread the next recorder sweeps.
-    #[must_use]
-    pub fn begin() -> Self {
-        Self(std::thread::Builder::new().name("sweep".to_owned()).spawn(sweep).ok())
-    }
-}
-
-impl Drop for Sweeping {
-    fn drop(&mut self) {
-        // A panic in it has been printed; nothing depends on its result.
-        self.0.take().map(JoinHandle::join);
-    }
+/// Begins a [`sweep`] beside the recording, which need not wait for a look into thousands of roots. Nobody waits for its end either: it may
+/// hang on a file system whose server is gone. Every step of it is good by itself, and the next recorder goes on. Without a thread that
+/// one does all of it.
+pub fn begin_sweep() {
+    std::thread::Builder::new().name("sweep".to_owned()).spawn(sweep).map(drop).ok();
 }
 
 /// Removes libraries that a crashed recorder left below the root of any process: regular files of ours (or of the process's user) with our kind of name
@@ -218,7 +322,7 @@ impl Drop for Sweeping {
 pub fn sweep() -> usize {
     let mut seen = HashSet::new();
     let Ok(pids) = crate::process::all_pids() else { return 0 };
-    let mut removed = 0;
+    let mut removed = sweep_starts();
     for target in pids.into_iter().filter_map(|pid| Target::open(pid).ok()) {
         if seen.len() >= ROOTS {
             break;
@@ -239,9 +343,17 @@ pub fn sweep() -> usize {
     removed
 }
 
+/// The same for libraries of programs that were started, in our own root. The directories stay.
+fn sweep_starts() -> usize {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let all = start_directories();
+    let opened = all.iter().filter_map(|path| openat(rustix::fs::CWD, path, flags, Mode::empty()).ok());
+    opened.map(|directory| leftover::sweep(&directory, NAMING, &[geteuid().as_raw()])).sum()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{NAMING, Unfit, place_in};
+    use super::{NAMING, Unfit, own_directory, place_in, write_into};
     use crate::attach::target::Target;
     use crate::leftover;
     use std::fs::{File, Permissions, read_dir, set_permissions};
@@ -278,9 +390,38 @@ mod tests {
     fn directories_where_others_could_swap_the_library_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
-        assert!(matches!(place_in(&me(), folder.path(), b"x"), Err(Unfit::NotSticky)));
+        assert!(matches!(place_in(&me(), folder.path(), b"x"), Err(Unfit::NotSticky { .. })));
         set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
         place_in(&me(), folder.path(), b"x").unwrap();
+    }
+
+    #[test]
+    fn a_directory_for_programs_that_are_started_is_ours_alone_or_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let ours = folder.path().join("ours");
+        let (directory, path) = own_directory(&me(), &ours).unwrap();
+        let user = rustix::process::geteuid();
+        let mode = std::fs::metadata(&ours).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode, if user.is_root() { 0o755 } else { 0o700 });
+        let placed = write_into(&me(), (directory, path), b"library").unwrap();
+        assert!(placed.path().starts_with(ours.canonicalize().unwrap().to_str().unwrap()));
+        drop(placed);
+        // The name means something only as long as this directory does, so it stays.
+        own_directory(&me(), &ours).unwrap();
+        for mode in [0o775, 0o757, 0o1777] {
+            set_permissions(&ours, Permissions::from_mode(mode)).unwrap();
+            assert!(matches!(own_directory(&me(), &ours), Err(Unfit::Shared)), "{mode:o}");
+        }
+        set_permissions(&ours, Permissions::from_mode(0o700)).unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&ours, &link).unwrap();
+        assert!(matches!(own_directory(&me(), &link), Err(Unfit::System("open", _))));
+        if user.is_root() {
+            std::os::unix::fs::chown(&ours, Some(1234), None).unwrap();
+            assert!(matches!(own_directory(&me(), &ours), Err(Unfit::Owner { uid: 1234, .. })));
+        }
+        set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
+        assert!(matches!(own_directory(&me(), &folder.path().join("new")), Err(Unfit::NotSticky { .. })));
     }
 
     #[test]

@@ -220,7 +220,15 @@ impl Target {
     /// # Errors
     /// As [`Target::file`].
     pub fn container(&self) -> Result<Option<String>, Errno> {
-        Ok(crate::process::container::container_id(&self.text("cgroup")?).map(str::to_owned))
+        Ok(crate::process::container::container_id(&self.cgroup()?).map(str::to_owned))
+    }
+
+    /// Its cgroups, as the kernel prints them.
+    ///
+    /// # Errors
+    /// As [`Target::file`].
+    pub fn cgroup(&self) -> Result<String, Errno> {
+        self.text("cgroup")
     }
 
     /// Uid of the pod it runs in, as the pod's cgroup has it.
@@ -253,21 +261,34 @@ impl Target {
         Ok(())
     }
 
+    /// Its root directory, as a place to start from.
+    ///
+    /// # Errors
+    /// As [`Target::file`].
+    pub fn root(&self) -> Result<OwnedFd, Errno> {
+        // A magic link of the kernel's, the only one that is followed.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        openat(&self.directory, "root", flags, Mode::empty())
+    }
+
+    /// Whom it is at the mercy of anyway: root, root of its user namespace, and its own user.
+    ///
+    /// # Errors
+    /// As [`Target::file`].
+    pub fn masters(&self) -> Result<Vec<u32>, Errno> {
+        let mut all = vec![0, self.file_owner()?.0];
+        all.extend(root_of_namespace(&self.text("uid_map")?));
+        Ok(all)
+    }
+
     /// Opens a path below the process's root directory. Symbolic links on the way are followed as the process would follow
     /// them, but never out of its root and never through `/proc`'s magic links.
     ///
     /// # Errors
     /// The system call's.
     pub fn open_in_root(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
-        // `root` is a magic link of the kernel's, the only one followed here.
-        let root = openat(
-            &self.directory,
-            "root",
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?;
         openat2(
-            root.as_fd(),
+            self.root()?.as_fd(),
             path,
             flags | OFlags::CLOEXEC,
             Mode::empty(),
@@ -290,6 +311,14 @@ impl Target {
 /// The system's error number of an I/O error; EIO for one that has none.
 fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+/// Who is root in a user namespace with this `uid_map`: lines of first id inside, first id outside, how many (user_namespaces(7)).
+fn root_of_namespace(uid_map: &str) -> Option<u32> {
+    uid_map.lines().find_map(|line| {
+        let mut fields = line.split_ascii_whitespace().map(str::parse);
+        matches!(fields.next(), Some(Ok(0_u32))).then(|| fields.next()?.ok()).flatten()
+    })
 }
 
 /// `text` without control characters, for terminals and logs.
@@ -325,7 +354,7 @@ fn parse_map_line(line: &str) -> Option<MapLine> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MapLine, Target, parse_map_line, printable};
+    use super::{MapLine, Target, parse_map_line, printable, root_of_namespace};
     use proptest::{prop_assert, proptest};
 
     #[test]
@@ -358,6 +387,14 @@ mod tests {
         })
         .unwrap();
         assert!(executable > 0);
+    }
+
+    #[test]
+    fn root_of_a_user_namespace_is_found_in_its_map() {
+        assert_eq!(root_of_namespace("         0          0 4294967295\n"), Some(0));
+        assert_eq!(root_of_namespace("1 100000 65536\n         0       1000          1\n"), Some(1000));
+        assert_eq!(root_of_namespace("1000 1000 1\n"), None);
+        assert_eq!(root_of_namespace(""), None);
     }
 
     #[test]

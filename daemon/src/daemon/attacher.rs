@@ -1,12 +1,14 @@
-//! Loads the shim into .NET processes as the policy says, on a thread of its own: an attach may wait for a runtime for seconds.
+//! Loads the shim into .NET processes as the policy says, on threads of its own: an attach may wait for a runtime for seconds.
 //!
 //! Processes are recognised by the pipeline, which sees their mappings. Each is tried at most once at a time, less and less often while it
-//! fails, and never again where it cannot be done or where the process wants none.
+//! fails, and never again where it cannot be done or where the process wants none, as long as it runs the same program.
 
 use super::state::State;
+use crate::attach::follow::{Program, program};
 use crate::attach::policy::opted_out;
 use crate::attach::target::Target;
-use crate::attach::{self, AttachError, Settings};
+use crate::attach::workers::{self, Done, Workers};
+use crate::attach::{AttachError, Settings};
 use crate::config::load::OPT_OUT;
 use crate::config::{Attach, Policy};
 use crate::kubernetes::Source;
@@ -16,7 +18,7 @@ use crate::source::kernel::rule_set::Filter;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -37,10 +39,25 @@ enum Outcome {
     Unwanted,
 }
 
+/// What the thread hears.
+enum News {
+    /// An attach is over.
+    Done(Done<Try>),
+    Stop,
+}
+
+/// An attach: to what, the name of its service, and after how many failures.
+#[derive(Clone, PartialEq)]
+struct Try {
+    program: Program,
+    service: Arc<str>,
+    failures: u32,
+}
+
 /// The thread.
 pub struct Attacher {
     thread: JoinHandle<()>,
-    stop: Sender<()>,
+    news: Sender<News>,
 }
 
 impl Attacher {
@@ -49,55 +66,69 @@ impl Attacher {
     /// # Errors
     /// When the thread cannot be made.
     pub fn start(state: Arc<State>, watcher: Watcher, settings: Settings) -> io::Result<Self> {
-        let (stop, stopped) = channel();
-        let work = Work { state, watcher, settings, known: HashMap::new(), reasons: HashMap::new() };
-        let thread = std::thread::Builder::new().name("attacher".into()).spawn(move || work.run(&stopped))?;
-        Ok(Self { thread, stop })
+        let (news, heard) = channel();
+        let (tell, seen_to) = (news.clone(), watcher.clone());
+        let workers = Workers::start(settings, move |done: Done<Try>| {
+            if done.1.is_ok() {
+                seen_to.watch(done.0.program.0);
+            }
+            // Fails only when nobody waits for it any more.
+            tell.send(News::Done(done)).ok();
+        })?;
+        let work = Work { state, watcher, workers, known: HashMap::new(), reasons: HashMap::new() };
+        let thread = std::thread::Builder::new().name("attacher".into()).spawn(move || work.run(&heard))?;
+        Ok(Self { thread, news })
     }
 
-    /// Ends it; an attach in progress is waited for.
+    /// Ends it; attaches in progress are waited for, for a while.
     pub fn stop(self) {
-        drop(self.stop);
-        // One that panicked has said so.
-        self.thread.join().ok();
+        // Fails only when it has panicked, which was said.
+        self.news.send(News::Stop).ok();
+        workers::join(self.thread);
     }
 }
 
 struct Work {
     state: Arc<State>,
     watcher: Watcher,
-    settings: Settings,
-    /// By pid and start time, for as long as the process lives.
-    known: HashMap<(u32, u64), Outcome>,
+    workers: Workers<Try>,
+    /// For as long as the process lives and runs this program.
+    known: HashMap<Program, Outcome>,
     /// In words, why it is not attached to.
-    reasons: HashMap<(u32, u64), String>,
+    reasons: HashMap<Program, String>,
 }
 
 impl Work {
-    fn run(mut self, stopped: &Receiver<()>) {
+    fn run(mut self, news: &Receiver<News>) {
         loop {
-            let managed = self.watcher.managed();
-            let alive: HashSet<(u32, u64)> =
-                managed.iter().map(|process| (process.pid, process.start_ticks)).collect();
-            self.known.retain(|process, _| alive.contains(process));
-            self.reasons.retain(|process, _| alive.contains(process));
-            for process in managed {
-                if !matches!(stopped.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty)) {
-                    return;
-                }
-                self.consider(&process);
+            let managed: Vec<(Program, Managed)> = self
+                .watcher
+                .managed()
+                .into_iter()
+                .filter_map(|process| Some((program(process.pid)?, process)))
+                .filter(|(program, process)| program.1 == process.start_ticks)
+                .collect();
+            let alive: HashSet<Program> = managed.iter().map(|(program, _)| *program).collect();
+            self.known.retain(|program, _| alive.contains(program));
+            self.reasons.retain(|program, _| alive.contains(program));
+            for (program, process) in managed {
+                self.consider(program, &process);
             }
-            self.state.set_unattached(self.reasons.clone());
-            match stopped.recv_timeout(LOOK) {
-                Err(RecvTimeoutError::Timeout) => {}
-                _ => return,
+            let reasons = self.reasons.iter().map(|(program, why)| ((program.0, program.1), why.clone()));
+            self.state.set_unattached(reasons.collect());
+            let mut heard = news.recv_timeout(LOOK).ok();
+            while let Some(news_of) = heard {
+                match news_of {
+                    News::Done(done) => self.done(done),
+                    News::Stop => return self.workers.stop(),
+                }
+                heard = news.try_recv().ok();
             }
         }
     }
 
-    fn consider(&mut self, process: &Managed) {
+    fn consider(&mut self, key: Program, process: &Managed) {
         let config = self.state.config();
-        let key = (process.pid, process.start_ticks);
         let known = self.known.get(&key).copied();
         if let Some(reason) = self.unwanted(&config.attach, process) {
             if known == Some(Outcome::Attached) {
@@ -116,29 +147,40 @@ impl Work {
             Some(Outcome::Failed(failures, next)) if Instant::now() >= next => failures,
             Some(_) => return,
         };
+        let attempt = Try { program: key, service: Arc::clone(&process.service), failures };
+        if self.workers.is_running(&attempt) {
+            return;
+        }
         // One that cannot be looked at has not said that it may be touched.
         if Target::open(process.pid).map_or(true, |target| opted_out(&target)) {
             self.known.insert(key, Outcome::Never);
             self.reasons.insert(key, format!("it opted out with {OPT_OUT}=off"));
             return;
         }
-        let outcome = match attach::attach(process.pid, self.settings) {
+        // Without a worker it has its turn when an attach is over.
+        self.workers.begin(process.pid, &attempt);
+    }
+
+    fn done(&mut self, (attempt, result): Done<Try>) {
+        self.workers.finished(&attempt);
+        let Try { program: key, service, failures } = attempt;
+        let pid = key.0;
+        let outcome = match result {
             Ok(attached) => {
                 self.state.counters.attached.add(1);
-                tracing::info!(pid = process.pid, service = %process.service, took = ?attached.took, "attached");
-                self.watcher.watch(process.pid);
+                tracing::info!(pid, %service, took = ?attached.took, "attached");
                 self.reasons.remove(&key);
                 Outcome::Attached
             }
             Err(error) => {
                 self.state.counters.attach_failed.add(1);
-                let wait = wait(config.attach.retry_after.0, failures);
+                let wait = wait(self.state.config().attach.retry_after.0, failures);
                 let outcome = if is_final(&error) {
                     Outcome::Never
                 } else {
                     Outcome::Failed(failures.saturating_add(1), Instant::now() + wait)
                 };
-                tracing::warn!(pid = process.pid, service = %process.service, %error, again = ?outcome, "not attached");
+                tracing::warn!(pid, %service, %error, again = ?outcome, "not attached");
                 self.reasons.insert(key, error.to_string());
                 outcome
             }

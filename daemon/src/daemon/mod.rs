@@ -79,7 +79,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     for limit in crate::kernel_features::limits().into_iter().filter_map(|(_, result)| result.err()) {
         tracing::warn!(%limit, "limited");
     }
-    let _sweeping = attach::place::Sweeping::begin();
+    attach::place::begin_sweep();
     let owner = crate::leftover::random()
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();

@@ -174,7 +174,7 @@ impl Session {
 
 fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     let pid = options.pid();
-    let _sweeping = attach::place::Sweeping::begin();
+    attach::place::begin_sweep();
     let owner = crate::leftover::random()
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();

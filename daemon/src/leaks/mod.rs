@@ -97,7 +97,7 @@ pub fn findings(snapshots: &[Snapshot], stretches: &HashMap<Process, Stretch>) -
 fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, Error> {
     check_target(pid)?;
     let internal = |what| move |source| Error::Internal { what, source };
-    let _sweeping = attach::place::Sweeping::begin();
+    attach::place::begin_sweep();
     let owner = crate::leftover::random()
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
