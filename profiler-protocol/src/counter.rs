@@ -102,6 +102,8 @@ counters! {
     ContentionsUnmatched = 42, "shim_contentions_unmatched";
     /// Events of exceptions and locks dropped because another EventPipe session had delivered the same before.
     RuntimeRepeats = 43, "shim_runtime_repeats";
+    /// Exceptions with a message so long that what stands behind it was not read: whether they were thrown again is not known.
+    MessagesCut = 44, "shim_messages_cut";
 }
 
 impl Counter {

@@ -98,6 +98,18 @@ impl<'a> Region<'a> {
         self.geometry
     }
 
+    /// Units ever reserved (relaxed).
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        self.load(EVENT_HEAD_AT, Ordering::Relaxed)
+    }
+
+    /// Units the consumer says it has taken; any value (relaxed: nothing is done with their room).
+    #[must_use]
+    pub fn consumed(&self) -> u64 {
+        self.load(EVENT_TAIL_AT, Ordering::Relaxed)
+    }
+
     pub(crate) fn word(&self, offset: u64) -> Option<&'a AtomicU64> {
         usize::try_from(offset >> 3).ok().and_then(|i| self.words.get(i))
     }

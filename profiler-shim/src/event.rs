@@ -16,6 +16,8 @@ use profiler_protocol::record::{
     AllocationHead, Body, ContentionHead, ExceptionHead, PREFIX_WORDS, Registers, StackHead, encode_prefix,
 };
 
+/// Bytes of a payload that are looked at.
+pub const MOST_PAYLOAD: u32 = 1 << 16;
 /// Bytes of an exception's type name that are told.
 const TYPE_NAME_BYTES: usize = 512;
 
@@ -117,16 +119,32 @@ fn promoted(payload: &[u8]) -> Option<u64> {
     Some(total.wrapping_add(payload.u64().unwrap_or(0)))
 }
 
-/// ExceptionThrown version 1: type z, message z, address u64, hresult u32, flags u16. Answers whether it is thrown again; the message, which may
-/// hold anything, is passed over.
-fn thrown<const N: usize>(payload: &[u8], type_name: &mut Text<N>) -> Option<bool> {
+/// What is told of an exception beside its type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Thrown {
+    First,
+    Again,
+    /// The message ends beyond what is looked at, and behind it stands which of the two it is.
+    Cut,
+}
+
+/// ExceptionThrown version 1: type z, message z, address u64, hresult u32, flags u16. The message, which may hold anything, is passed over.
+fn thrown<const N: usize>(payload: &[u8], type_name: &mut Text<N>) -> Option<Thrown> {
     const RETHROWN: u16 = 4;
+    let is_cut = payload.len() >= MOST_PAYLOAD as usize;
     let mut payload = Payload(payload);
     payload.text(type_name)?;
-    payload.string()?;
-    payload.u64()?;
-    payload.u32()?;
-    Some(payload.u16()? & RETHROWN != 0)
+    let mut flags = || {
+        payload.string()?;
+        payload.u64()?;
+        payload.u32()?;
+        payload.u16()
+    };
+    match flags() {
+        Some(flags) if flags & RETHROWN != 0 => Some(Thrown::Again),
+        Some(_) => Some(Thrown::First),
+        None => is_cut.then_some(Thrown::Cut),
+    }
 }
 
 /// ContentionStart: flags u8 (0 managed), clr u16; from version 2 on (.NET 8) lock u64, object u64, owner's thread u64. Answers the owner, 0
@@ -242,7 +260,7 @@ impl Instance {
         let began_ns = syscall::now_ns();
         let thread = syscall::thread_id();
         let mut type_name = Text::<TYPE_NAME_BYTES>::new();
-        let rethrown = thrown(payload, &mut type_name)?;
+        let thrown = thrown(payload, &mut type_name)?;
         let mut name = mix(registers.sp ^ u64::from(thread) << 32);
         for bytes in payload.chunks(8) {
             let word = bytes.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
@@ -252,6 +270,10 @@ impl Instance {
             self.count(Counter::RuntimeRepeats);
         } else {
             self.count(Counter::Exceptions);
+            if thrown == Thrown::Cut {
+                self.count(Counter::MessagesCut);
+            }
+            let rethrown = thrown == Thrown::Again;
             let level = self.thrown.level(began_ns);
             if self.thrown.chosen(level, self.seed()) {
                 self.tell_exception((began_ns, thread), level, rethrown, type_name.as_str(), registers);
@@ -412,7 +434,9 @@ fn commit_with_stack(mut grant: Grant<'_>, extent: Extent) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Sample, contention_start, contention_stop, promoted, sampled, thrown, tick};
+    use super::{
+        MOST_PAYLOAD, Sample, Thrown, contention_start, contention_stop, promoted, sampled, thrown, tick,
+    };
     use crate::text::Text;
     use proptest::prelude::{any, proptest};
 
@@ -493,7 +517,11 @@ mod tests {
             assert_eq!(thrown(&bytes[..bytes.len() - 4], &mut Text::<16>::new()), None);
             rethrown
         };
-        assert_eq!([0x10, 0x14].map(rethrown), [Some(false), Some(true)]);
+        assert_eq!([0x10, 0x14].map(rethrown), [Some(Thrown::First), Some(Thrown::Again)]);
+        let endless = payload(&[&[b'O', 0, b'h', 0, 0, 0], &[b's', 0].repeat(40_000)]);
+        let of = |bytes: usize| thrown(&endless[..bytes], &mut Text::<16>::new());
+        let most = MOST_PAYLOAD as usize;
+        assert_eq!((of(most), of(most - 1), of(100)), (Some(Thrown::Cut), None, None));
     }
 
     #[test]

@@ -72,6 +72,12 @@ impl Gc {
         Some((self.suspender.load(Ordering::Relaxed), self.suspender_cpu_ns.load(Ordering::Relaxed)))
     }
 
+    /// Nobody has listened for a while: a pause that began before has ended unheard.
+    pub fn forget(&self) {
+        self.paused.store(0, Ordering::Relaxed);
+        self.ended.store(0, Ordering::Relaxed);
+    }
+
     /// The end of collection `number` was reported: what it left is told next.
     pub fn ended(&self, number: u32) {
         self.ended.store(u64::from(number) | 1 << 32, Ordering::Relaxed);
@@ -113,6 +119,11 @@ mod tests {
         assert_eq!((gc.pause_ends(), gc.pause_ends()), (Some((7, 100)), None));
         gc.ended(0);
         assert_eq!((gc.left(), gc.left()), (Some(0), None));
+        assert!(gc.pause_begins(7, 100));
+        gc.ended(1);
+        gc.forget();
+        assert_eq!((gc.pause_ends(), gc.left()), (None, None), "the session ended in between");
+        assert!(gc.pause_begins(7, 300), "the first of the next session");
     }
 
     #[test]

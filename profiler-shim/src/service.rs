@@ -19,9 +19,13 @@ const BUSY_NS: u64 = 2_000_000;
 const WITHHELD_NS: u64 = 200_000_000;
 const LISTENING_NS: u64 = 10_000_000;
 const QUIET_NS: u64 = 100_000_000;
-/// The end of a process waits at most this long for last questions (its callback a little longer).
+/// The end of a process waits at most this long for last questions (its callback a little longer) ...
 const LAST_QUESTIONS_NS: u64 = 45_000_000;
 const LAST_PAUSE_NS: u64 = 500_000;
+/// ... and no longer than this once the recorder has read all that was said before. It passes on in one round what it had read in the round
+/// before (`source/order.rs`), hence two marks, and has to look at it.
+const LAST_MARKS: u32 = 2;
+const LAST_QUIET_NS: u64 = 5_000_000;
 /// Between two looks for newly loaded images, when questions are withheld.
 const IMAGES_NS: u64 = 1_000_000_000;
 /// Requests answered before the lease is looked at again.
@@ -106,6 +110,7 @@ impl Service<'_> {
         self.release_handles();
         self.instance.types.forget();
         self.instance.contentions.forget();
+        self.instance.gc.forget();
         if self.instance.say_hello() {
             self.instance.set_listening(true);
             self.retry_ns = 0;
@@ -314,7 +319,9 @@ impl Service<'_> {
 
     /// The process ends: a last chance for names, while its callback waits.
     fn farewell(&mut self) {
-        let until = syscall::now_ns().saturating_add(LAST_QUESTIONS_NS);
+        let began_ns = syscall::now_ns();
+        let until = began_ns.saturating_add(LAST_QUESTIONS_NS);
+        let (mut marks, mut mark, mut quiet_since) = (0, None, began_ns);
         // A seccomp filter may deny the clock: then the number of looks ends it.
         for _ in 0..LAST_QUESTIONS_NS / LAST_PAUSE_NS {
             if syscall::now_ns() >= until {
@@ -323,13 +330,31 @@ impl Service<'_> {
             if self.instance.phase.load(Ordering::Acquire) != phase::CLOSING {
                 return;
             }
-            self.round();
+            let (_, answered) = self.round();
+            let now_ns = syscall::now_ns();
+            if answered != 0 || self.put_off.is_some() {
+                quiet_since = now_ns;
+            } else if mark.is_none_or(|mark| self.instance.region().consumed() >= mark) {
+                if marks < LAST_MARKS {
+                    mark = self.mark();
+                    marks = marks.wrapping_add(u32::from(mark.is_some()));
+                    quiet_since = now_ns;
+                } else if now_ns.saturating_sub(quiet_since) >= LAST_QUIET_NS {
+                    break;
+                }
+            }
             syscall::sleep_ns(LAST_PAUSE_NS);
         }
         self.instance.set_listening(false);
         if self.instance.phase.swap(phase::DONE, Ordering::AcqRel) == phase::CLOSING {
             self.instance.send(Body::Bye);
         }
+    }
+
+    /// Says something that means nothing, to see when it is read: the position behind it. `None` while the ring has no room.
+    fn mark(&self) -> Option<u64> {
+        let said = self.instance.send(Body::ThreadName { os_tid: syscall::thread_id(), name: "" });
+        said.then(|| self.instance.region().reserved())
     }
 
     /// Leaves the process. True when the runtime agreed: then this thread must end.

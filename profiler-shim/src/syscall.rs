@@ -219,6 +219,14 @@ pub fn name_thread(name: &core::ffi::CStr) {
 /// A thread of our own: `pthread_t`.
 pub type Thread = usize;
 
+/// Its stack. It runs managed code, and musl's default of 128 KiB is not enough for that: the runtime gives its own threads 1.5 MiB there
+/// (`GetDefaultStackSizeSetting`, vm/threads.cpp). Only what is touched takes memory.
+const STACK_BYTES: usize = 2 << 20;
+
+/// Room for a `pthread_attr_t`: 56 bytes in musl and in glibc for x86-64, 64 in glibc for aarch64.
+#[repr(C, align(16))]
+struct Attributes([u64; 16]);
+
 // Bound at load time to whichever C library the process has.
 unsafe extern "C" {
     fn pthread_create(
@@ -228,6 +236,9 @@ unsafe extern "C" {
         argument: *mut c_void,
     ) -> i32;
     fn pthread_join(thread: Thread, result: *mut *mut c_void) -> i32;
+    fn pthread_attr_init(attributes: *mut c_void) -> i32;
+    fn pthread_attr_setstacksize(attributes: *mut c_void, bytes: usize) -> i32;
+    fn pthread_attr_destroy(attributes: *mut c_void) -> i32;
 }
 
 /// Starts a thread with the app's signals blocked.
@@ -239,10 +250,22 @@ pub unsafe fn spawn(
     argument: *mut c_void,
 ) -> Option<Thread> {
     let mut thread: Thread = 0;
-    let mask = block_signals();
-    // SAFETY: the caller's promise about `argument`; default attributes.
-    let answer = unsafe { pthread_create(&raw mut thread, core::ptr::null(), start, argument) };
-    restore_signals(mask);
+    let mut room = Attributes([0; 16]);
+    let attributes: *mut c_void = (&raw mut room).cast();
+    // SAFETY: `room` is large enough for the library's type, and lives as long as it is used.
+    if unsafe { pthread_attr_init(attributes) } != 0 {
+        return None;
+    }
+    // SAFETY: initialised above.
+    let mut answer = unsafe { pthread_attr_setstacksize(attributes, STACK_BYTES) };
+    if answer == 0 {
+        let mask = block_signals();
+        // SAFETY: the caller's promise about `argument`; initialised attributes.
+        answer = unsafe { pthread_create(&raw mut thread, attributes, start, argument) };
+        restore_signals(mask);
+    }
+    // SAFETY: initialised above, and not used after.
+    unsafe { pthread_attr_destroy(attributes) };
     (answer == 0).then_some(thread)
 }
 
@@ -313,6 +336,29 @@ mod tests {
         assert!(super::run_apart(work, &there));
         let there = there.into_inner();
         assert!(there != 0 && there != thread_id());
+    }
+
+    #[test]
+    fn work_done_apart_has_the_stack_that_managed_code_needs() {
+        unsafe extern "C" {
+            fn pthread_self() -> super::Thread;
+            fn pthread_getattr_np(thread: super::Thread, attributes: *mut core::ffi::c_void) -> i32;
+            fn pthread_attr_getstacksize(attributes: *const core::ffi::c_void, bytes: *mut usize) -> i32;
+        }
+        let found = core::sync::atomic::AtomicUsize::new(0);
+        let work = |found: &core::sync::atomic::AtomicUsize| {
+            let (mut room, mut bytes) = (super::Attributes([0; 16]), 0);
+            let attributes: *mut core::ffi::c_void = (&raw mut room).cast();
+            // SAFETY: of this thread, into room that is large enough; freed by the last call.
+            unsafe {
+                assert_eq!(pthread_getattr_np(pthread_self(), attributes), 0);
+                assert_eq!(pthread_attr_getstacksize(attributes, &raw mut bytes), 0);
+                super::pthread_attr_destroy(attributes);
+            }
+            found.store(bytes, core::sync::atomic::Ordering::Relaxed);
+        };
+        assert!(super::run_apart(work, &found));
+        assert_eq!(found.into_inner(), super::STACK_BYTES);
     }
 
     #[test]

@@ -20,7 +20,13 @@ const FLAGS: &str = if cfg!(target_arch = "aarch64") {
 const MOST_BYTES: usize = 128 * 1024;
 
 /// Symbols that may be left for the loader to find.
-const BOUND_AT_LOAD: [&str; 2] = ["pthread_create", "pthread_join"];
+const BOUND_AT_LOAD: [&str; 5] = [
+    "pthread_attr_destroy",
+    "pthread_attr_init",
+    "pthread_attr_setstacksize",
+    "pthread_create",
+    "pthread_join",
+];
 /// Symbols the runtime looks up, and nothing else is exported.
 const EXPORTS: [&str; 2] = ["DllCanUnloadNow", "DllGetClassObject"];
 

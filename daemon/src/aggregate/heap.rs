@@ -85,8 +85,10 @@ pub struct LiveObject {
     size: u64,
     /// What it stands for as a sample of what is allocated.
     sampled: Weight,
-    /// The highest level it was watched at.
+    /// The level it was watched at from the start; see [`Raised`].
     level: u8,
+    /// How often the region's level had been raised before.
+    raised_before: u64,
     /// Collections it has survived in the generations it was in before, and those of the present one before it came into it.
     survived: u32,
     entered_after: u32,
@@ -102,6 +104,29 @@ impl LiveObject {
             bytes: self.sampled.bytes / watched,
             ..self.sampled
         }
+    }
+}
+
+/// How a region's level was raised. It holds for every object that was alive then, and a process may raise as often as it likes: so the objects
+/// are not gone through, but each remembers how often it had been raised before.
+#[derive(Default)]
+struct Raised {
+    count: u64,
+    /// How often it had been raised, this time included, and to what level: higher ones before lower ones, so a level at most once.
+    steps: Vec<(u64, u8)>,
+}
+
+impl Raised {
+    fn to(&mut self, level: u8) {
+        self.count += 1;
+        while self.steps.pop_if(|(_, lower)| *lower <= level).is_some() {}
+        self.steps.push((self.count, level));
+    }
+
+    /// The highest level since it had been raised `before` times.
+    fn since(&self, before: u64) -> u8 {
+        let index = self.steps.partition_point(|&(count, _)| count <= before);
+        self.steps.get(index).map_or(0, |&(_, level)| level)
     }
 }
 
@@ -122,6 +147,7 @@ pub struct Allocations {
     live_objects: usize,
     /// By region and sample: one region's end costs nothing of the others'.
     live: HashMap<RegionId, HashMap<u64, LiveObject>>,
+    raised: HashMap<RegionId, Raised>,
     collections: HashMap<RegionId, Collections>,
     untracked: u64,
     ticks: u64,
@@ -161,6 +187,7 @@ impl Allocations {
                     size,
                     sampled,
                     level,
+                    raised_before: self.raised.get(&region).map_or(0, |raised| raised.count),
                     survived: 0,
                     entered_after,
                 };
@@ -211,9 +238,7 @@ impl Allocations {
     /// These are not watched any more: those that are were above the level all the time.
     pub fn dropped(&mut self, region: RegionId, level: u8, samples: &[u64]) {
         self.dead(region, samples);
-        for object in self.live.get_mut(&region).into_iter().flat_map(HashMap::values_mut) {
-            object.level = object.level.max(level);
-        }
+        self.raised.entry(region).or_default().to(level);
     }
 
     /// A collection of `generation` and those below it begins.
@@ -234,6 +259,7 @@ impl Allocations {
     /// The process is gone, and its heap with it.
     pub fn region_gone(&mut self, region: RegionId) {
         self.live_objects -= self.live.remove(&region).map_or(0, |live| live.len());
+        self.raised.remove(&region);
         self.collections.remove(&region);
     }
 
@@ -252,8 +278,14 @@ impl Allocations {
     }
 
     /// Sampled objects alive as far as known.
-    pub fn live(&self) -> impl Iterator<Item = &LiveObject> {
-        self.live.values().flat_map(HashMap::values)
+    pub fn live(&self) -> impl Iterator<Item = LiveObject> {
+        self.live.iter().flat_map(|(region, live)| {
+            let raised = self.raised.get(region);
+            live.values().map(move |object| {
+                let since = raised.map_or(0, |raised| raised.since(object.raised_before));
+                LiveObject { level: object.level.max(since), ..*object }
+            })
+        })
     }
 
     /// Samples that came from `AllocationTick`, whose estimates may be biased.
@@ -399,9 +431,51 @@ mod tests {
     }
 
     #[test]
+    fn a_level_holds_for_those_that_were_alive_when_it_was_raised() {
+        let (mut heap, region) = (Allocations::default(), RegionId(3));
+        let levels = |heap: &Allocations| {
+            let mut found: Vec<u8> = heap.live().map(|object| object.level).collect();
+            found.sort_unstable();
+            found
+        };
+        let mut sample = 0;
+        for level in [3, 9, 5, 5, 7] {
+            let allocation = allocation(sample, 64, AllocationKind::Sampled);
+            heap.allocated(region, MonotonicNs(5), &allocation, StackId(1));
+            heap.dropped(region, level, &[]);
+            sample += 1;
+        }
+        heap.allocated(region, MonotonicNs(5), &allocation(sample, 64, AllocationKind::Sampled), StackId(1));
+        // The first two met the 9, the next three the 7, the last none.
+        assert_eq!(levels(&heap), [0, 7, 7, 7, 9, 9]);
+        heap.region_gone(region);
+        heap.allocated(region, MonotonicNs(5), &allocation(1, 64, AllocationKind::Sampled), StackId(1));
+        assert_eq!(levels(&heap), [0]);
+    }
+
+    #[test]
+    fn raising_a_level_costs_nothing_of_the_objects_that_are_alive() {
+        let (mut heap, region) = (Allocations::default(), RegionId(3));
+        for sample in 0..MAX_OF_REGION as u64 {
+            heap.allocated(
+                region,
+                MonotonicNs(5),
+                &allocation(sample, 64, AllocationKind::Sampled),
+                StackId(1),
+            );
+        }
+        // Gone through one by one these would be 10^11 steps.
+        for level in 0..1_000_000_u32 {
+            heap.dropped(region, level.to_le_bytes()[0], &[]);
+        }
+        assert!(heap.live().all(|object| object.level == u8::MAX));
+        assert!(heap.raised[&region].steps.len() <= 256);
+    }
+
+    #[test]
     fn an_object_survives_the_collections_that_look_at_its_generation() {
         let (mut heap, region) = (Allocations::default(), RegionId(3));
-        let survived = |heap: &Allocations| heap.live().map(|object| heap.survived(object)).sum::<u32>();
+        let survived = |heap: &Allocations| heap.live().map(|object| heap.survived(&object)).sum::<u32>();
         heap.collection(region, 2);
         heap.allocated(region, MonotonicNs(5), &allocation(1, 64, AllocationKind::Sampled), StackId(1));
         assert_eq!(survived(&heap), 0);

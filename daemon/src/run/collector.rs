@@ -18,6 +18,9 @@ const QUICK_ROUND: Duration = Duration::from_millis(5);
 /// Events of shims that make a round one in which they said much: as allocations of one process they fill an eighth of its ring.
 const MANY_EVENTS: usize = 50;
 
+/// Rounds in which the shims' last words are read at the end, at most: each takes a bounded number of bytes.
+const LAST_ROUNDS: usize = 16;
+
 /// After an answer that was withheld, rounds are quick for this long: its code is asked about again when it is seen again, and the sooner
 /// that is, the rarer something is unloaded in between.
 const WITHHELD: Duration = Duration::from_millis(200);
@@ -147,7 +150,9 @@ impl Collector {
             if !self.pass_on() {
                 return;
             }
-            let hurry = said >= MANY_EVENTS || self.withheld.is_some_and(|at| at.elapsed() < WITHHELD);
+            let hurry = said >= MANY_EVENTS
+                || self.withheld.is_some_and(|at| at.elapsed() < WITHHELD)
+                || self.shims.is_waited_for();
             // Nobody listens any more: the recording was given up.
             if self.obey(if hurry { QUICK_ROUND } else { ROUND }).is_err() {
                 return;
@@ -264,7 +269,11 @@ impl Collector {
         let threads = kernel.thread_times();
         let order = &mut self.order;
         kernel.drain(&mut |event| order.push(event));
-        self.shims.drain(&mut |event| order.push(event));
+        for _ in 0..LAST_ROUNDS {
+            if !self.shims.drain(&mut |event| order.push(event)) {
+                break;
+            }
+        }
         let counters =
             kernel.counters().into_iter().map(|(info, value)| (info.name.to_owned(), value)).collect();
         drop(kernel);
@@ -303,20 +312,32 @@ impl Collector {
         if !staying.is_empty() {
             tracing::warn!(pids = ?staying, "the shim has not left these processes yet; it will when its lease runs out");
         }
-        let order = &mut self.order;
-        self.shims.drain(&mut |event| order.push(event));
-        let mut events = Vec::new();
-        self.order.finish(&mut events);
-        self.hold(events);
+        // What was left behind by a round is read in the next: never all at once, and not for ever from one that goes on writing.
+        for _ in 0..LAST_ROUNDS {
+            let order = &mut self.order;
+            let more = self.shims.drain(&mut |event| order.push(event));
+            let mut events = Vec::new();
+            self.order.finish(&mut events);
+            self.hold(events);
+            if !self.send_all() {
+                return;
+            }
+            if !more {
+                break;
+            }
+        }
         let mut counters = self.shims.counters();
         counters.push(("order_late".to_owned(), self.order.late()));
         counters.push(("collector_paused_rounds".to_owned(), self.paused_rounds));
         self.held.push_back(Batch::End { counters });
-        for batch in self.held {
-            // Waiting is right here: nothing is drained any more, and the processor only has to empty the channel.
-            if self.out.send(batch).is_err() {
-                return;
-            }
-        }
+        // Fails only when nobody listens any more.
+        self.send_all();
+    }
+
+    /// Hands everything on; false when nobody listens. Waiting is right here: the kernel is not drained any more, and the processor only has
+    /// to empty the channel.
+    fn send_all(&mut self) -> bool {
+        let held = std::mem::take(&mut self.held);
+        held.into_iter().all(|batch| self.out.send(batch).is_ok())
     }
 }

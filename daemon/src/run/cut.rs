@@ -256,7 +256,7 @@ impl Cut {
         let heap = &mut processor.heap;
         let sites: Vec<(Site, Weight)> = heap.sites().map(|(site, weight)| (*site, *weight)).collect();
         let mut live: Vec<(LiveObject, u32)> =
-            heap.live().map(|object| (*object, heap.survived(object))).collect();
+            heap.live().map(|object| (object, heap.survived(&object))).collect();
         heap.next_window(&mut carry);
         let mut regions = std::mem::take(&mut processor.regions_gone);
         let is_gone = |pid: u32| crate::process::start_ticks(pid).is_none();

@@ -6,12 +6,13 @@ use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, S_OK};
 use super::info::Info;
 use super::object::{self, object};
 use super::unknown::{self, slice};
+use crate::event::MOST_PAYLOAD;
 use crate::machine;
 use core::ffi::c_void;
 use profiler_protocol::load::owner_in_client_data;
 use profiler_protocol::record::Registers;
 
-/// Longest client name or payload looked at, in elements.
+/// Longest name or client data looked at, in elements.
 const MOST: u32 = 1 << 16;
 
 pub(super) unsafe extern "C" fn query_interface(
@@ -241,7 +242,7 @@ pub(super) unsafe extern "C" fn event_pipe_event_delivered(
         let mut registers = Registers::default();
         machine::capture(&mut registers);
         // SAFETY: `bytes` bytes at `data`, or null.
-        instance.on_event(id, version, unsafe { slice(data, bytes.min(MOST)) }, &registers);
+        instance.on_event(id, version, unsafe { slice(data, bytes.min(MOST_PAYLOAD)) }, &registers);
     }
     S_OK
 }

@@ -11,7 +11,7 @@ mod region;
 mod registry;
 
 use self::counters::Totals;
-use self::reader::{BEAT_EVERY, Reader};
+use self::reader::{BEAT_EVERY, Reader, Turns};
 use self::registry::{Process, Shared, Stage};
 use super::{Event, EventKind, MonotonicNs};
 use crate::attach::target::Target;
@@ -71,6 +71,7 @@ impl ShimSource {
                 next_id: 0,
                 regions: 0,
                 scratch: vec![0; SCRATCH_BYTES],
+                turns: Turns::new(0),
                 totals: Totals::default(),
                 finished: vec![0; counter::ALL.len()],
             },
@@ -152,8 +153,9 @@ impl ShimSource {
         self.processes.get(&pid).is_some_and(|process| !process.readers.is_empty())
     }
 
-    /// One round: looks for regions where it is time to, sends questions, reads records. To be called at least every 20 ms.
-    pub fn drain(&mut self, sink: &mut dyn FnMut(Event)) {
+    /// One round: looks for regions where it is time to, sends questions, reads records. To be called at least every 20 ms. It takes a bounded
+    /// number of bytes; true when something was left for the next round.
+    pub fn drain(&mut self, sink: &mut dyn FnMut(Event)) -> bool {
         let now = Instant::now();
         self.beat();
         if now >= self.next_care {
@@ -163,15 +165,27 @@ impl ShimSource {
         let later: Vec<u32> = self.processes.range(self.turn..).map(|(&pid, _)| pid).collect();
         let earlier: Vec<u32> = self.processes.range(..self.turn).map(|(&pid, _)| pid).collect();
         self.turn = later.get(1).copied().unwrap_or(0);
+        self.shared.turns = Turns::new(self.shared.regions);
+        let mut missed = None;
         for pid in later.into_iter().chain(earlier) {
             let Some(process) = self.processes.get_mut(&pid) else { continue };
             let time = MonotonicNs::now();
             process.look(now, time, &mut self.shared);
+            if self.shared.turns.is_over() && !process.readers.is_empty() {
+                missed.get_or_insert(pid);
+            }
             process.drain(now, time, &mut self.shared, sink);
             if process.is_over() {
                 self.processes.remove(&pid);
             }
         }
+        self.turn = missed.unwrap_or(self.turn);
+        self.shared.turns.more
+    }
+
+    /// True while a process waits with its end for last questions, as last read: the next rounds should come soon.
+    pub fn is_waited_for(&mut self) -> bool {
+        self.processes.values_mut().flat_map(|process| &mut process.readers).any(Reader::is_waited_for)
     }
 
     /// Says "somebody listens" in every region when it is time to. [`ShimSource::drain`] does it too.

@@ -5,21 +5,46 @@ use crate::source::MonotonicNs;
 use profiler_protocol::request::NEVER_SEEN;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Read as _;
 use std::time::{Duration, Instant};
 
-/// Most threads remembered for one process; the kernel's own limit per user is usually lower.
+/// Most threads remembered for one process, and looked at; the kernel's own limit per user is usually lower.
 const THREADS: usize = 65_536;
-/// A process that names threads it does not have makes us look no more often than this.
+/// Threads whose ids are read in one look, each from a file of its own. The next look goes on.
+const READ_AT_ONCE: usize = 1_024;
+/// A process that names threads it does not have makes us look no more often than this at first, ...
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(20);
+/// ... then less and less often up to this, and never for more than this part of the time: whoever looks has other processes to serve.
+const LOOK_AGAIN_AT_LAST: Duration = Duration::from_millis(160);
+const PART_OF_TIME: u32 = 20;
+/// Ids are used again: what is known is read anew, but no more often than this, when a thread is not found.
+const READ_AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// The threads of one process by the ids it uses itself. Ended ones are remembered, for their last records come late.
-#[derive(Default)]
 pub(super) struct Threads {
     /// Inner tid → tid in the initial namespace.
     outer: HashMap<u32, u32>,
-    looked: Option<Instant>,
+    /// Tids of the initial namespace whose inner ones have been read.
+    read: HashSet<u32>,
+    /// Whether the process lives in a pid namespace of its own, which never changes.
+    nested: Option<bool>,
+    next_look: Option<Instant>,
+    pause: Duration,
+    read_again: Option<Instant>,
+}
+
+impl Default for Threads {
+    fn default() -> Self {
+        Self {
+            outer: HashMap::new(),
+            read: HashSet::new(),
+            nested: None,
+            next_look: None,
+            pause: LOOK_AGAIN_AFTER,
+            read_again: None,
+        }
+    }
 }
 
 impl Threads {
@@ -29,32 +54,59 @@ impl Threads {
         if let Some(&outer) = self.outer.get(&tid) {
             return Some(outer);
         }
-        if self.looked.is_some_and(|at| at.elapsed() < LOOK_AGAIN_AFTER) {
-            return None;
-        }
-        self.looked = Some(Instant::now());
-        self.look(target);
-        self.outer.get(&tid).copied()
-    }
-
-    fn look(&mut self, target: &Target) {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let Ok(tasks) = openat(target.directory(), "task", flags, Mode::empty()) else { return };
-        let Ok(entries) = Dir::read_from(&tasks) else { return };
         if self.outer.len() >= THREADS {
             self.outer.clear();
+            self.read.clear();
         }
-        let nested = target.is_in_pid_namespace();
-        for entry in entries.map_while(Result::ok).take(THREADS) {
-            let Some(outer) = entry.file_name().to_str().ok().and_then(|name| name.parse::<u32>().ok())
-            else {
+        if !*self.nested.get_or_insert_with(|| target.is_in_pid_namespace()) {
+            statat(target.directory(), format!("task/{tid}"), AtFlags::empty()).ok()?;
+            self.outer.insert(tid, tid);
+            return Some(tid);
+        }
+        let began = Instant::now();
+        if self.next_look.is_some_and(|next| began < next) {
+            return None;
+        }
+        let complete = self.look(target, &mut |outer| target.namespace_tid(outer));
+        let found = self.outer.get(&tid).copied();
+        let now = Instant::now();
+        self.pause = match found {
+            None if complete => (self.pause * 2).min(LOOK_AGAIN_AT_LAST),
+            _ => LOOK_AGAIN_AFTER,
+        };
+        self.next_look = Some(now + self.pause.max(now.saturating_duration_since(began) * PART_OF_TIME));
+        if complete && found.is_none() && self.read_again.is_none_or(|at| now >= at) {
+            self.read_again = Some(now + READ_AGAIN_AFTER);
+            self.read.clear();
+        }
+        found
+    }
+
+    /// Looks at the threads there are; what is known of one is not read again. False when there were too many for one look.
+    fn look(&mut self, target: &Target, inner_id: &mut dyn FnMut(u32) -> Option<u32>) -> bool {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let Ok(tasks) = openat(target.directory(), "task", flags, Mode::empty()) else { return true };
+        let Ok(entries) = Dir::read_from(&tasks) else { return true };
+        let ids = entries
+            .map_while(Result::ok)
+            .take(THREADS)
+            .filter_map(|entry| entry.file_name().to_str().ok()?.parse::<u32>().ok());
+        let mut read = 0;
+        for outer in ids {
+            if self.read.contains(&outer) {
                 continue;
-            };
-            let inner = if nested { target.namespace_tid(outer) } else { Some(outer) };
-            if let Some(inner) = inner {
+            }
+            if read == READ_AT_ONCE {
+                return false;
+            }
+            read += 1;
+            // One that has ended meanwhile is not there at the next look.
+            if let Some(inner) = inner_id(outer) {
                 self.outer.insert(inner, outer);
+                self.read.insert(outer);
             }
         }
+        true
     }
 }
 
@@ -128,6 +180,48 @@ mod tests {
         // No thread of this process has the id of its parent.
         assert_eq!(threads.outer(&me, std::os::unix::process::parent_id()), None);
         assert_eq!(monotonic_offset(&me), Offset { ns: 0, known: true });
+    }
+
+    /// As for a process in a pid namespace, where every thread's file must be read.
+    #[test]
+    fn a_thread_is_read_once_and_one_that_is_not_there_is_not_looked_for_all_the_time() {
+        let me = Target::open(std::process::id()).unwrap();
+        let mut threads = Threads { nested: Some(true), ..Threads::default() };
+        let mut read = Vec::new();
+        threads.look(&me, &mut |outer| {
+            read.push(outer);
+            me.namespace_tid(outer)
+        });
+        let mine = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+        assert!(read.contains(&mine));
+        let (tell, told) = std::sync::mpsc::channel();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let new = std::thread::spawn(move || {
+            tell.send(u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap()).unwrap();
+            stopped.recv().ok();
+        });
+        let new_one = told.recv().unwrap();
+        let mut read_now = Vec::new();
+        threads.look(&me, &mut |outer| {
+            read_now.push(outer);
+            me.namespace_tid(outer)
+        });
+        // Other tests' threads come and go.
+        assert!(read_now.contains(&new_one) && !read_now.contains(&mine), "{read_now:?}");
+        assert_eq!(threads.outer(&me, new_one), Some(new_one));
+
+        let nobody = std::os::unix::process::parent_id();
+        let begin = std::time::Instant::now();
+        let mut looks = 0;
+        while begin.elapsed() < std::time::Duration::from_millis(300) {
+            let before = threads.next_look;
+            assert_eq!(threads.outer(&me, nobody), None);
+            looks += u32::from(threads.next_look != before);
+        }
+        // At 0, 40, 120, 280 ms.
+        assert!((2..=5).contains(&looks), "{looks}");
+        drop(stop);
+        new.join().unwrap();
     }
 
     #[test]

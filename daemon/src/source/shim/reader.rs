@@ -12,7 +12,7 @@ use crate::source::{
     RuntimeSample, ShimEvent, UserContext, UserRegs,
 };
 use crate::unwind::machine::NATIVE;
-use profiler_protocol::consumer::{Consumer, ConsumerError, Quota};
+use profiler_protocol::consumer::{Consumer, ConsumerError, Drained, Quota};
 use profiler_protocol::counter;
 use profiler_protocol::layout::{FEATURE_SEEN_TIMES, State, UNIT_BYTES, unpack_runtime};
 use profiler_protocol::record::{AllocationHead, Body, Record, Registers, StackHead};
@@ -21,9 +21,16 @@ use std::collections::HashSet;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// What one round takes of one region: at a round every 10 ms this is 100 MiB/s, far above what a shim sends, and no more than
-/// a moment of the daemon's time.
+/// What one round takes of one region while more can come: at a round every 10 ms this is 100 MiB/s, far above what a shim sends, and no more
+/// than a moment of the daemon's time.
 const QUOTA: Quota = Quota { records: 4096, bytes: 1 << 20 };
+/// What one round takes of all regions together: the memory it needs is bounded, however many there are and however full. A ring of the usual
+/// length is read at once.
+pub(super) const BUDGET: Quota = Quota { records: 1 << 16, bytes: 8 << 20 };
+/// Shares of it are no smaller while there is something left: the longest record fits.
+const LEAST: Quota = Quota { records: 64, bytes: 64 << 10 };
+/// A shim holds its process's end up for no longer than this (docs/shim-protocol.md).
+const LAST_QUESTIONS: Duration = Duration::from_millis(50);
 /// Rounds in which a region that has ended may still hand over what was in it: a second's worth.
 const LAST_ROUNDS: u32 = 100;
 /// A record that stays unfinished for this long has lost its writer.
@@ -42,6 +49,48 @@ const FRESH: Duration = Duration::from_secs(2);
 
 /// How often a beat is due, and what the shim is told about it.
 pub(super) const BEAT_EVERY: Duration = Duration::from_millis(250);
+
+/// What is left of a round, and for how many regions.
+#[derive(Debug)]
+pub(super) struct Turns {
+    left: Quota,
+    regions: u64,
+    /// Something was left for the next round.
+    pub(super) more: bool,
+}
+
+impl Turns {
+    /// A round in which so many regions are read.
+    pub(super) fn new(regions: usize) -> Self {
+        Self { left: BUDGET, regions: u64::try_from(regions).unwrap_or(u64::MAX), more: false }
+    }
+
+    /// True when nothing is left for those that come now.
+    pub(super) fn is_over(&self) -> bool {
+        self.left.bytes == 0 || self.left.records == 0
+    }
+
+    /// The next region's share: what others leave goes to those behind them. `None` when nothing is left.
+    fn share(&mut self, most: Quota) -> Option<Quota> {
+        let regions = self.regions.max(1);
+        self.regions = regions - 1;
+        if self.is_over() {
+            self.more = true;
+            return None;
+        }
+        Some(Quota {
+            records: (self.left.records / regions).clamp(LEAST.records, most.records),
+            bytes: (self.left.bytes / regions).clamp(LEAST.bytes, most.bytes),
+        })
+    }
+
+    fn took(&mut self, drained: &Drained) {
+        let records = drained.records + drained.unknown + drained.skipped + drained.malformed;
+        self.left.records = self.left.records.saturating_sub(records);
+        self.left.bytes = self.left.bytes.saturating_sub(drained.units.saturating_mul(UNIT_BYTES));
+        self.more |= drained.more;
+    }
+}
 
 /// Why a reader ends.
 #[derive(Debug)]
@@ -73,6 +122,10 @@ pub(super) struct Reader {
     last_rounds: u32,
     /// It was told to leave.
     leaving: bool,
+    /// When its process was first seen to end and to wait for last questions.
+    closing: Option<Instant>,
+    /// Its process runs another program now.
+    pub(super) left_behind: bool,
     beat: u64,
 }
 
@@ -101,6 +154,8 @@ impl Reader {
             said_bye: false,
             last_rounds: 0,
             leaving: false,
+            closing: None,
+            left_behind: false,
             beat: 0,
         };
         if !ours {
@@ -169,6 +224,12 @@ impl Reader {
         }
     }
 
+    /// True while its process waits for last questions: it does so for [`LAST_QUESTIONS`], whatever it says.
+    pub(super) fn is_waited_for(&mut self) -> bool {
+        let closing = self.consumer.status().state == State::Closing;
+        closing && self.closing.get_or_insert_with(Instant::now).elapsed() < LAST_QUESTIONS
+    }
+
     /// Reads the state again.
     pub(super) fn refresh(&mut self) -> Result<(), ConsumerError<io::Error>> {
         self.consumer.refresh().map(|_| ())
@@ -191,29 +252,28 @@ impl Reader {
         totals.names_unanswered += self.names.repeat(now);
     }
 
-    /// Reads what is there. `ended` says that the process is gone. While more can come, a quota holds; the last words of an instance are read
-    /// to their end.
+    /// Reads what is there, within the share of the round that is left for it. `ended` says that the process is gone. The last words of an
+    /// instance are read to their end, but whoever goes on writing after it is not listened to.
     pub(super) fn drain(
         &mut self,
         context: &mut Context<'_>,
         ended: bool,
         sink: &mut dyn FnMut(Event),
     ) -> Result<(), End> {
-        if !(ended || self.is_over()) {
-            return self.drain_quota(context, ended, sink);
+        let ended = ended || self.left_behind;
+        let over = ended || self.is_over();
+        let Some(quota) = context.turns.share(if over { BUDGET } else { QUOTA }) else { return Ok(()) };
+        self.drain_quota(context, quota, ended, sink)?;
+        if over {
+            self.last_rounds += 1;
         }
-        // Last words: what the ring holds, at once. Whoever goes on writing after its end is not listened to.
-        let rounds = self.consumer.geometry().units * UNIT_BYTES / QUOTA.bytes + 2;
-        for _ in 0..rounds {
-            self.drain_quota(context, ended, sink)?;
-        }
-        self.last_rounds += 1;
         if self.last_rounds > LAST_ROUNDS { Err(End::Gone) } else { Ok(()) }
     }
 
     fn drain_quota(
         &mut self,
         context: &mut Context<'_>,
+        quota: Quota,
         ended: bool,
         sink: &mut dyn FnMut(Event),
     ) -> Result<(), End> {
@@ -227,10 +287,11 @@ impl Reader {
             said_bye: &mut self.said_bye,
         };
         let drained = consumer
-            .drain(context.scratch, QUOTA, &mut |record| {
+            .drain(context.scratch, quota, &mut |record| {
                 decoder.record(&record, context.target, context.threads, context.now, context.totals, sink)
             })
             .map_err(End::Disabled)?;
+        context.turns.took(&drained);
         let totals = &mut *context.totals;
         totals.records_read += drained.records;
         totals.records_unknown += drained.unknown;
@@ -271,6 +332,7 @@ pub(super) struct Context<'a> {
     pub(super) target: &'a Target,
     pub(super) threads: &'a mut Threads,
     pub(super) scratch: &'a mut [u8],
+    pub(super) turns: &'a mut Turns,
     pub(super) now: MonotonicNs,
     pub(super) totals: &'a mut Totals,
 }
@@ -447,4 +509,39 @@ fn registers(captured: &Registers) -> UserRegs {
         }
     }
     regs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BUDGET, Drained, LEAST, QUOTA, Quota, Turns, UNIT_BYTES};
+
+    fn took(records: u64, bytes: u64) -> Drained {
+        Drained { records, units: bytes / UNIT_BYTES, ..Drained::default() }
+    }
+
+    #[test]
+    fn full_rings_share_a_round_and_what_one_leaves_goes_to_those_behind_it() {
+        let mut turns = Turns::new(4);
+        let share = turns.share(BUDGET).unwrap();
+        assert_eq!((share.records, share.bytes), (BUDGET.records / 4, BUDGET.bytes / 4));
+        turns.took(&took(0, 0));
+        let share = turns.share(BUDGET).unwrap();
+        assert_eq!(share.bytes, BUDGET.bytes / 3);
+        turns.took(&took(1, share.bytes / UNIT_BYTES * UNIT_BYTES));
+        assert_eq!(turns.share(QUOTA).unwrap().bytes, QUOTA.bytes, "while more can come");
+        assert!(!turns.more);
+    }
+
+    #[test]
+    fn a_round_ends_however_many_regions_there_are() {
+        let mut turns = Turns::new(100_000);
+        let mut bytes = 0;
+        while let Some(Quota { bytes: share, .. }) = turns.share(QUOTA) {
+            assert_eq!(share, LEAST.bytes, "the longest record fits");
+            turns.took(&took(1, share));
+            bytes += share;
+        }
+        assert_eq!(bytes, BUDGET.bytes);
+        assert!(turns.more && turns.is_over());
+    }
 }

@@ -8,7 +8,7 @@ use super::counters::Totals;
 use super::exact::Opened;
 use super::finder::{self, Found};
 use super::namespace::{Threads, monotonic_offset};
-use super::reader::{Context, End, Reader};
+use super::reader::{Context, End, Reader, Turns};
 use super::region::{Region, RegionKey};
 use crate::attach::target::Target;
 use crate::exact::Shelf;
@@ -23,8 +23,10 @@ use std::time::{Duration, Instant};
 const SILENT_FOR: Duration = Duration::from_millis(2500);
 /// Regions read in all; each costs two descriptors at most and its share of every round.
 const REGIONS: usize = 4096;
-/// Other recorders' regions kept an eye on in one process: each is an open descriptor, and the runtime loads at most 32 shims.
-const UNCLAIMED: usize = 32;
+/// Regions read of one process: a process has a CLR or two, and may offer as many things that look like regions as it likes.
+const READERS: usize = 4;
+/// Other recorders' regions kept an eye on in one process: each is an open descriptor.
+const UNCLAIMED: usize = 8;
 /// Region-like things of one process remembered as not ours to read.
 const REFUSED: usize = 64;
 
@@ -49,6 +51,18 @@ pub(super) struct Process {
     pub(super) ended: bool,
 }
 
+/// How long to wait after a look that took so much CPU time: one at a process with 65,000 mappings takes some 30 ms, and may come as often as
+/// others' only up to a twentieth of our time.
+fn next_look(interval: Duration, took: Duration) -> Duration {
+    interval.max(took * 20)
+}
+
+/// CPU time of this thread.
+fn cpu_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(now).unwrap_or_default()
+}
+
 /// What became of a request to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
@@ -70,6 +84,7 @@ pub(super) struct Shared {
     pub(super) next_id: u32,
     pub(super) regions: usize,
     pub(super) scratch: Vec<u8>,
+    pub(super) turns: Turns,
     pub(super) totals: Totals,
     /// Counters of shims whose region was given up.
     pub(super) finished: Vec<u64>,
@@ -96,9 +111,10 @@ impl Process {
         self.next_look = now;
     }
 
-    /// It called exec: nothing known of its threads and code holds any more.
+    /// It called exec: nothing known of its threads and code holds any more, and nobody writes into its regions.
     pub(super) fn became_another(&mut self, now: Instant) {
         self.threads = Threads::default();
+        self.readers.iter_mut().for_each(|reader| reader.left_behind = true);
         self.expect(now);
     }
 
@@ -108,7 +124,10 @@ impl Process {
         match now.saturating_duration_since(self.watched_since).as_millis() {
             0..1000 => Duration::from_millis(20),
             1000..5000 => Duration::from_millis(100),
-            _ if !self.readers.is_empty() || !self.unclaimed.is_empty() => Duration::from_secs(2),
+            // Somebody else's: whose end is to be noticed.
+            _ if !self.unclaimed.is_empty() || self.readers.iter().any(|reader| !reader.ours) => {
+                Duration::from_secs(2)
+            }
             _ => Duration::from_secs(10),
         }
     }
@@ -119,7 +138,7 @@ impl Process {
             return;
         }
         if now >= self.next_look {
-            self.next_look = now + self.look_interval(now);
+            let before = cpu_time();
             let known = |key| {
                 self.refused.contains(&key)
                     || self.readers.iter().any(|reader| reader.key == key)
@@ -141,6 +160,7 @@ impl Process {
                 }
                 Err(_) => self.ended = !self.target.is_alive(),
             }
+            self.next_look = now + next_look(self.look_interval(now), cpu_time().saturating_sub(before));
         }
         self.watch_unclaimed(now, time, shared);
     }
@@ -256,6 +276,11 @@ impl Process {
                 }
             }
         }
+        if self.readers.len() >= READERS {
+            shared.totals.regions_too_many += 1;
+            self.refuse(key);
+            return;
+        }
         let id = RegionId(shared.next_id);
         shared.next_id += 1;
         shared.regions += 1;
@@ -266,6 +291,8 @@ impl Process {
         let told = reader.set_live_objects(shared.live_objects);
         if told.and_then(|()| reader.beat(shared.owner, time)).is_ok() {
             self.readers.push(reader);
+        } else {
+            shared.finish(&reader);
         }
     }
 
@@ -294,6 +321,7 @@ impl Process {
                 target: &self.target,
                 threads: &mut self.threads,
                 scratch: &mut shared.scratch,
+                turns: &mut shared.turns,
                 now: time,
                 totals: &mut shared.totals,
             };
@@ -347,5 +375,19 @@ impl Shared {
         for (sum, value) in self.finished.iter_mut().zip(reader.counted()) {
             *sum = sum.saturating_add(value);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::next_look;
+    use std::time::Duration;
+
+    #[test]
+    fn costly_looks_are_rare() {
+        let ms = Duration::from_millis;
+        assert_eq!(next_look(ms(20), Duration::from_micros(300)), ms(20));
+        assert_eq!(next_look(ms(20), ms(30)), ms(600));
+        assert_eq!(next_look(ms(10_000), ms(30)), ms(10_000));
     }
 }
