@@ -349,12 +349,14 @@ mod tests {
         let work = |found: &core::sync::atomic::AtomicUsize| {
             let (mut room, mut bytes) = (super::Attributes([0; 16]), 0);
             let attributes: *mut core::ffi::c_void = (&raw mut room).cast();
-            // SAFETY: of this thread, into room that is large enough; freed by the last call.
-            unsafe {
-                assert_eq!(pthread_getattr_np(pthread_self(), attributes), 0);
-                assert_eq!(pthread_attr_getstacksize(attributes, &raw mut bytes), 0);
-                super::pthread_attr_destroy(attributes);
-            }
+            // SAFETY: takes nothing, changes nothing.
+            let me = unsafe { pthread_self() };
+            // SAFETY: of this thread, into room that is large enough.
+            assert_eq!(unsafe { pthread_getattr_np(me, attributes) }, 0);
+            // SAFETY: initialised by the call above.
+            assert_eq!(unsafe { pthread_attr_getstacksize(attributes, &raw mut bytes) }, 0);
+            // SAFETY: as above, and not used after.
+            unsafe { super::pthread_attr_destroy(attributes) };
             found.store(bytes, core::sync::atomic::Ordering::Relaxed);
         };
         assert!(super::run_apart(work, &found));

@@ -106,7 +106,9 @@ impl Follower {
     #[must_use]
     pub fn stop(mut self) -> Vec<String> {
         self.cease();
-        self.thread.take().map(workers::join);
+        if let Some(thread) = self.thread.take() {
+            workers::join(thread);
+        }
         self.reasons.lock().map(|mut reasons| std::mem::take(&mut *reasons)).unwrap_or_default()
     }
 }
