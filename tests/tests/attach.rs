@@ -13,6 +13,7 @@ use perfusion::attach::{AttachError, Settings, attach, ipc, launch, place};
 use perfusion::source::shim::{LIVE_OBJECTS, ShimSource};
 use perfusion::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
 use rustix::process::Signal;
+use system_tests::app::compile_c;
 use system_tests::environment::{Need, begin};
 use system_tests::perfusion::Scratch;
 use system_tests::{App, Runtime, Workload, on_runtimes, wait_until};
@@ -510,6 +511,25 @@ fn nobody_else_can_use_the_path_that_a_started_program_hands_on() {
         let found = fs::metadata(directory).unwrap();
         assert_eq!((found.uid(), found.mode() & 0o022), (0, 0), "{}", directory.display());
     }
+}
+
+/// A runtime on musl cannot be had for this test: this one is on glibc, and has something mapped that bears the name of musl's loader.
+#[test]
+fn a_runtime_on_musl_is_left_alone_and_why() {
+    let needs = [&needs(Runtime::Net10)[..], &[Need::C]].concat();
+    let Some(_turn) = begin("attach::musl", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let library = compile_c("main_profiler", "main_profiler.so", &["-shared", "-fPIC"]).unwrap();
+    let why_not = |file: &str| {
+        let path = scratch.path(file);
+        fs::copy(&library, &path).unwrap();
+        let app = allocator(Runtime::Net10).env("LD_PRELOAD", &path).start().unwrap();
+        let found = policy::inspect(&Target::open(app.pid()).unwrap(), None).unwrap();
+        app.stop().unwrap();
+        found.why_not
+    };
+    assert_eq!(why_not("ld-musl-x86_64.so.1"), Some(WhyNot::Musl));
+    assert_eq!(why_not("else.so"), None);
 }
 
 #[test]

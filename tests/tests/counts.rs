@@ -1,7 +1,6 @@
 //! Issue 5: `record --alloc-counts`: what the runtimes count of their own objects, for the program and its children.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -103,9 +102,9 @@ fn each_process_counts_what_it_allocates(runtime: Runtime) {
     assert!(profile.comments.iter().any(|line| line.contains("counted by the runtime per process and type")));
 }
 
-/// Sockets of ports below the temporary directory.
-fn ports(directory: &Path) -> usize {
-    let entries = std::fs::read_dir(directory).unwrap().map_while(Result::ok);
+/// Sockets of ports.
+fn ports() -> usize {
+    let entries = std::fs::read_dir("/run/perfusion-record").unwrap().map_while(Result::ok);
     entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("perfusion-port-")).count()
 }
 
@@ -123,19 +122,16 @@ fn nobody_is_left_waiting_when_the_recorder_is_killed(runtime: Runtime) {
     // A shell between, so that the program's ends of pipes are not the recorder's.
     let script = format!("exec {} < {} > {}", line.join(" "), fifo.display(), told.display());
     let mut recording = command(["record", "--alloc-counts", "low", "-o"]);
-    recording
-        .arg(scratch.path("app.pb.gz"))
-        .args(["--", "sh", "-c", &script])
-        .env("TMPDIR", scratch.path("."));
+    recording.arg(scratch.path("app.pb.gz")).args(["--", "sh", "-c", &script]);
     let recording = Recording::spawn(&mut recording).unwrap();
     // Opens when the shell does.
     let mut go = std::fs::OpenOptions::new().write(true).open(&fifo).unwrap();
     let said = || std::fs::read_to_string(&told).unwrap_or_default();
     wait_until("the program", DEADLINE, || said().contains("waits").then_some(())).unwrap();
-    assert_eq!(ports(&scratch.path(".")), 1);
+    assert_eq!(ports(), 1);
     recording.kill().unwrap();
     std::io::Write::write_all(&mut go, b"go\n").unwrap();
     // Its child starts with the port in its environment, and nobody but the keeper to let it go on.
     wait_until("the child", DEADLINE, || (said().matches("truth ").count() == 2).then_some(())).unwrap();
-    wait_until("the end of the keeper", DEADLINE, || (ports(&scratch.path(".")) == 0).then_some(())).unwrap();
+    wait_until("the end of the keeper", DEADLINE, || (ports() == 0).then_some(())).unwrap();
 }

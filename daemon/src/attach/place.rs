@@ -68,6 +68,8 @@ pub enum Unfit {
     Unquotable,
 }
 
+impl std::error::Error for Unfit {}
+
 impl fmt::Display for Unfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -180,6 +182,14 @@ pub fn place_for_start(me: &Target, library: &[u8]) -> Result<Placed, PlaceError
         }
     }
     Err(PlaceError { pid: me.pid(), tried })
+}
+
+/// Directories for what programs that are started, and their children, are told the path of, each made and checked when it is asked for.
+pub(super) fn for_start(me: &Target) -> impl Iterator<Item = (PathBuf, Result<PathBuf, Unfit>)> {
+    start_directories().into_iter().map(|path| {
+        let made = own_directory(me, &path).map(|(_, path)| path);
+        (path, made)
+    })
 }
 
 /// Where libraries for programs that are started lie. The environment of root may be another user's (`sudo -E`), so it has no say then.

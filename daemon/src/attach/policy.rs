@@ -75,6 +75,11 @@ pub enum WhyNot {
     /// Older than .NET 6.
     #[error(".NET {0} is older than 6, the first with notification profilers")]
     TooOld(String),
+    /// On musl, where the shim was never run with a runtime.
+    #[error(
+        "on musl, where loading the shim has not been tested: profiled without managed names and allocations"
+    )]
+    Musl,
     /// We may not look.
     #[error("not permitted to look at it: that takes root with CAP_SYS_PTRACE in its user namespace")]
     NotPermitted,
@@ -105,12 +110,13 @@ pub fn opted_out(target: &Target) -> bool {
 /// When the process is gone.
 pub fn inspect(target: &Target, ask: Option<Duration>) -> Result<Inspection, Errno> {
     let mut clr_paths: Vec<String> = Vec::new();
-    let mut shim_loaded = false;
+    let (mut shim_loaded, mut musl) = (false, false);
     let look = |line: MapLine| {
         let name = line.name.strip_suffix(" (deleted)").unwrap_or(&line.name);
         if name.ends_with("/libcoreclr.so") && clr_paths.len() < 8 && !clr_paths.iter().any(|p| p == name) {
             clr_paths.push(name.to_owned());
         }
+        musl |= name.rsplit('/').next().is_some_and(|file| file.starts_with("ld-musl-"));
         shim_loaded |= crate::source::shim::finder::is_region_name(&line.name);
         true
     };
@@ -139,7 +145,7 @@ pub fn inspect(target: &Target, ask: Option<Duration>) -> Result<Inspection, Err
         (true, false) if has_runtime_thread(target) => Runtime::SingleFile { versions },
         (true, false) => Runtime::Native,
     };
-    let why_not = why_not(target, &runtime, &executable, has_socket);
+    let why_not = why_not(target, &runtime, &executable, has_socket).or(musl.then_some(WhyNot::Musl));
     Ok(Inspection { runtime, shim_loaded, why_not })
 }
 

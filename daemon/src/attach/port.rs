@@ -10,6 +10,7 @@
 //! ```
 
 use super::ipc::{Connection, Events, IpcError, Listen, listen_on, resume};
+use super::place;
 use super::target::{Target, printable};
 use crate::leftover::Naming;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -92,10 +93,11 @@ impl Port {
     /// # Errors
     /// See [`PortError`].
     pub fn open() -> Result<Self, PortError> {
-        let own = std::env::var_os("TMPDIR").map(PathBuf::from).filter(|path| path.is_absolute());
+        // A runtime obeys whoever listens there, as long as it lives: nobody else may ever be able to.
+        let me = Target::open(std::process::id()).map_err(|error| PortError::Keeper(error.into()))?;
         let mut tried = Vec::new();
-        for directory in own.into_iter().chain(["/tmp", "/dev/shm"].map(PathBuf::from)) {
-            match bind(&directory) {
+        for (directory, made) in place::for_start(&me) {
+            match made.map_err(io::Error::other).and_then(|directory| bind(&directory)) {
                 Ok((listener, path)) => return Self::keep(listener, path).map_err(PortError::Keeper),
                 Err(why) => tried.push((directory, why)),
             }

@@ -234,7 +234,8 @@ fn is_final(error: &AttachError) -> bool {
                     | WhyNot::NativeAot
                     | WhyNot::Architecture(_)
                     | WhyNot::DiagnosticsOff(_)
-                    | WhyNot::TooOld(_),
+                    | WhyNot::TooOld(_)
+                    | WhyNot::Musl,
                 ..
             }
     )
