@@ -58,7 +58,8 @@ counters! {
     ThreadEnds "thread_ends" "selected threads that switched out for the last time, or whose process became another program";
     ThreadEndsStored "thread_ends_stored" "thread ends put into the ring";
     ThreadEndsRingFull "thread_ends_ring_full" "thread ends dropped because the ring was full";
-    ThreadMapFull "thread_map_full" "scheduler events of threads for which the map had no room";
+    ThreadEndsLost "thread_ends_lost" "of these, ends of first threads whose process became another program at that moment: their times are lost";
+    ThreadMapFull "thread_map_full" "scheduler events of threads for which the map had no room, or only the room of an earlier one with the same id whose times were still there";
     ThreadLate "thread_late" "threads first seen after the start that were not new: without room before, or newly in the cgroup";
     SwitchesMissed "switches_missed" "switches the kernel did not report, made up for from the thread's run time";
     SelectedMapFull "selected_map_full" "forked processes not selected because the map had no room";
@@ -94,7 +95,7 @@ counters! {
     StackOfFile "stack_of_file" "stacks of visited waits in a mapping of a file, which are not copied: reading it could take forever";
     VisitsHeld "visits_held" "looks at sleeping threads given up because reading the stack of one took more than a second; its process is passed over from then on";
     StackPassedOver "stack_passed_over" "stacks of visited waits of such processes, not copied";
-    ThreadsLeft "threads_left" "threads found to have left the cgroup, or ended out of it: their times end with their last event";
+    ThreadsLeft "threads_left" "threads found to have left the selection, or to have ended unseen: their times end with their last event";
     CpuNotFollowed "cpu_not_followed" "CPUs that came online and could not be sampled (tried once a second)";
 }
 

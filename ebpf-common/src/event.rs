@@ -18,7 +18,7 @@ pub const KIND_SLEEPER: u32 = 16;
 /// [`WakeRecord`].
 pub const KIND_WAKE: u32 = 17;
 /// [`StackRecord`] of a thread that ended a kept wait.
-pub const KIND_WAKER: u32 = 18;
+pub const KIND_WAKER_STACK: u32 = 18;
 
 /// `StackRecord::flags`: `ip` and `gpr` are there, and the user frames or the copy of the stack that say the rest.
 pub const FLAG_USER: u32 = 1;
@@ -42,7 +42,8 @@ pub const FLAG_STACK_SENT: u32 = 256;
 /// `StackRecord::flags` and `SleeperRecord::flags` from this bit on: pages from the stack pointer on that were not in memory. The copy
 /// of the stack begins behind them.
 pub const SKIPPED_PAGES_SHIFT: u32 = 24;
-/// `WaitEndRecord::flags`: it was blocked and the waker is known.
+/// `WaitEndRecord::flags`: it was blocked, and where the waking came from is known: the waker did it, unless a `KIND_WAKE` or
+/// `KIND_WAKER_STACK` of this wait says otherwise.
 pub const FLAG_WAKER: u32 = 1;
 /// `WaitEndRecord::flags`: when it was woken, its cgroup had used up its CPU limit.
 pub const FLAG_WOKEN_THROTTLED: u32 = 2;
@@ -77,7 +78,7 @@ plain! {
     /// then `kernel_bytes` bytes of kernel return addresses (u64, innermost first), then `user_bytes` bytes of user stack from
     /// the stack pointer upwards.
     pub struct StackRecord {
-        /// `KIND_CPU_SAMPLE`, `KIND_WAIT_START` or `KIND_WAKER`.
+        /// `KIND_CPU_SAMPLE`, `KIND_WAIT_START` or `KIND_WAKER_STACK`.
         pub header: Header,
         /// Process.
         pub tgid: u32,

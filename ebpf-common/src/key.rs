@@ -26,6 +26,9 @@ pub const WAIT_WAS_BLOCKED: u32 = 2;
 pub const WAIT_CERTAIN: u32 = 4;
 /// When the present wait's blocked part ended, the thread's cgroup had used up its CPU limit.
 pub const WAIT_WOKEN_THROTTLED: u32 = 8;
+/// It is known where the waking came from that ended the present wait's blocked part: the thread that ran then did it in a system call, or the
+/// record of it was sent.
+pub const WAIT_WAKER_TOLD: u32 = 16;
 
 plain! {
     /// What is known of one thread; key: tid. Law: `oncpu_ns + runnable_ns + blocked_ns == since_ns - entered_ns`, exactly, after each
@@ -56,7 +59,7 @@ plain! {
         pub stack: u64,
         /// Process.
         pub tgid: u32,
-        /// One of the `STATE_` values.
+        /// One of the `STATE_` values. Written behind everything else.
         pub state: u32,
         /// `WAIT_` bits of the present wait.
         pub wait_flags: u32,

@@ -2,8 +2,10 @@
 //!
 //! The map `PLACES` says which rule holds at a place, the map `RULES` what it is: nearly all places share some hundred rules, which the CPU's
 //! cache keeps. A place can be in the [`WAYS`] entries of one set only, and a set is a cache line: looking a frame up is one line to fetch.
-//! The daemon alone writes entries, by plain stores into the mapped map. An entry's tag repeats a little of the place, so that a
-//! probe that reads the two words around a change finds neither the old nor the new one, and goes on as without a rule.
+//! The daemon writes entries, by plain stores into the mapped map; the probes write only the mark of use, which may thereby be left on an entry
+//! that has just been cleared. A probe reads the place on both sides of the tag: around a change it finds neither the old nor the new one, and
+//! goes on as without a rule. (The tag repeats a little of the place, which is enough nearly always; on aarch64 it is all there is, because
+//! nothing keeps loads in their order there.)
 
 use crate::plain;
 
@@ -73,7 +75,7 @@ plain! {
         /// [`RuleKey::place`].
         pub place: u64,
         /// From the lowest bit: 16 bits index in `RULES`, 8 bits of the place's hash, 8 bits that are not 0 once a probe has used the entry,
-        /// 32 bits address space. 0 as a whole: no entry.
+        /// 32 bits address space, which is never 0 but where there is no entry.
         pub tag: u64,
     }
 }

@@ -9,6 +9,7 @@ use crate::config::{Task, mapping_end, setting};
 use crate::emit::{PF_KTHREAD, send};
 use crate::machine;
 use crate::maps::{PASSED_OVER, RING, SLEEPER_SCRATCH, THREADS, VISITORS, count};
+use crate::sched::state_of;
 use crate::unwind::copy::{END, MAX_STEPS, ON, Step, next, skip, skipped};
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, task_struct};
 use aya_ebpf::helpers::generated::{
@@ -150,15 +151,17 @@ fn set_visited(thread: &mut Thread, start_ns: u64) {
 /// The thread as it sleeps, `None` when it does not.
 #[inline(always)]
 fn asleep(task: Task, thread: &Thread) -> Option<Asleep> {
-    // SAFETY: a valid, aligned field, which the scheduler's hooks write last.
-    let state = unsafe { core::ptr::read_volatile(&raw const thread.state) };
+    // Read first: the scheduler's hooks write it behind all they say of the wait.
+    let state = state_of(thread);
     // "Running or runnable" and not on a CPU: preempted since before the recording, for a switch would have been seen.
     if !matches!(state, STATE_BLOCKED | STATE_RUNNABLE | STATE_RUNNING_OR_RUNNABLE) || task.on_cpu() {
         return None;
     }
     // SAFETY: a valid, aligned field.
     let start_ns = unsafe { core::ptr::read_volatile(&raw const thread.wait_start_ns) };
-    let was_blocked = thread.wait_flags & WAIT_WAS_BLOCKED != 0;
+    // SAFETY: as above.
+    let was_blocked =
+        unsafe { core::ptr::read_volatile(&raw const thread.wait_flags) } & WAIT_WAS_BLOCKED != 0;
     Some(Asleep { tgid: thread.tgid, state, start_ns, exec_ns: task.exec_ns(), was_blocked })
 }
 

@@ -17,7 +17,7 @@ use ebpf_common::rule::{PlaceSet, UnwindRule, WAYS};
 pub(crate) static RING: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
 
 /// Times of each thread, by tid. Written by the scheduler hooks, seeded and read by the daemon. Size set at load; full: counted, the
-/// thread has no times. An entry leaves at its thread's last switch-out.
+/// thread has no times. An entry leaves at its thread's last switch-out, or when the daemon finds that it has left or ended unseen.
 #[map]
 pub(crate) static THREADS: HashMap<u32, Thread> = HashMap::with_max_entries(DEFAULT_MAX_THREADS, 0);
 

@@ -30,12 +30,12 @@ use core::mem::{size_of, size_of_val};
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{
     CERTAIN, FLAG_IO, FLAG_PREEMPTED, FLAG_THROTTLED, FLAG_WAKER, FLAG_WOKEN_THROTTLED, Header,
-    KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER, ThreadEndRecord, WaitEndRecord,
-    WakeRecord,
+    KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK, ThreadEndRecord,
+    WaitEndRecord, WakeRecord,
 };
 use ebpf_common::key::{
     Recording, STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread,
-    WAIT_CERTAIN, WAIT_KEPT, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
+    WAIT_CERTAIN, WAIT_KEPT, WAIT_WAKER_TOLD, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
 };
 
 /// `TASK_DEAD` of include/linux/sched.h: this is the thread's last switch.
@@ -76,17 +76,21 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
         return end(tid, thread, now);
     }
     let blocked = !preempted && state != 0;
-    thread.wait_start_ns = now;
-    thread.wait_blocked_ns = 0;
-    thread.wait_flags = if blocked { WAIT_WAS_BLOCKED } else { 0 };
-    set_state(thread, if blocked { STATE_BLOCKED } else { STATE_RUNNABLE });
-
+    let (waits, was) = if blocked { (STATE_BLOCKED, WAIT_WAS_BLOCKED) } else { (STATE_RUNNABLE, 0) };
+    put(&mut thread.wait_start_ns, now);
+    put(&mut thread.wait_blocked_ns, 0);
     count(Counter::Waits);
-    let Some(coin) = coin() else { return count(Counter::WaitsThinned) };
+    let Some(coin) = coin() else { return thinned(thread, waits, was) };
     // SAFETY: this CPU's entry; the scheduler's hooks do not nest on a CPU.
     let coin = unsafe { &mut *coin };
     thread.waits = thread.waits.saturating_add(1);
-    let Some(probability) = coin::throw(coin, now, thread.waits) else { return count(Counter::WaitsThinned) };
+    let Some(probability) = coin::throw(coin, now, thread.waits) else { return thinned(thread, waits, was) };
+    // Before anybody can end the wait: a waking that comes while its stack is still taken must tell where it came from.
+    put(
+        &mut thread.wait_flags,
+        was | if probability == CERTAIN { WAIT_KEPT | WAIT_CERTAIN } else { WAIT_KEPT },
+    );
+    set_state(thread, waits);
     let mut flags = if blocked { 0 } else { FLAG_PREEMPTED };
     if blocked && task.in_iowait() {
         flags |= FLAG_IO;
@@ -107,7 +111,6 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
     };
     match stack_record(ctx.as_ptr(), task, &SWITCH_SCRATCH, &hook) {
         Ok(bytes) => {
-            thread.wait_flags |= if probability == CERTAIN { WAIT_KEPT | WAIT_CERTAIN } else { WAIT_KEPT };
             let woken = if blocked { size_of::<WakeRecord>() as u32 } else { 0 };
             coin::spend(coin, bytes + woken + size_of::<WaitEndRecord>() as u32);
             if blocked && setting!(waker_stacks) != 0 {
@@ -119,10 +122,30 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
         Err(Lost::RingFull(bytes)) => {
             // The work was done, and the ring has enough of it.
             coin::spend(coin, bytes);
+            not_kept(thread);
             count(Counter::WaitsRingFull);
         }
-        Err(Lost::Busy) => count(Counter::WaitsBusy),
+        Err(Lost::Busy) => {
+            not_kept(thread);
+            count(Counter::WaitsBusy);
+        }
     }
+}
+
+/// The coin did not keep the wait that begins.
+#[inline(always)]
+fn thinned(thread: &mut Thread, waits: u32, was: u32) {
+    put(&mut thread.wait_flags, was);
+    set_state(thread, waits);
+    count(Counter::WaitsThinned);
+}
+
+/// The stack of the wait that begins was lost. A waking that has just found it kept has told of nothing that is known; if it writes the
+/// flags at this very moment, so does the end, which counts as one without a beginning.
+#[inline(always)]
+fn not_kept(thread: &mut Thread) {
+    let flags = thread.wait_flags & !(WAIT_KEPT | WAIT_CERTAIN);
+    put(&mut thread.wait_flags, flags);
 }
 
 #[inline(always)]
@@ -164,13 +187,13 @@ fn found_running(tid: u32, thread: &mut Thread, exec_ns: u64, now: u64) {
 /// The thread got the CPU at `now`: its wait is over.
 #[inline(always)]
 fn arrive(tid: u32, thread: &mut Thread, now: u64) {
-    let woken = thread.state == STATE_RUNNABLE && thread.wait_flags & WAIT_WAS_BLOCKED != 0;
     close(thread, now, STATE_RUNNABLE);
-    set_state(thread, STATE_ON_CPU);
     let flags = thread.wait_flags;
-    thread.wait_flags = 0;
+    put(&mut thread.wait_flags, 0);
+    set_state(thread, STATE_ON_CPU);
     if is_told(thread, flags) {
-        let mut end = if woken { FLAG_WAKER } else { 0 };
+        // Where a waking came from that told nothing is not known: the thread that ran then may have had nothing to do with it.
+        let mut end = if flags & WAIT_WAKER_TOLD != 0 { FLAG_WAKER } else { 0 };
         if flags & WAIT_WOKEN_THROTTLED != 0 {
             end |= FLAG_WOKEN_THROTTLED;
         }
@@ -192,10 +215,11 @@ fn leave(thread: &mut Thread, exec_ns: u64, now: u64) -> u64 {
         ran
     };
     let stolen = held - ran;
-    thread.since_ns += held;
-    thread.oncpu_ns += ran;
-    thread.runnable_ns += stolen;
-    thread.stolen_ns += stolen;
+    let Thread { since_ns, oncpu_ns, runnable_ns, stolen_ns, .. } = *thread;
+    put(&mut thread.since_ns, since_ns + held);
+    put(&mut thread.oncpu_ns, oncpu_ns + ran);
+    put(&mut thread.runnable_ns, runnable_ns + stolen);
+    put(&mut thread.stolen_ns, stolen_ns + stolen);
     ran
 }
 
@@ -245,24 +269,28 @@ pub(crate) fn waking(ctx: &BtfTracePointContext) {
     };
     // SAFETY: an entry of the map; it outlives the program, and this thread's last switch-out cannot overlap with its waking.
     let thread = unsafe { &mut *thread };
-    if thread.state != STATE_BLOCKED {
+    if state_of(thread) != STATE_BLOCKED {
         return;
     }
     close(thread, now, STATE_BLOCKED);
-    thread.wait_blocked_ns = now.saturating_sub(thread.wait_start_ns);
+    let waited = now.saturating_sub(thread.wait_start_ns);
+    put(&mut thread.wait_blocked_ns, waited);
     // SAFETY: a helper without arguments.
     let waker = Task(unsafe { bpf_get_current_task_btf() });
     thread.waker_tid = waker.tid();
     thread.waker_tgid = waker.tgid();
     thread.waker_comm = waker.comm();
-    if is_told(thread, thread.wait_flags) {
+    let mut flags = get(&thread.wait_flags);
+    if is_told(thread, flags) {
         if task.queue_throttled() {
-            thread.wait_flags |= WAIT_WOKEN_THROTTLED;
+            flags |= WAIT_WOKEN_THROTTLED;
         }
         // To the verifier a constant: without the option none of it is there.
-        if setting!(waker_stacks) == 0 || !tell_waker(ctx, tid, thread, waker, now) {
-            tell_wake(ctx, tid, thread, waker, now);
+        let stack_told = setting!(waker_stacks) != 0 && tell_waker(ctx, tid, thread, waker, now);
+        if stack_told || tell_wake(ctx, tid, thread, waker, now) {
+            flags |= WAIT_WAKER_TOLD;
         }
+        put(&mut thread.wait_flags, flags);
     }
     set_state(thread, STATE_RUNNABLE);
 }
@@ -279,8 +307,16 @@ pub(crate) fn wakeup_new(ctx: &BtfTracePointContext) {
     let now = unsafe { bpf_ktime_get_ns() };
     let mut thread = new_thread(task, tgid, now);
     thread.state = STATE_RUNNABLE;
+    let tid = task.tid();
+    if let Some(old) = THREADS.get_ptr_mut(tid) {
+        // SAFETY: an entry of the map; see the module's text for who else may touch it.
+        if state_of(unsafe { &*old }) == STATE_DEAD {
+            // An earlier thread's, whose times wait for the daemon. When they are gone a switch makes the new one known.
+            return count(Counter::ThreadMapFull);
+        }
+    }
     // Replaces what seeding may have put there: it can see a thread in /proc before it runs.
-    insert(task.tid(), &thread, BPF_ANY);
+    insert(tid, &thread, BPF_ANY);
 }
 
 /// The current thread, whose id was `old`, has become another program: its times until now are the old program's, and so are those of
@@ -321,6 +357,7 @@ pub(crate) fn exec(task: Task, tgid: u32, old: u32) {
         found_running(tid, thread, task.exec_ns(), now);
         next.exec_ns = run_to(thread, now);
         if !tell_end(tid, thread, now) {
+            count(Counter::ThreadEndsRingFull);
             // Nobody would know of the times so far: they stay, and those of the new program are added.
             thread.exec_ns = next.exec_ns;
             return;
@@ -345,7 +382,11 @@ fn end_first(tid: u32, thread: &mut Thread, now: u64) {
     if state != STATE_DEAD {
         close(thread, now, state);
     }
-    tell_end(tid, thread, now);
+    if !tell_end(tid, thread, now) {
+        // Its place is the other one's now.
+        count(Counter::ThreadEndsRingFull);
+        count(Counter::ThreadEndsLost);
+    }
 }
 
 /// The thread's entry and its id, made when it is unknown: before seeding it was in its present state since the recording began; later
@@ -396,7 +437,12 @@ fn known<'a>(
             return (thread.stack == stack).then_some((tgid, thread));
         }
     }
-    // Of an earlier thread with this id, whose end came after it had left the cgroup, or found no room in the ring.
+    if thread.state == STATE_DEAD {
+        // As in `wakeup_new`.
+        count(Counter::ThreadMapFull);
+        return None;
+    }
+    // Of an earlier thread with this id, whose end came after it had left the cgroup.
     count(Counter::ThreadLate);
     *thread = new_thread(task, tgid, now);
     Some((tid, thread))
@@ -429,21 +475,43 @@ fn insert(tid: u32, thread: &Thread, flags: u32) -> Option<*mut Thread> {
 /// overrules a state known only vaguely, and a blocked one whose waking came too early to be seen. Answers the time added.
 #[inline(always)]
 fn close(thread: &mut Thread, now: u64, event: u32) -> u64 {
-    let elapsed = now.saturating_sub(thread.since_ns);
-    thread.since_ns += elapsed;
-    match event {
-        STATE_ON_CPU => thread.oncpu_ns += elapsed,
-        STATE_RUNNABLE => thread.runnable_ns += elapsed,
-        _ => thread.blocked_ns += elapsed,
-    }
+    let since = thread.since_ns;
+    let elapsed = now.saturating_sub(since);
+    put(&mut thread.since_ns, since + elapsed);
+    let sum = match event {
+        STATE_ON_CPU => &mut thread.oncpu_ns,
+        STATE_RUNNABLE => &mut thread.runnable_ns,
+        _ => &mut thread.blocked_ns,
+    };
+    let before = *sum;
+    put(sum, before + elapsed);
     elapsed
 }
 
-/// Written after everything else: a waking on another CPU acts on it.
+/// Stores what another CPU reads: the compiler keeps volatile accesses in their order.
+#[inline(always)]
+fn put<T>(field: &mut T, value: T) {
+    // SAFETY: a valid, aligned field.
+    unsafe { core::ptr::write_volatile(field, value) }
+}
+
+/// Loads what another CPU writes.
+#[inline(always)]
+fn get<T: Copy>(field: &T) -> T {
+    // SAFETY: a valid, aligned field.
+    unsafe { core::ptr::read_volatile(field) }
+}
+
+/// Stores the state behind everything that was `put`: a waking on another CPU, and the iterator, act on it. Pairs with [`state_of`].
 #[inline(always)]
 fn set_state(thread: &mut Thread, state: u32) {
-    // SAFETY: a valid, aligned field.
-    unsafe { core::ptr::write_volatile(&raw mut thread.state, state) }
+    machine::publish(&mut thread.state, state);
+}
+
+/// The state; what is read afterwards was stored before it, or later.
+#[inline(always)]
+pub(crate) fn state_of(thread: &Thread) -> u32 {
+    machine::published(&thread.state)
 }
 
 /// Sends the stack of the current thread, if it is one that is recorded; false when it was not sent. Whether the waking is this thread's own
@@ -461,7 +529,7 @@ fn tell_waker(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task
     }
     count(Counter::WakerStacks);
     let hook = Hook {
-        kind: KIND_WAKER,
+        kind: KIND_WAKER_STACK,
         time_ns: now,
         tgid,
         tid: by,
@@ -480,10 +548,10 @@ fn tell_waker(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task
     sent.is_ok()
 }
 
-/// Sends where the waking came from, unless it is plain that the current thread did it itself.
+/// Sends where the waking came from, unless it is plain that the current thread did it itself. False when that is not known after all.
 #[inline(always)]
-fn tell_wake(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task, now: u64) {
-    let Some(record) = WAKE_SCRATCH.get_ptr_mut(0) else { return };
+fn tell_wake(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task, now: u64) -> bool {
+    let Some(record) = WAKE_SCRATCH.get_ptr_mut(0) else { return false };
     // SAFETY: this CPU's entry; see the map.
     let record = unsafe { &mut *record };
     // The tracepoint's arguments are on the stack it was called on. A pointer becomes a number on its way through memory.
@@ -492,7 +560,7 @@ fn tell_wake(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task,
     // SAFETY: as above.
     let place = unsafe { core::ptr::read_volatile(&raw const record.place) };
     if is_in_system_call(waker, place) {
-        return;
+        return true;
     }
     record.header = Header { kind: KIND_WAKE, len: size_of::<WakeRecord>() as u32, time_ns: now };
     record.tgid = thread.tgid;
@@ -505,6 +573,7 @@ fn tell_wake(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task,
     record.kernel_bytes = if got < 0 { 0 } else { got as u32 };
     let stored = small_record(record);
     count(if stored { Counter::WakesStored } else { Counter::WakesRingFull });
+    stored
 }
 
 /// Whether the current thread does this itself, in a system call. An interrupt that finds a thread in the kernel runs on a stack of its
@@ -544,12 +613,13 @@ fn end(tid: u32, thread: &mut Thread, now: u64) {
         // Gone already means nothing is left to remove.
         THREADS.remove(tid).ok();
     } else {
-        // The daemon takes what is left in the map.
+        // The daemon takes what is left in the map: it looks for it when it sees the count.
         set_state(thread, STATE_DEAD);
+        count(Counter::ThreadEndsRingFull);
     }
 }
 
-/// Sends the thread's times; false when the ring has no room.
+/// Counts a thread's end and sends its times. False when the ring has no room, which whoever asked must count.
 #[inline(always)]
 fn tell_end(tid: u32, thread: &Thread, now: u64) -> bool {
     let mut record = ThreadEndRecord {
@@ -564,6 +634,8 @@ fn tell_end(tid: u32, thread: &Thread, now: u64) -> bool {
     };
     count(Counter::ThreadEnds);
     let stored = small_record(&mut record);
-    count(if stored { Counter::ThreadEndsStored } else { Counter::ThreadEndsRingFull });
+    if stored {
+        count(Counter::ThreadEndsStored);
+    }
     stored
 }

@@ -169,6 +169,14 @@ impl Spread {
 }
 
 impl Estimate {
+    fn merge(&mut self, other: Self) {
+        for (sum, other) in [(&mut self.sure, other.sure), (&mut self.scaled, other.scaled)] {
+            sum.blocked_ns += other.blocked_ns;
+            sum.runnable_ns += other.runnable_ns;
+        }
+        self.spread.add(other.spread, 1.0);
+    }
+
     fn add(&mut self, blocked_ns: u64, runnable_ns: u64, weight: f64) {
         let to = if weight > 1.0 { &mut self.scaled } else { &mut self.sure };
         to.blocked_ns += blocked_ns as f64 * weight;
@@ -221,6 +229,8 @@ struct Thread {
     /// The wait that ended before anything else was heard of the thread: when it began, and its blocked and runnable time. The one it
     /// was in when the recording began, if it began then too and the iterator did not see it.
     first: Option<(MonotonicNs, u64, u64)>,
+    /// It was in no snapshot at the end of the window before.
+    unseen: bool,
 }
 
 /// What a thread did of collections.
@@ -272,6 +282,11 @@ impl Threads {
         let thread = self.threads.entry(id.tid).or_default();
         thread.id = id;
         thread
+    }
+
+    /// Threads of which something is known that no window has.
+    pub fn ids(&self) -> impl Iterator<Item = ThreadId> {
+        self.threads.values().map(|thread| thread.id)
     }
 
     /// A CPU sample of `id` with this stack.
@@ -466,7 +481,7 @@ impl Threads {
     /// `running` are the threads that still exist, with their totals as of now.
     #[must_use]
     pub fn finish(mut self, running: &[ThreadSnapshot]) -> Vec<Row> {
-        self.cut(running, &mut |stack| stack)
+        self.cut(running, &mut |stack| stack, true)
     }
 }
 

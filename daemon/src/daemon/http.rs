@@ -17,7 +17,7 @@ const CONNECTIONS: usize = 16;
 /// Longest request line and headers, and longest time for them and for the answer.
 const REQUEST_BYTES: usize = 8 << 10;
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// The daemon looks at its clocks every second; one that has not for so long hangs.
+/// The daemon looks at its clocks every second, and whether its threads move; one that has not for so long hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(15);
 
 /// A connection, whatever it came over.
@@ -139,9 +139,11 @@ fn answer(mut connection: impl Connection, about: &About) -> io::Result<()> {
             let look = state.watcher().and_then(|watcher| watcher.look());
             ("200 OK", metrics::CONTENT_TYPE, metrics::text(state, look.as_ref(), &sinks.counters()))
         }
-        Some("/healthz") if state.last_beat().elapsed() < HANGS_AFTER => ok("alive"),
+        Some("/healthz" | "/readyz") if state.last_beat().elapsed() >= HANGS_AFTER => {
+            unavailable("the daemon hangs")
+        }
+        Some("/healthz") => ok("alive"),
         Some("/readyz") if state.watcher().is_some() => ok("recording"),
-        Some("/healthz") => unavailable("the daemon hangs"),
         Some("/readyz") => unavailable("nothing is recorded"),
         Some("/debug/pipeline") => ("200 OK", JSON, pipeline::text(state, &sinks.counters())),
         Some(control::PROCESSES) if *private => match control::processes(state) {

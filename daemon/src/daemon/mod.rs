@@ -109,6 +109,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
         server,
         control,
         recording: None,
+        hangs: false,
         switched_off: false,
         counting: None,
         confines,
@@ -237,6 +238,8 @@ struct Daemon {
     control: Option<Control>,
     schedule: Schedule,
     recording: Option<Active>,
+    /// The processor does not move.
+    hangs: bool,
     /// By signal.
     switched_off: bool,
     /// The kernel counts the probes' run time as long as this is open.
@@ -267,7 +270,7 @@ impl Daemon {
                 Told::On => self.switched_off = false,
                 Told::Nothing => {}
             }
-            self.state.beat();
+            self.beat();
             self.follow_switch()?;
             if self.schedule.is_over(Instant::now(), SystemTime::now()) && self.recording.is_some() {
                 self.window_over();
@@ -276,6 +279,18 @@ impl Daemon {
                 return Err(Error::Failed);
             }
             self.look();
+        }
+    }
+
+    /// Says that all is well, for health checks and the service's manager, unless the processor hangs: then only another daemon can help.
+    fn beat(&mut self) {
+        let hangs = self.recording.as_mut().is_some_and(|active| active.recording.hangs());
+        if hangs && !self.hangs {
+            tracing::error!("the processor has not moved for a minute: this daemon is no longer alive");
+        }
+        self.hangs = hangs;
+        if !hangs {
+            self.state.beat();
         }
     }
 
@@ -512,6 +527,7 @@ impl Daemon {
     fn look(&mut self) {
         let now = Instant::now();
         let alive = match &self.recording {
+            Some(_) if self.hangs => false,
             Some(active) if self.state.cost.wants_look(now) => match active.watcher.look() {
                 Some(look) => {
                     let count = self.state.cost.observe(&look, now);
@@ -562,7 +578,7 @@ impl Daemon {
         }
     }
 
-    /// Ends the recording and waits for the sinks; a second signal ends the daemon at once.
+    /// Ends the recording and waits for the sinks, but not for a processor that hangs; a second signal ends the daemon at once.
     fn stop(mut self, signals: &mut Signals) -> Result<(), Error> {
         // From here on there is nothing to tell.
         drop(self.control.take());
@@ -570,6 +586,7 @@ impl Daemon {
             watch.stop();
         }
         let recording = self.recording.take();
+        let mut watch = recording.as_ref().map(|active| active.recording.watch());
         let (done, wait) = std::sync::mpsc::channel();
         let ending = std::thread::spawn(move || {
             let ended = recording.map_or(Ok(()), |active| self.end(active));
@@ -584,6 +601,10 @@ impl Daemon {
             match wait.try_recv() {
                 Ok(ended) => return ended,
                 Err(_) if ending.is_finished() => return Err(Error::Failed),
+                Err(_) if watch.as_mut().is_some_and(|watch| watch.hangs(Instant::now())) => {
+                    tracing::error!("the processor has not moved for a minute: the last window is lost");
+                    return Err(Error::Failed);
+                }
                 Err(_) => {}
             }
         }

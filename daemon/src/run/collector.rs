@@ -3,6 +3,7 @@
 
 use super::backlog::Backlog;
 use super::processor::NameRequest;
+use crate::source::kernel::threads::Look as ThreadLook;
 use crate::source::kernel::{KernelSource, ProgramCost, Rates};
 use crate::source::order::Order;
 use crate::source::shim::{ShimLook, ShimSource};
@@ -63,11 +64,11 @@ pub enum Batch {
     /// Events in time order, and what they take of the backlog.
     Events(Vec<Event>, usize),
     /// A window ends: the threads' times. Events of the time before may still follow.
-    Cut(KernelTotals),
+    Cut(KernelTotals<ThreadLook>),
     /// From here on all events are of the new window.
     CutReached,
     /// No more kernel events come.
-    KernelClosed(KernelTotals),
+    KernelClosed(KernelTotals<Vec<ThreadSnapshot>>),
     /// Nothing more comes.
     End {
         /// Counters of the shims and of the merge: name and value.
@@ -77,7 +78,7 @@ pub enum Batch {
 
 /// What the kernel source knew at a window's end.
 #[derive(Debug)]
-pub struct KernelTotals {
+pub struct KernelTotals<T> {
     /// A moment before it ended: who waits in `threads` waited then, or began to later.
     pub before: MonotonicNs,
     /// When it ended.
@@ -86,8 +87,8 @@ pub struct KernelTotals {
     pub wall: SystemTime,
     /// In force until then.
     pub rates: Rates,
-    /// Every living thread's exact times.
-    pub threads: Vec<ThreadSnapshot>,
+    /// Every living thread's exact times; at the end of a window before /proc is asked about them.
+    pub threads: T,
     /// Counters of the probes and of perf's rings: name and value.
     pub counters: Vec<(String, u64)>,
 }
@@ -232,7 +233,7 @@ impl Collector {
         let Some(kernel) = self.kernel.as_mut().filter(|_| self.cut_until.is_none()) else { return };
         let (at, wall) = (MonotonicNs::now(), SystemTime::now());
         let rates = kernel.rates();
-        let threads = kernel.thread_times_cut(at);
+        let threads = kernel.look_at_threads(at);
         self.cut_until = Some(MonotonicNs::now());
         if let Some(next) = next.filter(|next| *next != rates) {
             kernel.set_rates(next);
@@ -262,6 +263,8 @@ impl Collector {
         let Some(mut kernel) = self.kernel.take() else { return };
         let order = &mut self.order;
         kernel.visit_last(&mut |event| order.push(event));
+        // Finds threads whose end went unseen, for the drain below.
+        drop(kernel.thread_times());
         let before = MonotonicNs::now();
         // Frozen first, so that no thread ends and nothing is counted between the totals and the last records.
         let at = kernel.freeze();

@@ -81,7 +81,7 @@ impl Processor {
     /// All that belongs to the window that ends has come. `None` when none was announced.
     pub fn end_cut(&mut self) -> Option<Cut> {
         let Cutting { at, running, later, .. } = self.cutting.take()?;
-        let cut = self.cut(at, &running);
+        let cut = Cut::of(self, at, &running, false);
         for event in later {
             self.event(event);
         }
@@ -91,7 +91,7 @@ impl Processor {
     /// Closes the recording: the values of its only or last window. `running` are the threads that exist at the end.
     #[must_use]
     pub fn close(&mut self, now: MonotonicNs, running: &[ThreadSnapshot]) -> Window {
-        let cut = self.cut(now, running);
+        let cut = Cut::of(self, now, running, true);
         self.window(cut).0
     }
 
@@ -244,7 +244,8 @@ pub struct Gone {
 }
 
 impl Cut {
-    pub(super) fn of(processor: &mut Processor, at: MonotonicNs, running: &[ThreadSnapshot]) -> Self {
+    /// Makes a window's estimates. `last`: none comes after it.
+    fn of(processor: &mut Processor, at: MonotonicNs, running: &[ThreadSnapshot], last: bool) -> Self {
         let stacks = std::mem::take(&mut processor.stacks);
         let next = &mut processor.stacks;
         let mut carry = |stack| next.intern(stacks.frames(stack));
@@ -252,7 +253,7 @@ impl Cut {
         for thread in collecting {
             processor.threads.collected(thread, None);
         }
-        let rows = processor.threads.cut(running, &mut carry);
+        let rows = processor.threads.cut(running, &mut carry, last);
         let heap = &mut processor.heap;
         let sites: Vec<(Site, Weight)> = heap.sites().map(|(site, weight)| (*site, *weight)).collect();
         let mut live: Vec<(LiveObject, u32)> =
@@ -287,6 +288,7 @@ impl Cut {
         let waits = waits.into_iter();
         let lock_waits =
             waits.map(|(wait, of)| (wait.place.stack, wait_labels(processor, wait), of)).collect();
+        let there = || running.iter().map(|snapshot| snapshot.times.thread).chain(processor.threads.ids());
         Self {
             at,
             rows,
@@ -300,8 +302,8 @@ impl Cut {
             lock_events: std::mem::take(&mut processor.lock_events),
             gone: Gone {
                 regions,
-                threads: running.iter().map(|snapshot| snapshot.times.thread.tid).collect(),
-                pids: running.iter().map(|snapshot| snapshot.times.thread.pid).collect(),
+                threads: there().map(|thread| thread.tid).collect(),
+                pids: there().map(|thread| thread.pid).collect(),
             },
         }
     }

@@ -11,20 +11,23 @@ pub mod loss;
 pub mod names;
 mod naming;
 pub mod processor;
+pub mod pulse;
 mod trim;
 
 use crate::aggregate::window::Window;
 use crate::kubernetes::pods::Pods;
 use crate::process::ProcessTable;
 use crate::process::table::Standing;
-use crate::source::MonotonicNs;
 use crate::source::kernel::rules::RuleCache;
+use crate::source::kernel::threads::{Confirmed, Look as ThreadLook, ThreadTable};
 use crate::source::kernel::{KernelSource, Rates};
 use crate::source::shim::ShimSource;
+use crate::source::{MonotonicNs, ThreadSnapshot};
 use backlog::Backlog;
 use collector::{Batch, Collector, Command, KernelTotals, Look};
 use cut::Cut;
 use processor::Processor;
+use pulse::{Pulse, Watch};
 use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -78,6 +81,7 @@ pub struct Recording {
     commands: SyncSender<Command>,
     said: Arc<Mutex<Said>>,
     wishes: Arc<Mutex<Wishes>>,
+    watch: Watch,
 }
 
 /// A recording that has ended.
@@ -199,7 +203,9 @@ impl Recording {
         processor: Processor,
         take: Option<(TakeWindow, MonotonicNs)>,
     ) -> io::Result<Self> {
-        let rules = kernel.take_rules();
+        let (rules, threads) = (kernel.take_rules(), kernel.take_threads());
+        let pulse = Pulse::default();
+        let watch = pulse.watch();
         let processor = processor.with_waker_stacks(kernel.has_waker_stacks());
         let backlog = Backlog::of_ring(kernel.ring_bytes());
         let (batches, from_collector) = sync_channel(BATCHES);
@@ -214,6 +220,8 @@ impl Recording {
             said: Arc::clone(&said),
             processor,
             rules,
+            threads,
+            pulse,
             take,
             announced: None,
             naming: None,
@@ -227,6 +235,7 @@ impl Recording {
             commands,
             said,
             wishes,
+            watch,
         })
     }
 
@@ -241,6 +250,18 @@ impl Recording {
     #[must_use]
     pub fn is_running(&self) -> bool {
         !self.collector.is_finished() && !self.processor.is_finished()
+    }
+
+    /// Looks whether the processor moves.
+    #[must_use]
+    pub fn watch(&self) -> Watch {
+        self.watch.again()
+    }
+
+    /// True when the processor has not moved for a minute. To be asked now and then.
+    #[must_use]
+    pub fn hangs(&mut self) -> bool {
+        self.watch.hangs(Instant::now())
     }
 
     /// Ends a window and begins the next, at these rates if they are to be others.
@@ -295,7 +316,7 @@ struct Totals {
 
 /// The recording's end, as the collector told it.
 struct End {
-    totals: KernelTotals,
+    totals: KernelTotals<Vec<ThreadSnapshot>>,
     counters: Vec<(String, u64)>,
 }
 
@@ -307,6 +328,9 @@ struct Run {
     wishes: Arc<Mutex<Wishes>>,
     processor: Processor,
     rules: Option<RuleCache>,
+    /// The probes' threads, which are confirmed here.
+    threads: Option<ThreadTable>,
+    pulse: Pulse,
     /// Who takes windows, and when the one in progress began.
     take: Option<(TakeWindow, MonotonicNs)>,
     announced: Option<Totals>,
@@ -316,15 +340,17 @@ struct Run {
 impl Run {
     /// Works until nothing more comes; `None` when the collector failed.
     fn until_closed(&mut self, batches: &Receiver<Batch>) -> Option<End> {
-        let mut totals: Option<KernelTotals> = None;
+        let mut totals = None;
         let mut deadline = None;
         let mut asked = Instant::now();
         let (mut said, mut said_managed, mut trimmed) = (asked, asked, asked);
         loop {
+            self.pulse.beat();
             match batches.recv_timeout(Duration::from_millis(20)) {
                 Ok(Batch::Events(events, bytes)) => {
                     for event in events {
                         self.processor.event(event);
+                        self.pulse.beat();
                     }
                     self.backlog.take(bytes);
                     let lessons = self.processor.processes.take_lessons();
@@ -333,10 +359,7 @@ impl Run {
                     }
                     ask(&self.commands, self.processor.take_requests());
                 }
-                Ok(Batch::Cut(KernelTotals { at, wall, rates, threads, counters, .. })) => {
-                    self.processor.begin_cut(at, threads);
-                    self.announced = Some(Totals { at, wall, rates, counters });
-                }
+                Ok(Batch::Cut(totals)) => self.begin_cut(totals),
                 Ok(Batch::CutReached) => self.cut(),
                 Ok(Batch::KernelClosed(closed)) => {
                     self.processor.close_at(closed.at);
@@ -395,6 +418,21 @@ impl Run {
             // Fails only when nobody waits for the answer any more.
             answer.try_send(self.processor.processes.standings()).ok();
         }
+    }
+
+    /// A window ends. What went unseen of its threads is asked for here: it takes its time, and the rings must not wait.
+    fn begin_cut(&mut self, totals: KernelTotals<ThreadLook>) {
+        let KernelTotals { at, wall, rates, threads, mut counters, .. } = totals;
+        let mut confirmed = Confirmed::default();
+        if let Some(table) = &mut self.threads {
+            confirmed = table.confirm(&threads);
+            table.amend(&mut counters);
+        }
+        self.processor.begin_cut(at, confirmed.threads);
+        for end in confirmed.ends {
+            self.processor.event(end);
+        }
+        self.announced = Some(Totals { at, wall, rates, counters });
     }
 
     /// All of the announced window is here.

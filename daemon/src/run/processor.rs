@@ -1,7 +1,7 @@
 //! The slow half of the pipeline: events in time order become stacks, and stacks become estimates. Names are only asked for here.
 
 use super::asked::Asked;
-use super::cut::{Cut, Cutting, Gone};
+use super::cut::{Cutting, Gone};
 use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
 use super::naming;
@@ -739,11 +739,6 @@ impl Processor {
         self.processes.shed();
         self.symbolizer.shed(&self.stacks.iter().flatten().copied().collect());
         super::trim::give_back();
-    }
-
-    /// Ends the window that [`Processor::begin_cut`] began to end; the next one has begun with it.
-    pub(super) fn cut(&mut self, at: MonotonicNs, running: &[crate::source::ThreadSnapshot]) -> Cut {
-        Cut::of(self, at, running)
     }
 
     /// The name that samples of a process bear for what its runtime calls `type_id`, if it has told.

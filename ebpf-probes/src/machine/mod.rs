@@ -7,13 +7,13 @@ mod x86_64;
 
 #[cfg(bpf_target_arch = "aarch64")]
 pub(crate) use aarch64::{
-    Native, Regs, THREAD_BYTES, general, in_user_code, instruction, is_user, is_user_32_bit, machine, stack,
-    system_call, walked,
+    Native, Regs, THREAD_BYTES, general, in_user_code, instruction, is_user, is_user_32_bit, machine,
+    publish, published, stack, system_call, walked,
 };
 #[cfg(bpf_target_arch = "x86_64")]
 pub(crate) use x86_64::{
-    Native, Regs, THREAD_BYTES, general, in_user_code, instruction, is_user, is_user_32_bit, machine, stack,
-    system_call, walked,
+    Native, Regs, THREAD_BYTES, general, in_user_code, instruction, is_user, is_user_32_bit, machine,
+    publish, published, stack, system_call, walked,
 };
 
 use crate::config::Task;

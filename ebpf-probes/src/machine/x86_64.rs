@@ -70,3 +70,17 @@ pub(crate) fn general(gpr: &mut [u64; GPR], regs: &Regs) {
 pub(crate) fn walked(regs: &Regs) -> [u64; WALK_REGISTERS] {
     [regs.rbx, regs.rbp, regs.r12, regs.r13, regs.r14, regs.r15, regs.rsp, regs.rip]
 }
+
+/// Stores what other CPUs act on, behind all earlier volatile stores: this machine's stores are seen in their order.
+#[inline(always)]
+pub(crate) fn publish(field: &mut u32, value: u32) {
+    // SAFETY: a valid, aligned field.
+    unsafe { core::ptr::write_volatile(field, value) }
+}
+
+/// Loads it before all later volatile loads: this machine loads in order. Pairs with [`publish`].
+#[inline(always)]
+pub(crate) fn published(field: &u32) -> u32 {
+    // SAFETY: a valid, aligned field.
+    unsafe { core::ptr::read_volatile(field) }
+}

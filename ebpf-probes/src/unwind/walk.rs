@@ -95,7 +95,9 @@ fn rule_at(place: u64, space: u32) -> Option<*const UnwindRule> {
         if unsafe { entry.read_volatile() } == place {
             // SAFETY: as above.
             let found = unsafe { tag.read_volatile() };
-            if let Some(rule) = spot.rule(found) {
+            // SAFETY: as above. Read again: the tag may be that of another place that has just taken the entry, and look like this one's.
+            let stays = unsafe { entry.read_volatile() } == place;
+            if let Some(rule) = spot.rule(found).filter(|_| stays) {
                 if found & TAG_USED == 0 {
                     // SAFETY: one byte of the tag, which says nothing else. It may mark an entry that has just become another one.
                     unsafe { tag.cast::<u8>().wrapping_add(TAG_USED_BYTE).write_volatile(1) };

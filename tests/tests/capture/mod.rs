@@ -1,6 +1,7 @@
 //! The kernel source against what the kernel itself says: times against schedstat, stacks against what was put on them, counters
 //! against each other. The test's own threads are the workload.
 
+mod hotplug;
 mod scope;
 mod stacks;
 mod times;

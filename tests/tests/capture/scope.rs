@@ -1,11 +1,12 @@
 //! Whose events are recorded, what happens when there are too many, and what is left behind.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::{Read as _, Write as _};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
+use perfusion::source::kernel::rule_set::{ONLY, RuleSet};
 use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion::source::{Event, EventKind};
 use system_tests::wait_until;
@@ -186,6 +187,48 @@ fn a_cgroup_is_selected_by_its_id() {
     assert!(seen.contains_key(&pid) && seen.len() < 5, "{seen:?}");
     assert!(source_pids(&events.iter().filter(from_probes).cloned().collect::<Vec<_>>()).contains(&pid));
     assert_laws(&counters(&source));
+}
+
+/// A thread that leaves the selection has no more events, not even its end.
+#[test]
+fn what_becomes_another_program_than_is_selected_ends_with_what_was_seen_of_it() {
+    const CHILDREN: usize = 40;
+    let Some(_turn) = begin("capture: leaving the selection", NEEDS) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let shell = directory.path().join("chosen-shell");
+    std::os::unix::fs::symlink("/bin/sh", &shell).unwrap();
+    let mut name = [0; 16];
+    name[..12].copy_from_slice(b"chosen-shell");
+    let rules = RuleSet { commands: HashMap::from([(name, ONLY)]), ..RuleSet::default() };
+    let options = KernelOptions { selection: Selection::Rules(rules), ..KernelOptions::default() };
+    let mut source = KernelSource::start(&options).unwrap();
+    let script =
+        format!("i=0; while [ $i -lt {CHILDREN} ]; do /bin/true; i=$((i+1)); done; echo done; read end");
+    let mut command = Command::new(&shell);
+    command.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = Process(command.spawn().unwrap());
+    child.0.stdout.take().unwrap().read_exact(&mut [0; 5]).unwrap();
+    let mut events = Vec::new();
+    let seen = wait_until("nobody but the shell", DEADLINE, || {
+        collect(&mut source, &mut events);
+        let seen = times(&mut source);
+        seen.keys().all(|tid| *tid == child.0.id()).then_some(seen)
+    })
+    .unwrap();
+    assert_eq!(seen.len(), 1, "{seen:?}");
+    collect(&mut source, &mut events);
+    let ends: Vec<_> = events
+        .iter()
+        .filter_map(|event| match &event.kind {
+            EventKind::ThreadEnd(end) => Some((end.thread, end.since)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(ends.len(), CHILDREN, "{ends:?}");
+    assert_eq!(ends.iter().collect::<HashSet<_>>().len(), CHILDREN, "each of them once: {ends:?}");
+    let counters = counters(&source);
+    assert_eq!(counters["threads_left"], CHILDREN as u64);
+    assert_laws(&counters);
 }
 
 /// Prints what the probes cost, by the kernel's own statistics. A figure, not a promise: run by hand or by the benchmarks.

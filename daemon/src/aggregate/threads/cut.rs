@@ -1,7 +1,7 @@
 //! Where one window ends and the next begins. Threads live through it: what the scheduler says of one is its total since the recording began,
 //! so each window takes what the earlier ones have not counted; a wait in progress is sliced, and keeps its stack and its weight.
 
-use super::{Row, Thread, Threads, no_times};
+use super::{Collected, Estimate, Open, Row, Thread, Threads, Waker, no_times};
 use crate::sample::stack::StackId;
 use crate::source::{MonotonicNs, Progress, ThreadSnapshot, ThreadTimes};
 use std::collections::HashMap;
@@ -45,24 +45,49 @@ impl Threads {
         }
     }
 
-    /// Of a thread's totals, what no window has counted.
+    /// Of a thread's totals, what no window has counted. A total may be less than what was counted: a thread that seemed to run turned out to
+    /// sleep. What is too much in one column is taken off the others, so that their sum is that of the window; both come right in time.
     pub(super) fn not_counted(&self, times: &ThreadTimes) -> ThreadTimes {
         let same = |counted: &&Counted| counted.times.since == times.since;
         let Some(Counted { times: before, .. }) = self.counted.get(&times.thread.tid).filter(same) else {
             return *times;
         };
+        let columns = |times: &ThreadTimes| [times.blocked_ns, times.runnable_ns, times.oncpu_ns];
+        let (now, before_columns) = (columns(times), columns(before));
+        let mut rest: [u64; 3] = std::array::from_fn(|n| now[n].saturating_sub(before_columns[n]));
+        let mut too_much: u64 = (0..3).map(|n| before_columns[n].saturating_sub(now[n])).sum();
+        for column in &mut rest {
+            let taken = too_much.min(*column);
+            *column -= taken;
+            too_much -= taken;
+        }
+        let [blocked_ns, runnable_ns, oncpu_ns] = rest;
+        let stolen_ns = times.stolen_ns.saturating_sub(before.stolen_ns).min(runnable_ns);
+        ThreadTimes { oncpu_ns, runnable_ns, stolen_ns, blocked_ns, ..*times }
+    }
+
+    /// What all windows together have counted of a thread when this one has counted `rest`.
+    fn counted_with(&self, rest: &ThreadTimes) -> ThreadTimes {
+        let before = self.counted.get(&rest.thread.tid).filter(|counted| counted.times.since == rest.since);
+        let Some(Counted { times: before, .. }) = before else { return *rest };
         ThreadTimes {
-            oncpu_ns: times.oncpu_ns.saturating_sub(before.oncpu_ns),
-            runnable_ns: times.runnable_ns.saturating_sub(before.runnable_ns),
-            stolen_ns: times.stolen_ns.saturating_sub(before.stolen_ns),
-            blocked_ns: times.blocked_ns.saturating_sub(before.blocked_ns),
-            ..*times
+            oncpu_ns: before.oncpu_ns.saturating_add(rest.oncpu_ns),
+            runnable_ns: before.runnable_ns.saturating_add(rest.runnable_ns),
+            stolen_ns: before.stolen_ns.saturating_add(rest.stolen_ns),
+            blocked_ns: before.blocked_ns.saturating_add(rest.blocked_ns),
+            ..*rest
         }
     }
 
     /// Closes the window and begins the next: slices waits in progress and makes every column of a thread sum to its exact time in
-    /// this window. `running` are the threads that still exist, with their totals. `carry` takes the stack of a wait over to the next window.
-    pub fn cut(&mut self, running: &[ThreadSnapshot], carry: &mut dyn FnMut(StackId) -> StackId) -> Vec<Row> {
+    /// this window. `running` are the threads that still exist, with their totals. `carry` takes a stack over to the next window, unless this
+    /// is the `last`.
+    pub fn cut(
+        &mut self,
+        running: &[ThreadSnapshot],
+        carry: &mut dyn FnMut(StackId) -> StackId,
+        last: bool,
+    ) -> Vec<Row> {
         let mut rows = Vec::new();
         let mut counted = HashMap::with_capacity(running.len());
         let mut told = HashMap::new();
@@ -88,20 +113,24 @@ impl Threads {
             if let (Some(open), Some((start, ..))) = (thread.open, wait)
                 && open.start == start
             {
-                let open =
-                    super::Open { stack: carry(open.stack), waker: open.waker.map(&mut *carry), ..open };
-                next.insert(tid, Thread { id, open: Some(open), ..Thread::default() });
+                next.insert(tid, Thread { id, open: Some(open.carried(carry)), ..Thread::default() });
             }
             thread.slice_open_wait(*progress, times.since, before.unwrap_or_default());
-            thread.rows(&self.not_counted(times), &mut rows);
-            counted.insert(tid, Counted { times: *times, wait, missed: 0 });
+            let rest = self.not_counted(times);
+            thread.rows(&rest, &mut rows);
+            counted.insert(tid, Counted { times: self.counted_with(&rest), wait, missed: 0 });
         }
         rows.append(&mut self.ended);
         rows.extend(self.rest.take());
-        // Left: threads whose end was lost on the way. Their samples stay, at no more time than is known: none.
-        for thread in std::mem::replace(&mut self.threads, next).into_values() {
-            let times = no_times(thread.id);
-            thread.rows(&times, &mut rows);
+        // Left: threads that began or ended while the snapshots were taken. What is known of them waits for their times, which come with the
+        // next window. If they do not, they were lost on the way: their samples stay, at no more time than is known: none.
+        for (tid, thread) in std::mem::replace(&mut self.threads, next) {
+            if last || thread.unseen {
+                let times = no_times(thread.id);
+                thread.rows(&times, &mut rows);
+            } else {
+                self.threads.entry(tid).or_insert(thread.unseen(carry));
+            }
         }
         for (tid, mut old) in std::mem::take(&mut self.counted) {
             old.missed += 1;
@@ -117,6 +146,56 @@ impl Threads {
 
     fn knows(&self, tid: u32, since: MonotonicNs) -> bool {
         self.counted.get(&tid).is_some_and(|counted| counted.times.since == since)
+    }
+}
+
+impl Thread {
+    /// The thread in the next window.
+    fn unseen(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
+        let Self { id, samples, ran_before_wait, waits, open, last_run, collected, first, unseen: _ } = self;
+        let mut counts = |samples: HashMap<StackId, u64>| {
+            let mut carried = HashMap::with_capacity(samples.len());
+            for (stack, n) in samples {
+                *carried.entry(carry(stack)).or_default() += n;
+            }
+            carried
+        };
+        let (samples, in_collections) = (counts(samples), counts(collected.samples));
+        let mut ran = HashMap::with_capacity(ran_before_wait.len());
+        for (stack, ns) in ran_before_wait {
+            *ran.entry(carry(stack)).or_default() += ns;
+        }
+        let mut carried_waits = HashMap::with_capacity(waits.len());
+        for ((stack, reason, waker), estimate) in waits {
+            let waker = waker.map(|waker| match waker {
+                Waker::Thread { id, comm, stack } => {
+                    Waker::Thread { id, comm, stack: stack.map(&mut *carry) }
+                }
+                other => other,
+            });
+            // One to one: stacks that differ go on to differ, unless there is no more room for them.
+            carried_waits
+                .entry((carry(stack), reason, waker))
+                .or_insert_with(Estimate::default)
+                .merge(estimate);
+        }
+        Self {
+            id,
+            samples,
+            ran_before_wait: ran,
+            waits: carried_waits,
+            open: open.map(|open| open.carried(carry)),
+            last_run: last_run.map(|(at, stack)| (at, carry(stack))),
+            collected: Collected { samples: in_collections, ..collected },
+            first,
+            unseen: true,
+        }
+    }
+}
+
+impl Open {
+    fn carried(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
+        Self { stack: carry(self.stack), waker: self.waker.map(&mut *carry), ..self }
     }
 }
 
@@ -160,10 +239,10 @@ mod tests {
         let mut threads = Threads::default();
         threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
         let mut renamed = |stack: StackId| StackId(stack.0 + 1);
-        let first = threads.cut(&asleep(10, 100, times(10, 90)), &mut renamed);
-        let second = threads.cut(&asleep(10, 200, times(10, 190)), &mut renamed);
+        let first = threads.cut(&asleep(10, 100, times(10, 90)), &mut renamed, false);
+        let second = threads.cut(&asleep(10, 200, times(10, 190)), &mut renamed, false);
         threads.wait_end(&end(10, 210));
-        let third = threads.cut(&on_cpu(230, times(20, 210)), &mut renamed);
+        let third = threads.cut(&on_cpu(230, times(20, 210)), &mut renamed, false);
         assert_eq!(at(&first, Place::Stack(StackId(5))), (10.0, 90.0));
         assert_eq!(at(&second, Place::Stack(StackId(6))), (0.0, 100.0));
         assert_eq!(at(&third, Place::Stack(StackId(7))), (0.0, 20.0));
@@ -173,12 +252,12 @@ mod tests {
     #[test]
     fn a_wait_that_nobody_saw_begin_is_older_than_the_window_and_its_visit_comes_in_time() {
         let mut threads = Threads::default();
-        let first = threads.cut(&asleep(40, 100, times(40, 60)), &mut |stack| stack);
+        let first = threads.cut(&asleep(40, 100, times(40, 60)), &mut |stack| stack, false);
         assert_eq!(at(&first, Place::Marker(Marker::StackLost)).1, 60.0);
-        let second = threads.cut(&asleep(40, 200, times(40, 160)), &mut |stack| stack);
+        let second = threads.cut(&asleep(40, 200, times(40, 160)), &mut |stack| stack, false);
         assert_eq!(at(&second, Place::Marker(Marker::WaitingSinceBefore)).1, 100.0);
         threads.sleeper(T, MonotonicNs(40), StackId(3), SLEEP);
-        let third = threads.cut(&asleep(40, 300, times(40, 260)), &mut |stack| stack);
+        let third = threads.cut(&asleep(40, 300, times(40, 260)), &mut |stack| stack, false);
         assert_eq!(at(&third, Place::Stack(StackId(3))).1, 100.0);
     }
 
@@ -186,18 +265,63 @@ mod tests {
     fn what_was_counted_of_a_thread_ends_with_it_and_its_id_begins_anew() {
         let mut threads = Threads::default();
         threads.cpu_sample(T, MonotonicNs(1), StackId(1));
-        drop(threads.cut(&on_cpu(100, times(100, 0)), &mut |stack| stack));
+        drop(threads.cut(&on_cpu(100, times(100, 0)), &mut |stack| stack, false));
         threads.cpu_sample(T, MonotonicNs(110), StackId(1));
         threads.thread_end(times(130, 0));
         // Its entry may still be in the map at this cut and the next.
         for left in [30.0, 0.0, 0.0] {
-            let rows = threads.cut(&on_cpu(200, times(130, 0)), &mut |stack| stack);
+            let rows = threads.cut(&on_cpu(200, times(130, 0)), &mut |stack| stack, false);
             assert_eq!(at(&rows, Place::Stack(StackId(1))).0, left);
             assert_eq!(rows.iter().map(|row| row.cpu_ns).sum::<f64>(), left);
         }
         let again = ThreadTimes { since: MonotonicNs(300), ..times(7, 0) };
-        let rows = threads.cut(&on_cpu(310, again), &mut |stack| stack);
+        let rows = threads.cut(&on_cpu(310, again), &mut |stack| stack, false);
         assert_eq!(rows.iter().map(|row| row.cpu_ns).sum::<f64>(), 7.0);
+    }
+
+    #[test]
+    fn a_thread_that_ends_while_the_snapshots_are_taken_keeps_its_stacks() {
+        let mut threads = Threads::default();
+        threads.cpu_sample(T, MonotonicNs(5), StackId(1));
+        threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
+        threads.wait_end(&end(10, 60));
+        // It ended before it was looked at, and its end comes with what is later than that.
+        let mut renamed = |stack: StackId| StackId(stack.0 + 1);
+        assert_eq!(threads.cut(&[], &mut renamed, false), []);
+        threads.thread_end(times(15, 60));
+        let rows = threads.cut(&[], &mut renamed, false);
+        assert_eq!(at(&rows, Place::Stack(StackId(2))), (15.0, 0.0));
+        assert_eq!(at(&rows, Place::Stack(StackId(6))), (0.0, 60.0));
+        assert_eq!(rows.len(), 2);
+    }
+
+    #[test]
+    fn a_thread_whose_end_is_lost_is_carried_over_once() {
+        let mut threads = Threads::default();
+        threads.cpu_sample(T, MonotonicNs(5), StackId(1));
+        assert_eq!(threads.cut(&[], &mut |stack| stack, false), []);
+        let rows = threads.cut(&[], &mut |stack| stack, false);
+        assert_eq!(rows.iter().map(|row| row.samples).sum::<u64>(), 1);
+        assert_eq!(threads.cut(&[], &mut |stack| stack, false), []);
+        threads.cpu_sample(T, MonotonicNs(5), StackId(1));
+        assert_eq!(threads.cut(&[], &mut |stack| stack, true).len(), 1, "there is no next window");
+    }
+
+    #[test]
+    fn what_was_counted_as_run_and_turns_out_as_slept_is_made_up_for_in_later_windows() {
+        let mut threads = Threads::default();
+        let mut sums = |times: ThreadTimes| {
+            let rows = threads.cut(&on_cpu(1, times), &mut |stack| stack, false);
+            (
+                rows.iter().map(|row| row.cpu_ns).sum::<f64>(),
+                rows.iter().map(|row| row.blocked_ns).sum::<f64>(),
+            )
+        };
+        assert_eq!(sums(times(100, 0)), (100.0, 0.0));
+        // It had run for 70 only.
+        assert_eq!(sums(times(70, 130)), (0.0, 100.0), "a window has no more time than it is long");
+        assert_eq!(sums(times(170, 130)), (70.0, 30.0));
+        assert_eq!(sums(times(270, 130)), (100.0, 0.0));
     }
 
     #[test]
@@ -208,9 +332,9 @@ mod tests {
             threads.cpu_sample(thread, MonotonicNs(1), StackId(1));
             threads.thread_end(ThreadTimes { thread, ..times(1, 0) });
         }
-        drop(threads.cut(&on_cpu(10, times(1, 0)), &mut |stack| stack));
+        drop(threads.cut(&on_cpu(10, times(1, 0)), &mut |stack| stack, false));
         for _ in 0..REMEMBERED {
-            drop(threads.cut(&[], &mut |stack| stack));
+            drop(threads.cut(&[], &mut |stack| stack, false));
         }
         assert_eq!(threads.threads.len() + threads.told.len() + threads.told_before.len(), 0);
         assert_eq!(threads.counted.len() + threads.ended.len(), 0);
@@ -239,7 +363,7 @@ mod tests {
                 let start = clock;
                 if when == 1 {
                     // In the middle of the wait.
-                    take(cut.cut(&asleep(start, start + sleep / 2, times(oncpu, blocked + sleep / 2)), &mut |s| s));
+                    take(cut.cut(&asleep(start, start + sleep / 2, times(oncpu, blocked + sleep / 2)), &mut |s| s, false));
                 }
                 clock += sleep;
                 blocked += sleep;
@@ -247,10 +371,10 @@ mod tests {
                     threads.wait_end(&end(start, sleep));
                 }
                 if when == 2 {
-                    take(cut.cut(&on_cpu(clock, times(oncpu, blocked)), &mut |s| s));
+                    take(cut.cut(&on_cpu(clock, times(oncpu, blocked)), &mut |s| s, false));
                 }
             }
-            take(cut.cut(&on_cpu(clock, times(oncpu, blocked)), &mut |s| s));
+            take(cut.cut(&on_cpu(clock, times(oncpu, blocked)), &mut |s| s, false));
             let all = whole.finish(&on_cpu(clock, times(oncpu, blocked)));
             let (cpu, waited) = (all.iter().map(|row| row.cpu_ns).sum::<f64>(), all.iter().map(|row| row.blocked_ns).sum::<f64>());
             assert!((cpu_sum - cpu).abs() < 1.0 && (blocked_sum - waited).abs() < 1.0, "{cpu_sum} {cpu} {blocked_sum} {waited}");

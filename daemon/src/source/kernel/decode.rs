@@ -10,8 +10,8 @@ use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
     CERTAIN, FLAG_AT_CALL, FLAG_IO, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER,
     FLAG_WAKER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, Header, KIND_CPU_SAMPLE,
-    KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER, SleeperRecord,
-    StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord, skipped_bytes,
+    KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK,
+    SleeperRecord, StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord, skipped_bytes,
 };
 use ebpf_common::machine::GPR;
 
@@ -86,7 +86,7 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
                 by: None,
             })
         }
-        KIND_WAKER => {
+        KIND_WAKER_STACK => {
             let StackParts { thread, record, user, kernel } = stack_record(bytes)?;
             let by = Some(WakerStack { thread, comm: record.comm, user });
             EventKind::Wake(Wake { tid: record.state, start: MonotonicNs(record.ran_ns), kernel, by })

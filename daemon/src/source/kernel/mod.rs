@@ -2,6 +2,7 @@
 //! mappings. [`KernelSource`] is all the rest of the daemon sees; when it is dropped nothing is left in the kernel.
 
 pub mod btf;
+mod cpus;
 pub mod decode;
 pub mod hierarchy;
 mod iter;
@@ -11,29 +12,27 @@ pub mod perf;
 pub mod rule_set;
 pub mod rules;
 mod seed;
+pub mod threads;
 
-use super::{Event, EventKind, MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes};
+use super::{Event, EventKind, MonotonicNs, ThreadSnapshot};
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
-use aya::programs::perf_event::PerfEventLinkId;
-use decode::PerfRecord;
+use cpus::Cpus;
 use ebpf_common::counter::{COUNTERS, Counter, CounterInfo};
-use ebpf_common::key::{
-    Recording, STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread,
-    WAIT_KEPT,
-};
+use ebpf_common::key::{Recording, STATE_BLOCKED, STATE_DEAD, Thread};
 use ebpf_common::limits::{
     DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES, MAX_STACK_COPY_BYTES,
 };
 use iter::Visitor;
-use perf::PerfRing;
-use rule_set::{Filter, RuleSet};
+use rule_set::RuleSet;
 use rules::RuleCache;
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use threads::{Holder, Look, ThreadTable, closed_times};
 
 /// Whose events are recorded. The probes decide it before any other work.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -234,20 +233,33 @@ pub enum KernelError {
     },
 }
 
-/// CPUs are looked for that often.
-const HOTPLUG_INTERVAL_NS: u64 = 1_000_000_000;
-
 /// How long the last visit may take: the recording has ended, and somebody waits for it.
 const LAST_VISIT_NS: u64 = 1_000_000_000;
 
-/// A torn read of a thread's times is repeated at most this often.
-const REREADS: u32 = 8;
+/// An entry that the kernel does not take is tried again after this.
+const AGAIN_NS: u64 = 1_000_000_000;
 
-/// A thread that seems to run for longer is looked up in /proc; ten times the scheduler's longest slice.
-const LONG_RUN_NS: u64 = 30_000_000;
+/// Counters of this side of the ring, by `Counter`. Numbers for people, which order nothing: all accesses are relaxed.
+#[derive(Debug)]
+pub(crate) struct Counts([AtomicU64; COUNTERS]);
 
-/// The scheduler's account of a running thread may lag by its clock's tick: 10 ms at the slowest (CONFIG_HZ=100).
-const TICK_NS: u64 = 10_000_000;
+impl Default for Counts {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl Counts {
+    fn add(&self, counter: Counter, amount: u64) {
+        if let Some(count) = self.0.get(index(counter)) {
+            count.fetch_add(amount, Ordering::Relaxed);
+        }
+    }
+
+    fn get(&self, id: u32) -> u64 {
+        self.0.get(to_usize(id)).map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+}
 
 /// Run time of one program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -262,18 +274,24 @@ pub struct ProgramCost {
 
 /// The recording in the kernel.
 pub struct KernelSource {
-    // Dropped first: closing the perf rings and the programs' links ends all recording.
-    rings: HashMap<u32, PerfRing>,
-    /// The sampling timer of each CPU.
-    samplers: HashMap<u32, PerfEventLinkId>,
+    // Dropped first: closing perf's rings and the programs' links ends all recording.
+    cpus: Cpus,
     /// Gone once the recording is frozen: dropping it detaches the programs.
     bpf: Option<Ebpf>,
     frozen_ns: Option<u64>,
     ring: RingBuf<MapData>,
     rules: Option<RuleCache>,
-    threads: BpfHashMap<MapData, u32, Thread>,
+    threads: ThreadTable,
+    /// Another handle for whoever asks /proc about them.
+    given: Option<ThreadTable>,
+    /// Ends of threads found on the way, for the next drain.
+    ends: Vec<Event>,
+    /// When the last window ended.
+    cut_ns: u64,
     selected: BpfHashMap<MapData, u32, Recording>,
     cgroups: BpfHashMap<MapData, u64, u32>,
+    /// Those that are to be in `cgroups`, when the kernel did not take all of them, and when that is tried again.
+    wanted: Option<(HashMap<u64, u32>, u64)>,
     control: Array<MapData, Recording>,
     ended: Array<MapData, u64>,
     wait_budget: Array<MapData, u64>,
@@ -282,7 +300,6 @@ pub struct KernelSource {
     /// In force now.
     rates: Rates,
     started_ns: u64,
-    looked_for_cpus_ns: u64,
     /// `None` when the kernel cannot show sleeping threads.
     visitor: Option<Visitor>,
     sleepers_lack: Option<String>,
@@ -291,8 +308,7 @@ pub struct KernelSource {
     /// Processes whose perf records are passed on, when the selection is by pid.
     followed: HashSet<u32>,
     /// Counted on this side of the ring.
-    own: [u64; COUNTERS],
-    buffer: Vec<u8>,
+    own: Arc<Counts>,
 }
 
 impl KernelSource {
@@ -303,15 +319,8 @@ impl KernelSource {
     pub fn start(options: &KernelOptions) -> Result<Self, KernelError> {
         check(options)?;
         crate::kernel_features::check()?;
-        let online = cpus("/sys/devices/system/cpu/online")?;
-        let possible = cpus("/sys/devices/system/cpu/possible")?;
-        let possible_count = possible.iter().max().map_or(1, |last| last + 1);
-        // Before anything else, so that no mapping made from now on is missed.
-        let mut rings = HashMap::new();
-        for &cpu in &online {
-            rings.insert(cpu, PerfRing::open(cpu).map_err(|source| KernelError::Perf { cpu, source })?);
-        }
-        let (mut bpf, sleepers) = load::load(options, possible_count)?;
+        let mut cpus = Cpus::open(MonotonicNs::now().0)?;
+        let (mut bpf, sleepers) = load::load(options, cpus::possible()?)?;
         let visitor = sleepers.map_err(|error| error.to_string());
         let visitor = visitor.and_then(|()| Visitor::start(&mut bpf).map_err(|error| error.to_string()));
         if let Selection::Rules(rules) = &options.selection {
@@ -319,36 +328,37 @@ impl KernelSource {
             fill(&mut typed(&mut bpf, "COMMANDS")?, "COMMANDS", &rules.commands)?;
         }
         let mut wait_budget: Array<MapData, u64> = typed(&mut bpf, "WAIT_BUDGET")?;
-        set_budget(&mut wait_budget, options.wait_stack_budget_bytes_per_s, online.len())?;
-        let mut samplers = HashMap::new();
-        for &cpu in &online {
-            samplers.insert(cpu, load::attach_sampler(&mut bpf, cpu, options.frequency_hz)?);
-        }
+        set_budget(&mut wait_budget, options.wait_stack_budget_bytes_per_s, cpus.count())?;
+        cpus.sample(&mut bpf, options.frequency_hz)?;
+        let own = Arc::new(Counts::default());
+        let threads = bpf.take_map("THREADS").ok_or(KernelError::Object { name: "THREADS" })?;
+        let [threads, given] = ThreadTable::pair(threads, &own)?;
         let mut source = Self {
             ring: typed(&mut bpf, "RING")?,
             rules: Some(rule_cache(&mut bpf)?),
-            threads: typed(&mut bpf, "THREADS")?,
+            threads,
+            given: Some(given),
+            ends: Vec::new(),
+            cut_ns: 0,
             selected: typed(&mut bpf, "SELECTED")?,
             cgroups: typed(&mut bpf, "CGROUPS")?,
+            wanted: None,
             control: typed(&mut bpf, "CONTROL")?,
             ended: typed(&mut bpf, "ENDED")?,
             wait_budget,
             counts: typed(&mut bpf, "COUNTS")?,
-            rings,
-            samplers,
+            cpus,
             bpf: Some(bpf),
             frozen_ns: None,
             options: options.clone(),
             rates: options.rates(),
             started_ns: MonotonicNs::now().0,
-            looked_for_cpus_ns: MonotonicNs::now().0,
             sleepers_lack: visitor.as_ref().err().cloned(),
             visitor: visitor.ok(),
             sleepers_deferred: 0,
             thread_ends_left: 0,
             followed: HashSet::new(),
-            own: [0; COUNTERS],
-            buffer: Vec::new(),
+            own,
         };
         match &options.selection {
             Selection::Pids(pids) => {
@@ -358,7 +368,11 @@ impl KernelSource {
             }
             Selection::All | Selection::Cgroup(_) => source.begin_for_all()?,
             Selection::Rules(rules) => {
-                source.set_cgroups(rules.cgroups.clone().unwrap_or_default(), &HashMap::new())?;
+                set_cgroups(
+                    &mut source.cgroups,
+                    &mut HashMap::new(),
+                    &rules.cgroups.clone().unwrap_or_default(),
+                )?;
                 source.begin_for_all()?;
             }
         }
@@ -375,6 +389,11 @@ impl KernelSource {
     /// The probes' rules, for whoever finishes stacks; `None` when they were taken before.
     pub fn take_rules(&mut self) -> Option<RuleCache> {
         self.rules.take()
+    }
+
+    /// The probes' threads, for whoever asks /proc about them; `None` when they were taken before.
+    pub fn take_threads(&mut self) -> Option<ThreadTable> {
+        self.given.take()
     }
 
     /// True when the threads that end waits have stacks too.
@@ -434,29 +453,30 @@ impl KernelSource {
         self.control.set(0, recording, 0).map_err(failed)
     }
 
-    /// Tells the probes which cgroups there are now and what rules say of them; for a selection by rules that look at cgroups.
+    /// Tells the probes which cgroups there are now and what rules say of them; for a selection by rules that look at cgroups. What the kernel
+    /// does not take is tried again.
     ///
     /// # Errors
     /// When the kernel does not take it.
     pub fn select_cgroups(&mut self, now: HashMap<u64, u32>) -> Result<(), KernelError> {
+        self.wanted = None;
         let Selection::Rules(RuleSet { cgroups: Some(known), .. }) = &mut self.options.selection else {
             return Ok(());
         };
-        let before = std::mem::replace(known, now.clone());
-        self.set_cgroups(now, &before)
+        let set = set_cgroups(&mut self.cgroups, known, &now);
+        if set.is_err() {
+            self.wanted = Some((now, MonotonicNs::now().0.saturating_add(AGAIN_NS)));
+        }
+        set
     }
 
-    fn set_cgroups(&mut self, now: HashMap<u64, u32>, before: &HashMap<u64, u32>) -> Result<(), KernelError> {
-        for id in before.keys().filter(|id| !now.contains_key(id)) {
-            // Gone already is as good.
-            self.cgroups.remove(id).ok();
+    fn select_again(&mut self) {
+        if self.wanted.as_ref().is_some_and(|(_, due)| *due <= MonotonicNs::now().0)
+            && let Some((wanted, _)) = self.wanted.take()
+            && self.select_cgroups(wanted).is_ok()
+        {
+            tracing::info!("the selection of cgroups is up to date again");
         }
-        for (id, bits) in now.into_iter().filter(|(id, bits)| before.get(id) != Some(bits)) {
-            self.cgroups
-                .insert(id, bits, 0)
-                .map_err(|source| KernelError::Map { name: "CGROUPS", source })?;
-        }
-        Ok(())
     }
 
     /// Enters the threads of `tgid` that no event has told about: those have been in one state since `since_ns`.
@@ -478,11 +498,11 @@ impl KernelSource {
                 },
                 ..Thread::default()
             };
-            match self.threads.insert(thread.tid, value, NO_EXIST) {
+            match self.threads.map.insert(thread.tid, value, NO_EXIST) {
                 Ok(()) => {
                     if seed::state(tgid, thread.tid).is_none() {
                         // It ended meanwhile: its last switch may have come before the entry. Gone already is as good.
-                        self.threads.remove(&thread.tid).ok();
+                        self.threads.map.remove(&thread.tid).ok();
                     }
                 }
                 Err(MapError::SyscallError(error))
@@ -496,9 +516,17 @@ impl KernelSource {
 
     /// Hands all events that have arrived to `sink`. To be called every 20 ms or so.
     pub fn drain(&mut self, sink: &mut dyn FnMut(Event)) {
-        self.follow_cpus();
+        self.select_again();
         self.visit_sleepers();
+        let changes = self.cpus.look(MonotonicNs::now().0);
         self.drain_perf(sink);
+        if let (Some(changes), Some(bpf)) = (changes, &mut self.bpf) {
+            let (failed, missed) = self.cpus.follow(bpf, self.rates.frequency_hz, &changes);
+            self.count(Counter::CpuNotFollowed, failed);
+            if missed {
+                sink(Event { time: MonotonicNs::now(), kind: EventKind::ProcessRecordsLost });
+            }
+        }
         // What comes in meanwhile is left for the next call.
         let mut budget = self.options.ring_bytes;
         while budget > 0 {
@@ -514,6 +542,7 @@ impl KernelSource {
             }
         }
         self.drain_ends(sink);
+        self.ends.drain(..).for_each(sink);
     }
 
     /// The ends of threads that found no room in the ring: they stay in the map until they are taken here.
@@ -524,12 +553,12 @@ impl KernelSource {
         }
         self.thread_ends_left = left;
         // Bounded like the walk in `thread_times`.
-        let threads = self.threads.iter().take(2 * to_usize(self.options.max_threads));
+        let threads = self.threads.map.iter().take(2 * to_usize(self.options.max_threads));
         let dead: HashMap<u32, Thread> =
             threads.filter_map(Result::ok).filter(|(_, thread)| thread.state == STATE_DEAD).collect();
         for (tid, thread) in dead {
             // A new thread has taken its place if it is gone, and is known from now on if it took it this moment.
-            if self.threads.remove(&tid).is_ok() {
+            if self.threads.map.remove(&tid).is_ok() {
                 sink(Event {
                     time: MonotonicNs(thread.since_ns),
                     kind: EventKind::ThreadEnd(closed_times(tid, &thread)),
@@ -538,39 +567,9 @@ impl KernelSource {
         }
     }
 
-    /// Reads perf's rings. Their records are put in order first, so that a child's records come after the fork that makes them wanted.
     fn drain_perf(&mut self, sink: &mut dyn FnMut(Event)) {
-        let (mut events, mut lost) = (Vec::new(), false);
-        for ring in self.rings.values_mut() {
-            self.buffer.clear();
-            ring.read(&mut self.buffer);
-            let own = &mut self.own;
-            let mut count = |counter: Counter, amount: u64| {
-                if let Some(slot) = own.get_mut(index(counter)) {
-                    *slot = slot.saturating_add(amount);
-                }
-            };
-            let end = decode::perf_records(&self.buffer, &mut |record| match record {
-                Ok(PerfRecord::Event(event)) => {
-                    count(Counter::PerfRecords, 1);
-                    events.push(*event);
-                }
-                Ok(PerfRecord::Lost(records)) => {
-                    count(Counter::PerfLost, records);
-                    lost = true;
-                }
-                Ok(PerfRecord::Other) => {}
-                Err(_) => {
-                    count(Counter::PerfBad, 1);
-                    lost = true;
-                }
-            });
-            if end.is_err() {
-                count(Counter::PerfBad, 1);
-                lost = true;
-            }
-        }
-        events.sort_by_key(|event| event.time);
+        let mut events = Vec::new();
+        let lost = self.cpus.read(&self.own, &mut events);
         for event in events {
             if self.wants(&event.kind) {
                 sink(event);
@@ -686,37 +685,6 @@ impl KernelSource {
         self.sleepers_lack.as_deref()
     }
 
-    /// Starts sampling on CPUs that came online. What belonged to a CPU that went away is dead and is replaced when it returns.
-    fn follow_cpus(&mut self) {
-        let now = MonotonicNs::now().0;
-        if now.saturating_sub(self.looked_for_cpus_ns) < HOTPLUG_INTERVAL_NS {
-            return;
-        }
-        self.looked_for_cpus_ns = now;
-        let Ok(online) = cpus("/sys/devices/system/cpu/online") else { return };
-        let Some(bpf) = &mut self.bpf else { return };
-        self.rings.retain(|cpu, _| online.contains(cpu));
-        for (_, timer) in self.samplers.extract_if(|cpu, _| !online.contains(cpu)) {
-            load::detach_sampler(bpf, timer);
-        }
-        let mut failed = 0;
-        for cpu in online {
-            if let Entry::Vacant(place) = self.rings.entry(cpu) {
-                match PerfRing::open(cpu) {
-                    Ok(ring) => drop(place.insert(ring)),
-                    Err(_) => failed += 1,
-                }
-            }
-            if let Entry::Vacant(place) = self.samplers.entry(cpu) {
-                match load::attach_sampler(bpf, cpu, self.rates.frequency_hz) {
-                    Ok(timer) => drop(place.insert(timer)),
-                    Err(_) => failed += 1,
-                }
-            }
-        }
-        self.count(Counter::CpuNotFollowed, failed);
-    }
-
     /// Bytes of the ring between the probes and this process.
     #[must_use]
     pub fn ring_bytes(&self) -> u32 {
@@ -735,15 +703,12 @@ impl KernelSource {
         let before = std::mem::replace(&mut self.rates, rates);
         let Some(bpf) = &mut self.bpf else { return };
         if before.frequency_hz != rates.frequency_hz {
-            for (_, timer) in self.samplers.drain() {
-                load::detach_sampler(bpf, timer);
-            }
-            self.looked_for_cpus_ns = 0;
-            self.follow_cpus();
+            let failed = self.cpus.sample_anew(bpf, rates.frequency_hz);
+            self.count(Counter::CpuNotFollowed, failed);
         }
         if before.wait_stack_budget_bytes_per_s != rates.wait_stack_budget_bytes_per_s
             && let Err(error) =
-                set_budget(&mut self.wait_budget, rates.wait_stack_budget_bytes_per_s, self.rings.len())
+                set_budget(&mut self.wait_budget, rates.wait_stack_budget_bytes_per_s, self.cpus.count())
         {
             tracing::warn!(%error, "the budget of wait stacks stays as it was");
         }
@@ -762,77 +727,25 @@ impl KernelSource {
         MonotonicNs(frozen)
     }
 
-    /// Times of all living threads, the state each is in closed now, or when the recording was frozen.
+    /// Times of all living threads, the state each is in closed now, or when the recording was frozen. Ends that went unseen come with the next
+    /// drain, except once the recording is frozen: /proc knows what is now, not what was then.
     pub fn thread_times(&mut self) -> Vec<ThreadSnapshot> {
-        self.thread_times_at(self.frozen_ns)
+        let look = self.look_at(self.frozen_ns, u64::MAX);
+        let confirmed = self.threads.confirm(&look);
+        self.ends.extend(confirmed.ends);
+        confirmed.threads
     }
 
-    /// The same while the recording goes on, each state closed at `at`; that of a thread that had an event since, with this event.
-    pub fn thread_times_cut(&mut self, at: MonotonicNs) -> Vec<ThreadSnapshot> {
-        self.thread_times_at(Some(at.0))
+    /// All threads at the end of a window, each state closed at `at`; that of a thread that had an event since, with this event. To be
+    /// confirmed with the table that [`KernelSource::take_threads`] gave.
+    pub fn look_at_threads(&mut self, at: MonotonicNs) -> Look {
+        let before = std::mem::replace(&mut self.cut_ns, at.0);
+        self.look_at(Some(at.0), before)
     }
 
-    fn thread_times_at(&mut self, at: Option<u64>) -> Vec<ThreadSnapshot> {
-        let mut tids = HashSet::new();
-        // A key removed during the walk makes it start again: bounded by the map's size.
+    fn look_at(&self, at: Option<u64>, asks_before: u64) -> Look {
         let most = to_usize(self.options.max_threads);
-        tids.extend(self.threads.keys().take(2 * most).filter_map(Result::ok));
-        let selection = self.options.selection.clone();
-        let mut holder = Holder::of(&selection);
-        let mut snapshots = Vec::with_capacity(tids.len());
-        for tid in tids {
-            let mut read = None;
-            for _ in 0..REREADS {
-                let Ok(thread) = self.threads.get(&tid, 0) else { break };
-                let now = at.unwrap_or_else(|| MonotonicNs::now().0);
-                read = Some(snapshot(tid, &thread, now).map(|snapshot| (thread, snapshot)));
-                if matches!(read, Some(Some(_))) {
-                    break;
-                }
-            }
-            match read {
-                Some(Some((thread, snapshot))) => {
-                    snapshots.push(self.confirm(&thread, snapshot, holder.as_mut()));
-                }
-                Some(None) => self.count(Counter::ThreadTorn, 1),
-                None => {}
-            }
-        }
-        snapshots
-    }
-
-    /// Asks /proc about a thread whose last event is long ago. One whose switch-out was not reported must not collect CPU time until its
-    /// next event, nor one that left the selected cgroup any time: of those no event tells, not even of their end.
-    fn confirm(
-        &mut self,
-        entry: &Thread,
-        mut snapshot: ThreadSnapshot,
-        holder: Option<&mut Holder<'_>>,
-    ) -> ThreadSnapshot {
-        let open = snapshot.at.0.saturating_sub(entry.since_ns);
-        if open <= LONG_RUN_NS || entry.state == STATE_DEAD {
-            return snapshot;
-        }
-        let thread = snapshot.times.thread;
-        if let Some(holder) = holder
-            && (seed::state(thread.pid, thread.tid).is_none() || !holder.holds(thread.pid))
-        {
-            self.count(Counter::ThreadsLeft, 1);
-            return self::snapshot(thread.tid, entry, entry.since_ns).unwrap_or(snapshot);
-        }
-        let Progress::OnCpu { since } = snapshot.progress else { return snapshot };
-        if seed::state(thread.pid, thread.tid) == Some(STATE_BLOCKED) {
-            self.count(Counter::ThreadMisjudged, 1);
-            snapshot.times.oncpu_ns = snapshot.times.oncpu_ns.saturating_sub(open);
-            snapshot.times.blocked_ns = snapshot.times.blocked_ns.saturating_add(open);
-            snapshot.progress =
-                Progress::Waiting { start: since, blocked_ns: open, runnable_ns: 0, kept: false };
-        } else if entry.exec_ns != u64::MAX
-            && let Some(ran_ns) = seed::ran_ns(thread.pid, thread.tid)
-        {
-            take_stolen(&mut snapshot.times, open, ran_ns.saturating_sub(entry.exec_ns));
-        }
-        snapshot
+        self.threads.look(at, most, &self.options.selection, asks_before, self.frozen_ns.is_some())
     }
 
     fn counter(&self, counter: Counter) -> u64 {
@@ -849,7 +762,7 @@ impl KernelSource {
             .map(|info| {
                 let id = to_usize(info.id);
                 let probes = per_cpu.iter().flat_map(|cpus| cpus.iter()).filter_map(|counts| counts.get(id));
-                (*info, probes.sum::<u64>().saturating_add(self.own.get(id).copied().unwrap_or(0)))
+                (*info, probes.sum::<u64>().saturating_add(self.own.get(info.id)))
             })
             .collect()
     }
@@ -871,34 +784,8 @@ impl KernelSource {
             .collect()
     }
 
-    fn count(&mut self, counter: Counter, amount: u64) {
-        if let Some(slot) = self.own.get_mut(index(counter)) {
-            *slot = slot.saturating_add(amount);
-        }
-    }
-}
-
-/// Tells which processes a selection holds that is not by pid.
-enum Holder<'a> {
-    Cgroup(hierarchy::CgroupFilter),
-    Rules(Filter<'a>),
-}
-
-impl<'a> Holder<'a> {
-    /// `None` when it holds all there are.
-    fn of(selection: &'a Selection) -> Option<Self> {
-        match selection {
-            Selection::Cgroup(id) => Some(Self::Cgroup(hierarchy::CgroupFilter::new(*id))),
-            Selection::Rules(rules) => Some(Self::Rules(Filter::new(rules))),
-            Selection::All | Selection::Pids(_) => None,
-        }
-    }
-
-    fn holds(&mut self, pid: u32) -> bool {
-        match self {
-            Self::Cgroup(cgroup) => cgroup.holds(pid),
-            Self::Rules(rules) => rules.holds(pid),
-        }
+    fn count(&self, counter: Counter, amount: u64) {
+        self.own.add(counter, amount);
     }
 }
 
@@ -914,6 +801,30 @@ fn fill<K: aya::Pod + Copy>(
     Ok(())
 }
 
+/// Makes the probes' cgroups those of `now`. `known` is what they know: each entry as it succeeds.
+fn set_cgroups(
+    map: &mut BpfHashMap<MapData, u64, u32>,
+    known: &mut HashMap<u64, u32>,
+    now: &HashMap<u64, u32>,
+) -> Result<(), KernelError> {
+    let gone: Vec<u64> = known.keys().filter(|id| !now.contains_key(id)).copied().collect();
+    for id in gone {
+        // Gone already is as good.
+        map.remove(&id).ok();
+        known.remove(&id);
+    }
+    let mut failed = None;
+    for (&id, &bits) in now {
+        if known.get(&id) != Some(&bits) {
+            match map.insert(id, bits, 0) {
+                Ok(()) => drop(known.insert(id, bits)),
+                Err(source) => failed = Some(source),
+            }
+        }
+    }
+    failed.map_or(Ok(()), |source| Err(KernelError::Map { name: "CGROUPS", source }))
+}
+
 fn set_budget(map: &mut Array<MapData, u64>, bytes_per_s: u64, cpus: usize) -> Result<(), KernelError> {
     let budget = load::coin_budget(bytes_per_s, cpus);
     map.set(0, budget, 0).map_err(|source| KernelError::Map { name: "WAIT_BUDGET", source })
@@ -925,62 +836,6 @@ fn index(counter: Counter) -> usize {
 
 fn to_usize(value: u32) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
-}
-
-/// A thread's times up to its last event.
-fn closed_times(tid: u32, thread: &Thread) -> ThreadTimes {
-    ThreadTimes {
-        thread: ThreadId { pid: thread.tgid, tid },
-        oncpu_ns: thread.oncpu_ns,
-        runnable_ns: thread.runnable_ns,
-        stolen_ns: thread.stolen_ns,
-        blocked_ns: thread.blocked_ns,
-        since: MonotonicNs(thread.entered_ns),
-    }
-}
-
-/// Of `open` ns on a CPU that a snapshot counts as run, the thread ran only `ran` by the scheduler's account: the rest was stolen.
-fn take_stolen(times: &mut ThreadTimes, open: u64, ran: u64) {
-    let stolen = open.saturating_sub(ran);
-    if stolen > TICK_NS {
-        times.oncpu_ns = times.oncpu_ns.saturating_sub(stolen);
-        times.runnable_ns = times.runnable_ns.saturating_add(stolen);
-        times.stolen_ns = times.stolen_ns.saturating_add(stolen);
-    }
-}
-
-/// A thread's times closed at `now_ns`; `None` when it was read in the middle of an update: its law does not hold.
-fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadSnapshot> {
-    let known = thread.since_ns.checked_sub(thread.entered_ns)?;
-    let sum = thread.oncpu_ns.checked_add(thread.runnable_ns)?.checked_add(thread.blocked_ns)?;
-    if sum != known {
-        return None;
-    }
-    // The thread may have had an event after `now_ns` was taken; of a dead one there is none to come.
-    let at = if thread.state == STATE_DEAD { thread.since_ns } else { now_ns.max(thread.since_ns) };
-    let open = at - thread.since_ns;
-    let mut times = closed_times(tid, thread);
-    let waiting = |blocked_ns: u64| Progress::Waiting {
-        start: MonotonicNs(thread.wait_start_ns),
-        blocked_ns,
-        runnable_ns: at.saturating_sub(thread.wait_start_ns).saturating_sub(blocked_ns),
-        kept: thread.wait_flags & WAIT_KEPT != 0,
-    };
-    let progress = match thread.state {
-        STATE_ON_CPU | STATE_RUNNING_OR_RUNNABLE | STATE_DEAD => {
-            times.oncpu_ns += open;
-            Progress::OnCpu { since: MonotonicNs(thread.since_ns) }
-        }
-        STATE_RUNNABLE => {
-            times.runnable_ns += open;
-            waiting(thread.wait_blocked_ns)
-        }
-        _ => {
-            times.blocked_ns += open;
-            waiting(at.saturating_sub(thread.wait_start_ns))
-        }
-    };
-    Some(ThreadSnapshot { times, at: MonotonicNs(at), progress })
 }
 
 fn check(options: &KernelOptions) -> Result<(), KernelError> {
@@ -1013,29 +868,7 @@ fn check(options: &KernelOptions) -> Result<(), KernelError> {
 /// # Errors
 /// When the kernel does not say.
 pub fn online_cpus() -> Result<usize, KernelError> {
-    cpus("/sys/devices/system/cpu/online").map(|online| online.len())
-}
-
-/// A list such as `0-3,7` in a file of /sys.
-fn cpus(path: &str) -> Result<Vec<u32>, KernelError> {
-    let failed = |source| KernelError::Cpus { path: path.to_owned(), source };
-    let text = std::fs::read_to_string(path).map_err(failed)?;
-    cpu_list(&text)
-        .ok_or_else(|| failed(io::Error::other(format!("expected a list such as 0-3,7, found {text:?}"))))
-}
-
-fn cpu_list(text: &str) -> Option<Vec<u32>> {
-    let mut cpus = Vec::new();
-    for part in text.trim().split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
-        // No kernel has more than 8192 CPUs (CONFIG_NR_CPUS).
-        if first > last || last >= 8192 {
-            return None;
-        }
-        cpus.extend(first..=last);
-    }
-    Some(cpus)
+    cpus::online().map(|online| online.len())
 }
 
 fn rule_cache(bpf: &mut Ebpf) -> Result<RuleCache, KernelError> {
@@ -1055,74 +888,7 @@ fn typed<M: TryFrom<Map>>(bpf: &mut Ebpf, name: &'static str) -> Result<M, Kerne
 
 #[cfg(test)]
 mod tests {
-    use super::{KernelError, KernelOptions, Progress, Thread, check, cpu_list, snapshot, take_stolen};
-    use ebpf_common::key::{
-        STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, WAIT_KEPT, WAIT_WAS_BLOCKED,
-    };
-
-    fn thread(state: u32) -> Thread {
-        Thread {
-            entered_ns: 100,
-            since_ns: 160,
-            oncpu_ns: 10,
-            runnable_ns: 20,
-            blocked_ns: 30,
-            wait_start_ns: 150,
-            wait_blocked_ns: 4,
-            state,
-            wait_flags: WAIT_KEPT | WAIT_WAS_BLOCKED,
-            ..Thread::default()
-        }
-    }
-
-    #[test]
-    fn a_snapshot_closes_the_state_in_progress() {
-        for state in [STATE_ON_CPU, STATE_RUNNABLE, STATE_BLOCKED] {
-            let times = snapshot(1, &thread(state), 200).unwrap().times;
-            assert_eq!(times.oncpu_ns + times.runnable_ns + times.blocked_ns, 100, "state {state}");
-        }
-        let waiting = snapshot(1, &thread(STATE_RUNNABLE), 200).unwrap().progress;
-        assert!(
-            matches!(waiting, Progress::Waiting { blocked_ns: 4, runnable_ns: 46, kept: true, .. }),
-            "{waiting:?}"
-        );
-    }
-
-    #[test]
-    fn a_dead_threads_times_are_final() {
-        let times = snapshot(1, &thread(STATE_DEAD), 200).unwrap().times;
-        assert_eq!((times.oncpu_ns, times.runnable_ns, times.blocked_ns), (10, 20, 30));
-    }
-
-    #[test]
-    fn time_on_a_cpu_that_did_not_run_the_thread_was_stolen() {
-        let before = snapshot(1, &thread(STATE_ON_CPU), 100_000_160).unwrap().times;
-        let mut times = before;
-        take_stolen(&mut times, 100_000_000, 95_000_000);
-        assert_eq!(times, before, "the account may lag by a tick");
-        take_stolen(&mut times, 100_000_000, 60_000_000);
-        assert_eq!(
-            (times.oncpu_ns, times.runnable_ns, times.stolen_ns),
-            (60_000_010, 40_000_020, 40_000_000)
-        );
-    }
-
-    #[test]
-    fn a_torn_read_is_refused() {
-        let torn = Thread { oncpu_ns: 11, ..thread(STATE_ON_CPU) };
-        assert_eq!(snapshot(1, &torn, 200), None);
-        let backwards = Thread { since_ns: 50, ..thread(STATE_ON_CPU) };
-        assert_eq!(snapshot(1, &backwards, 200), None);
-    }
-
-    #[test]
-    fn cpu_lists() {
-        assert_eq!(cpu_list("0-2,5\n"), Some(vec![0, 1, 2, 5]));
-        assert_eq!(cpu_list("3"), Some(vec![3]));
-        for bad in ["", "a", "3-1", "0-99999999"] {
-            assert_eq!(cpu_list(bad), None, "{bad}");
-        }
-    }
+    use super::{KernelError, KernelOptions, check};
 
     #[test]
     fn options_out_of_range_name_themselves() {

@@ -20,7 +20,9 @@ pub struct PerfRing {
     data_offset: usize,
     data_len: usize,
     tail: u64,
-    _event: OwnedFd,
+    /// How long it had been open when that was last asked.
+    enabled_ns: u64,
+    event: OwnedFd,
 }
 
 // SAFETY: the mapping belongs to this value alone and is not tied to a thread.
@@ -33,6 +35,7 @@ fn attributes() -> sys::perf_event_attr {
         size: u32::try_from(size_of::<sys::perf_event_attr>()).unwrap_or(0),
         config: u64::from(sys::PERF_COUNT_SW_DUMMY),
         sample_type: u64::from(sys::PERF_SAMPLE_TID | sys::PERF_SAMPLE_TIME),
+        read_format: u64::from(sys::PERF_FORMAT_TOTAL_TIME_ENABLED),
         ..Default::default()
     };
     attributes.set_mmap(1); // executable mappings
@@ -89,7 +92,17 @@ impl PerfRing {
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::InvalidData)?;
         // The data start behind the control page (man 2 perf_event_open, "MMAP layout").
         let (map_len, data_len) = (page * (pages + 1), page * pages);
-        Ok(Self { base, map_len, data_offset: page, data_len, tail: 0, _event: event })
+        Ok(Self { base, map_len, data_offset: page, data_len, tail: 0, enabled_ns: 0, event })
+    }
+
+    /// False when its CPU was away since the last call: then nothing comes any more.
+    pub fn is_alive(&mut self) -> bool {
+        // The value, which is 0, and the time.
+        let mut read = [0u64; 2];
+        let whole =
+            rustix::io::read(&self.event, bytemuck::bytes_of_mut(&mut read)) == Ok(size_of_val(&read));
+        let [_, enabled_ns] = read;
+        std::mem::replace(&mut self.enabled_ns, enabled_ns) != enabled_ns && whole
     }
 
     /// Appends to `into` all bytes written since the last call, and gives their room back.

@@ -179,9 +179,9 @@ impl Places {
         let tags: Vec<(usize, u64)> = (0..WAYS)
             .map(|way| (self.hand.wrapping_add(way)) % WAYS)
             .filter_map(|way| Some((way, entry(&self.sets, spot, way)?[1].load(Ordering::Relaxed))))
-            .filter(|(_, tag)| empty || *tag != 0)
+            .filter(|(_, tag)| empty || is_taken(*tag))
             .collect();
-        let free = tags.iter().find(|(_, tag)| *tag == 0);
+        let free = tags.iter().find(|(_, tag)| !is_taken(*tag));
         let idle = || tags.iter().find(|(_, tag)| tag & TAG_USED == 0);
         if let Some(found) = free.or_else(idle) {
             return Some(*found);
@@ -243,7 +243,7 @@ impl Places {
     /// An entry with this tag is gone.
     fn release(&mut self, tag: u64) {
         let index = (tag & 0xffff) as u16;
-        if tag != 0
+        if is_taken(tag)
             && let Some(uses) = self.uses.get_mut(usize::from(index))
         {
             uses.count = uses.count.saturating_sub(1);
@@ -253,6 +253,11 @@ impl Places {
             }
         }
     }
+}
+
+/// Whether a tag is that of an entry. Address space 0 there is not; a probe may leave its mark of use on a tag that has just been cleared.
+fn is_taken(tag: u64) -> bool {
+    tag >> 32 != 0
 }
 
 /// Place and tag of an entry.
@@ -310,6 +315,25 @@ mod tests {
         places.forget(key(30));
         assert_eq!((probe(&places, 10), probe(&places, 20)), (None, Some(1)));
         assert_eq!(places.uses.iter().map(|uses| uses.count).collect::<Vec<_>>(), [1, 0]);
+    }
+
+    #[test]
+    fn a_mark_of_use_on_an_entry_that_has_just_been_cleared_is_none() {
+        let mut places = places(16, 8);
+        assert!(places.teach(key(10), &rule(1)));
+        assert!(places.teach(key(20), &rule(1)));
+        let spot = Spot::of(20, 3, places.shift);
+        let (way, _) = places.find(20, spot).unwrap();
+        places.forget(key(20));
+        entry(&places.sets, spot, way).unwrap()[1].fetch_or(1 << 24, Ordering::Relaxed);
+        // Others take its room: rule 0 is place 10's alone all the time.
+        let shift = places.shift;
+        let same = (1_000..).filter(|place| Spot::of(*place, 3, shift).set == spot.set);
+        for place in same.take(2 * WAYS) {
+            assert!(places.teach(key(place), &rule(2)));
+        }
+        assert_eq!(places.uses[0].count, 1);
+        assert_eq!(probe(&places, 10), Some(1));
     }
 
     #[test]

@@ -3,8 +3,9 @@
 
 use ebpf_common::key::{STATE_BLOCKED, STATE_RUNNING_OR_RUNNABLE};
 use rustix::fs::{CWD, OFlags, openat};
+use std::collections::HashSet;
 use std::fs;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 
 /// A thread and its state (`STATE_`) as /proc shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,19 +28,58 @@ pub(super) fn threads(tgid: u32) -> Vec<Seed> {
 
 /// State of a thread; `None` when it is gone, dead or unreadable.
 pub(super) fn state(tgid: u32, tid: u32) -> Option<u32> {
+    look_at(tgid, tid).ok().flatten()
+}
+
+/// State of a thread; `None` when it is surely gone or dead.
+pub(super) fn look_at(tgid: u32, tid: u32) -> io::Result<Option<u32>> {
     // One page holds more than the name (15 bytes) and the state behind it.
     let path = format!("/proc/{tgid}/task/{tid}/stat");
-    let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, rustix::fs::Mode::empty()).ok()?;
     let mut line = [0; 128];
-    let len = fs::File::from(file).read(&mut line).ok()?;
-    let line = line.get(..len)?;
+    let read = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, rustix::fs::Mode::empty())
+        .map_err(io::Error::from)
+        .and_then(|file| fs::File::from(file).read(&mut line));
+    let len = match read {
+        // One that ends while it is read is no such process.
+        Err(error) if is_gone(&error) => return Ok(None),
+        read => read?,
+    };
     // `pid (name) state …`; the name may hold anything, also `)`.
-    let close = line.iter().rposition(|&byte| byte == b')')?;
-    match line.get(close + 2)? {
-        b'R' => Some(STATE_RUNNING_OR_RUNNABLE),
-        b'Z' | b'X' | b'x' => None,
-        _ => Some(STATE_BLOCKED),
+    let line = line.get(..len).unwrap_or_default();
+    let close = line.iter().rposition(|&byte| byte == b')');
+    match close.and_then(|close| line.get(close + 2)) {
+        Some(b'R') => Ok(Some(STATE_RUNNING_OR_RUNNABLE)),
+        Some(b'Z' | b'X' | b'x') => Ok(None),
+        Some(_) => Ok(Some(STATE_BLOCKED)),
+        None => Err(io::ErrorKind::InvalidData.into()),
     }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+        || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+}
+
+/// The threads of `tgid`, dead ones too; none when it is gone. Some may be missing while others end.
+pub(super) fn tasks(tgid: u32) -> io::Result<HashSet<u32>> {
+    let mut tasks = HashSet::new();
+    let entries = match fs::read_dir(format!("/proc/{tgid}/task")) {
+        Err(error) if is_gone(&error) => return Ok(tasks),
+        entries => entries?,
+    };
+    for entry in entries {
+        match entry {
+            Ok(entry) => tasks.extend(entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok())),
+            Err(error) if is_gone(&error) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(tasks)
+}
+
+/// Whether /proc can be read at all at this moment: descriptors may have run out.
+pub(super) fn is_readable() -> bool {
+    fs::File::open("/proc/self/stat").is_ok()
 }
 
 /// How long a thread ran so far, by the scheduler's account as of the last tick; `None` when it is gone, or the kernel keeps no such file.

@@ -1,0 +1,79 @@
+//! Whether the processor still works. It may take long over one event, when a file is large or a file system slow, but not for ever.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Nothing the processor does takes so long: one event, or one window's estimates, names or bytes.
+const HANGS_AFTER: Duration = Duration::from_secs(60);
+
+/// Beats when the processor has ended.
+const ENDED: u64 = u64::MAX;
+
+/// The processor's end: it beats with each event and with each turn of its loop.
+#[derive(Debug, Default)]
+pub(super) struct Pulse(Arc<AtomicU64>);
+
+impl Pulse {
+    pub(super) fn beat(&self) {
+        // Relaxed: a number that only has to be another one, read by `Watch::hangs`.
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn watch(&self) -> Watch {
+        Watch { pulse: Arc::clone(&self.0), seen: 0, since: Instant::now() }
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.0.store(ENDED, Ordering::Relaxed);
+    }
+}
+
+/// Looks from outside.
+#[derive(Debug)]
+pub struct Watch {
+    pulse: Arc<AtomicU64>,
+    seen: u64,
+    since: Instant,
+}
+
+impl Watch {
+    /// Another one, which begins now.
+    pub(super) fn again(&self) -> Self {
+        Self { pulse: Arc::clone(&self.pulse), seen: 0, since: Instant::now() }
+    }
+
+    /// True when the processor has done nothing for long. To be asked now and then.
+    #[must_use]
+    pub fn hangs(&mut self, now: Instant) -> bool {
+        let beats = self.pulse.load(Ordering::Relaxed);
+        if beats != self.seen || beats == ENDED {
+            (self.seen, self.since) = (beats, now);
+        }
+        now.saturating_duration_since(self.since) >= HANGS_AFTER
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HANGS_AFTER, Pulse};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn one_that_does_nothing_for_long_hangs_until_it_beats_again_or_has_ended() {
+        let pulse = Pulse::default();
+        let mut watch = pulse.watch();
+        let begin = Instant::now();
+        let second = Duration::from_secs(1);
+        pulse.beat();
+        assert!(!watch.hangs(begin));
+        assert!(!watch.hangs(begin + HANGS_AFTER - second));
+        assert!(watch.hangs(begin + HANGS_AFTER));
+        pulse.beat();
+        assert!(!watch.hangs(begin + HANGS_AFTER + second));
+        drop(pulse);
+        assert!(!watch.hangs(begin + 9 * HANGS_AFTER) && !watch.hangs(begin + 19 * HANGS_AFTER));
+    }
+}

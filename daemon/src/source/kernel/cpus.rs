@@ -1,0 +1,190 @@
+//! What there is per CPU: a sampling timer and perf's ring of process records. CPUs come and go while we record.
+//!
+//! When a CPU goes its events are taken off it for good: neither timer nor ring speaks again when it is back, and no call says so (no POLLHUP
+//! either; `perf_event_exit_cpu`, kernel/events/core.c). What shows is that the event's own clock stands still.
+
+use super::perf::PerfRing;
+use super::{Counts, KernelError, decode, load};
+use crate::source::Event;
+use aya::Ebpf;
+use aya::programs::perf_event::PerfEventLinkId;
+use decode::PerfRecord;
+use ebpf_common::counter::Counter;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::io;
+
+/// CPUs are looked for that often.
+const LOOK_NS: u64 = 1_000_000_000;
+
+/// All CPUs at work.
+#[derive(Default)]
+pub(super) struct Cpus {
+    rings: HashMap<u32, PerfRing>,
+    samplers: HashMap<u32, PerfEventLinkId>,
+    looked_ns: u64,
+    buffer: Vec<u8>,
+}
+
+/// What has changed among the CPUs.
+pub(super) struct Changes {
+    online: Vec<u32>,
+    /// Their events are dead.
+    dead: HashSet<u32>,
+}
+
+impl Cpus {
+    /// Opens the rings. Before anything else, so that no mapping made from now on is missed.
+    pub(super) fn open(now_ns: u64) -> Result<Self, KernelError> {
+        let mut cpus = Self { looked_ns: now_ns, ..Self::default() };
+        for cpu in online()? {
+            let ring = PerfRing::open(cpu).map_err(|source| KernelError::Perf { cpu, source })?;
+            cpus.rings.insert(cpu, ring);
+        }
+        Ok(cpus)
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.rings.len()
+    }
+
+    /// Starts sampling.
+    pub(super) fn sample(&mut self, bpf: &mut Ebpf, frequency_hz: u32) -> Result<(), KernelError> {
+        for &cpu in self.rings.keys() {
+            self.samplers.insert(cpu, load::attach_sampler(bpf, cpu, frequency_hz)?);
+        }
+        Ok(())
+    }
+
+    /// Samples at another rate. Answers how many timers cannot be had; they are tried again with the next look.
+    pub(super) fn sample_anew(&mut self, bpf: &mut Ebpf, frequency_hz: u32) -> u64 {
+        for (_, timer) in self.samplers.drain() {
+            load::detach_sampler(bpf, timer);
+        }
+        self.add_samplers(bpf, frequency_hz)
+    }
+
+    fn add_samplers(&mut self, bpf: &mut Ebpf, frequency_hz: u32) -> u64 {
+        let mut failed = 0;
+        for &cpu in self.rings.keys() {
+            if let Entry::Vacant(place) = self.samplers.entry(cpu) {
+                match load::attach_sampler(bpf, cpu, frequency_hz) {
+                    Ok(timer) => drop(place.insert(timer)),
+                    Err(_) => failed += 1,
+                }
+            }
+        }
+        failed
+    }
+
+    /// Looks which CPUs there are, when it is time. What dead rings hold is to be read before [`Cpus::follow`].
+    pub(super) fn look(&mut self, now_ns: u64) -> Option<Changes> {
+        if now_ns.saturating_sub(self.looked_ns) < LOOK_NS {
+            return None;
+        }
+        self.looked_ns = now_ns;
+        let online = online().ok()?;
+        let is_dead = |cpu: u32, ring: &mut PerfRing| !online.contains(&cpu) || !ring.is_alive();
+        let dead = self.rings.iter_mut().filter_map(|(&cpu, ring)| is_dead(cpu, ring).then_some(cpu));
+        Some(Changes { dead: dead.collect(), online })
+    }
+
+    /// Lets go of what is dead and begins with what is new. Answers how much of that cannot be had, and whether there may have been process records
+    /// that no ring took.
+    pub(super) fn follow(&mut self, bpf: &mut Ebpf, frequency_hz: u32, changes: &Changes) -> (u64, bool) {
+        self.rings.retain(|cpu, _| !changes.dead.contains(cpu));
+        for (_, timer) in self.samplers.extract_if(|cpu, _| !self.rings.contains_key(cpu)) {
+            load::detach_sampler(bpf, timer);
+        }
+        let (mut failed, mut missed) = (0, false);
+        for &cpu in &changes.online {
+            if let Entry::Vacant(place) = self.rings.entry(cpu) {
+                match PerfRing::open(cpu) {
+                    Ok(ring) => {
+                        place.insert(ring);
+                        // It was at work before.
+                        missed = true;
+                    }
+                    Err(_) => failed += 1,
+                }
+            }
+        }
+        (failed + self.add_samplers(bpf, frequency_hz), missed)
+    }
+
+    /// Reads all rings. Their records are put in order, so that a child's come after the fork that makes them wanted. Answers whether some were lost.
+    pub(super) fn read(&mut self, counts: &Counts, events: &mut Vec<Event>) -> bool {
+        let mut lost = false;
+        for ring in self.rings.values_mut() {
+            self.buffer.clear();
+            ring.read(&mut self.buffer);
+            let end = decode::perf_records(&self.buffer, &mut |record| match record {
+                Ok(PerfRecord::Event(event)) => {
+                    counts.add(Counter::PerfRecords, 1);
+                    events.push(*event);
+                }
+                Ok(PerfRecord::Lost(records)) => {
+                    counts.add(Counter::PerfLost, records);
+                    lost = true;
+                }
+                Ok(PerfRecord::Other) => {}
+                Err(_) => {
+                    counts.add(Counter::PerfBad, 1);
+                    lost = true;
+                }
+            });
+            if end.is_err() {
+                counts.add(Counter::PerfBad, 1);
+                lost = true;
+            }
+        }
+        events.sort_by_key(|event| event.time);
+        lost
+    }
+}
+
+/// CPUs at work.
+pub(super) fn online() -> Result<Vec<u32>, KernelError> {
+    list("/sys/devices/system/cpu/online")
+}
+
+/// CPUs there can be: one more than the last one's number.
+pub(super) fn possible() -> Result<u32, KernelError> {
+    Ok(list("/sys/devices/system/cpu/possible")?.iter().max().map_or(1, |last| last + 1))
+}
+
+/// A list such as `0-3,7` in a file of /sys.
+fn list(path: &str) -> Result<Vec<u32>, KernelError> {
+    let failed = |source| KernelError::Cpus { path: path.to_owned(), source };
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    cpu_list(&text)
+        .ok_or_else(|| failed(io::Error::other(format!("expected a list such as 0-3,7, found {text:?}"))))
+}
+
+fn cpu_list(text: &str) -> Option<Vec<u32>> {
+    let mut cpus = Vec::new();
+    for part in text.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
+        // No kernel has more than 8192 CPUs (CONFIG_NR_CPUS).
+        if first > last || last >= 8192 {
+            return None;
+        }
+        cpus.extend(first..=last);
+    }
+    Some(cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cpu_list;
+
+    #[test]
+    fn cpu_lists() {
+        assert_eq!(cpu_list("0-2,5\n"), Some(vec![0, 1, 2, 5]));
+        assert_eq!(cpu_list("3"), Some(vec![3]));
+        for bad in ["", "a", "3-1", "0-99999999"] {
+            assert_eq!(cpu_list(bad), None, "{bad}");
+        }
+    }
+}
