@@ -3,7 +3,7 @@
 
 use crate::contention::level_for;
 use crate::instance::Instance;
-use crate::live::Watch;
+use crate::live::{Handles as _, Watch};
 use crate::repeat::mix;
 use crate::stack::{self, Extent};
 use crate::syscall;
@@ -176,6 +176,8 @@ impl Instance {
     pub fn on_event(&self, id: u32, version: u32, payload: &[u8], registers: &Registers) {
         let sampled_mode = self.features() & FEATURE_ALLOCATION_SAMPLED != 0;
         let known = match id {
+            // Another one's: exact mode has chosen others.
+            10 | 303 if self.has_told() => return,
             10 if !sampled_mode => {
                 tick(payload, version).map(|sample| self.on_allocation(&sample, registers))
             }
@@ -199,6 +201,16 @@ impl Instance {
         if known.is_none() {
             self.count(Counter::EventsMalformed);
         }
+    }
+
+    /// An object that exact mode has chosen by chance, as AllocationSampled would have. `registers` were captured in a frame that lives until this
+    /// returns.
+    pub fn on_chosen(&self, type_id: u64, object: usize, size: u64, registers: &Registers) {
+        let generation = self.info().and_then(|info| info.generation(object)).unwrap_or(0);
+        // Large and pinned objects have heaps of their own from the first.
+        let heap = generation.saturating_sub(2);
+        let sample = Sample { type_id, address: object as u64, size, amount: 0, heap, sampled: true };
+        self.on_allocation(&sample, registers);
     }
 
     fn on_allocation(&self, event: &Sample, registers: &Registers) {

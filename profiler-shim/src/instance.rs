@@ -53,6 +53,8 @@ pub struct Instance {
     pub(crate) info_level: AtomicU32,
     pub(crate) features: AtomicU64,
     pub(crate) runtime: AtomicU64,
+    /// 1 when exact mode, in the same process, chooses the allocations to be told of.
+    told: AtomicU32,
     /// EventPipe session, 0 for none. Changed by Initialize, and then by the service thread and those it waits for.
     pub(crate) session: AtomicU64,
     /// Bytes of stack to copy, 0 for the default.
@@ -109,6 +111,15 @@ impl Instance {
 
     pub(crate) fn features(&self) -> u64 {
         self.features.load(Ordering::Relaxed)
+    }
+
+    /// From here on exact mode chooses the allocations that are told of.
+    pub fn is_told(&self) {
+        self.told.store(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed) != 0
     }
 
     /// Where the instance's random choices begin.
@@ -203,8 +214,11 @@ impl Instance {
     /// everything else is ready by now. .NET 10's ticks are never asked for: any session that uses the newer event ends them.
     pub fn start_session(&self, info: Info) {
         let sampled = self.features() & FEATURE_ALLOCATION_SAMPLED != 0;
-        let (keywords, level) =
-            if sampled { (KEYWORDS | KEYWORD_ALLOCATION_SAMPLED, 4) } else { (KEYWORDS, 5) };
+        let (keywords, level) = match () {
+            () if self.has_told() => (KEYWORDS, 4),
+            () if sampled => (KEYWORDS | KEYWORD_ALLOCATION_SAMPLED, 4),
+            () => (KEYWORDS, 5),
+        };
         match info.start_session(keywords, level) {
             Ok(session) => {
                 self.session.store(session, Ordering::Relaxed);

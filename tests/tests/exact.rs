@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use serde_json::Value;
 use system_tests::environment::{begin, long_form, record_on};
 use system_tests::perfusion::{Scratch, command, run};
-use system_tests::{Profile, Runtime, Workload, on_runtimes};
+use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes};
 
 /// For a machine that is busy with other things, too.
 const DEADLINE: Duration = Duration::from_secs(600);
@@ -143,6 +143,18 @@ fn objects_are_counted_while_the_runtime_collects(runtime: Runtime) {
     assert_true(&recorded, &["objects", "bytes"]);
     let process = process(&recorded);
     println!("{name}: {} objects, all of them counted", process["objects"]);
+    // Chance chooses each byte with p = 1/102,400, whatever the runtime would: of 24-byte objects so many, ± √ of that.
+    let dead = |sample: &&Sample| sample.label("type") == "Counted.Dead";
+    let made = recorded.profile.samples.iter().filter(dead);
+    let made = made.filter(|sample| recorded.profile.value(sample, "alloc_objects") > 0);
+    let seen: f64 = made.map(|sample| sample.label("sampled_objects").parse::<f64>().unwrap()).sum();
+    let expected = number(&recorded.truth, "/types/Counted.Dead/bytes") as f64 / 102_400.0;
+    assert!(
+        (seen - expected).abs() < 5.0 * expected.sqrt(),
+        "{seen} of the dead were chosen, expected {expected:.0}"
+    );
+    let by_stride = recorded.profile.samples.iter().filter(|sample| sample.label("sampling") == "stride");
+    assert_eq!(by_stride.count(), 0, "also alive ones are chosen by chance");
     let collections = process["collections"].as_array().expect("a list");
     // Of what was allocated before a collection nothing is missing: it is dead or has survived.
     let last = collections.iter().rev().find(|of| of["reason"] == "small object allocation").expect("one");

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// What one object costs beyond an ordinary allocation, the runtime's part included: the middle of what docs/memory.md measured.
-const OBJECT_NS: f64 = 130.0;
+const OBJECT_NS: f64 = 95.0;
 
 /// How it is shown.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,7 @@
 //! What the runtime calls: thunks that turn raw arguments into safe ones. Each checks first that the instance may act: in a forked
 //! child and after goodbye nothing happens. All answer S_OK: a profiler's trouble is not the app's.
 
+use super::exact;
 use super::guid::{CALLBACKS, Guid};
 use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, S_OK};
 use super::info::Info;
@@ -72,6 +73,9 @@ unsafe fn start(this: *mut c_void, unknown: *mut c_void, client_data: Option<&[u
     if client_data.is_some() {
         // The service thread starts the session: that takes tens of milliseconds of managed code, and re-enters.
         return S_OK;
+    }
+    if exact::is_told_by(object) {
+        object.instance.is_told();
     }
     object.instance.set_listening(true);
     object.instance.start_session(info);

@@ -4,19 +4,26 @@
 use super::guid::{CALLBACKS, Guid};
 use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, E_FAIL, S_OK};
 use super::info::Info;
+use super::object::{Object, object};
 use super::unknown::{self, not_counted, slice};
 use super::vtable::{SLOTS, Vtable, ignored};
 use crate::exact::Exact;
-use crate::syscall;
+use crate::{machine, syscall};
 use core::ffi::c_void;
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use profiler_protocol::record::Registers;
 
 /// What the runtime holds a pointer to.
 #[repr(C)]
-struct Object {
+struct ExactObject {
     vtable: &'static Vtable,
     exact: Exact,
 }
+
+/// The notification profiler that tells of chosen objects: its address, [`WANTED`] once exact mode counts, 0 without it.
+static TELLER: AtomicUsize = AtomicUsize::new(0);
+const WANTED: usize = 1;
 
 /// COR_PRF_GC_INDUCED.
 const INDUCED: u32 = 1;
@@ -48,9 +55,9 @@ static TABLE: Vtable = {
 /// Makes the object, and its memory.
 pub(super) fn create() -> Option<NonNull<c_void>> {
     let exact = Exact::new()?;
-    let memory = syscall::map_private(size_of::<Object>(), false)?;
+    let memory = syscall::map_private(size_of::<ExactObject>(), false)?;
     // SAFETY: fresh memory of that size, page-aligned, known to nobody.
-    unsafe { memory.cast::<Object>().write(Object { vtable: &TABLE, exact }) };
+    unsafe { memory.cast::<ExactObject>().write(ExactObject { vtable: &TABLE, exact }) };
     Some(memory)
 }
 
@@ -60,7 +67,7 @@ pub(super) fn create() -> Option<NonNull<c_void>> {
 /// `this` came from [`create`].
 unsafe fn exact<'a>(this: *mut c_void) -> &'a Exact {
     // SAFETY: the caller's promise; it is never freed, and all that changes in it is atomic.
-    let object = unsafe { &*this.cast::<Object>() };
+    let object = unsafe { &*this.cast::<ExactObject>() };
     &object.exact
 }
 
@@ -91,6 +98,7 @@ unsafe extern "C" fn initialize(this: *mut c_void, unknown: *mut c_void) -> i32 
         info.release();
         return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
     }
+    TELLER.store(WANTED, Ordering::Release);
     // SAFETY: as above.
     unsafe { exact(this) }.start_session();
     // Never joined: it ends with the process. Without it lifetimes in time are 0, and counts of a process that is killed end with its last
@@ -126,8 +134,40 @@ unsafe extern "C" fn runtime_resume_finished(this: *mut c_void) -> i32 {
 
 unsafe extern "C" fn object_allocated(this: *mut c_void, object: usize, class: usize) -> i32 {
     // SAFETY: `this` is the object it was called on.
-    unsafe { exact(this) }.allocated(object, class);
+    if let Some(bytes) = unsafe { exact(this) }.allocated(object, class) {
+        tell(object, class, bytes);
+    }
     S_OK
+}
+
+/// Has the teller, if there is one by now, tell of an object that this thread has just allocated.
+#[cold]
+#[inline(never)]
+fn tell(allocated: usize, class: usize, bytes: u64) {
+    let teller = TELLER.load(Ordering::Acquire);
+    if teller <= WANTED {
+        return;
+    }
+    // SAFETY: `is_told_by` took a reference, which is never given back.
+    let instance = &unsafe { object(teller as *mut c_void) }.instance;
+    if instance.is_listening() {
+        let mut registers = Registers::default();
+        machine::capture(&mut registers);
+        instance.on_chosen(class as u64, allocated, bytes, &registers);
+    }
+}
+
+/// Makes a notification profiler that is loaded beside exact mode tell of the objects that are chosen here, instead of those that the runtime
+/// would choose: that would cost each object more than all that is done here. False without exact mode, or when there is a teller already.
+pub(super) fn is_told_by(teller: &Object) -> bool {
+    let this = (&raw const *teller).addr();
+    // Release: pairs with the acquire in `tell`.
+    let taken = TELLER.compare_exchange(WANTED, this, Ordering::Release, Ordering::Relaxed).is_ok();
+    if taken {
+        // For ever: threads that allocate may be on their way to it whenever it leaves.
+        teller.add_ref();
+    }
+    taken
 }
 
 unsafe extern "C" fn garbage_collection_started(

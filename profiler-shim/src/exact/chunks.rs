@@ -1,6 +1,7 @@
 //! What threads have allocated since the last collection: entries in chunks, each of which one thread fills. All chunks are free again
 //! after a collection, which has then sorted their objects into the dead and the living.
 
+use super::chance::Chance;
 use super::table::Table;
 use crate::exact::classes::Class;
 use crate::region::lasting;
@@ -103,7 +104,8 @@ pub struct Chunks {
     epoch: AtomicU64,
 }
 
-/// What is known of one thread. Its words are its thread's alone.
+/// What is known of one thread: its control block, chunk and the epoch of that, the class it met last, what is known of it and in which epoch; its
+/// countdown to the next stack. Its words are its thread's alone.
 #[derive(Clone, Copy)]
 pub struct Slot(&'static [AtomicU64; SLOT_WORDS]);
 
@@ -115,6 +117,14 @@ impl Slot {
         let [_, _, _, last, info, at, ..] = self.0;
         let same = last.load(Ordering::Relaxed) == class as u64 && at.load(Ordering::Relaxed) == epoch;
         same.then(|| Class::from_word(info.load(Ordering::Relaxed)))
+    }
+
+    /// Its countdown.
+    #[inline]
+    #[must_use]
+    pub fn chance(&self) -> Chance<'_> {
+        let [.., left, state] = self.0;
+        Chance { left, state }
     }
 
     /// Remembers it, once all is known of it.

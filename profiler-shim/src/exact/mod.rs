@@ -6,6 +6,7 @@
 //! to the list of its generation. A thread that allocates cannot be stopped inside the callback (it is in cooperative mode), so a
 //! collection never meets a half-written entry.
 
+pub mod chance;
 pub mod chunks;
 pub mod classes;
 pub mod ranges;
@@ -158,21 +159,24 @@ impl Exact {
 
     /// An object was allocated by this thread, which is in cooperative mode: no collection begins before this returns, unless naming a new
     /// type lets one in, and by then the object is noted.
+    ///
+    /// Answers its bytes when chance has chosen it, to be told of with its stack.
     #[inline]
-    pub fn allocated(&self, object: usize, class: usize) {
+    pub fn allocated(&self, object: usize, class: usize) -> Option<u64> {
         let tick = self.tick.load(Ordering::Relaxed);
         if tick == 0 {
-            return;
+            return None;
         }
-        let Some(slot) = self.chunks.slot(thread_block()) else {
+        let thread = thread_block();
+        let Some(slot) = self.chunks.slot(thread) else {
             self.table.count(head::LOSSES + loss::THREADS);
-            return;
+            return None;
         };
         let known = slot.known(class, self.classes.epoch());
         let found = match known {
             Some(class) => classes::Found { class, is_new: false },
             None => {
-                let Some(info) = self.info() else { return };
+                let info = self.info()?;
                 let found = self.classes.find(class, &self.table, &info);
                 slot.remember(class, found.class, self.classes.epoch());
                 found
@@ -195,6 +199,10 @@ impl Exact {
         if found.is_new {
             self.describe(class, found.class.row(), size_words);
         }
+        let (chance, bytes) = (slot.chance(), size_words.wrapping_mul(8));
+        (chance.is_near(bytes)
+            && chance.chooses(bytes, thread as u64 ^ self.began_ns.load(Ordering::Relaxed)))
+        .then_some(bytes)
     }
 
     /// Names a type that was met for the first time. Its first object keeps its module loaded meanwhile.
