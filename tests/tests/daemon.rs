@@ -147,7 +147,8 @@ fn metrics_and_health_are_told_over_http_and_a_second_daemon_is_refused() {
         get("/readyz").starts_with("HTTP/1.1 503").then_some(())
     })
     .unwrap();
-    assert!(programs(first.pid()).is_empty(), "nothing is left in the kernel");
+    // It is not ready from the moment on when it begins to end the recording.
+    wait_until("the kernel to be left", DEADLINE, || programs(first.pid()).is_empty().then_some(())).unwrap();
     fs::remove_file(&switch).unwrap();
     wait_until("the recording to begin again", DEADLINE, || {
         get("/readyz").starts_with("HTTP/1.1 200").then_some(())
