@@ -14,18 +14,21 @@
 use super::machine::{Machine, NATIVE};
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use gimli::{
-    BaseAddresses, CfaRule, DebugFrame, EhFrame, EndianSlice, LittleEndian, Operation, RegisterRule,
-    UnwindContext, UnwindSection,
+    BaseAddresses, CfaRule, CommonInformationEntry, DebugFrame, EhFrame, EndianSlice, FrameDescriptionEntry,
+    LittleEndian, Operation, RegisterRule, UnwindContext, UnwindOffset, UnwindSection,
 };
 use std::ops::Range;
 use std::sync::OnceLock;
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
-/// Longest FDE that is executed, bytes: the longest of Chromium's has under 20 KiB.
-const MAX_FDE_BYTES: usize = 32 << 10;
-/// Most entries an index made by reading the whole section may have.
-const MAX_INDEX: usize = 2 << 20;
+/// Longest CIE or FDE that is looked into, bytes: the longest of Chromium's has under 20 KiB.
+const MAX_ENTRY_BYTES: usize = 32 << 10;
+/// Most entries looked at when an index is made by reading the whole section, whether they turn out to be of use or not; what is behind
+/// them is in no index. Only Go's programs need one, and the largest of those have some 100,000 functions.
+const MAX_INDEX: usize = 512 << 10;
+/// Most bytes of CIEs read for one index: each FDE that names another one than the FDE before it has its own parsed anew.
+const MAX_INDEX_CIE_BYTES: usize = 32 << 20;
 /// Most operations of one DWARF expression, and values on its stack.
 const MAX_OPERATIONS: usize = 64;
 /// Where the rows of `.eh_frame_hdr`'s table begin, and the bytes of each.
@@ -215,12 +218,15 @@ impl UnwindSections {
         let mut bases = BaseAddresses::default().set_eh_frame(section.address);
         if let Some(hdr) = &self.eh_frame_hdr {
             bases = bases.set_eh_frame_hdr(hdr.address);
-            if let Some(found) = by_table(self.machine, hdr, &eh_frame, section.address, &bases, address) {
-                return found;
-            }
         }
-        let index = self.eh_index.get_or_init(|| make_index(&eh_frame, &bases));
-        by_index(self.machine, index, &eh_frame, &bases, address)
+        let dwarf = Dwarf { section: eh_frame, bytes: &section.bytes, bases };
+        if let Some(hdr) = &self.eh_frame_hdr
+            && let Some(found) = by_table(self.machine, hdr, &dwarf, section.address, address)
+        {
+            return found;
+        }
+        let index = self.eh_index.get_or_init(|| dwarf.index());
+        dwarf.by_index(self.machine, index, address)
     }
 
     fn debug_rule(&self, address: u64) -> Result<Found, Refusal> {
@@ -228,9 +234,9 @@ impl UnwindSections {
         let mut debug_frame = DebugFrame::new(&section.bytes, LittleEndian);
         debug_frame.set_address_size(8);
         debug_frame.set_vendor(self.machine.vendor);
-        let bases = BaseAddresses::default();
-        let index = self.debug_index.get_or_init(|| make_index(&debug_frame, &bases));
-        by_index(self.machine, index, &debug_frame, &bases, address)
+        let dwarf = Dwarf { section: debug_frame, bytes: &section.bytes, bases: BaseAddresses::default() };
+        let index = self.debug_index.get_or_init(|| dwarf.index());
+        dwarf.by_index(self.machine, index, address)
     }
 }
 
@@ -240,9 +246,8 @@ impl UnwindSections {
 fn by_table(
     machine: &Machine,
     hdr: &Section,
-    eh_frame: &EhFrame<Bytes<'_>>,
+    eh_frame: &Dwarf<'_, EhFrame<Bytes<'_>>>,
     eh_frame_address: u64,
-    bases: &BaseAddresses,
     address: u64,
 ) -> Option<Result<Found, Refusal>> {
     let (head, table) = hdr.bytes.split_first_chunk::<TABLE_AT>()?;
@@ -257,7 +262,7 @@ fn by_table(
     };
     let offset = fde.checked_sub(eh_frame_address).and_then(|o| usize::try_from(o).ok());
     let Some(offset) = offset else { return Some(Err(Refusal::Malformed)) };
-    Some(fde_rule(machine, eh_frame, bases, offset, address, EhFrame::cie_from_offset))
+    Some(eh_frame.rule(machine, offset, address))
 }
 
 /// How many rows a table says it has, if it has the one form all linkers write.
@@ -309,7 +314,7 @@ impl FarSections {
         eh_frame.set_vendor(machine.vendor);
         // The FDE's place counts in addresses relative to it; the CIE's has none that matters.
         let bases = BaseAddresses::default().set_eh_frame(fde_address.wrapping_sub(at as u64));
-        fde_rule(machine, &eh_frame, &bases, at, address, EhFrame::cie_from_offset)
+        Dwarf { section: eh_frame, bytes: &section, bases }.rule(machine, at, address)
     }
 
     /// The last row whose function does not begin behind `address`: by halves, the last of them read at once.
@@ -354,7 +359,7 @@ impl FarSections {
             return Err(Refusal::Malformed);
         }
         // The form with 64-bit lengths says u32::MAX here, and is for sections of more than 4 GiB.
-        if length > MAX_FDE_BYTES + LENGTH_BYTES {
+        if length > MAX_ENTRY_BYTES + LENGTH_BYTES {
             return Err(Refusal::Unsupported);
         }
         let there = entry.len();
@@ -367,61 +372,100 @@ impl FarSections {
     }
 }
 
-/// Reads every FDE of a section once.
-fn make_index<'a, S: UnwindSection<Bytes<'a>>>(section: &S, bases: &BaseAddresses) -> Vec<IndexEntry> {
-    let mut index = Vec::new();
-    let mut entries = section.entries(bases);
-    // An entry that does not parse ends the section: what follows has no known place.
-    while let Ok(Some(entry)) = entries.next() {
-        let gimli::CieOrFde::Fde(partial) = entry else { continue };
-        let offset = partial.offset();
-        // An FDE of a CIE this reader cannot parse is skipped alone.
-        let Ok(fde) = partial.parse(S::cie_from_offset) else { continue };
-        let (start, end) = (fde.initial_address(), fde.end_address());
-        if start < end {
-            index.push(IndexEntry { start, end, offset });
-        }
-        if index.len() == MAX_INDEX {
-            break;
-        }
-    }
-    index.sort_unstable_by_key(|e| e.start);
-    index
+/// A section of call frame information in memory.
+struct Dwarf<'a, S> {
+    section: S,
+    /// The same bytes, for looking at an entry's length before it is parsed: a CIE's augmentation alone may take up the section, and gimli
+    /// parses a CIE for each FDE that names it.
+    bytes: &'a [u8],
+    bases: BaseAddresses,
 }
 
-fn by_index<'a, S: UnwindSection<Bytes<'a>>>(
+type Cie<'a> = CommonInformationEntry<Bytes<'a>>;
+
+impl<'a, S: UnwindSection<Bytes<'a>>> Dwarf<'a, S> {
+    /// Length of the CIE or FDE at `offset`, when it is one that is looked into. The form with 64-bit lengths, which says `u32::MAX` first, is
+    /// for sections of more than 4 GiB.
+    fn entry_bytes(&self, offset: usize) -> Option<usize> {
+        let length = self.bytes.get(offset..)?.first_chunk::<LENGTH_BYTES>()?;
+        let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+        (length <= MAX_ENTRY_BYTES).then_some(length + LENGTH_BYTES)
+    }
+
+    fn cie(&self, offset: S::Offset) -> gimli::Result<Cie<'a>> {
+        // What parsing says of a CIE that is not to be parsed.
+        self.entry_bytes(UnwindOffset::into(offset)).ok_or(gimli::Error::UnsupportedOffset)?;
+        self.section.cie_from_offset(&self.bases, offset)
+    }
+
+    /// Looks at every FDE once.
+    fn index(&self) -> Vec<IndexEntry> {
+        let mut index = Vec::new();
+        let mut entries = self.section.entries(&self.bases);
+        let (mut last, mut cie_bytes): (Option<(usize, gimli::Result<Cie<'a>>)>, _) = (None, 0);
+        // An entry that does not parse ends the section: what follows has no known place.
+        for _ in 0..MAX_INDEX {
+            let Ok(Some(entry)) = entries.next() else { break };
+            let gimli::CieOrFde::Fde(partial) = entry else { continue };
+            let offset = partial.offset();
+            // One that would not be executed has no place in the index, nor has one whose CIE does not parse.
+            if self.entry_bytes(offset).is_none() {
+                continue;
+            }
+            let named = partial.cie_offset();
+            let cie_offset: usize = UnwindOffset::into(named);
+            let cie = match &last {
+                Some((at, cie)) if *at == cie_offset => cie.clone(),
+                _ => {
+                    cie_bytes += self.entry_bytes(cie_offset).unwrap_or(0);
+                    if cie_bytes > MAX_INDEX_CIE_BYTES {
+                        break;
+                    }
+                    let cie = self.cie(named);
+                    last = Some((cie_offset, cie.clone()));
+                    cie
+                }
+            };
+            let Ok(fde) = partial.parse(|_, _, _| cie.clone()) else { continue };
+            let (start, end) = (fde.initial_address(), fde.end_address());
+            if start < end {
+                index.push(IndexEntry { start, end, offset });
+            }
+        }
+        index.sort_unstable_by_key(|e| e.start);
+        index
+    }
+
+    fn by_index(&self, machine: &Machine, index: &[IndexEntry], address: u64) -> Result<Found, Refusal> {
+        let after = index.partition_point(|e| e.start <= address);
+        let entry = after.checked_sub(1).and_then(|i| index.get(i)).ok_or(Refusal::NoEntry)?;
+        if address >= entry.end {
+            return Err(Refusal::NoEntry);
+        }
+        self.rule(machine, entry.offset, address)
+    }
+
+    /// The rule at `address` by the FDE at `offset`.
+    fn rule(&self, machine: &Machine, offset: usize, address: u64) -> Result<Found, Refusal> {
+        self.entry_bytes(offset).ok_or(Refusal::Unsupported)?;
+        let fde = self.section.fde_from_offset(&self.bases, S::Offset::from(offset), |_, _, at| self.cie(at));
+        let fde = fde.map_err(|error| match error {
+            gimli::Error::UnsupportedOffset => Refusal::Unsupported,
+            _ => Refusal::Malformed,
+        })?;
+        fde_rule(machine, &self.section, &self.bases, &fde, address)
+    }
+}
+
+fn fde_rule<'a, S: UnwindSection<Bytes<'a>>>(
     machine: &Machine,
-    index: &[IndexEntry],
     section: &S,
     bases: &BaseAddresses,
+    fde: &FrameDescriptionEntry<Bytes<'a>>,
     address: u64,
 ) -> Result<Found, Refusal> {
-    let after = index.partition_point(|e| e.start <= address);
-    let entry = after.checked_sub(1).and_then(|i| index.get(i)).ok_or(Refusal::NoEntry)?;
-    if address >= entry.end {
-        return Err(Refusal::NoEntry);
-    }
-    fde_rule(machine, section, bases, entry.offset, address, S::cie_from_offset)
-}
-
-fn fde_rule<'a, S, F>(
-    machine: &Machine,
-    section: &S,
-    bases: &BaseAddresses,
-    offset: usize,
-    address: u64,
-    cie: F,
-) -> Result<Found, Refusal>
-where
-    S: UnwindSection<Bytes<'a>>,
-    F: FnMut(&S, &BaseAddresses, S::Offset) -> gimli::Result<gimli::CommonInformationEntry<Bytes<'a>>>,
-{
-    let fde = section.fde_from_offset(bases, S::Offset::from(offset), cie).map_err(|_| Refusal::Malformed)?;
     if !fde.contains(address) {
         return Err(Refusal::NoEntry);
-    }
-    if fde.entry_len() > MAX_FDE_BYTES || fde.cie().entry_len() > MAX_FDE_BYTES {
-        return Err(Refusal::Unsupported);
     }
     let return_address = gimli::Register(machine.return_column);
     if fde.cie().return_address_register() != return_address {
@@ -698,6 +742,64 @@ mod tests {
             assert_eq!(far.rule_in(&file.0, last).unwrap().function, last..last + 16);
             assert_eq!(far.rule(last), Err(Refusal::Unreadable), "the file is closed");
         }
+    }
+
+    /// A CIE whose augmentation is `z`, so many `S` and `R`, then `fdes`, each of whose first word is to be its distance from its CIE.
+    fn signals(letters: usize, fdes: &[&[u8]]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut body = vec![0, 0, 0, 0, 1, b'z'];
+        body.resize(body.len() + letters, b'S');
+        body.extend([b'R', 0, 1, 0x78, 16, 1, 0x1b, 0x0c, 7, 8, 0x90, 1]);
+        bytes.extend((body.len() as u32).to_le_bytes());
+        bytes.extend(body);
+        for fde in fdes {
+            bytes.extend((fde.len() as u32 + 4).to_le_bytes());
+            bytes.extend((bytes.len() as u32).to_le_bytes());
+            bytes.extend(*fde);
+        }
+        bytes
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused_unparsed() {
+        let cie = |letters| signals(letters, &[]).len();
+        let fde = |at: usize| {
+            let place = (0x5000u32.wrapping_sub(0x2000 + at as u32 + 8)).to_le_bytes();
+            [place, 0x10u32.to_le_bytes(), [0; 4]].concat()
+        };
+        let of = |letters| {
+            let bytes = signals(letters, &[&fde(cie(letters))]);
+            UnwindSections::of(&X86_64, None, Some(Section { address: 0x2000, bytes }), None)
+        };
+        assert_eq!(of(0).rule(0x5000).unwrap().rule, X86_64.frameless());
+        assert_eq!(of(100).rule(0x5000).unwrap().rule.kind, FrameKind::Signal);
+        assert_eq!(of(MAX_ENTRY_BYTES).rule(0x5000), Err(Refusal::NoEntry), "in no index");
+        let mut hdr = vec![1, 0x1b, 0x03, 0x3b, 0, 0, 0, 0, 1, 0, 0, 0];
+        hdr.extend((0x5000i32 - 0x3000).to_le_bytes());
+        hdr.extend((0x2000 + cie(MAX_ENTRY_BYTES) as i32 - 0x3000).to_le_bytes());
+        let mut with_table = of(MAX_ENTRY_BYTES);
+        with_table.eh_frame_hdr = Some(Section { address: 0x3000, bytes: hdr });
+        assert_eq!(with_table.rule(0x5000), Err(Refusal::Unsupported));
+    }
+
+    #[test]
+    fn very_many_entries_of_a_very_long_one_take_no_longer_than_others() {
+        // Sixteen million letters a million times, which no test would see the end of. The eight bytes of each FDE do not parse.
+        let all = vec![&[][..]; 1 << 20];
+        for letters in [16 << 20, MAX_ENTRY_BYTES - 64] {
+            let eh_frame = Section { address: 0x2000, bytes: signals(letters, &all) };
+            let sections = UnwindSections::of(&X86_64, None, Some(eh_frame), None);
+            assert_eq!(sections.rule(0x5000), Err(Refusal::NoEntry));
+        }
+        // The same where each names another one than the one before.
+        let long = signals(MAX_ENTRY_BYTES - 64, &[]);
+        let mut bytes = [long.clone(), long.clone()].concat();
+        for fde in 0..1 << 20 {
+            bytes.extend(4u32.to_le_bytes());
+            bytes.extend((bytes.len() as u32 - fde % 2 * long.len() as u32).to_le_bytes());
+        }
+        let sections = UnwindSections::of(&X86_64, None, Some(Section { address: 0x2000, bytes }), None);
+        assert_eq!(sections.rule(0x5000), Err(Refusal::NoEntry));
     }
 
     #[test]

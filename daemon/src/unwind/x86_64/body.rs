@@ -25,6 +25,10 @@ const MAX_FROM_START: usize = 1_000;
 /// Most starts tried, and how far back they are looked for, bytes.
 const MAX_STARTS: usize = 24;
 const MAX_BACK: u64 = 8 << 10;
+/// Most instructions decoded for one answer, on all paths and in the padding between functions; and the words of a path's frame that are
+/// copied at a branch for as much as one.
+const MAX_DECODED: usize = 32 << 10;
+const WORDS_PER_INSTRUCTION: usize = 16;
 /// Most words of its frame a path may write.
 const MAX_WORDS: usize = 256;
 /// Bytes read at once, and how often.
@@ -289,9 +293,15 @@ struct Text<'a, 'b> {
     read: &'a mut ReadCode<'b>,
     blocks: HashMap<u64, Vec<u8>>,
     info: InstructionInfoFactory,
+    /// Instructions that may still be decoded.
+    left: usize,
 }
 
-impl Text<'_, '_> {
+impl<'a, 'b> Text<'a, 'b> {
+    fn new(read: &'a mut ReadCode<'b>) -> Self {
+        Self { read, blocks: HashMap::new(), info: InstructionInfoFactory::new(), left: MAX_DECODED }
+    }
+
     /// The bytes at `address`, as many as an instruction has at most, or fewer where they end.
     fn bytes(&mut self, address: u64) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(INSTRUCTION_BYTES);
@@ -317,7 +327,13 @@ impl Text<'_, '_> {
         bytes
     }
 
+    /// Whether nothing more will be decoded: what was found until then may be a part of what there is.
+    fn is_used_up(&self) -> bool {
+        self.left == 0
+    }
+
     fn decode(&mut self, address: u64) -> Option<Instruction> {
+        self.left = self.left.checked_sub(1)?;
         let bytes = self.bytes(address);
         let mut decoder = Decoder::with_ip(64, &bytes, address, DecoderOptions::NONE);
         Some(decoder.decode()).filter(|instruction| !instruction.is_invalid())
@@ -361,6 +377,7 @@ impl Text<'_, '_> {
                     Next::On => path.at = instruction.next_ip(),
                     Next::Jump(to) => path.at = to,
                     Next::Branch(to) => {
+                        self.left = self.left.saturating_sub(path.words.len() / WORDS_PER_INSTRUCTION);
                         let mut taken = path.clone();
                         taken.at = to;
                         open.push(taken);
@@ -546,7 +563,7 @@ fn signal_return() -> Rule {
 /// # Errors
 /// [`Refusal`] when the code does not say, or says it in two ways.
 pub fn rule(read: &mut ReadCode<'_>, address: u64, exact: bool) -> Result<Rule, Refusal> {
-    let mut text = Text { read, blocks: HashMap::new(), info: InstructionInfoFactory::new() };
+    let mut text = Text::new(read);
     let returns = exact || !text.is_filled(address);
     let onward = if returns { onward(&mut text, address) } else { Onward::default() };
     if onward.ends_thread {
@@ -576,6 +593,9 @@ pub fn rule(read: &mut ReadCode<'_>, address: u64, exact: bool) -> Result<Rule, 
             entered.push(rule);
         }
     }
+    if text.is_used_up() {
+        return Err(Refusal::NoEntry);
+    }
     let returned: Vec<Rule> = onward.rules.into_iter().filter(fits).collect();
     let agreed = returned.iter().filter(|onward| entered.iter().any(|rule| rule.cfa == onward.cfa));
     // A start that is none has missed some of the frame.
@@ -604,7 +624,7 @@ fn size(rule: &Rule) -> i32 {
 pub fn is_behind_entry(read: &mut ReadCode<'_>, entry: u64, address: u64) -> bool {
     /// Instructions of an entry point up to its call.
     const MOST: usize = 24;
-    let mut text = Text { read, blocks: HashMap::new(), info: InstructionInfoFactory::new() };
+    let mut text = Text::new(read);
     let (mut at, mut aligned) = (entry, false);
     for _ in 0..MOST {
         let Some(instruction) = text.decode(at) else { return false };
@@ -716,6 +736,30 @@ mod tests {
         assert_eq!(after_syscall.cfa, Cfa::Register { base: Register::RSP, offset: 8 });
         assert!(at(&CLONE, 0x2f).unwrap().is_thread_start(), "behind the call of the thread's function");
         assert_eq!(at(&CLONE3, 2).unwrap().kind, FrameKind::NewThread);
+    }
+
+    #[test]
+    fn very_much_padding_is_walked_no_further_than_other_code() {
+        const CALLS: usize = 60;
+        const FIRST: usize = 0x1000;
+        const EACH: usize = 8 << 10;
+        // push rbp; `jne` to each of the calls; pop rbp; ret.
+        let mut code = vec![0x55];
+        for call in 0..CALLS {
+            code.extend([0x0f, 0x85]);
+            code.extend(((FIRST + call * EACH - code.len() - 4) as i32).to_le_bytes());
+        }
+        code.extend([0x5d, 0xc3]);
+        let returns = at(&code, 1).unwrap();
+        assert_eq!(returns.cfa, Cfa::Register { base: Register::RSP, offset: 16 });
+        code.resize(FIRST, 0xcc);
+        for call in 0..CALLS {
+            // A call that no code is behind: padding of single bytes up to where a function may begin.
+            code.resize(FIRST + call * EACH, 0xc3);
+            code.extend([0xe8, 0, 0, 0, 0]);
+            code.resize(FIRST + (call + 1) * EACH - 16, 0x90);
+        }
+        assert_eq!(at(&code, 1), Err(Refusal::NoEntry));
     }
 
     /// Where there is call frame information, the code must say the same.
