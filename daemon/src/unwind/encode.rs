@@ -22,7 +22,14 @@ pub fn encode(machine: &Machine, rule: &Rule) -> Option<UnwindRule> {
     };
     let mut saved = [SAME; WALK_REGISTERS];
     for (place, number) in saved.iter_mut().zip(machine.walk_places) {
-        *place = offset(machine, rule, *rule.registers.get(usize::from(number))?)?;
+        let register = *rule.registers.get(usize::from(number))?;
+        let is_stack = usize::from(number) == machine.stack_pointer.index();
+        *place = match (register, rule.kind) {
+            // They leave with the CFA in the stack pointer, whatever is said of it, and with the CFA in no other register.
+            (Saved::CfaPlus(0), _) if is_stack => SAME,
+            (_, FrameKind::Call) if is_stack => return None,
+            _ => offset(machine, rule, register)?,
+        };
     }
     let in_link = machine.link.is_some_and(|link| rule.return_address == Saved::InRegister(link));
     if let Some(place) = saved.get_mut(PC) {
@@ -64,7 +71,6 @@ fn offset(machine: &Machine, rule: &Rule, saved: Saved) -> Option<i16> {
         {
             from_anchor(offset.checked_sub(cfa)?)
         }
-        (Saved::CfaPlus(0), ..) => Some(SAME),
         _ => None,
     }
 }
@@ -115,6 +121,22 @@ mod tests {
         assert_eq!((encoded.kind, encoded.saved[SP], encoded.low, encoded.high), (RULE_SIGNAL, 96, 64, 176));
         rule.registers[7] = Saved::CfaPlus(0);
         assert_eq!(encode(&X86_64, &rule), None, "where rsp is must be known without the CFA");
+    }
+
+    #[test]
+    fn the_cfa_goes_to_the_stack_pointer_and_to_no_other_register() {
+        for machine in [&X86_64, &AARCH64] {
+            for register in [machine.frame_pointer, machine.stack_pointer] {
+                let is_stack = register == machine.stack_pointer;
+                for saved in [Saved::CfaPlus(0), Saved::CfaPlus(8), Saved::Same, Saved::AtCfa(-16)] {
+                    let mut rule = machine.call(Cfa::Register { base: machine.frame_pointer, offset: 16 });
+                    rule.return_address = Saved::AtCfa(-8);
+                    rule.registers[register.index()] = saved;
+                    let can = is_stack == (saved == Saved::CfaPlus(0)) && saved != Saved::CfaPlus(8);
+                    assert_eq!(encode(machine, &rule).is_some(), can, "{rule:?}");
+                }
+            }
+        }
     }
 
     #[test]
