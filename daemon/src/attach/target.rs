@@ -1,6 +1,7 @@
 //! One process as `/proc` shows it, held by a descriptor of its `/proc/PID` directory, so that every later read is of this very
 //! process even when its pid is given to another one. Everything read here can be written by the process: bounded, never believed.
 
+use crate::process::mapping::{Fields, parse_fields};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 use std::fs::File;
@@ -328,28 +329,10 @@ pub fn printable(text: &str) -> String {
 }
 
 fn parse_map_line(line: &str) -> Option<MapLine> {
-    let line = line.trim_end_matches('\n');
-    let mut rest = line;
-    let mut field = || {
-        let trimmed = rest.trim_start_matches(' ');
-        let (field, after) = trimmed.split_once(' ').unwrap_or((trimmed, ""));
-        rest = after;
-        field
-    };
-    let (start, end) = field().split_once('-')?;
-    let permissions = field();
-    let offset = field();
-    let (major, minor) = field().split_once(':')?;
-    let inode = field();
-    Some(MapLine {
-        start: u64::from_str_radix(start, 16).ok()?,
-        end: u64::from_str_radix(end, 16).ok()?,
-        offset: u64::from_str_radix(offset, 16).ok()?,
-        device: (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?),
-        inode: inode.parse().ok()?,
-        executable: permissions.as_bytes().get(2) == Some(&b'x'),
-        name: rest.trim_start_matches(' ').to_owned(),
-    })
+    let Fields { range, executable, file_offset, device, inode, path } =
+        parse_fields(line.trim_end_matches('\n'))?;
+    let name = path.to_owned();
+    Some(MapLine { start: range.start, end: range.end, offset: file_offset, device, inode, executable, name })
 }
 
 #[cfg(test)]

@@ -8,6 +8,12 @@ use std::sync::Arc;
 /// Most executable mappings kept of one process: a runtime with write-xor-execute has a few thousand.
 pub const MAX_MAPPINGS: usize = 16_384;
 
+/// Most memory the mappings of one process take, bytes.
+pub const MAX_MAPPING_BYTES: usize = 4 << 20;
+
+/// A mapped file by its device (major, minor) and inode, as the mapping states them.
+pub type FileKey = ((u32, u32), u64);
+
 /// What an executable mapping holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Region {
@@ -66,6 +72,17 @@ impl Mapping {
         })
     }
 
+    /// Its file.
+    #[must_use]
+    pub fn file(&self) -> FileKey {
+        (self.device, self.inode)
+    }
+
+    /// Memory it takes, the path included, which others may have as well.
+    fn held_bytes(&self) -> usize {
+        size_of::<Self>() + self.path.len()
+    }
+
     /// Offset in the file of what is at `address`, which the mapping covers.
     #[must_use]
     pub fn file_offset_of(&self, address: u64) -> u64 {
@@ -109,6 +126,7 @@ pub enum Replaced {
 #[derive(Clone, Debug, Default)]
 pub struct Mappings {
     sorted: Vec<Mapping>,
+    held_bytes: usize,
 }
 
 impl Mappings {
@@ -122,6 +140,41 @@ impl Mappings {
     /// All mappings by address.
     pub fn iter(&self) -> impl Iterator<Item = &Mapping> {
         self.sorted.iter()
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.sorted.len()
+    }
+
+    /// True when there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.sorted.is_empty()
+    }
+
+    /// Memory they take.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
+    /// The parts of `range` that none covers.
+    #[must_use]
+    pub fn uncovered(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let from = self.sorted.partition_point(|m| m.range.end <= range.start);
+        let (mut parts, mut at) = (Vec::new(), range.start);
+        for covered in self.sorted.iter().skip(from).take_while(|m| m.range.start < range.end) {
+            if at < covered.range.start {
+                parts.push(at..covered.range.start);
+            }
+            at = covered.range.end;
+        }
+        if at < range.end {
+            parts.push(at..range.end);
+        }
+        parts
     }
 
     /// True when `seen`, read from /proc, says nothing new.
@@ -138,7 +191,10 @@ impl Mappings {
     pub fn insert(&mut self, new: Mapping) -> Replaced {
         let from = self.sorted.partition_point(|m| m.range.end <= new.range.start);
         let to = self.sorted.partition_point(|m| m.range.start < new.range.end).max(from);
-        if self.sorted.len() + 2 > MAX_MAPPINGS + (to - from) {
+        // At most it cuts one in two.
+        let full = self.sorted.len() + 2 > MAX_MAPPINGS + (to - from)
+            || self.held_bytes + 2 * new.held_bytes() > MAX_MAPPING_BYTES;
+        if full {
             return Replaced::Refused;
         }
         let over = self.sorted.get(from..to).unwrap_or_default();
@@ -164,6 +220,9 @@ impl Mappings {
             part.range.start = new.range.end;
             part
         });
+        let parts = || below.iter().chain([&new]).chain(&above);
+        let gone: usize = over.iter().map(Mapping::held_bytes).sum();
+        self.held_bytes = self.held_bytes + parts().map(Mapping::held_bytes).sum::<usize>() - gone;
         self.sorted.splice(from..to, below.into_iter().chain([new]).chain(above));
         replaced
     }
@@ -172,12 +231,18 @@ impl Mappings {
 /// One line of `/proc/PID/maps`, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fields<'a> {
-    range: Range<u64>,
-    executable: bool,
-    file_offset: u64,
-    device: (u32, u32),
-    inode: u64,
-    path: &'a str,
+    /// Addresses.
+    pub range: Range<u64>,
+    /// True when it can be executed.
+    pub executable: bool,
+    /// Offset of its first byte in the file, bytes.
+    pub file_offset: u64,
+    /// Device (major, minor) of the file.
+    pub device: (u32, u32),
+    /// Inode of the file; 0 for anonymous memory.
+    pub inode: u64,
+    /// Path as the kernel prints it, escapes and ` (deleted)` included.
+    pub path: &'a str,
 }
 
 /// Parses one line of `/proc/PID/maps`; `None` when it is malformed or empty.
@@ -302,6 +367,27 @@ mod tests {
     }
 
     #[test]
+    fn what_no_mapping_covers_is_told() {
+        let mut mappings = Mappings::default();
+        mappings.insert(mapping(0x2000, 0x1000, 1));
+        mappings.insert(mapping(0x4000, 0x1000, 2));
+        assert_eq!(mappings.uncovered(&(0x1000..0x6000)), [0x1000..0x2000, 0x3000..0x4000, 0x5000..0x6000]);
+        assert_eq!(mappings.uncovered(&(0x2800..0x3000)), []);
+        assert_eq!(mappings.uncovered(&(0x3000..0x3800)), [0x3000..0x3800]);
+    }
+
+    #[test]
+    fn the_memory_of_mappings_is_bounded() {
+        let mut mappings = Mappings::default();
+        let long = "x".repeat(4000);
+        for i in 0..4000 {
+            let path = format!("/{i}{long}");
+            mappings.insert(Mapping { path: path.as_str().into(), ..mapping(i * 0x2000, 0x1000, 1) });
+        }
+        assert!(mappings.len() < 1100 && mappings.held_bytes() <= MAX_MAPPING_BYTES);
+    }
+
+    #[test]
     fn the_number_of_mappings_is_bounded() {
         let mut mappings = Mappings::default();
         for i in 0..u64::try_from(MAX_MAPPINGS).unwrap() + 10 {
@@ -325,6 +411,7 @@ mod tests {
             }
             let sorted = ranges(&mappings);
             assert!(sorted.windows(2).all(|w| w[0].1 <= w[1].0));
+            assert_eq!(mappings.held_bytes(), mappings.iter().map(Mapping::held_bytes).sum::<usize>());
             std::hint::black_box(mappings.find(probe));
         }
     }
