@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::process::ProcessTable;
 use crate::process::explain::{ExplainError, Explained, Origin};
 use crate::report::ReportError;
+use crate::symbolize::pretty::clean;
 use crate::unwind::machine::NATIVE;
 use crate::unwind::rule::{Cfa, FrameKind, Register, Rule, Saved};
 use serde_json::{Value, json};
@@ -77,10 +78,7 @@ fn text_of(next: Option<&Explained>, call: Option<&Explained>) -> String {
 }
 
 fn place(explained: &Explained) -> String {
-    match explained.in_file {
-        Some(address) => format!("{} at {address:#x}", explained.path),
-        None => format!("{} at {:#x}", explained.path, explained.looked_up),
-    }
+    format!("{} at {:#x}", clean(&explained.path), explained.in_file.unwrap_or(explained.looked_up))
 }
 
 fn rule_text(rule: &Rule, text: &mut String) {
@@ -164,7 +162,7 @@ fn json_of(next: Option<&Explained>, call: Option<&Explained>) -> String {
     let one = |explained: Option<&Explained>| {
         explained.map(|explained| {
             json!({
-                "path": &*explained.path,
+                "path": clean(&explained.path),
                 "looked_up": explained.looked_up,
                 "address_in_file": explained.in_file,
                 "method_start": explained.method,

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use system_tests::app::compile_c;
 use system_tests::environment::{Need, RECORD, begin, record_on};
-use system_tests::perfusion::{SLACK, command, run};
+use system_tests::perfusion::{SLACK, Scratch, command, run};
 use system_tests::wait::let_pass;
 use system_tests::{Outcome, Runtime, Workload, on_runtimes};
 
@@ -118,4 +119,36 @@ fn what_cannot_be_dumped_is_said() {
     assert!(outcome.stderr.contains("no process with pid 4194305"), "{}", outcome.stderr);
     let outcome = run(&mut command(["dump"]), SLACK).unwrap();
     assert_eq!(outcome.code(), 2, "{}", outcome.stderr);
+}
+
+#[test]
+fn a_program_cannot_write_to_the_terminal_by_its_name() {
+    let Some(_turn) = begin("dump::names", &[RECORD, &[Need::C]].concat()) else { return };
+    let scratch = Scratch::new().unwrap();
+    let program = scratch.path("\u{1b}[31mred");
+    std::fs::copy(compile_c("spin", "spin", &[]).unwrap(), &program).unwrap();
+    let app = Workload::program(&program).start().unwrap();
+    for args in [&[][..], &["--json"]] {
+        let outcome = dump(app.pid(), args);
+        assert!(
+            !outcome.stdout.contains('\u{1b}') && outcome.stdout.contains("[31mred"),
+            "{}",
+            outcome.stdout
+        );
+        assert!(!outcome.stdout.contains("\\u001b"), "nor to whoever prints the JSON: {}", outcome.stdout);
+    }
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", app.pid())).unwrap();
+    let code = maps.lines().find(|line| line.contains("r-xp") && line.contains("red")).unwrap();
+    let address = format!("0x{}", code.split('-').next().unwrap());
+    for args in [&[][..], &["--json"]] {
+        let pid = app.pid().to_string();
+        let mut inspect = command(["inspect", "unwind", &pid, &address]);
+        let outcome = run(inspect.args(args), SLACK).unwrap();
+        assert!(outcome.stdout.contains("[31mred"), "{} {}", outcome.stdout, outcome.stderr);
+        assert!(
+            !outcome.stdout.contains('\u{1b}') && !outcome.stdout.contains("\\u001b"),
+            "{}",
+            outcome.stdout
+        );
+    }
 }

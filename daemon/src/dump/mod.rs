@@ -18,6 +18,7 @@ use crate::source::kernel::{KernelOptions, KernelSource, Selection};
 use crate::source::order::Order;
 use crate::source::shim::{LIVE_OBJECTS, ShimSource};
 use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot};
+use crate::symbolize::pretty::clean;
 use crate::symbolize::{Module, file_name};
 use serde::Serialize;
 use std::io::{self, Write as _};
@@ -229,7 +230,7 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     }
     threads.sort_by_key(|thread| (thread.tid != pid, thread.tid));
     let process = processor.labels(ThreadId { pid, tid: pid }, false).process;
-    Ok(Dump { pid, process: process.map_or_else(String::new, |name| name.to_string()), threads })
+    Ok(Dump { pid, process: process.map_or_else(String::new, |name| clean(&name).into_owned()), threads })
 }
 
 /// Records until the shim is in and all threads were seen, or until that takes too long.
@@ -320,7 +321,7 @@ fn thread(processor: &Processor, snapshot: &ThreadSnapshot, at: MonotonicNs) -> 
     let frames = stack.map_or(&[][..], |stack| processor.frames(stack));
     let mut thread = Thread {
         tid: id.tid,
-        name: crate::symbolize::pretty::clean(&name).into_owned(),
+        name: clean(&name).into_owned(),
         role: labels.thread_role.unwrap_or_default(),
         state: State::Running,
         wait_reason: wait.map(|wait| processor.wait_reason(wait.reason, frames)),
@@ -358,12 +359,12 @@ fn frame(processor: &Processor, key: FrameKey) -> Frame {
     let module = match &symbol.module {
         Module::Kernel => Some("kernel".to_owned()),
         Module::Image(image) => {
-            processor.processes.image(*image).map(|image| file_name(&image.path).to_owned())
+            processor.processes.image(*image).map(|image| clean(file_name(&image.path)).into_owned())
         }
-        Module::Managed(module) => Some(module.to_string()),
+        Module::Managed(module) => Some(clean(module).into_owned()),
         Module::Jit | Module::None => None,
     };
-    Frame { function: symbol.name.to_string(), module }
+    Frame { function: clean(&symbol.name).into_owned(), module }
 }
 
 /// The kernel's name of a thread nothing was heard of; empty when it is gone.
