@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use system_tests::environment::{begin, long_form, record_on};
-use system_tests::perfusion::record_pid;
+use rustix::process::Signal;
+use system_tests::app::compile_c;
+use system_tests::environment::{Need, RECORD, begin, long_form, record_on};
+use system_tests::perfusion::{Recording, SLACK, Scratch, record_pid};
 use system_tests::profile::Frame;
 use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes};
 
@@ -44,6 +46,42 @@ fn usual_root(profile: &Profile, samples: &[&Sample]) -> Vec<String> {
         }
     }
     counts.into_iter().max_by_key(|(_, count)| *count).map(|(names, _)| names).unwrap_or_default()
+}
+
+#[test]
+fn a_library_that_is_rewritten_in_place_and_loaded_again_is_another_one() {
+    let Some(_turn) = begin("unwind::rewritten_library", &[RECORD, &[Need::C]].concat()) else { return };
+    let scratch = Scratch::new().unwrap();
+    let (file, library) = (scratch.path("reloads.pb.gz"), scratch.path("plugin.so"));
+    let plugin = |name: &str, frame: &str| {
+        let (name, frame) = (format!("-DPLUGIN={name}"), format!("-DFRAME={frame}"));
+        let output = format!("{}.so", &name[9..]);
+        compile_c("reloads", &output, &["-shared", "-fPIC", "-fomit-frame-pointer", &name, &frame]).unwrap()
+    };
+    let mut app = Workload::native("reloads", &[])
+        .unwrap()
+        .arg(&library)
+        .arg(plugin("first", "4096"))
+        .arg(plugin("second", "8192"))
+        .start()
+        .unwrap();
+    let mut recording = Recording::of_pid(app.pid(), &file, &["--frequency", "999"]).unwrap();
+    recording.await_progress("recording pid", Duration::from_secs(20)).unwrap();
+    let reloaded = app.ask("go", "reloaded").unwrap();
+    recording.signal(Signal::INT).unwrap();
+    recording.finish_well(SLACK).unwrap();
+    app.stop().unwrap();
+    assert_eq!(reloaded["same"], true, "else there is nothing to be mistaken about");
+    let profile = Profile::read(&file).unwrap();
+    let picture = || profile.describe("cpu", |_| true);
+    let whole = |sample: &Sample| sample.has("main") && sample.has("run");
+    let second = profile.sum("cpu", |sample| sample.has("second_burn") && whole(sample));
+    let burnt = reloaded["second"].as_i64().unwrap();
+    // Those of the first, whose symbols are gone, do not bear the second's names.
+    assert!((second - burnt).abs() * 10 <= burnt, "{second} of {burnt} ns\n{}", picture());
+    let in_library = profile.sum("cpu", |sample| sample.has("[plugin.so]+") && whole(sample));
+    let burnt = reloaded["first"].as_i64().unwrap();
+    assert!((in_library - burnt).abs() * 10 <= burnt, "{in_library} of {burnt} ns\n{}", picture());
 }
 
 on_runtimes!(tier1_call_chains_without_frame_pointers_are_exact: net8 Net8, net10 Net10; long: net9 Net9);

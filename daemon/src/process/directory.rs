@@ -7,7 +7,9 @@ use crate::symbolize::{Directory, ImageFile};
 impl Directory for ProcessTable {
     fn image(&self, image: ImageId) -> Option<ImageFile<'_>> {
         let image = ProcessTable::image(self, image)?;
-        Some(ImageFile { path: &image.path, file: image.file(), build_id: image.build_id.as_deref() })
+        // What was written over it has other names at the same places.
+        let file = image.file().filter(|_| !image.is_overwritten());
+        Some(ImageFile { path: &image.path, file, build_id: image.build_id.as_deref() })
     }
 
     fn image_bytes(&self, image: ImageId) -> Option<&[u8]> {

@@ -67,6 +67,7 @@ pub(super) struct Identity {
     device: u64,
     inode: u64,
     ctime: (i64, i64),
+    mtime: (i64, i64),
     size: u64,
 }
 
@@ -76,6 +77,7 @@ impl Identity {
             device: meta.dev(),
             inode: meta.ino(),
             ctime: (meta.ctime(), meta.ctime_nsec()),
+            mtime: (meta.mtime(), meta.mtime_nsec()),
             size: meta.size(),
         }
     }
@@ -316,6 +318,14 @@ impl Image {
     pub(super) fn is_unchanged(&self) -> bool {
         let Source::File(file) = &self.source else { return false };
         self.identity.is_some() && file.metadata().ok().map(|meta| Identity::of(&meta)) == self.identity
+    }
+
+    /// True when its file is open and was written to since it was parsed. Unlike [`Image::is_unchanged`] it does not ask for its name, which
+    /// an upgrade of the package takes away from a file that is in use.
+    pub(super) fn is_overwritten(&self) -> bool {
+        let (Source::File(file), Some(then)) = (&self.source, &self.identity) else { return false };
+        let now = file.metadata().ok().map(|meta| Identity::of(&meta));
+        now.is_none_or(|now| (now.mtime, now.size) != (then.mtime, then.size))
     }
 
     fn parse(path: Arc<str>, device: (u32, u32), inode: u64, source: Source) -> Self {

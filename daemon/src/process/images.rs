@@ -1,7 +1,7 @@
 //! All mapped files of a run: found behind mappings, opened, told apart, and dropped when there are too many.
 
 use super::image::{Identity, Image, ImageError};
-use super::mapping::Mapping;
+use super::mapping::{FileKey, Mapping};
 use crate::sample::frame::ImageId;
 use crate::source::MonotonicNs;
 use crate::unwind::eh_frame::UnwindSections;
@@ -77,7 +77,7 @@ pub struct Images {
     next_id: u32,
     by_identity: HashMap<Identity, ImageId>,
     /// Last image seen for (device, inode) of a mapping: for processes that are gone before their file could be opened.
-    by_mapping: HashMap<((u32, u32), u64), ImageId>,
+    by_mapping: HashMap<FileKey, ImageId>,
     all: Room,
     /// Of each pid, the images it was the first to map.
     brought: HashMap<u32, Room>,
@@ -102,31 +102,25 @@ impl Images {
     /// The image behind a file mapping of `pid`.
     ///
     /// # Errors
-    /// [`ImageError`] when it cannot be opened and was never seen, or there is no room.
+    /// [`ImageError`] when it cannot be opened and is not known to be one that was seen before, or there is no room.
     pub fn resolve(
         &mut self,
         pid: u32,
         mapping: &Mapping,
         elsewhere: Option<Elsewhere>,
     ) -> Result<ImageId, ImageError> {
-        let key = (mapping.device, mapping.inode);
+        let key = mapping.file();
         let known = self.by_mapping.get(&key).copied();
-        let known = known.filter(|id| self.get(*id).is_some_and(Image::is_unchanged));
-        // Where mappings state the device that files have, nothing else can have this inode while it is open.
-        if let Some(id) = known
-            && self.get(id).is_some_and(|image| image.identity_device() == Some(mapping.device))
-        {
+        // Where mappings state the device that files have, nothing else can have this inode while it is open. Where they do not, as on btrfs,
+        // whose subvolumes are all of one device there, another process may have made a file of its own with the same numbers.
+        let is_it = |image: &Image| image.is_unchanged() && image.identity_device() == Some(mapping.device);
+        if let Some(id) = known.filter(|id| self.get(*id).is_some_and(is_it)) {
             self.touch(id);
             return Ok(id);
         }
         let opened = open_mapped(pid, mapping)
             .or_else(|error| elsewhere.and_then(|elsewhere| open_elsewhere(mapping, elsewhere)).ok_or(error));
-        let file = match (opened, known) {
-            (Ok(file), _) => file,
-            // The process is gone, or renamed its file away: the same file was mapped before.
-            (Err(_), Some(id)) => return Ok(id),
-            (Err(error), None) => return Err(error),
-        };
+        let file = opened?;
         let open_error = |source| ImageError::Open { pid, path: Arc::clone(&mapping.path), source };
         let identity = Identity::of(&file.metadata().map_err(open_error)?);
         let id = match self.by_identity.get(&identity).copied() {
@@ -150,6 +144,20 @@ impl Images {
         self.by_mapping.insert(key, id);
         self.close_least_used();
         Ok(id)
+    }
+
+    /// True while the file of an image is open and nobody wrote to it.
+    pub(super) fn is_unchanged(&self, id: ImageId) -> bool {
+        self.get(id).is_some_and(Image::is_unchanged)
+    }
+
+    /// The same mapping, with the path of its image where that is the same: hundreds of processes map the same libraries.
+    pub(super) fn share_path(&self, mut mapping: Mapping) -> Mapping {
+        let known = self.by_mapping.get(&mapping.file()).and_then(|id| self.get(*id));
+        if let Some(image) = known.filter(|image| image.path == mapping.path) {
+            mapping.path = Arc::clone(&image.path);
+        }
+        mapping
     }
 
     /// The image in a file that nobody needs to map.
@@ -420,6 +428,19 @@ mod tests {
         file.flush().unwrap();
         assert!(images.resolve(NOBODY, &mapping, None).is_err(), "rewritten in place");
         assert_ne!(images.resolve(own, &mapping, None).unwrap(), first);
+    }
+
+    #[test]
+    fn a_file_is_not_anothers_that_has_its_inode_on_another_device() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mapping = mapping_of(file.path());
+        let mut images = Images::default();
+        let own = images.resolve(std::process::id(), &mapping, None).unwrap();
+        // As maps state it on btrfs: the file system's own device, which no file has.
+        let elsewhere = Mapping { device: (0, 9999), ..mapping.clone() };
+        images.by_mapping.insert((elsewhere.device, elsewhere.inode), own);
+        assert!(images.resolve(NOBODY, &elsewhere, None).is_err());
+        assert_eq!(images.resolve(NOBODY, &mapping, None).unwrap(), own);
     }
 
     #[test]

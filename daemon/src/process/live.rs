@@ -5,7 +5,7 @@ use super::ProcessError;
 use super::budget::{Common, Share, cpu_time};
 use super::images::Images;
 use super::lesson::{self, Lesson, Lessons};
-use super::mapping::{Mapping, Mappings, Region, Replaced, parse_maps_line};
+use super::mapping::{FileKey, Mapping, Mappings, Region, Replaced, parse_maps_line};
 use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
 use super::table::Counters;
 use crate::sample::frame::{FrameKey, ImageId, ProcessId};
@@ -25,6 +25,12 @@ use std::time::{Duration, Instant};
 /// Most PCs whose step is remembered per process, and most JIT bodies.
 const MAX_STEPS: usize = 16_384;
 const MAX_BODIES: usize = 16_384;
+/// What of either is dropped at once where there is no room, one part of all.
+const DROPPED_PART: usize = 4;
+/// Files known beside those that are mapped now.
+const FEW_IMAGES: usize = 64;
+/// How long it may take until the probes know no more what was taken back.
+const TAKEN_BACK: Duration = Duration::from_secs(2);
 /// Most start addresses whose generation is remembered per process.
 const MAX_REPLACED: usize = 16_384;
 /// Most frames of remembered stacks per process, and of what is remembered besides as many words.
@@ -60,6 +66,21 @@ pub(super) struct KnownBody {
     pub(super) checked: Instant,
 }
 
+/// Where a program's code and stack begin: others after each exec, for the kernel takes them at random.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Program {
+    code: u64,
+    stack: u64,
+}
+
+impl Program {
+    /// `None` of one that has ended and waits for its parent.
+    pub(super) fn of(stat: &procfs::process::Stat) -> Option<Self> {
+        let program = Self { code: stat.startcode, stack: stat.startstack };
+        (stat.state != 'Z' && program.stack != 0).then_some(program)
+    }
+}
+
 /// A live process.
 #[derive(Debug)]
 pub(super) struct Process {
@@ -68,8 +89,12 @@ pub(super) struct Process {
     pub(super) start_ticks: Option<u64>,
     pub(super) is_clr: bool,
     pub(super) mappings: Arc<Mappings>,
+    /// What it was when its start was read.
+    pub(super) program: Option<Program>,
+    /// An exec or a mapping of it may be unknown: it is to be read anew before its next stack is walked.
+    pub(super) in_doubt: bool,
     /// Files of its mappings, once resolved; `None` for those that cannot be.
-    pub(super) images: HashMap<((u32, u32), u64), Option<ImageId>>,
+    pub(super) images: HashMap<FileKey, Option<ImageId>>,
     pub(super) vdso: Option<ImageId>,
     pub(super) memory: Option<ProcessMemory>,
     /// By address and whether it is exact (lowest bit).
@@ -85,6 +110,10 @@ pub(super) struct Process {
     pub(super) parent: Option<u32>,
     /// The address space of the rules the probes know.
     pub(super) space: Option<u32>,
+    /// The one before, when that was given up for want of room and not because code was replaced.
+    former_space: Option<u32>,
+    /// When code was replaced last.
+    replaced_at: Option<MonotonicNs>,
     /// Places whose rules they are to forget.
     unlearned: Vec<u64>,
     /// Stacks the probes walked, by their places.
@@ -106,6 +135,8 @@ impl Process {
             start_ticks,
             is_clr: false,
             mappings,
+            program: None,
+            in_doubt: false,
             images: HashMap::new(),
             vdso: None,
             memory: None,
@@ -117,6 +148,8 @@ impl Process {
             share: Share::new(Instant::now()),
             parent: None,
             space: None,
+            former_space: None,
+            replaced_at: None,
             unlearned: Vec::new(),
             walked: WalkedStacks::default(),
             refreshed: None,
@@ -132,7 +165,7 @@ impl Process {
     pub(super) fn map(&mut self, mapping: Mapping, counters: &mut Counters) {
         self.is_clr |= belongs_to_clr(&mapping);
         let range = mapping.range.clone();
-        let key = (mapping.device, mapping.inode);
+        let key = mapping.file();
         match Arc::make_mut(&mut self.mappings).insert(mapping) {
             Replaced::Nothing => {}
             Replaced::Perhaps => self.recheck(&range),
@@ -143,6 +176,52 @@ impl Process {
         if self.images.get(&key) == Some(&None) {
             self.images.remove(&key);
         }
+        // A file it has mapped once and does no more takes no room for ever.
+        if self.images.len() > 2 * self.mappings.len() + FEW_IMAGES {
+            let mapped: HashSet<FileKey> = self.mappings.iter().map(Mapping::file).collect();
+            self.images.retain(|key, _| mapped.contains(key));
+        }
+    }
+
+    /// The file behind mappings was looked for: whatever was known by another one that had its place, as when it is rewritten and mapped
+    /// again, goes.
+    pub(super) fn set_image(&mut self, key: FileKey, image: Option<ImageId>) {
+        let known = self.images.insert(key, image).flatten();
+        if known.is_some() && known != image {
+            self.forget_file(key);
+        }
+    }
+
+    /// What is known by a file may be another file's.
+    pub(super) fn forget_file(&mut self, key: FileKey) {
+        let of_file = self.mappings.iter().filter(|m| m.region == Region::File && m.file() == key);
+        let ranges: Vec<Range<u64>> = of_file.map(|mapping| mapping.range.clone()).collect();
+        for range in ranges {
+            self.forget(&range);
+        }
+    }
+
+    /// Takes up all its mappings as they are; what was known of code that is still there stays.
+    pub(super) fn remap(&mut self, seen: Vec<Mapping>, counters: &mut Counters) {
+        let mut now = Mappings::default();
+        for mapping in seen {
+            if now.insert(mapping.clone()) == Replaced::Refused {
+                counters.mappings_refused += 1;
+            } else if !self.mappings.has(&mapping) {
+                self.map(mapping, counters);
+            }
+        }
+        let gone: Vec<Range<u64>> = self.mappings.iter().flat_map(|old| now.uncovered(&old.range)).collect();
+        for range in gone {
+            self.forget(&range);
+        }
+        self.mappings = Arc::new(now);
+    }
+
+    /// Forgets where its code is, until it is read anew.
+    pub(super) fn drop_mappings(&mut self, lessons: &mut Lessons) {
+        self.clear_caches(lessons);
+        (self.mappings, self.images, self.in_doubt) = (Arc::default(), HashMap::new(), true);
     }
 
     /// Begins a new period of its share of work when one is over.
@@ -158,18 +237,53 @@ impl Process {
         self.steps.len() + self.bodies.len()
     }
 
-    /// Drops remembered steps and bodies.
+    /// Drops remembered steps and bodies. The probes' rules go with them: one that is not remembered could not be taken back. What they have
+    /// walked by them still holds.
     pub(super) fn clear_caches(&mut self, lessons: &mut Lessons) {
-        self.clear_steps(lessons);
-        self.bodies.clear();
-    }
-
-    /// Drops remembered steps. The probes' rules go with them: one that is not remembered could not be taken back.
-    fn clear_steps(&mut self, lessons: &mut Lessons) {
         self.walked.clear();
         self.steps.clear();
+        self.bodies.clear();
         self.unlearned.clear();
+        self.former_space = self.space.or(self.former_space);
         self.close_space(lessons);
+    }
+
+    /// Drops some of the remembered steps: first of those where threads were interrupted, which are many and seldom met twice.
+    fn evict_steps(&mut self) {
+        let most = MAX_STEPS / DROPPED_PART;
+        let exact = self.steps.keys().filter(|key| *key & 1 != 0);
+        let callers = self.steps.keys().filter(|key| *key & 1 == 0).step_by(DROPPED_PART);
+        let dropped: Vec<u64> = exact.chain(callers).copied().take(most).collect();
+        for key in dropped {
+            self.drop_step(key);
+        }
+    }
+
+    /// Drops the bodies that were looked at longest ago. Their steps stay.
+    fn evict_bodies(&mut self) {
+        let mut oldest: Vec<(Instant, u64)> =
+            self.bodies.iter().map(|(start, known)| (known.checked, *start)).collect();
+        oldest.sort_unstable();
+        for (_, start) in oldest.into_iter().take(MAX_BODIES / DROPPED_PART) {
+            self.bodies.remove(&start);
+        }
+    }
+
+    fn drop_step(&mut self, key: u64) {
+        if self.steps.remove(&key).is_some_and(|cached| cached.taught.is_some()) {
+            self.unlearned.push(key);
+        }
+    }
+
+    /// Whether the probes could not have walked at `time` by a rule of code that had been replaced.
+    fn is_unreplaced(&self, time: MonotonicNs) -> bool {
+        let since = |at: MonotonicNs| time.0.checked_sub(at.0).map(Duration::from_nanos);
+        self.replaced_at.is_none_or(|at| since(at).is_some_and(|since| since > TAKEN_BACK))
+    }
+
+    /// Whether what the probes walked by the rules of an address space may hold still.
+    pub(super) fn knows_space(&self, space: u32) -> bool {
+        space == self.space.unwrap_or(0) || Some(space) == self.former_space
     }
 
     /// The probes are to walk no more of its stacks by the rules they know.
@@ -191,9 +305,7 @@ impl Process {
     fn forget_steps(&mut self, range: &Range<u64>) {
         let gone: Vec<u64> = self.steps.range(step_keys(range)).map(|(key, _)| *key).collect();
         for key in gone {
-            if self.steps.remove(&key).is_some_and(|cached| cached.taught.is_some()) {
-                self.unlearned.push(key);
-            }
+            self.drop_step(key);
         }
     }
 
@@ -226,6 +338,7 @@ impl Process {
     /// Code in `range` is gone.
     pub(super) fn forget(&mut self, range: &Range<u64>) {
         self.walked.clear();
+        self.replaced_at = Some(MonotonicNs::now());
         let starts: Vec<u64> = self.bodies_in(range);
         for start in starts {
             if let Some(known) = self.bodies.remove(&start) {
@@ -460,7 +573,7 @@ impl View<'_> {
     }
 
     fn image(&mut self, mapping: &Mapping) -> Option<ImageId> {
-        let key = (mapping.device, mapping.inode);
+        let key = mapping.file();
         match self.process.images.get(&key) {
             Some(None) => return None,
             Some(Some(id)) if self.images.get(*id).is_some_and(|i| !i.is_closed()) => return Some(*id),
@@ -474,7 +587,7 @@ impl View<'_> {
         }
         // One that was closed for want of room and cannot be opened again is still the same file.
         let id = resolved.ok().or(closed);
-        self.process.images.insert(key, id);
+        self.process.set_image(key, id);
         id
     }
 
@@ -667,7 +780,7 @@ impl View<'_> {
             process.forget(&body.range);
         }
         if process.bodies.len() >= MAX_BODIES {
-            process.clear_caches(self.lessons);
+            process.evict_bodies();
             self.counters.steps_cleared += 1;
         }
         let start = body.range.start;
@@ -746,7 +859,7 @@ impl View<'_> {
         // What could not be looked at may be there next time; addresses outside all mappings are not worth a place.
         if lasting && self.process.mappings.find(pc).is_some() {
             if self.process.steps.len() >= MAX_STEPS {
-                self.process.clear_steps(self.lessons);
+                self.process.evict_steps();
                 self.counters.steps_cleared += 1;
             }
             let jit = self.process.mappings.find(pc).is_some_and(|m| matches!(m.region, Region::Jit { .. }));
@@ -754,6 +867,7 @@ impl View<'_> {
             let old = self.process.steps.insert(key, cached);
             if old.as_ref().is_some_and(|old| old.step != step) {
                 self.process.walked.clear();
+                self.process.replaced_at = Some(MonotonicNs::now());
             }
             if let Some(old) = old.filter(|old| old.taught.is_some()) {
                 if old.step == step
@@ -785,9 +899,11 @@ impl Code for View<'_> {
 
     fn walked(&mut self, pc: u64, exact: bool, time: MonotonicNs) -> Option<FrameKey> {
         let step = self.look_up(pc, exact);
-        // Taken back, or taught later: then the probes used a rule of code that is not there any more.
-        let taught = self.process.steps.get(&place(pc, exact))?.taught?;
-        (taught <= time).then_some(step.frame)
+        // Taken back, or taught later: then the probes used a rule of code that is not there any more, or one that was dropped for want of
+        // room; the latter for certain where no code was replaced shortly before.
+        let taught = self.process.steps.get(&place(pc, exact)).and_then(|cached| cached.taught);
+        (taught.is_some_and(|taught| taught <= time) || self.process.is_unreplaced(time))
+            .then_some(step.frame)
     }
 
     fn is_executable(&mut self, address: u64) -> bool {
@@ -820,4 +936,62 @@ pub(super) fn read_maps(pid: u32) -> Result<Vec<Mapping>, ProcessError> {
         .map_err(|source| ProcessError::Read { pid, path, source })?;
     let lines = text.split(|&b| b == b'\n').map(String::from_utf8_lossy);
     Ok(lines.filter_map(|line| parse_maps_line(pid, &line)).filter_map(|m| Mapping::new(&m)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Mmap;
+
+    #[test]
+    fn a_full_cache_drops_some_places_and_the_rules_of_those_only() {
+        let mmap = Mmap {
+            pid: 1,
+            start: 0,
+            len: 1 << 30,
+            file_offset: 0,
+            device: (0, 0),
+            inode: 0,
+            path: String::new(),
+        };
+        let mut mappings = Mappings::default();
+        mappings.insert(Mapping::new(&mmap).unwrap());
+        let mut process = Process::new(ProcessId(0), 1, None, Arc::new(mappings));
+        let step = Step {
+            frame: FrameKey::Unknown { process: process.id, address: 0 },
+            rule: Ok(Arc::new(NATIVE.frameless())),
+        };
+        // A quarter of a quarter where threads were interrupted, all others callers.
+        let (quarter, now) = (MAX_STEPS / DROPPED_PART, MonotonicNs::now());
+        let exact = quarter / 4;
+        for n in 0..MAX_STEPS {
+            let taught = (n % 2 == 0).then_some(now);
+            let key = place(n as u64, n < exact);
+            process.steps.insert(key, CachedStep { step: step.clone(), checked: None, taught });
+        }
+        process.space = Some(1);
+        let (mut counters, mut lessons) = (Counters::default(), Lessons::default());
+        let mut view = View {
+            process: &mut process,
+            images: &mut Images::default(),
+            rules: &mut HashSet::new(),
+            counters: &mut counters,
+            lessons: &mut lessons,
+            common: &mut Common::default(),
+            now: Instant::now() + Duration::from_secs(1),
+            teaching: Teaching::Off,
+        };
+        view.look_up(0x1_0000, true);
+        assert_eq!(view.process.steps.len(), MAX_STEPS - quarter + 1);
+        assert!((0..exact as u64).all(|n| !view.process.steps.contains_key(&place(n, true))));
+        view.process.take_back(view.lessons);
+        let lessons = view.lessons.take();
+        assert!(lessons.iter().all(|lesson| matches!(lesson, Lesson::Forget { .. })), "no space is closed");
+        assert!(lessons.len() > exact / 4 && lessons.len() <= quarter);
+        assert_eq!(view.counters.steps_cleared, 1);
+        // What the probes have walked by one that was dropped is a frame all the same.
+        assert!(view.walked(0, true, now).is_some());
+        view.process.forget(&(0x2000..0x2001));
+        assert!(view.walked(2, true, MonotonicNs::now()).is_none(), "code was replaced a moment ago");
+    }
 }

@@ -9,8 +9,8 @@ use super::container::{Home, home};
 use super::image::Image;
 use super::images::{Elsewhere, Images};
 use super::lesson::{Lesson, Lessons};
-use super::live::{Process, Teaching, View, read_maps};
-use super::mapping::{Mapping, Mappings, Region, Replaced};
+use super::live::{Process, Program, Teaching, View, read_maps};
+use super::mapping::{FileKey, Mapping, Mappings, Region, Replaced};
 use crate::sample::frame::{ImageId, Marker, ProcessId};
 use crate::source::{Event, EventKind, MonotonicNs, ShimEvent, UserContext, WalkEnd};
 use crate::unwind::finish::{Finished, Limits, walk_traced};
@@ -26,13 +26,21 @@ const MAX_PROCESSES: usize = 8192;
 const MAX_INFOS: usize = 65_536;
 /// How long an exited process is kept for samples that come late.
 const KEEP_EXITED: Duration = Duration::from_secs(10);
-/// Shortest time between two times that all processes are read anew: a process that makes mappings without end can fill perf's rings.
+/// Shortest time between two times that all processes are read anew: a process that makes mappings without end can fill perf's rings. It
+/// doubles while that goes on, and is short again once nothing was lost for as long as the longest.
 const DOUBT_INTERVAL: Duration = Duration::from_secs(1);
+const LONGEST_DOUBT_INTERVAL: Duration = Duration::from_secs(16);
+/// Shortest time between two searches for processes that are gone, when the table is full.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(5);
+/// Most memory the mappings of all processes take, bytes: of a thousand with three hundred each.
+const MAX_MAPPING_BYTES: usize = 32 << 20;
 /// Most `/proc/PID/mem` kept open.
 const MAX_MEMORIES: usize = 128;
 /// Most steps and method bodies remembered of all processes together, about 25 MB.
 const MAX_CACHED: usize = 1 << 18;
 
+/// No process has this pid.
+const NOBODY: u32 = u32::MAX;
 /// Most files a forked process takes over as its parent's; one with more looks for each when it is needed. Copies of very many, in very
 /// many children, would be gigabytes.
 const MAX_INHERITED: usize = 256;
@@ -80,7 +88,7 @@ pub struct Counters {
     pub mappings_refused: u64,
     /// Mapped files that could not be opened or identified.
     pub images_failed: u64,
-    /// Times a process's remembered rules were dropped because they were too many.
+    /// Times some of a process's remembered rules or methods were dropped because they were too many.
     pub steps_cleared: u64,
     /// Times what was remembered of the process sampled longest ago was dropped, because that of all was too much.
     pub caches_evicted: u64,
@@ -92,8 +100,10 @@ pub struct Counters {
     pub bodies_replaced: u64,
     /// Stacks of processes that were gone.
     pub stacks_of_gone_processes: u64,
-    /// Times records of processes were lost, so that all that was known of running ones was forgotten.
+    /// Times records of processes were lost, so that all that run were read anew.
     pub doubts: u64,
+    /// Times the mappings of the process sampled longest ago were dropped, because those of all were too much.
+    pub mappings_evicted: u64,
     /// Rules taught to the probes.
     pub lessons: u64,
     /// Rules not taught because a process had its share.
@@ -130,12 +140,17 @@ pub struct ProcessTable {
     pub(super) rules: HashSet<Arc<Rule>>,
     /// At least the number of steps and bodies remembered.
     cached: usize,
+    /// At least the memory all mappings take.
+    mapping_bytes: usize,
     pub(super) lessons: Lessons,
     pub(super) common: Common,
     /// Records of processes were lost.
     in_doubt: bool,
-    /// When all was last forgotten because of that.
+    /// When all was last doubted because of that, and how long not to do that again.
     doubted: Option<Instant>,
+    doubt_interval: Duration,
+    /// When processes that are gone were looked for.
+    searched: Option<Instant>,
     pub(super) counters: Counters,
 }
 
@@ -169,6 +184,7 @@ impl ProcessTable {
             EventKind::Fork { parent, thread } if parent.pid != thread.pid => {
                 // A fork of a process never seen is read from /proc when its first sample comes.
                 if let Some(from) = self.live.get(&parent.pid) {
+                    let in_doubt = from.in_doubt;
                     let mappings = Arc::clone(&from.mappings);
                     let few = from.images.len() <= MAX_INHERITED;
                     let images = if few { from.images.clone() } else { HashMap::new() };
@@ -179,7 +195,7 @@ impl ProcessTable {
                         && let Some(process) = self.live.get_mut(&thread.pid)
                     {
                         process.images = images;
-                        process.parent = Some(parent.pid);
+                        (process.parent, process.in_doubt) = (Some(parent.pid), in_doubt);
                     }
                 } else {
                     self.remove(thread.pid);
@@ -198,27 +214,38 @@ impl ProcessTable {
             EventKind::Mmap(mmap) => {
                 let Some(mapping) = Mapping::new(mmap) else { return };
                 let Some(process) = self.live.get_mut(&mmap.pid) else { return };
+                // Its own paths are those of its files, which all processes share.
+                let mapping = self.images.share_path(mapping);
+                let shared = Arc::strong_count(&process.mappings) > 1;
+                let before = if shared { 0 } else { process.mappings.held_bytes() };
                 // Opened while the process is most likely there, and always: the inode may be another file's by now.
                 if mapping.region == Region::File {
-                    let key = (mapping.device, mapping.inode);
+                    let key = mapping.file();
                     process.refill(&mut self.common, Instant::now());
                     if self.common.has_time(&process.share) {
                         let before = cpu_time();
                         let elsewhere = process.parent.map(|parent| Elsewhere { parent, at: event.time });
-                        let id = self.images.resolve(mmap.pid, &mapping, elsewhere).ok();
+                        let known = process.images.get(&key).copied().flatten();
+                        let image = self.images.resolve(mmap.pid, &mapping, elsewhere).ok();
+                        // It may be gone or out of reach by now, and is the one that was known while nobody wrote to that.
+                        let image = image.or(known.filter(|id| self.images.is_unchanged(*id)));
+                        process.set_image(key, image);
                         self.common.spend(&mut process.share, cpu_time().saturating_sub(before));
-                        process.images.insert(key, id);
                     } else {
                         // Looked for when a stack needs it.
                         self.counters.budget_refusals += 1;
-                        process.images.remove(&key);
+                        if process.images.remove(&key).flatten().is_some() {
+                            process.forget_file(key);
+                        }
                     }
                 }
                 process.map(mapping, &mut self.counters);
                 process.take_back(&mut self.lessons);
+                self.mapping_bytes += process.mappings.held_bytes().saturating_sub(before);
                 if let Some(info) = self.infos.get_mut(&process.id) {
                     info.is_clr = process.is_clr;
                 }
+                self.evict_mappings(MAX_MAPPING_BYTES, mmap.pid);
             }
             EventKind::ProcessRecordsLost => self.in_doubt = true,
             EventKind::Shim { pid, event: ShimEvent::CodeUnloaded { ranges }, .. } => {
@@ -231,21 +258,66 @@ impl ProcessTable {
             }
             _ => {}
         }
-        if self.in_doubt && self.doubted.is_none_or(|at| at.elapsed() >= DOUBT_INTERVAL) {
+        if self.in_doubt && self.doubted.is_none_or(|at| at.elapsed() >= self.doubt_interval) {
             self.doubt_all();
         }
         self.drop_exited(event.time);
     }
 
-    /// Forgets all processes that still run: an exec, a fork or a mapping of any of them may be unknown, so each is read anew from /proc
-    /// when its next stack comes. Those that ended stay as they were.
+    /// Doubts all processes: an exec, a fork, a mapping or the end of any of them may be unknown, so each is read anew from /proc when its next
+    /// stack comes.
     fn doubt_all(&mut self) {
+        let quiet =
+            self.doubted.is_none_or(|at| at.elapsed() >= self.doubt_interval + LONGEST_DOUBT_INTERVAL);
+        self.doubt_interval =
+            if quiet { DOUBT_INTERVAL } else { (self.doubt_interval * 2).min(LONGEST_DOUBT_INTERVAL) };
         self.counters.doubts += 1;
         (self.in_doubt, self.doubted) = (false, Some(Instant::now()));
-        let running: Vec<u32> =
-            self.live.keys().copied().filter(|pid| super::start_ticks(*pid).is_some()).collect();
-        for pid in running {
-            self.remove(pid);
+        for process in self.live.values_mut() {
+            process.in_doubt = true;
+        }
+    }
+
+    /// Reads a process anew of which records may be lost. What is known of it stays where it is still so, and so does what was spent on it.
+    fn settle(&mut self, pid: u32) {
+        let Some(process) = self.live.get_mut(&pid).filter(|process| process.in_doubt) else { return };
+        process.refill(&mut self.common, Instant::now());
+        if !self.common.has_time(&process.share) {
+            self.counters.budget_refusals += 1;
+            return;
+        }
+        // One that has ended stays as it was.
+        let Some(stat) = super::stat(pid) else { return };
+        let Some(program) = Program::of(&stat) else { return };
+        let before = cpu_time();
+        if process.program != Some(program) || process.start_ticks != Some(stat.starttime) {
+            let Some(old) = self.remove(pid) else { return };
+            // What it has used up stays so, whoever it is: else a process that has records lost would have its share anew.
+            if self.adopt(pid).is_ok()
+                && let Some(process) = self.live.get_mut(&pid)
+            {
+                process.share = old.share;
+            }
+        } else if let Ok(seen) = read_maps(pid) {
+            process.in_doubt = false;
+            let (held, images) = (process.mappings.held_bytes(), &self.images);
+            process.remap(seen.into_iter().map(|m| images.share_path(m)).collect(), &mut self.counters);
+            self.mapping_bytes += process.mappings.held_bytes().saturating_sub(held);
+            let changed = |(key, id): (&FileKey, &Option<ImageId>)| {
+                id.is_some_and(|id| !images.is_unchanged(id)).then_some(*key)
+            };
+            let changed: Vec<FileKey> = process.images.iter().filter_map(changed).collect();
+            for key in changed {
+                process.images.remove(&key);
+                process.forget_file(key);
+            }
+            process.take_back(&mut self.lessons);
+            if let Some(info) = self.infos.get_mut(&process.id) {
+                info.is_clr = process.is_clr;
+            }
+        }
+        if let Some(process) = self.live.get_mut(&pid) {
+            self.common.spend(&mut process.share, cpu_time().saturating_sub(before));
         }
     }
 
@@ -278,18 +350,25 @@ impl ProcessTable {
 
     /// Forgets processes that are gone, except these, to which those still there are added; and that files but these stand in stacks.
     pub fn forget_gone(&mut self, images: &HashSet<ImageId>, processes: &mut HashSet<ProcessId>) {
-        // One whose end was not reported: its pid is free, or another's.
-        let lost = |process: &&Process| {
-            process.start_ticks.is_some_and(|ticks| super::start_ticks(process.pid) != Some(ticks))
-                && !self.exited.iter().any(|(_, id, _)| *id == process.id)
-        };
-        let lost: Vec<u32> = self.live.values().filter(lost).map(|process| process.pid).collect();
-        for pid in lost {
-            self.remove(pid);
-        }
+        self.remove_gone();
         processes.extend(self.live.values().map(|process| process.id));
         self.infos.retain(|id, _| processes.contains(id));
         self.images.keep_only(images);
+    }
+
+    /// Removes processes whose end was not reported: the pid is free, or another's. Of one that was forked and never sampled only the pid is
+    /// known.
+    fn remove_gone(&mut self) {
+        let exited: HashSet<ProcessId> = self.exited.iter().map(|(_, id, _)| *id).collect();
+        let gone = |process: &&Process| {
+            let there = super::start_ticks(process.pid);
+            (there.is_none() || process.start_ticks.is_some() && process.start_ticks != there)
+                && !exited.contains(&process.id)
+        };
+        let gone: Vec<u32> = self.live.values().filter(gone).map(|process| process.pid).collect();
+        for pid in gone {
+            self.remove(pid);
+        }
     }
 
     /// What the probes are to learn and to forget, since it was last taken.
@@ -305,22 +384,23 @@ impl ProcessTable {
         if let Some(process) = self.live.get(&pid) {
             return Ok(process.id);
         }
-        let stat = i32::try_from(pid)
-            .ok()
-            .and_then(|p| procfs::process::Process::new(p).and_then(|p| p.stat()).ok());
-        let stat = stat.ok_or(ProcessError::Gone { pid })?;
+        let stat = super::stat(pid).ok_or(ProcessError::Gone { pid })?;
+        let program = Program::of(&stat);
         let before = cpu_time();
         let mut mappings = Mappings::default();
         let mut refused = 0;
         for mapping in read_maps(pid)? {
-            refused += u64::from(mappings.insert(mapping) == Replaced::Refused);
+            refused += u64::from(mappings.insert(self.images.share_path(mapping)) == Replaced::Refused);
         }
         self.counters.mappings_refused += refused;
+        let held = mappings.held_bytes();
         let id = self.insert(pid, Some(stat.starttime), 0, stat.comm, home(pid), Arc::new(mappings))?;
         if let Some(process) = self.live.get_mut(&pid) {
-            process.parent = u32::try_from(stat.ppid).ok();
+            (process.parent, process.program) = (u32::try_from(stat.ppid).ok(), program);
             self.common.spend(&mut process.share, cpu_time().saturating_sub(before));
         }
+        self.mapping_bytes += held;
+        self.evict_mappings(MAX_MAPPING_BYTES, pid);
         Ok(id)
     }
 
@@ -333,7 +413,12 @@ impl ProcessTable {
         home: Home,
         mappings: Arc<Mappings>,
     ) -> Result<ProcessId, ProcessError> {
-        let full = self.live.len() >= MAX_PROCESSES && !self.live.contains_key(&pid);
+        let is_full = |live: &HashMap<u32, Process>| live.len() >= MAX_PROCESSES && !live.contains_key(&pid);
+        if is_full(&self.live) && self.searched.is_none_or(|at| at.elapsed() >= SEARCH_INTERVAL) {
+            self.searched = Some(Instant::now());
+            self.remove_gone();
+        }
+        let full = is_full(&self.live);
         let Some(next) = self.next_id.checked_add(1).filter(|_| !full) else {
             self.counters.processes_refused += 1;
             return Err(ProcessError::Full { pid, limit: MAX_PROCESSES });
@@ -432,6 +517,7 @@ impl ProcessTable {
     pub fn finish(&mut self, pid: u32, context: &UserContext, limits: Limits) -> Finished {
         self.close_memories();
         self.adopt(pid).ok();
+        self.settle(pid);
         self.fill_start(pid);
         let finished = self.walk_in(pid, context, limits);
         self.evict_caches(MAX_CACHED);
@@ -450,7 +536,7 @@ impl ProcessTable {
         if let Some(probed) = &context.walk
             && probed.space != process.space.unwrap_or(0)
         {
-            if !probed.frames.is_empty() {
+            if !probed.frames.is_empty() && !process.knows_space(probed.space) {
                 return Finished::default().broken(Marker::TruncatedStale);
             }
             if let Some(space) = process.space {
@@ -503,11 +589,47 @@ impl ProcessTable {
 
     /// Reads the start time of a process that was forked or executed since the recording began: its record does not tell.
     fn fill_start(&mut self, pid: u32) {
-        if let Some(process) = self.live.get_mut(&pid).filter(|p| p.start_ticks.is_none()) {
-            process.start_ticks = super::start_ticks(pid);
-            if let Some(info) = self.infos.get_mut(&process.id) {
-                info.start_ticks = process.start_ticks;
+        let Some(process) = self.live.get_mut(&pid).filter(|p| p.program.is_none()) else { return };
+        let Some(stat) = super::stat(pid) else { return };
+        process.program = Program::of(&stat);
+        process.start_ticks = process.start_ticks.or(Some(stat.starttime));
+        if let Some(info) = self.infos.get_mut(&process.id) {
+            info.start_ticks = process.start_ticks;
+        }
+    }
+
+    /// Drops the mappings of the processes sampled longest ago until all take at most `limit` bytes; never those of `keep`. They are read
+    /// anew when a stack needs them.
+    fn evict_mappings(&mut self, limit: usize, keep: u32) {
+        if self.mapping_bytes <= limit {
+            return;
+        }
+        // Forked processes have their parent's until either maps something.
+        let (mut seen, mut bytes) = (HashSet::new(), 0);
+        for process in self.live.values() {
+            if seen.insert(Arc::as_ptr(&process.mappings)) {
+                bytes += process.mappings.held_bytes();
             }
+        }
+        self.mapping_bytes = bytes;
+        let mut oldest: Vec<(Instant, u32)> = self
+            .live
+            .values()
+            .filter(|process| process.pid != keep && !process.mappings.is_empty())
+            .map(|process| (process.used, process.pid))
+            .collect();
+        oldest.sort_unstable();
+        for (_, pid) in oldest {
+            // A good deal at once: this looks at all processes.
+            if self.mapping_bytes <= limit / 4 * 3 {
+                return;
+            }
+            let Some(process) = self.live.get_mut(&pid) else { continue };
+            if Arc::strong_count(&process.mappings) == 1 {
+                self.mapping_bytes = self.mapping_bytes.saturating_sub(process.mappings.held_bytes());
+            }
+            process.drop_mappings(&mut self.lessons);
+            self.counters.mappings_evicted += 1;
         }
     }
 
@@ -529,6 +651,7 @@ impl ProcessTable {
     /// Memory is short: forgets half of what is remembered of walks, and all that was read of files and can be read again.
     pub fn shed(&mut self) {
         self.evict_caches(self.cached / 2);
+        self.evict_mappings(self.mapping_bytes / 2, NOBODY);
         self.live.shrink_to_fit();
         self.images.shed();
         // Of the rules that all processes share, those nobody has any more.
@@ -561,9 +684,9 @@ mod tests {
     use super::super::live::KnownBody;
     use super::*;
     use crate::sample::frame::FrameKey;
-    use crate::source::{Mmap, RegionId, ThreadId, UserRegs};
+    use crate::source::{Mmap, ProbeWalk, RegionId, ThreadId, UserRegs};
     use crate::unwind::managed::JitBody;
-    use std::os::unix::fs::FileExt;
+    use std::os::unix::fs::{FileExt, MetadataExt};
     use std::process::{Child, Command, Stdio};
 
     fn event(kind: EventKind) -> Event {
@@ -583,7 +706,7 @@ mod tests {
         EventKind::Mmap(Mmap { pid, start, len, file_offset: 0, device: (0, 1), inode, path: path.into() })
     }
 
-    /// A pid no process can have (kernel limit 2^22).
+    /// A pid no process can have (kernel limit 2^22), and so have those that follow.
     const NOBODY: u32 = 5_000_000;
 
     /// Kills and reaps.
@@ -694,13 +817,148 @@ mod tests {
         table.observe(&event(EventKind::Exec { pid, comm: "before".into() }));
         table.observe(&event(EventKind::Exec { pid: NOBODY, comm: "ended".into() }));
         let (before, ended) = (table.id(pid), table.id(NOBODY));
+        table.common.spend(&mut table.live.get_mut(&pid).unwrap().share, Duration::from_millis(3));
         table.observe(&event(EventKind::ProcessRecordsLost));
-        assert_eq!((table.id(pid), table.id(NOBODY)), (None, ended));
         let done = table.finish(pid, &context, Limits::default());
         assert!(done.reached_thread_start, "{done:?}");
         assert_ne!(table.id(pid), before);
+        assert_eq!(table.id(NOBODY), ended);
+        assert!(table.live[&pid].share.time() >= Duration::from_millis(3), "what it has used up stays so");
         table.observe(&event(EventKind::ProcessRecordsLost));
         assert_eq!(table.counters().doubts, 1, "not twice a second");
+    }
+
+    #[test]
+    fn what_is_known_of_a_process_outlives_lost_records_where_it_is_still_so() {
+        let (child, context) = sleeper();
+        let pid = child.0.id();
+        let mut table = ProcessTable::new();
+        let id = table.adopt(pid).unwrap();
+        let whole = table.finish(pid, &context, Limits::default());
+        let mapped: Vec<Mapping> = table.mappings(pid).cloned().collect();
+        // As if the record of one that covers code had been lost, and of another that was taken away again.
+        table.observe(&event(mmap(pid, 0x1_0000, 0x1000, "/somewhere")));
+        table.observe(&event(mmap(pid, mapped[0].range.start, 0x1000, "/elsewhere")));
+        let steps = table.live[&pid].cached();
+        table.observe(&event(EventKind::ProcessRecordsLost));
+        assert!(table.live[&pid].in_doubt);
+        assert_eq!(table.finish(pid, &context, Limits::default()).frames, whole.frames);
+        assert_eq!(table.id(pid), Some(id));
+        assert!(!table.live[&pid].in_doubt && table.live[&pid].cached() >= steps && steps > 0);
+        assert_eq!(table.mappings(pid).cloned().collect::<Vec<_>>(), mapped);
+    }
+
+    #[test]
+    fn losses_that_go_on_are_not_made_up_for_every_second() {
+        let mut table = ProcessTable::new();
+        let mut intervals = Vec::new();
+        for _ in 0..6 {
+            table.observe(&event(EventKind::ProcessRecordsLost));
+            intervals.push(table.doubt_interval.as_secs());
+            table.doubted = Instant::now().checked_sub(table.doubt_interval);
+        }
+        assert_eq!(intervals, [1, 2, 4, 8, 16, 16]);
+        table.doubted = Instant::now().checked_sub(3 * LONGEST_DOUBT_INTERVAL);
+        table.observe(&event(EventKind::ProcessRecordsLost));
+        assert_eq!(table.doubt_interval, DOUBT_INTERVAL);
+    }
+
+    #[test]
+    fn a_file_that_is_rewritten_and_mapped_again_is_another_one() {
+        let pid = std::process::id();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap().join("plugin.so");
+        std::fs::write(&path, "the first").unwrap();
+        let meta = path.metadata().unwrap();
+        let device = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+        let path_text = path.to_str().unwrap().to_owned();
+        let map = |start: u64| {
+            let (inode, path) = (meta.ino(), path_text.clone());
+            EventKind::Mmap(Mmap { pid, start, len: 0x1000, file_offset: 0, device, inode, path })
+        };
+        let mut table = ProcessTable::new();
+        table.observe(&event(EventKind::Exec { pid, comm: "host".into() }));
+        for start in [0x1000, 0x5000] {
+            table.observe(&event(map(start)));
+        }
+        let steps = |table: &mut ProcessTable| {
+            for ip in [0x1010, 0x5010] {
+                let regs = UserRegs { ip, known: 0, ..UserRegs::default() };
+                let context = UserContext { walk: None, regs, stack: Vec::new(), limited: false };
+                table.finish(pid, &context, Limits::default());
+            }
+            table.live[&pid].steps.len()
+        };
+        assert_eq!(steps(&mut table), 2);
+        table.observe(&event(map(0x1000)));
+        assert_eq!(table.live[&pid].steps.len(), 2, "the same file at the same place");
+        let first = table.main_image(pid).unwrap();
+        std::fs::write(&path, "the second one").unwrap();
+        assert_eq!(path.metadata().unwrap().ino(), meta.ino());
+        table.observe(&event(map(0x1000)));
+        assert_eq!(table.live[&pid].steps.len(), 0, "wherever it is mapped");
+        assert_ne!(table.main_image(pid).unwrap(), first);
+        // And when nobody has time to look at it.
+        assert_eq!(steps(&mut table), 2);
+        table.common.spend(&mut table.live.get_mut(&pid).unwrap().share, Duration::from_secs(60));
+        table.observe(&event(map(0x1000)));
+        assert_eq!(table.live[&pid].steps.len(), 0);
+    }
+
+    #[test]
+    fn the_end_of_processes_that_was_not_reported_is_found_out() {
+        let mut table = ProcessTable::new();
+        let parent = thread(std::process::id());
+        table.adopt(parent.pid).unwrap();
+        for child in 1..=u32::try_from(MAX_PROCESSES).unwrap() + 5 {
+            table.observe(&event(EventKind::Fork { parent, thread: thread(NOBODY + child) }));
+        }
+        assert_eq!((table.live.len(), table.counters().processes_refused), (7, 0), "when the table is full");
+        table.observe(&event(EventKind::Exit { thread: thread(NOBODY + MAX_PROCESSES as u32 + 1) }));
+        table.forget_gone(&HashSet::new(), &mut HashSet::new());
+        assert_eq!(table.live.len(), 2, "one whose end was reported is kept for late stacks");
+    }
+
+    #[test]
+    fn mappings_of_all_processes_are_bounded_and_read_anew_when_they_are_needed() {
+        let (child, context) = sleeper();
+        let pid = child.0.id();
+        let mut table = ProcessTable::new();
+        let id = table.adopt(pid).unwrap();
+        let whole = table.finish(pid, &context, Limits::default());
+        assert!(whole.reached_thread_start);
+        let long = "x".repeat(4000);
+        for other in 0..12 {
+            table.observe(&event(EventKind::Exec { pid: NOBODY + other, comm: "greedy".into() }));
+            for file in 0..1000u64 {
+                let path = format!("/{file}{long}");
+                table.observe(&event(mmap(NOBODY + other, file * 0x2000, 0x1000, &path)));
+            }
+        }
+        let held: usize = table.live.values().map(|process| process.mappings.held_bytes()).sum();
+        assert!(held <= MAX_MAPPING_BYTES && held > MAX_MAPPING_BYTES / 2, "{held}");
+        assert!(table.counters().mappings_evicted > 1);
+        assert!(table.live[&pid].mappings.is_empty(), "it was sampled longest ago");
+        assert_eq!(table.finish(pid, &context, Limits::default()).frames, whole.frames);
+        assert_eq!(table.id(pid), Some(id));
+    }
+
+    #[test]
+    fn files_that_are_mapped_no_more_are_forgotten() {
+        let mut table = ProcessTable::new();
+        table.observe(&event(EventKind::Exec { pid: NOBODY, comm: "loads".into() }));
+        for inode in 1..10_000 {
+            table.observe(&event(EventKind::Mmap(Mmap {
+                pid: NOBODY,
+                start: 0x1000,
+                len: 0x1000,
+                file_offset: 0,
+                device: (0, 1),
+                inode,
+                path: "/plugin".into(),
+            })));
+        }
+        assert!(table.live[&NOBODY].images.len() < 100);
     }
 
     #[test]
@@ -773,8 +1031,36 @@ mod tests {
     }
 
     #[test]
+    fn stacks_walked_by_rules_that_were_dropped_for_want_of_room_are_kept() {
+        let mut table = ProcessTable::new();
+        table.observe(&event(EventKind::Exec { pid: NOBODY, comm: String::new() }));
+        table.observe(&event(mmap(NOBODY, 0x1000, 0x1000, "//anon")));
+        let process = table.live.get_mut(&NOBODY).unwrap();
+        process.space = Some(7);
+        process.clear_caches(&mut table.lessons);
+        assert_eq!(table.take_lessons(), [Lesson::NoSpace { pid: NOBODY }]);
+        let walk = |space, time| {
+            let frames = vec![0x1010 << 1 | 1, 0x1020 << 1];
+            let walk = ProbeWalk { time, space, frames, end: WalkEnd::ThreadStart };
+            UserContext { walk: Some(walk), ..UserContext::default() }
+        };
+        let mut finish = |space, time| table.finish(NOBODY, &walk(space, time), Limits::default());
+        let now = MonotonicNs::now();
+        assert_eq!(finish(7, now).frames.len(), 2);
+        assert_eq!(finish(6, now).broken, Some(Marker::TruncatedStale), "another program's");
+        // Code that is replaced while the probes may still walk by what was there.
+        table.observe(&event(mmap(NOBODY, 0x1000, 0x1000, "/code")));
+        let mut finish = |space, time| table.finish(NOBODY, &walk(space, time), Limits::default());
+        assert_eq!(finish(7, MonotonicNs::now()).broken, Some(Marker::TruncatedStale));
+        let later = MonotonicNs(MonotonicNs::now().0 + 10_000_000_000);
+        assert_eq!(finish(7, later).broken, None);
+    }
+
+    #[test]
     fn the_number_of_processes_is_bounded() {
         let mut table = ProcessTable::new();
+        // As if all of them were there.
+        table.searched = Instant::now().checked_add(Duration::from_secs(600));
         for pid in 0..u32::try_from(MAX_PROCESSES).unwrap() + 5 {
             table.observe(&event(EventKind::Exec { pid: NOBODY + pid, comm: String::new() }));
         }

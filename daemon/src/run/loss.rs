@@ -42,6 +42,7 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
         ("stacks_of_gone_processes", table.stacks_of_gone_processes),
         ("processes_refused", table.processes_refused),
         ("mappings_refused", table.mappings_refused),
+        ("mappings_evicted", table.mappings_evicted),
         ("images_failed", table.images_failed),
         ("images_refused", processor.processes.images_refused()),
         ("images_evicted", processor.processes.images_evicted()),
