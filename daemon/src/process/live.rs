@@ -74,10 +74,13 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// `None` of one that has ended and waits for its parent.
-    pub(super) fn of(stat: &procfs::process::Stat) -> Option<Self> {
-        let program = Self { code: stat.startcode, stack: stat.startstack };
-        (stat.state != 'Z' && program.stack != 0).then_some(program)
+    pub(super) fn of(stat: &procfs::process::Stat) -> Self {
+        Self { code: stat.startcode, stack: stat.startstack }
+    }
+
+    /// False when the kernel did not say, which it tells only those who may trace the process.
+    pub(super) fn is_told(self) -> bool {
+        self.stack != 0
     }
 }
 

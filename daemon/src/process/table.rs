@@ -286,11 +286,14 @@ impl ProcessTable {
             self.counters.budget_refusals += 1;
             return;
         }
-        // One that has ended stays as it was.
-        let Some(stat) = super::stat(pid) else { return };
-        let Some(program) = Program::of(&stat) else { return };
+        // One that has ended, or whose first thread has, stays as it was: there is nothing to be read any more.
+        let Some(stat) = super::stat(pid).filter(|stat| stat.state != 'Z') else { return };
+        let program = Program::of(&stat);
+        let same = program.is_told()
+            && process.program == Some(program)
+            && process.start_ticks == Some(stat.starttime);
         let before = cpu_time();
-        if process.program != Some(program) || process.start_ticks != Some(stat.starttime) {
+        if !same {
             let Some(old) = self.remove(pid) else { return };
             // What it has used up stays so, whoever it is: else a process that has records lost would have its share anew.
             if self.adopt(pid).is_ok()
@@ -396,7 +399,7 @@ impl ProcessTable {
         let held = mappings.held_bytes();
         let id = self.insert(pid, Some(stat.starttime), 0, stat.comm, home(pid), Arc::new(mappings))?;
         if let Some(process) = self.live.get_mut(&pid) {
-            (process.parent, process.program) = (u32::try_from(stat.ppid).ok(), program);
+            (process.parent, process.program) = (u32::try_from(stat.ppid).ok(), Some(program));
             self.common.spend(&mut process.share, cpu_time().saturating_sub(before));
         }
         self.mapping_bytes += held;
@@ -591,7 +594,7 @@ impl ProcessTable {
     fn fill_start(&mut self, pid: u32) {
         let Some(process) = self.live.get_mut(&pid).filter(|p| p.program.is_none()) else { return };
         let Some(stat) = super::stat(pid) else { return };
-        process.program = Program::of(&stat);
+        process.program = Some(Program::of(&stat));
         process.start_ticks = process.start_ticks.or(Some(stat.starttime));
         if let Some(info) = self.infos.get_mut(&process.id) {
             info.start_ticks = process.start_ticks;
