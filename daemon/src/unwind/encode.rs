@@ -205,7 +205,7 @@ mod tests {
             None
         }
         fn is_executable(&mut self, _address: u64) -> bool {
-            false
+            true
         }
         fn follows_call(&mut self, _address: u64) -> bool {
             false
@@ -290,6 +290,7 @@ mod tests {
             let context = UserContext { walk: None, regs, stack: copy, limited: false };
             let limits = Limits { max_frames: 64, address_mask: u64::MAX };
             let done = walk_on(&X86_64, &context, &mut Program(rules.into_iter()), limits);
+            // What it guesses comes behind all that the probes have left.
             let found: Vec<u64> = done.frames.iter().filter_map(|frame| match frame {
                 FrameKey::Unknown { address, .. } => Some(*address),
                 _ => None,
