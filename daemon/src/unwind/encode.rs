@@ -84,17 +84,10 @@ fn place_of(machine: &Machine, register: Register) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::frame::{FrameKey, ProcessId};
-    use crate::source::{MonotonicNs, UserContext, UserRegs};
     use crate::unwind::aarch64::AARCH64;
-    use crate::unwind::finish::{Code, Limits, Step, walk_on};
-    use crate::unwind::rule::Refusal;
     use crate::unwind::x86_64::X86_64;
     use ebpf_common::machine::aarch64::{X29, X30};
     use ebpf_common::machine::x86_64::RBX;
-    use ebpf_common::walk;
-    use proptest::prelude::{Just, Strategy, prop, prop_assert, prop_oneof, proptest};
-    use std::sync::Arc;
 
     #[test]
     fn a_frameless_function_saves_its_return_address_only() {
@@ -173,129 +166,5 @@ mod tests {
         let encoded = encode(&AARCH64, &rule).unwrap();
         assert_eq!((usize::from(encoded.base), encoded.saved[X29], encoded.saved[PC]), (X29, -96, -88));
         assert_eq!((encoded.low, encoded.high), (-96, -80));
-    }
-
-    /// A program's stack, of one page.
-    #[derive(Clone, Debug)]
-    struct Stack(Vec<u64>);
-
-    const STACK: u64 = 0x7ffc_0000_0000;
-    const WORDS: usize = 512;
-
-    impl walk::Memory for Stack {
-        unsafe fn read(&self, into: *mut u8, bytes: u32, from: u64) -> bool {
-            let all: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
-            let from = from.checked_sub(STACK).and_then(|at| all.get(usize::try_from(at).ok()?..));
-            let Some(from) = from.and_then(|rest| rest.get(..bytes as usize)) else { return false };
-            // SAFETY: the caller's promise, and as many bytes are there.
-            unsafe { into.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
-            true
-        }
-    }
-
-    /// The rules of the frames, in their order.
-    struct Program(std::vec::IntoIter<Rule>);
-
-    impl Code for Program {
-        fn step(&mut self, pc: u64, _exact: bool) -> Step {
-            let frame = FrameKey::Unknown { process: ProcessId(0), address: pc };
-            Step { frame, rule: self.0.next().map(Arc::new).ok_or(Refusal::NoEntry) }
-        }
-        fn walked(&mut self, _pc: u64, _exact: bool, _time: MonotonicNs) -> Option<FrameKey> {
-            None
-        }
-        fn is_executable(&mut self, _address: u64) -> bool {
-            true
-        }
-        fn follows_call(&mut self, _address: u64) -> bool {
-            false
-        }
-    }
-
-    fn any_rule() -> impl Strategy<Value = Rule> {
-        let base = prop::sample::select(vec![Register::RSP, Register::RBP, Register::RBX]);
-        let cfa = prop_oneof![
-            4 => (base.clone(), 0..24i32).prop_map(|(base, n)| Cfa::Register { base, offset: n * 8 }),
-            1 => (base, 0..24i32, -4..4i32).prop_map(|(base, n, add)| Cfa::Deref { base, offset: n * 8, add: add * 8 }),
-        ];
-        let place = (-20..4i32).prop_map(|n| n * 8);
-        let saved = prop_oneof![
-            4 => place.clone().prop_map(Saved::AtCfa),
-            2 => Just(Saved::Same),
-            1 => Just(Saved::Lost),
-            1 => Just(Saved::CfaPlus(0)),
-            1 => place.prop_map(Saved::CfaPlus),
-        ];
-        (
-            cfa,
-            [saved.clone(), saved.clone(), saved],
-            prop_oneof![4 => Just(-8), 1 => (-3..1i32).prop_map(|n| n * 8)],
-        )
-            .prop_map(|(cfa, [rbx, rbp, rsp], at)| {
-                let mut rule = X86_64.call(cfa);
-                rule.return_address = Saved::AtCfa(at);
-                rule.registers[Register::RBX.index()] = rbx;
-                rule.registers[Register::RBP.index()] = rbp;
-                if matches!(rsp, Saved::CfaPlus(_) | Saved::Same) {
-                    rule.registers[Register::RSP.index()] = rsp;
-                }
-                rule
-            })
-    }
-
-    proptest! {
-        /// Frames the probes have left are those the finisher finds, whatever the rules.
-        #[test]
-        fn both_walkers_go_the_same_way(
-            rules in prop::collection::vec(any_rule(), 1..6),
-            words in prop::collection::vec(0..WORDS as u64, WORDS),
-            registers in [0..WORDS as u64, 0..WORDS as u64, 0..64u64],
-        ) {
-            let address = |word: u64| STACK + 8 * word;
-            let stack = Stack(words.into_iter().map(address).collect());
-            let [rbx, rbp, rsp] = registers.map(address);
-            let mut regs = UserRegs { ip: 0x40_0000, known: u16::MAX, ..UserRegs::default() };
-            regs.gpr[Register::RBX.index()] = rbx;
-            regs.gpr[Register::RBP.index()] = rbp;
-            regs.gpr[Register::RSP.index()] = rsp;
-
-            let mut walk = Box::new(ebpf_common::key::Walk {
-                registers: [0; WALK_REGISTERS],
-                known: 0,
-                exact: 0,
-                window_start: 0,
-                window_bytes: 0,
-                frames: 0,
-                space: 0,
-                end: 0,
-                window: [0; 2 * ebpf_common::limits::WALK_WINDOW_BYTES as usize + 8],
-            });
-            let mut begin = [0; WALK_REGISTERS];
-            for (to, place) in begin.iter_mut().zip(X86_64.walk_places) {
-                *to = regs.gpr[usize::from(place)];
-            }
-            begin[PC] = regs.ip;
-            walk::begin(&mut walk, begin, 1);
-            let mut left = vec![regs.ip];
-            for rule in &rules {
-                let Some(rule) = encode(&X86_64, rule) else { break };
-                if !walk::leave(&mut walk, &rule, &ebpf_common::machine::x86_64::X86_64, &stack) {
-                    break;
-                }
-                left.push(walk.registers[PC] - 1);
-            }
-
-            let from = usize::try_from((rsp - STACK) / 8).unwrap();
-            let copy = stack.0[from..].iter().flat_map(|word| word.to_le_bytes()).collect();
-            let context = UserContext { walk: None, regs, stack: copy, limited: false };
-            let limits = Limits { max_frames: 64, address_mask: u64::MAX };
-            let done = walk_on(&X86_64, &context, &mut Program(rules.into_iter()), limits);
-            // What it guesses comes behind all that the probes have left.
-            let found: Vec<u64> = done.frames.iter().filter_map(|frame| match frame {
-                FrameKey::Unknown { address, .. } => Some(*address),
-                _ => None,
-            }).collect();
-            prop_assert!(found.starts_with(&left), "{found:x?} {left:x?}");
-        }
     }
 }
