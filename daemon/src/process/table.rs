@@ -887,7 +887,7 @@ mod tests {
         let steps = |table: &mut ProcessTable| {
             for ip in [0x1010, 0x5010] {
                 let regs = UserRegs { ip, known: 0, ..UserRegs::default() };
-                let context = UserContext { walk: None, regs, stack: Vec::new(), limited: false };
+                let context = UserContext { regs, ..UserContext::default() };
                 table.finish(pid, &context, Limits::default());
             }
             table.live[&pid].steps.len()
