@@ -373,7 +373,7 @@ mod tests {
         mappings.insert(mapping(0x4000, 0x1000, 2));
         assert_eq!(mappings.uncovered(&(0x1000..0x6000)), [0x1000..0x2000, 0x3000..0x4000, 0x5000..0x6000]);
         assert_eq!(mappings.uncovered(&(0x2800..0x3000)), []);
-        assert_eq!(mappings.uncovered(&(0x3000..0x3800)), [0x3000..0x3800]);
+        assert_eq!(mappings.uncovered(&(0x3800..0x5800)), [0x3800..0x4000, 0x5000..0x5800]);
     }
 
     #[test]
