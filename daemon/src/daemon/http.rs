@@ -4,16 +4,20 @@
 use super::sinks::SinkWatcher;
 use super::state::State;
 use super::{control, metrics, pipeline};
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Connections answered at once; further ones are closed.
+/// Connections at once. A further one takes the place of the oldest, not the other way round: whoever holds connections open for nothing must
+/// not keep the kubelet from asking whether this daemon lives.
 const CONNECTIONS: usize = 16;
+/// Threads at once: those of closed connections may still be at their answer.
+const THREADS: usize = 2 * CONNECTIONS;
 /// Longest request line and headers, and longest time for them and for the answer.
 const REQUEST_BYTES: usize = 8 << 10;
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -21,12 +25,25 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const HANGS_AFTER: Duration = Duration::from_secs(15);
 
 /// A connection, whatever it came over.
-pub(super) trait Connection: Read + Write + Send + 'static {
+pub(super) trait Connection: Read + Write + Send + Sized + 'static {
+    /// The same connection once more, to [`close`](Self::close) it by.
+    fn twin(&self) -> io::Result<Self>;
+    /// Ends it, whoever is reading or writing.
+    fn close(&self);
     /// The next read or write waits no longer than this.
     fn give(&self, time: Duration) -> io::Result<()>;
 }
 
 impl Connection for TcpStream {
+    fn twin(&self) -> io::Result<Self> {
+        self.try_clone()
+    }
+
+    fn close(&self) {
+        // Then the other side has.
+        self.shutdown(Shutdown::Both).ok();
+    }
+
     fn give(&self, time: Duration) -> io::Result<()> {
         self.set_read_timeout(Some(time))?;
         self.set_write_timeout(Some(time))
@@ -34,6 +51,15 @@ impl Connection for TcpStream {
 }
 
 impl Connection for UnixStream {
+    fn twin(&self) -> io::Result<Self> {
+        self.try_clone()
+    }
+
+    fn close(&self) {
+        // Then the other side has.
+        self.shutdown(Shutdown::Both).ok();
+    }
+
     fn give(&self, time: Duration) -> io::Result<()> {
         self.set_read_timeout(Some(time))?;
         self.set_write_timeout(Some(time))
@@ -55,8 +81,8 @@ pub(super) fn serve<C: Connection>(
     stopped: &AtomicBool,
     about: &About,
 ) {
-    let busy = Arc::new(AtomicUsize::new(0));
-    loop {
+    let open = Arc::new(Open::new());
+    for number in 0_u64.. {
         let connection = accept();
         if stopped.load(Ordering::Relaxed) {
             return;
@@ -66,22 +92,75 @@ pub(super) fn serve<C: Connection>(
             std::thread::sleep(Duration::from_millis(100));
             continue;
         };
-        if busy.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS {
-            busy.fetch_sub(1, Ordering::Relaxed);
+        if !open.admit(number, &connection) {
             continue;
         }
         let answering = std::thread::Builder::new().name("http".into());
         let answered = answering.spawn({
-            let (busy, about) = (Arc::clone(&busy), about.clone());
+            let (open, about) = (Arc::clone(&open), about.clone());
             move || {
                 // Whoever asked is gone, or too slow.
                 answer(connection, &about).ok();
-                busy.fetch_sub(1, Ordering::Relaxed);
+                open.leave(number);
             }
         });
         if answered.is_err() {
-            busy.fetch_sub(1, Ordering::Relaxed);
+            open.leave(number);
         }
+    }
+}
+
+/// The connections of one server.
+struct Open<C> {
+    state: Mutex<Connections<C>>,
+    /// A thread has ended.
+    left: Condvar,
+}
+
+struct Connections<C> {
+    /// Open ones, oldest first, by number.
+    open: VecDeque<(u64, C)>,
+    /// Those of closed connections, too.
+    threads: usize,
+}
+
+impl<C: Connection> Open<C> {
+    fn new() -> Self {
+        let state = Connections { open: VecDeque::new(), threads: 0 };
+        Self { state: Mutex::new(state), left: Condvar::new() }
+    }
+
+    /// Makes room for one. False when it cannot be had.
+    fn admit(&self, number: u64, connection: &C) -> bool {
+        let Ok(twin) = connection.twin() else { return false };
+        let mut state = self.lock();
+        if state.open.len() >= CONNECTIONS
+            && let Some((_, oldest)) = state.open.pop_front()
+        {
+            oldest.close();
+        }
+        // The threads of closed connections end soon.
+        let waited = self.left.wait_timeout_while(state, TIMEOUT, |state| state.threads >= THREADS);
+        let (mut state, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timed_out.timed_out() {
+            return false;
+        }
+        state.open.push_back((number, twin));
+        state.threads += 1;
+        true
+    }
+
+    fn leave(&self, number: u64) {
+        let mut state = self.lock();
+        state.threads -= 1;
+        state.open.retain(|(other, _)| *other != number);
+        drop(state);
+        self.left.notify_one();
+    }
+
+    /// Nothing panics while it is held.
+    fn lock(&self) -> MutexGuard<'_, Connections<C>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -210,7 +289,7 @@ fn request(connection: &mut impl Connection) -> io::Result<Option<String>> {
 
 #[cfg(test)]
 mod tests {
-    use super::Server;
+    use super::{CONNECTIONS, Server};
     use crate::config::Config;
     use crate::daemon::sinks::Sinks;
     use crate::daemon::state::State;
@@ -249,6 +328,25 @@ mod tests {
         let address = server.address();
         drop(server);
         assert!(TcpStream::connect(address).is_err());
+        sinks.close();
+    }
+
+    #[test]
+    fn connections_that_are_held_open_keep_nobody_out() {
+        let (state, sinks) = (Arc::new(State::of(Config::default())), Sinks::start(Vec::new()).unwrap());
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let server = Server::start(listen, state, sinks.watcher()).unwrap();
+        let mut held = Vec::new();
+        while held.len() < 8 * CONNECTIONS {
+            let mut connection = TcpStream::connect(server.address()).unwrap();
+            connection.write_all(b"GET /").unwrap();
+            held.push(connection);
+            if held.len() % (CONNECTIONS / 2) == 0 {
+                let health = ask(server.address(), "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
+                assert!(health.starts_with("HTTP/1.1 200"), "after {}: {health}", held.len());
+            }
+        }
+        drop(server);
         sinks.close();
     }
 }
