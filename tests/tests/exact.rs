@@ -157,6 +157,6 @@ fn objects_are_counted_while_the_runtime_collects(runtime: Runtime) {
     assert_eq!(by_stride.count(), 0, "also alive ones are chosen by chance");
     let collections = process["collections"].as_array().expect("a list");
     // Of what was allocated before a collection nothing is missing: it is dead or has survived.
-    let last = collections.iter().rev().find(|of| of["reason"] == "small object allocation").expect("one");
+    let last = collections.iter().rev().find(|of| of["reason"] == "alloc_small").expect("one");
     assert!(number(last, "/dead/objects") > 1_000, "{last}");
 }

@@ -21,31 +21,39 @@ pub struct Kind {
     pub kind: &'static str,
 }
 
+/// `gc_reason` of gc/gc.h in dotnet/runtime, by number.
+const REASONS: [&str; 18] = [
+    "alloc_small",
+    "induced",
+    "low_memory",
+    "empty",
+    "alloc_large",
+    "out_of_space_small",
+    "out_of_space_large",
+    "induced_not_forced",
+    "stress",
+    "low_memory_blocking",
+    "induced_compacting",
+    "low_memory_host",
+    "provisional_full",
+    "low_memory_host_blocking",
+    "background_tuning_small",
+    "background_tuning_large",
+    "background_stepping",
+    "induced_aggressive",
+];
+
+/// Why a collection was made, of the runtime's code.
+#[must_use]
+pub fn reason_name(code: u8) -> Option<&'static str> {
+    REASONS.get(usize::from(code)).copied()
+}
+
 impl Kind {
-    /// From the runtime's codes: `GCStart`'s Depth, Reason and Type (`gc_reason` of gc/gc.h, `gc_etw_type` of gc/gcinterface.h in dotnet/runtime).
+    /// From the runtime's codes: `GCStart`'s Depth, Reason and Type (`gc_etw_type` of gc/gcinterface.h in dotnet/runtime).
     #[must_use]
     pub fn of(generation: u8, reason: u8, kind: u8) -> Self {
-        let reason = match reason {
-            0 => "alloc_small",
-            1 => "induced",
-            2 => "low_memory",
-            3 => "empty",
-            4 => "alloc_large",
-            5 => "out_of_space_small",
-            6 => "out_of_space_large",
-            7 => "induced_not_forced",
-            8 => "stress",
-            9 => "low_memory_blocking",
-            10 => "induced_compacting",
-            11 => "low_memory_host",
-            12 => "provisional_full",
-            13 => "low_memory_host_blocking",
-            14 => "background_tuning_small",
-            15 => "background_tuning_large",
-            16 => "background_stepping",
-            17 => "induced_aggressive",
-            _ => "other",
-        };
+        let reason = reason_name(reason).unwrap_or("other");
         let kind = match kind {
             0 => "blocking",
             1 => "background",

@@ -4,6 +4,9 @@ use crate::source::Heap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+/// In place of a type's name, where the runtime did not tell it.
+pub const UNKNOWN_TYPE: &str = "[unknown type]";
+
 /// One column of a profile. The order is the order in the file and part of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SampleType {

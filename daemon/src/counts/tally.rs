@@ -1,6 +1,7 @@
 //! What one process has allocated, by its events: each tells of a type how many objects were made since the last event, and how many bytes they
 //! have. Layouts: GCSampledObjectAllocationHigh, GCSampledObjectAllocationLow and BulkType in `ClrEtwAll.man` of dotnet/runtime.
 
+use crate::aggregate::key::UNKNOWN_TYPE;
 use crate::attach::target::Target;
 use crate::heap::declared::Assemblies;
 use crate::heap::fields::Fields;
@@ -108,7 +109,7 @@ impl Tally {
 /// A name as the shim writes it: nested types after a dot.
 fn shown(name: &str) -> String {
     match name {
-        "" => "[unknown type]".to_owned(),
+        "" => UNKNOWN_TYPE.to_owned(),
         name => pretty::type_name(&name.replace('+', ".")),
     }
 }

@@ -3,9 +3,10 @@
 //! take some ten times as long as making the object.
 
 use super::{Account, Count};
-use crate::aggregate::key::SampleType;
+use crate::aggregate::key::{SampleType, UNKNOWN_TYPE};
+use crate::aggregate::window::OTHER;
 use crate::pprof::proto::{Function, Label, Line, Location, Profile, Sample};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Value of the label `sampling` where values are exact.
 pub const EXACT: &str = "exact";
@@ -54,7 +55,8 @@ fn split(total: u64, weights: &[i64]) -> Vec<i64> {
     parts.collect()
 }
 
-/// Puts the exact values of `account` into `profile`; `sampling` says how exact.
+/// Puts the exact values of `account` into `profile`; `sampling` says how exact. Samples of the same processes whose type is not told (beyond
+/// the most types of a window, or unknown) lose theirs: the same objects are in the account under their type. A comment says how many.
 pub fn merge(profile: &mut Profile, account: &Account, sampling: &str) {
     let strings = &mut Strings::new(profile);
     let column = |profile: &Profile, wanted: SampleType| {
@@ -84,6 +86,7 @@ pub fn merge(profile: &mut Profile, account: &Account, sampling: &str) {
         }
     }
     let mut no_stack = None;
+    let mut untold = 0_i64;
     for process in &account.processes {
         // A name may be that of several types, of different modules: the samples do not tell them apart.
         let mut by_name: HashMap<&str, Count> = HashMap::new();
@@ -97,6 +100,28 @@ pub fn merge(profile: &mut Profile, account: &Account, sampling: &str) {
         };
         let mut all: Vec<(&str, Count)> = by_name.into_iter().collect();
         all.sort_unstable_by_key(|(name, _)| *name);
+        let told: HashSet<i64> = all
+            .iter()
+            .map(|(name, _)| strings.number(profile, &crate::symbolize::pretty::clean(name)))
+            .collect();
+        for ((_, of), found) in places.iter().filter(|((pid, _), _)| *pid == i64::from(process.pid)) {
+            let placeholder = [OTHER, UNKNOWN_TYPE].map(|name| strings.number(profile, name)).contains(of);
+            // What the runtime has counted leaves out types whose objects were too few to be told of.
+            if told.contains(of) || sampling != EXACT && !placeholder {
+                continue;
+            }
+            for place in found {
+                let Some(sample) = profile.sample.get_mut(*place) else { continue };
+                for (column, sum) in [(objects_at, Some(&mut untold)), (bytes_at, None)] {
+                    if let Some(value) = sample.value.get_mut(column) {
+                        if let Some(sum) = sum {
+                            *sum = sum.saturating_add(*value);
+                        }
+                        *value = 0;
+                    }
+                }
+            }
+        }
         for (name, count) in all {
             let of = strings.number(profile, &crate::symbolize::pretty::clean(name));
             let pid = i64::from(process.pid);
@@ -144,6 +169,18 @@ pub fn merge(profile: &mut Profile, account: &Account, sampling: &str) {
             }
         }
     }
+    say_untold(profile, strings, untold);
+}
+
+/// The comment of [`merge`].
+fn say_untold(profile: &mut Profile, strings: &mut Strings, objects: i64) {
+    if objects > 0 {
+        let text = format!(
+            "about {objects} objects were sampled without a type of their own; they are counted under their types at `{NO_STACK}`"
+        );
+        let comment = strings.number(profile, &text);
+        profile.comment.push(comment);
+    }
 }
 
 fn add_location(profile: &mut Profile, strings: &mut Strings) -> u64 {
@@ -180,18 +217,21 @@ mod tests {
 
     #[test]
     fn sampled_stacks_get_exact_values_and_types_without_a_sample_a_place() {
-        let strings = ["", "alloc_objects", "alloc_space", "type", "pid", "sampling", "random", "A", "cpu"];
+        let strings =
+            ["", "alloc_objects", "alloc_space", "type", "pid", "sampling", "random", "A", "cpu", "[other]"];
         let label = |key, str, num| Label { key, str, num, ..Label::default() };
         let sample = |objects, bytes| Sample {
             value: vec![0, objects, bytes],
             label: vec![label(4, 0, 9), label(3, 7, 0), label(5, 6, 0)],
             ..Sample::default()
         };
+        let mut untold = sample(5, 50);
+        untold.label[1].str = 9;
         let mut profile = Profile {
             string_table: strings.map(str::to_owned).to_vec(),
             sample_type: [8, 1, 2].map(|r#type| ValueType { r#type, unit: 0 }).to_vec(),
             // The last one is of objects alive.
-            sample: vec![sample(10, 100), sample(30, 300), sample(0, 0)],
+            sample: vec![sample(10, 100), sample(30, 300), sample(0, 0), untold],
             ..Profile::default()
         };
         let of = |name: &str, objects, bytes| Type {
@@ -206,10 +246,11 @@ mod tests {
         };
         merge(&mut profile, &account, EXACT);
         let values: Vec<&[i64]> = profile.sample.iter().map(|sample| &sample.value[1..]).collect();
-        assert_eq!(values, [&[1, 250][..], &[3, 751], &[0, 0], &[7, 70]]);
+        assert_eq!(values, [&[1, 250][..], &[3, 751], &[0, 0], &[0, 0], &[7, 70]]);
+        assert!(profile.string_table.iter().any(|text| text.starts_with("about 5 objects")));
         let stacks = Stacks::new(&profile);
         let of: Vec<_> = stacks.samples().map(|sample| stacks.label(sample, "sampling")).collect();
-        assert_eq!(of, [Some(EXACT), Some(EXACT), Some("random"), Some(EXACT)]);
+        assert_eq!(of, [Some(EXACT), Some(EXACT), Some("random"), Some("random"), Some(EXACT)]);
         let last = profile.sample.last().unwrap();
         assert_eq!(stacks.label(last, "process"), Some("shop"));
         assert_eq!(stacks.frames(last).map(|frame| &*frame.name).collect::<Vec<_>>(), [NO_STACK]);

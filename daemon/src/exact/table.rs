@@ -1,6 +1,8 @@
 //! Reads one process's table (`profiler_protocol::exact`). Every number may be a lie: all are bounded, and names are made printable.
 
 use super::{Collection, Count, Ending, Lifetime, Process, Source, Survival, Type};
+use crate::aggregate::collections::reason_name;
+use crate::aggregate::key::UNKNOWN_TYPE;
 use crate::source::shim::Opened;
 use profiler_protocol::exact::{
     COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, LOSSES, MAGIC, MOST_COLLECTIONS, MOST_SURVIVALS,
@@ -17,25 +19,6 @@ const ANSWER: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(2);
 /// Tries to read numbers that belong together.
 const TRIES: usize = 50;
-/// GCReason of the runtime (clretwall.man, GCReasonMap).
-const REASONS: [&str; 15] = [
-    "small object allocation",
-    "induced",
-    "low memory",
-    "empty",
-    "large object allocation",
-    "out of space for small objects",
-    "out of space for large objects",
-    "induced, not forced",
-    "stress",
-    "induced by low memory",
-    "induced, compacting",
-    "low memory of the host",
-    "provisional mode full collection",
-    "bad continuations of a collection",
-    "pinned object allocation",
-];
-
 /// Why a table cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
@@ -182,7 +165,7 @@ fn count(words: &Words, objects: usize, bytes: usize) -> Count {
 fn collection(index: usize, words: &Words, began_ns: u64) -> Collection {
     let [generation, is_known, reason, _, induced, ..] = words.get(row::WHAT).to_le_bytes();
     let is_known = is_known != 0;
-    let told = is_known.then(|| REASONS.get(usize::from(reason))).flatten();
+    let told = is_known.then(|| reason_name(reason)).flatten();
     let own_ns = words.get(row::OWN_NS);
     let between = |from: usize, to: usize, own_ns: u64| {
         words.get(to).saturating_sub(words.get(from)).saturating_sub(own_ns)
@@ -193,7 +176,7 @@ fn collection(index: usize, words: &Words, began_ns: u64) -> Collection {
         number: is_known.then(|| u32::try_from(words.get(row::NUMBER)).unwrap_or(u32::MAX)),
         generation: generation.min(2),
         reason: match (told, induced) {
-            (Some(word), _) => (*word).to_owned(),
+            (Some(word), _) => word.to_owned(),
             (None, 1) => "induced".to_owned(),
             (None, _) => "other".to_owned(),
         },
@@ -266,7 +249,7 @@ fn name(names: &[u8], word: u64) -> (String, String) {
         crate::attach::target::printable(&String::from_utf8_lossy(names.get(from..end).unwrap_or(&[])))
     };
     match bytes {
-        0 => ("[unknown type]".to_owned(), String::new()),
+        0 => (UNKNOWN_TYPE.to_owned(), String::new()),
         _ => (text(at, bytes), text(at.saturating_add(bytes), module)),
     }
 }

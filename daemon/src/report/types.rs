@@ -5,7 +5,7 @@ use super::stacks::Stacks;
 use super::top::{Options, fit};
 use super::units::{grouped, human, percent};
 use crate::aggregate::interval::Estimate;
-use crate::aggregate::key::{SampleType, Sampling};
+use crate::aggregate::key::{SampleType, Sampling, UNKNOWN_TYPE};
 use crate::exact::merge::{COUNTED, EXACT};
 use crate::pprof::proto::{Profile, Sample};
 use crate::symbolize::pretty::clean;
@@ -94,7 +94,7 @@ pub fn rows(profile: &Profile, sample_type: &str, options: &Options) -> Vec<Type
 }
 
 fn add<'a>(types: &mut HashMap<&'a str, Type>, stacks: &Stacks<'a>, sample: &Sample, values: Cell) {
-    let of = types.entry(stacks.label(sample, "type").unwrap_or("[unknown type]")).or_default();
+    let of = types.entry(stacks.label(sample, "type").unwrap_or(UNKNOWN_TYPE)).or_default();
     let number = |key| stacks.number(sample, key);
     let seen = number("sampled_objects").filter(|&seen| seen > 0);
     let sampling = stacks.label(sample, "sampling");

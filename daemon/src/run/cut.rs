@@ -11,7 +11,7 @@ use super::processor::Processor;
 use crate::aggregate::collections::{Kind, Sum};
 use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
 use crate::aggregate::incidents::{LockWait, Throw, Waited};
-use crate::aggregate::key::{CollectionLabels, Labels, SampleType};
+use crate::aggregate::key::{CollectionLabels, Labels, SampleType, UNKNOWN_TYPE};
 use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
 use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
 use crate::aggregate::window::{Limits as WindowLimits, OTHER, Window};
@@ -139,7 +139,7 @@ impl Processor {
         sites: Vec<(Site, Weight, Labels)>,
         live: Vec<(LiveObject, u32, Labels)>,
     ) {
-        let unknown: Arc<str> = "[unknown type]".into();
+        let unknown: Arc<str> = UNKNOWN_TYPE.into();
         let site_labels = |site: &Site, labels: Labels| {
             let type_name = self.types.get(&(site.region, site.type_id)).unwrap_or(&unknown);
             Labels {
