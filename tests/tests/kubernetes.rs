@@ -612,7 +612,11 @@ fn a_real_api_server_takes_the_chart_and_its_pods_are_profiled() {
     // Changes are heard of, also those made while the API server was away; what was known stays known meanwhile.
     cluster.annotate("shy-1", &Value::Null);
     let has = |pid: u32| node.pids().contains(&pid).then_some(());
-    wait_until("the one that opts in", DEADLINE, || has(shy.pid())).unwrap();
+    wait_until("the one that opts in", DEADLINE, || has(shy.pid())).unwrap_or_else(|error| {
+        let told =
+            node.get("/metrics").lines().filter(|line| line.contains("_pod")).collect::<Vec<_>>().join("\n");
+        panic!("{error}\n{told}\n{}", node.daemon().progress())
+    });
     let failures = node.metric("perfusion_daemon_pod_failures_total");
     drop(cluster.server.take());
     wait_until("the failure to be counted", DEADLINE, || {

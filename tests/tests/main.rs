@@ -16,6 +16,7 @@ mod dump;
 mod errors;
 mod exact;
 mod exec;
+mod faults;
 mod harness;
 mod heap;
 mod host;

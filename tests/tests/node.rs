@@ -63,6 +63,11 @@ impl Node {
         self.daemon.as_ref().unwrap()
     }
 
+    /// It is another's to end.
+    pub(crate) fn take(&mut self) -> Recording {
+        self.daemon.take().unwrap()
+    }
+
     pub(crate) fn get(&self, path: &str) -> String {
         let mut connection = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         write!(connection, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();

@@ -12,7 +12,7 @@ use system_tests::wait::let_pass;
 use system_tests::{Recording, Runtime, Workload, wait_until};
 
 /// Ids of the BPF programs and maps a process holds, as (word in fdinfo, id).
-fn bpf_objects(pid: u32) -> BTreeSet<(&'static str, u32)> {
+pub(crate) fn bpf_objects(pid: u32) -> BTreeSet<(&'static str, u32)> {
     let mut ids = BTreeSet::new();
     let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fdinfo")) else { return ids };
     for text in entries.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok()) {
@@ -30,7 +30,7 @@ fn bpf_objects(pid: u32) -> BTreeSet<(&'static str, u32)> {
 }
 
 /// Those of `ids` that the kernel still has.
-fn still_loaded(ids: &BTreeSet<(&'static str, u32)>) -> BTreeSet<(&'static str, u32)> {
+pub(crate) fn still_loaded(ids: &BTreeSet<(&'static str, u32)>) -> BTreeSet<(&'static str, u32)> {
     let programs =
         aya::programs::loaded_programs().filter_map(Result::ok).map(|program| ("prog_id", program.id()));
     let maps = aya::maps::loaded_maps().filter_map(Result::ok).map(|map| ("map_id", map.id()));
@@ -41,7 +41,7 @@ fn still_loaded(ids: &BTreeSet<(&'static str, u32)>) -> BTreeSet<(&'static str, 
 const STARTED: &str = "/run/perfusion-record";
 
 /// Files of ours: libraries in the places where they may be put, and unfinished outputs in `outputs`.
-fn leftovers(outputs: &Path) -> Vec<PathBuf> {
+pub(crate) fn leftovers(outputs: &Path) -> Vec<PathBuf> {
     let places = [
         std::env::temp_dir(),
         PathBuf::from("/tmp"),

@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: rules of this project that no compiler checks. Each broken one is a line `file:line: what, and what to do`.
 
 use std::{
+    collections::HashSet,
     env, fs,
     path::{Path, PathBuf},
     process::Command,
@@ -66,7 +67,7 @@ pub(crate) fn tidy(paths: &Paths, steps: &Steps, fix: bool) -> Result<()> {
     check_dependency_reasons(paths, &mut broken)?;
 
     let machine_paths = machine_paths(paths);
-    let mut files = Vec::new();
+    let (mut files, mut functions) = (Vec::new(), HashSet::new());
     list(&paths.root, &paths.root, &mut files)?;
     for file in &files {
         let Ok(text) = fs::read_to_string(paths.root.join(file)) else {
@@ -76,12 +77,34 @@ pub(crate) fn tidy(paths: &Paths, steps: &Steps, fix: bool) -> Result<()> {
         check_machine_paths(&name, &text, &machine_paths, &mut broken);
         if file.extension().is_some_and(|extension| extension == "rs") {
             check_rust(&name, &text, &mut broken);
+            functions.extend(text.lines().filter_map(function));
         }
     }
+    check_named_tests(paths, &functions, &mut broken)?;
     check_counters(paths, fix, &mut broken)?;
 
     if !broken.is_empty() {
         bail!("tidy: {} broken rule(s)\n{}", broken.len(), broken.join("\n"));
+    }
+    Ok(())
+}
+
+/// Name of the function that a line begins.
+fn function(line: &str) -> Option<String> {
+    let line = line.trim_start();
+    let line = line.strip_prefix("pub(crate) ").unwrap_or(line).strip_prefix("fn ")?;
+    Some(line.split_once(['(', '<'])?.0.to_owned())
+}
+
+/// The tests that docs/reliability.md names in its fourth column are there.
+fn check_named_tests(paths: &Paths, functions: &HashSet<String>, broken: &mut Vec<String>) -> Result<()> {
+    let path = paths.root.join("docs/reliability.md");
+    let text = fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
+    for (number, line) in numbered(&text) {
+        let shown_by = line.split('|').nth(4).unwrap_or_default();
+        for name in shown_by.split('`').skip(1).step_by(2).filter(|name| !functions.contains(*name)) {
+            broken.push(format!("docs/reliability.md:{number}: there is no test `{name}`"));
+        }
     }
     Ok(())
 }

@@ -37,8 +37,8 @@ pub enum Verdict {
 
 /// A receiver.
 pub trait Remote: Send + 'static {
-    /// Sends one payload and waits for the answer, at most until `deadline`.
-    fn send(&mut self, payload: &[u8], deadline: Instant) -> Verdict;
+    /// Sends one payload and waits for the answer, at most until `deadline`, which may come nearer meanwhile.
+    fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict;
 }
 
 /// What a delivery did; each grows only but the last two.
@@ -228,15 +228,14 @@ impl Shared {
         // In a row.
         let (mut failures, mut refusals) = (0, 0_u32);
         loop {
-            let (oldest, deadline) = {
+            let (oldest, due) = {
                 let mut state = self.lock();
                 loop {
                     if state.closing.is_some_and(|closing| Instant::now() >= closing) {
                         return;
                     }
                     if let Some(oldest) = state.spool.oldest(SystemTime::now()) {
-                        let deadline = Instant::now() + timeout;
-                        break (oldest, state.closing.map_or(deadline, |closing| closing.min(deadline)));
+                        break (oldest, Instant::now() + timeout);
                     }
                     if state.closing.is_some() {
                         return;
@@ -244,7 +243,9 @@ impl Shared {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
             };
-            let verdict = remote.send(&oldest.payload, deadline);
+            // The end may come while it is on its way.
+            let deadline = || self.lock().closing.map_or(due, |closing| closing.min(due));
+            let verdict = remote.send(&oldest.payload, &deadline);
             let mut state = self.lock();
             let pause = match verdict {
                 Verdict::Later { after, reason } => {
@@ -317,7 +318,7 @@ mod tests {
     }
 
     impl Remote for Told {
-        fn send(&mut self, payload: &[u8], _: Instant) -> Verdict {
+        fn send(&mut self, payload: &[u8], _: &dyn Fn() -> Instant) -> Verdict {
             self.seen.send(payload.to_vec()).unwrap();
             self.answers.recv().unwrap_or(Verdict::Later { after: None, reason: "nobody answers".to_owned() })
         }

@@ -13,7 +13,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
@@ -25,6 +25,8 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, crypto};
 
 /// Longest answer that is read.
 const MOST_ANSWER_BYTES: usize = 1 << 20;
+/// How often a request in progress looks when it has to end.
+const DEADLINE_LOOK: Duration = Duration::from_millis(200);
 /// Where distributions keep the authorities they trust: Debian, Red Hat, Alpine.
 const AUTHORITIES: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
@@ -191,6 +193,7 @@ impl Coming {
     /// When it is longer than that, or the connection fails.
     pub async fn whole(mut self, most_bytes: usize) -> Result<Answer, HttpError> {
         let read = Limited::new(&mut self.body, most_bytes).collect().await;
+        end(&mut self.driver).await;
         let read = read.map_err(|error| HttpError::Body(error.to_string()))?;
         let trailers = read.trailers().cloned().unwrap_or_default();
         let headers = std::mem::take(&mut self.headers);
@@ -274,7 +277,7 @@ impl Peer {
     ) -> Result<Coming, HttpError> {
         let stream = TokioIo::new(stream);
         // The driver's error is the request's, too.
-        let (response, driver) = match self.version {
+        let (response, mut driver) = match self.version {
             Version::One => {
                 let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
                 let driver = tokio::spawn(connection);
@@ -293,11 +296,18 @@ impl Peer {
                 Ok(Coming { status: head.status.as_u16(), headers: head.headers, body, driver })
             }
             Err(error) => {
-                driver.abort();
+                end(&mut driver).await;
                 Err(error.into())
             }
         }
     }
+}
+
+/// Closes a connection. Where nobody waited for that, it would be open until there is something to send again: nobody else runs the runtime.
+async fn end(driver: &mut JoinHandle<Result<(), hyper::Error>>) {
+    driver.abort();
+    // Aborted, ended or failed: it is over.
+    driver.await.ok();
 }
 
 /// Sends requests to one place.
@@ -329,7 +339,7 @@ impl Client {
         Ok(Self { peer, runtime: Some(runtime) })
     }
 
-    /// Sends `body` to `path` below the URL's own and reads the answer.
+    /// Sends `body` to `path` below the URL's own and reads the answer. The deadline may be brought forward meanwhile.
     ///
     /// # Errors
     /// When there is no answer by `deadline`.
@@ -338,14 +348,22 @@ impl Client {
         path: &str,
         headers: &[(HeaderName, &'static str)],
         body: Vec<u8>,
-        deadline: Instant,
+        deadline: &dyn Fn() -> Instant,
     ) -> Result<Answer, HttpError> {
         let Some(runtime) = &self.runtime else { return Err(HttpError::Timeout) };
         runtime.block_on(async {
             let exchange = async {
                 self.peer.ask(Method::POST, path, headers, body).await?.whole(MOST_ANSWER_BYTES).await
             };
-            tokio::time::timeout_at(deadline.into(), exchange).await.unwrap_or(Err(HttpError::Timeout))
+            let mut exchange = std::pin::pin!(exchange);
+            loop {
+                let look = deadline().min(Instant::now() + DEADLINE_LOOK);
+                match tokio::time::timeout_at(look.into(), exchange.as_mut()).await {
+                    Ok(answer) => return answer,
+                    Err(_) if Instant::now() >= deadline() => return Err(HttpError::Timeout),
+                    Err(_) => {}
+                }
+            }
         })
     }
 }

@@ -208,7 +208,7 @@ fn labels(finished: &Finished) -> (Vec<LabelPair>, u64) {
 struct Server(Client);
 
 impl Remote for Server {
-    fn send(&mut self, payload: &[u8], deadline: Instant) -> Verdict {
+    fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict {
         let headers = [(CONTENT_TYPE, "application/proto"), (PROTOCOL, "1")];
         match self.0.post(PATH, &headers, payload.to_vec(), deadline) {
             Ok(answer) => verdict(&answer),

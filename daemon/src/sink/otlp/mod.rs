@@ -167,7 +167,7 @@ struct Receiver {
 }
 
 impl Remote for Receiver {
-    fn send(&mut self, payload: &[u8], deadline: Instant) -> Verdict {
+    fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict {
         let answer = match self.protocol {
             Protocol::Http => {
                 let headers = [(CONTENT_TYPE, "application/x-protobuf"), (CONTENT_ENCODING, "gzip")];

@@ -1,0 +1,403 @@
+//! Faults that the daemon must survive (docs/reliability.md): killed again and again, disks that are full or read-only, configurations that are
+//! broken or swapped beneath it, receivers that say nothing, processes by the thousand.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use system_tests::app::Workload;
+use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin, long_form};
+use system_tests::perfusion::{self, Recording, SLACK};
+use system_tests::profile::Profile;
+use system_tests::wait::{let_pass, wait_until};
+
+use crate::node::{DEADLINE, Node, group, spin};
+use crate::restart::{bpf_objects, leftovers, still_loaded};
+
+fn daemon(node: &Node) -> Command {
+    let mut command = perfusion::command(["daemon", "--config"]);
+    command.arg(node.scratch.path("perfusion.yaml"));
+    command
+}
+
+#[test]
+fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing() {
+    let needs = [RECORD_NET9, &[Need::Cgroup2]].concat();
+    let Some(_turn) = begin("faults: restarts", &needs) else { return };
+    let group = group("perfusion-test-restarts").unwrap();
+    let mut app = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().start().unwrap();
+    group.take(app.pid()).unwrap();
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{cgroup: /perfusion-test-restarts*}}]}}\nattach: {{policy: all}}\nlimits: {{{}}}\n",
+        node.kill_switch()
+    ));
+    // Moments as in `restart`: from the first system call into the attached recording.
+    let rounds = if long_form() { 100 } else { 20 };
+    let (mut state, mut seen, mut attached): (u64, BTreeSet<_>, u32) = (7, BTreeSet::new(), 0);
+    for round in 0..rounds {
+        // The last one surely gets to where it counts.
+        let last = round + 1 == rounds;
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let moment = Duration::from_millis((state >> 33) % 1500);
+        let mut daemon = Recording::spawn(&mut daemon(&node)).unwrap();
+        if last {
+            daemon.await_progress("attached", DEADLINE).unwrap();
+        }
+        let_pass(moment);
+        let objects = bpf_objects(daemon.pid());
+        attached += u32::from(daemon.progress().contains("attached"));
+        // One in four is told to end; the others have no time for anything.
+        if round % 4 == 3 && daemon.progress().contains("ready") {
+            daemon.signal(Signal::TERM).unwrap();
+            daemon.finish_well(SLACK).unwrap();
+        } else {
+            daemon.kill().unwrap();
+        }
+        app.ensure_alive().unwrap();
+        wait_until("BPF objects to go", DEADLINE, || still_loaded(&objects).is_empty().then_some(()))
+            .unwrap_or_else(|error| panic!("round {round}, after {moment:?}: {error}"));
+        seen.extend(objects);
+    }
+    assert!(seen.iter().any(|(word, _)| *word == "prog_id"), "no kill met a loaded program");
+    assert!(attached > 0, "no kill met a daemon that had attached");
+
+    // The next daemon takes over, as if nothing had been.
+    node.start();
+    wait_until("a profile with names and allocations", DEADLINE, || {
+        let whole = |profile: &Profile| {
+            profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make")) > 0
+                && profile.sum("cpu", |sample| sample.has("Allocator.Program.Make")) > 0
+        };
+        node.profiles().iter().rfind(|(_, profile)| whole(profile)).map(drop)
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    assert!(node.profiles().iter().all(|(_, profile)| !profile.samples.is_empty()));
+    node.end();
+    let left = leftovers(Path::new("/nowhere"));
+    assert!(left.is_empty(), "{left:?}");
+    let truth = app.stop().unwrap();
+    assert_eq!(truth["mistakes"], 0, "{truth}");
+    // As in `restart`: nothing a user would see.
+    assert!(truth["longest_pause_ms"].as_f64().unwrap() < 1000.0, "{truth}");
+}
+
+/// Descriptors of a process.
+fn descriptors(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+#[test]
+fn reloads_without_end_keep_the_recording_and_the_old_values_when_the_new_are_wrong() {
+    let Some(_turn) = begin("faults: reloads", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = spin();
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{command: spin}}]}}\nlimits: {{{}}}\n",
+        node.kill_switch()
+    ));
+    // As a ConfigMap is mounted: the file is a link through a folder that is swapped.
+    let good = fs::read_to_string(node.scratch.path("perfusion.yaml")).unwrap();
+    let versions = [
+        good.clone(),
+        format!("{good}windos: {{}}\n"),
+        format!("{good}services: {{max: 7}}\n"),
+        format!("{good}recording: {{frequency: 0}}\n"),
+    ];
+    for (number, text) in versions.iter().enumerate() {
+        fs::create_dir(node.scratch.path(&format!("v{number}"))).unwrap();
+        fs::write(node.scratch.path(&format!("v{number}/perfusion.yaml")), text).unwrap();
+    }
+    let turn_to = |node: &Node, number: usize| {
+        let (new, data) = (node.scratch.path("new"), node.scratch.path("data"));
+        symlink(format!("v{number}"), &new).unwrap();
+        fs::rename(new, data).unwrap();
+    };
+    turn_to(&node, 0);
+    fs::remove_file(node.scratch.path("perfusion.yaml")).unwrap();
+    symlink("data/perfusion.yaml", node.scratch.path("perfusion.yaml")).unwrap();
+    node.start();
+    let count = |node: &Node| {
+        node.metric("perfusion_daemon_reloads_total") + node.metric("perfusion_daemon_reloads_failed_total")
+    };
+    let reload = |number: usize| {
+        let before = count(&node);
+        turn_to(&node, number);
+        node.daemon().signal(Signal::HUP).unwrap();
+        wait_until("a reload", DEADLINE, || (count(&node) > before).then_some(())).unwrap();
+    };
+    for number in 0..versions.len() {
+        reload(number);
+    }
+    // Files of what is profiled are opened in the first windows.
+    wait_until("windows", DEADLINE, || (node.profiles().len() >= 3).then_some(())).unwrap();
+    let (before, times) = (descriptors(node.daemon().pid()), if long_form() { 1000 } else { 60 });
+    for round in 0..times {
+        reload(round % versions.len());
+    }
+    // Windows go on.
+    wait_until("windows", DEADLINE, || (node.profiles().len() >= 5).then_some(())).unwrap();
+    let after = descriptors(node.daemon().pid());
+    // Of profiled files some more may be open by now; one that is lost with each reload of a kind would be more.
+    assert!(after < before + times / versions.len(), "{before} descriptors, then {after}");
+    assert_eq!(node.metric("perfusion_daemon_recordings_total"), 1.0, "the recording was not begun anew");
+    let failed = node.metric("perfusion_daemon_reloads_failed_total");
+    assert_eq!(failed, f64::from(u32::try_from((times + versions.len()) / 2).unwrap()));
+    // No window was missed: each begins where the one before ended.
+    let times: Vec<(i64, i64)> =
+        node.profiles().iter().map(|(_, profile)| (profile.time_ns, profile.duration_ns)).collect();
+    assert!(times.len() >= 3, "{times:?}");
+    for pair in times.windows(2) {
+        let gap = (pair[1].0 - pair[0].0 - pair[0].1).abs();
+        // The wall clock says when a window began, the monotonic one how long it was.
+        assert!(gap < 500_000_000, "{gap} ns between {pair:?}");
+    }
+    drop(app);
+    node.end();
+}
+
+/// A file system of a test, gone with it.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn tmpfs(at: PathBuf, options: &str) -> Self {
+        fs::create_dir_all(&at).unwrap();
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", options, "none"]).arg(&at).status();
+        assert!(mounted.unwrap().success());
+        Self(at)
+    }
+
+    fn again(&self, options: &str) {
+        let remounted = Command::new("mount").args(["-o", options]).arg(&self.0).status().unwrap();
+        assert!(remounted.success());
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        Command::new("umount").arg("--lazy").arg(&self.0).status().ok();
+    }
+}
+
+#[test]
+fn a_full_or_read_only_disk_costs_the_files_of_that_time_and_nothing_else() {
+    let Some(_turn) = begin("faults: disk", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = spin();
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{command: spin}}]}}\nlimits: {{{}}}\n",
+        node.kill_switch()
+    ));
+    // Room for bytes, but not for many files: so it is the writing that fails, beyond the floor of free space.
+    let disk = Mounted::tmpfs(node.scratch.path("out"), "size=16m,nr_inodes=40");
+    node.start();
+    let files = |node: &Node| node.profiles().len();
+    // There is one sink.
+    let metric = |node: &Node, name: &str| {
+        let (text, name) = (node.get("/metrics"), format!("perfusion_sink_{name}_total{{"));
+        let line = text.lines().find(|line| line.starts_with(&name)).unwrap();
+        line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
+    };
+    wait_until("a profile", DEADLINE, || (files(&node) > 0).then_some(())).unwrap();
+    for trouble in ["no inode", "no byte", "read-only"] {
+        let fill = disk.0.join("fill");
+        fs::create_dir(&fill).unwrap();
+        match trouble {
+            "no inode" => {
+                for number in 0.. {
+                    if fs::write(fill.join(number.to_string()), "").is_err() {
+                        break;
+                    }
+                }
+            }
+            "no byte" => {
+                fs::write(fill.join("large"), vec![1; 32 << 20]).unwrap_err();
+            }
+            _ => disk.again("remount,ro"),
+        }
+        let lost = |node: &Node| metric(node, "files_failed") + metric(node, "files_no_room");
+        let before = lost(&node);
+        wait_until("files that are not written to be counted", DEADLINE, || {
+            (lost(&node) > before).then_some(())
+        })
+        .unwrap_or_else(|error| panic!("{trouble}: {error}\n{}", node.daemon().progress()));
+        assert_eq!(node.metric("perfusion_recording"), 1.0, "{trouble}");
+        if trouble == "read-only" {
+            disk.again("remount,rw");
+        }
+        fs::remove_dir_all(&fill).unwrap();
+        let written = metric(&node, "files_written");
+        wait_until("files again, without a restart", DEADLINE, || {
+            (metric(&node, "files_written") > written).then_some(())
+        })
+        .unwrap_or_else(|error| panic!("after {trouble}: {error}\n{}", node.daemon().progress()));
+    }
+    assert_eq!(node.metric("perfusion_daemon_recordings_total"), 1.0);
+    // All that is there is whole (reading checks it), and nothing is there beside it.
+    assert!(files(&node) > 1);
+    drop(app);
+    let (daemon, out) = (node.take(), disk.0.clone());
+    daemon.signal(Signal::TERM).unwrap();
+    daemon.finish_well(2 * SLACK).unwrap();
+    for service in fs::read_dir(out).unwrap().flatten().filter(|entry| entry.path().is_dir()) {
+        for file in fs::read_dir(service.path()).unwrap().flatten() {
+            let name = file.file_name().to_string_lossy().into_owned();
+            assert!(name.ends_with(".pb.gz"), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_receiver_that_says_nothing_holds_the_end_up_no_longer_than_promised() {
+    let Some(_turn) = begin("faults: silent receiver", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = spin();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let receiver = listener.local_addr().unwrap();
+    let (heard, hears) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut open = Vec::new();
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let mut first = [0];
+            stream.read_exact(&mut first).ok();
+            open.push(stream);
+            heard.send(()).ok();
+        }
+    });
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{command: spin}}]}}\nlimits: {{{}}}\nspool: {{directory: {:?}, keep_free: 0B}}\n\
+         otlp: [{{url: \"http://{receiver}\", protocol: http, timeout: 1h}}]\n",
+        node.kill_switch(),
+        node.scratch.path("spool"),
+    ));
+    node.start();
+    hears.recv_timeout(DEADLINE).unwrap();
+    let daemon = node.take();
+    let asked = Instant::now();
+    daemon.signal(Signal::TERM).unwrap();
+    daemon.finish_well(SLACK).unwrap();
+    // Five seconds for the sinks, and the rest for the last window on a busy machine.
+    assert!(asked.elapsed() < Duration::from_secs(15), "{:?}", asked.elapsed());
+    let spooled = fs::read_dir(node.scratch.path("spool")).unwrap().flatten().next().unwrap().path();
+    let waiting = fs::read_dir(spooled).unwrap().count();
+    assert!(waiting > 0, "what was not taken waits for the next daemon");
+
+    // Told twice, it ends at once.
+    node.start();
+    hears.recv_timeout(DEADLINE).unwrap();
+    let daemon = node.take();
+    daemon.signal(Signal::TERM).unwrap();
+    let_pass(Duration::from_millis(100));
+    let asked = Instant::now();
+    daemon.signal(Signal::TERM).ok();
+    let outcome = daemon.finish(SLACK).unwrap();
+    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+    assert!([0, 130].contains(&outcome.code()), "{}", outcome.stderr);
+    drop(app);
+}
+
+#[test]
+fn arguments_and_environment_of_a_process_are_in_nothing_the_daemon_says() {
+    let Some(_turn) = begin("faults: secrets", &[RECORD, &[Need::C]].concat()) else { return };
+    let workload = Workload::native("spin", &[]).unwrap();
+    let app = workload.arg("--password=open-sesame").env("DB_PASSWORD", "abracadabra").start().unwrap();
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{command: spin}}]}}\nlog: {{level: debug}}\nlimits: {{{}}}\n",
+        node.kill_switch()
+    ));
+    node.start();
+    let own = app.pid().to_string();
+    wait_until("a profile of it", DEADLINE, || {
+        let of = |profile: &Profile| profile.samples.iter().any(|sample| sample.label("pid") == own);
+        node.profiles().iter().any(|(_, profile)| of(profile)).then_some(())
+    })
+    .unwrap();
+    let mut said = vec![node.get("/metrics"), node.get("/debug/pipeline"), node.daemon().progress()];
+    for service in
+        fs::read_dir(node.scratch.path("out")).unwrap().flatten().filter(|entry| entry.path().is_dir())
+    {
+        for file in fs::read_dir(service.path()).unwrap().flatten() {
+            let mut bytes = Vec::new();
+            let file = fs::File::open(file.path()).unwrap();
+            flate2::read::MultiGzDecoder::new(file).read_to_end(&mut bytes).unwrap();
+            said.push(String::from_utf8_lossy(&bytes).into_owned());
+        }
+    }
+    // Where it is named by what may be told, a secret would be found, too.
+    assert!(said.iter().any(|text| text.contains("spin_here")));
+    for text in said {
+        for secret in ["open-sesame", "abracadabra"] {
+            assert!(!text.contains(secret), "{text}");
+        }
+    }
+    drop(app);
+    node.end();
+}
+
+#[test]
+fn a_storm_of_processes_leaves_nothing_in_the_daemon() {
+    let needs = [RECORD, &[Need::C, Need::Cgroup2]].concat();
+    let Some(_turn) = begin("faults: fork storm", &needs) else { return };
+    let group = group("perfusion-test-storm").unwrap();
+    let app = spin();
+    group.take(app.pid()).unwrap();
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{cgroup: /perfusion-test-storm*}}]}}\nlimits: {{{}}}\n",
+        node.kill_switch()
+    ));
+    node.start();
+    wait_until("a profile", DEADLINE, || (!node.profiles().is_empty()).then_some(())).unwrap();
+    let resident = |node: &Node| node.metric("perfusion_memory_bytes{part=\"resident\"}");
+    let seconds = if long_form() { 30 } else { 4 };
+    // As fast as shells can start programs, one for each CPU.
+    let script = "echo $$ > \"$0/cgroup.procs\"; end=$(($(date +%s) + $1)); n=0; \
+                  while [ $(date +%s) -lt $end ]; do for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do /bin/true; done; n=$((n + 21)); done; echo $n";
+    let storms: Vec<_> = (0..2)
+        .map(|_| {
+            let mut storm = Command::new("sh");
+            storm.args(["-c", script]).arg(group.path()).arg(seconds.to_string());
+            storm.stdout(std::process::Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    let started: u64 = storms
+        .into_iter()
+        .map(|storm| {
+            String::from_utf8(storm.wait_with_output().unwrap().stdout)
+                .unwrap()
+                .trim()
+                .parse::<u64>()
+                .unwrap()
+        })
+        .sum();
+    let after_storm = resident(&node);
+    // Ten seconds later they are forgotten: of the dead the daemon knows but those that others left just now.
+    let dead_ones = || {
+        let mut connection = UnixStream::connect(node.scratch.path("run/control.sock")).unwrap();
+        write!(connection, "GET /processes HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).unwrap();
+        let answer: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+        let pids =
+            answer["processes"].as_array().unwrap().iter().map(|process| process["pid"].as_u64().unwrap());
+        pids.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()).count()
+    };
+    let forgotten = wait_until("the dead to be forgotten", Duration::from_secs(30), || {
+        (u64::try_from(dead_ones()).unwrap() * 20 < started).then_some(())
+    });
+    assert!(forgotten.is_ok(), "{} dead ones of {started} are known", dead_ones());
+    assert!(started > 200, "{started} processes are no storm");
+    assert!(resident(&node) < after_storm * 1.1, "{} after {after_storm}", resident(&node));
+    assert!(node.metric("perfusion_recording") == 1.0);
+    drop(app);
+    node.end();
+}
