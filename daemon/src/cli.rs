@@ -169,6 +169,9 @@ pub struct Record {
     /// Keep the stack of one wait in so many, chosen by chance, whatever the budget: for tests of the estimates.
     #[arg(long, value_name = "N", hide = true)]
     pub wait_stacks_one_in: Option<NonZeroU32>,
+    /// Measure what the stages of a stack record take in the kernel: for `cargo xtask bench`.
+    #[arg(long, hide = true)]
+    pub time_stages: bool,
 }
 
 /// How often runtimes tell what they have counted.

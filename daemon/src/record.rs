@@ -142,6 +142,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         wait_stack_budget_bytes_per_s: u64::from(options.wait_stack_mib) << 20,
         wait_stacks_one_in: options.wait_stacks_one_in,
         waker_stacks: options.waker_stacks,
+        times_stages: options.time_stages,
         ..KernelOptions::default()
     })?;
     let (began, began_wall, began_ns) = (Instant::now(), SystemTime::now(), kernel.started());

@@ -55,6 +55,8 @@ plain! {
         pub copies_all: u32,
         /// 1 to send the stacks of threads that end kept waits.
         pub waker_stacks: u32,
+        /// 1 to measure what the stages of a stack record take ([`crate::stage`]).
+        pub times_stages: u32,
         /// 1 when the `sched_switch` tracepoint hands over `prev_state` (since 5.18).
         pub has_prev_state: u32,
         /// `task_struct.pid`.
@@ -107,5 +109,7 @@ plain! {
         pub vma_file: u32,
         /// Of `ebpf_common::rule::Spot::of`.
         pub place_shift: u32,
+        /// Named padding.
+        pub reserved: u32,
     }
 }

@@ -116,16 +116,16 @@ pub struct Walk {
     pub exact: u64,
     /// Address of the first byte of the window.
     pub window_start: u64,
-    /// Bytes of stack in the window.
-    pub window_bytes: u64,
+    /// One past the last byte in it.
+    pub window_end: u64,
     /// Frames found.
     pub frames: u32,
     /// The address space.
     pub space: u32,
     /// How it ended: 0 without a rule, or one of the `FLAG_WALKED_` values.
     pub end: u64,
-    /// Stack from `window_start` on. Twice the size, so that the verifier sees that a whole read fits behind any place, and a word.
-    pub window: [u8; 2 * WALK_WINDOW_BYTES as usize + 8],
+    /// Stack from `window_start` on, by words.
+    pub window: [u64; WALK_WINDOW_BYTES as usize / 8],
 }
 
 plain! {
@@ -167,17 +167,17 @@ pub struct StackCopy {
     pub skipped: u32,
 }
 
-/// A record under construction; one per CPU **and** hook, because a hook may interrupt another.
+/// A record under construction; one per CPU. What is used all the time comes first: an instruction of the probes reaches 32 KiB.
 #[repr(C)]
 pub struct Scratch {
+    /// 1 while in use: a second use on top of the first is refused and counted.
+    pub busy: u64,
+    /// The copy behind the user frames and the kernel stack.
+    pub copy: StackCopy,
+    /// The walk behind the user frames.
+    pub walk: Walk,
     /// The fixed part.
     pub record: StackRecord,
     /// User frames, kernel stack, user stack, without gaps.
     pub tail: [u8; SCRATCH_TAIL_BYTES as usize],
-    /// 1 while in use: a second use on top of the first is refused and counted.
-    pub busy: u64,
-    /// The walk behind the user frames.
-    pub walk: Walk,
-    /// The copy behind those and the kernel stack.
-    pub copy: StackCopy,
 }

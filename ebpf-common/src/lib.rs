@@ -13,6 +13,7 @@ pub mod key;
 pub mod limits;
 pub mod machine;
 pub mod rule;
+pub mod stage;
 pub mod walk;
 
 /// Declares a plain record and, for the daemon, its `Pod` impls.

@@ -17,8 +17,12 @@ use crate::rule::{
     LOST, PC, RULE_CALL, RULE_DEREF, RULE_SIGNAL, RULE_START, SAME, SP, UnwindRule, WALK_REGISTERS,
 };
 
+/// Bytes of a word. Stack pointers are multiples of it, and so is what rules say; a stack for which that does not hold is the daemon's. (Read
+/// byte by byte, as the compiler does it for the probes where it cannot know, words take most of a walk.)
+const WORD: u64 = 8;
+
 /// Reads end at multiples of this, which lie in no other page than the byte before them.
-const READ_ALIGN: u64 = 1024;
+const READ_ALIGN: u64 = 2048;
 
 /// Memory of the program whose stack is walked.
 pub trait Memory {
@@ -43,7 +47,7 @@ pub fn begin(walk: &mut Walk, registers: [u64; WALK_REGISTERS], space: u32) {
     walk.known = (1 << WALK_REGISTERS) - 1;
     walk.exact = 1;
     walk.window_start = registers[SP];
-    walk.window_bytes = 0;
+    walk.window_end = registers[SP];
     walk.frames = 0;
     walk.space = space;
     walk.end = 0;
@@ -83,7 +87,10 @@ pub fn leave<M: Machine>(walk: &mut Walk, rule: &UnwindRule, machine: &M, memory
                 (walk.registers[link], cfa.wrapping_sub(walk.window_start))
             }
             _ => {
-                if plus(cfa, rule.saved[PC]) < before || !bring(walk, rule, cfa, memory) {
+                if rule.saved[PC] == SAME
+                    || plus(cfa, rule.saved[PC]) < before
+                    || !bring(walk, rule, cfa, memory)
+                {
                     return false;
                 }
                 let at = cfa.wrapping_sub(walk.window_start);
@@ -132,6 +139,9 @@ pub fn leave<M: Machine>(walk: &mut Walk, rule: &UnwindRule, machine: &M, memory
 #[inline(always)]
 fn bring(walk: &mut Walk, rule: &UnwindRule, anchor: u64, memory: &impl Memory) -> bool {
     let stack = walk.registers[SP];
+    if (anchor | stack) & (WORD - 1) != 0 {
+        return false;
+    }
     let low = plus(anchor, rule.low);
     let start = if low < stack { stack } else { low };
     fetch(walk, start, plus(anchor, rule.high), memory)
@@ -165,50 +175,31 @@ fn restore(walk: &mut Walk, saved: &[i16; WALK_REGISTERS], anchor: u64, at: u64)
 /// The word at an offset in the window. [`fetch`] has brought it in; the mask is for the verifier.
 #[inline(always)]
 fn word(walk: &Walk, offset: u64) -> u64 {
-    let offset = opaque(offset) & (2 * WALK_WINDOW_BYTES as u64 - 1);
-    // SAFETY: the window has 8 bytes more than the mask lets through.
-    unsafe { walk.window.as_ptr().wrapping_add(offset as usize).cast::<u64>().read_unaligned() }
+    let offset = offset & (WALK_WINDOW_BYTES as u64 - WORD);
+    let word = walk.window.as_ptr().cast::<u8>().wrapping_add(offset as usize);
+    // SAFETY: a word of the window, aligned as the window is.
+    unsafe { word.cast::<u64>().read() }
 }
 
-/// Makes sure that the window holds the stack from `start` to `end`.
+/// Makes sure that the window holds the stack from `start` to `end`. What was in it before is not needed any more: a walk goes upwards. So
+/// each read begins at the window's first byte, and a long stack passes through the same few lines of the CPU's cache.
 #[inline(always)]
 fn fetch(walk: &mut Walk, start: u64, end: u64, memory: &impl Memory) -> bool {
-    let held = walk.window_start.wrapping_add(walk.window_bytes);
-    if start >= walk.window_start && end <= held {
+    if start >= walk.window_start && end <= walk.window_end {
         return true;
     }
     let end = end.wrapping_add(READ_ALIGN - 1) & !(READ_ALIGN - 1);
-    if start >= walk.window_start
-        && end > held
-        && end.wrapping_sub(walk.window_start) <= u64::from(WALK_WINDOW_BYTES)
-    {
-        let (at, bytes) = (walk.window_bytes, end.wrapping_sub(held));
-        // Fails where a page between is not in memory, such as locals a function has not used yet.
-        if read(walk, at, bytes, held, memory) {
-            walk.window_bytes = at + bytes;
-            return true;
-        }
+    let bytes = opaque(end.wrapping_sub(start));
+    if bytes > u64::from(WALK_WINDOW_BYTES) {
+        return false;
     }
-    let bytes = end.wrapping_sub(start);
-    if bytes > u64::from(WALK_WINDOW_BYTES) || !read(walk, 0, bytes, start, memory) {
+    // SAFETY: the window has as many bytes and more.
+    if !unsafe { memory.read(walk.window.as_mut_ptr().cast(), bytes as u32, start) } {
         return false;
     }
     walk.window_start = start;
-    walk.window_bytes = bytes;
+    walk.window_end = end;
     true
-}
-
-/// Reads user memory into the window.
-#[inline(always)]
-fn read(walk: &mut Walk, at: u64, bytes: u64, from: u64, memory: &impl Memory) -> bool {
-    // Verifiers before 6.8 do not bound one variable by another: they need both checks.
-    let (at, bytes) = (opaque(at), opaque(bytes));
-    if at > u64::from(WALK_WINDOW_BYTES) || bytes > u64::from(WALK_WINDOW_BYTES) {
-        return false;
-    }
-    let target = walk.window.as_mut_ptr().wrapping_add(at as usize);
-    // SAFETY: a whole window fits behind any place in the first half.
-    unsafe { memory.read(target, bytes as u32, from) }
 }
 
 /// Reads one word of user memory.
@@ -264,11 +255,11 @@ mod tests {
             known: 0,
             exact: 0,
             window_start: 0,
-            window_bytes: 0,
+            window_end: 0,
             frames: 0,
             space: 0,
             end: 0,
-            window: [0; 2 * WALK_WINDOW_BYTES as usize + 8],
+            window: [0; WALK_WINDOW_BYTES as usize / 8],
         });
         begin(&mut walk, registers, 1);
         walk
@@ -344,6 +335,17 @@ mod tests {
                 !leave(&mut walk, &call(RBP, 16, -8, &[]), &X86_64, &stack(&[1, 2])),
                 "base is not known"
             );
+        }
+
+        #[test]
+        fn a_stack_that_is_not_of_whole_words_is_left_to_the_daemon() {
+            let memory = stack(&[0x40_1111, 0x40_2222]);
+            let mut walk = at(0x40_2000, STACK + 4);
+            assert!(!leave(&mut walk, &call(RBP, 8, -8, &[]), &X86_64, &memory));
+            walk.registers[SP] = STACK + 4;
+            assert!(!leave(&mut walk, &call(SP, 8, -8, &[]), &X86_64, &memory));
+            walk.registers[SP] = STACK;
+            assert!(leave(&mut walk, &call(SP, 8, -8, &[]), &X86_64, &memory));
         }
 
         #[test]

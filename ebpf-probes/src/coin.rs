@@ -32,13 +32,14 @@ pub(crate) fn throw(coin: &mut Coin, now: u64, wait: u32) -> Option<u64> {
         coin.first_start_ns = now;
         coin.first_bytes = 0;
     }
-    let own = ((CERTAIN * FIRST_WAITS) / u64::from(wait.max(1))).min(CERTAIN);
-    // Like the general probability this follows from the past alone, the budget included: threads that come and go in thousands a second
-    // get no more than as much again as all others.
-    let first = own > general && coin.first_bytes < budget;
+    let wait = u64::from(wait.max(1));
+    // Whether the thread's own chance, CERTAIN · FIRST_WAITS / wait, is the greater one, without a division at each wait (both factors are
+    // below 2³²). Like the general probability this follows from the past alone, the budget included: threads that come and go in
+    // thousands a second get no more than as much again as all others.
+    let first = general < CERTAIN && general * wait < CERTAIN * FIRST_WAITS && coin.first_bytes < budget;
     // Through memory: the verifier would walk the stack once for each way through here.
     coin.of_first = u64::from(first);
-    coin.thrown = if first { own } else { general };
+    coin.thrown = if first { (CERTAIN * FIRST_WAITS / wait).min(CERTAIN) } else { general };
     // SAFETY: a valid, aligned field.
     let probability = unsafe { core::ptr::read_volatile(&raw const coin.thrown) };
     // SAFETY: a helper without arguments.

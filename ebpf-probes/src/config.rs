@@ -24,6 +24,7 @@ pub(crate) static CONFIG: Config = Config {
     walks: 0,
     copies_all: 0,
     waker_stacks: 0,
+    times_stages: 0,
     has_prev_state: 0,
     task_pid: 0,
     task_tgid: 0,
@@ -50,6 +51,7 @@ pub(crate) static CONFIG: Config = Config {
     vma_end: 0,
     vma_file: 0,
     place_shift: 0,
+    reserved: 0,
 };
 
 /// Reads one setting. The read is volatile: the compiler must not use the value above. To the verifier it is a constant, because the
@@ -232,8 +234,21 @@ impl Task {
             }
             *CONTROL.get(0)?
         };
-        (recording.since_ns != 0 && *ENDED.get(0)? == 0).then_some(recording)
+        (recording.since_ns != 0 && goes_on()).then_some(recording)
     }
+}
+
+/// Whether the recording is not over.
+#[inline(always)]
+pub(crate) fn goes_on() -> bool {
+    ENDED.get(0).is_some_and(|ended| *ended == 0)
+}
+
+/// Whether a thread that is known is one that is selected, without another look: by pid, since a process leaves the selection when it is freed,
+/// after the last switch of its last thread.
+#[inline(always)]
+pub(crate) fn known_is_selected() -> bool {
+    setting!(selection) == SELECT_PIDS
 }
 
 /// End of the mapping `mapping` (a `vm_area_struct` typed for the verifier), and whether it is one of a file.

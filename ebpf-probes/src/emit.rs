@@ -2,21 +2,24 @@
 
 use crate::config::{Task, setting};
 use crate::machine::{self, Native};
-use crate::maps::{RING, add, count};
+use crate::maps::{RING, SCRATCH, STAGES, add, count};
 use crate::unwind;
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
-use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_get_stack, bpf_ringbuf_output};
-use aya_ebpf::maps::Array;
+use aya_ebpf::helpers::generated::{
+    bpf_get_smp_processor_id, bpf_get_stack, bpf_ktime_get_ns, bpf_ringbuf_output,
+};
 use core::ffi::c_void;
 use core::mem::size_of;
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{
-    FLAG_AT_CALL, FLAG_LIMITED, FLAG_USER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, Header, StackRecord,
+    FLAG_AT_CALL, FLAG_LIMITED, FLAG_USER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, Header,
+    KIND_CPU_SAMPLE, StackRecord,
 };
 use ebpf_common::key::Scratch;
 use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_RECORD_BYTES, MAX_WALK_BYTES};
 use ebpf_common::machine::Machine as _;
 use ebpf_common::rule::{PC, SP};
+use ebpf_common::stage::{OF_SAMPLES, OF_WAITS, STAGE_COPY, STAGE_KERNEL, STAGE_SEND, STAGE_USER};
 use ebpf_common::walk::opaque;
 
 /// `PF_KTHREAD` of include/linux/sched.h: a thread without user registers.
@@ -47,19 +50,14 @@ pub(crate) enum Lost {
 ///
 /// `ctx` must be the program's own context and `task` the current task.
 #[inline(always)]
-pub(crate) fn stack_record(
-    ctx: *mut c_void,
-    task: Task,
-    buffers: &Array<Scratch>,
-    hook: &Hook,
-) -> Result<u32, Lost> {
+pub(crate) fn stack_record(ctx: *mut c_void, task: Task, hook: &Hook) -> Result<u32, Lost> {
     // SAFETY: a helper without arguments.
     let cpu = unsafe { bpf_get_smp_processor_id() };
-    let Some(scratch) = buffers.get_ptr_mut(cpu) else {
+    let Some(scratch) = SCRATCH.get_ptr_mut(cpu) else {
         count(Counter::CpuBeyondMaps);
         return Err(Lost::Busy);
     };
-    // SAFETY: the pointer is this CPU's entry, used by one hook only, which `busy` watches.
+    // SAFETY: the pointer is this CPU's entry, used by one hook at a time, which `busy` watches.
     let scratch = unsafe { &mut *scratch };
     if scratch.busy != 0 {
         return Err(Lost::Busy);
@@ -72,6 +70,7 @@ pub(crate) fn stack_record(
 
 #[inline(always)]
 fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hook) -> Result<u32, Lost> {
+    let mut stages = StageClock::start(hook.kind);
     let record = &mut scratch.record;
     record.tgid = hook.tgid;
     record.tid = hook.tid;
@@ -109,6 +108,7 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
             count(Counter::User32Bit);
         }
     }
+    stages.ended(STAGE_USER);
     let mut kernel_bytes = 0;
     if let Some(skipped) = hook.kernel_stack {
         // Read back and checked for the verifier, which does not follow the count of frames through the walk.
@@ -125,6 +125,7 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
             kernel_bytes = got as u32;
         }
     }
+    stages.ended(STAGE_KERNEL);
     if let Some(from) = copied_from {
         let copy = unwind::copy::stack(scratch, walked_bytes + kernel_bytes, from);
         user_bytes = copy.bytes;
@@ -136,6 +137,7 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
             count(Counter::StackUnreadable);
         }
     }
+    stages.ended(STAGE_COPY);
     let record = &mut scratch.record;
     record.flags = flags;
     record.walked_bytes = walked_bytes;
@@ -149,8 +151,44 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
     if len > MAX_RECORD_BYTES {
         return Err(Lost::Busy);
     }
-    // SAFETY: the first `len` bytes of `scratch` are record and tail.
-    if unsafe { send((&raw mut *scratch).cast(), len) } { Ok(len) } else { Err(Lost::RingFull(len)) }
+    // SAFETY: so many bytes are the record and what follows it in `scratch`.
+    let sent = unsafe { send((&raw mut scratch.record).cast(), len) };
+    stages.ended(STAGE_SEND);
+    if sent { Ok(len) } else { Err(Lost::RingFull(len)) }
+}
+
+/// Measures what the stages of a record take, if that is asked for.
+struct StageClock {
+    kind: u32,
+    since_ns: u64,
+}
+
+impl StageClock {
+    #[inline(always)]
+    fn start(record_kind: u32) -> Self {
+        let kind = if record_kind == KIND_CPU_SAMPLE { OF_SAMPLES } else { OF_WAITS };
+        Self { kind, since_ns: Self::now() }
+    }
+
+    #[inline(always)]
+    fn now() -> u64 {
+        // SAFETY: a helper without arguments.
+        if setting!(times_stages) != 0 { unsafe { bpf_ktime_get_ns() } } else { 0 }
+    }
+
+    #[inline(always)]
+    fn ended(&mut self, stage: usize) {
+        if setting!(times_stages) == 0 {
+            return;
+        }
+        let now = Self::now();
+        if let Some(stages) = STAGES.get_ptr_mut(self.kind) {
+            let took = stages.cast::<u64>().wrapping_add(stage);
+            // SAFETY: one of `STAGES` words of this CPU's entry; the hooks do not interrupt each other's records.
+            unsafe { *took += now - self.since_ns }
+        }
+        self.since_ns = now;
+    }
 }
 
 /// Notes how a walk ended; answers the flags that say so.

@@ -11,6 +11,7 @@ use ebpf_common::limits::{
     MAX_SELECTED_PROCESSES, MAX_SPACES, MAX_VISITORS,
 };
 use ebpf_common::rule::{PlaceSet, UnwindRule, WAYS};
+use ebpf_common::stage::{STAGE_KINDS, Stages};
 
 /// Records: probes → daemon. Size in bytes set at load. Full: the record is dropped and counted by kind.
 #[map]
@@ -58,18 +59,15 @@ static COINS: PerCpuArray<Coin> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static COUNTS: PerCpuArray<[u64; COUNTERS]> = PerCpuArray::with_max_entries(1, 0);
 
-/// Records of the CPU sampler under construction, by CPU. Entries set at load. (A per-CPU array cannot hold values of this size:
-/// they are limited to 32 KiB, `PCPU_MIN_UNIT_SIZE`.)
+/// Stack records under construction, by CPU. Entries set at load. (A per-CPU array cannot hold values of this size: they are limited to
+/// 32 KiB, `PCPU_MIN_UNIT_SIZE`.) The hooks share it, so that the CPU's caches hold one: the scheduler calls with interrupts off, and the
+/// sampler is an interrupt, so none begins a record in the middle of another's; if one ever does, it is refused and counted.
 #[map]
-pub(crate) static SAMPLE_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
+pub(crate) static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 
-/// The same for the switch hook.
+/// What the stages of stack records took, by kind of record. Read by `cargo xtask bench`; all zero unless `Config::times_stages`.
 #[map]
-pub(crate) static SWITCH_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
-
-/// The same for the waking hook; one entry unless it takes stacks.
-#[map]
-pub(crate) static WAKER_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
+pub(crate) static STAGES: PerCpuArray<Stages> = PerCpuArray::with_max_entries(STAGE_KINDS, 0);
 
 /// Which rule holds at a place of an address space. Written by the daemon, which maps it, as it learns; the probes write the marks of use
 /// alone. Entries set at load; where a set is full, one that was not used lately makes room.

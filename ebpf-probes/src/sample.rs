@@ -3,7 +3,7 @@
 use crate::config::Task;
 use crate::emit::{Hook, Lost, stack_record};
 use crate::machine;
-use crate::maps::{SAMPLE_SCRATCH, count};
+use crate::maps::count;
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_ktime_get_ns};
 use aya_ebpf::programs::PerfEventContext;
@@ -38,7 +38,7 @@ pub(crate) fn cpu_sample(ctx: &PerfEventContext) {
         probability: CERTAIN,
         kernel_stack: if machine::in_user_code(ctx) { None } else { Some(0) },
     };
-    count(match stack_record(ctx.as_ptr(), task, &SAMPLE_SCRATCH, &hook) {
+    count(match stack_record(ctx.as_ptr(), task, &hook) {
         Ok(_) => Counter::CpuSamplesStored,
         Err(Lost::RingFull(_)) => Counter::CpuSamplesRingFull,
         Err(Lost::Busy) => Counter::CpuSamplesBusy,

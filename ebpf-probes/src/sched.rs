@@ -18,10 +18,10 @@
 //! kernel tells of it only later, at `sched_process_exec`. So an entry knows whose it is by the task's kernel stack.
 
 use crate::coin;
-use crate::config::{Task, setting};
+use crate::config::{Task, goes_on, known_is_selected, setting};
 use crate::emit::{Hook, Lost, PF_KTHREAD, small_record, stack_record};
 use crate::machine::{self, THREAD_BYTES};
-use crate::maps::{SWITCH_SCRATCH, THREADS, WAKE_SCRATCH, WAKER_SCRATCH, coin, count};
+use crate::maps::{THREADS, WAKE_SCRATCH, coin, count};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_get_stack, bpf_ktime_get_ns};
@@ -50,10 +50,15 @@ const OWN_FRAMES: u32 = 2;
 /// `void sched_switch(bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)`; `prev` is current.
 #[inline(always)]
 pub(crate) fn switch(ctx: &BtfTracePointContext) {
-    // SAFETY: a helper without arguments.
-    let now = unsafe { bpf_ktime_get_ns() };
+    let now = now_ns();
     switch_out(ctx, now);
     switch_in(Task(ctx.arg(2)), now);
+}
+
+#[inline(always)]
+fn now_ns() -> u64 {
+    // SAFETY: a helper without arguments.
+    unsafe { bpf_ktime_get_ns() }
 }
 
 #[inline(always)]
@@ -64,11 +69,10 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
         return;
     }
     let tgid = task.tgid();
-    let Some(recording) = task.recording(tgid) else { return };
+    let Some((tid, thread)) = recorded(task, tid, tgid, now) else { return };
     let state = if setting!(has_prev_state) != 0 { ctx.arg::<u32>(3) } else { task.state() };
     // A preempted thread stays runnable whatever its state says.
     let preempted = ctx.arg::<u32>(0) & 0xff != 0;
-    let Some((tid, thread)) = known(task, tid, tgid, &recording, now) else { return };
     let exec_ns = task.exec_ns();
     found_running(tid, thread, exec_ns, now);
     let ran_ns = leave(thread, exec_ns, now);
@@ -109,7 +113,7 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
         probability,
         kernel_stack: Some(OWN_FRAMES),
     };
-    match stack_record(ctx.as_ptr(), task, &SWITCH_SCRATCH, &hook) {
+    match stack_record(ctx.as_ptr(), task, &hook) {
         Ok(bytes) => {
             let woken = if blocked { size_of::<WakeRecord>() as u32 } else { 0 };
             coin::spend(coin, bytes + woken + size_of::<WaitEndRecord>() as u32);
@@ -154,9 +158,7 @@ fn switch_in(task: Task, now: u64) {
     if tid == 0 {
         return;
     }
-    let tgid = task.tgid();
-    let Some(recording) = task.recording(tgid) else { return };
-    let Some((tid, thread)) = known(task, tid, tgid, &recording, now) else { return };
+    let Some((tid, thread)) = recorded(task, tid, task.tgid(), now) else { return };
     let exec_ns = task.exec_ns();
     if thread.state == STATE_ON_CPU {
         count(Counter::SwitchesMissed);
@@ -248,30 +250,35 @@ fn ran_since(thread: &Thread, exec_ns: u64, now: u64) -> u64 {
 #[inline(always)]
 pub(crate) fn waking(ctx: &BtfTracePointContext) {
     let task = Task(ctx.arg(0));
-    let tgid = task.tgid();
-    let Some(recording) = task.recording(tgid) else { return };
-    let tid = task.tid();
-    // SAFETY: a helper without arguments.
-    let now = unsafe { bpf_ktime_get_ns() };
+    let (tid, tgid) = (task.tid(), task.tgid());
     let thread = match THREADS.get_ptr_mut(tid) {
-        Some(thread) => thread,
+        Some(thread) => {
+            // SAFETY: an entry of the map; it outlives the program, and this thread's last switch-out cannot overlap with its waking.
+            let thread = unsafe { &mut *thread };
+            if state_of(thread) != STATE_BLOCKED {
+                return;
+            }
+            let selected = known_is_selected() && thread.tgid == tgid;
+            if !(if selected { goes_on() } else { task.recording(tgid).is_some() }) {
+                return;
+            }
+            thread
+        }
         None => {
+            let Some(recording) = task.recording(tgid) else { return };
             // A running thread can be woken just before it would block: no news. After seeding, its switch-in makes it known.
-            if recording.seeded != 0 || now < recording.since_ns || task.on_cpu() {
+            if recording.seeded != 0 || now_ns() < recording.since_ns || task.on_cpu() {
                 return;
             }
             let mut thread = new_thread(task, tgid, recording.since_ns);
             thread.state = STATE_BLOCKED;
             thread.wait_flags = WAIT_WAS_BLOCKED;
             let Some(thread) = insert(tid, &thread, BPF_NOEXIST) else { return };
-            thread
+            // SAFETY: as above.
+            unsafe { &mut *thread }
         }
     };
-    // SAFETY: an entry of the map; it outlives the program, and this thread's last switch-out cannot overlap with its waking.
-    let thread = unsafe { &mut *thread };
-    if state_of(thread) != STATE_BLOCKED {
-        return;
-    }
+    let now = now_ns();
     close(thread, now, STATE_BLOCKED);
     let waited = now.saturating_sub(thread.wait_start_ns);
     put(&mut thread.wait_blocked_ns, waited);
@@ -303,8 +310,7 @@ pub(crate) fn wakeup_new(ctx: &BtfTracePointContext) {
     if task.recording(tgid).is_none() {
         return;
     }
-    // SAFETY: a helper without arguments.
-    let now = unsafe { bpf_ktime_get_ns() };
+    let now = now_ns();
     let mut thread = new_thread(task, tgid, now);
     thread.state = STATE_RUNNABLE;
     let tid = task.tid();
@@ -323,8 +329,7 @@ pub(crate) fn wakeup_new(ctx: &BtfTracePointContext) {
 /// all other threads, which are gone.
 #[inline(always)]
 pub(crate) fn exec(task: Task, tgid: u32, old: u32) {
-    // SAFETY: a helper without arguments.
-    let now = unsafe { bpf_ktime_get_ns() };
+    let now = now_ns();
     let (tid, stack) = (task.tid(), task.stack());
     let mut next = new_thread(task, tgid, now);
     next.state = STATE_ON_CPU;
@@ -387,6 +392,23 @@ fn end_first(tid: u32, thread: &mut Thread, now: u64) {
         count(Counter::ThreadEndsRingFull);
         count(Counter::ThreadEndsLost);
     }
+}
+
+/// The thread's entry and its id, when it is recorded.
+#[inline(always)]
+fn recorded<'a>(task: Task, tid: u32, tgid: u32, now: u64) -> Option<(u32, &'a mut Thread)> {
+    // Nearly all events are those of a thread that is known by its own id: one look-up is enough for them.
+    if known_is_selected()
+        && let Some(thread) = THREADS.get_ptr_mut(tid)
+    {
+        // SAFETY: an entry of the map; see the module's text for who else may touch it.
+        let thread = unsafe { &mut *thread };
+        if thread.stack == task.stack() && thread.tgid == tgid && thread.state != STATE_DEAD {
+            return goes_on().then_some((tid, thread));
+        }
+    }
+    let recording = task.recording(tgid)?;
+    known(task, tid, tgid, &recording, now)
 }
 
 /// The thread's entry and its id, made when it is unknown: before seeding it was in its present state since the recording began; later
@@ -539,7 +561,7 @@ fn tell_waker(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task
         probability: CERTAIN,
         kernel_stack: Some(OWN_FRAMES),
     };
-    let sent = stack_record(ctx.as_ptr(), waker, &WAKER_SCRATCH, &hook);
+    let sent = stack_record(ctx.as_ptr(), waker, &hook);
     count(match sent {
         Ok(_) => Counter::WakerStacksStored,
         Err(Lost::RingFull(_)) => Counter::WakerStacksRingFull,

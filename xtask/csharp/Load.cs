@@ -57,16 +57,18 @@ static class Load
         ulong seed = (ulong)slot;
         while (true)
         {
-            seed = Down(seed, Depth);
+            seed = Down<byte>(seed, Depth);
             Volatile.Write(ref Operations[slot], Operations[slot] + 1);
         }
     }
 
-    // Not inlined and not a tail call: each level is a frame.
+    struct Below<T> { }
+
+    // Not inlined and not a tail call: each level is a frame. And each is a method of its own, as in programs that do not call themselves.
     [MethodImpl(MethodImplOptions.NoInlining)]
-    static ulong Down(ulong seed, int depth)
+    static ulong Down<T>(ulong seed, int depth)
     {
-        ulong below = depth == 0 ? Leaf(seed) : Down(seed + 1, depth - 1);
+        ulong below = depth == 0 ? Leaf(seed) : Down<Below<T>>(seed + 1, depth - 1);
         return below ^ (ulong)depth;
     }
 

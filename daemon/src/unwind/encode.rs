@@ -56,7 +56,9 @@ fn word(saved: i16) -> Option<i16> {
 
 /// Where a register is saved, from the rule's anchor.
 fn offset(machine: &Machine, rule: &Rule, saved: Saved) -> Option<i16> {
-    let from_anchor = |offset: i32| i16::try_from(offset).ok().and_then(word);
+    // The probes read whole words at multiples of eight bytes.
+    let from_anchor =
+        |offset: i32| i16::try_from(offset).ok().filter(|offset| offset % 8 == 0).and_then(word);
     match (saved, rule.kind, rule.cfa) {
         (Saved::Same, ..) => Some(SAME),
         (Saved::Lost, ..) => Some(LOST),
@@ -143,8 +145,10 @@ mod tests {
     fn what_the_probes_cannot_do_is_refused() {
         let stub = Rule { kind: FrameKind::Stub { words: 2 }, ..X86_64.frameless() };
         let far = X86_64.call(Cfa::Register { base: Register::at(10).unwrap(), offset: 8 });
+        let mut askew = X86_64.frameless();
+        askew.registers[3] = Saved::AtCfa(-20);
         let elsewhere = Rule { return_address: Saved::InRegister(Register::RBX), ..X86_64.frameless() };
-        for rule in [stub, far, elsewhere] {
+        for rule in [stub, far, askew, elsewhere] {
             assert_eq!(encode(&X86_64, &rule), None, "{rule:?}");
         }
         assert_eq!(encode(&X86_64, &X86_64.thread_start()).unwrap().kind, RULE_START);

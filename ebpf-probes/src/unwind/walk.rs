@@ -76,7 +76,7 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
     let frames = walk.frames;
     let slot = scratch.tail.as_mut_ptr().wrapping_add(((frames & (MAX_WALK_FRAMES - 1)) * 8) as usize);
     // SAFETY: below `MAX_WALK_FRAMES` words, of which the tail has more; it is aligned behind a record of whole words.
-    unsafe { slot.cast::<u64>().write_unaligned(place) };
+    unsafe { slot.cast::<u64>().write(place) };
     walk.frames = frames + 1;
     if walk.end != 0 { END } else { ON }
 }

@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use ebpf_common::counter::{COUNTERS, Counter};
+use ebpf_common::stage::{OF_SAMPLES, Stages};
 use serde_json::Value;
 
 use super::load::cpu_seconds;
@@ -19,7 +20,7 @@ use crate::{exec::output, paths::Paths};
 
 /// `BPF_PROG_TYPE_PERF_EVENT`, as /proc/PID/fdinfo shows it: the CPU sampler.
 const PERF_EVENT: &str = "7";
-/// `BPF_MAP_TYPE_PERCPU_ARRAY`: among the probes' maps their counters, told by their size.
+/// `BPF_MAP_TYPE_PERCPU_ARRAY`: among the probes' maps their counters and the times of stages, told by their size.
 const PER_CPU_ARRAY: &str = "6";
 /// What the daemon logs once its programs are in the kernel, and the log's level of that.
 const LOADED: &str = "milliseconds=";
@@ -191,27 +192,38 @@ impl Recorder {
 
     /// The probes' counters.
     pub(super) fn counts(&self) -> Result<Counts> {
-        let size = (COUNTERS * size_of::<u64>()).to_string();
+        self.words_of_all_cpus(0).map(Counts)
+    }
+
+    /// Nanoseconds of each stage of CPU samples so far, if they are measured.
+    pub(super) fn stages(&self) -> Result<Stages> {
+        self.words_of_all_cpus(OF_SAMPLES)
+    }
+
+    /// The value of `key` in the per-CPU array with values of so many words, summed up over the CPUs.
+    fn words_of_all_cpus<const WORDS: usize>(&self, key: u32) -> Result<[u64; WORDS]> {
+        let size = (WORDS * size_of::<u64>()).to_string();
         let all = self.descriptors()?;
         let map = all.iter().find(|facts| {
             facts.get("map_type").is_some_and(|kind| kind == PER_CPU_ARRAY)
                 && facts.get("value_size") == Some(&size)
         });
-        let id = map.and_then(|facts| facts.get("map_id")).context("perfusion holds no map of counters")?;
+        let id = map.and_then(|facts| facts.get("map_id"));
+        let id = id.with_context(|| format!("perfusion holds no per-CPU array of {WORDS} words"))?;
         let text = output(Command::new("bpftool").args(["--json", "map", "dump", "id", id]))?;
         let dump: Value = serde_json::from_str(&text).context("output of bpftool")?;
-        let mut counts = Counts([0; COUNTERS]);
-        for cpu in dump[0]["values"].as_array().context("bpftool: no values of a map")? {
+        let mut sums = [0; WORDS];
+        for cpu in dump[key as usize]["values"].as_array().context("bpftool: no values of a map")? {
             let digits = cpu["value"].as_array().into_iter().flatten().filter_map(Value::as_str);
             let bytes: Vec<u8> = digits
                 .filter_map(|byte| u8::from_str_radix(byte.trim_start_matches("0x"), 16).ok())
                 .collect();
             let (words, _) = bytes.as_chunks::<8>();
-            for (count, word) in counts.0.iter_mut().zip(words) {
-                *count += u64::from_ne_bytes(*word);
+            for (sum, word) in sums.iter_mut().zip(words) {
+                *sum += u64::from_ne_bytes(*word);
             }
         }
-        Ok(counts)
+        Ok(sums)
     }
 
     /// User and system time it has used.

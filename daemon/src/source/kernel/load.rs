@@ -7,7 +7,7 @@ use crate::unwind::machine::native_address_mask;
 use aya::programs::perf_event::{
     PerfEventConfig, PerfEventLinkId, PerfEventScope, SamplePolicy, SoftwareEvent,
 };
-use aya::programs::{BtfTracePoint, Iter, PerfEvent, ProgramError, ProgramType};
+use aya::programs::{BtfTracePoint, PerfEvent, Program, ProgramError, ProgramType};
 use aya::sys::{BpfHelper, is_helper_supported};
 use aya::{Btf, Ebpf, EbpfLoader, Endianness, VerifierLogLevel};
 use ebpf_common::config::{
@@ -16,7 +16,8 @@ use ebpf_common::config::{
 use ebpf_common::event::CERTAIN;
 use ebpf_common::limits::MAX_RULED_CGROUPS;
 use ebpf_common::rule::WAYS;
-use std::time::{Duration, Instant};
+use std::collections::HashMap;
+use std::time::Instant;
 use std::{fs, thread};
 
 /// A probability of the coin is kept that long.
@@ -61,34 +62,61 @@ pub(super) fn load(
             "CGROUPS",
             if config.rules_by & RULES_BY_CGROUP == 0 { 1 } else { MAX_RULED_CGROUPS },
         )
-        .map_max_entries("SAMPLE_SCRATCH", possible_cpus)
-        .map_max_entries("SWITCH_SCRATCH", possible_cpus)
-        .map_max_entries("WAKER_SCRATCH", if options.waker_stacks { possible_cpus } else { 1 })
+        .map_max_entries("SCRATCH", possible_cpus)
         .load(object)
         .map_err(|source| KernelError::Load { source })?;
     let by_pid = config.selection == SELECT_PIDS;
-    let mut verifying = Duration::ZERO;
-    let mut timed = |load: &mut dyn FnMut() -> Result<(), ProgramError>| {
-        let began = Instant::now();
-        let loaded = load();
-        verifying += began.elapsed();
-        loaded
-    };
-    for name in TRACEPOINTS
+    let tracepoints: Vec<&'static str> = TRACEPOINTS
         .into_iter()
         .filter(|name| by_pid || !matches!(*name, "sched_process_free" | "sched_process_fork"))
-    {
+        .collect();
+    let began = Instant::now();
+    let mut answers = load_all(&mut bpf, &[&tracepoints[..], &[SAMPLER, iter::PROGRAM]].concat(), &types)?;
+    tracing::debug!(milliseconds = began.elapsed().as_secs_f64() * 1e3, "programs loaded");
+    let mut answer = |name: &'static str| answers.remove(name).ok_or(KernelError::Object { name });
+    for name in tracepoints {
         let failed = |source| KernelError::Program { name, source };
+        answer(name)?.map_err(failed)?;
         let program: &mut BtfTracePoint = program(&mut bpf, name)?;
-        timed(&mut || program.load(name, &types)).map_err(failed)?;
         program.attach().map_err(failed)?;
     }
-    let sampler: &mut PerfEvent = program(&mut bpf, SAMPLER)?;
-    timed(&mut || sampler.load()).map_err(|source| KernelError::Program { name: SAMPLER, source })?;
-    let iterator: &mut Iter = program(&mut bpf, iter::PROGRAM)?;
-    let sleepers = timed(&mut || iterator.load("task", &types));
-    tracing::debug!(milliseconds = verifying.as_secs_f64() * 1e3, "programs loaded");
+    answer(SAMPLER)?.map_err(|source| KernelError::Program { name: SAMPLER, source })?;
+    let sleepers = answer(iter::PROGRAM)?;
     Ok((bpf, sleepers))
+}
+
+/// Loads programs, each in a thread of its own: the kernel verifies them at the same time, and a few large ones take nearly all of it.
+/// Answers what the kernel said to each that there is.
+fn load_all(
+    bpf: &mut Ebpf,
+    names: &[&'static str],
+    types: &Btf,
+) -> Result<HashMap<&'static str, Result<(), ProgramError>>, KernelError> {
+    thread::scope(|scope| {
+        let mut loads = Vec::new();
+        for (name, program) in bpf.programs_mut() {
+            let Some(&name) = names.iter().find(|wanted| **wanted == name) else { continue };
+            loads.push((name, scope.spawn(move || load_one(name, program, types))));
+        }
+        let mut answers = HashMap::new();
+        for (name, load) in loads {
+            answers.insert(name, load.join().map_err(|_| KernelError::LoaderDied)??);
+        }
+        Ok(answers)
+    })
+}
+
+fn load_one(
+    name: &'static str,
+    program: &mut Program,
+    types: &Btf,
+) -> Result<Result<(), ProgramError>, KernelError> {
+    match program {
+        Program::BtfTracePoint(program) => Ok(program.load(name, types)),
+        Program::PerfEvent(program) => Ok(program.load()),
+        Program::Iter(program) => Ok(program.load("task", types)),
+        _ => Err(KernelError::Object { name }),
+    }
 }
 
 /// Whether the kernel can loop over the frames of a stack (since 5.17). Where it cannot, all stacks are copied and the daemon walks.
@@ -171,6 +199,7 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>) -> Result<Config, Kern
         walks: u32::from(has_bpf_loop()),
         copies_all: u32::from(options.copies_all),
         waker_stacks: u32::from(options.waker_stacks),
+        times_stages: u32::from(options.times_stages),
         has_prev_state: u32::from(hands_over_state(btf)?),
         task_pid: btf.offset_of("task_struct", "pid")?,
         task_tgid: btf.offset_of("task_struct", "tgid")?,
@@ -196,6 +225,7 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>) -> Result<Config, Kern
         vma_end: btf.offset_of("vm_area_struct", "vm_end")?,
         vma_file: btf.offset_of("vm_area_struct", "vm_file")?,
         place_shift: place_shift(options.max_places),
+        reserved: 0,
         // Without CONFIG_SMP there is no such field before 6.17.
         task_on_cpu: optional(btf.offset_of("task_struct", "on_cpu"))?,
     })

@@ -75,6 +75,8 @@ pub struct KernelOptions {
     pub copies_all: bool,
     /// Takes the stacks of threads that end kept waits, out of the same budget.
     pub waker_stacks: bool,
+    /// Measures what the stages of a stack record take: for `cargo xtask bench`, which reads it from the probes' map.
+    pub times_stages: bool,
 }
 
 impl Default for KernelOptions {
@@ -92,6 +94,7 @@ impl Default for KernelOptions {
             max_places: DEFAULT_MAX_PLACES,
             copies_all: false,
             waker_stacks: false,
+            times_stages: false,
         }
     }
 }
@@ -159,6 +162,9 @@ pub enum KernelError {
     /// The thread that reads BTF died.
     #[error("{}: reading it panicked", btf::PATH)]
     BtfReader,
+    /// A thread that loads a program died.
+    #[error("loading the eBPF programs panicked")]
+    LoaderDied,
     /// An unknown tracepoint prototype.
     #[error("tracepoint sched_switch: expected (bool, task, task[, state]), found {found:?}")]
     Prototype {
