@@ -169,7 +169,7 @@ mod tests {
     fn next_instructions_spread_over_all_sets_and_return_addresses_over_a_page_of_them() {
         assert!(fullest(|number| 0x5555_0000_0000 + number * 10 + 1) <= 16);
         // 64 pages of code with 64 calls each, for 16 pages of sets.
-        assert!(fullest(|number| 0x5555_0000_0000 + (number / 64 << 13) + number % 64 * 126) <= 32);
+        assert!(fullest(|number| 0x5555_0000_0000 + ((number / 64) << 13) + number % 64 * 126) <= 32);
         let page = |place| Spot::of(place, 1, 54).set / 64;
         assert!((0..64).all(|number| page(0x5555_0000_2000 + number * 126) == page(0x5555_0000_2000)));
     }

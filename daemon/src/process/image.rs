@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Most bytes of one section of unwind data that is loaded.
 const MAX_UNWIND_BYTES: u64 = 32 << 20;
 /// From so many on `.eh_frame` and its table stay in the file: Chromium has 16 MiB of them, of which the stacks of a day need some kilobytes.
-const FAR_UNWIND_BYTES: u64 = 1 << 20;
+const FAR_UNWIND_BYTES: u64 = 256 << 10;
 /// Most program headers, section headers, PE sections, and bytes of names and notes that are read.
 const MAX_PROGRAM_HEADERS: u16 = 128;
 const MAX_SECTION_HEADERS: u16 = 4096;

@@ -4,8 +4,9 @@ use crate::source::Event;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// So many contents of the probes' ring are taken before draining waits for the processor.
-const RINGS: usize = 4;
+/// So many contents of the probes' ring are taken before draining waits for the processor. With the ring itself that is three seconds of what the
+/// budget of wait stacks lets through; more would be most of the memory the recorder of a busy host takes.
+const RINGS: usize = 2;
 
 /// Bytes of events that were drained and are not processed yet; shared by both ends.
 #[derive(Clone, Debug)]
@@ -43,7 +44,7 @@ impl Backlog {
 
 #[cfg(test)]
 mod tests {
-    use super::Backlog;
+    use super::{Backlog, RINGS};
     use crate::source::{CpuSample, Event, EventKind, MonotonicNs, ThreadId, UserContext};
 
     #[test]
@@ -63,7 +64,7 @@ mod tests {
         while !collector.is_full() {
             held.push(collector.add(&batch));
         }
-        assert_eq!(held.len(), 4);
+        assert_eq!(held.len(), RINGS);
         processor.take(held[0]);
         assert!(!collector.is_full());
         held[1..].iter().for_each(|&bytes| processor.take(bytes));
