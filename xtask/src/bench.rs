@@ -200,23 +200,35 @@ fn sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Once as it comes, and once with nearly no stack kept, which shows what the times alone cost.
+/// Once as it comes, once with the stacks of wakers, and once with nearly no stack kept, which shows what the times alone cost.
 fn switches(bench: &Bench<'_>) -> Result<Vec<Row>> {
     const PER_SECOND: u32 = 100_000;
     const SECONDS: f64 = 5.0;
     let app = load::App::start_switching(bench.paths, PER_SECOND)?;
     let pid = app.pid().to_string();
     let mut rows = Vec::new();
-    for (one_in, what, whole) in [
+    let cases: [(&[&str], &'static str, [&'static str; 2], &'static str); 3] = [
         (
-            None,
+            &[],
             "one context switch with its wake-up, stacks kept as the budget allows",
+            ["", "6 % at 100,000 switches/s"],
             "all probes together, of one CPU",
         ),
-        (Some("1000"), "the same, 1 stack in 1,000 kept", "all probes together then, of one CPU"),
-    ] {
-        let mut options = vec!["--pid", &pid];
-        options.extend(one_in.into_iter().flat_map(|one_in| ["--wait-stacks-one-in", one_in]));
+        (
+            &["--waker-stacks"],
+            "the same with `--waker-stacks`, out of the same budget",
+            ["", ""],
+            "all probes together then, of one CPU",
+        ),
+        (
+            &["--wait-stacks-one-in", "1000"],
+            "the same, 1 stack in 1,000 kept",
+            ["0.4 µs, not kept", ""],
+            "all probes together then, of one CPU",
+        ),
+    ];
+    for (case, what, [budget, budget_of_all], whole) in cases {
+        let options = [&["--pid", &pid], case].concat();
         let mut daemon = daemon::Recorder::start_with(bench.paths, &options)?;
         daemon.first_sample()?;
         daemon.attached(app.pid())?;
@@ -228,19 +240,20 @@ fn switches(bench: &Bench<'_>) -> Result<Vec<Row>> {
         daemon.finish()?;
         let switches = counts.get(Counter::Waits);
         let kept = counts.get(Counter::WaitsStored) / switches * 100.0;
+        let wakers = counts.get(Counter::WakerStacksStored) / SECONDS;
         rows.push(Row {
             what,
             measured: format!(
-                "{:.2} µs; {:.0} switches/s, {kept:.1} % of the stacks kept",
+                "{:.2} µs; {:.0} switches/s, {kept:.1} % of the stacks kept, {wakers:.0} wakers' stacks/s",
                 scheduler / switches / 1e3,
                 switches / SECONDS
             ),
-            budget: if one_in.is_some() { "0.4 µs, not kept" } else { "" },
+            budget,
         });
         rows.push(Row {
             what: whole,
             measured: format!("{:.2} %", all / 1e9 / SECONDS * 100.0),
-            budget: if one_in.is_some() { "" } else { "6 % at 100,000 switches/s" },
+            budget: budget_of_all,
         });
     }
     Ok(rows)
