@@ -3,6 +3,7 @@
 
 use perfusion::aggregate::{Labels, Limits, SampleType, Window};
 use perfusion::pprof::{self, About};
+use perfusion::process::patience::ForeignFile;
 use perfusion::report;
 use perfusion::report::stacks::{Only, View};
 use perfusion::sample::frame::{FrameKey, ImageId, Marker, ProcessId};
@@ -19,7 +20,7 @@ const LIBC: ImageId = ImageId(1);
 const GONE: ImageId = ImageId(2);
 
 struct Files {
-    own: File,
+    own: ForeignFile,
 }
 
 impl Directory for Files {
@@ -114,7 +115,7 @@ fn encoded() -> Vec<u8> {
         &[(SampleType::AllocObjects, 100.0), (SampleType::AllocSpace, 102_400.0)],
     );
     window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
-    let files = Files { own: File::open("/proc/self/exe").unwrap() };
+    let files = Files { own: ForeignFile::own(File::open("/proc/self/exe").unwrap()) };
     symbolizer.resolve(window.frames(), &files);
     let about = About {
         start: SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
@@ -268,7 +269,7 @@ fn through_the_framework() -> pprof::proto::Profile {
     window.add(&[enter, post], &Labels::default(), SampleType::Cpu, 1e9);
     let bytes = Labels { type_name: Some("System.Byte[]".into()), ..Labels::default() };
     window.add(&[enter, post], &bytes, SampleType::AllocSpace, 1024.0);
-    let files = Files { own: File::open("/proc/self/exe").unwrap() };
+    let files = Files { own: ForeignFile::own(File::open("/proc/self/exe").unwrap()) };
     symbolizer.resolve(window.frames(), &files);
     let about = About {
         start: SystemTime::UNIX_EPOCH,

@@ -19,6 +19,7 @@ mod exec;
 mod faults;
 mod harness;
 mod heap;
+mod held;
 mod host;
 mod inspect;
 mod kubernetes;

@@ -2,6 +2,7 @@
 //! process even when its pid is given to another one. Everything read here can be written by the process: bounded, never believed.
 
 use crate::process::mapping::{Fields, parse_fields};
+use crate::process::patience::{ForeignFile, ForeignReader};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 use std::fs::File;
@@ -79,9 +80,14 @@ impl Target {
         &self.directory
     }
 
+    /// The same, where reading may have to wait for the process.
+    fn reader(&self, name: &str) -> Result<ForeignReader, Errno> {
+        Ok(ForeignFile::of_process(self.file(name)?, self.pid).reader())
+    }
+
     fn bytes(&self, name: &str) -> Result<Vec<u8>, Errno> {
         let mut bytes = Vec::new();
-        self.file(name)?.take(TEXT_BYTES).read_to_end(&mut bytes).map_err(|error| errno(&error))?;
+        self.reader(name)?.take(TEXT_BYTES).read_to_end(&mut bytes).map_err(|error| errno(&error))?;
         Ok(bytes)
     }
 
@@ -111,7 +117,7 @@ impl Target {
     /// As [`Target::file`].
     pub fn command_line(&self, most: u64) -> Result<String, Errno> {
         let mut bytes = Vec::new();
-        self.file("cmdline")?.take(most).read_to_end(&mut bytes).map_err(|_| Errno::IO)?;
+        self.reader("cmdline")?.take(most).read_to_end(&mut bytes).map_err(|_| Errno::IO)?;
         let arguments = bytes.split(|&byte| byte == 0).map(String::from_utf8_lossy);
         Ok(printable(arguments.collect::<Vec<_>>().join(" ").trim_end()))
     }
@@ -245,7 +251,7 @@ impl Target {
     /// # Errors
     /// As [`Target::file`].
     pub fn maps(&self, mut each: impl FnMut(MapLine) -> bool) -> Result<(), Errno> {
-        let mut reader = BufReader::with_capacity(1 << 16, self.file("maps")?);
+        let mut reader = BufReader::with_capacity(1 << 16, self.reader("maps")?);
         let mut line = Vec::new();
         for _ in 0..MAPS_LINES {
             line.clear();

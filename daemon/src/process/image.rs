@@ -1,6 +1,7 @@
 //! One file that is mapped as code, identified and read piece by piece. A target's file is never mapped, for whoever may write it
 //! could truncate it under us; every size it states is checked against the file and a cap.
 
+use super::patience::ForeignFile;
 use crate::unwind::eh_frame::{FarSections, FileBytes, Found, Place, Section, UnwindSections};
 use crate::unwind::machine::NATIVE;
 use crate::unwind::managed::{ExceptionDirectory, PeImage};
@@ -8,10 +9,9 @@ use crate::unwind::rule::Refusal;
 use object::elf;
 use object::endian::LittleEndian as LE;
 use object::pod;
-use std::fs::File;
 use std::io::Read as _;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 /// Most bytes of one section of unwind data that is loaded.
@@ -86,7 +86,7 @@ impl Identity {
 /// Where an image's bytes are.
 #[derive(Debug)]
 enum Source {
-    File(File),
+    File(ForeignFile),
     Bytes(Vec<u8>),
     /// Closed to make room.
     Closed,
@@ -198,7 +198,7 @@ pub struct Image {
 impl Image {
     /// The open file, for reading by others; `None` for the vDSO and when it was closed to bound the number of open files.
     #[must_use]
-    pub fn file(&self) -> Option<&File> {
+    pub fn file(&self) -> Option<&ForeignFile> {
         match &self.source {
             Source::File(file) => Some(file),
             _ => None,
@@ -344,7 +344,7 @@ impl Image {
     }
 
     /// The image in a file.
-    pub(super) fn of_file(path: Arc<str>, device: (u32, u32), inode: u64, file: File) -> Self {
+    pub(super) fn of_file(path: Arc<str>, device: (u32, u32), inode: u64, file: ForeignFile) -> Self {
         Self::parse(path, device, inode, Source::File(file))
     }
 
@@ -369,7 +369,7 @@ impl Image {
     }
 
     /// Takes its file, which was closed, again.
-    pub(super) fn reopen(&mut self, file: File) {
+    pub(super) fn reopen(&mut self, file: ForeignFile) {
         self.source = Source::File(file);
     }
 

@@ -2,6 +2,7 @@
 
 use super::image::{Identity, Image, ImageError};
 use super::mapping::{FileKey, Mapping};
+use super::patience::{ForeignFile, Holder, wait_for};
 use crate::sample::frame::ImageId;
 use crate::source::MonotonicNs;
 use crate::unwind::eh_frame::UnwindSections;
@@ -9,6 +10,7 @@ use crate::unwind::managed::ExceptionDirectory;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -118,9 +120,7 @@ impl Images {
             self.touch(id);
             return Ok(id);
         }
-        let opened = open_mapped(pid, mapping)
-            .or_else(|error| elsewhere.and_then(|elsewhere| open_elsewhere(mapping, elsewhere)).ok_or(error));
-        let file = opened?;
+        let file = open(pid, mapping, elsewhere)?;
         let open_error = |source| ImageError::Open { pid, path: Arc::clone(&mapping.path), source };
         let identity = Identity::of(&file.metadata().map_err(open_error)?);
         let id = match self.by_identity.get(&identity).copied() {
@@ -171,7 +171,7 @@ impl Images {
         device: (u32, u32),
         inode: u64,
     ) -> Result<ImageId, ImageError> {
-        self.add(Image::of_file(path, device, inode, file), None)
+        self.add(Image::of_file(path, device, inode, ForeignFile::own(file)), None)
     }
 
     /// The vDSO with these bytes.
@@ -321,6 +321,21 @@ impl Images {
             self.evictions += 1;
         }
     }
+}
+
+/// Opens the file behind a mapping, which its file system may hold up.
+fn open(pid: u32, mapping: &Mapping, elsewhere: Option<Elsewhere>) -> Result<ForeignFile, ImageError> {
+    let wanted = mapping.clone();
+    let opened = wait_for(Holder::Process(pid), move || {
+        let opened = open_mapped(pid, &wanted);
+        let opened = opened
+            .or_else(|error| elsewhere.and_then(|elsewhere| open_elsewhere(&wanted, elsewhere)).ok_or(error));
+        let failed = |source| ImageError::Open { pid, path: Arc::clone(&wanted.path), source };
+        opened.and_then(|file| ForeignFile::opened(file).map_err(failed))
+    });
+    opened.unwrap_or_else(|| {
+        Err(ImageError::Open { pid, path: Arc::clone(&mapping.path), source: ErrorKind::TimedOut.into() })
+    })
 }
 
 /// Opens the file behind a mapping for reading, never a device or a pipe, and never one the mapping does not hold.

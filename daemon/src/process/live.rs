@@ -1,13 +1,14 @@
 //! One live process and the view a walk has of it: which code an address is in, what frame that is and by which rule it is
 //! left. JIT memory is looked at again once a second per method in use: a body that was replaced gets a new generation.
 
-use super::ProcessError;
 use super::budget::{Common, Share, cpu_time};
 use super::images::Images;
 use super::lesson::{self, Lesson, Lessons};
 use super::mapping::{FileKey, Mapping, Mappings, Region, Replaced, parse_maps_line};
 use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
+use super::patience::{Holder, wait_for};
 use super::table::Counters;
+use super::{ImageError, ProcessError};
 use crate::sample::frame::{FrameKey, ImageId, ProcessId};
 use crate::source::{MonotonicNs, ProbeWalk, UserContext, UserRegs};
 use crate::unwind::TargetMemory;
@@ -17,7 +18,7 @@ use crate::unwind::machine::NATIVE;
 use crate::unwind::managed::{Budget, CODE_BYTES, JitBody};
 use crate::unwind::rule::{FrameKind, Refusal, Rule};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -589,8 +590,13 @@ impl View<'_> {
             tracing::debug!(%error, "mapped file not usable");
         }
         // One that was closed for want of room and cannot be opened again is still the same file.
+        // A file system that did not answer in time may do so later.
+        let slow =
+            matches!(&resolved, Err(ImageError::Open { source, .. }) if source.kind() == ErrorKind::TimedOut);
         let id = resolved.ok().or(closed);
-        self.process.set_image(key, id);
+        if !slow {
+            self.process.set_image(key, id);
+        }
         id
     }
 
@@ -734,9 +740,11 @@ impl View<'_> {
         }
         if self.now.duration_since(known.checked) >= RECHECK {
             let body = known.body.clone();
-            if self.process.memory().is_some_and(|m| !body.is_current(NATIVE, m)) {
+            let range = body.range.clone();
+            let current = move |memory: &dyn TargetMemory| body.is_current(NATIVE, memory);
+            if self.process.memory().and_then(|memory| memory.with(current)) == Some(false) {
                 self.counters.bodies_replaced += 1;
-                self.process.forget(&body.range);
+                self.process.forget(&range);
                 return None;
             }
         }
@@ -752,7 +760,12 @@ impl View<'_> {
             let Some(memory) = self.process.memory() else {
                 return (self.unknown(pc), Err(Refusal::Unreadable));
             };
-            let found = JitBody::find(NATIVE, memory, pc, mapping.range.start, &mut budget);
+            let start = mapping.range.start;
+            let found = memory.with(move |memory| {
+                let found = JitBody::find(NATIVE, memory, pc, start, &mut budget);
+                (found, budget)
+            });
+            let Some((found, budget)) = found else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
             self.process.budget = budget;
             match found {
                 Ok(Some(body)) => self.learn(body),
@@ -933,10 +946,13 @@ impl Code for View<'_> {
 /// Executable mappings of a process; a line that does not parse is left out.
 pub(super) fn read_maps(pid: u32) -> Result<Vec<Mapping>, ProcessError> {
     let path = format!("/proc/{pid}/maps");
-    let mut text = Vec::new();
-    std::fs::File::open(&path)
-        .and_then(|file| file.take(MAX_MAPS_BYTES).read_to_end(&mut text))
-        .map_err(|source| ProcessError::Read { pid, path, source })?;
+    let file = path.clone();
+    let text = wait_for(Holder::Process(pid), move || {
+        let mut text = Vec::new();
+        std::fs::File::open(&file)?.take(MAX_MAPS_BYTES).read_to_end(&mut text).map(|_| text)
+    });
+    let text = text.unwrap_or_else(|| Err(ErrorKind::TimedOut.into()));
+    let text = text.map_err(|source| ProcessError::Read { pid, path, source })?;
     let lines = text.split(|&b| b == b'\n').map(String::from_utf8_lossy);
     Ok(lines.filter_map(|line| parse_maps_line(pid, &line)).filter_map(|m| Mapping::new(&m)).collect())
 }

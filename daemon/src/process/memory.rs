@@ -3,15 +3,17 @@
 //! `FAULT_FLAG_ALLOW_RETRY`).
 //!
 //! A fault in a mapped file does wait for that file's server, for ever if it is a FUSE server that does not answer, and the
-//! addresses come from the target. So only memory no file system serves is read: anonymous memory, memfds, the vDSO.
+//! addresses come from the target. So only memory no file system serves is read: anonymous memory, memfds, the vDSO; and since a file can be
+//! mapped there between the look and the read, by a thread that can be left behind (`patience`).
 
 use super::mapping::{anonymous_range, parse_fields};
+use super::patience::{Holder, wait_for};
 use crate::unwind::TargetMemory;
-use std::cell::RefCell;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Most bytes read from one `/proc/PID/maps`.
@@ -24,8 +26,15 @@ const SOONEST: Duration = Duration::from_millis(100);
 /// An open `/proc/PID/mem`: it stays with the address space it was opened on, so after exec or exit reads give nothing.
 #[derive(Debug)]
 pub struct ProcessMemory {
+    shared: Arc<Shared>,
+}
+
+/// What the threads share that may read it.
+#[derive(Debug)]
+struct Shared {
+    pid: u32,
     memory: File,
-    safe: RefCell<Safe>,
+    safe: Mutex<Safe>,
 }
 
 /// Which addresses may be read, as of some moment.
@@ -55,7 +64,17 @@ impl ProcessMemory {
         let device = File::from(own).metadata().ok()?.dev();
         let shared = (rustix::fs::major(device), rustix::fs::minor(device));
         let safe = Safe { maps, shared, ranges: Vec::new(), read: None, soonest: SOONEST };
-        Some(Self { memory, safe: RefCell::new(safe) })
+        Some(Self { shared: Arc::new(Shared { pid, memory, safe: Mutex::new(safe) }) })
+    }
+
+    /// Does `work` with it on a thread that can be left behind, which costs more than a reading: what needs several is best done at once.
+    /// `None` when the process holds that up.
+    pub fn with<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&dyn TargetMemory) -> T + Send + 'static,
+    ) -> Option<T> {
+        let shared = Arc::clone(&self.shared);
+        wait_for(Holder::Process(self.shared.pid), move || work(&*shared))
     }
 }
 
@@ -104,15 +123,32 @@ impl Safe {
     }
 }
 
-impl TargetMemory for ProcessMemory {
+impl TargetMemory for Shared {
     fn read(&self, address: u64, into: &mut [u8]) -> usize {
-        let Ok(mut safe) = self.safe.try_borrow_mut() else { return 0 };
+        // Locked by a thread that was left behind while it looked at the maps.
+        let Ok(mut safe) = self.safe.try_lock() else { return 0 };
         let length = usize::try_from(safe.length(address)).unwrap_or(usize::MAX).min(into.len());
+        drop(safe);
         match into.get_mut(..length) {
             // Beyond i64 the kernel refuses the offset, and the read is 0 like any other that fails.
             Some(into) if length > 0 => self.memory.read_at(into, address).unwrap_or(0),
             _ => 0,
         }
+    }
+}
+
+impl TargetMemory for ProcessMemory {
+    fn read(&self, address: u64, into: &mut [u8]) -> usize {
+        let length = into.len();
+        let read = self.with(move |memory| {
+            let mut bytes = vec![0; length];
+            let read = memory.read(address, &mut bytes);
+            bytes.truncate(read);
+            bytes
+        });
+        let bytes = read.unwrap_or_default();
+        into.iter_mut().zip(&bytes).for_each(|(to, from)| *to = *from);
+        bytes.len()
     }
 }
 

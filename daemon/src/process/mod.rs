@@ -11,6 +11,7 @@ mod lesson;
 mod live;
 pub mod mapping;
 pub mod memory;
+pub mod patience;
 pub mod service;
 pub mod table;
 

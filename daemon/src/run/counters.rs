@@ -10,6 +10,8 @@ macro_rules! counters {
 counters! {
     "order_late" "events that came after later ones had been passed on; they are passed on all the same";
     "collector_paused_rounds" "rounds without a look into the rings because too much was on its way to the processor";
+    "calls_given_up" "readings of a process's memory or files given up because its file system did not answer in time";
+    "calls_not_made" "readings not tried because the same process or file system had just held up another one";
     "events_cpu_samples" "CPU samples stored in the profile";
     "events_waits" "waits stored with their stack";
     "events_allocations" "allocation samples stored";

@@ -22,7 +22,10 @@ pub fn window_counters(window: &Window) -> Vec<(String, u64)> {
 pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
     let stacks = processor.counters();
     let table = processor.processes.counters();
+    let (calls_given_up, calls_not_made) = crate::process::patience::counts();
     let named = [
+        ("calls_given_up", calls_given_up),
+        ("calls_not_made", calls_not_made),
         ("events_cpu_samples", stacks.cpu_samples),
         ("events_waits", stacks.waits),
         ("events_allocations", stacks.allocations),
@@ -65,7 +68,9 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 44] = [
+const OTHER_LOSSES: [&str; 46] = [
+    "calls_given_up",
+    "calls_not_made",
     "stacks_stale",
     "lessons_refused",
     "wait_ends_ring_full",

@@ -16,12 +16,12 @@ pub mod native;
 pub mod perf_map;
 pub mod pretty;
 
+use crate::process::patience::ForeignFile;
 use crate::sample::frame::{FrameKey, ImageId, Marker, ProcessId};
 use crate::source::ShimEvent;
 use managed::{ManagedNames, Missing};
 use perf_map::PerfMap;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::File;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub struct ImageFile<'a> {
     /// Path as its process saw it, or a name in brackets such as `[vdso]`.
     pub path: &'a str,
     /// The file, open for reading since it was mapped; `None` when it could not be opened.
-    pub file: Option<&'a File>,
+    pub file: Option<&'a ForeignFile>,
     /// The GNU build id, if it has one.
     pub build_id: Option<&'a [u8]>,
 }

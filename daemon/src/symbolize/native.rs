@@ -4,6 +4,7 @@
 //! files, so what is mapped is a private, sparse copy in a memfd: headers and the symbol and string tables, at their own
 //! offsets. It is bounded, lives for one batch, and costs no memory for code and data.
 
+use crate::process::patience::ForeignFile;
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Sym, Symbolized, Symbolizer};
 use std::fs::File;
@@ -92,7 +93,7 @@ impl Default for CopyBudget {
 /// # Errors
 /// When the file cannot be read, is no ELF file, or is beyond the limits.
 pub fn names(
-    file: &File,
+    file: &ForeignFile,
     addresses: &[u64],
     budget: &mut CopyBudget,
 ) -> Result<Vec<Option<Name>>, NativeError> {
@@ -110,7 +111,7 @@ pub fn names_in(
 ) -> Result<Vec<Option<Name>>, NativeError> {
     let mut file = memfd()?;
     file.write_all(image)?;
-    names(&file, addresses, budget)
+    names(&ForeignFile::own(file), addresses, budget)
 }
 
 /// Looks addresses up in a file nobody else can change.
@@ -156,7 +157,7 @@ fn memfd() -> Result<File, NativeError> {
 }
 
 /// A memfd as long as `file` that holds its headers and its symbol and string tables, and holes elsewhere.
-fn sparse_copy(file: &File, budget: &mut CopyBudget) -> Result<File, NativeError> {
+fn sparse_copy(file: &ForeignFile, budget: &mut CopyBudget) -> Result<File, NativeError> {
     let len = file.metadata()?.len();
     if len > MAX_FILE_BYTES {
         return Err(NativeError::Format("longer than 16 GiB"));
@@ -228,7 +229,7 @@ pub struct TextSegment {
 
 /// The first executable `PT_LOAD` segment, widened to whole pages as the loader maps it. `None` for anything unusual.
 #[must_use]
-pub fn text_segment(file: &File) -> Option<TextSegment> {
+pub fn text_segment(file: &ForeignFile) -> Option<TextSegment> {
     const PAGE_BYTES: u64 = 4096;
     const PROGRAM_HEADER_BYTES: u64 = 56;
     let mut header = [0; ELF_HEADER_BYTES];
@@ -267,12 +268,12 @@ mod tests {
     use super::*;
 
     /// The test binary itself: PIE, with `.symtab`, Rust names.
-    fn own_image() -> (File, u64) {
+    fn own_image() -> (ForeignFile, u64) {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let exe = std::fs::read_link("/proc/self/exe").unwrap();
         let line = maps.lines().find(|line| line.ends_with(exe.to_str().unwrap())).unwrap();
         let base = u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
-        (File::open(exe).unwrap(), base)
+        (ForeignFile::own(File::open(exe).unwrap()), base)
     }
 
     #[inline(never)]
@@ -325,7 +326,7 @@ mod tests {
         let probe = |bytes: &[u8]| {
             let mut scratch = tempfile::tempfile().unwrap();
             scratch.write_all(bytes).unwrap();
-            names(&scratch, &[0x1234], &mut CopyBudget::default())
+            names(&ForeignFile::own(scratch), &[0x1234], &mut CopyBudget::default())
                 .map(|found| found.into_iter().flatten().count())
         };
         for cut in [0, 1, 63, 64, 65, 4095, 4096] {

@@ -4,6 +4,7 @@
 //! of it, must be a regular file of root or of the process's user, and is read (never mapped) up to a limit; lines that are
 //! not understood are skipped and counted.
 
+use crate::process::patience::{ForeignFile, Holder, wait_for};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -102,6 +103,22 @@ impl PerfMap {
 /// Opens and reads the map of a process, or `None` when there is none that can be trusted.
 #[must_use]
 pub fn open(pid: u32, counters: &mut Counters) -> Option<PerfMap> {
+    match wait_for(Holder::Process(pid), move || find(pid))?? {
+        Found::Refused => {
+            counters.refused += 1;
+            None
+        }
+        Found::File(file) => Some(PerfMap::read(file.reader(), counters)),
+    }
+}
+
+/// What is where the map of a process should be.
+enum Found {
+    File(ForeignFile),
+    Refused,
+}
+
+fn find(pid: u32) -> Option<Found> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let field =
         |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().last();
@@ -123,16 +140,14 @@ pub fn open(pid: u32, counters: &mut Counters) -> Option<PerfMap> {
     let trusted = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
         && (stat.st_uid == 0 || stat.st_uid == uid);
     if !trusted {
-        counters.refused += 1;
-        return None;
+        return Some(Found::Refused);
     }
     let file = File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).ok()?;
     let same = file.metadata().ok()?;
     if (same.dev(), same.ino()) != (stat.st_dev, stat.st_ino) {
-        counters.refused += 1;
-        return None;
+        return Some(Found::Refused);
     }
-    Some(PerfMap::read(file, counters))
+    ForeignFile::opened(file).ok().map(Found::File)
 }
 
 /// `START SIZE NAME`, the numbers in hexadecimal.

@@ -1,0 +1,301 @@
+//! Work that a profiled process can hold up for ever, done by threads that can be left behind.
+//!
+//! A page of a file comes from its file system, and that may be a process, too (FUSE), which need not answer. Whoever waits for one
+//! cannot be woken, not even by SIGKILL, and may hold the lock of the address space the page is for: then whoever reads that process's mappings or
+//! command line waits as well. So nobody who has something else to do makes such a call. It is handed to another thread and waited for
+//! a moment. When that is over the thread is left behind, to end when it can; the process or file system is not asked again before that, nor
+//! for a minute, and the next call has another thread. How long a call is waited for gets shorter with each that was given up in that time, so
+//! that all of them together hold the daemon up for a few seconds a minute at the most.
+
+use std::collections::HashMap;
+use std::fs::{File, Metadata};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a call is waited for when none is held up. Pages that are swapped out take milliseconds.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How long whoever held a call up is not asked again.
+const BARRED: Duration = Duration::from_secs(60);
+/// Most threads left behind; with so many, whatever can be held up is not done any more.
+const MAX_LEFT_BEHIND: usize = 256;
+/// Idle threads kept.
+const MAX_IDLE: usize = 4;
+/// A thread does nothing but one system call.
+const STACK_BYTES: usize = 128 << 10;
+
+/// Who can hold a call up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Holder {
+    /// A process, by its pid: its memory, its mappings, or a file that is not open yet.
+    Process(u32),
+    /// The server of a file system, by its device number.
+    Device(u64),
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// What the callers share.
+#[derive(Default)]
+struct Threads {
+    /// Threads that wait for work; dropping one ends it.
+    idle: Vec<Sender<Work>>,
+    /// Who held calls up.
+    barred: HashMap<Holder, Bar>,
+}
+
+/// Who held a call up is not asked again until this is over.
+struct Bar {
+    /// Calls given up and not over yet.
+    calls: usize,
+    until: Instant,
+}
+
+static THREADS: Mutex<Option<Threads>> = Mutex::new(None);
+// Counts, which no other memory depends on.
+static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
+static NOT_MADE: AtomicU64 = AtomicU64::new(0);
+
+/// Calls given up, and calls not made because one of the same holder was.
+#[must_use]
+pub fn counts() -> (u64, u64) {
+    (GIVEN_UP.load(Ordering::Relaxed), NOT_MADE.load(Ordering::Relaxed))
+}
+
+fn with_threads<T>(act: impl FnOnce(&mut Threads) -> T) -> T {
+    act(THREADS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+}
+
+/// How far a call is.
+enum Call<T> {
+    Made,
+    Answered(T),
+    GivenUp,
+}
+
+/// Does `work` and answers what it does; `None` when `holder` holds it up, or did before and still does.
+pub fn wait_for<T: Send + 'static>(holder: Holder, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let ready = with_threads(|threads| {
+        if !threads.barred.is_empty() {
+            let now = Instant::now();
+            threads.barred.retain(|_, bar| bar.calls > 0 || bar.until > now);
+        }
+        let barred = threads.barred.len();
+        if threads.barred.contains_key(&holder) || barred >= MAX_LEFT_BEHIND {
+            return None;
+        }
+        Some((threads.idle.pop(), PATIENCE / u32::try_from(barred).unwrap_or(u32::MAX).saturating_add(1)))
+    });
+    let Some((worker, patience)) = ready else {
+        NOT_MADE.fetch_add(1, Ordering::Relaxed);
+        return None;
+    };
+    let worker = worker.or_else(|| start().ok())?;
+    let call = Arc::new((Mutex::new(Call::Made), Condvar::new()));
+    let made = Arc::clone(&call);
+    let job: Work = Box::new(move || {
+        let answer = work();
+        let (state, answered) = &*made;
+        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*state, Call::GivenUp) {
+            with_threads(|threads| {
+                if let Some(bar) = threads.barred.get_mut(&holder) {
+                    bar.calls -= 1;
+                }
+            });
+        } else {
+            *state = Call::Answered(answer);
+            answered.notify_one();
+        }
+    });
+    worker.send(job).ok()?;
+    let (state, answered) = &*call;
+    let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+    let waits = |state: &mut Call<T>| matches!(state, Call::Made);
+    let waited = answered.wait_timeout_while(state, patience, waits);
+    let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    match std::mem::replace(&mut *state, Call::GivenUp) {
+        Call::Answered(answer) => {
+            with_threads(|threads| {
+                if threads.idle.len() < MAX_IDLE {
+                    threads.idle.push(worker);
+                }
+            });
+            Some(answer)
+        }
+        // Noted before the other thread can see that it was given up, which takes back the count: `state` is still locked.
+        Call::Made | Call::GivenUp => {
+            let until = Instant::now() + BARRED;
+            with_threads(|threads| {
+                let bar = threads.barred.entry(holder).or_insert(Bar { calls: 0, until });
+                bar.calls += 1;
+            });
+            if GIVEN_UP.fetch_add(1, Ordering::Relaxed) == 0 {
+                tracing::warn!(
+                    ?holder,
+                    "reading memory or a file of a profiled process takes too long: a file system does not answer. It is left alone until it does, for a \
+                     minute at least, and what it would have told is missing; so it goes with others that do so"
+                );
+            }
+            None
+        }
+    }
+}
+
+/// A thread that does what it is handed until nobody can hand it anything any more.
+fn start() -> io::Result<Sender<Work>> {
+    let (sender, works) = channel::<Work>();
+    let builder = std::thread::Builder::new().name("patience".into()).stack_size(STACK_BYTES);
+    builder.spawn(move || works.iter().for_each(|work| work()))?;
+    Ok(sender)
+}
+
+/// Types of file systems that no process serves, `f_type` of statfs(2): ext4, xfs, btrfs, tmpfs, squashfs, erofs, ramfs, f2fs, zfs, memfds' and
+/// the kernel's own.
+const LOCAL: [u64; 11] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0x0102_1994,
+    0x7371_7368,
+    0xe0f5_e1e2,
+    0x8584_58f6,
+    0xf2f5_2010,
+    0x2fc1_2fc1,
+    0x9fa0,
+    0x9584_58f6,
+];
+
+/// An open file of a profiled process.
+#[derive(Clone, Debug)]
+pub struct ForeignFile {
+    file: Arc<File>,
+    /// Who may hold up its reading, if anybody can.
+    holder: Option<Holder>,
+}
+
+impl ForeignFile {
+    /// A file of ours.
+    #[must_use]
+    pub fn own(file: File) -> Self {
+        Self { file: Arc::new(file), holder: None }
+    }
+
+    /// A file below the `/proc/PID` of this process.
+    #[must_use]
+    pub fn of_process(file: File, pid: u32) -> Self {
+        Self { file: Arc::new(file), holder: Some(Holder::Process(pid)) }
+    }
+
+    /// Reads it from its beginning on.
+    #[must_use]
+    pub fn reader(self) -> ForeignReader {
+        ForeignReader { file: self, at: 0 }
+    }
+
+    /// A file just opened. To be called by [`wait_for`].
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn opened(file: File) -> io::Result<Self> {
+        let kind = rustix::fs::fstatfs(&file)?.f_type;
+        let is_local = u64::try_from(kind).is_ok_and(|kind| LOCAL.contains(&kind));
+        let holder = if is_local { None } else { Some(Holder::Device(file.metadata()?.dev())) };
+        Ok(Self { file: Arc::new(file), holder })
+    }
+
+    /// Reads at `offset`, as the file does.
+    ///
+    /// # Errors
+    /// The system's, and `TimedOut` when the file's server does not answer.
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        let Some(holder) = self.holder else { return self.file.read_at(into, offset) };
+        let (file, length) = (Arc::clone(&self.file), into.len());
+        let read = wait_for(holder, move || {
+            let mut bytes = vec![0; length];
+            file.read_at(&mut bytes, offset).map(|length| {
+                bytes.truncate(length);
+                bytes
+            })
+        });
+        let bytes = read.ok_or(ErrorKind::TimedOut)??;
+        into.iter_mut().zip(&bytes).for_each(|(to, from)| *to = *from);
+        Ok(bytes.len())
+    }
+
+    /// Reads all of `into` at `offset`.
+    ///
+    /// # Errors
+    /// As [`ForeignFile::read_at`], and `UnexpectedEof` where the file ends.
+    pub fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut done = 0;
+        while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match self.read_at(rest, offset.saturating_add(done as u64)) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(read) => done += read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// What the file system says of it now.
+    ///
+    /// # Errors
+    /// As [`ForeignFile::read_at`].
+    pub fn metadata(&self) -> io::Result<Metadata> {
+        let Some(holder) = self.holder else { return self.file.metadata() };
+        let file = Arc::clone(&self.file);
+        wait_for(holder, move || file.metadata()).ok_or(ErrorKind::TimedOut)?
+    }
+}
+
+/// Reads a file from its beginning on.
+#[derive(Debug)]
+pub struct ForeignReader {
+    file: ForeignFile,
+    at: u64,
+}
+
+impl Read for ForeignReader {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(into, self.at)?;
+        self.at = self.at.saturating_add(read as u64);
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Holder, counts, wait_for};
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_call_that_is_held_up_is_given_up_and_its_holder_left_alone() {
+        let (holder, other) = (Holder::Process(u32::MAX), Holder::Process(u32::MAX - 1));
+        assert_eq!(wait_for(holder, || 5), Some(5));
+        let (release, released) = channel::<()>();
+        let (over, is_over) = channel();
+        let held = move || {
+            released.recv().ok();
+            over.send(()).ok();
+        };
+        let before = counts();
+        assert_eq!(wait_for(holder, held), None);
+        assert_eq!(wait_for(holder, || 6), None, "not before the first is over");
+        assert_eq!(wait_for(other, || 7), Some(7));
+        release.send(()).unwrap();
+        is_over.recv().unwrap();
+        assert_eq!(
+            wait_for(holder, || 8),
+            None,
+            "nor at once after that: it would hold up the next call as well"
+        );
+        let after = counts();
+        assert_eq!((after.0 - before.0, after.1 - before.1), (1, 2));
+    }
+}

@@ -1,0 +1,79 @@
+//! A file system that does not answer (FUSE): what a process does with one holds up nobody else's profile.
+
+use std::path::Path;
+
+use system_tests::environment::{Need, RECORD, begin};
+use system_tests::perfusion::{self, Recording, SLACK, Scratch};
+use system_tests::{App, Profile, Sample, Workload, wait_until};
+
+const FUSE: Need = Need::File("/dev/fuse");
+
+/// The workload with its file system mounted at `directory` while it starts.
+fn held(directory: &Path, what: &str) -> App {
+    std::fs::create_dir(directory).unwrap();
+    Workload::native("held", &["-pthread"]).unwrap().arg(directory).arg(what).start().unwrap()
+}
+
+/// A profile of both processes, written while the first one's file system does not answer; and what was said.
+fn record(held: App, other: &App, file: &Path) -> (Profile, String) {
+    let pids = [held.pid(), other.pid()].map(|pid| pid.to_string());
+    let mut command = perfusion::command(["record", "--duration", "5s", "--no-attach"]);
+    command.arg("--pid").arg(&pids[0]).arg("--pid").arg(&pids[1]).arg("-o").arg(file);
+    let recording = Recording::spawn(&mut command).unwrap();
+    let written = wait_until("the profile", SLACK, || file.exists().then_some(()));
+    let progress = recording.progress();
+    // Threads of perfusion that are held up end only now, and perfusion with them.
+    held.stop().unwrap();
+    assert!(written.is_ok(), "it waits for the file system:\n{progress}");
+    let outcome = recording.finish_well(SLACK).unwrap();
+    (Profile::read(file).unwrap(), outcome.stderr)
+}
+
+#[test]
+fn a_stack_in_a_file_that_is_never_read_holds_up_no_visit_to_others() {
+    let Some(_turn) = begin("held::stack", &[RECORD, &[Need::C, FUSE]].concat()) else { return };
+    let scratch = Scratch::new().unwrap();
+    let held = held(&scratch.path("mount"), "stack");
+    // Started later, so it is visited later: the kernel goes by thread ids.
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("spin").start().unwrap();
+    let (profile, log) = record(held, &app, &scratch.path("held.pb.gz"));
+
+    let picture = || format!("{log}\n{}", profile.describe("blocked", |_| true));
+    assert!(profile.counter("visits_held").unwrap() > 0, "nothing was held up: {}", picture());
+    assert!(profile.counter("stack_passed_over").unwrap() > 0, "{}", picture());
+    assert!(log.contains("reading the stack of a sleeping thread takes more than a second"), "{log}");
+    // Its first thread sleeps all the time, and only a visit sees its stack.
+    let first = app.pid().to_string();
+    let of_first = |sample: &Sample| sample.label("thread_id") == first;
+    let whole = |sample: &Sample| {
+        of_first(sample) && sample.has("main") && sample.label("wait_reason") == "read:pipe"
+    };
+    let (seen, all) = (profile.sum("blocked", whole), profile.sum("wall", of_first));
+    assert!(seen * 10 >= all * 9, "{seen} of {all} ns:\n{}", picture());
+    app.stop().unwrap();
+}
+
+#[test]
+fn a_program_of_a_file_system_that_does_not_answer_holds_up_nobody_elses_stacks() {
+    let Some(_turn) = begin("held::program", &[RECORD, &[Need::C, FUSE]].concat()) else { return };
+    let scratch = Scratch::new().unwrap();
+    let held = held(&scratch.path("mount"), "program");
+    let held_pid = held.pid().to_string();
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("spin").start().unwrap();
+    let (profile, log) = record(held, &app, &scratch.path("held.pb.gz"));
+
+    let picture = || format!("{log}\n{}", profile.describe("cpu", |_| true));
+    assert!(profile.counter("calls_given_up").unwrap() > 0, "nothing was held up: {}", picture());
+    assert!(log.contains("a file system does not answer"), "{log}");
+    // Its time is known, its code is not.
+    assert!(profile.sum("cpu", |sample| sample.label("pid") == held_pid) > 0, "{}", picture());
+    let spin = app.thread("spin").to_string();
+    let of_spin = |sample: &Sample| sample.label("thread_id") == spin;
+    let whole = |sample: &Sample| {
+        let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
+        of_spin(sample) && root && sample.positions(&["run", "spin"]).is_some()
+    };
+    let (seen, all) = (profile.sum("samples", whole), profile.sum("samples", of_spin));
+    assert!(all > 20 && seen * 100 >= all * 95, "{seen} of {all}:\n{}", picture());
+    app.stop().unwrap();
+}
