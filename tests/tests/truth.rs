@@ -6,8 +6,8 @@ use system_tests::environment::{Need, RECORD, begin, long_form};
 use system_tests::truth::measure::{Measured, Options, attached, launched};
 use system_tests::truth::{cases, report, thinning};
 
-/// The workloads: unwind tables with and without frame pointers, landing pads, funclets, methods that come and go.
-const SHORT: [&str; 4] = ["c-O2", "c-O2-nofp", "exceptions-9", "dynamicmethods-9"];
+/// The workloads: unwind tables with and without frame pointers, landing pads, funclets, methods that come and go, tail calls.
+const SHORT: [&str; 5] = ["c-O2", "c-O2-nofp", "exceptions-9", "dynamicmethods-9", "tailcalls-10"];
 
 #[test]
 fn known_call_chains_are_exact_attached_and_from_the_start() {

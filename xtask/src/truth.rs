@@ -40,7 +40,10 @@ Causes of what is missing, as far as they are known:
 - *`perf record -g`* goes by frame pointers: `Loop` is there twice while it is an OSR body, and of the methods it calls, which have no frame pointers, only the innermost
   is there.
 
-Not measured: single-file programs (nothing that `cargo xtask setup` installs can bundle one) and explicit tail calls (the C# compiler emits none).
+Explicit tail calls are a workload since then: `cargo xtask truth --seconds 4 tailcalls` on a busy machine had 21,148 CPU samples on .NET 8, 9 and 10, attached and
+from the start; all were exact but one, in the JIT.
+
+Not measured: single-file programs (nothing that `cargo xtask setup` installs can bundle one).
 
 ";
 

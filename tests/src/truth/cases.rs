@@ -91,7 +91,7 @@ const NATIVE: [Native; 13] = [
 /// Program, environment, about.
 type Dotnet = (&'static str, &'static [(&'static str, &'static str)], &'static str);
 
-const DOTNET: [Dotnet; 12] = [
+const DOTNET: [Dotnet; 13] = [
     ("callheavy", &[], "a loop over 10 tiny methods, Root > L1 > … > L8 > Tiny, tiered up"),
     ("recursion", &[], "work below 400 frames of one method, sleep below 350"),
     (
@@ -104,6 +104,11 @@ const DOTNET: [Dotnet; 12] = [
         "exceptions",
         &[],
         "work before a throw, in a finally block on the way, in the catch block: the frames that were left, the dispatcher and the funclets are all there",
+    ),
+    (
+        "tailcalls",
+        &[],
+        "methods that leave by explicit tail calls, direct, virtual and through the runtime's dispatcher: who left has no frame",
     ),
     ("gcheavy", &[], "two threads that allocate all the time"),
     (
