@@ -76,9 +76,16 @@ fn a_library_that_is_rewritten_in_place_and_loaded_again_is_another_one() {
     let picture = || profile.describe("cpu", |_| true);
     let whole = |sample: &Sample| sample.has("main") && sample.has("run");
     let second = profile.sum("cpu", |sample| sample.has("second_burn") && whole(sample));
+    // Until they are told that the code is another one, the probes walk by the first's rules; how long that is depends on the machine's load.
+    let marked = profile.sum("cpu", |sample| sample.has("[truncated: code replaced]"));
     let burnt = reloaded["second"].as_i64().unwrap();
     // Those of the first, whose symbols are gone, do not bear the second's names.
-    assert!((second - burnt).abs() * 10 <= burnt, "{second} of {burnt} ns\n{}", picture());
+    assert!(
+        (second + marked - burnt).abs() * 10 <= burnt,
+        "{second} + {marked} of {burnt} ns\n{}",
+        picture()
+    );
+    assert!(second * 4 >= burnt, "{second} of {burnt} ns\n{}", picture());
     let in_library = profile.sum("cpu", |sample| sample.has("[plugin.so]+") && whole(sample));
     let burnt = reloaded["first"].as_i64().unwrap();
     assert!((in_library - burnt).abs() * 10 <= burnt, "{in_library} of {burnt} ns\n{}", picture());

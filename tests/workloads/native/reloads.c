@@ -10,7 +10,7 @@
 
 #ifdef PLUGIN
 
-#define BURN_NS 400000000LL
+#define BURN_NS 1000000000LL
 #define JOIN(a, b) a##_##b
 #define NAME(a, b) JOIN(a, b)
 
