@@ -60,7 +60,7 @@ counters! {
     ThreadEndsRingFull "thread_ends_ring_full" "thread ends dropped because the ring was full";
     ThreadEndsLost "thread_ends_lost" "of these, ends of first threads whose process became another program at that moment: their times are lost";
     ThreadMapFull "thread_map_full" "scheduler events of threads for which the map had no room, or only the room of an earlier one with the same id whose times were still there";
-    ThreadLate "thread_late" "threads first seen after the start that were not new: without room before, or newly in the cgroup";
+    ThreadLate "thread_late" "threads first seen after the start that were not new: without room before, or newly in the cgroup; of first threads only those whose id was another's";
     SwitchesMissed "switches_missed" "switches the kernel did not report, made up for from the thread's run time";
     SelectedMapFull "selected_map_full" "forked processes not selected because the map had no room";
     WalkFrames "walk_frames" "user frames the probes walked by rules they knew";

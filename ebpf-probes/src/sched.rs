@@ -429,7 +429,11 @@ fn known<'a>(
             if ending {
                 return None;
             }
-            count(Counter::ThreadLate);
+            // One that has just taken over the first thread's id in `execve`, and switches before `exec` is told, is not late: it has an
+            // entry under its old id, which nothing here knows. `exec` puts the two together.
+            if tid != tgid {
+                count(Counter::ThreadLate);
+            }
         }
         let since = if recording.seeded == 0 { recording.since_ns } else { now };
         let thread = insert(tid, &new_thread(task, tgid, since), BPF_NOEXIST)?;
