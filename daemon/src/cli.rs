@@ -148,7 +148,7 @@ pub struct Record {
     #[arg(long, requires = "command", conflicts_with = "no_attach")]
     pub exact: bool,
     /// Have the runtimes of CMD and its .NET children (8 and newer) count what they allocate, per type, from their start on, and tell of each
-    /// type so often: low 5, high 100 times a second. They start suspended, through a diagnostic port of ours, and CMD runs up to 10 times slower
+    /// type so often: low 5, high 100 times a second. They start suspended, through a diagnostic port of ours, and CMD runs up to 14 times slower
     /// where it allocates much. The last objects of each type are not told of; --exact counts all.
     #[arg(long, value_name = "OFTEN", requires = "command", conflicts_with = "exact")]
     pub alloc_counts: Option<AllocCounts>,

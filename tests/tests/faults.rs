@@ -41,7 +41,7 @@ fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing()
         node.kill_switch()
     ));
     // Moments as in `restart`: from the first system call into the attached recording.
-    let rounds = if long_form() { 100 } else { 20 };
+    let rounds = if long_form() { 100 } else { 8 };
     let (mut state, mut seen, mut attached): (u64, BTreeSet<_>, u32) = (7, BTreeSet::new(), 0);
     for round in 0..rounds {
         // The last one surely gets to where it counts.

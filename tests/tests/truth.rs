@@ -11,7 +11,7 @@ const SHORT: [&str; 5] = ["c-O2", "c-O2-nofp", "exceptions-9", "dynamicmethods-9
 
 #[test]
 fn known_call_chains_are_exact_attached_and_from_the_start() {
-    let options = Options { length: Duration::from_secs(3), frequency_hz: 1999 };
+    let options = Options { length: Duration::from_secs(2), frequency_hz: 1999 };
     for case in cases::all().into_iter().filter(|case| SHORT.contains(&case.name.as_str())) {
         let needs = [RECORD, &[case.need()]].concat();
         let Some(_turn) = begin(&format!("truth::known_call_chains of {}", case.name), &needs) else {
@@ -42,7 +42,7 @@ fn thinned_waits_are_unbiased_within_the_stated_error() {
 fn check(name: &str, measured: &Measured) {
     let picture = format!("{name}, {}\n{}", measured.mode.name(), report::picture(measured));
     let cpu = &measured.on_cpu;
-    // A fiftieth of 3 s at 1999 Hz, for a machine that gives the program that much of a CPU.
+    // A thirtieth of 2 s at 1999 Hz, for a machine that gives the program that much of a CPU.
     assert!(cpu.total >= 120.0, "only {} samples: {picture}", cpu.total);
     // The promise is 1 in 1000; of so few samples one or two more prove nothing. Dynamic methods that were collected before the runtime could
     // be asked without danger have no name (README, Limits): those seen before the attach, and in each batch's last moments.
