@@ -120,7 +120,7 @@ impl ShimSource {
             }
             EventKind::Exec { pid, .. } => {
                 if let Some(process) = self.processes.get_mut(pid) {
-                    process.became_another(Instant::now());
+                    process.became_another(event.time, Instant::now());
                 }
             }
             _ => {}

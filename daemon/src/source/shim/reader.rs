@@ -124,6 +124,8 @@ pub(super) struct Reader {
     leaving: bool,
     /// When its process was first seen to end and to wait for last questions.
     closing: Option<Instant>,
+    /// Since when it is read.
+    pub(super) found: MonotonicNs,
     /// Its process runs another program now.
     pub(super) left_behind: bool,
     beat: u64,
@@ -155,6 +157,7 @@ impl Reader {
             last_rounds: 0,
             leaving: false,
             closing: None,
+            found: MonotonicNs::now(),
             left_behind: false,
             beat: 0,
         };

@@ -112,9 +112,12 @@ impl Process {
     }
 
     /// It called exec: nothing known of its threads and code holds any more, and nobody writes into its regions.
-    pub(super) fn became_another(&mut self, now: Instant) {
+    /// That was at `at`, and may be told of only now: a region found since then is the new program's.
+    pub(super) fn became_another(&mut self, at: MonotonicNs, now: Instant) {
         self.threads = Threads::default();
-        self.readers.iter_mut().for_each(|reader| reader.left_behind = true);
+        for reader in &mut self.readers {
+            reader.left_behind |= reader.found < at;
+        }
         self.expect(now);
     }
 
