@@ -158,6 +158,10 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     if options.exact {
         shims = shims.with_exact(shelf.clone());
     }
+    // Before it is let go: a shell has children within a millisecond, and those of a process that is not watched are not either.
+    if let Some(pid) = gated_pid {
+        shims.watch(pid);
+    }
     let recording = Recording::start(kernel, shims, processes)
         .map_err(|source| Error::Internal { what: "starting a thread", source })?;
     let watcher = recording.watcher();
@@ -165,9 +169,6 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         counting.start().map_err(|source| Error::Internal { what: "starting a thread", source })?;
     }
     let child = gated.map(Gated::release).transpose()?;
-    if let Some(child) = &child {
-        watcher.watch(child.id());
-    }
     let whom = match (&child, &options.cgroup) {
         _ if !with_shim => None,
         (Some(child), _) => Some(Whom::Started(child.id())),

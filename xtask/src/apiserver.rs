@@ -1,17 +1,17 @@
 //! `cargo xtask apiserver`: a real Kubernetes API server, built by Go from its published modules, and the tests that speak to it: the chart, and
 //! the daemon that asks it for pods. Takes minutes to build, so `ci` does without: there recorded answers of this server stand for it.
 
-use std::{env, fs, path::PathBuf, process::Command};
+use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::{
-    build,
-    exec::{Steps, need_root, output, run},
+    exec::{Steps, need_root, output},
     helm,
     paths::Paths,
     setup::debian,
+    test,
 };
 
 const VERSION: &str = "v1.36.3";
@@ -26,20 +26,8 @@ pub(crate) fn apiserver(paths: &Paths, steps: &Steps) -> Result<()> {
     debian::install(steps, &[("etcd-server", "what the API server keeps its objects in")])?;
     let server = install(paths, steps)?;
     let helm = helm::install_helm(paths, steps)?;
-    let perfusion = match env::var_os("PERFUSION_BIN") {
-        Some(program) => paths.root.join(program),
-        None => build::build(paths, steps)?,
-    };
-    steps.step("tests with an API server");
-    run(Command::new("cargo")
-        .args(["test", "--package", "system-tests", "kubernetes::", "--", "--ignored", "--test-threads=1"])
-        .current_dir(&paths.root)
-        .env("PERFUSION_PROBES", paths.probes())
-        .env("PERFUSION_SHIM", paths.shim())
-        .env("PERFUSION_BIN", perfusion)
-        .env("PERFUSION_APISERVER", server)
-        .env("PERFUSION_HELM", helm)
-        .env("PERFUSION_TESTS_REQUIRED", "1"))
+    let servers = [("PERFUSION_APISERVER", server.as_path()), ("PERFUSION_HELM", helm.as_path())];
+    test::with_servers(paths, steps, ("an API server", "kubernetes::"), &servers)
 }
 
 fn install(paths: &Paths, steps: &Steps) -> Result<PathBuf> {

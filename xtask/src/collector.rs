@@ -1,13 +1,13 @@
 //! `cargo xtask collector`: an OpenTelemetry Collector with the profiles signal, built by its own builder, and the tests that send to it.
 
-use std::{env, fs, path::PathBuf, process::Command};
+use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result};
 
 use crate::{
-    build,
-    exec::{Steps, need_root, output, run},
+    exec::{Steps, need_root, output},
     paths::Paths,
+    test,
 };
 
 const VERSION: &str = "v0.160.0";
@@ -16,19 +16,7 @@ const VERSION: &str = "v0.160.0";
 pub(crate) fn collector(paths: &Paths, steps: &Steps) -> Result<()> {
     need_root("recording")?;
     let program = install(paths, steps)?;
-    let perfusion = match env::var_os("PERFUSION_BIN") {
-        Some(program) => paths.root.join(program),
-        None => build::build(paths, steps)?,
-    };
-    steps.step("tests with a Collector");
-    run(Command::new("cargo")
-        .args(["test", "--package", "system-tests", "otlp::", "--", "--ignored", "--test-threads=1"])
-        .current_dir(&paths.root)
-        .env("PERFUSION_PROBES", paths.probes())
-        .env("PERFUSION_SHIM", paths.shim())
-        .env("PERFUSION_BIN", perfusion)
-        .env("PERFUSION_OTELCOL", program)
-        .env("PERFUSION_TESTS_REQUIRED", "1"))
+    test::with_servers(paths, steps, ("a Collector", "otlp::"), &[("PERFUSION_OTELCOL", &program)])
 }
 
 fn install(paths: &Paths, steps: &Steps) -> Result<PathBuf> {

@@ -1,12 +1,12 @@
 //! `cargo xtask test [FILTER]`: every test, from plain ones without privilege to real CLRs under a real kernel, and one sum at the end.
 
-use std::process::Command;
+use std::{env, path::Path, process::Command};
 
 use anyhow::{Result, bail};
 
 use crate::{
     build,
-    exec::{Steps, is_root, watch},
+    exec::{Steps, is_root, run, watch},
     paths::Paths,
     setup::{self, debian},
 };
@@ -97,6 +97,29 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
         );
     }
     Ok(())
+}
+
+/// Runs the system tests of one subject that are ignored without a server of somebody else's, whose program or programs `servers` are, by the
+/// variable that names each. `PERFUSION_BIN` names a program to test in place of one that is built now.
+pub(crate) fn with_servers(
+    paths: &Paths,
+    steps: &Steps,
+    (what, filter): (&str, &str),
+    servers: &[(&str, &Path)],
+) -> Result<()> {
+    let perfusion = match env::var_os("PERFUSION_BIN") {
+        Some(program) => paths.root.join(program),
+        None => build::build(paths, steps)?,
+    };
+    steps.step(&format!("tests with {what}"));
+    run(Command::new("cargo")
+        .args(["test", "--package", "system-tests", filter, "--", "--ignored", "--test-threads=1"])
+        .current_dir(&paths.root)
+        .env("PERFUSION_PROBES", paths.probes())
+        .env("PERFUSION_SHIM", paths.shim())
+        .env("PERFUSION_BIN", perfusion)
+        .envs(servers.iter().copied())
+        .env("PERFUSION_TESTS_REQUIRED", "1"))
 }
 
 /// `--no-fail-fast`: one failed test must not hide the next one. All runs have the same probes and shim inside: the daemon's library would

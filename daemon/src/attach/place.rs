@@ -92,9 +92,10 @@ impl fmt::Display for Unfit {
     }
 }
 
-struct Tried<'a>(&'a [(PathBuf, Unfit)]);
+/// Directories that were tried, and what was wrong with each.
+pub(super) struct Tried<'a, E>(pub(super) &'a [(PathBuf, E)]);
 
-impl fmt::Display for Tried<'_> {
+impl<E: fmt::Display> fmt::Display for Tried<'_, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (path, why)) in self.0.iter().enumerate() {
             let separator = if index == 0 { "" } else { "; " };

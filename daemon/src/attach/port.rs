@@ -10,7 +10,7 @@
 //! ```
 
 use super::ipc::{Connection, Events, IpcError, Listen, listen_on, resume};
-use super::place;
+use super::place::{self, Tried};
 use super::target::{Target, printable};
 use crate::leftover::Naming;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,7 +18,6 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SocketFlags, accept_with};
 use std::ffi::OsString;
-use std::fmt;
 use std::fs::Permissions;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -56,18 +55,6 @@ pub enum PortError {
     /// Its keeper could not be started.
     #[error("the keeper of the diagnostic port: {0}")]
     Keeper(#[source] io::Error),
-}
-
-struct Tried<'a>(&'a [(PathBuf, io::Error)]);
-
-impl fmt::Display for Tried<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (path, why)) in self.0.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "; " };
-            write!(f, "{separator}{}: {why}", printable(&path.to_string_lossy()))?;
-        }
-        Ok(())
-    }
 }
 
 /// The port. Dropping it leaves it to its keeper.

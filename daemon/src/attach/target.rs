@@ -80,19 +80,24 @@ impl Target {
         &self.directory
     }
 
-    /// The same, where reading may have to wait for the process.
+    /// The same, for what the kernel reads from the process's memory or under the lock of its address space (`maps`, `environ`, `cmdline`):
+    /// the process can hold that up.
     fn reader(&self, name: &str) -> Result<ForeignReader, Errno> {
         Ok(ForeignFile::of_process(self.file(name)?, self.pid).reader())
     }
 
-    fn bytes(&self, name: &str) -> Result<Vec<u8>, Errno> {
+    /// At most so many bytes of one of these.
+    fn memory(&self, name: &str, most: u64) -> Result<Vec<u8>, Errno> {
         let mut bytes = Vec::new();
-        self.reader(name)?.take(TEXT_BYTES).read_to_end(&mut bytes).map_err(|error| errno(&error))?;
+        self.reader(name)?.take(most).read_to_end(&mut bytes).map_err(|error| errno(&error))?;
         Ok(bytes)
     }
 
+    /// What the kernel knows without asking the process: `stat`, `status`, `comm`, `cgroup`, `uid_map`.
     fn text(&self, name: &str) -> Result<String, Errno> {
-        Ok(String::from_utf8_lossy(&self.bytes(name)?).into_owned())
+        let mut bytes = Vec::new();
+        self.file(name)?.take(TEXT_BYTES).read_to_end(&mut bytes).map_err(|error| errno(&error))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Command name (`comm`), control characters removed.
@@ -116,8 +121,7 @@ impl Target {
     /// # Errors
     /// As [`Target::file`].
     pub fn command_line(&self, most: u64) -> Result<String, Errno> {
-        let mut bytes = Vec::new();
-        self.reader("cmdline")?.take(most).read_to_end(&mut bytes).map_err(|_| Errno::IO)?;
+        let bytes = self.memory("cmdline", most)?;
         let arguments = bytes.split(|&byte| byte == 0).map(String::from_utf8_lossy);
         Ok(printable(arguments.collect::<Vec<_>>().join(" ").trim_end()))
     }
@@ -192,7 +196,7 @@ impl Target {
     /// # Errors
     /// As [`Target::file`].
     pub fn environment(&self, name: &str) -> Result<Option<String>, Errno> {
-        let bytes = self.bytes("environ")?;
+        let bytes = self.memory("environ", TEXT_BYTES)?;
         let value = bytes.split(|&b| b == 0).find_map(|entry| {
             entry
                 .strip_prefix(name.as_bytes())?
@@ -207,7 +211,7 @@ impl Target {
     /// # Errors
     /// As [`Target::file`].
     pub fn arguments(&self) -> Result<Vec<String>, Errno> {
-        let bytes = self.bytes("cmdline")?;
+        let bytes = self.memory("cmdline", TEXT_BYTES)?;
         let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
         Ok(bytes.split(|&b| b == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect())
     }
@@ -243,7 +247,7 @@ impl Target {
     /// # Errors
     /// As [`Target::file`].
     pub fn pod(&self) -> Result<Option<String>, Errno> {
-        Ok(crate::process::container::pod_id(&self.text("cgroup")?))
+        Ok(crate::process::container::pod_id(&self.cgroup()?))
     }
 
     /// Calls `each` for every mapping until it returns false.

@@ -129,6 +129,18 @@ static class Workload
         Stopping = true;
     }
 
+    // All that is left to a program once its threads run: they become what they will stay (tiers, stacks), then they are measured, then `truth` adds
+    // what is true of them. Answers Main's exit code.
+    public static int Settle(int milliseconds, Action truth)
+    {
+        Thread.Sleep(milliseconds);
+        Ready();
+        WaitForStop();
+        truth();
+        PrintTruth();
+        return 0;
+    }
+
     public static void PrintTruth()
     {
         var parts = new List<string>();

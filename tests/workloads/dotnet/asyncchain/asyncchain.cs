@@ -29,12 +29,7 @@ namespace AsyncChain
             queue.Post(First, null);
             Workload.Start("nested", Nested);
             Workload.Start("continued", Continued);
-            Thread.Sleep(1500);
-            Workload.Ready();
-            Workload.WaitForStop();
-            Workload.Truth("sum", sink);
-            Workload.PrintTruth();
-            return 0;
+            return Workload.Settle(1500, () => Workload.Truth("sum", sink));
         }
 
         static void Nested() { while (!Workload.Stopping) sink += Outer().Result; }

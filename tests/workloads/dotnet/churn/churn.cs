@@ -4,7 +4,6 @@ using System;
 using System.Reflection;
 using System.Reflection.Emit;
 using System.Runtime.CompilerServices;
-using System.Threading;
 
 namespace Churn
 {
@@ -18,12 +17,7 @@ namespace Churn
             Workload.Chain("churn", "Churn.Program.Loop", "Churn.Program.Round", "Made.Type.M1", "Made.Type.M2", "Made.Type.M3", "Churn.Program.Work");
             Workload.Chain("churn", "Churn.Program.Loop", "Churn.Program.Make");
             Workload.Start("churn", Loop);
-            Thread.Sleep(1500);
-            Workload.Ready();
-            Workload.WaitForStop();
-            Workload.Truth("rounds", rounds);
-            Workload.PrintTruth();
-            return 0;
+            return Workload.Settle(1500, () => Workload.Truth("rounds", rounds));
         }
 
         static void Loop()

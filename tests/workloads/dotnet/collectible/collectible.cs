@@ -3,7 +3,6 @@ using System;
 using System.Reflection;
 using System.Runtime.CompilerServices;
 using System.Runtime.Loader;
-using System.Threading;
 
 namespace Collectible
 {
@@ -43,12 +42,7 @@ namespace Collectible
             Workload.Chain("loader", "Collectible.Program.Loop", "Collectible.Program.Load", "Collectible.Plugin.Entry",
                 "Collectible.Plugin.First", "Collectible.Plugin.Second", "Collectible.Plugin.Work");
             Workload.Start("loader", Loop);
-            Thread.Sleep(1500);
-            Workload.Ready();
-            Workload.WaitForStop();
-            Workload.Truth("loads", loads);
-            Workload.PrintTruth();
-            return 0;
+            return Workload.Settle(1500, () => Workload.Truth("loads", loads));
         }
 
         static void Loop()

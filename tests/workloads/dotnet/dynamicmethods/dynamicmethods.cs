@@ -3,7 +3,6 @@
 using System;
 using System.Reflection.Emit;
 using System.Runtime.CompilerServices;
-using System.Threading;
 
 namespace DynamicMethods
 {
@@ -17,12 +16,7 @@ namespace DynamicMethods
                 "D1", "D2", "D3", "DynamicMethods.Program.Work");
             Workload.Chain("dynamic", "DynamicMethods.Program.Loop", "DynamicMethods.Program.Make", "DynamicMethods.Program.Method");
             Workload.Start("dynamic", Loop);
-            Thread.Sleep(1500);
-            Workload.Ready();
-            Workload.WaitForStop();
-            Workload.Truth("sum", sink);
-            Workload.PrintTruth();
-            return 0;
+            return Workload.Settle(1500, () => Workload.Truth("sum", sink));
         }
 
         static void Loop()

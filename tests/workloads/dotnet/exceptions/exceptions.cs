@@ -2,7 +2,6 @@
 // they run, the frames of the functions that were left are still on the stack, the runtime's dispatcher above them.
 using System;
 using System.Runtime.CompilerServices;
-using System.Threading;
 
 namespace Exceptions
 {
@@ -18,12 +17,7 @@ namespace Exceptions
             Workload.Chain("thrower", P + "Loop", P + "Catcher", P + "Middle", P + "Thrower", "...", P + "Catcher", P + "InCatch");
             Workload.Chain("thrower", P + "Loop", P + "Catcher", P + "AfterCatch");
             Workload.Start("thrower", Loop);
-            Thread.Sleep(1500);
-            Workload.Ready();
-            Workload.WaitForStop();
-            Workload.Truth("sum", sink);
-            Workload.PrintTruth();
-            return 0;
+            return Workload.Settle(1500, () => Workload.Truth("sum", sink));
         }
 
         static void Loop() { while (!Workload.Stopping) sink += Catcher(); }

@@ -1,7 +1,6 @@
 // Threads that allocate in a chain, so much that collections follow each other and stop them at any point.
 using System;
 using System.Runtime.CompilerServices;
-using System.Threading;
 
 namespace GcHeavy
 {
@@ -18,12 +17,7 @@ namespace GcHeavy
                 Workload.Chain(name, "GcHeavy.Program.Loop", "GcHeavy.Program.Outer", "GcHeavy.Program.Middle", "GcHeavy.Program.Allocate", "GcHeavy.Program.Node..ctor");
                 Workload.Start(name, Loop);
             }
-            Thread.Sleep(1500);
-            Workload.Ready();
-            Workload.WaitForStop();
-            Workload.Truth("collections", GC.CollectionCount(0));
-            Workload.PrintTruth();
-            return 0;
+            return Workload.Settle(1500, () => Workload.Truth("collections", GC.CollectionCount(0)));
         }
 
         static void Loop()

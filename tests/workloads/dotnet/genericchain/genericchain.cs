@@ -3,7 +3,6 @@
 using System;
 using System.Collections.Generic;
 using System.Runtime.CompilerServices;
-using System.Threading;
 
 namespace GenericChain
 {
@@ -28,12 +27,7 @@ namespace GenericChain
                 "GenericChain.Step<__Canon>.Second<__Canon>", "GenericChain.Program.Work<__Canon>");
             Workload.Start("values", Values);
             Workload.Start("references", References);
-            Thread.Sleep(1500);
-            Workload.Ready();
-            Workload.WaitForStop();
-            Workload.Truth("sum", sink);
-            Workload.PrintTruth();
-            return 0;
+            return Workload.Settle(1500, () => Workload.Truth("sum", sink));
         }
 
         static void Values() { while (!Workload.Stopping) sink += Step<int>.First(1, 2.5, sink); }

@@ -2,7 +2,6 @@
 // tiered compilation off, so that the framework's ReadyToRun code is never compiled anew.
 using System;
 using System.Runtime.CompilerServices;
-using System.Threading;
 
 namespace ReadyToRun
 {
@@ -15,12 +14,7 @@ namespace ReadyToRun
             const string P = "ReadyToRun.Program.";
             Workload.Chain("sorter", P + "Loop", "...", P + "Compare1", "...", P + "Compare2", "...", P + "Compare3", "...", P + "Compare4", P + "Work");
             Workload.Start("sorter", Loop);
-            Thread.Sleep(500);
-            Workload.Ready();
-            Workload.WaitForStop();
-            Workload.Truth("sum", sink);
-            Workload.PrintTruth();
-            return 0;
+            return Workload.Settle(500, () => Workload.Truth("sum", sink));
         }
 
         static void Loop()

@@ -16,12 +16,7 @@ namespace Recursion
             Workload.Start("worker", WorkLoop);
             Workload.Start("sleeper", SleepLoop);
             // Past the delay of tiered compilation.
-            Thread.Sleep(1500);
-            Workload.Ready();
-            Workload.WaitForStop();
-            Workload.Truth("sum", sink);
-            Workload.PrintTruth();
-            return 0;
+            return Workload.Settle(1500, () => Workload.Truth("sum", sink));
         }
 
         static void WorkLoop() { while (!Workload.Stopping) sink += Down(399); }

@@ -6,7 +6,6 @@ using System;
 using System.Reflection;
 using System.Reflection.Emit;
 using System.Runtime.CompilerServices;
-using System.Threading;
 
 namespace TailCalls
 {
@@ -36,12 +35,7 @@ namespace TailCalls
             foreach (string link in new[] { "Links.Many", "Links.More" })
                 Workload.Chain("tailcalls", "TailCalls.Program.Loop", "TailCalls.Program.Slow", "Links.Few", "...", link, "TailCalls.Program.Work");
             Workload.Start("tailcalls", Loop);
-            Thread.Sleep(1500);
-            Workload.Ready();
-            Workload.WaitForStop();
-            Workload.Truth("sum", sink);
-            Workload.PrintTruth();
-            return 0;
+            return Workload.Settle(1500, () => Workload.Truth("sum", sink));
         }
 
         static void Loop()
