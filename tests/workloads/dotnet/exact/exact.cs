@@ -34,30 +34,65 @@ namespace Counted
         public bool Followed = true;
     }
 
-    // An object that is looked at before and after each collection.
-    struct Held { public object Object; public Of Type; public int Bytes; public bool Survived; }
+    // An object that is looked at before and after each collection: where it was, and in which generation.
+    struct Held { public object Object; public Of Type; public int Bytes, Generation; public bool Survived; public long Address; }
+
+    // So many of them, in pieces: an array of all would be a large object, and 3 MB of those are enough for the runtime to collect by itself.
+    sealed class Holder
+    {
+        const int Piece = 1000;
+        readonly Held[][] pieces;
+        public int Count;
+
+        public Holder(int most)
+        {
+            pieces = new Held[most / Piece + 1][];
+            for (var n = 0; n < pieces.Length; n++)
+                pieces[n] = new Held[Piece];
+        }
+
+        public ref Held this[int n] { get { return ref pieces[n / Piece][n % Piece]; } }
+
+        public void Clear()
+        {
+            foreach (var piece in pieces)
+                Array.Clear(piece);
+            Count = 0;
+        }
+    }
 
     static class Program
     {
         static int threads, rounds, scale;
         static readonly SortedDictionary<string, Of> truth = new SortedDictionary<string, Of>(StringComparer.Ordinal);
-        static readonly List<Held> held = new List<Held>();
+        static readonly Dictionary<Type, Of> ofType = new Dictionary<Type, Of>();
         static volatile object sink;
         static Barrier barrier;
         static volatile bool stop;
 
-        // Each thread's objects: those it keeps, and those it keeps for one round.
-        static object[][] kept, brief;
+        // Each thread's objects: those it keeps, by round, and those it keeps for one round. And what is known of both.
+        static object[][][] kept;
+        static object[][] brief;
+        static Holder lasting, passing;
 
         static int Main(string[] args)
         {
             threads = int.Parse(args[0], CultureInfo.InvariantCulture);
             rounds = int.Parse(args[1], CultureInfo.InvariantCulture);
             scale = int.Parse(args[2], CultureInfo.InvariantCulture);
-            kept = new object[threads][];
+            kept = new object[threads][][];
             brief = new object[threads][];
+            lasting = new Holder(threads * rounds * scale);
+            passing = new Holder(threads * (scale + 5));
             foreach (var name in new[] { "Dead", "Kept", "Brief", "Generic<Counted.Kept>", "Generic<int>", "Cell[]", "Big[]", "Pin[]", "Buried", "Phoenix" })
                 truth["Counted." + name] = new Of();
+            ofType[typeof(Kept)] = truth["Counted.Kept"];
+            ofType[typeof(Brief)] = truth["Counted.Brief"];
+            ofType[typeof(Generic<Kept>)] = truth["Counted.Generic<Counted.Kept>"];
+            ofType[typeof(Generic<int>)] = truth["Counted.Generic<int>"];
+            ofType[typeof(Cell[])] = truth["Counted.Cell[]"];
+            ofType[typeof(Big[])] = truth["Counted.Big[]"];
+            ofType[typeof(Pin[])] = truth["Counted.Pin[]"];
             truth["Counted.Buried"].Followed = truth["Counted.Phoenix"].Followed = false;
             barrier = new Barrier(threads + 1);
             var all = new List<Thread>();
@@ -73,6 +108,7 @@ namespace Counted
             {
                 barrier.SignalAndWait(); // They allocate.
                 barrier.SignalAndWait(); // They have.
+                Follow(round);
                 Collect(round % 3 == 2 ? 2 : round % 3);
                 GC.WaitForPendingFinalizers();
             }
@@ -94,7 +130,7 @@ namespace Counted
 
         static void Live(int number)
         {
-            kept[number] = new object[rounds * scale];
+            kept[number] = new object[rounds][];
             var round = 0;
             while (true)
             {
@@ -111,17 +147,18 @@ namespace Counted
         {
             brief[number] = null;
             var here = new object[scale + 5];
+            var mine = kept[number][round] = new object[scale];
             for (var n = 0; n < scale; n++)
             {
                 for (var d = 0; d < 30; d++)
                     sink = new Dead();
-                kept[number][round * scale + n] = new Kept();
+                mine[n] = new Kept();
                 here[n] = new Brief();
             }
             here[scale] = new Generic<Kept>();
             here[scale + 1] = new Generic<int>();
             here[scale + 2] = new Cell[1000 + round];
-            here[scale + 3] = new Big[100000 + 1000 * round];
+            here[scale + 3] = new Big[100000 + 100 * round];
             here[scale + 4] = GC.AllocateArray<Pin>(5000 + round, pinned: true);
             brief[number] = here;
             for (var n = 0; n < 10; n++)
@@ -135,7 +172,7 @@ namespace Counted
                 Count("Generic<Counted.Kept>", 1, 24);
                 Count("Generic<int>", 1, 24);
                 Count("Cell[]", 1, Round(24 + 1000 + round));
-                Count("Big[]", 1, Round(24 + 100000 + 1000 * round));
+                Count("Big[]", 1, Round(24 + 100000 + 100 * round));
                 Count("Pin[]", 1, Round(24 + 5000 + round));
                 Count("Buried", 10, 24);
                 Count("Phoenix", 10, 24);
@@ -169,69 +206,54 @@ namespace Counted
         [MethodImpl(MethodImplOptions.NoInlining)]
         static void Collect(int generation)
         {
-            Follow();
-            var count = held.Count;
-            var generations = new int[count];
-            var addresses = new long[count];
-            Look(generations, addresses);
+            Look(lasting);
+            Look(passing);
             int full = GC.CollectionCount(2), half = GC.CollectionCount(1);
             GC.Collect(generation, GCCollectionMode.Forced, true, generation == 2);
             // The runtime may collect more than it was asked for.
             var collected = GC.CollectionCount(2) > full ? 2 : GC.CollectionCount(1) > half ? 1 : 0;
-            Compare(collected, generations, addresses);
+            Compare(lasting, collected);
+            Compare(passing, collected);
         }
 
-        static readonly HashSet<object> known = new HashSet<object>(ReferenceEqualityComparer.Instance);
-
-        // Takes up what is new, and lets go of what nobody else holds.
+        // Takes up what this round has made, and lets go of what nobody else holds any more.
         [MethodImpl(MethodImplOptions.NoInlining)]
-        static void Follow()
+        static void Follow(int round)
         {
-            var still = new HashSet<object>(ReferenceEqualityComparer.Instance);
-            foreach (var mine in brief)
-                foreach (var one in mine)
-                    still.Add(one);
-            held.RemoveAll(one => !(one.Object is Kept) && !still.Contains(one.Object));
-            known.Clear();
-            foreach (var one in held)
-                known.Add(one.Object);
-            foreach (var one in still)
-                Add(one);
-            foreach (var mine in kept)
-                foreach (var one in mine)
-                    if (one != null)
-                        Add(one);
-            known.Clear();
-        }
-
-        static void Add(object one)
-        {
-            if (!known.Add(one))
-                return;
-            var type = one.GetType();
-            var name = type == typeof(Generic<Kept>) ? "Generic<Counted.Kept>" : type == typeof(Generic<int>) ? "Generic<int>" : type.Name;
-            var bytes = one is Kept ? 32 : one is Brief ? 40 : one is Array array ? Round(24 + array.Length) : 24;
-            held.Add(new Held { Object = one, Type = truth["Counted." + name], Bytes = bytes });
-        }
-
-        [MethodImpl(MethodImplOptions.NoInlining)]
-        static void Look(int[] generations, long[] addresses)
-        {
-            for (var n = 0; n < generations.Length; n++)
+            passing.Clear();
+            for (var n = 0; n < threads; n++)
             {
-                var one = held[n].Object;
-                generations[n] = GC.GetGeneration(one);
-                addresses[n] = Unsafe.As<object, long>(ref one);
+                foreach (var one in kept[n][round])
+                    Add(lasting, one);
+                foreach (var one in brief[n])
+                    Add(passing, one);
+            }
+        }
+
+        static void Add(Holder to, object one)
+        {
+            var bytes = one is Kept ? 32 : one is Brief ? 40 : one is Array array ? Round(24 + array.Length) : 24;
+            to[to.Count++] = new Held { Object = one, Type = ofType[one.GetType()], Bytes = bytes };
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Look(Holder at)
+        {
+            for (var n = 0; n < at.Count; n++)
+            {
+                ref var one = ref at[n];
+                one.Generation = GC.GetGeneration(one.Object);
+                one.Address = Unsafe.As<object, long>(ref one.Object);
             }
         }
 
         [MethodImpl(MethodImplOptions.NoInlining)]
-        static void Compare(int collected, int[] generations, long[] addresses)
+        static void Compare(Holder at, int collected)
         {
-            for (var n = 0; n < generations.Length; n++)
+            for (var n = 0; n < at.Count; n++)
             {
-                var one = held[n];
-                if (generations[n] > collected)
+                ref var one = ref at[n];
+                if (one.Generation > collected)
                     continue;
                 var of = one.Type;
                 of.Survivals++;
@@ -240,14 +262,13 @@ namespace Counted
                 {
                     of.Survivors++;
                     one.Survived = true;
-                    held[n] = one;
                 }
                 var now = GC.GetGeneration(one.Object);
-                if (Unsafe.As<object, long>(ref one.Object) != addresses[n])
+                if (Unsafe.As<object, long>(ref one.Object) != one.Address)
                     of.Moves++;
-                if (now == 1 && generations[n] == 0)
+                if (now == 1 && one.Generation == 0)
                     of.Promoted1++;
-                if (now == 2 && generations[n] < 2)
+                if (now == 2 && one.Generation < 2)
                     of.Promoted2++;
             }
         }
