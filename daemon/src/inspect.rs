@@ -118,6 +118,8 @@ fn origin(origin: Origin) -> &'static str {
             "the signal-return stub's entry in .eh_frame, which ends one instruction before"
         }
         Origin::Plt => "decoding a procedure linkage table without an entry",
+        Origin::EntryPoint => "the entry point of a program loader, which nothing calls",
+        Origin::Code => "decoding the instructions: there is no unwind data for them",
         Origin::Epilogue => "decoding an epilogue",
         Origin::Hijack => ".eh_frame, corrected: the runtime puts this function in place of a return address",
         Origin::JitUnwindInfo => "unwind information of JIT-compiled code",

@@ -128,7 +128,7 @@ plain! {
         pub blocked_ns: u64,
         /// How long it waited for a CPU.
         pub runnable_ns: u64,
-        /// `FLAG_WAKER` or 0.
+        /// Of `FLAG_WAKER` and `FLAG_WOKEN_THROTTLED`.
         pub flags: u32,
         /// Thread that woke it.
         pub waker_tid: u32,

@@ -76,7 +76,7 @@ impl Default for Recording {
             cgroup: None,
             frequency: 99,
             stack_copy: Bytes(32 << 10),
-            wait_stacks: Bytes(8 << 20),
+            wait_stacks: Bytes(6 << 20),
             waker_stacks: false,
             live_objects: crate::source::shim::LIVE_OBJECTS,
             ring: Bytes(8 << 20),

@@ -27,6 +27,10 @@ pub enum Origin {
     SignalReturn,
     /// Instructions of a procedure linkage table without an entry.
     Plt,
+    /// The dynamic loader's first instructions, where a program without an entry of its own starts.
+    EntryPoint,
+    /// Instructions of code without unwind data.
+    Code,
     /// Instructions of an epilogue.
     Epilogue,
     /// The runtime's return-address hijack, whose entry is one word off.
@@ -220,7 +224,7 @@ impl ProcessTable {
         match frame {
             FrameKey::Native { image, address } => {
                 explained.in_file = Some(address);
-                self.images.unwind(image);
+                let is_plt = self.images.unwind(image).is_some_and(|unwind| unwind.is_plt(address));
                 let found = self.images.get(image).and_then(|image| image.loaded_rule(address));
                 explained.origin = match (found, &explained.rule) {
                     (_, Err(_)) => Origin::None,
@@ -234,8 +238,18 @@ impl ProcessTable {
                         explained.function = Some(found.function);
                         origin
                     }
-                    (_, Ok(rule)) if rule.kind == FrameKind::Signal => Origin::SignalReturn,
-                    (_, Ok(_)) => Origin::Plt,
+                    (_, Ok(rule)) if rule.kind == FrameKind::Signal => {
+                        let before = address
+                            .checked_sub(1)
+                            .and_then(|before| self.images.get(image)?.loaded_rule(before)?.ok());
+                        let has_entry = before.is_some_and(|found| found.rule.kind == FrameKind::Signal);
+                        if has_entry { Origin::SignalReturn } else { Origin::Code }
+                    }
+                    _ if self.images.get(image).is_some_and(|image| image.is_loaders_start(address)) => {
+                        Origin::EntryPoint
+                    }
+                    _ if exact && is_plt => Origin::Plt,
+                    _ => Origin::Code,
                 };
             }
             FrameKey::Managed { start, .. } => {

@@ -278,8 +278,13 @@ impl Walk<'_> {
         if rule.kind != FrameKind::NewThread {
             return false;
         }
-        let above = self.cfa(rule.cfa).and_then(|cfa| self.word(cfa.wrapping_sub(8)));
-        above.is_ok_and(|word| !code.follows_call(word))
+        match self.cfa(rule.cfa).and_then(|cfa| self.word(cfa.wrapping_sub(8))) {
+            Ok(word) => !code.follows_call(word),
+            // Whoever makes a thread has just written its return address; the new one, to which the system call answers 0, has nothing on its
+            // stack yet.
+            Err(Missing::NoCopy) => self.register(Register::RAX) == Ok(0),
+            Err(_) => false,
+        }
     }
 
     /// Leaves a stub: its caller's return address is the first word from where the rule says that follows a call.
@@ -288,18 +293,21 @@ impl Walk<'_> {
             let at = cfa.wrapping_add(u64::from(word) * 8);
             let candidate = self.word(at.wrapping_sub(8))?;
             if at > self.floor && code.follows_call(candidate) {
-                for (i, saved) in rule.registers.iter().enumerate() {
-                    // What was not known stays so.
-                    let held = (self.registers[i], self.origins[i]);
-                    let saved =
-                        if *saved == Saved::Same { Ok(held) } else { self.saved(*saved, Some(i), cfa) };
-                    match saved {
-                        Ok((value, origin)) => (self.registers[i], self.origins[i]) = (value, origin),
-                        Err(_) => self.known &= !(1 << i),
+                let (mut registers, mut origins, mut known) = (self.registers, self.origins, self.known);
+                for (i, saved) in
+                    rule.registers.iter().enumerate().filter(|(_, saved)| **saved != Saved::Same)
+                {
+                    match self.saved(*saved, Some(i), cfa) {
+                        Ok((value, origin)) => {
+                            (registers[i], origins[i]) = (value, origin);
+                            known |= 1 << i;
+                        }
+                        Err(_) => known &= !(1 << i),
                     }
                 }
                 let sp = self.machine.stack_pointer.index();
-                (self.registers[sp], self.origins[sp], self.floor) = (at, Origin::Known, at);
+                (registers[sp], origins[sp]) = (at, Origin::Known);
+                (self.registers, self.origins, self.known, self.floor) = (registers, origins, known, at);
                 return Ok(candidate);
             }
         }
@@ -600,6 +608,20 @@ mod tests {
     }
 
     #[test]
+    fn a_new_thread_whose_stack_was_never_touched_is_at_its_start() {
+        let rules = [(0x1010, Rule { kind: FrameKind::NewThread, ..rsp_plus(8) })];
+        let mut child = context(0x1010, 0, &[]);
+        let done = walk_with(&rules, &child);
+        assert!(done.reached_thread_start && done.frames == [frame(0x1010)]);
+        child.regs.gpr[0] = 4321;
+        assert_eq!(
+            walk_with(&rules, &child).broken,
+            Some(Marker::TruncatedUnreadable),
+            "the one that made it"
+        );
+    }
+
+    #[test]
     fn a_frame_that_reaches_into_pages_not_there_is_left_by_what_is_above_them() {
         let mut context = context(0x1010, 0, &[0x1020, 7, 0x1030]);
         context.skipped = 64;
@@ -642,6 +664,25 @@ mod tests {
             &context(0x1010, 0, &[5, 0x9999_0000, 0x1030, 0x1040]),
         );
         assert_eq!(done.frames, [frame(0x1010), frame(0x102f), frame(0x103f)]);
+    }
+
+    #[test]
+    fn a_stubs_registers_are_all_read_by_its_own_stack_pointer() {
+        // `pop rbx; pop rbp; pop r12; ret`
+        let mut stub = rsp_plus(32);
+        stub.kind = FrameKind::Stub { words: 1 };
+        let popped = |offset| Saved::AtRegister { base: Register::RSP, offset };
+        for (register, offset) in [(3, 0), (6, 8), (12, 16)] {
+            stub.registers[register] = popped(offset);
+        }
+        let mut caller = X86_64.call(Cfa::Register { base: Register::at(12).unwrap(), offset: 0 });
+        caller.return_address = Saved::AtCfa(-8);
+        let stack = [3, 6, STACK + 48, 0x1020, 5, 0x1030];
+        let done = walk_with(
+            &[(0x1010, stub), (0x101f, caller), (0x102f, X86_64.thread_start())],
+            &context(0x1010, 0, &stack),
+        );
+        assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
     }
 
     /// A context of aarch64 whose x29 and x30 are given.

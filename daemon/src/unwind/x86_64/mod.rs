@@ -50,6 +50,8 @@ pub static X86_64: Machine = Machine {
 };
 
 impl Register {
+    /// rax: what a system call answers.
+    pub const RAX: Self = Self::of(0);
     /// rbx.
     pub const RBX: Self = Self::of(3);
     /// rbp.
