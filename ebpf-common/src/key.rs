@@ -102,6 +102,10 @@ plain! {
         pub thrown: u64,
         /// See there; 0 or 1.
         pub of_first: u64,
+        /// Bytes that may still be sent beyond the budget, once.
+        pub allowance: u64,
+        /// How many of them in this interval.
+        pub beyond: u64,
     }
 }
 

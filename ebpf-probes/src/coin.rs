@@ -3,7 +3,7 @@
 //! what the CPU's waits have cost, and on how many its thread has had.
 
 use crate::config::setting;
-use crate::maps::wait_budget;
+use crate::maps::{wait_beyond, wait_budget};
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use ebpf_common::event::CERTAIN;
 use ebpf_common::key::Coin;
@@ -22,6 +22,11 @@ const WALK_BYTES: u64 = 1024;
 /// thread's estimates then rest on some 64 waits at least: with few, a ratio of two estimates is biased, and threads with none have no
 /// stacks. A thread costs 32·(1 + ln(n/32)) stacks by it.
 const FIRST_WAITS: u64 = 32;
+
+/// A recording begins with as much beyond its budget as that is in so many intervals (4 s): while the probes know no code each stack is a
+/// copy, twenty times as large as later, and a short recording is nothing but its beginning. In one interval it may use no more of that than
+/// [`wait_beyond`] says.
+const ALLOWED_INTERVALS: u64 = 40;
 
 /// Throws the coin at `now` for a thread's wait number `wait`, from 1 on; `Some(probability)` when the stack is to be kept.
 #[inline(always)]
@@ -55,11 +60,21 @@ fn general(coin: &mut Coin, now: u64, budget: u64) -> u64 {
     if fixed != 0 {
         coin.probability = fixed;
     } else if coin.probability == 0 {
+        coin.allowance = budget * ALLOWED_INTERVALS;
+        coin.beyond = wait_beyond().min(coin.allowance);
         begin(coin, now, CERTAIN);
-    } else if elapsed >= setting!(coin_interval_ns) || coin.bytes >= 2 * budget {
-        // The next probability follows from what the past used: also when an interval is cut short because a burst used twice the
-        // budget, no probability depends on the wait it decides about.
-        begin(coin, now, next(coin, elapsed, budget));
+    } else {
+        let is_over = elapsed >= setting!(coin_interval_ns);
+        if is_over || coin.bytes >= 2 * budget + coin.beyond {
+            coin.allowance = coin.allowance.saturating_sub(coin.bytes.saturating_sub(budget));
+            // An interval that a burst cut short has had its share of the allowance: whatever comes, that adds no more than one share to the
+            // ring in as long as an interval is.
+            coin.beyond = if is_over { wait_beyond().min(coin.allowance) } else { 0 };
+            // The next probability follows from what the past used: also when an interval is cut short because a burst used twice the
+            // budget, no probability depends on the wait it decides about.
+            let probability = next(coin, elapsed, budget + coin.beyond);
+            begin(coin, now, probability);
+        }
     }
     coin.probability
 }
@@ -78,14 +93,14 @@ pub(crate) fn spend(coin: &mut Coin, bytes: u32) {
     *account += u64::from(bytes) + WALK_BYTES;
 }
 
-/// probability × (budget per interval) / (bytes per interval as they came). Ranges, so that nothing overflows: budget < 2³², elapsed
-/// and interval in µs < 2²¹, bytes < 2³³, so the products stay below 2⁶³ with room for the 10 fraction bits.
+/// probability × (bytes an interval may have) / (bytes per interval as they came). Ranges, so that nothing overflows: what it may have < 2³²,
+/// elapsed and interval in µs < 2²¹, bytes < 2³³, so the products stay below 2⁶³ with room for the 10 fraction bits.
 #[inline(always)]
-fn next(coin: &Coin, elapsed_ns: u64, budget: u64) -> u64 {
+fn next(coin: &Coin, elapsed_ns: u64, room: u64) -> u64 {
     let elapsed_us = (elapsed_ns / 1000).clamp(1, 1 << 20);
     let interval_us = setting!(coin_interval_ns) / 1000;
     let used = (coin.bytes * interval_us) | 1;
-    let ratio = ((budget * elapsed_us) << 10) / used;
+    let ratio = ((room * elapsed_us) << 10) / used;
     let growth = if ratio >= MOST_GROWTH >> 6 { MOST_GROWTH } else { ratio << 6 };
     ((coin.probability * growth) >> 16).clamp(LEAST, CERTAIN)
 }

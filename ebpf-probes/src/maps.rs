@@ -47,9 +47,10 @@ pub(crate) static CONTROL: Array<Recording> = Array::with_max_entries(1, 0);
 #[map]
 pub(crate) static ENDED: Array<u64> = Array::with_max_entries(1, 0);
 
-/// One entry: bytes of wait records one CPU may send in `coin_interval_ns`. Written by the daemon, also while it records.
+/// Two entries: bytes of wait records one CPU may send in `coin_interval_ns`, and how many more while a recording begins. Written by the
+/// daemon, also while it records.
 #[map]
-static WAIT_BUDGET: Array<u64> = Array::with_max_entries(1, 0);
+static WAIT_BUDGET: Array<u64> = Array::with_max_entries(2, 0);
 
 /// One entry per CPU: the coin's state. Private to the switch hook.
 #[map]
@@ -122,6 +123,12 @@ pub(crate) fn add(counter: Counter, amount: u64) {
 #[inline(always)]
 pub(crate) fn wait_budget() -> u64 {
     WAIT_BUDGET.get(0).copied().unwrap_or(0)
+}
+
+/// Bytes it may send beyond that in an interval, while its allowance lasts.
+#[inline(always)]
+pub(crate) fn wait_beyond() -> u64 {
+    WAIT_BUDGET.get(1).copied().unwrap_or(0)
 }
 
 /// This CPU's coin.

@@ -309,6 +309,26 @@ fn a_long_wait_has_its_stack_though_the_coin_keeps_one_in_many() {
 }
 
 #[test]
+fn a_short_recording_keeps_more_stacks_than_a_long_ones_share_and_loses_none() {
+    let Some(_turn) = begin("waits::allowance", &[RECORD, &[Need::C]].concat()) else { return };
+    for (storm, least) in [("storm", 5_000), ("deep-storm", 0)] {
+        let app = Workload::native("waits", &["-pthread"]).unwrap().arg(storm).start().unwrap();
+        let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(1), &[]).unwrap();
+        app.stop().unwrap();
+        let counter = |name: &str| profile.counter(name).unwrap();
+        let (all, kept) = (counter("waits"), counter("waits_stored"));
+        let picture = format!("{storm}: {kept} of {all} waits kept\n{}", outcome.stderr);
+        // 6 MiB in the second are 3,000 stacks of about a kilobyte, and as much for the work; what the start adds, 2 MiB in each of ten
+        // intervals, are up to 10,000.
+        assert!(kept >= all.min(least), "{picture}");
+        // Each of them found room in the ring. Where the recorder gets no CPU for a third of a second some do not.
+        let lost: i64 =
+            ["waits_ring_full", "wait_ends_ring_full", "cpu_samples_ring_full"].map(counter).iter().sum();
+        assert!(lost * 20 <= kept, "{lost} lost: {picture}");
+    }
+}
+
+#[test]
 fn a_stack_whose_pages_a_userfaultfd_holds_back_holds_up_nobody() {
     let Some(_turn) = begin("waits::faulty_stack", &[RECORD, &[Need::C]].concat()) else { return };
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("faulty-stack").start().unwrap();

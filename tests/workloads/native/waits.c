@@ -1,7 +1,7 @@
 // Threads that wait in known ways for known lengths, again and again, each wait written down with its begin and end by the clock. A thread
 // that waits for another one has a partner, which only sleeps and ends the wait. With the argument `spin` there is one thread that never
 // waits by itself, and writes down when it was kept from running. With `storm` some threads give up their CPU all the time, and one
-// sleeps for seconds. With `faulty-stack` one thread's stack pointer points to where reading is held back for ever, and another sleeps. With
+// sleeps for seconds; with `deep-storm` they have large stacks. With `faulty-stack` one thread's stack pointer points to where reading is held back for ever, and another sleeps. With
 // `new-stack` a thread's stack grows into pages it has not used yet, which another one brings in late.
 #define _GNU_SOURCE
 #include <errno.h>
@@ -192,6 +192,14 @@ static void spin(void)
 }
 
 static void storm(void) { sched_yield(); }
+// The same on a large stack, all of which is copied while nobody knows how to walk it.
+__attribute__((noinline)) static void deep_storm(void)
+{
+	volatile char large[24 << 10];
+	large[0] = large[sizeof large - 1] = 1;
+	sched_yield();
+	(void)large[0];
+}
 static void wait_asleep(void)
 {
 	struct timespec t = { 600, 0 };
@@ -281,10 +289,10 @@ int main(int argc, char **argv)
 	char line[64];
 	if (argc > 1 && !strcmp(argv[1], "spin")) {
 		start("spin", spin, 1);
-	} else if (argc > 1 && !strcmp(argv[1], "storm")) {
+	} else if (argc > 1 && strstr(argv[1], "storm")) {
 		start("wait-long", wait_long, 1);
 		for (int i = 0; i < 4; i++)
-			start("storm", storm, 0);
+			start("storm", strcmp(argv[1], "storm") ? deep_storm : storm, 0);
 	} else if (argc > 1 && !strcmp(argv[1], "faulty-stack")) {
 		prepare();
 		start("faulty-stack", wait_faulty_stack, 0);

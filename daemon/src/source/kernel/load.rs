@@ -139,6 +139,13 @@ pub(super) fn coin_budget(bytes_per_s: u64, online_cpus: usize) -> u64 {
     (bytes_per_s / cpus / (1_000_000_000 / COIN_INTERVAL_NS)).clamp(4096, 1 << 31)
 }
 
+/// What one CPU may send beyond such a budget in an interval while a recording begins: together a quarter of the ring, so that the ring,
+/// which is emptied several times an interval, does not overflow by it; and little where the budget is little.
+pub(super) fn coin_beyond(budget: u64, ring_bytes: u32, online_cpus: usize) -> u64 {
+    let cpus = u64::try_from(online_cpus.max(1)).unwrap_or(u64::MAX);
+    (u64::from(ring_bytes) / 4 / cpus).min(budget.saturating_mul(4))
+}
+
 /// Starts the sampling timer of a CPU.
 pub(super) fn attach_sampler(
     bpf: &mut Ebpf,

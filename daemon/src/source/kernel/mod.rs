@@ -334,7 +334,8 @@ impl KernelSource {
             fill(&mut typed(&mut bpf, "COMMANDS")?, "COMMANDS", &rules.commands)?;
         }
         let mut wait_budget: Array<MapData, u64> = typed(&mut bpf, "WAIT_BUDGET")?;
-        set_budget(&mut wait_budget, options.wait_stack_budget_bytes_per_s, cpus.count())?;
+        let bytes_per_s = options.wait_stack_budget_bytes_per_s;
+        set_budget(&mut wait_budget, bytes_per_s, options.ring_bytes, cpus.count())?;
         cpus.sample(&mut bpf, options.frequency_hz)?;
         let own = Arc::new(Counts::default());
         let threads = bpf.take_map("THREADS").ok_or(KernelError::Object { name: "THREADS" })?;
@@ -712,9 +713,9 @@ impl KernelSource {
             let failed = self.cpus.sample_anew(bpf, rates.frequency_hz);
             self.count(Counter::CpuNotFollowed, failed);
         }
-        if before.wait_stack_budget_bytes_per_s != rates.wait_stack_budget_bytes_per_s
-            && let Err(error) =
-                set_budget(&mut self.wait_budget, rates.wait_stack_budget_bytes_per_s, self.cpus.count())
+        let (bytes_per_s, ring) = (rates.wait_stack_budget_bytes_per_s, self.options.ring_bytes);
+        if before.wait_stack_budget_bytes_per_s != bytes_per_s
+            && let Err(error) = set_budget(&mut self.wait_budget, bytes_per_s, ring, self.cpus.count())
         {
             tracing::warn!(%error, "the budget of wait stacks stays as it was");
         }
@@ -831,9 +832,16 @@ fn set_cgroups(
     failed.map_or(Ok(()), |source| Err(KernelError::Map { name: "CGROUPS", source }))
 }
 
-fn set_budget(map: &mut Array<MapData, u64>, bytes_per_s: u64, cpus: usize) -> Result<(), KernelError> {
+fn set_budget(
+    map: &mut Array<MapData, u64>,
+    bytes_per_s: u64,
+    ring_bytes: u32,
+    cpus: usize,
+) -> Result<(), KernelError> {
     let budget = load::coin_budget(bytes_per_s, cpus);
-    map.set(0, budget, 0).map_err(|source| KernelError::Map { name: "WAIT_BUDGET", source })
+    let entries = [budget, load::coin_beyond(budget, ring_bytes, cpus)];
+    let mut set = (0..).zip(entries).map(|(index, bytes)| map.set(index, bytes, 0));
+    set.try_for_each(|set| set).map_err(|source| KernelError::Map { name: "WAIT_BUDGET", source })
 }
 
 fn index(counter: Counter) -> usize {
