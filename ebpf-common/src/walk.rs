@@ -33,6 +33,26 @@ pub trait Memory {
     unsafe fn read(&self, into: *mut u8, bytes: u32, from: u64) -> bool;
 }
 
+/// Memory of which there is a copy: to walk outside of the kernel, in tests.
+#[derive(Clone, Copy, Debug)]
+pub struct Copied<'a> {
+    /// Address of the first byte.
+    pub from: u64,
+    /// The bytes.
+    pub bytes: &'a [u8],
+}
+
+impl Memory for Copied<'_> {
+    unsafe fn read(&self, into: *mut u8, bytes: u32, from: u64) -> bool {
+        let Some(at) = from.checked_sub(self.from) else { return false };
+        let there = self.bytes.get(at as usize..).and_then(|rest| rest.get(..bytes as usize));
+        let Some(there) = there else { return false };
+        // SAFETY: the caller's promise, and as many bytes are there.
+        unsafe { into.copy_from_nonoverlapping(there.as_ptr(), there.len()) };
+        true
+    }
+}
+
 /// Hides from the compiler what it knows of a value, so that it keeps the checks the verifier needs.
 #[inline(always)]
 pub fn opaque<T: Copy>(value: T) -> T {

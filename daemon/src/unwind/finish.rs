@@ -178,11 +178,12 @@ impl Walk<'_> {
         Ok(self.register(base)?.wrapping_add_signed(i64::from(offset)))
     }
 
-    /// The word at `address` in the copy, which the walk may or may not go by.
+    /// The word at `address` in the copy, which the walk may or may not go by. Below the frame nothing is kept: what the copy holds there is
+    /// of calls made from it, and where the walk began says nothing about it.
     fn peek(&self, address: u64) -> Result<(u64, Origin), Missing> {
         let not_written = self.context.skipped != 0 && address < self.stack_start;
         let below = if not_written { Missing::NoCopy } else { Missing::Unknown };
-        let offset = address.checked_sub(self.stack_start).ok_or(below)?;
+        let offset = address.checked_sub(self.stack_start).filter(|_| address >= self.floor).ok_or(below)?;
         let offset = usize::try_from(offset).map_err(|_| Missing::Unknown)?;
         match word_in(&self.context.stack, offset) {
             Some(word) => Ok((word, Origin::Word(offset, word))),
@@ -243,12 +244,12 @@ impl Walk<'_> {
         for (i, saved) in rule.registers.iter().enumerate() {
             // Below the stack pointer nothing is kept: an epilogue has taken the register from there already. gcc does not say so
             // (after `leave` or `pop` it states the new CFA only), and the copy does not reach there.
-            let saved = match *saved {
-                Saved::AtCfa(offset) if cfa.wrapping_add_signed(i64::from(offset)) < self.floor => {
-                    Saved::Same
-                }
-                saved => saved,
+            let place = match *saved {
+                Saved::AtCfa(offset) => Some(cfa.wrapping_add_signed(i64::from(offset))),
+                Saved::AtRegister { base, offset } => self.plus(base, offset).ok(),
+                _ => None,
             };
+            let saved = if place.is_some_and(|place| place < self.floor) { Saved::Same } else { *saved };
             if let Ok((value, origin)) = self.saved(saved, Some(i), cfa) {
                 (registers[i], origins[i]) = (value, origin);
                 known |= 1 << i;

@@ -9,6 +9,8 @@ pub mod finish;
 pub mod machine;
 pub mod managed;
 pub mod rule;
+#[cfg(test)]
+mod walkers;
 pub mod x86_64;
 
 /// Memory of the profiled process.
