@@ -12,14 +12,14 @@ pub(crate) fn run(data: &[u8]) {
     let mut images = Images::default();
     let Ok(id) = images.vdso(file.to_vec()) else { return };
     black_box(images.get(id).and_then(|image| image.rva(u64::from(rvas[1]))));
-    let Some(directory) = images.exceptions(id) else { return };
+    let Some(directory) = images.exceptions(id, u64::from(rvas[1])) else { return };
     assert!(directory.size_bytes() <= file.len(), "a file makes us hold more than itself");
-    let Some(image) = images.get(id) else { return };
+    let Some((_, image)) = images.get(id).and_then(|image| image.pe_at(u64::from(rvas[1]))) else { return };
     for rva in rvas {
-        if let Some(function) = directory.function(NATIVE, image, rva) {
+        if let Some(function) = directory.function(NATIVE, &image, rva) {
             assert!((function.begin..function.end).contains(&rva));
             for exact in [true, false] {
-                black_box(directory.rule(NATIVE, image, function, rva, exact).ok());
+                black_box(directory.rule(NATIVE, &image, function, rva, exact).ok());
             }
         }
     }

@@ -20,12 +20,15 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 use crate::environment::{Runtime, cache_dir, csc, sources};
-use crate::wait;
+use crate::{single_file, wait};
 
 /// Longest wait for a workload to say that it runs: a cold .NET start on a busy machine of two cores.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
 /// Longest wait for a workload to stop and tell its truth.
 const STOP_DEADLINE: Duration = Duration::from_secs(20);
+
+/// How the names of single-file programs begin.
+pub const SINGLE_FILE: &str = "single-file-";
 
 /// A compiled program and how to start it.
 #[derive(Clone, Debug)]
@@ -44,6 +47,24 @@ impl Workload {
         let dll = compile_dotnet(name, native)?;
         let program = runtime.dotnet().with_context(|| format!("no {runtime}"))?;
         Ok(Self { program, args: vec![dll.into_os_string()], env: Vec::new() })
+    }
+
+    /// The C# workload `name` and `runtime` in one file.
+    ///
+    /// # Errors
+    /// When the compiler fails, or what it is made from is not as expected.
+    pub fn single_file(runtime: Runtime, name: &str) -> anyhow::Result<Self> {
+        let dll = compile_dotnet(name, &[])?;
+        let donor = runtime.single_file().with_context(|| format!("no single-file program of {runtime}"))?;
+        let framework = runtime.framework().with_context(|| format!("no {runtime}"))?;
+        let hash =
+            hash_of([&dll], &format!("{} {:?}", framework.display(), fs::metadata(&donor)?.modified()?))?;
+        // The runtime's native frames are in the program's file: its name says that it is one of these.
+        let output = format!("{SINGLE_FILE}{name}");
+        let program = cached(&output, hash, &output, |dir| {
+            single_file::bundle(&donor, &framework, runtime.major(), &dll, &dir.join(&output))
+        })?;
+        Ok(Self { program, args: Vec::new(), env: Vec::new() })
     }
 
     /// The C program `workloads/native/NAME.c`, built with `flags`.

@@ -36,6 +36,19 @@ impl Runtime {
         let dotnet = env_path("PERFUSION_DOTNET_ROOTS")?.join(self.major().to_string()).join("dotnet");
         dotnet.exists().then_some(dotnet)
     }
+
+    /// The assemblies of this runtime.
+    pub fn framework(self) -> Option<PathBuf> {
+        let versions = self.dotnet()?.with_file_name("shared/Microsoft.NETCore.App");
+        // A root has just one.
+        Some(versions.read_dir().ok()?.next()?.ok()?.path())
+    }
+
+    /// A single-file program of this runtime, to make others of: `$PERFUSION_DOTNET_ROOTS/single-file-MAJOR`.
+    pub fn single_file(self) -> Option<PathBuf> {
+        let program = env_path("PERFUSION_DOTNET_ROOTS")?.join(format!("single-file-{}", self.major()));
+        program.exists().then_some(program)
+    }
 }
 
 impl fmt::Display for Runtime {
@@ -57,6 +70,8 @@ pub enum Need {
     Shim,
     /// A runtime and the C# compiler.
     Clr(Runtime),
+    /// What single-file programs of a runtime are made of, and the C# compiler.
+    SingleFile(Runtime),
     /// A C compiler (`gcc`).
     C,
     /// The Go tool chain.
@@ -90,6 +105,11 @@ impl Need {
                 } else {
                     None
                 }
+            }
+            Self::SingleFile(runtime) => {
+                let donor = runtime.single_file().is_none();
+                let missing = || format!("no single-file program of {runtime} in PERFUSION_DOTNET_ROOTS");
+                Self::Clr(runtime).missing().or_else(|| donor.then(missing))
             }
             Self::C => (!runs("gcc", "--version")).then(|| "no gcc".to_owned()),
             Self::Go => (!runs("go", "version")).then(|| "no go".to_owned()),

@@ -13,6 +13,7 @@ pub mod perfusion;
 pub mod profile;
 pub mod region;
 pub mod schedstat;
+pub mod single_file;
 pub mod truth;
 pub mod wait;
 

@@ -2,9 +2,10 @@
 //! could truncate it under us; every size it states is checked against the file and a cap.
 
 use super::patience::ForeignFile;
+use super::pe::{Pe, PeView};
 use crate::unwind::eh_frame::{FarSections, FileBytes, Found, Place, Section, UnwindSections};
 use crate::unwind::machine::NATIVE;
-use crate::unwind::managed::{ExceptionDirectory, PeImage};
+use crate::unwind::managed::ExceptionDirectory;
 use crate::unwind::rule::Refusal;
 use object::elf;
 use object::endian::LittleEndian as LE;
@@ -18,12 +19,14 @@ use std::sync::Arc;
 const MAX_UNWIND_BYTES: u64 = 32 << 20;
 /// From so many on `.eh_frame` and its table stay in the file: Chromium has 16 MiB of them, of which the stacks of a day need some kilobytes.
 const FAR_UNWIND_BYTES: u64 = 256 << 10;
-/// Most program headers, section headers, PE sections, and bytes of names and notes that are read.
+/// Most program headers, section headers, and bytes of names and notes that are read.
 const MAX_PROGRAM_HEADERS: u16 = 128;
 const MAX_SECTION_HEADERS: u16 = 4096;
-const MAX_PE_SECTIONS: u16 = 96;
 const MAX_NAMES_BYTES: u64 = 1 << 20;
 const MAX_NOTE_BYTES: u64 = 64 << 10;
+/// Most assemblies that are known in one single-file program, and so many times one is looked for that is not there.
+const MAX_CARRIED: usize = 1024;
+const MAX_SEARCHES: u8 = 64;
 
 /// Why a mapped file could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +88,7 @@ impl Identity {
 
 /// Where an image's bytes are.
 #[derive(Debug)]
-enum Source {
+pub(super) enum Source {
     File(ForeignFile),
     Bytes(Vec<u8>),
     /// Closed to make room.
@@ -93,7 +96,7 @@ enum Source {
 }
 
 impl Source {
-    fn read(&self, offset: u64, into: &mut [u8]) -> usize {
+    pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> usize {
         match self {
             Self::File(file) => {
                 let mut done = 0;
@@ -119,6 +122,10 @@ impl Source {
         }
     }
 
+    pub(super) fn is_closed(&self) -> bool {
+        matches!(self, Self::Closed)
+    }
+
     /// Whether it has `length` bytes at `offset`.
     fn has(&self, offset: u64, length: u64) -> bool {
         let size = match self {
@@ -130,7 +137,7 @@ impl Source {
     }
 
     /// Exactly `length` bytes at `offset`; `None` when they are not there or more than `cap`.
-    fn bytes(&self, offset: u64, length: u64, cap: u64) -> Option<Vec<u8>> {
+    pub(super) fn bytes(&self, offset: u64, length: u64, cap: u64) -> Option<Vec<u8>> {
         if !self.has(offset, length) || length > cap {
             return None;
         }
@@ -154,14 +161,6 @@ struct Segment {
     executable: bool,
 }
 
-/// One PE section: file offsets to relative virtual addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PeSection {
-    offset: u32,
-    size: u32,
-    rva: u32,
-}
-
 /// What kind of file it is.
 #[derive(Debug)]
 enum Format {
@@ -171,9 +170,13 @@ enum Format {
         /// Address of the first instruction of a process.
         entry: u64,
         unwind: Option<Arc<UnwindSections>>,
+        /// Assemblies behind its segments, those that were needed.
+        carried: Vec<Pe>,
+        /// Times that one was looked for and not found.
+        searches: u8,
     },
-    /// PE of this machine: a ReadyToRun image when it has an exception directory.
-    Pe { sections: Vec<PeSection>, exception: (u32, u32), directory: Option<Arc<ExceptionDirectory>> },
+    /// PE of this machine.
+    Pe(Pe),
     /// Neither, or of another machine.
     Other,
 }
@@ -208,7 +211,7 @@ impl Image {
     /// True when its file was closed to make room; resolving a mapping of it opens it again.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        matches!(self.source, Source::Closed)
+        self.source.is_closed()
     }
 
     /// The whole image where it is held in memory: the vDSO.
@@ -249,14 +252,22 @@ impl Image {
         Some(offset - segment.offset + segment.address)
     }
 
-    /// Relative virtual address of the byte at `offset` in a PE file.
+    /// The PE image that holds the byte at `offset` in the file, and the byte's relative virtual address; in a single-file program only if
+    /// its unwind data was asked for.
+    #[must_use]
+    pub fn pe_at(&self, offset: u64) -> Option<(u32, PeView<'_>)> {
+        let all = match &self.format {
+            Format::Pe(pe) => std::slice::from_ref(pe),
+            Format::Elf { carried, .. } => carried,
+            Format::Other => &[],
+        };
+        all.iter().find_map(|pe| Some((pe.rva(offset)?, PeView { source: &self.source, pe })))
+    }
+
+    /// Relative virtual address of the byte at `offset` in the file, as [`Image::pe_at`].
     #[must_use]
     pub fn rva(&self, offset: u64) -> Option<u32> {
-        let Format::Pe { sections, .. } = &self.format else { return None };
-        let offset = u32::try_from(offset).ok()?;
-        let within = |s: &&PeSection| offset.checked_sub(s.offset).is_some_and(|o| o < s.size);
-        let section = sections.iter().find(within)?;
-        section.rva.checked_add(offset - section.offset)
+        self.pe_at(offset).map(|(rva, _)| rva)
     }
 
     /// Reads the code at `address` of an ELF file; fewer bytes than asked where its segment ends. What is mapped before a segment, from its page's
@@ -304,11 +315,7 @@ impl Image {
                 .filter(|s| s.executable && s.size > 0)
                 .map(|s| (s.address..s.address.saturating_add(s.size), s.offset))
                 .collect(),
-            Format::Pe { sections, .. } => sections
-                .iter()
-                .filter(|s| s.size > 0)
-                .map(|s| (u64::from(s.rva)..u64::from(s.rva) + u64::from(s.size), u64::from(s.offset)))
-                .collect(),
+            Format::Pe(pe) => pe.code().collect(),
             Format::Other => Vec::new(),
         }
     }
@@ -333,7 +340,7 @@ impl Image {
         source.read(0, &mut magic);
         let (format, build_id) = match magic {
             elf::ELFMAG => parse_elf(&source).unwrap_or((Format::Other, None)),
-            [b'M', b'Z', ..] => (parse_pe(&source).unwrap_or(Format::Other), None),
+            [b'M', b'Z', ..] => (Pe::parse(&source, 0).map_or(Format::Other, Format::Pe), None),
             _ => (Format::Other, None),
         };
         let identity = match &source {
@@ -377,7 +384,7 @@ impl Image {
     pub(super) fn described_bytes(&self) -> usize {
         let parts = match &self.format {
             Format::Elf { segments, .. } => segments.capacity() * size_of::<Segment>(),
-            Format::Pe { sections, .. } => sections.capacity() * size_of::<PeSection>(),
+            Format::Pe(pe) => pe.described_bytes(),
             Format::Other => 0,
         };
         let held = if let Source::Bytes(bytes) = &self.source { bytes.len() } else { 0 };
@@ -400,54 +407,54 @@ impl Image {
         Some((loaded, true))
     }
 
-    /// The exception directory of a PE image, and whether it was loaded just now.
-    pub(super) fn exceptions(&mut self) -> Option<(Arc<ExceptionDirectory>, bool)> {
-        let Format::Pe { exception: (rva, size), directory, .. } = &self.format else { return None };
-        if let Some(directory) = directory {
-            return Some((Arc::clone(directory), false));
-        }
-        if self.is_closed() {
-            return None;
-        }
-        let mut bytes = vec![0u8; usize::try_from(u64::from(*size).min(MAX_UNWIND_BYTES)).ok()?];
-        let read = PeImage::read(self, *rva, &mut bytes);
-        bytes.truncate(read);
-        bytes.shrink_to_fit();
-        let loaded = Arc::new(ExceptionDirectory::new(bytes));
-        if let Format::Pe { directory, .. } = &mut self.format {
-            *directory = Some(Arc::clone(&loaded));
-        }
-        Some((loaded, true))
+    /// The exception directory of the PE image that holds the byte at `offset`, and whether it was loaded just now.
+    pub(super) fn exceptions(&mut self, offset: u64) -> Option<(Arc<ExceptionDirectory>, bool)> {
+        let pe = match &mut self.format {
+            Format::Pe(pe) => pe,
+            Format::Elf { segments, carried, searches, .. } => {
+                let known = carried.iter().position(|pe| pe.rva(offset).is_some());
+                let found = known.or_else(|| {
+                    // The program's own parts come first.
+                    let own = segments.iter().map(|s| s.offset.saturating_add(s.size)).max()?;
+                    let may = offset >= own && carried.len() < MAX_CARRIED && *searches < MAX_SEARCHES;
+                    if !may || self.source.is_closed() {
+                        return None;
+                    }
+                    match Pe::find(&self.source, offset, own) {
+                        Some(pe) => carried.push(pe),
+                        None => *searches += 1,
+                    }
+                    carried.iter().position(|pe| pe.rva(offset).is_some())
+                });
+                carried.get_mut(found?)?
+            }
+            Format::Other => return None,
+        };
+        pe.directory(&self.source)
     }
 
     /// Memory its unwind data takes.
     pub(super) fn held_bytes(&self) -> usize {
         match &self.format {
-            Format::Elf { unwind: Some(unwind), .. } => unwind.size_bytes(),
-            Format::Pe { directory: Some(directory), .. } => directory.size_bytes(),
-            _ => 0,
+            Format::Elf { unwind, carried, .. } => {
+                let carried = carried.iter().map(|pe| pe.described_bytes() + pe.held_bytes()).sum::<usize>();
+                unwind.as_ref().map_or(0, |unwind| unwind.size_bytes()) + carried
+            }
+            Format::Pe(pe) => pe.held_bytes(),
+            Format::Other => 0,
         }
     }
 
     /// Drops its unwind data.
     pub(super) fn release(&mut self) {
         match &mut self.format {
-            Format::Elf { unwind, .. } => *unwind = None,
-            Format::Pe { directory, .. } => *directory = None,
+            Format::Elf { unwind, carried, .. } => {
+                *unwind = None;
+                carried.clear();
+            }
+            Format::Pe(pe) => pe.release(),
             Format::Other => {}
         }
-    }
-}
-
-impl PeImage for Image {
-    fn read(&self, rva: u32, into: &mut [u8]) -> usize {
-        let Format::Pe { sections, .. } = &self.format else { return 0 };
-        let within = |s: &&PeSection| rva.checked_sub(s.rva).is_some_and(|o| o < s.size);
-        let Some(section) = sections.iter().find(within) else { return 0 };
-        let from = rva - section.rva;
-        let length = into.len().min(usize::try_from(section.size - from).unwrap_or(0));
-        let into = into.get_mut(..length).unwrap_or_default();
-        self.source.read(u64::from(section.offset) + u64::from(from), into)
     }
 }
 
@@ -473,7 +480,7 @@ fn parse_elf(source: &Source) -> Option<(Format, Option<Vec<u8>>)> {
         }
     }
     let entry = header.e_entry.get(LE);
-    Some((Format::Elf { segments, entry, unwind: None }, build_id))
+    Some((Format::Elf { segments, entry, unwind: None, carried: Vec::new(), searches: 0 }, build_id))
 }
 
 fn elf_header(source: &Source) -> Option<elf::FileHeader64<LE>> {
@@ -640,41 +647,6 @@ fn section_headers(source: &Source, header: &elf::FileHeader64<LE>) -> Option<Ve
     let bytes = source.bytes(header.e_shoff.get(LE), length, length)?;
     let (headers, _) = pod::slice_from_bytes(&bytes, usize::from(count)).ok()?;
     Some(headers.to_vec())
-}
-
-/// Reads headers of a PE32+ image (Microsoft PE format): sections and the exception directory's place.
-fn parse_pe(source: &Source) -> Option<Format> {
-    /// crossgen marks the target system in the machine field (runtime src/coreclr/inc/pedecoder.h, IMAGE_FILE_MACHINE_OS_MASK_LINUX).
-    const LINUX: u16 = 0x7b79;
-    const COFF_BYTES: usize = 24;
-    const DIRECTORIES_AT: usize = 112;
-    let u16_at = |b: &[u8], at: usize| b.get(at..)?.first_chunk::<2>().map(|b| u16::from_le_bytes(*b));
-    let u32_at = |b: &[u8], at: usize| b.get(at..)?.first_chunk::<4>().map(|b| u32::from_le_bytes(*b));
-
-    let dos = source.bytes(0, 64, 64)?;
-    let coff_at = u64::from(u32_at(&dos, 0x3c)?);
-    let coff = source.bytes(coff_at, COFF_BYTES as u64, 64)?;
-    let machine = u16_at(&coff, 4)?;
-    if coff.get(..4)? != b"PE\0\0" || ![NATIVE.pe, NATIVE.pe ^ LINUX].contains(&machine) {
-        return None;
-    }
-    let optional_len = u16_at(&coff, 20)?;
-    let optional_at = coff_at + COFF_BYTES as u64;
-    let optional = source.bytes(optional_at, u64::from(optional_len), 4096)?;
-    if u16_at(&optional, 0)? != 0x20b {
-        return None;
-    }
-    let has_exceptions = u32_at(&optional, DIRECTORIES_AT - 4)? > 3;
-    let directory =
-        |at| u32_at(&optional, DIRECTORIES_AT + 3 * 8 + at).filter(|_| has_exceptions).unwrap_or(0);
-    let exception = (directory(0), directory(4));
-    let count = u16_at(&coff, 6)?.min(MAX_PE_SECTIONS);
-    let table = source.bytes(optional_at + u64::from(optional_len), u64::from(count) * 40, 4096)?;
-    let sections = table
-        .chunks_exact(40)
-        .filter_map(|s| Some(PeSection { rva: u32_at(s, 12)?, size: u32_at(s, 16)?, offset: u32_at(s, 20)? }))
-        .collect();
-    Some(Format::Pe { sections, exception, directory: None })
 }
 
 #[cfg(test)]

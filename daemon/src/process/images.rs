@@ -289,10 +289,10 @@ impl Images {
         Some(unwind)
     }
 
-    /// The exception directory of a PE image, loaded now if it was not.
-    pub fn exceptions(&mut self, id: ImageId) -> Option<Arc<ExceptionDirectory>> {
+    /// The exception directory of the PE image that holds the byte at `offset` of a file, loaded now if it was not.
+    pub fn exceptions(&mut self, id: ImageId, offset: u64) -> Option<Arc<ExceptionDirectory>> {
         self.touch(id);
-        let (directory, loaded) = self.images.get_mut(&id)?.image.exceptions()?;
+        let (directory, loaded) = self.images.get_mut(&id)?.image.exceptions(offset)?;
         if loaded {
             self.make_room(id);
         }

@@ -607,17 +607,18 @@ impl View<'_> {
         if let Some(address) = image.elf_address(offset) {
             return self.in_elf(id, address, offset, exact);
         }
-        let Some(rva) = image.rva(offset) else { return (self.unknown(pc), Err(Refusal::NoEntry)) };
-        let Some(directory) = self.images.exceptions(id) else {
-            return (self.unknown(pc), Err(Refusal::Unreadable));
+        // An assembly, by itself or inside a single-file program.
+        let directory = self.images.exceptions(id, offset);
+        let Some((rva, pe)) = self.images.get(id).and_then(|image| image.pe_at(offset)) else {
+            return (self.unknown(pc), Err(Refusal::NoEntry));
         };
-        let Some(image) = self.images.get(id) else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
-        let Some(function) = directory.function(NATIVE, image, rva) else {
+        let Some(directory) = directory else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
+        let Some(function) = directory.function(NATIVE, &pe, rva) else {
             return self.stub(pc, &self.code(id, offset));
         };
         let start = pc.wrapping_sub(u64::from(rva - function.begin));
         let frame = FrameKey::Managed { process: self.process.id, start, generation: 0 };
-        (frame, directory.rule(NATIVE, image, function, rva, exact))
+        (frame, directory.rule(NATIVE, &pe, function, rva, exact))
     }
 
     /// The frame and rule at `address` of an ELF image, which is at `offset` in the file.

@@ -12,6 +12,7 @@ mod live;
 pub mod mapping;
 pub mod memory;
 pub mod patience;
+mod pe;
 pub mod service;
 pub mod table;
 

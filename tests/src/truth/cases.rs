@@ -13,9 +13,11 @@ pub struct Case {
     recipe: Recipe,
 }
 
+type Environment = &'static [(&'static str, &'static str)];
+
 #[derive(Clone, Copy, Debug)]
 enum Recipe {
-    Dotnet { runtime: Runtime, program: &'static str, environment: &'static [(&'static str, &'static str)] },
+    Dotnet { runtime: Runtime, one_file: bool, program: &'static str, environment: Environment },
     Native { compiler: Compiler, file: &'static str, flags: &'static [&'static str] },
 }
 
@@ -23,6 +25,7 @@ impl Case {
     /// What it needs beside what every recording needs.
     pub fn need(&self) -> Need {
         match self.recipe {
+            Recipe::Dotnet { runtime, one_file: true, .. } => Need::SingleFile(runtime),
             Recipe::Dotnet { runtime, .. } => Need::Clr(runtime),
             Recipe::Native { compiler: Compiler::Go, .. } => Need::Go,
             Recipe::Native { compiler, .. } => Need::Program(compiler.program()),
@@ -41,8 +44,12 @@ impl Case {
     pub fn build(&self) -> anyhow::Result<Workload> {
         match self.recipe {
             Recipe::Native { compiler, file, flags } => Workload::compiled(compiler, file, flags),
-            Recipe::Dotnet { runtime, program, environment } => {
-                let workload = Workload::dotnet(runtime, program, &[])?;
+            Recipe::Dotnet { runtime, one_file, program, environment } => {
+                let workload = if one_file {
+                    Workload::single_file(runtime, program)?
+                } else {
+                    Workload::dotnet(runtime, program, &[])?
+                };
                 Ok(environment.iter().fold(workload, |workload, (name, value)| workload.env(name, value)))
             }
         }
@@ -89,7 +96,7 @@ const NATIVE: [Native; 13] = [
 ];
 
 /// Program, environment, about.
-type Dotnet = (&'static str, &'static [(&'static str, &'static str)], &'static str);
+type Dotnet = (&'static str, Environment, &'static str);
 
 const DOTNET: [Dotnet; 13] = [
     ("callheavy", &[], "a loop over 10 tiny methods, Root > L1 > … > L8 > Tiny, tiered up"),
@@ -127,6 +134,14 @@ const DOTNET: [Dotnet; 13] = [
     ("truthwaits", &[], "threads asleep, waiting for a lock and reading from a pipe; they know how long"),
 ];
 
+/// Those that are made one file with their runtime too. There is a host of .NET 10 only.
+const IN_ONE_FILE: [(&str, &str); 4] = [
+    ("callheavy", "callheavy in one file with its runtime"),
+    ("exceptions", "exceptions in one file with its runtime"),
+    ("readytorun", "readytorun in one file with its runtime"),
+    ("truthwaits", "truthwaits in one file with its runtime"),
+];
+
 /// All workloads, in the report's order.
 pub fn all() -> Vec<Case> {
     let mut cases: Vec<Case> = NATIVE
@@ -142,7 +157,15 @@ pub fn all() -> Vec<Case> {
             cases.push(Case {
                 name: format!("{program}-{}", runtime.major()),
                 about,
-                recipe: Recipe::Dotnet { runtime, program, environment },
+                recipe: Recipe::Dotnet { runtime, one_file: false, program, environment },
+            });
+        }
+        let runtime = Runtime::Net10;
+        if let Some((_, about)) = IN_ONE_FILE.iter().find(|(name, _)| *name == program) {
+            cases.push(Case {
+                name: format!("single-file-{program}-{}", runtime.major()),
+                about,
+                recipe: Recipe::Dotnet { runtime, one_file: true, program, environment },
             });
         }
     }

@@ -20,7 +20,9 @@ const UNSEEN: &str = "[waiting since before";
 /// Markers of stacks that are not whole, as they begin.
 const INCOMPLETE: [&str; 5] = ["[truncated", "[stack lost]", UNSEEN, "[not sampled]", "[other stacks]"];
 /// Beginnings of the file names of runtimes and system libraries.
-const RUNTIME_FILES: [&str; 17] = [
+const RUNTIME_FILES: [&str; 18] = [
+    // Managed code is never said to be in that file.
+    crate::app::SINGLE_FILE,
     "libcoreclr",
     "libclrjit",
     "libclrgc",

@@ -8,6 +8,7 @@ mod dotnet;
 mod ebpf;
 pub(crate) mod package;
 mod sdk;
+mod single_file;
 
 use std::{
     fs::{self, File},
@@ -63,6 +64,7 @@ pub(crate) fn pinned_dotnets(paths: &Paths, steps: &Steps) -> Result<()> {
     let _lock = lock(paths)?;
     debian::install(steps, &debian::DOTNET)?;
     dotnet::install(paths, steps)?;
+    single_file::install(paths, steps)?;
     csharp::install(paths, steps)?;
     for (name, major) in [(".NET 8", "8"), (".NET 9", "9"), (".NET 10", "10")] {
         show(name, Command::new(paths.dotnet(major)).arg("--list-runtimes"));
