@@ -91,6 +91,22 @@ fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
     app.stop().unwrap();
 }
 
+on_runtimes!(threads_that_never_get_their_lock_wait_for_a_lock: net8 Net8, net10 Net10; long: net9 Net9);
+
+fn threads_that_never_get_their_lock_wait_for_a_lock(runtime: Runtime) {
+    let name = format!("dump::deadlock on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let app = Workload::dotnet(runtime, "deadlock", &[]).unwrap().start().unwrap();
+    let dumped = json(&dump(app.pid(), &["--json"]));
+    for name in ["first", "second"] {
+        let waiter = thread(&dumped, app.thread(name));
+        let chain = ["futex", "Deadlock.Program.TakeOther", "Deadlock.Program.Take"];
+        assert!(in_order(&functions(waiter), &chain), "{waiter:#}");
+        assert_eq!(waiter["wait_reason"], "lock", "{waiter:#}");
+    }
+    app.stop().unwrap();
+}
+
 #[test]
 fn a_thread_that_runs_is_dumped_where_it_was_just_seen() {
     let Some(_turn) = begin("dump::running", &[RECORD, &[Need::C]].concat()) else { return };

@@ -7,7 +7,9 @@
 //! a thread of the runtime's own. A wait through it that no method explains is one for a lock.
 //!
 //! A program may wait for nothing but its locks. Then the runtime's own event for such a wait tells: it is sent from the function that
-//! waited, below the helper, so where a method goes into the runtime to wait for a lock is known from the event's stack.
+//! waited, below the helper, so where a method goes into the runtime to wait for a lock is known from the event's stack. And where nobody ever
+//! gets the lock there is no event: but before .NET 10 the runtime's file itself says which function that is
+//! ([`crate::symbolize::fcalls`]).
 
 use super::threads::WaitReason;
 use crate::sample::frame::{FrameKey, ImageId};
@@ -108,11 +110,12 @@ pub struct RuntimeWaits {
 }
 
 impl RuntimeWaits {
-    /// Learns from `stacks` and from events for waits for locks; all frames have names.
+    /// Learns from `stacks`, from events for waits for locks, and from the functions of the runtime's files that get one; all frames have names.
     #[must_use]
     pub fn learn<'a>(
         stacks: impl Iterator<Item = &'a [FrameKey]>,
         locks: &LockEvents,
+        lock_functions: &[FrameKey],
         symbol: impl Fn(FrameKey) -> Arc<Symbol>,
     ) -> Self {
         let waits_itself = |method: FrameKey| {
@@ -121,7 +124,8 @@ impl RuntimeWaits {
             method.unresolved.is_none() && !SENDERS.iter().any(sends)
         };
         let entries = locks.entries.iter().filter(|&&(_, method)| waits_itself(method));
-        let entries: HashSet<Function> = entries.filter_map(|&(entry, _)| function(entry, &symbol)).collect();
+        let entries = entries.map(|&(entry, _)| entry).chain(lock_functions.iter().copied());
+        let entries: HashSet<Function> = entries.filter_map(|entry| function(entry, &symbol)).collect();
         let mut asked: HashMap<Function, usize> = HashMap::new();
         let mut others: HashSet<Function> = HashSet::new();
         let mut asked_stacks = 0;
@@ -342,7 +346,7 @@ mod tests {
                 "Mine",
             ]),
         ];
-        RuntimeWaits::learn(stacks.iter().map(Vec::as_slice), &LockEvents::default(), |frame| {
+        RuntimeWaits::learn(stacks.iter().map(Vec::as_slice), &LockEvents::default(), &[], |frame| {
             names.symbol(frame)
         })
     }
@@ -430,7 +434,7 @@ mod tests {
         let finalizer = ["k:futex_wait", "n:cond_wait", "n:pal", "n:event", "n:finalizer"];
         let learn = |names: &mut Names, stacks: &[&[&'static str]]| {
             let stacks: Vec<_> = stacks.iter().map(|stack| names.stack(stack)).collect();
-            RuntimeWaits::learn(stacks.iter().map(Vec::as_slice), &events, |frame| names.symbol(frame))
+            RuntimeWaits::learn(stacks.iter().map(Vec::as_slice), &events, &[], |frame| names.symbol(frame))
         };
         // With waits to tell from: by the function only such waits go through, also while a collection goes on.
         let waits = learn(&mut names, &[&lock, &lock, &held, &finalizer]);
@@ -446,13 +450,31 @@ mod tests {
     }
 
     #[test]
+    fn a_lock_that_nobody_ever_gets_is_known_from_the_function_that_gets_them() {
+        let mut names = Names(Vec::new());
+        let lock = names.stack(&["k:futex_wait", "n:cond_wait", "n:pal", "n:mon_enter", "Mine"]);
+        let functions = names.stack(&["n:mon_enter"]);
+        let waits = RuntimeWaits::learn(
+            std::iter::once(lock.as_slice()),
+            &LockEvents::default(),
+            &functions,
+            |frame| names.symbol(frame),
+        );
+        let stack = ["k:futex_wait", "n:cond_wait", "n:pal", "n:mon_enter", "Mine"];
+        assert_eq!(word(&mut names, &waits, false, &stack), Some("lock"));
+        assert_eq!(word(&mut names, &waits, true, &stack), Some("gc_suspend"));
+        assert_eq!(word(&mut names, &waits, false, &["k:futex_wait", "n:pal", "n:other", "Mine"]), None);
+    }
+
+    #[test]
     fn nothing_is_learnt_without_waits_to_tell_from() {
         let mut names = Names(Vec::new());
         let gate =
             names.stack(&["k:futex_wait", "n:pal", "n:asked", "System.Threading.WaitHandle.WaitOne", "Gate"]);
-        let waits = RuntimeWaits::learn(std::iter::once(gate.as_slice()), &LockEvents::default(), |frame| {
-            names.symbol(frame)
-        });
+        let waits =
+            RuntimeWaits::learn(std::iter::once(gate.as_slice()), &LockEvents::default(), &[], |frame| {
+                names.symbol(frame)
+            });
         assert_eq!(word(&mut names, &waits, false, &["k:futex_wait", "n:pal", "Mine"]), None);
     }
 }

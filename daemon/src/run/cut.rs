@@ -103,8 +103,11 @@ impl Processor {
         let mut window = Window::new(WindowLimits::default());
         let frames = stacks.iter().flatten().copied();
         self.symbolizer.resolve(frames.chain(lock_events.frames()), &self.processes);
-        self.runtime_waits =
-            RuntimeWaits::learn(stacks.iter(), &lock_events, |frame| self.symbolizer.symbol(frame));
+        let functions = self.lock_functions.called(stacks.iter(), &self.processes);
+        self.symbolizer.resolve(functions.iter().copied(), &self.processes);
+        self.runtime_waits = RuntimeWaits::learn(stacks.iter(), &lock_events, &functions, |frame| {
+            self.symbolizer.symbol(frame)
+        });
         for row in &rows {
             let labels = match labels.get(&(row.thread.tid, row.since)) {
                 Some(labels) => labels.clone(),

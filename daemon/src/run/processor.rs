@@ -23,6 +23,7 @@ use crate::source::{
     ThreadId, ThreadSnapshot, UserContext,
 };
 use crate::symbolize::Symbolizer;
+use crate::symbolize::fcalls::LockFunctions;
 use crate::symbolize::kernel::WakeSites;
 use crate::unwind::finish::Limits;
 use profiler_protocol::record::NOT_NOW;
@@ -111,6 +112,7 @@ pub struct Processor {
     pub(super) runtime_waits: RuntimeWaits,
     /// What there is to learn that from beside the stacks of waits.
     pub(super) lock_events: LockEvents,
+    pub(super) lock_functions: LockFunctions,
     /// Where wake-ups come from; read when the first one is.
     wake_sites: Option<WakeSites>,
     counters: StackCounters,
@@ -150,6 +152,7 @@ impl Processor {
             incidents: Incidents::default(),
             runtime_waits: RuntimeWaits::default(),
             lock_events: LockEvents::default(),
+            lock_functions: LockFunctions::default(),
             wake_sites: None,
             counters: StackCounters::default(),
             services: None,
@@ -467,8 +470,10 @@ impl Processor {
         let frames = stacks.iter().flat_map(|&stack| self.stacks.frames(stack)).copied();
         self.symbolizer.resolve(frames.chain(self.lock_events.frames()), &self.processes);
         let stacks = stacks.iter().map(|&stack| self.stacks.frames(stack));
+        let functions = self.lock_functions.called(stacks.clone(), &self.processes);
+        self.symbolizer.resolve(functions.iter().copied(), &self.processes);
         self.runtime_waits =
-            RuntimeWaits::learn(stacks, &self.lock_events, |frame| self.symbolizer.symbol(frame));
+            RuntimeWaits::learn(stacks, &self.lock_events, &functions, |frame| self.symbolizer.symbol(frame));
     }
 
     /// The frames of a stack, innermost first.
@@ -775,6 +780,7 @@ impl Processor {
         }
         self.processes.forget_gone(&images, &mut processes);
         self.symbolizer.keep(&self.processes, &processes);
+        self.lock_functions.keep(&self.processes);
     }
 }
 
