@@ -166,6 +166,13 @@ pub struct Record {
     /// Sampled objects watched at a time in each .NET process, 256 to 65536. When there are more, chance chooses which, and these stand for all.
     #[arg(long, value_name = "N", default_value_t = LIVE_OBJECTS, value_parser = clap::value_parser!(u32).range(256..=65_536))]
     pub live_objects: u32,
+    /// Do not ask runtimes for exceptions (sample type `exceptions`): a program that throws many thousand a second pays nothing then.
+    #[arg(long)]
+    pub no_exceptions: bool,
+    /// Do not ask runtimes for waits for locks (`contentions`, `delay`). `blocked` has them all the same; on .NET 8 and 9 their `wait_reason`
+    /// may stay `futex`.
+    #[arg(long)]
+    pub no_contention: bool,
     /// Keep the stack of one wait in so many, chosen by chance, whatever the budget: for tests of the estimates.
     #[arg(long, value_name = "N", hide = true)]
     pub wait_stacks_one_in: Option<NonZeroU32>,

@@ -1,7 +1,7 @@
 //! `perfusion record`: targets in, one file out.
 
 use crate::attach::follow::{Follower, News, Whom};
-use crate::attach::{self, AttachError, Settings};
+use crate::attach::{self, AttachError, Settings, Without};
 use crate::cli::{AllocCounts, Record, exit};
 use crate::counts::{Counted, Counting, Rate};
 use crate::error::{Error, say};
@@ -97,9 +97,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         say.line(&format!("{LIMITED}{limit}"));
     }
     attach::place::begin_sweep();
-    let owner = crate::leftover::random()
+    let settings = Settings::new(without(options))
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
-    let settings = Settings { owner };
     // A shim whose region cannot be opened would only be a burden to the process.
     let with_shim =
         !options.no_attach && !limits.iter().any(|limit| matches!(limit, Limit::MappedFiles { .. }));
@@ -154,7 +153,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         processes.adopt(pid).ok();
     }
     let shelf = Shelf::default();
-    let mut shims = ShimSource::new(owner, options.live_objects);
+    let mut shims = ShimSource::new(settings.owner, options.live_objects);
     if options.exact {
         shims = shims.with_exact(shelf.clone());
     }
@@ -318,6 +317,10 @@ pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
         _ if field("State:").is_some_and(|state| state.starts_with(['Z', 'X'])) => Err(Error::Zombie { pid }),
         _ => Ok(()),
     }
+}
+
+fn without(options: &Record) -> Without {
+    Without { exceptions: options.no_exceptions, contention: options.no_contention }
 }
 
 fn rate(often: AllocCounts) -> Rate {
@@ -515,6 +518,7 @@ fn comments(
                 .to_owned(),
         );
     }
+    comments.extend(without(options).comments());
     if options.exact {
         comments.push(EXACT_COMMENT.to_owned());
     }

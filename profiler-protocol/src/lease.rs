@@ -37,6 +37,12 @@ impl Lease {
         Self { listener: 0, heartbeat: 0, period_ns: 0, last_beat_ns: now_ns, released: false }
     }
 
+    /// Who listened last, 0 before anybody has.
+    #[must_use]
+    pub const fn listener(&self) -> u64 {
+        self.listener
+    }
+
     /// Takes in the three lease words as read at `now_ns`.
     pub fn observe(&mut self, listener: u64, heartbeat: u64, period_ns: u64, now_ns: u64) -> Verdict {
         if heartbeat != self.heartbeat {

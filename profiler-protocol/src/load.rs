@@ -1,4 +1,4 @@
-//! What a shim is told when it is loaded: the class id, and whom its region is for. Pure.
+//! What a shim is told when it is loaded: the class id, and whom its region is for, which says too what that one wishes to hear. Pure.
 
 /// Class id the runtime asks the library for; any would do, for a runtime passes on what it was given.
 /// {9A1B7B5E-5F0B-4C0E-9B5F-50455246494E}, in memory order.
@@ -7,6 +7,32 @@ pub const CLASS_ID: [u8; 16] =
 
 /// Environment variable with the owner as 16 hexadecimal digits, for shims that are loaded by environment.
 pub const OWNER_VARIABLE: &str = "PERFUSION_OWNER";
+
+/// A recorder goes without exceptions.
+pub const WITHOUT_EXCEPTIONS: u64 = 1;
+/// A recorder goes without waits for locks.
+pub const WITHOUT_CONTENTION: u64 = 2;
+/// The bits of a recorder's number that say what it wishes to hear. They are part of the number because that is the one thing a shim knows from its
+/// first event on, however it was loaded, and learns of a recorder that takes it over.
+const WISHES: u64 = 7;
+
+/// A recorder's number: `random` but for its wishes. Never 0, which is nobody.
+#[must_use]
+pub const fn number(random: u64, wishes: u64) -> u64 {
+    (random & !WISHES) | WISHES.wrapping_add(1) | (wishes & WISHES)
+}
+
+/// The wishes in a recorder's number.
+#[must_use]
+pub const fn wishes(number: u64) -> u64 {
+    number & WISHES
+}
+
+/// True for numbers of one recorder, whatever it wished at the time.
+#[must_use]
+pub const fn is_same(one: u64, other: u64) -> bool {
+    one & !WISHES == other & !WISHES
+}
 
 /// First bytes of an attach's client data.
 const CLIENT_DATA_MAGIC: [u8; 8] = *b"PERFOWN1";
@@ -48,7 +74,21 @@ pub fn owner_in_variable(value: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{client_data, owner_in_client_data, owner_in_variable};
+    use super::{
+        WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS, client_data, is_same, number, owner_in_client_data,
+        owner_in_variable, wishes,
+    };
+
+    #[test]
+    fn a_number_says_what_its_recorder_wishes_and_stays_its_own() {
+        let all = WITHOUT_EXCEPTIONS | WITHOUT_CONTENTION;
+        for random in [0, 5, 0x0102_0304_0506_0708, u64::MAX] {
+            let (with, less) = (number(random, 0), number(random, all));
+            assert!(with != 0 && with != less && is_same(with, less));
+            assert_eq!([with, less].map(wishes), [0, all]);
+        }
+        assert!(!is_same(number(0x10, 0), number(0x20, 0)));
+    }
 
     #[test]
     fn client_data_brings_the_owner_over() {

@@ -11,6 +11,7 @@ use crate::text::Text;
 use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::FEATURE_ALLOCATION_SAMPLED;
+use profiler_protocol::load::{WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS};
 use profiler_protocol::producer::Grant;
 use profiler_protocol::record::{
     AllocationHead, Body, ContentionHead, ExceptionHead, PREFIX_WORDS, Registers, StackHead, encode_prefix,
@@ -175,7 +176,11 @@ impl Instance {
     /// An event of the runtime's provider. `registers` were captured in a frame that lives until this returns.
     pub fn on_event(&self, id: u32, version: u32, payload: &[u8], registers: &Registers) {
         let sampled_mode = self.features() & FEATURE_ALLOCATION_SAMPLED != 0;
+        let goes_without = |what| self.wishes() & what != 0;
         let known = match id {
+            // Another session's: the runtime delivers these, too.
+            80 if goes_without(WITHOUT_EXCEPTIONS) => return,
+            81 | 91 if goes_without(WITHOUT_CONTENTION) => return,
             // Another one's: exact mode has chosen others.
             10 | 303 if self.has_told() => return,
             10 if !sampled_mode => {

@@ -20,6 +20,7 @@ use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{
     FEATURE_ALLOCATION_SAMPLED, FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, State, pack_runtime,
 };
+use profiler_protocol::load::{self, WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS};
 use profiler_protocol::producer::{Identity, Region};
 use profiler_protocol::record::{Body, Record, Words};
 
@@ -40,8 +41,10 @@ const LOOK_NS: u64 = 500_000;
 const PENDING_NAMES: usize = 64;
 const NAME_BYTES: usize = 120;
 
-/// EventPipe keywords: gc, contention and exceptions; allocation sampling (.NET 10).
-const KEYWORDS: u64 = 1 | 0x4000 | 0x8000;
+/// EventPipe keywords: gc, contention, exceptions; allocation sampling (.NET 10).
+const KEYWORD_GC: u64 = 1;
+const KEYWORD_CONTENTION: u64 = 0x4000;
+const KEYWORD_EXCEPTION: u64 = 0x8000;
 const KEYWORD_ALLOCATION_SAMPLED: u64 = 0x800_0000_0000;
 
 /// An attached profiler. All but the first two fields start as zeroes.
@@ -53,6 +56,8 @@ pub struct Instance {
     pub(crate) info_level: AtomicU32,
     pub(crate) features: AtomicU64,
     pub(crate) runtime: AtomicU64,
+    /// What the recorder wishes to hear (`profiler_protocol::load`).
+    wishes: AtomicU64,
     /// 1 when exact mode, in the same process, chooses the allocations to be told of.
     told: AtomicU32,
     /// EventPipe session, 0 for none. Changed by Initialize, and then by the service thread and those it waits for.
@@ -113,6 +118,16 @@ impl Instance {
         self.features.load(Ordering::Relaxed)
     }
 
+    /// What the session is for.
+    pub(crate) fn wishes(&self) -> u64 {
+        self.wishes.load(Ordering::Relaxed)
+    }
+
+    /// The next session is for this.
+    pub(crate) fn set_wishes(&self, wishes: u64) {
+        self.wishes.store(wishes, Ordering::Relaxed);
+    }
+
     /// From here on exact mode chooses the allocations that are told of.
     pub fn is_told(&self) {
         self.told.store(1, Ordering::Relaxed);
@@ -157,6 +172,7 @@ impl Instance {
         let live = if info.has_handles() { FEATURE_LIVE_OBJECTS } else { 0 };
         let sampled = if major >= 10 { FEATURE_ALLOCATION_SAMPLED } else { 0 };
         self.live.set_seed(syscall::random());
+        self.set_wishes(load::wishes(owner));
         let features = live | sampled | FEATURE_SEEN_TIMES;
         self.features.store(features, Ordering::Relaxed);
         self.runtime.store(runtime, Ordering::Relaxed);
@@ -214,10 +230,15 @@ impl Instance {
     /// everything else is ready by now. .NET 10's ticks are never asked for: any session that uses the newer event ends them.
     pub fn start_session(&self, info: Info) {
         let sampled = self.features() & FEATURE_ALLOCATION_SAMPLED != 0;
+        let wishes = self.wishes();
+        let unless = |without, keyword| if wishes & without == 0 { keyword } else { 0 };
+        let keywords = KEYWORD_GC
+            | unless(WITHOUT_CONTENTION, KEYWORD_CONTENTION)
+            | unless(WITHOUT_EXCEPTIONS, KEYWORD_EXCEPTION);
         let (keywords, level) = match () {
-            () if self.has_told() => (KEYWORDS, 4),
-            () if sampled => (KEYWORDS | KEYWORD_ALLOCATION_SAMPLED, 4),
-            () => (KEYWORDS, 5),
+            () if self.has_told() => (keywords, 4),
+            () if sampled => (keywords | KEYWORD_ALLOCATION_SAMPLED, 4),
+            () => (keywords, 5),
         };
         match info.start_session(keywords, level) {
             Ok(session) => {

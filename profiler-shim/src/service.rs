@@ -10,6 +10,7 @@ use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::State;
 use profiler_protocol::lease::{Lease, Verdict};
+use profiler_protocol::load;
 use profiler_protocol::record::{Body, NOT_NOW, Words};
 use profiler_protocol::request::{Request, RequestReader};
 
@@ -204,12 +205,15 @@ impl Service<'_> {
     fn look_at_lease(&mut self) -> Next {
         let (listener, heartbeat, period_ns) = self.instance.region().lease_words();
         match self.lease.observe(listener, heartbeat, period_ns, syscall::now_ns()) {
-            Verdict::Listening if !self.instance.is_listening() => self.begin(),
-            Verdict::Listening => {}
-            // Another one, which knows nothing of what the last one was told.
-            Verdict::Replaced => {
+            Verdict::Listening if self.instance.is_listening() && !self.wants_another_session() => {}
+            // Who comes now, or another one, knows nothing of what the last one was told.
+            Verdict::Listening | Verdict::Replaced => {
                 if self.instance.is_listening() {
                     self.quiet();
+                }
+                let listener = self.lease.listener();
+                if listener != 0 {
+                    self.instance.set_wishes(load::wishes(listener));
                 }
                 self.begin();
             }
@@ -222,6 +226,12 @@ impl Service<'_> {
         }
         self.match_session();
         Next::Work
+    }
+
+    /// True when whoever listens wishes to hear something else than the session is for: the library was loaded for nobody in particular.
+    fn wants_another_session(&self) -> bool {
+        let listener = self.lease.listener();
+        listener != 0 && self.instance.wishes() != load::wishes(listener)
     }
 
     fn answer_requests(&mut self) -> (Next, u32) {

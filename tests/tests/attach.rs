@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use perfusion::attach::policy::{self, Runtime as Kind, WhyNot};
 use perfusion::attach::target::Target;
-use perfusion::attach::{AttachError, Settings, attach, ipc, launch, place};
+use perfusion::attach::{AttachError, Settings, Without, attach, ipc, launch, place};
 use perfusion::source::shim::{LIVE_OBJECTS, ShimSource};
 use perfusion::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
+use profiler_protocol::counter::Counter;
 use rustix::process::Signal;
 use system_tests::app::compile_c;
 use system_tests::environment::{Need, begin};
 use system_tests::perfusion::Scratch;
+use system_tests::region::{counted, regions};
 use system_tests::{App, Runtime, Workload, on_runtimes, wait_until};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -34,7 +36,10 @@ struct Recorder {
 
 impl Recorder {
     fn new() -> Self {
-        let settings = Settings { owner: perfusion::leftover::random().unwrap() | 1 };
+        Self::with(Settings::new(Without::default()).unwrap())
+    }
+
+    fn with(settings: Settings) -> Self {
         Self { settings, source: ShimSource::new(settings.owner, LIVE_OBJECTS), heard: Vec::new() }
     }
 
@@ -383,6 +388,38 @@ fn a_dead_recorders_instance_is_taken_over_by_one_that_does_not_attach() {
     next.source.watch(app.pid());
     next.resolves(app.pid(), "Allocator.Program.Make");
     assert_eq!(next.regions().len(), 1);
+    app.stop().unwrap();
+}
+
+#[test]
+fn a_recorder_that_goes_without_something_else_has_another_session() {
+    let Some(_turn) = begin("attach::without", &needs(Runtime::Net9)) else { return };
+    let mut app = Workload::dotnet(Runtime::Net9, "incidents", &[]).unwrap().start().unwrap();
+    let mut recorder = Recorder::new();
+    recorder.attach(app.pid());
+    for (session, exceptions) in [(1, true), (2, false), (3, true)] {
+        // As a daemon that has read another configuration.
+        let settings = recorder.settings.going(Without { exceptions: !exceptions, contention: false });
+        if session > 1 {
+            drop(std::mem::replace(&mut recorder, Recorder::with(settings)));
+            recorder.source.watch(app.pid());
+        }
+        wait_until("the session", DEADLINE, || {
+            recorder.drain();
+            (counted(&regions(&app), Counter::SessionsStarted) == session).then_some(())
+        })
+        .unwrap_or_else(|error| panic!("{error}: {session}\n{:#?}", recorder.counters()));
+        recorder.heard.clear();
+        app.perform("throw").unwrap();
+        app.perform("contend").unwrap();
+        // The thread that waits has thrown before.
+        recorder.hear("a wait for a lock", |_, _, event| matches!(event, ShimEvent::Contention(_)).then_some(()));
+        let thrown = recorder.heard.iter().any(|event| {
+            matches!(&event.kind, EventKind::Shim { event: ShimEvent::Exception(_), .. })
+        });
+        assert_eq!(thrown, exceptions, "session {session}");
+    }
+    recorder.detach();
     app.stop().unwrap();
 }
 

@@ -17,12 +17,17 @@ struct Recorded {
 }
 
 fn record(workload: &Workload, commands: &[&str]) -> Recorded {
+    record_with(workload, commands, &[])
+}
+
+fn record_with(workload: &Workload, commands: &[&str], arguments: &[&str]) -> Recorded {
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("runtime.pb.gz");
     let mut app = workload.start().unwrap();
     let log = Log::start(app.pid());
     // The stacks of all waits, also while the probes do not know the code yet and each is a copy: in so short a recording chance would say much.
-    let recording = Recording::of_pid(app.pid(), &file, &["--wait-stack-mib", "64"]).unwrap();
+    let arguments = [&["--wait-stack-mib", "64"], arguments].concat();
+    let recording = Recording::of_pid(app.pid(), &file, &arguments).unwrap();
     let started = wait_until("a session in the app", SLACK, || {
         (counted(&regions(&app), Counter::SessionsStarted) > 0).then_some(())
     });
@@ -229,4 +234,25 @@ fn waits_for_locks_have_length_stack_and_owner(runtime: Runtime) {
     let blocked =
         profile.sum("blocked", |sample| waiter(sample) && sample.label("wait_reason") == "lock") as f64;
     assert!(blocked > 0.8 * 2e8 && blocked <= delay * 1.05, "{blocked} ns blocked: {}", picture());
+}
+
+on_runtimes!(what_is_not_asked_for_is_not_told: net8 Net8, net10 Net10; long: net9 Net9);
+
+fn what_is_not_asked_for_is_not_told(runtime: Runtime) {
+    let name = format!("runtime::not_asked_for on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let workload = Workload::dotnet(runtime, "incidents", &[]).unwrap();
+    for (switch, told, [first, second]) in [
+        ("--no-exceptions", "contentions", ["exceptions", "shim_exceptions"]),
+        ("--no-contention", "exceptions", ["delay", "shim_contentions"]),
+    ] {
+        let Recorded { profile, report, .. } = record_with(&workload, &["throw", "contend"], &[switch]);
+        let picture = || profile.describe(told, |_| true);
+        // No event of it reached the library: the runtime did not send any.
+        assert_eq!((profile.sum(first, |_| true), profile.counter(second)), (0, None), "{switch}");
+        assert!(profile.sum(told, |_| true) >= 10, "{switch}: {}", picture());
+        let said = report(first);
+        assert!(said.contains(first) && said.contains(": not recorded, as asked"), "{said}");
+        assert!(!report(told).contains("not recorded"), "{switch}: {}", picture());
+    }
 }

@@ -16,8 +16,9 @@ pub mod workers;
 use self::ipc::{AttachProfiler, IpcError, ProcessInfo};
 use self::policy::{Inspection, WhyNot};
 use self::target::Target;
+use crate::leftover;
 use crate::source::shim::finder;
-use profiler_protocol::load::{CLASS_ID, OWNER_VARIABLE, client_data};
+use profiler_protocol::load::{self, CLASS_ID, OWNER_VARIABLE, client_data};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -99,14 +100,53 @@ pub enum AttachError {
     },
 }
 
+/// What a recorder does not want to be told of: runtimes are not asked for it, and a program in which it happens often pays nothing for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Without {
+    /// Exceptions.
+    pub exceptions: bool,
+    /// Waits for locks.
+    pub contention: bool,
+}
+
+/// Ends a comment about columns of a profile in which there is nothing because nothing was asked for.
+pub const NOT_RECORDED: &str = ": not recorded, as asked";
+
+impl Without {
+    /// For a profile's comments: the columns that are empty.
+    pub fn comments(self) -> impl Iterator<Item = String> {
+        let columns = [(self.exceptions, "exceptions"), (self.contention, "contentions, delay")];
+        columns.into_iter().filter(|(without, _)| *without).map(|(_, of)| format!("{of}{NOT_RECORDED}"))
+    }
+
+    fn bits(self) -> u64 {
+        let bit = |without, bit| if without { bit } else { 0 };
+        bit(self.exceptions, load::WITHOUT_EXCEPTIONS) | bit(self.contention, load::WITHOUT_CONTENTION)
+    }
+}
+
 /// What a shim is told when it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The recorder its region is made for; see `source/shim/registry.rs`. Never 0.
+    /// The number of the recorder its region is made for (`profiler_protocol::load::number`); see `source/shim/registry.rs`.
     pub owner: u64,
 }
 
 impl Settings {
+    /// A new recorder's.
+    ///
+    /// # Errors
+    /// When the system has no random number.
+    pub fn new(without: Without) -> Result<Self, Errno> {
+        Ok(Self { owner: load::number(leftover::random()?, without.bits()) })
+    }
+
+    /// The same recorder's, once it goes without this.
+    #[must_use]
+    pub fn going(self, without: Without) -> Self {
+        Self { owner: load::number(self.owner, without.bits()) }
+    }
+
     /// As environment variables.
     fn environment(self) -> [(OsString, OsString); 1] {
         [(OWNER_VARIABLE.into(), format!("{:016x}", self.owner).into())]

@@ -5,6 +5,7 @@
 pub mod load;
 pub mod units;
 
+use crate::attach::Without;
 use crate::kubernetes::Kubernetes;
 use crate::select::Selection;
 use crate::sink::otlp::OtlpOptions;
@@ -66,8 +67,20 @@ pub struct Recording {
     pub waker_stacks: bool,
     /// Sampled objects watched at a time in each .NET process, 256 to 65536.
     pub live_objects: u32,
+    /// Whether runtimes are asked for exceptions; without, a program that throws many thousand a second pays nothing for it.
+    pub exceptions: bool,
+    /// Whether runtimes are asked for waits for locks (`contentions`, `delay`).
+    pub contention: bool,
     /// Memory between the probes and the daemon, a power of two from 1MiB to 1GiB.
     pub ring: Bytes,
+}
+
+impl Recording {
+    /// What runtimes are not asked for.
+    #[must_use]
+    pub fn without(&self) -> Without {
+        Without { exceptions: !self.exceptions, contention: !self.contention }
+    }
 }
 
 impl Default for Recording {
@@ -79,6 +92,8 @@ impl Default for Recording {
             wait_stacks: Bytes(6 << 20),
             waker_stacks: false,
             live_objects: crate::source::shim::LIVE_OBJECTS,
+            exceptions: true,
+            contention: true,
             ring: Bytes(8 << 20),
         }
     }
@@ -350,5 +365,21 @@ impl Config {
             );
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Recording;
+    use crate::attach::Without;
+
+    #[test]
+    fn runtimes_are_asked_for_all_that_is_not_switched_off() {
+        assert_eq!(Recording::default().without(), Without::default());
+        let without = Recording { exceptions: false, ..Recording::default() }.without();
+        assert_eq!(without, Without { exceptions: true, contention: false });
+        assert_eq!(without.comments().collect::<Vec<_>>(), ["exceptions: not recorded, as asked"]);
+        let without = Recording { contention: false, ..Recording::default() }.without();
+        assert_eq!(without.comments().collect::<Vec<_>>(), ["contentions, delay: not recorded, as asked"]);
     }
 }

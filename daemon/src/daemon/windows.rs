@@ -107,11 +107,9 @@ impl Encoder {
                 .to_owned(),
         ];
         comments.extend(self.state.remarks());
-        if let Some(lowered) =
-            lowered(over.rates, self.state.mode().recording(&self.state.config().recording))
-        {
-            comments.push(lowered);
-        }
+        let asked = self.state.mode().recording(&self.state.config().recording);
+        comments.extend(asked.without().comments());
+        comments.extend(lowered(over.rates, asked));
         comments.extend(over.processor.estimator_comments());
         comments.push(self.state.cost.comment(duration));
         let counted = counters.iter().filter(|(_, value)| *value > 0);

@@ -5,7 +5,7 @@ mod print;
 
 use crate::aggregate::threads::{WaitStateKey, Waiting};
 use crate::attach::policy::WhyNot;
-use crate::attach::{self, AttachError, Attached, Settings};
+use crate::attach::{self, AttachError, Attached, Settings, Without};
 use crate::cli;
 use crate::error::{Error, say};
 use crate::process::ProcessTable;
@@ -176,7 +176,8 @@ impl Session {
 fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     let pid = options.pid();
     attach::place::begin_sweep();
-    let owner = crate::leftover::random()
+    // What waits for locks tell of the runtime's waiting function is of use.
+    let settings = Settings::new(Without { exceptions: true, contention: false })
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
     let kernel = KernelSource::start(&KernelOptions {
@@ -193,12 +194,12 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     processes.adopt(pid).ok();
     let mut session = Session {
         kernel,
-        shims: ShimSource::new(owner, LIVE_OBJECTS),
+        shims: ShimSource::new(settings.owner, LIVE_OBJECTS),
         order: Order::default(),
         processor: Processor::new(processes),
     };
     let attaching =
-        (!options.no_attach).then(|| std::thread::spawn(move || attach::attach(pid, Settings { owner })));
+        (!options.no_attach).then(|| std::thread::spawn(move || attach::attach(pid, settings)));
     observe(&mut session, pid, attaching, quiet);
 
     let order = &mut session.order;

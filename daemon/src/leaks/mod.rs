@@ -6,7 +6,7 @@ mod print;
 pub mod series;
 pub mod snapshot;
 
-use crate::attach::{self, Settings};
+use crate::attach::{self, Settings, Without};
 use crate::cli;
 use crate::error::{Error, say};
 use crate::pprof::{self, About};
@@ -98,7 +98,8 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
     check_target(pid)?;
     let internal = |what| move |source| Error::Internal { what, source };
     attach::place::begin_sweep();
-    let owner = crate::leftover::random()
+    // Only allocations are looked at.
+    let settings = Settings::new(Without { exceptions: true, contention: true })
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
     let over = end_on_signal().map_err(internal("signal handler"))?;
@@ -107,8 +108,8 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
     processes.adopt(pid).ok();
     let mut processor = Processor::new(processes).without_threads();
     let mut order = Order::default();
-    attach::attach(pid, Settings { owner })?;
-    let mut shims = ShimSource::new(owner, options.live_objects);
+    attach::attach(pid, settings)?;
+    let mut shims = ShimSource::new(settings.owner, options.live_objects);
     shims.watch(pid);
     if !quiet {
         say(&format!("watching pid {pid} for {:?}; Ctrl-C ends it", options.duration));

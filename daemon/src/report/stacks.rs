@@ -1,6 +1,7 @@
 //! A profile as reports see it: samples as stacks of named frames with their kind, values of one or all types, labels.
 
 use super::ReportError;
+use crate::attach::NOT_RECORDED;
 use crate::pprof::proto::{Profile, Sample};
 use crate::pprof::{KERNEL_MAPPING, LOSS_PREFIX, MANAGED_MAPPING};
 use crate::sample::frame::Marker;
@@ -266,6 +267,15 @@ impl<'a> Stacks<'a> {
     pub fn comments(&self) -> impl Iterator<Item = Cow<'a, str>> {
         let profile = self.profile;
         profile.comment.iter().map(move |&comment| clean(text(profile, comment)))
+    }
+
+    /// The comment that nothing of a sample type was asked for.
+    #[must_use]
+    pub fn not_recorded(&self, sample_type: &str) -> Option<Cow<'a, str>> {
+        self.comments().find(|comment| {
+            let columns = comment.strip_suffix(NOT_RECORDED).unwrap_or("");
+            columns.split(", ").any(|column| column == sample_type)
+        })
     }
 
     /// What the loss line says, if the profile has one.

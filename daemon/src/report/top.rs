@@ -10,6 +10,7 @@ use super::stacks::{Frame, Kind, Stacks, View};
 use super::units::{human, percent};
 use crate::pprof::proto::Profile;
 use crate::symbolize::pretty::clean;
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::io::IsTerminal;
 
@@ -130,14 +131,17 @@ pub(super) struct Table<'a> {
     duration_ns: i64,
     /// Unit of the values.
     pub(super) unit: &'a str,
+    /// Why there are none.
+    not_recorded: Option<Cow<'a, str>>,
     /// What was printed.
     pub(super) text: String,
 }
 
 impl<'a> Table<'a> {
     pub(super) fn new(stacks: &Stacks<'a>, column: usize, options: &'a Options) -> Self {
-        let unit = stacks.sample_types().nth(column).map_or("", |(_, unit)| unit);
-        Self { options, duration_ns: stacks.duration_ns(), unit, text: String::new() }
+        let (name, unit) = stacks.sample_types().nth(column).unwrap_or_default();
+        let not_recorded = stacks.not_recorded(name);
+        Self { options, duration_ns: stacks.duration_ns(), unit, not_recorded, text: String::new() }
     }
 
     fn line(&mut self, parts: &[&str]) {
@@ -189,7 +193,8 @@ impl<'a> Table<'a> {
         if idle > 0 {
             self.remark(&parked(idle, self.unit));
         } else if total == 0 {
-            self.remark("nothing was counted");
+            let why = self.not_recorded.take();
+            self.remark(why.as_deref().unwrap_or("nothing was counted"));
         }
     }
 }

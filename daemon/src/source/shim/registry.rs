@@ -15,6 +15,7 @@ use crate::exact::Shelf;
 use crate::source::{Event, MonotonicNs, RegionId};
 use profiler_protocol::consumer::{Consumer, LeaseWords};
 use profiler_protocol::layout::State;
+use profiler_protocol::load;
 use profiler_protocol::request::Request;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -180,7 +181,7 @@ impl Process {
                 if self.target.namespace_pid().is_ok_and(|pid| u64::from(pid) != made_by) {
                     self.refuse(key);
                     shared.totals.regions_refused += 1;
-                } else if owner == shared.owner {
+                } else if load::is_same(owner, shared.owner) {
                     self.take(consumer, true, time, shared);
                 } else if self.unclaimed.len() >= UNCLAIMED {
                     shared.totals.regions_too_many += 1;
