@@ -169,10 +169,12 @@ pub struct Record {
     /// Do not ask runtimes for exceptions (sample type `exceptions`): a program that throws many thousand a second pays nothing then.
     #[arg(long)]
     pub no_exceptions: bool,
-    /// Do not ask runtimes for waits for locks (`contentions`, `delay`). `blocked` has them all the same; on .NET 8 and 9 their `wait_reason`
-    /// may stay `futex`.
+    /// Do not ask runtimes for waits for locks (`contentions`, `delay`). `blocked` has them all the same.
     #[arg(long)]
     pub no_contention: bool,
+    /// Ask runtimes how many workers their thread pools have, and why that changes: starvation, workers added. `report --type blocked` shows it.
+    #[arg(long)]
+    pub thread_pool: bool,
     /// Keep the stack of one wait in so many, chosen by chance, whatever the budget: for tests of the estimates.
     #[arg(long, value_name = "N", hide = true)]
     pub wait_stacks_one_in: Option<NonZeroU32>,

@@ -1,7 +1,7 @@
 //! `perfusion record`: targets in, one file out.
 
 use crate::attach::follow::{Follower, News, Whom};
-use crate::attach::{self, AttachError, Settings, Without};
+use crate::attach::{self, AttachError, Settings, Wishes};
 use crate::cli::{AllocCounts, Record, exit};
 use crate::counts::{Counted, Counting, Rate};
 use crate::error::{Error, say};
@@ -97,7 +97,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         say.line(&format!("{LIMITED}{limit}"));
     }
     attach::place::begin_sweep();
-    let settings = Settings::new(without(options))
+    let settings = Settings::new(wishes(options))
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     // A shim whose region cannot be opened would only be a burden to the process.
     let with_shim =
@@ -319,8 +319,12 @@ pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
     }
 }
 
-fn without(options: &Record) -> Without {
-    Without { exceptions: options.no_exceptions, contention: options.no_contention }
+fn wishes(options: &Record) -> Wishes {
+    Wishes {
+        exceptions: !options.no_exceptions,
+        contention: !options.no_contention,
+        thread_pool: options.thread_pool,
+    }
 }
 
 fn rate(often: AllocCounts) -> Rate {
@@ -484,6 +488,7 @@ fn write(
     tracing::info!(bytes = bytes.len(), took_ns = MonotonicNs::now().0 - begin.0, "encoded");
     file::write(&options.output, &bytes)?;
     say.line(&format!("{}{loss_line}", pprof::LOSS_PREFIX));
+    recorded.window.pool_lines(None).for_each(|line| say.line(&format!("{}{line}", pprof::POOL_PREFIX)));
     counted.iter().flat_map(|counted| counted.lines()).for_each(|line| say.line(&format!("{COUNTS}{line}")));
     say.line(&format!(
         "wrote {} ({} stacks, {})",
@@ -518,7 +523,8 @@ fn comments(
                 .to_owned(),
         );
     }
-    comments.extend(without(options).comments());
+    comments.extend(wishes(options).comments());
+    comments.extend(recorded.window.pool_lines(None).map(|line| format!("{}{line}", pprof::POOL_PREFIX)));
     if options.exact {
         comments.push(EXACT_COMMENT.to_owned());
     }

@@ -12,6 +12,8 @@ pub const OWNER_VARIABLE: &str = "PERFUSION_OWNER";
 pub const WITHOUT_EXCEPTIONS: u64 = 1;
 /// A recorder goes without waits for locks.
 pub const WITHOUT_CONTENTION: u64 = 2;
+/// A recorder wishes to hear of thread pools.
+pub const WITH_THREAD_POOL: u64 = 4;
 /// The bits of a recorder's number that say what it wishes to hear. They are part of the number because that is the one thing a shim knows from its
 /// first event on, however it was loaded, and learns of a recorder that takes it over.
 const WISHES: u64 = 7;

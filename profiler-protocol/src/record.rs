@@ -316,6 +316,13 @@ pub enum Body<'a> {
         /// Nanoseconds.
         cpu_ns: u64,
     },
+    /// The runtime changed how many workers of its thread pool may run at a time.
+    PoolAdjusted {
+        /// So many.
+        workers: u32,
+        /// The runtime's reason code.
+        reason: u32,
+    },
     /// A sampled exception, with the stack it was thrown from (from `at.registers.sp` upwards).
     Exception(ExceptionHead<'a>, &'a [u8]),
     /// A sampled wait for a lock, with its stack.
@@ -435,6 +442,7 @@ impl Body<'_> {
             Self::PauseCpu { .. } => 17,
             Self::Exception(..) => ExceptionHead::KIND,
             Self::Contention(..) => ContentionHead::KIND,
+            Self::PoolAdjusted { .. } => 20,
         }
     }
 
@@ -443,7 +451,11 @@ impl Body<'_> {
     pub fn record_bytes(&self) -> u64 {
         let words = match self {
             Self::Skip | Self::PauseEnd | Self::Bye => 0,
-            Self::Hello { .. } | Self::GcStart { .. } | Self::GcEnd { .. } | Self::PauseBegin { .. } => 1,
+            Self::Hello { .. }
+            | Self::GcStart { .. }
+            | Self::GcEnd { .. }
+            | Self::PauseBegin { .. }
+            | Self::PoolAdjusted { .. } => 1,
             Self::NoMethod { .. } | Self::GcHeap { .. } | Self::PauseCpu { .. } => 2,
             Self::Exception(head, stack) => head.words().wrapping_add(padded_words(stack.len())),
             Self::Contention(_, stack) => ContentionHead::WORDS.wrapping_add(padded_words(stack.len())),
@@ -528,6 +540,7 @@ impl Record<'_> {
                 out.put(u64::from(suspender));
                 out.put(cpu_ns);
             }
+            Body::PoolAdjusted { workers, reason } => out.put(two(workers, reason)),
             Body::Exception(head, stack) => {
                 head.encode(out);
                 put_bytes(out, stack);
@@ -702,6 +715,10 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
             let at = cursor.stack_head()?;
             let head = ContentionHead { at, waited_ns: cursor.word()?, owner: cursor.halves()?.0 };
             Body::Contention(head, cursor.stack(at.stack_bytes)?)
+        }
+        20 => {
+            let (workers, reason) = cursor.halves()?;
+            Body::PoolAdjusted { workers, reason }
         }
         _ => return Ok(None),
     };

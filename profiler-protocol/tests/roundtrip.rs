@@ -55,6 +55,7 @@ enum Owned {
     PauseCpu(u32, u64),
     Exception(StackHead, bool, String, Vec<u64>),
     Contention(ContentionHead, Vec<u64>),
+    PoolAdjusted(u32, u32),
 }
 
 fn bytes_of(words: &[u64]) -> Vec<u8> {
@@ -96,6 +97,7 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
         Owned::ThreadName(os_tid, name) => Body::ThreadName { os_tid: *os_tid, name },
         Owned::Bye => Body::Bye,
         Owned::GcHeap(number, promoted) => Body::GcHeap { number: *number, promoted: *promoted },
+        Owned::PoolAdjusted(workers, reason) => Body::PoolAdjusted { workers: *workers, reason: *reason },
         Owned::PauseCpu(suspender, cpu_ns) => Body::PauseCpu { suspender: *suspender, cpu_ns: *cpu_ns },
         Owned::Exception(at, rethrown, type_name, _) => {
             Body::Exception(ExceptionHead { at: *at, rethrown: *rethrown, type_name }, &list)
@@ -158,6 +160,7 @@ fn owned() -> impl Strategy<Value = Owned> {
         Just(Owned::Bye),
         any::<(u32, u64)>().prop_map(|(n, p)| Owned::GcHeap(n, p)),
         any::<(u32, u64)>().prop_map(|(t, c)| Owned::PauseCpu(t, c)),
+        any::<(u32, u32)>().prop_map(|(w, r)| Owned::PoolAdjusted(w, r)),
         (stack(), any::<bool>(), ".{0,40}").prop_map(|((h, s), r, n)| Owned::Exception(h, r, n, s)),
         (stack(), any::<u64>(), any::<u32>()).prop_map(|((at, s), waited_ns, owner)| {
             Owned::Contention(ContentionHead { at, waited_ns, owner }, s)
@@ -178,7 +181,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_decode_to_something_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 0u16..21) {
+    fn any_bytes_decode_to_something_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 0u16..22) {
         let mut bytes = bytes;
         for (to, from) in bytes.iter_mut().zip(kind.to_le_bytes()) {
             *to = from;

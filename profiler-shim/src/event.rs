@@ -11,7 +11,7 @@ use crate::text::Text;
 use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::FEATURE_ALLOCATION_SAMPLED;
-use profiler_protocol::load::{WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS};
+use profiler_protocol::load::{WITH_THREAD_POOL, WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS};
 use profiler_protocol::producer::Grant;
 use profiler_protocol::record::{
     AllocationHead, Body, ContentionHead, ExceptionHead, PREFIX_WORDS, Registers, StackHead, encode_prefix,
@@ -168,6 +168,13 @@ fn contention_stop(payload: &[u8]) -> Option<u64> {
     (waited_ns >= 0.0).then_some(waited_ns as u64)
 }
 
+/// ThreadPoolWorkerThreadAdjustmentAdjustment: throughput f64, workers u32, reason u32.
+fn pool_adjusted(payload: &[u8]) -> Option<(u32, u32)> {
+    let mut payload = Payload(payload);
+    payload.u64()?;
+    Some((payload.u32()?, payload.u32()?))
+}
+
 fn heap(kind: u32) -> Option<u8> {
     u8::try_from(kind).ok().filter(|k| *k <= 2)
 }
@@ -176,11 +183,14 @@ impl Instance {
     /// An event of the runtime's provider. `registers` were captured in a frame that lives until this returns.
     pub fn on_event(&self, id: u32, version: u32, payload: &[u8], registers: &Registers) {
         let sampled_mode = self.features() & FEATURE_ALLOCATION_SAMPLED != 0;
-        let goes_without = |what| self.wishes() & what != 0;
+        let wishes = |what| self.wishes() & what != 0;
         let known = match id {
             // Another session's: the runtime delivers these, too.
-            80 if goes_without(WITHOUT_EXCEPTIONS) => return,
-            81 | 91 if goes_without(WITHOUT_CONTENTION) => return,
+            80 if wishes(WITHOUT_EXCEPTIONS) => return,
+            81 | 91 if wishes(WITHOUT_CONTENTION) => return,
+            55 if wishes(WITH_THREAD_POOL) => self.on_pool_adjusted(payload),
+            // Of workers that begin, wait and end, and of other threads: they come with the keyword.
+            50..=71 | 85..=89 => return,
             // Another one's: exact mode has chosen others.
             10 | 303 if self.has_told() => return,
             10 if !sampled_mode => {
@@ -355,6 +365,18 @@ impl Instance {
         Some(())
     }
 
+    /// The runtime adjusts under a lock of its own, and says so only when the number is another.
+    fn on_pool_adjusted(&self, payload: &[u8]) -> Option<()> {
+        let (workers, reason) = pool_adjusted(payload)?;
+        let told = u64::from(workers).wrapping_add(1);
+        if self.workers.swap(told, Ordering::Relaxed) == told {
+            self.count(Counter::RuntimeRepeats);
+        } else {
+            self.send(Body::PoolAdjusted { workers, reason });
+        }
+        Some(())
+    }
+
     /// Watches the object, if it is its turn. As in the record: 0, or 1 more than the level.
     fn watch(&self, address: usize, sample: u64, size: u64) -> u8 {
         let Some(info) = self.info().filter(|i| i.has_handles()) else { return 0 };
@@ -452,7 +474,8 @@ fn commit_with_stack(mut grant: Grant<'_>, extent: Extent) {
 #[cfg(test)]
 mod tests {
     use super::{
-        MOST_PAYLOAD, Sample, Thrown, contention_start, contention_stop, promoted, sampled, thrown, tick,
+        MOST_PAYLOAD, Sample, Thrown, contention_start, contention_stop, pool_adjusted, promoted, sampled,
+        thrown, tick,
     };
     use crate::text::Text;
     use proptest::prelude::{any, proptest};
@@ -553,12 +576,18 @@ mod tests {
         assert_eq!(contention_stop(&[0; 10]), None);
     }
 
+    #[test]
+    fn the_number_of_workers_and_why_it_changed_are_read() {
+        let adjusted = payload(&[&7.5f64.to_le_bytes(), &12u32.to_le_bytes(), &6u32.to_le_bytes(), &[9, 0]]);
+        assert_eq!((pool_adjusted(&adjusted), pool_adjusted(&adjusted[..15])), (Some((12, 6)), None));
+    }
+
     proptest! {
         #[test]
         fn any_payload_is_read_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), version: u32) {
             std::hint::black_box((tick(&bytes, version).is_some(), sampled(&bytes).is_some()));
             std::hint::black_box((promoted(&bytes), thrown(&bytes, &mut Text::<8>::new())));
-            std::hint::black_box((contention_start(&bytes), contention_stop(&bytes)));
+            std::hint::black_box((contention_start(&bytes), contention_stop(&bytes), pool_adjusted(&bytes)));
         }
     }
 }

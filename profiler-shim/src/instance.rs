@@ -20,7 +20,7 @@ use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{
     FEATURE_ALLOCATION_SAMPLED, FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, State, pack_runtime,
 };
-use profiler_protocol::load::{self, WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS};
+use profiler_protocol::load::{self, WITH_THREAD_POOL, WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS};
 use profiler_protocol::producer::{Identity, Region};
 use profiler_protocol::record::{Body, Record, Words};
 
@@ -41,10 +41,11 @@ const LOOK_NS: u64 = 500_000;
 const PENDING_NAMES: usize = 64;
 const NAME_BYTES: usize = 120;
 
-/// EventPipe keywords: gc, contention, exceptions; allocation sampling (.NET 10).
+/// EventPipe keywords: gc, contention, exceptions, threading; allocation sampling (.NET 10).
 const KEYWORD_GC: u64 = 1;
 const KEYWORD_CONTENTION: u64 = 0x4000;
 const KEYWORD_EXCEPTION: u64 = 0x8000;
+const KEYWORD_THREADING: u64 = 0x1_0000;
 const KEYWORD_ALLOCATION_SAMPLED: u64 = 0x800_0000_0000;
 
 /// An attached profiler. All but the first two fields start as zeroes.
@@ -76,6 +77,8 @@ pub struct Instance {
     /// How many exceptions are thrown.
     pub(crate) thrown: Thin,
     pub(crate) contentions: Contentions,
+    /// Workers of the thread pool as last told, plus one.
+    pub(crate) workers: AtomicU64,
     pub(crate) live: Live,
     pub(crate) types: Types,
     pub(crate) gate: Gate,
@@ -234,7 +237,8 @@ impl Instance {
         let unless = |without, keyword| if wishes & without == 0 { keyword } else { 0 };
         let keywords = KEYWORD_GC
             | unless(WITHOUT_CONTENTION, KEYWORD_CONTENTION)
-            | unless(WITHOUT_EXCEPTIONS, KEYWORD_EXCEPTION);
+            | unless(WITHOUT_EXCEPTIONS, KEYWORD_EXCEPTION)
+            | if wishes & WITH_THREAD_POOL == 0 { 0 } else { KEYWORD_THREADING };
         let (keywords, level) = match () {
             () if self.has_told() => (keywords, 4),
             () if sampled => (keywords | KEYWORD_ALLOCATION_SAMPLED, 4),

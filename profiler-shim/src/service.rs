@@ -112,6 +112,7 @@ impl Service<'_> {
         self.instance.types.forget();
         self.instance.contentions.forget();
         self.instance.gc.forget();
+        self.instance.workers.store(0, Ordering::Relaxed);
         if self.instance.say_hello() {
             self.instance.set_listening(true);
             self.retry_ns = 0;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use perfusion::attach::policy::{self, Runtime as Kind, WhyNot};
 use perfusion::attach::target::Target;
-use perfusion::attach::{AttachError, Settings, Without, attach, ipc, launch, place};
+use perfusion::attach::{AttachError, Settings, Wishes, attach, ipc, launch, place};
 use perfusion::source::shim::{LIVE_OBJECTS, ShimSource};
 use perfusion::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
 use profiler_protocol::counter::Counter;
@@ -36,7 +36,7 @@ struct Recorder {
 
 impl Recorder {
     fn new() -> Self {
-        Self::with(Settings::new(Without::default()).unwrap())
+        Self::with(Settings::new(Wishes::default()).unwrap())
     }
 
     fn with(settings: Settings) -> Self {
@@ -399,7 +399,7 @@ fn a_recorder_that_goes_without_something_else_has_another_session() {
     recorder.attach(app.pid());
     for (session, exceptions) in [(1, true), (2, false), (3, true)] {
         // As a daemon that has read another configuration.
-        let settings = recorder.settings.going(Without { exceptions: !exceptions, contention: false });
+        let settings = recorder.settings.wishing(Wishes { exceptions, ..Wishes::default() });
         if session > 1 {
             drop(std::mem::replace(&mut recorder, Recorder::with(settings)));
             recorder.source.watch(app.pid());
@@ -413,10 +413,12 @@ fn a_recorder_that_goes_without_something_else_has_another_session() {
         app.perform("throw").unwrap();
         app.perform("contend").unwrap();
         // The thread that waits has thrown before.
-        recorder.hear("a wait for a lock", |_, _, event| matches!(event, ShimEvent::Contention(_)).then_some(()));
-        let thrown = recorder.heard.iter().any(|event| {
-            matches!(&event.kind, EventKind::Shim { event: ShimEvent::Exception(_), .. })
-        });
+        recorder
+            .hear("a wait for a lock", |_, _, event| matches!(event, ShimEvent::Contention(_)).then_some(()));
+        let thrown = recorder
+            .heard
+            .iter()
+            .any(|event| matches!(&event.kind, EventKind::Shim { event: ShimEvent::Exception(_), .. }));
         assert_eq!(thrown, exceptions, "session {session}");
     }
     recorder.detach();

@@ -1,5 +1,7 @@
 //! What the runtime itself costs and does: collections and their pauses, exceptions, waits for locks.
 
+use perfusion::aggregate::pool::Pools;
+use perfusion::source::RegionId;
 use profiler_protocol::counter::Counter;
 use system_tests::environment::{begin, perfusion_bin, record_on};
 use system_tests::perfusion::{SLACK, Scratch};
@@ -249,10 +251,54 @@ fn what_is_not_asked_for_is_not_told(runtime: Runtime) {
         let Recorded { profile, report, .. } = record_with(&workload, &["throw", "contend"], &[switch]);
         let picture = || profile.describe(told, |_| true);
         // No event of it reached the library: the runtime did not send any.
-        assert_eq!((profile.sum(first, |_| true), profile.counter(second)), (0, None), "{switch}");
+        assert_eq!((profile.sum(first, |_| true), profile.counter(second)), (0, Some(0)), "{switch}");
         assert!(profile.sum(told, |_| true) >= 10, "{switch}: {}", picture());
         let said = report(first);
         assert!(said.contains(first) && said.contains(": not recorded, as asked"), "{said}");
         assert!(!report(told).contains("not recorded"), "{switch}: {}", picture());
     }
+}
+
+on_runtimes!(a_thread_pool_that_grows_says_why: net8 Net8, net10 Net10; long: net9 Net9);
+
+fn a_thread_pool_that_grows_says_why(runtime: Runtime) {
+    let name = format!("runtime::thread_pool on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let workload = Workload::dotnet(runtime, "pool", &[]).unwrap();
+    let workload = workload.env("DOTNET_ThreadPool_ForceMinWorkerThreads", "2");
+    let expected = |changes: &[(u32, u32)]| {
+        let (mut pools, region) = (Pools::default(), RegionId(0));
+        for &(workers, reason) in changes {
+            pools.adjusted(region, workers, reason);
+        }
+        pools.take().remove(&region).unwrap().text()
+    };
+
+    // Every worker more was wanted because work had waited, and so many there are.
+    let Recorded { profile, truth, report, .. } = record_with(&workload, &["starve"], &["--thread-pool"]);
+    let workers = u32::try_from(truth["workers"].as_u64().unwrap()).unwrap();
+    let picture = || format!("{truth} {}", report("blocked"));
+    assert!(workers >= 4, "{}", picture());
+    let starved: Vec<(u32, u32)> = (3..=workers).map(|workers| (workers, 6)).collect();
+    let (line, report) = (expected(&starved), report("blocked"));
+    assert!(
+        report.contains("thread pool of ") && report.replace('\n', " ").contains(&line),
+        "{line}: {report}"
+    );
+    assert_eq!(profile.counter("thread_pool_starvations"), Some(i64::from(workers) - 2), "{report}");
+    let held = |sample: &Sample| {
+        sample.label("thread_role") == "threadpool"
+            && sample.label("wait_kind") != "idle"
+            && sample.has("Pool.Program.Hold")
+    };
+    assert!(profile.sum("blocked", held) > 0, "what kept the workers from working is there: {report}");
+
+    // As the runtime tells the program itself, in a session of its own: each change once.
+    let Recorded { truth, report, .. } = record_with(&workload, &["block"], &["--thread-pool"]);
+    let told =
+        truth["told"].as_array().unwrap().iter().map(|told| u32::try_from(told.as_u64().unwrap()).unwrap());
+    let told: Vec<(u32, u32)> = told.map(|told| (told / 100, told % 100)).collect();
+    let (line, report) = (expected(&told), report("blocked"));
+    assert!(line.contains("cooperative_blocking"), "{truth}");
+    assert!(report.replace('\n', " ").contains(&line), "{line}: {report}");
 }

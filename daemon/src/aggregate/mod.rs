@@ -14,6 +14,7 @@ pub mod heap;
 pub mod incidents;
 pub mod interval;
 pub mod key;
+pub mod pool;
 pub mod runtime_wait;
 pub mod thread_role;
 pub mod threads;

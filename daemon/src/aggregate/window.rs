@@ -2,8 +2,10 @@
 //! is counted, no value is lost.
 
 use super::key::{Labels, SampleType};
+use super::pool::Sum;
 use crate::sample::frame::{FrameKey, Marker};
 use crate::sample::stack::{StackId, StackTable};
+use crate::symbolize::pretty::clean;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -88,6 +90,8 @@ pub struct Window {
     row_ids: HashMap<(StackId, LabelsId), usize>,
     caps: [Cap; 6],
     counters: WindowCounters,
+    /// What became of thread pools, each with its process's labels.
+    pub pools: Vec<(Labels, Sum)>,
 }
 
 impl Window {
@@ -103,7 +107,19 @@ impl Window {
             row_ids: HashMap::new(),
             caps: Default::default(),
             counters: WindowCounters::default(),
+            pools: Vec::new(),
         }
+    }
+
+    /// In words, what became of the thread pools of a service; of all without one.
+    pub fn pool_lines(&self, service: Option<&str>) -> impl Iterator<Item = String> {
+        let asked = self.pools.iter().filter(move |(labels, _)| {
+            service.is_none_or(|service| labels.service.as_deref() == Some(service))
+        });
+        asked.map(|(labels, sum)| {
+            let process = clean(labels.process.as_deref().unwrap_or(""));
+            format!("{process} {}: {}", labels.pid.unwrap_or(0), sum.text())
+        })
     }
 
     /// Adds `value` to one column of (frames, labels). Frames are innermost first.

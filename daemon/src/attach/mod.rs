@@ -100,28 +100,39 @@ pub enum AttachError {
     },
 }
 
-/// What a recorder does not want to be told of: runtimes are not asked for it, and a program in which it happens often pays nothing for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Without {
+/// What a recorder wishes to be told of, beside what it always is. Runtimes are not asked for the rest, and a program in which that happens often
+/// pays nothing for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wishes {
     /// Exceptions.
     pub exceptions: bool,
     /// Waits for locks.
     pub contention: bool,
+    /// How many workers the thread pool has, and why.
+    pub thread_pool: bool,
+}
+
+impl Default for Wishes {
+    fn default() -> Self {
+        Self { exceptions: true, contention: true, thread_pool: false }
+    }
 }
 
 /// Ends a comment about columns of a profile in which there is nothing because nothing was asked for.
 pub const NOT_RECORDED: &str = ": not recorded, as asked";
 
-impl Without {
+impl Wishes {
     /// For a profile's comments: the columns that are empty.
     pub fn comments(self) -> impl Iterator<Item = String> {
         let columns = [(self.exceptions, "exceptions"), (self.contention, "contentions, delay")];
-        columns.into_iter().filter(|(without, _)| *without).map(|(_, of)| format!("{of}{NOT_RECORDED}"))
+        columns.into_iter().filter(|(wished, _)| !wished).map(|(_, of)| format!("{of}{NOT_RECORDED}"))
     }
 
     fn bits(self) -> u64 {
-        let bit = |without, bit| if without { bit } else { 0 };
-        bit(self.exceptions, load::WITHOUT_EXCEPTIONS) | bit(self.contention, load::WITHOUT_CONTENTION)
+        let bit = |set, bit| if set { bit } else { 0 };
+        bit(!self.exceptions, load::WITHOUT_EXCEPTIONS)
+            | bit(!self.contention, load::WITHOUT_CONTENTION)
+            | bit(self.thread_pool, load::WITH_THREAD_POOL)
     }
 }
 
@@ -137,14 +148,14 @@ impl Settings {
     ///
     /// # Errors
     /// When the system has no random number.
-    pub fn new(without: Without) -> Result<Self, Errno> {
-        Ok(Self { owner: load::number(leftover::random()?, without.bits()) })
+    pub fn new(wishes: Wishes) -> Result<Self, Errno> {
+        Ok(Self { owner: load::number(leftover::random()?, wishes.bits()) })
     }
 
-    /// The same recorder's, once it goes without this.
+    /// The same recorder's, with other wishes.
     #[must_use]
-    pub fn going(self, without: Without) -> Self {
-        Self { owner: load::number(self.owner, without.bits()) }
+    pub fn wishing(self, wishes: Wishes) -> Self {
+        Self { owner: load::number(self.owner, wishes.bits()) }
     }
 
     /// As environment variables.

@@ -5,7 +5,7 @@
 pub mod load;
 pub mod units;
 
-use crate::attach::Without;
+use crate::attach::Wishes;
 use crate::kubernetes::Kubernetes;
 use crate::select::Selection;
 use crate::sink::otlp::OtlpOptions;
@@ -71,15 +71,17 @@ pub struct Recording {
     pub exceptions: bool,
     /// Whether runtimes are asked for waits for locks (`contentions`, `delay`).
     pub contention: bool,
+    /// Whether runtimes are asked how many workers their thread pools have, and why: starvation, workers added.
+    pub thread_pool: bool,
     /// Memory between the probes and the daemon, a power of two from 1MiB to 1GiB.
     pub ring: Bytes,
 }
 
 impl Recording {
-    /// What runtimes are not asked for.
+    /// What runtimes are asked for.
     #[must_use]
-    pub fn without(&self) -> Without {
-        Without { exceptions: !self.exceptions, contention: !self.contention }
+    pub fn wishes(&self) -> Wishes {
+        Wishes { exceptions: self.exceptions, contention: self.contention, thread_pool: self.thread_pool }
     }
 }
 
@@ -94,6 +96,7 @@ impl Default for Recording {
             live_objects: crate::source::shim::LIVE_OBJECTS,
             exceptions: true,
             contention: true,
+            thread_pool: false,
             ring: Bytes(8 << 20),
         }
     }
@@ -371,15 +374,15 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::Recording;
-    use crate::attach::Without;
+    use crate::attach::Wishes;
 
     #[test]
     fn runtimes_are_asked_for_all_that_is_not_switched_off() {
-        assert_eq!(Recording::default().without(), Without::default());
-        let without = Recording { exceptions: false, ..Recording::default() }.without();
-        assert_eq!(without, Without { exceptions: true, contention: false });
-        assert_eq!(without.comments().collect::<Vec<_>>(), ["exceptions: not recorded, as asked"]);
-        let without = Recording { contention: false, ..Recording::default() }.without();
-        assert_eq!(without.comments().collect::<Vec<_>>(), ["contentions, delay: not recorded, as asked"]);
+        assert_eq!(Recording::default().wishes(), Wishes::default());
+        let wishes = Recording { exceptions: false, ..Recording::default() }.wishes();
+        assert_eq!(wishes, Wishes { exceptions: false, ..Wishes::default() });
+        assert_eq!(wishes.comments().collect::<Vec<_>>(), ["exceptions: not recorded, as asked"]);
+        let wishes = Recording { contention: false, ..Recording::default() }.wishes();
+        assert_eq!(wishes.comments().collect::<Vec<_>>(), ["contentions, delay: not recorded, as asked"]);
     }
 }

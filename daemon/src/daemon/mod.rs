@@ -80,7 +80,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
         tracing::warn!(%limit, "limited");
     }
     attach::place::begin_sweep();
-    let settings = Settings::new(loaded.config.recording.without())
+    let settings = Settings::new(loaded.config.recording.wishes())
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
     let sinks = sinks::open(&loaded.config)?;
@@ -367,7 +367,7 @@ impl Daemon {
         self.state.counters.recordings.add(1);
         self.schedule = Schedule::begin(config.windows.clone(), Instant::now(), SystemTime::now());
         let mut encoder = Encoder::new(Arc::clone(&self.state), self.sinks.out());
-        self.settings = self.settings.going(what.without());
+        self.settings = self.settings.wishing(what.wishes());
         let shims = ShimSource::new(self.settings.owner, what.live_objects);
         let take = Box::new(move |over: crate::run::Over<'_>| encoder.take(over));
         let pods = Arc::clone(&self.state.pods);

@@ -54,7 +54,7 @@ impl Encoder {
                 duration,
                 period_ns: 1_000_000_000 / u64::from(frequency.max(1)),
                 main_image: pid.and_then(|pid| over.processor.processes.main_image(pid)),
-                comments: comments.clone(),
+                comments: with_pools(&comments, &over, &service),
             };
             let (symbolizer, directory) = (&over.processor.symbolizer, &over.processor.processes);
             match pprof::message(part.entries, symbolizer, directory, &about) {
@@ -108,7 +108,7 @@ impl Encoder {
         ];
         comments.extend(self.state.remarks());
         let asked = self.state.mode().recording(&self.state.config().recording);
-        comments.extend(asked.without().comments());
+        comments.extend(asked.wishes().comments());
         comments.extend(lowered(over.rates, asked));
         comments.extend(over.processor.estimator_comments());
         comments.push(self.state.cost.comment(duration));
@@ -116,6 +116,12 @@ impl Encoder {
         comments.extend(counted.map(|(name, value)| format!("{name}: {value}")));
         comments
     }
+}
+
+/// The comments of all profiles, and what became of the thread pools of this service.
+fn with_pools(comments: &[String], over: &Over<'_>, service: &str) -> Vec<String> {
+    let pools = over.window.pool_lines(Some(service)).map(|line| format!("{}{line}", pprof::POOL_PREFIX));
+    comments.iter().cloned().chain(pools).collect()
 }
 
 /// That a window was recorded at other rates than was asked for.

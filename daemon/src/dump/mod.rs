@@ -5,7 +5,7 @@ mod print;
 
 use crate::aggregate::threads::{WaitStateKey, Waiting};
 use crate::attach::policy::WhyNot;
-use crate::attach::{self, AttachError, Attached, Settings, Without};
+use crate::attach::{self, AttachError, Attached, Settings, Wishes};
 use crate::cli;
 use crate::error::{Error, say};
 use crate::process::ProcessTable;
@@ -177,7 +177,7 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     let pid = options.pid();
     attach::place::begin_sweep();
     // What waits for locks tell of the runtime's waiting function is of use.
-    let settings = Settings::new(Without { exceptions: true, contention: false })
+    let settings = Settings::new(Wishes { exceptions: false, ..Wishes::default() })
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
     let kernel = KernelSource::start(&KernelOptions {
@@ -198,8 +198,7 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
         order: Order::default(),
         processor: Processor::new(processes),
     };
-    let attaching =
-        (!options.no_attach).then(|| std::thread::spawn(move || attach::attach(pid, settings)));
+    let attaching = (!options.no_attach).then(|| std::thread::spawn(move || attach::attach(pid, settings)));
     observe(&mut session, pid, attaching, quiet);
 
     let order = &mut session.order;

@@ -6,7 +6,7 @@ mod print;
 pub mod series;
 pub mod snapshot;
 
-use crate::attach::{self, Settings, Without};
+use crate::attach::{self, Settings, Wishes};
 use crate::cli;
 use crate::error::{Error, say};
 use crate::pprof::{self, About};
@@ -99,7 +99,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
     let internal = |what| move |source| Error::Internal { what, source };
     attach::place::begin_sweep();
     // Only allocations are looked at.
-    let settings = Settings::new(Without { exceptions: true, contention: true })
+    let settings = Settings::new(Wishes { exceptions: false, contention: false, thread_pool: false })
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
     let over = end_on_signal().map_err(internal("signal handler"))?;

@@ -27,6 +27,8 @@ pub use validate::{Invalid, validate};
 
 /// Comments that begin with this are the loss line, which reports show.
 pub const LOSS_PREFIX: &str = "loss: ";
+/// Comments that begin with this say what became of a thread pool; reports of waits show them.
+pub const POOL_PREFIX: &str = "thread pool of ";
 /// File name of the mapping of kernel code.
 pub const KERNEL_MAPPING: &str = "[kernel.kallsyms]";
 /// File name of the mapping of managed code whose module is not known, and of runtime stubs.

@@ -8,6 +8,8 @@
 use super::ReportError;
 use super::stacks::{Frame, Kind, Stacks, View};
 use super::units::{human, percent};
+use crate::aggregate::pool::STARVATION;
+use crate::pprof::POOL_PREFIX;
 use crate::pprof::proto::Profile;
 use crate::symbolize::pretty::clean;
 use std::borrow::Cow;
@@ -120,6 +122,15 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
         table.remark(
             "a file in brackets stands for all its functions without a name: it has no symbols of them",
         );
+    }
+    if matches!(sample_type, "blocked" | "wall") {
+        let pools: Vec<_> = stacks.comments().filter(|comment| comment.starts_with(POOL_PREFIX)).collect();
+        pools.iter().for_each(|comment| table.remark(comment));
+        if pools.iter().any(|comment| comment.contains(STARVATION)) {
+            table.remark(
+                "starvation: work had waited for half a second, and no worker had taken any; --only thread_role=threadpool shows what the workers did",
+            );
+        }
     }
     table.left_out(total, idle);
     Ok(table.text)

@@ -51,6 +51,7 @@ counters! {
     "events_incidents_after_end" "exceptions and waits for locks that came while the last names were waited for; not in the profile";
     "incident_places_refused" "exceptions and waits for locks beyond the limit on distinct places of a process; they are one place";
     "gc_events_unmatched" "collections and pauses of which only the beginning or only the end was told";
+    "thread_pool_starvations" "times a thread pool added a worker because work had waited for half a second and no worker had taken any (--thread-pool)";
     "window_overflowed" "samples beyond the limit on distinct ones; they are one row";
     "window_labels_capped" "labels beyond the limit on distinct values; they are `[other]`";
     "window_values_refused" "values that would overflow their sum";

@@ -12,6 +12,7 @@ use crate::aggregate::collections::{Kind, Sum};
 use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
 use crate::aggregate::incidents::{LockWait, Throw, Waited};
 use crate::aggregate::key::{CollectionLabels, Labels, SampleType, UNKNOWN_TYPE};
+use crate::aggregate::pool;
 use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
 use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
 use crate::aggregate::window::{Limits as WindowLimits, OTHER, Window};
@@ -98,9 +99,10 @@ impl Processor {
     /// The window of a cut, with all names that are known by now, and what to forget when it is encoded.
     #[must_use]
     pub fn window(&mut self, cut: Cut) -> (Window, Gone) {
-        let Cut { at, rows, labels, stacks, sites, live, pauses, throws, lock_waits, lock_events, gone } =
-            cut;
+        let Cut { at, rows, labels, stacks, sites, live, pauses, throws, lock_waits, .. } = cut;
+        let (lock_events, gone) = (cut.lock_events, cut.gone);
         let mut window = Window::new(WindowLimits::default());
+        window.pools = cut.pools;
         let frames = stacks.iter().flatten().copied();
         self.symbolizer.resolve(frames.chain(lock_events.frames()), &self.processes);
         let functions = self.lock_functions.called(stacks.iter(), &self.processes);
@@ -234,6 +236,7 @@ pub struct Cut {
     throws: Vec<(StackId, Labels, f64)>,
     lock_waits: Vec<(StackId, Labels, Waited)>,
     lock_events: LockEvents,
+    pools: Vec<(Labels, pool::Sum)>,
     gone: Gone,
 }
 
@@ -291,6 +294,10 @@ impl Cut {
         let waits = waits.into_iter();
         let lock_waits =
             waits.map(|(wait, of)| (wait.place.stack, wait_labels(processor, wait), of)).collect();
+        let pools = processor.pools.take().into_iter();
+        let mut pools: Vec<(Labels, pool::Sum)> =
+            pools.map(|(region, sum)| (processor.region_labels(region, None), sum)).collect();
+        pools.sort_by_key(|(labels, _)| labels.pid);
         let there = || running.iter().map(|snapshot| snapshot.times.thread).chain(processor.threads.ids());
         Self {
             at,
@@ -303,6 +310,7 @@ impl Cut {
             throws,
             lock_waits,
             lock_events: std::mem::take(&mut processor.lock_events),
+            pools,
             gone: Gone {
                 regions,
                 threads: there().map(|thread| thread.tid).collect(),

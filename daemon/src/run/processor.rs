@@ -9,6 +9,7 @@ use crate::aggregate::collections::{Collections, Kind};
 use crate::aggregate::heap::Allocations;
 use crate::aggregate::incidents::{Incidents, Place};
 use crate::aggregate::key::{Labels, PodLabels};
+use crate::aggregate::pool::Pools;
 use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
 use crate::aggregate::thread_role::{self, is_collector};
 use crate::aggregate::threads::{Origin, Threads, WaitReason};
@@ -108,6 +109,7 @@ pub struct Processor {
     closed: Option<MonotonicNs>,
     pub(super) collections: Collections,
     pub(super) incidents: Incidents,
+    pub(super) pools: Pools,
     /// What the runtimes' own frames mean.
     pub(super) runtime_waits: RuntimeWaits,
     /// What there is to learn that from beside the stacks of waits.
@@ -150,6 +152,7 @@ impl Processor {
             closed: None,
             collections: Collections::default(),
             incidents: Incidents::default(),
+            pools: Pools::default(),
             runtime_waits: RuntimeWaits::default(),
             lock_events: LockEvents::default(),
             lock_functions: LockFunctions::default(),
@@ -389,7 +392,7 @@ impl Processor {
 
     /// What the estimators and their tables could not take as it came.
     #[must_use]
-    pub fn estimator_counters(&self) -> [(&'static str, u64); 9] {
+    pub fn estimator_counters(&self) -> [(&'static str, u64); 10] {
         let (sites, live) = self.heap.refused();
         [
             ("wait_ends_unmatched", self.threads.unmatched_wait_ends()),
@@ -400,6 +403,7 @@ impl Processor {
             ("live_objects_refused", live),
             ("incident_places_refused", self.incidents.refused()),
             ("gc_events_unmatched", self.collections.unmatched()),
+            ("thread_pool_starvations", self.pools.starved()),
             ("stacks_refused", self.stacks.refused()),
         ]
     }
@@ -625,6 +629,7 @@ impl Processor {
                 self.collecting.retain(|_, of| of.region != region);
                 self.collections.pause_ends(region, time);
             }
+            ShimEvent::PoolAdjusted { workers, reason } => self.pools.adjusted(region, workers, reason),
             ShimEvent::Exception(exception) => {
                 self.counters.exceptions += 1;
                 let place = self.place(time, pid, region, &exception.at);
@@ -645,7 +650,10 @@ impl Processor {
             ShimEvent::ObjectsDropped { level, samples } => self.heap.dropped(region, level, &samples),
             ShimEvent::ThreadName { tid, name } if !name.is_empty() => self.names.managed(tid, name),
             // A first word, or the first after a silence in which the shim let go of all its handles.
-            ShimEvent::Hello { .. } => self.heap.region_gone(region),
+            ShimEvent::Hello { .. } => {
+                self.heap.region_gone(region);
+                self.pools.forget(region);
+            }
             ShimEvent::Bye => drop(self.regions_gone.insert(region)),
             ShimEvent::ThreadName { .. }
             | ShimEvent::PauseBegin { .. }
@@ -766,6 +774,7 @@ impl Processor {
             self.formers.forget(*region);
             self.region_pid.remove(region);
             self.collections.region_gone(*region);
+            self.pools.forget(*region);
         }
         self.types.retain(|(region, _), _| !regions.contains(region));
         let (mut images, mut processes) = (HashSet::new(), HashSet::new());

@@ -578,6 +578,13 @@ pub enum ShimEvent {
         /// Nanoseconds.
         cpu_ns: u64,
     },
+    /// The runtime changed how many workers of its thread pool may run at a time.
+    PoolAdjusted {
+        /// So many.
+        workers: u32,
+        /// The runtime's reason code.
+        reason: u32,
+    },
     /// An exception.
     Exception(Box<Exception>),
     /// A wait for a lock.

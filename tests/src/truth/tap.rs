@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, ensure};
-use perfusion::attach::{self, Settings, Without};
+use perfusion::attach::{self, Settings, Wishes};
 use perfusion::pprof::proto::Profile;
 use perfusion::pprof::{self, About};
 use perfusion::process::ProcessTable;
@@ -54,7 +54,7 @@ impl Tap {
     /// # Errors
     /// The same.
     pub fn attach_whole(app: App, live_objects: u32, command: &str) -> anyhow::Result<Self> {
-        let settings = Settings::new(Without::default())?;
+        let settings = Settings::new(Wishes::default())?;
         attach::attach(app.pid(), settings)?;
         let mut shims = ShimSource::new(settings.owner, live_objects);
         shims.watch(app.pid());

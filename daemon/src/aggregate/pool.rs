@@ -1,0 +1,143 @@
+//! Thread pools: how many workers a runtime lets run at a time, and why it changed that.
+//!
+//! It begins with as many as there are processors. It adds one when work has waited for half a second and no worker has taken any (starvation), some
+//! when workers block on tasks (cooperative blocking), and tries more and fewer to see whether more gets done (hill climbing): `PortableThreadPool` of
+//! System.Private.CoreLib in dotnet/runtime. Each change is told, with the number it led to.
+
+use crate::source::RegionId;
+use std::collections::{BTreeMap, HashMap};
+
+/// `ThreadAdjustmentReasonMap` of the runtime's event source, by number.
+const REASONS: [&str; 9] = [
+    "warmup",
+    "initializing",
+    "random_move",
+    "climbing_move",
+    "change_point",
+    "stabilizing",
+    STARVATION,
+    "thread_timed_out",
+    "cooperative_blocking",
+];
+/// No worker took any of the work that waited.
+pub const STARVATION: &str = "starvation";
+
+/// Changes for one reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// How many.
+    pub count: u64,
+    /// Workers they added.
+    pub added: u64,
+    /// Workers they took away.
+    pub removed: u64,
+}
+
+/// What became of a pool in a window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sum {
+    /// Workers before the first change, as far as is known.
+    pub from: u32,
+    /// Workers after the last one.
+    pub to: u32,
+    /// Most at a time.
+    pub most: u32,
+    /// By reason; the runtime's codes are few, whatever a process says.
+    pub changes: BTreeMap<&'static str, Changes>,
+}
+
+impl Sum {
+    /// In words: workers, then reasons, the most frequent first.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut changes: Vec<_> = self.changes.iter().collect();
+        changes.sort_by_key(|(_, of)| std::cmp::Reverse(of.count));
+        let change = |(reason, of): (&&str, &Changes)| {
+            let parts = [(of.added, "added"), (of.removed, "removed")];
+            let parts = parts.into_iter().filter(|(count, _)| *count > 0);
+            let parts: Vec<String> = parts.map(|(count, what)| format!("{count} {what}")).collect();
+            let times = if of.count == 1 { "once".to_owned() } else { format!("{} times", of.count) };
+            let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
+            format!("{reason} {times}{parts}")
+        };
+        let changes: Vec<String> = changes.into_iter().map(change).collect();
+        format!("{} to {} workers, {} at most: {}", self.from, self.to, self.most, changes.join(", "))
+    }
+}
+
+/// The pools of all runtimes.
+#[derive(Default)]
+pub struct Pools {
+    workers: HashMap<RegionId, u32>,
+    sums: HashMap<RegionId, Sum>,
+    starved: u64,
+}
+
+impl Pools {
+    /// From now on so many may run.
+    pub fn adjusted(&mut self, region: RegionId, workers: u32, reason: u32) {
+        let reason = usize::try_from(reason).ok().and_then(|reason| REASONS.get(reason));
+        let reason = reason.copied().unwrap_or("other");
+        let starved = reason == STARVATION;
+        self.starved += u64::from(starved);
+        // Against starvation one worker at a time is added, so before the first change that is told there was one less.
+        let before = self.workers.insert(region, workers);
+        let before = before.unwrap_or(workers.saturating_sub(u32::from(starved)));
+        let begin = || Sum { from: before, to: before, most: before, changes: BTreeMap::new() };
+        let sum = self.sums.entry(region).or_insert_with(begin);
+        sum.to = workers;
+        sum.most = sum.most.max(workers);
+        let changes = sum.changes.entry(reason).or_default();
+        changes.count += 1;
+        changes.added += u64::from(workers.saturating_sub(before));
+        changes.removed += u64::from(before.saturating_sub(workers));
+    }
+
+    /// A window ends: what happened in it.
+    pub fn take(&mut self) -> HashMap<RegionId, Sum> {
+        std::mem::take(&mut self.sums)
+    }
+
+    /// The runtime is gone, or nobody listened to it for a while.
+    pub fn forget(&mut self, region: RegionId) {
+        self.workers.remove(&region);
+    }
+
+    /// Times a pool was starved.
+    #[must_use]
+    pub fn starved(&self) -> u64 {
+        self.starved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Changes, Pools, STARVATION};
+    use crate::source::RegionId;
+
+    const R: RegionId = RegionId(3);
+
+    #[test]
+    fn workers_are_added_and_removed_for_reasons() {
+        let mut pools = Pools::default();
+        for (workers, reason) in [(3, 6), (4, 6), (6, 8), (5, 3), (4, 7)] {
+            pools.adjusted(R, workers, reason);
+        }
+        assert_eq!(pools.starved(), 2);
+        let sum = pools.take().remove(&R).unwrap();
+        assert_eq!((sum.from, sum.to, sum.most), (2, 4, 6));
+        assert_eq!(sum.changes[STARVATION], Changes { count: 2, added: 2, removed: 0 });
+        assert_eq!(
+            sum.text(),
+            "2 to 4 workers, 6 at most: starvation 2 times (2 added), climbing_move once (1 removed), \
+             cooperative_blocking once (2 added), thread_timed_out once (1 removed)"
+        );
+        assert!(pools.take().is_empty());
+        pools.adjusted(R, 7, 99);
+        let sum = pools.take().remove(&R).unwrap();
+        assert_eq!(sum.text(), "4 to 7 workers, 7 at most: other once (3 added)");
+        pools.forget(R);
+        pools.adjusted(R, 9, 1);
+        assert_eq!(pools.take().remove(&R).unwrap().text(), "9 to 9 workers, 9 at most: initializing once");
+    }
+}

@@ -1,0 +1,98 @@
+// A thread pool that has to grow, on command, until the program ends. The harness lets it begin with two workers. Truth: `workers` of the pool
+// when it had what it needed; after `block` also what the runtime tells a listener of the program's own: `told`, workers × 100 + reason.
+using System;
+using System.Collections.Generic;
+using System.Diagnostics.Tracing;
+using System.Runtime.CompilerServices;
+using System.Threading;
+using System.Threading.Tasks;
+
+namespace Pool
+{
+    sealed class Listener : EventListener
+    {
+        readonly List<long> told = new List<long>();
+
+        protected override void OnEventSourceCreated(EventSource source)
+        {
+            if (source.Name == "Microsoft-Windows-DotNETRuntime")
+                EnableEvents(source, EventLevel.Informational, (EventKeywords)0x10000);
+        }
+
+        protected override void OnEventWritten(EventWrittenEventArgs one)
+        {
+            if (one.EventId != 55)
+                return;
+            lock (told)
+                told.Add(Convert.ToInt64(one.Payload[1]) * 100 + Convert.ToInt64(one.Payload[2]));
+        }
+
+        public long[] Told()
+        {
+            lock (told)
+                return told.ToArray();
+        }
+    }
+
+    static class Program
+    {
+        const int Items = 4;
+        static readonly ManualResetEvent gate = new ManualResetEvent(false);
+        static readonly TaskCompletionSource<int> source = new TaskCompletionSource<int>(TaskCreationOptions.RunContinuationsAsynchronously);
+        static int running;
+
+        static int Main()
+        {
+            Workload.On("starve", Starve);
+            Workload.On("block", Block);
+            Workload.Ready();
+            Workload.WaitForStop();
+            gate.Set();
+            source.SetResult(0);
+            Workload.PrintTruth();
+            return 0;
+        }
+
+        // More work than workers, all of which wait for what no worker can give: only starvation makes the pool grow.
+        static void Starve()
+        {
+            for (int i = 0; i < Items; i++)
+                ThreadPool.UnsafeQueueUserWorkItem(_ => Hold(), null);
+            while (Volatile.Read(ref running) < Items)
+                Thread.Sleep(1);
+            Workload.Truth("workers", ThreadPool.ThreadCount);
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Hold()
+        {
+            Interlocked.Increment(ref running);
+            gate.WaitOne();
+        }
+
+        // Workers wait for a task, of which the pool knows: it wants one more for each.
+        static void Block()
+        {
+            var listener = new Listener();
+            ThreadPool.GetMinThreads(out int least, out _);
+            for (int i = 0; i < Items; i++)
+                ThreadPool.UnsafeQueueUserWorkItem(_ => HoldTask(), null);
+            long[] told;
+            do
+            {
+                Thread.Sleep(1);
+                told = listener.Told();
+            }
+            while (Volatile.Read(ref running) < Items || told.Length == 0 || told[told.Length - 1] / 100 < least + Items);
+            Workload.Truth("workers", ThreadPool.ThreadCount);
+            Workload.TruthList("told", told);
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void HoldTask()
+        {
+            Interlocked.Increment(ref running);
+            source.Task.Wait();
+        }
+    }
+}
