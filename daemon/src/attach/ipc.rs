@@ -586,7 +586,8 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::time::{Duration, Instant};
 
-    const SECOND: Duration = Duration::from_secs(1);
+    /// For peers that answer at once, on a machine that is busy with other things.
+    const MINUTE: Duration = Duration::from_secs(60);
 
     /// Tests of one process share the name of its socket, so they take turns.
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -645,7 +646,7 @@ mod tests {
             }
             stream.write_all(&answer(0xff, 0, &payload)).unwrap();
         };
-        let info = with_peer(peer, |me| process_info(me, SECOND)).unwrap();
+        let info = with_peer(peer, |me| process_info(me, MINUTE)).unwrap();
         assert_eq!((info.pid, info.architecture.as_str(), info.entry_assembly.as_str()), (7, "x64", "app"));
         assert_eq!(info.runtime_version, "9.0.5");
     }
@@ -664,7 +665,7 @@ mod tests {
             client_data: b"abc",
             wait_for_gc: Duration::from_millis(500),
         };
-        let error = with_peer(peer, |me| attach_profiler(me, &what, SECOND)).unwrap_err();
+        let error = with_peer(peer, |me| attach_profiler(me, &what, MINUTE)).unwrap_err();
         assert!(matches!(error, IpcError::Refused { code, .. } if code.0 == 0x8007_007e), "{error}");
     }
 
@@ -675,15 +676,16 @@ mod tests {
             wait.recv().ok();
             drop(stream);
         };
-        let begin = Instant::now();
-        let error = with_peer(peer, |me| {
+        let (result, took) = with_peer(peer, |me| {
+            let begin = Instant::now();
             let result = process_info(me, Duration::from_millis(50));
+            let took = begin.elapsed();
             drop(done);
-            result
-        })
-        .unwrap_err();
+            (result, took)
+        });
+        let error = result.unwrap_err();
         assert!(matches!(error, IpcError::TimedOut { .. }), "{error}");
-        assert!(begin.elapsed() < 5 * SECOND);
+        assert!(took < MINUTE, "{took:?}");
     }
 
     #[test]
@@ -702,7 +704,7 @@ mod tests {
                 stream.read_exact(&mut [0; HEADER_BYTES]).unwrap();
                 stream.write_all(&sent).ok();
             };
-            let error = with_peer(peer, |me| process_info(me, SECOND)).unwrap_err();
+            let error = with_peer(peer, |me| process_info(me, MINUTE)).unwrap_err();
             assert!(matches!(error, IpcError::Malformed { .. }), "{noise:?}: {error}");
         }
     }
@@ -711,7 +713,7 @@ mod tests {
     fn a_process_without_a_socket_is_told_from_a_silent_one() {
         // The parent of a test is cargo, or whatever shell: no .NET program.
         let parent = Target::open(std::os::unix::process::parent_id()).unwrap();
-        match process_info(&parent, SECOND) {
+        match process_info(&parent, MINUTE) {
             Err(IpcError::NoSocket { looked_in, .. }) => assert!(!looked_in.is_empty()),
             other => panic!("{other:?}"),
         }

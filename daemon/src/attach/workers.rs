@@ -155,13 +155,15 @@ mod tests {
         // Nobody has this pid (PID_MAX_LIMIT).
         for round in 0..100 {
             assert!(workers.begin(1 << 23, &"another"), "{round}");
-            assert_eq!(told.recv_timeout(Duration::from_secs(10)).unwrap(), "another");
+            assert_eq!(told.recv_timeout(Duration::from_secs(60)).unwrap(), "another");
             workers.finished(&"another");
         }
         assert!(workers.is_running(&"stalled"));
         let begin = Instant::now();
         workers.stop();
-        assert!(begin.elapsed() >= PATIENCE && begin.elapsed() < PATIENCE * 3, "{:?}", begin.elapsed());
+        let took = begin.elapsed();
+        // Nobody ever releases it: whatever the machine does beside, that would last.
+        assert!(took >= PATIENCE && took < PATIENCE * 30, "{took:?}");
         drop(release);
     }
 }

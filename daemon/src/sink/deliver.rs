@@ -359,6 +359,9 @@ mod tests {
         let mut delivery = Delivery::start(directory.path(), LIMITS, Duration::from_secs(1), remote).unwrap();
         for number in 0..20_u8 {
             delivery.put(SystemTime::now(), &[number]).unwrap();
+        }
+        // Not before all are written, which takes as long as the disk takes.
+        for _ in 0..20 {
             answer.send(Verdict::Refused("who are you?".to_owned())).unwrap();
         }
         // The second refusal in a row is followed by a second of silence, in which the end comes.

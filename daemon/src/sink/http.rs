@@ -7,17 +7,18 @@
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue, USER_AGENT};
+use hyper::rt::Executor;
 use hyper::{Method, Request, Uri};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject as _};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -163,12 +164,42 @@ pub struct Coming {
     pub status: u16,
     headers: HeaderMap,
     body: Incoming,
-    driver: JoinHandle<Result<(), hyper::Error>>,
+    drivers: Drivers,
 }
 
-impl Drop for Coming {
+/// What drives a connection. Dropping it ends that at the runtime's next turn.
+#[derive(Debug, Default)]
+struct Drivers(Tasks);
+
+/// HTTP/2 has two, of which the library starts the one that holds the socket.
+#[derive(Clone, Debug, Default)]
+struct Tasks(Arc<Mutex<JoinSet<()>>>);
+
+impl Drop for Drivers {
     fn drop(&mut self) {
-        self.driver.abort();
+        self.0.lock().abort_all();
+    }
+}
+
+impl Drivers {
+    /// Closes the connection. Where nobody waited for that, it would be open until there is something to send again: nobody else runs the
+    /// runtime.
+    async fn end(&self) {
+        let mut tasks = std::mem::take(&mut *self.0.lock());
+        tasks.shutdown().await;
+    }
+}
+
+impl Tasks {
+    fn lock(&self) -> MutexGuard<'_, JoinSet<()>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Tasks {
+    fn execute(&self, task: F) {
+        // A driver's error is the request's, too.
+        self.lock().spawn(async move { drop(task.await) });
     }
 }
 
@@ -193,7 +224,7 @@ impl Coming {
     /// When it is longer than that, or the connection fails.
     pub async fn whole(mut self, most_bytes: usize) -> Result<Answer, HttpError> {
         let read = Limited::new(&mut self.body, most_bytes).collect().await;
-        end(&mut self.driver).await;
+        self.drivers.end().await;
         let read = read.map_err(|error| HttpError::Body(error.to_string()))?;
         let trailers = read.trailers().cloned().unwrap_or_default();
         let headers = std::mem::take(&mut self.headers);
@@ -276,38 +307,31 @@ impl Peer {
         request: Request<Full<Bytes>>,
     ) -> Result<Coming, HttpError> {
         let stream = TokioIo::new(stream);
-        // The driver's error is the request's, too.
-        let (response, mut driver) = match self.version {
+        let drivers = Drivers::default();
+        let response = match self.version {
             Version::One => {
                 let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
-                let driver = tokio::spawn(connection);
-                (sender.send_request(request).await, driver)
+                drivers.0.execute(connection);
+                sender.send_request(request).await
             }
             Version::Two => {
                 let (mut sender, connection) =
-                    hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await?;
-                let driver = tokio::spawn(connection);
-                (sender.send_request(request).await, driver)
+                    hyper::client::conn::http2::handshake(drivers.0.clone(), stream).await?;
+                drivers.0.execute(connection);
+                sender.send_request(request).await
             }
         };
         match response {
             Ok(response) => {
                 let (head, body) = response.into_parts();
-                Ok(Coming { status: head.status.as_u16(), headers: head.headers, body, driver })
+                Ok(Coming { status: head.status.as_u16(), headers: head.headers, body, drivers })
             }
             Err(error) => {
-                end(&mut driver).await;
+                drivers.end().await;
                 Err(error.into())
             }
         }
     }
-}
-
-/// Closes a connection. Where nobody waited for that, it would be open until there is something to send again: nobody else runs the runtime.
-async fn end(driver: &mut JoinHandle<Result<(), hyper::Error>>) {
-    driver.abort();
-    // Aborted, ended or failed: it is over.
-    driver.await.ok();
 }
 
 /// Sends requests to one place.

@@ -212,14 +212,17 @@ mod tests {
 
         let nobody = std::os::unix::process::parent_id();
         let begin = std::time::Instant::now();
-        let mut looks = 0;
-        while begin.elapsed() < std::time::Duration::from_millis(300) {
+        let mut looks = Vec::new();
+        while looks.len() < 4 {
             let before = threads.next_look;
             assert_eq!(threads.outer(&me, nobody), None);
-            looks += u32::from(threads.next_look != before);
+            if threads.next_look != before {
+                looks.push(begin.elapsed().as_millis());
+            }
+            assert!(begin.elapsed().as_secs() < 60, "{looks:?}");
         }
-        // At 0, 40, 120, 280 ms.
-        assert!((2..=5).contains(&looks), "{looks}");
+        // At 0, 40, 120, 280 ms; later where the machine is busy.
+        assert!(looks.iter().zip([0, 40, 120, 280]).all(|(look, due)| *look >= due), "{looks:?}");
         drop(stop);
         new.join().unwrap();
     }
