@@ -22,10 +22,10 @@ use serde_json::Value;
 use crate::environment::{Runtime, cache_dir, csc, sources};
 use crate::{single_file, wait};
 
-/// Longest wait for a workload to say that it runs: a cold .NET start on a busy machine of two cores.
-const READY_DEADLINE: Duration = Duration::from_secs(30);
+/// Longest wait for a workload to say that it runs: a cold .NET start on a slow machine that is busy with other things.
+const READY_DEADLINE: Duration = Duration::from_secs(120);
 /// Longest wait for a workload to stop and tell its truth.
-const STOP_DEADLINE: Duration = Duration::from_secs(20);
+const STOP_DEADLINE: Duration = Duration::from_secs(120);
 
 /// How the names of single-file programs begin.
 pub const SINGLE_FILE: &str = "single-file-";

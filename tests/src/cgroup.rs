@@ -17,6 +17,8 @@ impl Group {
     pub fn new(name: &str) -> io::Result<Self> {
         let root = cgroup2().ok_or_else(|| io::Error::other("no cgroup v2 hierarchy"))?;
         let path = root.join(name);
+        // A run that was killed leaves those whose names are the same each time. One with processes in it stays, and is an error.
+        fs::remove_dir(&path).ok();
         fs::create_dir(&path)?;
         Ok(Self(path))
     }

@@ -1,5 +1,6 @@
 //! Runs the `perfusion` binary: short commands to their end, recordings in the background.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
@@ -10,12 +11,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
+use crate::app::App;
 use crate::environment::perfusion_bin;
 use crate::profile::Profile;
-use crate::wait;
+use crate::{region, wait};
 
-/// Time beyond a recording's own length that it may take to start, to resolve names and to write its file.
-pub const SLACK: Duration = Duration::from_secs(30);
+/// Time beyond a recording's own length that it may take to start, to resolve names and to write its file: on a slow machine that is busy with
+/// other things. No promise, only the end of waiting in vain.
+pub const SLACK: Duration = Duration::from_secs(120);
 
 /// How a command ended.
 #[derive(Clone, Debug)]
@@ -216,4 +219,57 @@ pub fn record_pid(pid: u32, duration: Duration, args: &[&str]) -> anyhow::Result
     all.extend(args);
     let outcome = Recording::of_pid(pid, &file, &all)?.finish_well(duration + SLACK)?;
     Ok((Profile::read(&file)?, outcome))
+}
+
+/// What recordings heard of an app that allocates all the time, and what it allocated meanwhile by its own account.
+#[derive(Debug)]
+pub struct Heard {
+    /// Of each recording, and what it said.
+    pub profiles: Vec<(Profile, Outcome)>,
+    /// While all of them surely listened.
+    pub least_bytes: f64,
+    /// From when the first of them listened until after all were told to end.
+    pub most_bytes: f64,
+}
+
+/// Makes so many recordings of an app at once, for `duration` from the moment on when all of them hear of its allocations: how long a machine
+/// takes to get there is nobody's concern.
+///
+/// # Errors
+/// When a recording fails, hears nothing, or its file cannot be read.
+pub fn record_allocations(app: &mut App, recorders: usize, duration: Duration) -> anyhow::Result<Heard> {
+    let scratch = Scratch::new()?;
+    let files: Vec<PathBuf> = (0..recorders).map(|number| scratch.path(&format!("{number}.pb.gz"))).collect();
+    let mut counted = BTreeMap::new();
+    let mut recordings = Vec::new();
+    for file in &files {
+        recordings.push(Recording::of_pid(app.pid(), file, &[])?);
+    }
+    let mut first = None;
+    wait::wait_until("allocations to be heard of", SLACK, || {
+        let listening = region::counting(app, &mut counted);
+        if listening > 0 && first.is_none() {
+            first = Some(app.mark());
+        }
+        (listening == recorders).then_some(())
+    })
+    .with_context(|| recordings.iter().map(Recording::progress).collect::<String>())?;
+    let first = first.context("nobody was first")??;
+    let from = app.mark()?;
+    wait::let_pass(duration);
+    let to = app.mark()?;
+    for recording in &recordings {
+        recording.signal(rustix::process::Signal::INT)?;
+    }
+    let last = app.mark()?;
+    let mut profiles = Vec::new();
+    for (recording, file) in recordings.into_iter().zip(&files) {
+        let outcome = recording.finish_well(SLACK)?;
+        profiles.push((Profile::read(file)?, outcome));
+    }
+    Ok(Heard {
+        profiles,
+        least_bytes: to.allocated_bytes - from.allocated_bytes,
+        most_bytes: last.allocated_bytes - first.allocated_bytes,
+    })
 }

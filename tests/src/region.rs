@@ -1,5 +1,6 @@
 //! The shim's regions in a running workload, seen from outside: where they are, and whether anything is written into them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::FileExt as _;
@@ -38,6 +39,15 @@ pub fn digest(regions: &[PathBuf]) -> u64 {
 /// A counter of the shim, summed over the regions.
 pub fn counted(regions: &[PathBuf], counter: Counter) -> u64 {
     regions.iter().filter_map(|region| word(region, counter.offset())).sum()
+}
+
+/// How many regions have counted more allocations than when they were first seen. `first` is what was counted then.
+pub fn counting(app: &App, first: &mut BTreeMap<PathBuf, u64>) -> usize {
+    let grown = |region: &PathBuf| {
+        let now = word(region, Counter::AllocationSamples.offset()).unwrap_or(0);
+        now > *first.entry(region.clone()).or_insert(now)
+    };
+    regions(app).iter().map(grown).filter(|grown| *grown).count()
 }
 
 /// Units of records that were written and not read yet, summed over the regions.

@@ -20,7 +20,7 @@ use system_tests::perfusion::Scratch;
 use system_tests::region::{counted, regions};
 use system_tests::{App, Runtime, Workload, on_runtimes, wait_until};
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(120);
 const PREFIX: &str = "perfusion-shim-";
 
 fn needs(runtime: Runtime) -> [Need; 3] {
@@ -579,7 +579,7 @@ fn a_tmpdir_of_somebody_else_is_not_used() {
     fs::create_dir(&temporary).unwrap();
     let place_of = |uid: u32| {
         std::os::unix::fs::chown(&temporary, Some(uid), None).unwrap();
-        let app = Workload::program("/bin/sleep").arg("60").env("TMPDIR", &temporary).spawn().unwrap();
+        let app = Workload::program("/bin/sleep").arg("600").env("TMPDIR", &temporary).spawn().unwrap();
         let target = Target::open(app.pid()).unwrap();
         wait_until("its environment", DEADLINE, || target.environment("TMPDIR").ok().flatten()).unwrap();
         let placed = place::place(&target, b"x").unwrap();

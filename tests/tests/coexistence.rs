@@ -5,34 +5,24 @@ use std::time::Duration;
 use serde_json::Value;
 use system_tests::app::compile_c;
 use system_tests::environment::{Need, RECORD, RECORD_NET9, begin};
-use system_tests::perfusion::{SLACK, Scratch, record_pid};
-use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, on_runtimes};
+use system_tests::perfusion::{Heard, Scratch, record_allocations};
+use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes};
 
 const LENGTH: Duration = Duration::from_secs(4);
 
-/// The profile's bytes a second over the app's own, measured around the recording.
-fn assert_counted_once(what: &str, profile: &Profile, truth_per_second: f64) {
-    let per_second = profile.sum("alloc_space", |_| true) as f64 / (profile.duration_ns as f64 / 1e9);
-    let ratio = per_second / truth_per_second;
-    // About 8000 samples: 1 % by chance. The app's rate moves by more when recorders start and stop beside it. A doubled event
-    // stream gives 2.
+/// The profile's bytes and the app's own.
+fn assert_counted_once(what: &str, profile: &Profile, heard: &Heard) {
+    let counted = profile.sum("alloc_space", |_| true) as f64;
+    // About 8000 samples: 1 % by chance. A doubled event stream gives 2.
     assert!(
-        (0.8..1.25).contains(&ratio),
-        "{what}: {ratio:.2} of the app's own {truth_per_second:.0} bytes/s\n{:#?}",
+        counted > 0.8 * heard.least_bytes && counted < 1.25 * heard.most_bytes,
+        "{what}: {counted:.0} of the app's own {:.0} to {:.0} bytes\n{:#?}",
+        heard.least_bytes,
+        heard.most_bytes,
         profile.comments
     );
     let stacks = profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make"));
-    assert!(
-        stacks as f64 > per_second * 0.9 * (profile.duration_ns as f64 / 1e9),
-        "{what}: stacks:\n{}",
-        profile.describe("alloc_space", |_| true)
-    );
-}
-
-fn measured(app: &mut App, mut record: impl FnMut(&App)) -> f64 {
-    let before = app.mark().unwrap();
-    record(app);
-    before.bytes_per_second(app.mark().unwrap())
+    assert!(stacks as f64 > counted * 0.9, "{what}: stacks:\n{}", profile.describe("alloc_space", |_| true));
 }
 
 #[test]
@@ -61,11 +51,10 @@ fn beside_a_main_profiler(runtime: Runtime, session: &str) {
         .env("MAIN_PROFILER_OUT", &counts)
         .start()
         .unwrap();
-    let mut profile = None;
-    let rate = measured(&mut app, |app| profile = Some(record_pid(app.pid(), LENGTH, &[]).unwrap().0));
+    let heard = record_allocations(&mut app, 1, LENGTH).unwrap();
     let truth = app.stop().unwrap();
     assert_eq!(truth["mistakes"], 0, "{truth}");
-    assert_counted_once(&name, &profile.unwrap(), rate);
+    assert_counted_once(&name, &heard.profiles[0].0, &heard);
     // The other one was there and did its work all the time.
     let counts: Value = serde_json::from_str(&std::fs::read_to_string(&counts).unwrap()).unwrap();
     assert!(counts["collections"].as_u64().unwrap() > 0, "{counts}");
@@ -75,21 +64,12 @@ fn beside_a_main_profiler(runtime: Runtime, session: &str) {
 #[test]
 fn two_recorders_on_one_process_both_get_complete_files() {
     let Some(_turn) = begin("coexistence::two_recorders", RECORD_NET9) else { return };
-    let scratch = Scratch::new().unwrap();
-    let files = [scratch.path("one.pb.gz"), scratch.path("two.pb.gz")];
     let mut app = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().start().unwrap();
-    let rate = measured(&mut app, |app| {
-        let start = |file| Recording::of_pid(app.pid(), file, &["--duration", "4s"]).unwrap();
-        let both = [start(&files[0]), start(&files[1])];
-        for recording in both {
-            recording.finish_well(LENGTH + SLACK).unwrap();
-        }
-    });
+    let heard = record_allocations(&mut app, 2, LENGTH).unwrap();
     let truth = app.stop().unwrap();
     assert_eq!(truth["mistakes"], 0, "{truth}");
-    for file in &files {
-        let profile = Profile::read(file).unwrap();
-        assert_counted_once(&file.display().to_string(), &profile, rate);
+    for (profile, outcome) in &heard.profiles {
+        assert_counted_once(&outcome.stderr, profile, &heard);
         let samples = |fits: &dyn Fn(&Sample) -> bool| profile.sum("samples", fits);
         let (all, unnamed) = (samples(&|_| true), samples(&|sample| sample.has("[managed]")));
         // Code that ran once, while the session started, may be past when its question is sent: as in the tests of names.

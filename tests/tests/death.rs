@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use profiler_protocol::counter::Counter;
 use rustix::process::Signal;
 use system_tests::environment::{RECORD_NET9, begin};
-use system_tests::perfusion::{SLACK, Scratch, record_pid};
+use system_tests::perfusion::{SLACK, Scratch};
+use system_tests::region::{counted, regions};
 use system_tests::wait::let_pass;
-use system_tests::{App, Profile, Recording, Runtime, Workload};
+use system_tests::{App, Profile, Recording, Runtime, Workload, wait_until};
 
 #[test]
 fn a_killed_app_leaves_a_complete_file_whose_losses_add_up() {
@@ -29,9 +31,15 @@ fn dies_of(how: &str, end: impl FnOnce(&mut App)) {
         .start()
         .unwrap();
     let recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
-    let_pass(Duration::from_secs(3));
+    let heard = wait_until("allocations and names", SLACK, || {
+        let count = |counter| counted(&regions(&app), counter);
+        (count(Counter::AllocationSamples) > 1000 && count(Counter::NamesFound) > 10).then_some(())
+    });
+    assert!(heard.is_ok(), "{}", recording.progress());
+    // In the middle of it.
+    let_pass(Duration::from_secs(1));
     end(&mut app);
-    app.await_exit(Duration::from_secs(10)).unwrap();
+    app.await_exit(SLACK).unwrap();
     let outcome = recording.finish_well(SLACK).unwrap();
     let profile = Profile::read(&file).unwrap();
     assert!(
@@ -79,14 +87,29 @@ fn assert_losses_add_up(profile: &Profile, stderr: &str, in_flight: i64) {
 #[test]
 fn more_events_than_anyone_can_record_are_dropped_and_counted() {
     let Some(_turn) = begin("death::more_events_than_anyone_can_record", RECORD_NET9) else { return };
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("flat-out.pb.gz");
     let mut app = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().arg("flat-out").start().unwrap();
     let before = app.mark().unwrap();
-    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(4), &[]).unwrap();
+    let recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
+    let heard = wait_until("allocations", SLACK, || {
+        (counted(&regions(&app), Counter::AllocationSamples) > 1000).then_some(())
+    });
+    assert!(heard.is_ok(), "{}", recording.progress());
+    let_pass(Duration::from_secs(1));
+    // 4 GB/s are 40,000 samples a second of up to 16 KiB of stack: more than the ring is drained of. Where the machine drains it all the
+    // same, it does not while the recorder stands still, for less than the shim's patience.
+    recording.signal(Signal::STOP).unwrap();
+    let_pass(Duration::from_secs(1));
+    recording.signal(Signal::CONT).unwrap();
+    let_pass(Duration::from_secs(1));
+    recording.signal(Signal::INT).unwrap();
+    let outcome = recording.finish_well(SLACK).unwrap();
     let rate = before.bytes_per_second(app.mark().unwrap());
     let truth = app.stop().unwrap();
     assert_eq!(truth["mistakes"], 0, "{truth}");
+    let profile = Profile::read(&file).unwrap();
     assert_losses_add_up(&profile, &outcome.stderr, 0);
-    // 4 GB/s are 40,000 samples a second of up to 16 KiB of stack: more than the ring is drained of.
     assert!(
         profile.counter("shim_allocations_dropped_full") > Some(0),
         "nothing was dropped: {:#?}",

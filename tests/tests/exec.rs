@@ -19,7 +19,7 @@ fn recorded(caller: &str) -> (Profile, u32, u32, [i64; 2]) {
     let mut app = workload.start().unwrap();
     let (pid, thread) = (app.pid(), app.thread("caller"));
     let mut recording = Recording::of_pid(pid, &file, &[]).unwrap();
-    recording.await_progress("recording pid", Duration::from_secs(20)).unwrap();
+    recording.await_progress("recording pid", SLACK).unwrap();
     let became = app.ask("go", "became").unwrap();
     recording.signal(Signal::INT).unwrap();
     recording.finish_well(SLACK).unwrap();
@@ -83,9 +83,13 @@ fn another_thread_than_the_first_becomes_another_program() {
     assert_eq!(wall(&profile, caller, "after"), 0, "{}", profile.describe("wall", |_| true));
     assert_whole(&profile, before + after, "the thread that calls execve");
     assert!(before * 100 >= burnt[0] * 99 && after * 100 >= burnt[1] * 99, "{before} {after} {burnt:?}");
-    // The first thread ended where the other took its place.
+    // The first thread ended where the other took its place; either may have waited for a CPU to do so.
     let first = wall(&profile, pid, "before");
-    assert!((first - before).abs() * 100 <= profile.duration_ns, "{first} {before}");
+    let queued = profile.sum("runnable", |sample| sample.label("process") == "before");
+    assert!(
+        ((first - before).abs() - queued) * 100 <= profile.duration_ns,
+        "{first} {before}, runnable {queued}"
+    );
     let waited = profile.sum("blocked", |sample| {
         sample.label("thread_id") == pid.to_string()
             && sample.label("process") == "before"

@@ -19,6 +19,7 @@ use system_tests::perfusion::{self, Recording, SLACK};
 use system_tests::profile::Profile;
 use system_tests::wait::{let_pass, wait_until};
 
+use crate::kubernetes::windows;
 use crate::node::{DEADLINE, Node, group, spin};
 use crate::restart::{bpf_objects, leftovers, still_loaded};
 
@@ -299,7 +300,8 @@ fn a_receiver_that_says_nothing_holds_the_end_up_no_longer_than_promised() {
     let asked = Instant::now();
     daemon.signal(Signal::TERM).ok();
     let outcome = daemon.finish(SLACK).unwrap();
-    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+    // Else it waits five seconds for the sinks.
+    assert!(asked.elapsed() < Duration::from_millis(4500), "{:?}", asked.elapsed());
     assert!([0, 130].contains(&outcome.code()), "{}", outcome.stderr);
     drop(app);
 }
@@ -359,9 +361,9 @@ fn a_storm_of_processes_leaves_nothing_in_the_daemon() {
     wait_until("a profile", DEADLINE, || (!node.profiles().is_empty()).then_some(())).unwrap();
     let resident = |node: &Node| node.metric("perfusion_memory_bytes{part=\"resident\"}");
     let seconds = if long_form() { 30 } else { 4 };
-    // As fast as shells can start programs, one for each CPU.
+    // As fast as shells can start programs, and as long as that takes on a slow machine.
     let script = "echo $$ > \"$0/cgroup.procs\"; end=$(($(date +%s) + $1)); n=0; \
-                  while [ $(date +%s) -lt $end ]; do for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do /bin/true; done; n=$((n + 21)); done; echo $n";
+                  while [ $(date +%s) -lt $end ] || [ $n -lt 210 ]; do for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do /bin/true; done; n=$((n + 21)); done; echo $n";
     let storms: Vec<_> = (0..2)
         .map(|_| {
             let mut storm = Command::new("sh");
@@ -379,6 +381,8 @@ fn a_storm_of_processes_leaves_nothing_in_the_daemon() {
                 .unwrap()
         })
         .sum();
+    // What it has not got to yet is in its ring.
+    windows(&node, 2.0);
     let after_storm = resident(&node);
     // Ten seconds later they are forgotten: of the dead the daemon knows but those that others left just now.
     let dead_ones = || {
@@ -391,7 +395,7 @@ fn a_storm_of_processes_leaves_nothing_in_the_daemon() {
             answer["processes"].as_array().unwrap().iter().map(|process| process["pid"].as_u64().unwrap());
         pids.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()).count()
     };
-    let forgotten = wait_until("the dead to be forgotten", Duration::from_secs(30), || {
+    let forgotten = wait_until("the dead to be forgotten", DEADLINE, || {
         (u64::try_from(dead_ones()).unwrap() * 20 < started).then_some(())
     });
     assert!(forgotten.is_ok(), "{} dead ones of {started} are known", dead_ones());

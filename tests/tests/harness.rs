@@ -20,6 +20,6 @@ fn workload_compiles_runs_and_tells_its_truth(runtime: Runtime) {
 #[test]
 fn an_app_that_dies_is_noticed() {
     let mut app = Workload::program("/bin/sh").arg("-c").arg("exit 3").spawn().unwrap();
-    let error = app.await_line("ready", Duration::from_secs(5)).unwrap_err().to_string();
+    let error = app.await_line("ready", Duration::from_secs(60)).unwrap_err().to_string();
     assert!(error.contains("exit status: 3"), "{error}");
 }

@@ -13,7 +13,7 @@ use system_tests::environment::{Need, begin, record_on};
 use system_tests::perfusion::{Outcome, Scratch, command, run};
 use system_tests::{Runtime, Workload, on_runtimes};
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(120);
 /// Addresses looked at per mapping.
 const PROBES: u64 = 600;
 

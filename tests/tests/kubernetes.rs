@@ -8,6 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use system_tests::app::{App, Workload};
@@ -33,8 +34,11 @@ struct PodGroup {
 impl PodGroup {
     fn new(uid: &str, container: &str) -> std::io::Result<Self> {
         let pod = format!("kubepods-pod{}.slice", uid.replace('-', "_"));
+        let scope = format!("{pod}/cri-containerd-{container}.scope");
+        // Of a run that was killed.
+        fs::remove_dir(cgroup2().unwrap_or_default().join(&scope)).ok();
         let group = Group::new(&pod)?;
-        Ok(Self { container: Group::new(&format!("{pod}/cri-containerd-{container}.scope"))?, _pod: group })
+        Ok(Self { container: Group::new(&scope)?, _pod: group })
     }
 
     fn take(&self, app: &App) {
@@ -80,7 +84,10 @@ impl Server {
             .map_while(Result::ok)
             .take_while(|line| !line.is_empty())
             .collect();
-        let request = lines[0].split(' ').nth(1).unwrap().to_owned();
+        // One that hung up before it asked.
+        let Some(request) = lines.first().and_then(|line| line.split(' ').nth(1)).map(str::to_owned) else {
+            return;
+        };
         let allowed =
             lines.iter().any(|line| line.eq_ignore_ascii_case(&format!("authorization: bearer {TOKEN}")));
         let mut served = self.0.lock().unwrap();
@@ -93,10 +100,10 @@ impl Server {
         {
             ("404 Not Found", String::new())
         } else if request.contains("watch=1") {
-            stream
-                .write_all(format!("HTTP/1.1 200 OK\r\n{json}transfer-encoding: chunked\r\n\r\n").as_bytes())
-                .unwrap();
-            served.watches.push(stream);
+            let head = format!("HTTP/1.1 200 OK\r\n{json}transfer-encoding: chunked\r\n\r\n");
+            if stream.write_all(head.as_bytes()).is_ok() {
+                served.watches.push(stream);
+            }
             return;
         } else {
             ("200 OK", recorded("list.json"))
@@ -146,7 +153,7 @@ fn configuration(node: &Node, url: &str, more: &str) -> String {
 }
 
 fn has_shim(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("perfusion"))
+    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("perfusion-shim"))
 }
 
 fn of_pid(profile: &Profile, pid: u32) -> usize {
@@ -154,7 +161,7 @@ fn of_pid(profile: &Profile, pid: u32) -> usize {
 }
 
 /// Waits until so many windows more are over.
-fn windows(node: &Node, more: f64) {
+pub(crate) fn windows(node: &Node, more: f64) {
     let before = node.metric("perfusion_daemon_windows_total");
     wait_until("windows", DEADLINE, || {
         (node.metric("perfusion_daemon_windows_total") >= before + more).then_some(())
@@ -162,16 +169,17 @@ fn windows(node: &Node, more: f64) {
     .unwrap();
 }
 
-/// Samples of a process in files that are written from now on, for three windows.
+/// Samples of a process in windows that begin from now on, of which three are waited for. (By their times: files of windows before may come late.)
 fn samples_from_now(node: &Node, pid: u32) -> usize {
     // What is on its way is over then.
     windows(node, 2.0);
-    let before: Vec<i64> = node.profiles().iter().map(|(_, profile)| profile.time_ns).collect();
-    windows(node, 3.0);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let now = i64::try_from(now.as_nanos()).unwrap();
+    windows(node, 4.0);
     let profiles = node.profiles();
     profiles
         .iter()
-        .filter(|(_, profile)| !before.contains(&profile.time_ns))
+        .filter(|(_, profile)| profile.time_ns >= now)
         .map(|(_, profile)| of_pid(profile, pid))
         .sum()
 }

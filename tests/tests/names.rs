@@ -3,8 +3,11 @@
 use std::fs;
 use std::time::Duration;
 
+use profiler_protocol::counter::Counter;
+use rustix::process::Signal;
 use system_tests::environment::{Need, RECORD, RECORD_NET9, begin, long_form, record_on};
 use system_tests::perfusion::{self, SLACK, Scratch, record_pid};
+use system_tests::region::{counted, regions};
 use system_tests::wait::let_pass;
 use system_tests::{Profile, Recording, Runtime, Sample, Workload, on_runtimes, wait_until};
 
@@ -64,21 +67,20 @@ fn a_recorded_process_is_left_as_it_was_found() {
     let ours = || {
         let maps = fs::read_to_string(format!("/proc/{}/maps", app.pid())).unwrap();
         let left: Vec<String> =
-            maps.lines().filter(|line| line.contains("perfusion")).map(str::to_owned).collect();
+            maps.lines().filter(|line| line.contains("perfusion-shim")).map(str::to_owned).collect();
         (!left.is_empty()).then_some(left)
     };
     for round in 0..2 {
         let (profile, _) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
         assert_named(&profile);
         // The runtime unloads the library some 0.3 s after the detach was asked for (up to 5 s with a GC in the way).
-        let gone = wait_until("shim and region to leave the process", Duration::from_secs(8), || {
-            ours().is_none().then_some(())
-        });
+        let gone =
+            wait_until("shim and region to leave the process", SLACK, || ours().is_none().then_some(()));
         assert!(gone.is_ok(), "round {round}: still mapped: {:?}", ours());
         let fds = fs::read_dir(format!("/proc/{}/fd", app.pid())).unwrap();
         let links: Vec<String> =
             fds.filter_map(|fd| Some(fs::read_link(fd.ok()?.path()).ok()?.display().to_string())).collect();
-        assert!(!links.iter().any(|link| link.contains("perfusion")), "round {round}: {links:?}");
+        assert!(!links.iter().any(|link| link.contains("perfusion-shim")), "round {round}: {links:?}");
     }
     app.stop().unwrap();
 }
@@ -89,8 +91,12 @@ fn a_process_that_exits_during_the_recording_keeps_its_names() {
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("exits.pb.gz");
     let mut app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("2").start().unwrap();
+    // However long the recorder takes to start, the app has all of its two seconds before it.
+    app.signal(Signal::STOP).unwrap();
     // Without a duration the recording ends when its target has.
-    let recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
+    let mut recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
+    recording.await_progress("recording pid", SLACK).unwrap();
+    app.signal(Signal::CONT).unwrap();
     let status = app.await_exit(4 * SLACK).unwrap();
     assert_eq!(status.code(), Some(7));
     recording.finish_well(SLACK).unwrap();
@@ -104,8 +110,13 @@ fn a_killed_process_keeps_the_names_asked_before() {
     let file = scratch.path("killed.pb.gz");
     let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
     let recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
-    let_pass(Duration::from_secs(3));
-    app.signal(rustix::process::Signal::KILL).unwrap();
+    let asked = wait_until("names to be asked for", SLACK, || {
+        (counted(&regions(&app), Counter::NamesFound) >= 10).then_some(())
+    });
+    assert!(asked.is_ok(), "{}", recording.progress());
+    // Of what has its names.
+    let_pass(Duration::from_secs(2));
+    app.signal(Signal::KILL).unwrap();
     recording.finish_well(SLACK).unwrap();
     let profile = Profile::read(&file).unwrap();
     // As for one that lives, so that a profile without the app's stacks does not pass for one without a nameless frame.
@@ -158,7 +169,11 @@ fn two_runtimes_at_once_are_told_apart(pair: [Runtime; 2]) {
         let pid = app.pid().to_string();
         let of_app = |sample: &Sample| sample.label("pid") == pid;
         assert_loop_named(&profile, of_app);
-        assert!(unnamed_share(&profile, of_app) <= 0.01, "{runtime}: {}", profile.describe("cpu", of_app));
+        // As everywhere: code that runs once, while the session starts, may be past when its question is sent.
+        let samples =
+            |fits: &dyn Fn(&Sample) -> bool| profile.sum("samples", |sample| of_app(sample) && fits(sample));
+        let (all, unnamed) = (samples(&|_| true), samples(&|sample| sample.has("[managed]")));
+        assert!(unnamed <= 2 + all / 100, "{runtime}: {}", profile.describe("cpu", of_app));
         // No frame of one runtime's libraries in the other's process.
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
         let own = maps.lines().find_map(|line| {

@@ -17,7 +17,7 @@ use system_tests::profile::Profile;
 use system_tests::wait::wait_until;
 
 /// A loaded machine may take long; windows are one second.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 
 /// A daemon with windows of a second, its files and its port.
 pub(crate) struct Node {
@@ -79,8 +79,7 @@ impl Node {
     /// A value of /metrics.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics");
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name}:\n{text}"))
+        value(&text, name).unwrap_or_else(|| panic!("no {name}:\n{text}"))
     }
 
     /// The profiles there are, of all services, oldest first within each.
@@ -92,7 +91,12 @@ impl Node {
             let mut files: Vec<_> =
                 files.filter(|file| file.extension().is_some_and(|ending| ending == "gz")).collect();
             files.sort();
-            found.extend(files.iter().map(|file| (name.clone(), Profile::read(file).unwrap())));
+            found.extend(files.iter().filter_map(|file| match Profile::read(file) {
+                Ok(profile) => Some((name.clone(), profile)),
+                // To make room the daemon takes old ones away.
+                Err(_) if !file.exists() => None,
+                Err(error) => panic!("{error:#}"),
+            }));
         }
         found
     }
@@ -109,6 +113,11 @@ impl Node {
         daemon.signal(Signal::TERM).unwrap();
         daemon.finish_well(2 * SLACK).unwrap();
     }
+}
+
+/// A value in what /metrics says.
+fn value(text: &str, name: &str) -> Option<f64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
 
 /// A cgroup that no other run of these tests has.
@@ -128,11 +137,19 @@ fn over_its_cpu_budget_it_records_at_lower_rates_says_so_and_comes_back() {
     let (selection, switch) = ("selection: {only: [{command: spin}]}", node.kill_switch());
     let limits = |cpu: &str| format!("{selection}\nlimits: {{cpu: {cpu}, {switch}}}\n");
     node.configure(&limits("0.1%"));
+    // The budget is a part of all CPUs, so as many of them are busy on a large machine as on a small one.
+    let cpus = std::thread::available_parallelism().unwrap().get();
     let app = spin();
+    let _more: Vec<_> = (1..cpus / 2).map(|_| spin()).collect();
     node.start();
-    wait_until("two steps", DEADLINE, || (node.metric("perfusion_rate_steps") >= 2.0).then_some(())).unwrap();
     // 99 a second were asked for; two steps are a quarter of that.
-    assert!(node.metric("perfusion_frequency_hertz") <= 24.0);
+    wait_until("two steps", DEADLINE, || {
+        let text = node.get("/metrics");
+        let at_least = |name: &str, least: f64| value(&text, name).is_some_and(|found| found >= least);
+        let most = value(&text, "perfusion_frequency_hertz").is_some_and(|hertz| hertz <= 24.0);
+        (at_least("perfusion_rate_steps", 2.0) && most).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}\n{}", node.daemon().progress(), node.get("/metrics")));
     assert!(node.metric("perfusion_daemon_windows_over_cpu_total") >= 2.0);
     let is_lowered = |profile: &Profile| {
         profile.comments.iter().any(|line| line.starts_with("rates lowered, to stay within"))
@@ -292,7 +309,7 @@ fn a_daemon_says_how_each_process_stands_to_root_alone_and_nobody_holds_it_up() 
     assert_eq!(shy_row["daemon"]["shim"], false);
     assert_eq!(shy_row["why_not"], "it opted out with PERFUSION_ATTACH=off");
     let maps = fs::read_to_string(format!("/proc/{}/maps", shy.pid())).unwrap();
-    assert!(!maps.contains("perfusion"), "touched");
+    assert!(!maps.contains("perfusion-shim"), "touched");
 
     // Another user gets no word, even where the file has lost its rights.
     let python = "import socket,sys,os\nos.setgid(65534);os.setuid(65534)\ns=socket.socket(socket.AF_UNIX)\n\
@@ -334,7 +351,8 @@ fn only_those_are_recorded_that_the_rules_choose_and_no_word_is_heard_of_others(
     let rules = |text: &str| format!("selection: {text}\nlimits: {{{}}}\n", node.kill_switch());
     let by_cgroup = rules("{only: [{cgroup: /perfusion-test-*}], except: [{cgroup: /perfusion-test-unw*}]}");
     let by_command = rules("{only: [{command: spin}]}");
-    let by_user = rules("{except: [{user: root}]}");
+    // Others than root run on many a host.
+    let by_user = rules("{only: [{command: spin}], except: [{user: root}]}");
     let (inside, outside, excepted) = (spin(), spin(), spin());
     wanted.take(inside.pid()).unwrap();
     unwanted.take(excepted.pid()).unwrap();

@@ -12,7 +12,7 @@ use system_tests::perfusion::{self, SLACK, Scratch, record_pid};
 use system_tests::region::regions;
 use system_tests::{App, Recording, Runtime, Workload, on_runtimes, wait_until};
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A process's line of the table and its object of the JSON form.
 struct Row {
@@ -88,8 +88,12 @@ fn a_dotnet_process_has_its_version_and_how_it_can_be_profiled(runtime: Runtime)
     assert_eq!(seen(app.pid()), expected("shim loaded", ""));
     recording.signal(rustix::process::Signal::INT).unwrap();
     recording.finish_well(SLACK).unwrap();
-    wait_until("the region to go", SLACK, || regions(&app).is_empty().then_some(())).unwrap();
-    assert_eq!(seen(app.pid()), expected("can attach", ""));
+    // The runtime takes the library out a moment after its region.
+    let can_attach = wait_until("the shim to go", SLACK, || {
+        let row = seen(app.pid());
+        (row == expected("can attach", "")).then_some(())
+    });
+    assert!(can_attach.is_ok(), "{:?}", seen(app.pid()));
     app.stop().unwrap();
 }
 
@@ -105,7 +109,7 @@ fn each_reason_why_not_more_is_said() {
     };
     let dotnet = format!(".NET {}", version(Runtime::Net9));
 
-    let native = Workload::program("/bin/sleep").arg("60").spawn().unwrap();
+    let native = Workload::program("/bin/sleep").arg("600").spawn().unwrap();
     assert_eq!(row(&native), ("native".to_owned(), "native".to_owned(), String::new()));
 
     for knob in ["DOTNET_EnableDiagnostics", "DOTNET_EnableDiagnostics_Profiler"] {
@@ -150,7 +154,7 @@ fn a_process_in_a_container_has_the_containers_id() {
     // As Docker calls it under systemd; what makes it a container's is the name alone, on every host.
     let id = format!("{:016x}", std::process::id()).repeat(4);
     let group = Group::new(&format!("docker-{id}.scope")).unwrap();
-    let app = Workload::program("/bin/sleep").arg("60").spawn().unwrap();
+    let app = Workload::program("/bin/sleep").arg("600").spawn().unwrap();
     assert_eq!(seen(app.pid())[3], "-");
     group.take(app.pid()).unwrap();
     assert_eq!(seen(app.pid())[3], id[..12]);

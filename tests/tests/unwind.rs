@@ -66,7 +66,7 @@ fn a_library_that_is_rewritten_in_place_and_loaded_again_is_another_one() {
         .start()
         .unwrap();
     let mut recording = Recording::of_pid(app.pid(), &file, &["--frequency", "999"]).unwrap();
-    recording.await_progress("recording pid", Duration::from_secs(20)).unwrap();
+    recording.await_progress("recording pid", SLACK).unwrap();
     let reloaded = app.ask("go", "reloaded").unwrap();
     recording.signal(Signal::INT).unwrap();
     recording.finish_well(SLACK).unwrap();
@@ -98,11 +98,11 @@ fn tier1_call_chains_without_frame_pointers_are_exact(runtime: Runtime) {
     let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "callheavy", &[]).unwrap().start().unwrap();
     // 1999 Hz: the promise is 1 bad stack in 1000, so it takes thousands to see it kept.
-    let length = Duration::from_secs(if long_form() { 30 } else { 6 });
+    let length = Duration::from_secs(if long_form() { 30 } else { 3 });
     let thread = app.thread("callheavy").to_string();
     let (mut total, mut bad) = (0, 0);
     // Below some thousand samples the share says little. A loaded machine gives the thread a part of a CPU: it takes longer then.
-    for _ in 0..8 {
+    for _ in 0..16 {
         let (profile, outcome) = record_pid(app.pid(), length, &["--frequency", "1999"]).unwrap();
         let (samples, wrong) = judge(runtime, &profile, &thread, &outcome.stderr);
         total += samples;

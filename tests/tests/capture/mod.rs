@@ -17,11 +17,12 @@ use std::{fs, thread};
 
 use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion::source::{Event, ThreadSnapshot};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use system_tests::environment;
 use system_tests::environment::{Need, Turn};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Btf];
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Begins a test: its turn, its needs, and the probes in this very binary (`cargo xtask test` builds them in).
 fn begin(name: &str, needs: &[Need]) -> Option<Turn> {
@@ -88,6 +89,21 @@ impl Worker {
         self.stop.store(true, Ordering::Relaxed);
         self.handle.join().unwrap();
     }
+}
+
+/// A thread that gives its CPU to the others of its kind all the time: they have one CPU between them, however many the machine has.
+fn yielding() -> Worker {
+    let mut is_bound = false;
+    Worker::start("yield", move || {
+        if !is_bound {
+            let allowed = sched_getaffinity(None).unwrap();
+            let mut one = CpuSet::new();
+            one.set((0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap());
+            sched_setaffinity(None, &one).unwrap();
+            is_bound = true;
+        }
+        thread::yield_now();
+    })
 }
 
 fn spin(duration: Duration) {

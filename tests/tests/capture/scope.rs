@@ -13,7 +13,7 @@ use system_tests::wait_until;
 
 use super::{
     DEADLINE, NEEDS, Process, Worker, assert_laws, begin, collect, counters, own_options, records_stored,
-    times,
+    times, yielding,
 };
 
 #[test]
@@ -82,7 +82,7 @@ fn source_pids(events: &[Event]) -> Vec<u32> {
 #[test]
 fn a_full_ring_drops_and_counts() {
     let Some(_turn) = begin("capture: full ring", NEEDS) else { return };
-    let workers: Vec<_> = (0..4).map(|_| Worker::start("yield", thread::yield_now)).collect();
+    let workers: Vec<_> = (0..4).map(|_| yielding()).collect();
     let options = KernelOptions {
         ring_bytes: 64 * 1024,
         frequency_hz: 1000,

@@ -11,7 +11,7 @@ use system_tests::wait_until;
 
 use super::{
     DEADLINE, Look, NEEDS, Worker, assert_laws, begin, collect, counters, duty, own_options, records_stored,
-    times,
+    times, yielding,
 };
 
 #[test]
@@ -85,10 +85,14 @@ fn waits_tile_the_time_between_runs() {
     let tid = worker.tid;
     let mut source = KernelSource::start(&own_options()).unwrap();
     let mut events = Vec::new();
-    let is_end = |event: &Event| matches!(&event.kind, EventKind::WaitEnd(end) if end.thread.tid == tid);
-    wait_until("200 waits", DEADLINE, || {
+    // clock_nanosleep is call 230 on x86-64. On a busy machine there are waits for a CPU, too.
+    let sleeps = |event: &&Event| {
+        let of = |wait: &WaitStart| wait.thread.tid == tid && wait.syscall == Some(230);
+        matches!(&event.kind, EventKind::WaitStart(wait) if of(wait))
+    };
+    wait_until("200 sleeps", DEADLINE, || {
         collect(&mut source, &mut events);
-        (events.iter().filter(|event| is_end(event)).count() >= 200).then_some(())
+        (events.iter().filter(sleeps).count() > 200).then_some(())
     })
     .unwrap();
     let snapshot = times(&mut source)[&tid];
@@ -103,7 +107,8 @@ fn waits_tile_the_time_between_runs() {
     })
     .unwrap();
     events.sort_by_key(|event| event.time);
-    let (mut open, mut pairs, mut slept, mut ran, mut waited) = (None::<(u64, WaitStart)>, 0, 0, 0u64, 0u64);
+    let (mut open, mut pairs, mut ran, mut waited) = (None::<(u64, WaitStart)>, 0, 0u64, 0u64);
+    let mut slept = Vec::new();
     for event in &events {
         match &event.kind {
             EventKind::WaitStart(wait) if wait.thread.tid == tid => {
@@ -121,11 +126,8 @@ fn waits_tile_the_time_between_runs() {
                 );
                 waited += end.blocked_ns + end.runnable_ns;
                 pairs += 1;
-                // clock_nanosleep is call 230 on x86-64.
                 if wait.syscall == Some(230) && end.waker.is_some() {
-                    slept += 1;
-                    // The timer is set before the switch-out: on a slow machine a good part of the 3 ms is over by then.
-                    assert!(end.blocked_ns >= 1_000_000, "{} ns", end.blocked_ns);
+                    slept.push(end.blocked_ns);
                     assert!(!wait.kernel.is_empty());
                 }
             }
@@ -138,14 +140,18 @@ fn waits_tile_the_time_between_runs() {
             _ => {}
         }
     }
-    assert!(pairs >= 200 && slept >= 190, "{pairs} pairs, {slept} sleeps");
+    assert!(pairs >= 200 && slept.len() >= 190, "{pairs} pairs, {} sleeps", slept.len());
+    // The timer is set before the switch-out: on a slow machine a good part of the 3 ms is over by then, and all of them where something else
+    // takes the CPU just there.
+    let short = slept.iter().filter(|blocked_ns| **blocked_ns < 1_000_000).count();
+    assert!(short * 20 <= slept.len(), "{slept:?}");
     assert_laws(&counters(&source));
 }
 
 #[test]
 fn thinned_waits_weigh_what_they_stand_for() {
     let Some(_turn) = begin("capture: thinning", NEEDS) else { return };
-    let workers: Vec<_> = (0..4).map(|_| Worker::start("yield", thread::yield_now)).collect();
+    let workers: Vec<_> = (0..4).map(|_| yielding()).collect();
     let budget = 2 << 20;
     let options = KernelOptions { wait_stack_budget_bytes_per_s: budget, ..own_options() };
     let mut source = KernelSource::start(&options).unwrap();
@@ -204,7 +210,8 @@ fn a_thread_that_calls_execve_ends_with_its_program_and_goes_on_under_the_proces
     let pid = child.id();
     assert!(child.wait().unwrap().success());
     let mut events = Vec::new();
-    let slept = |end: &ThreadTimes| end.blocked_ns >= 200_000_000;
+    // 200 ms, but for what passes between the look at the clock and the sleep.
+    let slept = |end: &ThreadTimes| end.blocked_ns >= 150_000_000;
     let (ends, left) = wait_until("the ends of the caller and of the new program", DEADLINE, || {
         collect(&mut source, &mut events);
         let ends = events.iter().filter_map(|event| match &event.kind {

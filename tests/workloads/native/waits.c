@@ -191,11 +191,34 @@ static void spin(void)
 	}
 }
 
-static void storm(void) { sched_yield(); }
+// The threads of a storm have one CPU between them, however many the machine has: with one each, none would ever lose it.
+static void share_one_cpu(void)
+{
+	static _Thread_local int is_bound;
+	cpu_set_t allowed, one;
+	int cpu = 0;
+	if (is_bound)
+		return;
+	check(sched_getaffinity(0, sizeof allowed, &allowed), "sched_getaffinity");
+	while (!CPU_ISSET(cpu, &allowed))
+		cpu++;
+	CPU_ZERO(&one);
+	CPU_SET(cpu, &one);
+	check(sched_setaffinity(0, sizeof one, &one), "sched_setaffinity");
+	is_bound = 1;
+}
+
+static void storm(void)
+{
+	share_one_cpu();
+	sched_yield();
+}
+
 // The same on a large stack, all of which is copied while nobody knows how to walk it.
 __attribute__((noinline)) static void deep_storm(void)
 {
 	volatile char large[24 << 10];
+	share_one_cpu();
 	large[0] = large[sizeof large - 1] = 1;
 	sched_yield();
 	(void)large[0];
