@@ -324,6 +324,7 @@ fn wishes(options: &Record) -> Wishes {
         exceptions: !options.no_exceptions,
         contention: !options.no_contention,
         thread_pool: options.thread_pool,
+        ..Wishes::default()
     }
 }
 

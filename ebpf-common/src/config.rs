@@ -20,13 +20,34 @@ pub const RULES_BY_USER: u32 = 2;
 /// `Config::rules_by`: rules look at the command name.
 pub const RULES_BY_COMMAND: u32 = 4;
 
-/// What a rule says: to be recorded.
-pub const RULE_ONLY: u32 = 1;
-/// What a rule says: not to be recorded, whatever others say.
-pub const RULE_EXCEPT: u32 = 2;
+/// Bit of what rules say: being recorded at all.
+pub const RULE_RECORDED: u32 = 1;
+/// Bit of what rules say: CPU samples.
+pub const RULE_CPU: u32 = 2;
+/// Bit of what rules say: the stacks of waits.
+pub const RULE_WAITS: u32 = 4;
+/// Bits of what can be given to some and taken from others: the three above, and those that only the daemon knows.
+pub const RULE_FEATURES: u32 = 0xff;
+/// A feature's bit in the upper half of a word takes it, whatever others say; in the lower half it gives it, where not everybody has it.
+pub const RULE_TAKES: u32 = 16;
+/// Above the features: n bits set from here on keep one CPU sample in 2ⁿ. Of several rules the one with the fewest samples holds: words are
+/// put together by "or".
+pub const RULE_THINS: u32 = 8;
 
 /// The kernel has no such field (`on_cpu` without CONFIG_SMP).
 pub const NO_FIELD: u32 = u32::MAX;
+
+/// What is left out, of somebody of whom rules say `said`, when `others` have these features: the features, and above them which CPU samples.
+/// `None` when they are not recorded.
+#[inline(always)]
+#[must_use]
+pub const fn left_out(said: u32, others: u32) -> Option<u32> {
+    let has = (said | others) & !(said >> RULE_TAKES);
+    if has & RULE_RECORDED == 0 {
+        return None;
+    }
+    Some((has ^ RULE_FEATURES) & 0xffff)
+}
 
 plain! {
     /// The settings.
@@ -43,7 +64,7 @@ plain! {
         pub selection: u32,
         /// The `RULES_BY_` bits that matter, for `SELECT_RULES`.
         pub rules_by: u32,
-        /// 1 when those are recorded of whom no rule says anything.
+        /// The features of those of whom no rule says anything.
         pub rules_others: u32,
         /// Process that is never recorded; 0 for none.
         pub excluded_tgid: u32,
@@ -111,5 +132,25 @@ plain! {
         pub place_shift: u32,
         /// Named padding.
         pub reserved: u32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_taken_stays_away_and_what_is_given_comes_where_others_have_it_not() {
+        let others = RULE_FEATURES & !RULE_WAITS;
+        assert_eq!(left_out(0, others), Some(RULE_WAITS));
+        assert_eq!(left_out(RULE_WAITS, others), Some(0));
+        assert_eq!(left_out(RULE_WAITS | RULE_WAITS << RULE_TAKES, others), Some(RULE_WAITS));
+        assert_eq!(left_out(RULE_RECORDED << RULE_TAKES, others), None);
+        assert_eq!(left_out(RULE_WAITS, 0), None);
+        assert_eq!(left_out(0b11 << RULE_THINS, RULE_FEATURES), Some(0b11 << RULE_THINS));
+        assert_eq!(
+            left_out(RULE_CPU << RULE_TAKES | 1 << RULE_THINS, RULE_FEATURES),
+            Some(RULE_CPU | 1 << RULE_THINS)
+        );
     }
 }

@@ -160,6 +160,10 @@ plain! {
         pub stolen_ns: u64,
         /// Time waiting for something else since then.
         pub blocked_ns: u64,
+        /// [`crate::key::Thread::left_out`].
+        pub left_out: u32,
+        /// Named padding.
+        pub reserved: u32,
     }
 }
 

@@ -69,6 +69,10 @@ plain! {
         pub waker_tgid: u32,
         /// Waits so far, for the coin; it stops at the most.
         pub waits: u32,
+        /// What rules leave out of its process, as last looked up (`crate::config::left_out`).
+        pub left_out: u32,
+        /// Named padding.
+        pub reserved: u32,
         /// Command name of that thread; written for kept waits only.
         pub waker_comm: [u8; COMM_BYTES],
     }
@@ -81,7 +85,9 @@ plain! {
         /// its state since then.
         pub since_ns: u64,
         /// 1 once `/proc` has been read: from then on an unknown thread is one that was lost, and starts afresh.
-        pub seeded: u64,
+        pub seeded: u32,
+        /// What rules leave out of a process; 0 in the maps.
+        pub left_out: u32,
     }
 }
 

@@ -4,8 +4,8 @@ use crate::maps::{CGROUPS, COMMANDS, CONTROL, ENDED, SELECTED, USERS};
 use aya_ebpf::bindings::task_struct;
 use core::ffi::c_void;
 use ebpf_common::config::{
-    Config, NO_FIELD, RULE_EXCEPT, RULE_ONLY, RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER,
-    SELECT_CGROUP, SELECT_PIDS, SELECT_RULES,
+    Config, NO_FIELD, RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER, SELECT_CGROUP, SELECT_PIDS,
+    SELECT_RULES, left_out,
 };
 use ebpf_common::key::Recording;
 
@@ -192,16 +192,16 @@ impl Task {
         Self(self.field(setting!(task_leader)))
     }
 
-    /// Whether the rules choose it. A cgroup nobody has looked at yet may be one that is not to be recorded.
+    /// What rules leave out of it; `None` when they do not choose it. A cgroup nobody has looked at yet may be one that is not to be recorded.
     #[inline(always)]
-    fn is_chosen(self) -> bool {
+    fn left_out(self) -> Option<u32> {
         let by = setting!(rules_by);
         let mut said = 0;
         if by & RULES_BY_CGROUP != 0 {
             // SAFETY: values are plain integers.
             match unsafe { CGROUPS.get(self.cgroup_id()) } {
                 Some(bits) => said |= *bits,
-                None => return false,
+                None => return None,
             }
         }
         if by & RULES_BY_USER != 0 {
@@ -212,7 +212,7 @@ impl Task {
             // SAFETY: values are plain integers.
             said |= unsafe { COMMANDS.get(self.leader().comm()) }.copied().unwrap_or(0);
         }
-        said & RULE_EXCEPT == 0 && (setting!(rules_others) != 0 || said & RULE_ONLY != 0)
+        left_out(said, setting!(rules_others))
     }
 
     /// From when on this thread is recorded; `None` when it is not selected, or the recording has not begun or is over.
@@ -229,13 +229,20 @@ impl Task {
             if selection == SELECT_CGROUP && self.cgroup_id() != setting!(cgroup_id) {
                 return None;
             }
-            if selection == SELECT_RULES && !self.is_chosen() {
-                return None;
+            let mut recording = *CONTROL.get(0)?;
+            if selection == SELECT_RULES {
+                recording.left_out = self.left_out()?;
             }
-            *CONTROL.get(0)?
+            recording
         };
         (recording.since_ns != 0 && goes_on()).then_some(recording)
     }
+}
+
+/// Whether it may differ from process to process what is recorded of it.
+#[inline(always)]
+pub(crate) fn has_rules() -> bool {
+    setting!(selection) == SELECT_RULES
 }
 
 /// Whether the recording is not over.

@@ -5,7 +5,7 @@
 //! A visited thread can wake at any moment. Its registers and stack are true if it slept through the visit: it slept before and after,
 //! in the same wait and without having run. Anything else is dropped and counted.
 
-use crate::config::{Task, mapping_end, setting};
+use crate::config::{Task, has_rules, mapping_end, setting};
 use crate::emit::{PF_KTHREAD, send};
 use crate::machine;
 use crate::maps::{PASSED_OVER, RING, SLEEPER_SCRATCH, THREADS, VISITORS, count};
@@ -18,6 +18,7 @@ use aya_ebpf::helpers::generated::{
 };
 use core::ffi::{c_long, c_void};
 use core::mem::size_of;
+use ebpf_common::config::RULE_WAITS;
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{
     FLAG_IO, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER, Header, KIND_SLEEPER,
@@ -67,13 +68,19 @@ pub(crate) fn visit(ctx: *mut c_void) {
     let task = Task(task);
     let tid = task.tid();
     let tgid = task.tgid();
-    if task.recording(tgid).is_none() {
-        return;
-    }
+    let Some(recording) = task.recording(tgid) else { return };
     let Some((slot, visitor)) = visitor() else { return };
     let Some(thread) = THREADS.get_ptr_mut(tid) else { return };
     // SAFETY: an entry of the map, which outlives the program; the scheduler's hooks may change it meanwhile.
     let thread = unsafe { &mut *thread };
+    if has_rules() {
+        // One that sleeps for long learns here what rules say now; its next switch looks for itself.
+        // SAFETY: a valid, aligned field.
+        unsafe { core::ptr::write_volatile(&raw mut thread.left_out, recording.left_out) };
+        if recording.left_out & RULE_WAITS != 0 {
+            return;
+        }
+    }
     let Some(asleep) = asleep(task, thread) else { return };
     let flags = thread.wait_flags;
     // SAFETY: a helper without arguments.

@@ -21,7 +21,7 @@ pub(crate) fn fork(ctx: &BtfTracePointContext) {
     }
     // Its one thread is new: nothing is to be seeded.
     // SAFETY: a helper without arguments.
-    let recording = Recording { since_ns: unsafe { bpf_ktime_get_ns() }, seeded: 1 };
+    let recording = Recording { since_ns: unsafe { bpf_ktime_get_ns() }, seeded: 1, left_out: 0 };
     if SELECTED.insert(child, recording, u64::from(BPF_ANY)).is_err() {
         count(Counter::SelectedMapFull);
     }

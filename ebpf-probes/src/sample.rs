@@ -1,12 +1,13 @@
 //! The CPU sampler: a timer per CPU that finds a thread running.
 
-use crate::config::Task;
+use crate::config::{Task, has_rules};
 use crate::emit::{Hook, Lost, stack_record};
 use crate::machine;
 use crate::maps::count;
 use aya_ebpf::EbpfContext as _;
-use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_ktime_get_ns};
+use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_get_prandom_u32, bpf_ktime_get_ns};
 use aya_ebpf::programs::PerfEventContext;
+use ebpf_common::config::{RULE_CPU, RULE_THINS};
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{CERTAIN, KIND_CPU_SAMPLE};
 
@@ -26,6 +27,9 @@ pub(crate) fn cpu_sample(ctx: &PerfEventContext) {
     if now < recording.since_ns {
         return;
     }
+    if has_rules() && is_left_out(recording.left_out) {
+        return;
+    }
     count(Counter::CpuSamples);
     let hook = Hook {
         kind: KIND_CPU_SAMPLE,
@@ -43,4 +47,11 @@ pub(crate) fn cpu_sample(ctx: &PerfEventContext) {
         Err(Lost::RingFull(_)) => Counter::CpuSamplesRingFull,
         Err(Lost::Busy) => Counter::CpuSamplesBusy,
     });
+}
+
+/// Whether rules leave this sample out: all of a process's, or all but one in some.
+#[inline(always)]
+fn is_left_out(left_out: u32) -> bool {
+    // SAFETY: a helper without arguments.
+    left_out & RULE_CPU != 0 || left_out >> RULE_THINS & unsafe { bpf_get_prandom_u32() } != 0
 }

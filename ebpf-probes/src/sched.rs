@@ -18,7 +18,7 @@
 //! kernel tells of it only later, at `sched_process_exec`. So an entry knows whose it is by the task's kernel stack.
 
 use crate::coin;
-use crate::config::{Task, goes_on, known_is_selected, setting};
+use crate::config::{Task, goes_on, has_rules, known_is_selected, setting};
 use crate::emit::{Hook, Lost, PF_KTHREAD, small_record, stack_record};
 use crate::machine::{self, THREAD_BYTES};
 use crate::maps::{THREADS, WAKE_SCRATCH, coin, count};
@@ -27,6 +27,7 @@ use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_get_stack, bpf_ktime_get_ns};
 use aya_ebpf::programs::BtfTracePointContext;
 use core::mem::{size_of, size_of_val};
+use ebpf_common::config::RULE_WAITS;
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{
     CERTAIN, FLAG_IO, FLAG_PREEMPTED, FLAG_THROTTLED, FLAG_WAKER, FLAG_WOKEN_THROTTLED, Header,
@@ -83,6 +84,9 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
     let (waits, was) = if blocked { (STATE_BLOCKED, WAIT_WAS_BLOCKED) } else { (STATE_RUNNABLE, 0) };
     put(&mut thread.wait_start_ns, now);
     put(&mut thread.wait_blocked_ns, 0);
+    if has_rules() && thread.left_out & RULE_WAITS != 0 {
+        return without_stack(thread, waits, was);
+    }
     count(Counter::Waits);
     let Some(coin) = coin() else { return thinned(thread, waits, was) };
     // SAFETY: this CPU's entry; the scheduler's hooks do not nest on a CPU.
@@ -139,9 +143,15 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
 /// The coin did not keep the wait that begins.
 #[inline(always)]
 fn thinned(thread: &mut Thread, waits: u32, was: u32) {
+    without_stack(thread, waits, was);
+    count(Counter::WaitsThinned);
+}
+
+/// No stack is taken of the wait that begins.
+#[inline(always)]
+fn without_stack(thread: &mut Thread, waits: u32, was: u32) {
     put(&mut thread.wait_flags, was);
     set_state(thread, waits);
-    count(Counter::WaitsThinned);
 }
 
 /// The stack of the wait that begins was lost. A waking that has just found it kept has told of nothing that is known; if it writes the
@@ -408,7 +418,11 @@ fn recorded<'a>(task: Task, tid: u32, tgid: u32, now: u64) -> Option<(u32, &'a m
         }
     }
     let recording = task.recording(tgid)?;
-    known(task, tid, tgid, &recording, now)
+    let (tid, thread) = known(task, tid, tgid, &recording, now)?;
+    if has_rules() {
+        put(&mut thread.left_out, recording.left_out);
+    }
+    Some((tid, thread))
 }
 
 /// The thread's entry and its id, made when it is unknown: before seeding it was in its present state since the recording began; later
@@ -657,6 +671,8 @@ fn tell_end(tid: u32, thread: &Thread, now: u64) -> bool {
         runnable_ns: thread.runnable_ns,
         stolen_ns: thread.stolen_ns,
         blocked_ns: thread.blocked_ns,
+        left_out: thread.left_out,
+        reserved: 0,
     };
     count(Counter::ThreadEnds);
     let stored = small_record(&mut record);

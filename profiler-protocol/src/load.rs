@@ -14,9 +14,13 @@ pub const WITHOUT_EXCEPTIONS: u64 = 1;
 pub const WITHOUT_CONTENTION: u64 = 2;
 /// A recorder wishes to hear of thread pools.
 pub const WITH_THREAD_POOL: u64 = 4;
+/// A recorder goes without allocations of this process, and so without its live objects.
+pub const WITHOUT_ALLOCATIONS: u64 = 8;
+/// A recorder goes without live objects of this process.
+pub const WITHOUT_LIVE_OBJECTS: u64 = 16;
 /// The bits of a recorder's number that say what it wishes to hear. They are part of the number because that is the one thing a shim knows from its
 /// first event on, however it was loaded, and learns of a recorder that takes it over.
-const WISHES: u64 = 7;
+const WISHES: u64 = 31;
 
 /// A recorder's number: `random` but for its wishes. Never 0, which is nobody.
 #[must_use]
@@ -89,7 +93,7 @@ mod tests {
             assert!(with != 0 && with != less && is_same(with, less));
             assert_eq!([with, less].map(wishes), [0, all]);
         }
-        assert!(!is_same(number(0x10, 0), number(0x20, 0)));
+        assert!(!is_same(number(0x100, 0), number(0x200, 0)));
     }
 
     #[test]

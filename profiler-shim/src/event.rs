@@ -379,7 +379,7 @@ impl Instance {
 
     /// Watches the object, if it is its turn. As in the record: 0, or 1 more than the level.
     fn watch(&self, address: usize, sample: u64, size: u64) -> u8 {
-        let Some(info) = self.info().filter(|i| i.has_handles()) else { return 0 };
+        let Some(info) = self.info().filter(|i| i.has_handles() && self.watches()) else { return 0 };
         let (watched, counter) =
             match self.live.watch(&info, address, sample, size, &mut |found| self.tell_found(found)) {
                 Watch::Watched { level } => (level.saturating_add(1), Counter::HandlesCreated),

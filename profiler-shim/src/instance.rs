@@ -20,7 +20,9 @@ use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{
     FEATURE_ALLOCATION_SAMPLED, FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, State, pack_runtime,
 };
-use profiler_protocol::load::{self, WITH_THREAD_POOL, WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS};
+use profiler_protocol::load::{
+    self, WITH_THREAD_POOL, WITHOUT_ALLOCATIONS, WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS, WITHOUT_LIVE_OBJECTS,
+};
 use profiler_protocol::producer::{Identity, Region};
 use profiler_protocol::record::{Body, Record, Words};
 
@@ -129,6 +131,11 @@ impl Instance {
     /// The next session is for this.
     pub(crate) fn set_wishes(&self, wishes: u64) {
         self.wishes.store(wishes, Ordering::Relaxed);
+    }
+
+    /// True when objects are to be watched.
+    pub(crate) fn watches(&self) -> bool {
+        self.wishes() & (WITHOUT_ALLOCATIONS | WITHOUT_LIVE_OBJECTS) == 0
     }
 
     /// From here on exact mode chooses the allocations that are told of.
@@ -240,7 +247,7 @@ impl Instance {
             | unless(WITHOUT_EXCEPTIONS, KEYWORD_EXCEPTION)
             | if wishes & WITH_THREAD_POOL == 0 { 0 } else { KEYWORD_THREADING };
         let (keywords, level) = match () {
-            () if self.has_told() => (keywords, 4),
+            () if self.has_told() || wishes & WITHOUT_ALLOCATIONS != 0 => (keywords, 4),
             () if sampled => (keywords | KEYWORD_ALLOCATION_SAMPLED, 4),
             () => (keywords, 5),
         };

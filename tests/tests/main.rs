@@ -17,6 +17,7 @@ mod errors;
 mod exact;
 mod exec;
 mod faults;
+mod features;
 mod harness;
 mod heap;
 mod held;

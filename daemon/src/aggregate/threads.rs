@@ -17,6 +17,7 @@
 
 use crate::sample::frame::Marker;
 use crate::sample::stack::StackId;
+use crate::source::kernel::rule_set::{Feature, LeftOut};
 use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState};
 use std::collections::HashMap;
 
@@ -127,6 +128,20 @@ pub struct Row {
     pub blocked_ns: f64,
     /// Standard error of `runnable_ns` and `blocked_ns` together; 0 where nothing was left to chance.
     pub wait_stderr_ns: f64,
+}
+
+impl Row {
+    /// What is left of it without what rules leave out.
+    fn without(mut self, left_out: LeftOut) -> Option<Self> {
+        if left_out.has(Feature::Cpu) {
+            (self.samples, self.cpu_ns) = (0, 0.0);
+        }
+        if left_out.has(Feature::Waits) {
+            (self.runnable_ns, self.blocked_ns, self.wait_stderr_ns) = (0.0, 0.0, 0.0);
+        }
+        let something = self.samples > 0 || self.cpu_ns + self.runnable_ns + self.blocked_ns > 0.0;
+        something.then_some(self)
+    }
 }
 
 /// Time of waits that were all kept.
@@ -487,7 +502,15 @@ impl Threads {
 
 /// Of a thread whose end is not known.
 fn no_times(thread: ThreadId) -> ThreadTimes {
-    ThreadTimes { thread, oncpu_ns: 0, runnable_ns: 0, stolen_ns: 0, blocked_ns: 0, since: MonotonicNs(0) }
+    ThreadTimes {
+        thread,
+        oncpu_ns: 0,
+        runnable_ns: 0,
+        stolen_ns: 0,
+        blocked_ns: 0,
+        since: MonotonicNs(0),
+        left_out: 0,
+    }
 }
 
 impl Thread {
@@ -506,7 +529,17 @@ impl Thread {
         waited.add(blocked_ns, runnable_ns, open.weight);
     }
 
-    fn rows(mut self, times: &ThreadTimes, rows: &mut Vec<Row>) {
+    fn rows(self, times: &ThreadTimes, rows: &mut Vec<Row>) {
+        let before = rows.len();
+        self.all_rows(times, rows);
+        let left_out = LeftOut(times.left_out);
+        if left_out != LeftOut::default() {
+            let own = rows.split_off(before);
+            rows.extend(own.into_iter().filter_map(|row| row.without(left_out)));
+        }
+    }
+
+    fn all_rows(mut self, times: &ThreadTimes, rows: &mut Vec<Row>) {
         let id = self.id;
         let row = |place, reason, waker| Row {
             thread: id,
@@ -661,6 +694,7 @@ mod tests {
     use super::{Origin, Place, Row, Threads, WaitReason, WaitStateKey, Waker};
     use crate::sample::frame::Marker;
     use crate::sample::stack::StackId;
+    use crate::source::kernel::rule_set::Feature;
     use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd};
     use proptest::prelude::{any, prop, proptest};
 
@@ -681,7 +715,15 @@ mod tests {
         WaitReason { state: WaitStateKey::Interruptible, syscall: Some(35), io: false, suspended: false };
 
     fn times(oncpu_ns: u64, runnable_ns: u64, blocked_ns: u64) -> ThreadTimes {
-        ThreadTimes { thread: T, oncpu_ns, runnable_ns, stolen_ns: 0, blocked_ns, since: MonotonicNs(0) }
+        ThreadTimes {
+            thread: T,
+            oncpu_ns,
+            runnable_ns,
+            stolen_ns: 0,
+            blocked_ns,
+            since: MonotonicNs(0),
+            left_out: 0,
+        }
     }
 
     fn running(times: ThreadTimes, progress: Progress) -> [ThreadSnapshot; 1] {
@@ -693,6 +735,24 @@ mod tests {
     fn sums(rows: &[Row]) -> (f64, f64, f64) {
         rows.iter()
             .fold((0.0, 0.0, 0.0), |(c, r, b), row| (c + row.cpu_ns, r + row.runnable_ns, b + row.blocked_ns))
+    }
+
+    #[test]
+    fn what_rules_leave_out_of_a_process_is_in_no_row() {
+        let columns = |left_out: u32| {
+            let mut threads = Threads::default();
+            threads.cpu_sample(T, MonotonicNs(1), StackId(1));
+            threads.wait_start(T, MonotonicNs(2), StackId(2), SLEEP, 1, 1.0);
+            threads.wait_end(&end(2, 60));
+            let rows = threads.finish(&running(ThreadTimes { left_out, ..times(40, 0, 60) }, ON_CPU));
+            assert!(rows.iter().all(|row| row.cpu_ns + row.blocked_ns > 0.0), "{rows:?}");
+            sums(&rows)
+        };
+        let (cpu, waits) = (Feature::Cpu as u32, Feature::Waits as u32);
+        assert_eq!(columns(0), (40.0, 0.0, 60.0));
+        assert_eq!(columns(waits), (40.0, 0.0, 0.0));
+        assert_eq!(columns(cpu), (0.0, 0.0, 60.0));
+        assert_eq!(columns(cpu | waits), (0.0, 0.0, 0.0));
     }
 
     /// Of 10,000 waits at each of two places the coin keeps one in 100, a hundred times over. The true time of a place must lie within

@@ -17,6 +17,7 @@ use self::ipc::{AttachProfiler, IpcError, ProcessInfo};
 use self::policy::{Inspection, WhyNot};
 use self::target::Target;
 use crate::leftover;
+use crate::source::kernel::rule_set::{Feature, LeftOut};
 use crate::source::shim::finder;
 use profiler_protocol::load::{self, CLASS_ID, OWNER_VARIABLE, client_data};
 use rustix::io::Errno;
@@ -110,11 +111,15 @@ pub struct Wishes {
     pub contention: bool,
     /// How many workers the thread pool has, and why.
     pub thread_pool: bool,
+    /// Allocations.
+    pub allocations: bool,
+    /// Of those, the objects that live on.
+    pub live_objects: bool,
 }
 
 impl Default for Wishes {
     fn default() -> Self {
-        Self { exceptions: true, contention: true, thread_pool: false }
+        Self { exceptions: true, contention: true, thread_pool: false, allocations: true, live_objects: true }
     }
 }
 
@@ -124,8 +129,25 @@ pub const NOT_RECORDED: &str = ": not recorded, as asked";
 impl Wishes {
     /// For a profile's comments: the columns that are empty.
     pub fn comments(self) -> impl Iterator<Item = String> {
-        let columns = [(self.exceptions, "exceptions"), (self.contention, "contentions, delay")];
+        let columns = [
+            (self.exceptions, "exceptions"),
+            (self.contention, "contentions, delay"),
+            (self.allocations, "alloc_objects, alloc_space"),
+            (self.allocations && self.live_objects, "inuse_objects, inuse_space"),
+        ];
         columns.into_iter().filter(|(wished, _)| !wished).map(|(_, of)| format!("{of}{NOT_RECORDED}"))
+    }
+
+    /// This, but for what rules leave out.
+    #[must_use]
+    pub fn but_for(self, left_out: LeftOut) -> Self {
+        Self {
+            exceptions: self.exceptions && !left_out.has(Feature::Exceptions),
+            contention: self.contention && !left_out.has(Feature::Contention),
+            allocations: self.allocations && !left_out.has(Feature::Allocations),
+            live_objects: self.live_objects && !left_out.has(Feature::LiveObjects),
+            ..self
+        }
     }
 
     fn bits(self) -> u64 {
@@ -133,6 +155,8 @@ impl Wishes {
         bit(!self.exceptions, load::WITHOUT_EXCEPTIONS)
             | bit(!self.contention, load::WITHOUT_CONTENTION)
             | bit(self.thread_pool, load::WITH_THREAD_POOL)
+            | bit(!self.allocations, load::WITHOUT_ALLOCATIONS)
+            | bit(!self.live_objects, load::WITHOUT_LIVE_OBJECTS)
     }
 }
 

@@ -43,16 +43,19 @@ pub struct Workers<T> {
 }
 
 impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
-    /// Starts them. `done` is called on their threads.
+    /// Starts them; each attach has settings of its own. `done` is called on their threads.
     ///
     /// # Errors
     /// When a thread cannot be made.
-    pub fn start(settings: Settings, done: impl Fn(Done<T>) + Clone + Send + 'static) -> io::Result<Self> {
-        Self::with(move |pid| attach(pid, settings), done)
+    pub fn start(
+        settings: impl Fn(&T) -> Settings + Clone + Send + 'static,
+        done: impl Fn(Done<T>) + Clone + Send + 'static,
+    ) -> io::Result<Self> {
+        Self::with(move |pid, what| attach(pid, settings(what)), done)
     }
 
     fn with(
-        attach: impl Fn(u32) -> Result<Attached, AttachError> + Clone + Send + 'static,
+        attach: impl Fn(u32, &T) -> Result<Attached, AttachError> + Clone + Send + 'static,
         done: impl Fn(Done<T>) + Clone + Send + 'static,
     ) -> io::Result<Self> {
         let (jobs, queue) = channel();
@@ -61,7 +64,8 @@ impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
             let (queue, attach, done) = (Arc::clone(&queue), attach.clone(), done.clone());
             let work = move || {
                 while let Some((pid, what)) = next(&queue) {
-                    done((what, attach(pid)));
+                    let result = attach(pid, &what);
+                    done((what, result));
                 }
             };
             std::thread::Builder::new().name("attach".into()).spawn(work)
@@ -142,7 +146,7 @@ mod tests {
         let (release, stalled) = channel::<()>();
         let (tell, told) = channel();
         let stalled = std::sync::Arc::new(std::sync::Mutex::new(stalled));
-        let attach = move |pid| {
+        let attach = move |pid, _: &&str| {
             if pid == std::process::id() {
                 stalled.lock().unwrap().recv().ok();
             }

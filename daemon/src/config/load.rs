@@ -407,6 +407,8 @@ mod tests {
                 assert!(schema["properties"].get(&key).is_some(), "{key}");
                 continue;
             };
+            // Deeper ones by the one they are in.
+            let name = name.split('.').next().unwrap();
             assert!(properties(section).unwrap().get(name).is_some(), "{key}");
         }
         assert_eq!(schema["additionalProperties"], false);

@@ -81,7 +81,12 @@ impl Recording {
     /// What runtimes are asked for.
     #[must_use]
     pub fn wishes(&self) -> Wishes {
-        Wishes { exceptions: self.exceptions, contention: self.contention, thread_pool: self.thread_pool }
+        Wishes {
+            exceptions: self.exceptions,
+            contention: self.contention,
+            thread_pool: self.thread_pool,
+            ..Wishes::default()
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Loads the shim into .NET processes as the policy says, on threads of its own: an attach may wait for a runtime for seconds.
+//! Loads the shim into .NET processes as the policy says, on threads of its own: an attach may wait for a runtime for seconds. And tells shims
+//! what rules leave out of their processes, as rules, pods and configuration change.
 //!
 //! Processes are recognised by the pipeline, which sees their mappings. Each is tried at most once at a time, less and less often while it
 //! fails, and never again where it cannot be done or where the process wants none, as long as it runs the same program.
@@ -8,13 +9,13 @@ use crate::attach::follow::{Program, program};
 use crate::attach::policy::opted_out;
 use crate::attach::target::Target;
 use crate::attach::workers::{self, Done, Workers};
-use crate::attach::{AttachError, Settings};
+use crate::attach::{AttachError, Settings, Wishes};
 use crate::config::load::OPT_OUT;
 use crate::config::{Attach, Policy};
 use crate::kubernetes::Source;
 use crate::process::container::home;
 use crate::run::{Managed, Watcher};
-use crate::source::kernel::rule_set::Filter;
+use crate::source::kernel::rule_set::{Feature, Filter, LeftOut, OfService};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
@@ -52,6 +53,7 @@ struct Try {
     program: Program,
     service: Arc<str>,
     failures: u32,
+    wishes: Wishes,
 }
 
 /// The thread.
@@ -68,14 +70,22 @@ impl Attacher {
     pub fn start(state: Arc<State>, watcher: Watcher, settings: Settings) -> io::Result<Self> {
         let (news, heard) = channel();
         let (tell, seen_to) = (news.clone(), watcher.clone());
-        let workers = Workers::start(settings, move |done: Done<Try>| {
+        let own = move |attempt: &Try| settings.wishing(attempt.wishes);
+        let workers = Workers::start(own, move |done: Done<Try>| {
             if done.1.is_ok() {
                 seen_to.watch(done.0.program.0);
             }
             // Fails only when nobody waits for it any more.
             tell.send(News::Done(done)).ok();
         })?;
-        let work = Work { state, watcher, workers, known: HashMap::new(), reasons: HashMap::new() };
+        let work = Work {
+            state,
+            watcher,
+            workers,
+            known: HashMap::new(),
+            reasons: HashMap::new(),
+            told: HashMap::new(),
+        };
         let thread = std::thread::Builder::new().name("attacher".into()).spawn(move || work.run(&heard))?;
         Ok(Self { thread, news })
     }
@@ -96,6 +106,8 @@ struct Work {
     known: HashMap<Program, Outcome>,
     /// In words, why it is not attached to.
     reasons: HashMap<Program, String>,
+    /// What rules leave out of each, as its shim was told.
+    told: HashMap<Program, LeftOut>,
 }
 
 impl Work {
@@ -111,9 +123,22 @@ impl Work {
             let alive: HashSet<Program> = managed.iter().map(|(program, _)| *program).collect();
             self.known.retain(|program, _| alive.contains(program));
             self.reasons.retain(|program, _| alive.contains(program));
+            self.told.retain(|program, _| alive.contains(program));
+            let rules = self.state.selection();
+            let mut filter = rules.as_deref().map(Filter::new);
+            let mut of_services = HashMap::new();
             for (program, process) in managed {
-                self.consider(program, &process);
+                let left_out = match &mut filter {
+                    Some(filter) => filter.left_out(process.pid, &process.service),
+                    None => Some(LeftOut::default()),
+                };
+                if let Some(left_out) = left_out {
+                    self.tell(program, &process, left_out);
+                    OfService::add(&mut of_services, &process.service, left_out.of_shim());
+                }
+                self.consider(program, &process, left_out);
             }
+            self.state.set_left_out(of_services);
             let reasons = self.reasons.iter().map(|(program, why)| ((program.0, program.1), why.clone()));
             self.state.set_unattached(reasons.collect());
             let mut heard = news.recv_timeout(LOOK).ok();
@@ -127,10 +152,21 @@ impl Work {
         }
     }
 
-    fn consider(&mut self, key: Program, process: &Managed) {
+    /// Has the shims of a process leave out what is left out of it now.
+    fn tell(&mut self, key: Program, process: &Managed, left_out: LeftOut) {
+        let left_out = left_out.of_shim();
+        if self.told.insert(key, left_out).unwrap_or_default() == left_out {
+            return;
+        }
+        let wishes = self.state.config().recording.wishes().but_for(left_out);
+        self.watcher.wish(process.pid, wishes, !left_out.has(Feature::Names));
+        tracing::info!(pid = process.pid, service = %process.service, "left out: {}", left_out.names());
+    }
+
+    fn consider(&mut self, key: Program, process: &Managed, left_out: Option<LeftOut>) {
         let config = self.state.config();
         let known = self.known.get(&key).copied();
-        if let Some(reason) = self.unwanted(&config.attach, process) {
+        if let Some(reason) = self.unwanted(&config.attach, process, left_out) {
             if known == Some(Outcome::Attached) {
                 tracing::info!(pid = process.pid, service = %process.service, "detached: the policy is another now");
                 self.watcher.leave(process.pid);
@@ -147,7 +183,8 @@ impl Work {
             Some(Outcome::Failed(failures, next)) if Instant::now() >= next => failures,
             Some(_) => return,
         };
-        let attempt = Try { program: key, service: Arc::clone(&process.service), failures };
+        let wishes = config.recording.wishes().but_for(left_out.unwrap_or_default());
+        let attempt = Try { program: key, service: Arc::clone(&process.service), failures, wishes };
         if self.workers.is_running(&attempt) {
             return;
         }
@@ -163,7 +200,7 @@ impl Work {
 
     fn done(&mut self, (attempt, result): Done<Try>) {
         self.workers.finished(&attempt);
-        let Try { program: key, service, failures } = attempt;
+        let Try { program: key, service, failures, .. } = attempt;
         let pid = key.0;
         let outcome = match result {
             Ok(attached) => {
@@ -189,10 +226,15 @@ impl Work {
     }
 
     /// Why it is not to be attached to, as things are now.
-    fn unwanted(&self, attach: &Attach, process: &Managed) -> Option<&'static str> {
-        let rules = self.state.selection();
-        if !rules.is_none_or(|rules| Filter::new(&rules).holds(process.pid)) {
-            return Some("not selected");
+    fn unwanted(
+        &self,
+        attach: &Attach,
+        process: &Managed,
+        left_out: Option<LeftOut>,
+    ) -> Option<&'static str> {
+        let Some(left_out) = left_out else { return Some("not selected") };
+        if left_out.all_of_shim() {
+            return Some("all that needs it is left out");
         }
         if !wants(attach, &process.service) {
             return Some("the attach policy is not for its service");

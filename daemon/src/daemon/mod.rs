@@ -352,8 +352,9 @@ impl Daemon {
         let mode = self.state.mode();
         let what = mode.recording(&config.recording);
         let rules = self.rules(config);
-        let selection = match (&rules, &what.cgroup) {
-            (Some(rules), _) => Selection::Rules(rules.clone()),
+        let of_kernel = rules.as_ref().and_then(|rules| self.of_kernel(config, rules));
+        let selection = match (of_kernel, &what.cgroup) {
+            (Some(rules), _) => Selection::Rules(rules),
             (None, Some(path)) => Selection::Cgroup(cgroup_id(path)?),
             (None, None) => Selection::All,
         };
@@ -391,7 +392,15 @@ impl Daemon {
         let source = config.kubernetes.pods;
         // Pods that the API server tells of can except themselves, where the probes can tell them by their cgroups.
         let any = !config.selection.is_all() || (source == Source::Api && self.cgroups.are_known());
-        any.then(|| config.selection.rules(&mut self.cgroups, &self.state.pods, source))
+        let frequency = self.state.mode().recording(&config.recording).frequency;
+        any.then(|| config.selection.rules(&mut self.cgroups, &self.state.pods, source, frequency))
+    }
+
+    /// Of these rules, what the probes are told; `None` when they do not matter to them.
+    fn of_kernel(&self, config: &Config, rules: &RuleSet) -> Option<RuleSet> {
+        let (selection, source) = (config.selection.of_kernel(), config.kubernetes.pods);
+        let any = !selection.is_all() || (source == Source::Api && self.cgroups.are_known());
+        any.then(|| rules.of_kernel(selection.looks_at_cgroups(source)))
     }
 
     /// Begins to learn of pods, as this configuration says.
@@ -444,9 +453,11 @@ impl Daemon {
     /// Tells the probes of cgroups that came and went.
     fn look_at_cgroups(&mut self) {
         let Some(known) = self.state.selection().filter(|rules| rules.cgroups.is_some()) else { return };
-        let rules = self.rules(&self.state.config()).filter(|rules| *rules != *known);
-        if let (Some(rules), Some(active)) = (rules, &self.recording)
-            && active.recording.select_cgroups(rules.cgroups.clone().unwrap_or_default())
+        let config = self.state.config();
+        let Some(rules) = self.rules(&config).filter(|rules| *rules != *known) else { return };
+        let cgroups = self.of_kernel(&config, &rules).and_then(|of_kernel| of_kernel.cgroups);
+        if let Some(active) = &self.recording
+            && cgroups.is_none_or(|cgroups| active.recording.select_cgroups(cgroups))
         {
             self.state.set_selection(Some(rules));
         }
@@ -488,7 +499,7 @@ impl Daemon {
             tracing::warn!("the control socket moves when the daemon starts again");
         }
         let anew = self.state.mode().recording(&before.recording) != mode.recording(&config.recording)
-            || before.selection != config.selection
+            || before.selection.of_kernel() != config.selection.of_kernel()
             || before.kubernetes.pods != config.kubernetes.pods;
         let other_pods =
             before.kubernetes != config.kubernetes || before.selection.wanted() != config.selection.wanted();
@@ -513,6 +524,11 @@ impl Daemon {
                 Ok(server) => self.server = server,
                 Err(error) => tracing::error!(%error, "no metrics until the next reload"),
             }
+        }
+        if !anew && before.selection != self.state.config().selection {
+            // What shims do changes within the recording.
+            let rules = self.rules(&self.state.config());
+            self.state.set_selection(rules);
         }
         if anew && let Some(active) = self.recording.take() {
             self.end(active)?;

@@ -6,7 +6,7 @@ use super::mode::Mode;
 use crate::config::Config;
 use crate::kubernetes::pods::Pods;
 use crate::run::Watcher;
-use crate::source::kernel::rule_set::RuleSet;
+use crate::source::kernel::rule_set::{OfService, RuleSet};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,6 +24,8 @@ pub struct State {
     unattached: Mutex<HashMap<(u32, u64), String>>,
     /// Who is recorded; `None`: everybody.
     selection: Mutex<Option<Arc<RuleSet>>>,
+    /// What shims leave out of the processes of services.
+    left_out: Mutex<HashMap<Arc<str>, OfService>>,
     /// Speaks with the recording, while there is one.
     watcher: Mutex<Option<Watcher>>,
     /// When the daemon last looked at its clocks.
@@ -52,6 +54,7 @@ impl State {
             mode: Mutex::new(Arc::new(mode)),
             unattached: Mutex::default(),
             selection: Mutex::default(),
+            left_out: Mutex::default(),
             watcher: Mutex::default(),
             beat: Mutex::new(Instant::now()),
             remarks: Mutex::default(),
@@ -99,6 +102,17 @@ impl State {
     /// These are recorded from now on.
     pub fn set_selection(&self, rules: Option<RuleSet>) {
         *self.selection.lock().unwrap_or_else(PoisonError::into_inner) = rules.map(Arc::new);
+    }
+
+    /// What shims leave out of the processes of this service.
+    #[must_use]
+    pub fn left_out(&self, service: &str) -> Option<OfService> {
+        self.left_out.lock().unwrap_or_else(PoisonError::into_inner).get(service).copied()
+    }
+
+    /// This is left out of services now.
+    pub fn set_left_out(&self, of_services: HashMap<Arc<str>, OfService>) {
+        *self.left_out.lock().unwrap_or_else(PoisonError::into_inner) = of_services;
     }
 
     /// What the daemon may take.

@@ -3,12 +3,14 @@
 use super::state::State;
 use crate::aggregate::key::SampleType;
 use crate::aggregate::window::{Entry, OTHER};
+use crate::attach::NOT_RECORDED;
 use crate::config::Recording;
 use crate::config::units::Bytes;
 use crate::pprof::{self, About};
 use crate::run::{Over, loss};
 use crate::sink::Finished;
 use crate::source::kernel::Rates;
+use crate::source::kernel::rule_set::{Feature, LeftOut, OfService};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -54,7 +56,8 @@ impl Encoder {
                 duration,
                 period_ns: 1_000_000_000 / u64::from(frequency.max(1)),
                 main_image: pid.and_then(|pid| over.processor.processes.main_image(pid)),
-                comments: with_pools(&comments, &over, &service),
+                comments: [with_pools(&comments, &over, &service), self.left_out(&over, &service, frequency)]
+                    .concat(),
             };
             let (symbolizer, directory) = (&over.processor.symbolizer, &over.processor.processes);
             match pprof::message(part.entries, symbolizer, directory, &about) {
@@ -91,6 +94,14 @@ impl Encoder {
         since
     }
 
+    /// What rules leave out of a service, in words.
+    fn left_out(&self, over: &Over<'_>, service: &str, frequency: u32) -> Vec<String> {
+        let nothing = || OfService { all: LeftOut::default(), some: LeftOut::default() };
+        let of_kernel = over.processor.left_out(service).unwrap_or_else(nothing);
+        let of_shim = self.state.left_out(service).unwrap_or_else(nothing);
+        left_out_comments(of_kernel.all.or(of_shim.all), of_kernel.some.or(of_shim.some), frequency)
+    }
+
     fn comments(&self, over: &Over<'_>, counters: &[(String, u64)], duration: Duration) -> Vec<String> {
         let mut comments = vec![
             format!("perfusion {}", env!("CARGO_PKG_VERSION")),
@@ -122,6 +133,39 @@ impl Encoder {
 fn with_pools(comments: &[String], over: &Over<'_>, service: &str) -> Vec<String> {
     let pools = over.window.pool_lines(Some(service)).map(|line| format!("{}{line}", pprof::POOL_PREFIX));
     comments.iter().cloned().chain(pools).collect()
+}
+
+/// What rules leave out of all processes of a service, and of some of them.
+fn left_out_comments(all: LeftOut, some: LeftOut, frequency: u32) -> Vec<String> {
+    let columns = |left_out: LeftOut| {
+        let of = |feature: Feature, columns| left_out.has(feature).then_some(columns);
+        [
+            of(Feature::Cpu, "samples, cpu"),
+            of(Feature::Waits, "runnable, blocked"),
+            of(Feature::Allocations, "alloc_objects, alloc_space, inuse_objects, inuse_space"),
+            of(Feature::LiveObjects, "inuse_objects, inuse_space")
+                .filter(|_| !left_out.has(Feature::Allocations)),
+            of(Feature::Exceptions, "exceptions"),
+            of(Feature::Contention, "contentions, delay"),
+        ]
+        .into_iter()
+        .flatten()
+    };
+    let mut comments: Vec<String> = columns(all).map(|columns| format!("{columns}{NOT_RECORDED}")).collect();
+    let partly = LeftOut(some.0 & !all.0);
+    comments.extend(
+        columns(partly).map(|columns| format!("{columns}: not recorded of some of its processes, as asked")),
+    );
+    if some.has(Feature::Names) {
+        comments.push("names of managed code: not asked for, as asked".to_owned());
+    }
+    if some.one_sample_in() > 1 {
+        comments.push(format!(
+            "samples: one in {} of {frequency} per second and CPU, as asked; cpu is exact all the same",
+            some.one_sample_in()
+        ));
+    }
+    comments
 }
 
 /// That a window was recorded at other rates than was asked for.

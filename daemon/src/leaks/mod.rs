@@ -99,7 +99,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
     let internal = |what| move |source| Error::Internal { what, source };
     attach::place::begin_sweep();
     // Only allocations are looked at.
-    let settings = Settings::new(Wishes { exceptions: false, contention: false, thread_pool: false })
+    let settings = Settings::new(Wishes { exceptions: false, contention: false, ..Wishes::default() })
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
     let over = end_on_signal().map_err(internal("signal handler"))?;

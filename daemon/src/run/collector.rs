@@ -3,6 +3,7 @@
 
 use super::backlog::Backlog;
 use super::processor::NameRequest;
+use crate::attach::Wishes;
 use crate::source::kernel::threads::Look as ThreadLook;
 use crate::source::kernel::{KernelSource, ProgramCost, Rates};
 use crate::source::order::Order;
@@ -35,6 +36,8 @@ pub enum Command {
     Watch(u32),
     /// The shim is to leave this process.
     Leave(u32),
+    /// Wish for this in a process, and for its names if so said.
+    Wish(u32, Wishes, bool),
     /// A window ends now and the next begins, at these rates if they are to be others.
     Cut(Option<Rates>),
     /// These cgroups there are now, with what rules say of them.
@@ -175,6 +178,7 @@ impl Collector {
                 }
                 Ok(Command::Watch(pid)) => self.shims.watch(pid),
                 Ok(Command::Leave(pid)) => self.shims.leave(pid),
+                Ok(Command::Wish(pid, wishes, names)) => self.shims.wish(pid, wishes, names),
                 Ok(Command::Cut(rates)) => self.cut(rates),
                 Ok(Command::Cgroups(cgroups)) => self.select(cgroups),
                 Ok(Command::Look(answer)) => {

@@ -18,6 +18,7 @@ use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
 use crate::aggregate::window::{Limits as WindowLimits, OTHER, Window};
 use crate::sample::frame::{FrameKey, Marker};
 use crate::sample::stack::{StackId, StackTable};
+use crate::source::kernel::rule_set::OfService;
 use crate::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadSnapshot};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -101,6 +102,7 @@ impl Processor {
     pub fn window(&mut self, cut: Cut) -> (Window, Gone) {
         let Cut { at, rows, labels, stacks, sites, live, pauses, throws, lock_waits, .. } = cut;
         let (lock_events, gone) = (cut.lock_events, cut.gone);
+        self.left_out_before = cut.left_out;
         let mut window = Window::new(WindowLimits::default());
         window.pools = cut.pools;
         let frames = stacks.iter().flatten().copied();
@@ -237,6 +239,8 @@ pub struct Cut {
     lock_waits: Vec<(StackId, Labels, Waited)>,
     lock_events: LockEvents,
     pools: Vec<(Labels, pool::Sum)>,
+    /// Of services, what the probes leave out.
+    left_out: HashMap<Arc<str>, OfService>,
     gone: Gone,
 }
 
@@ -298,6 +302,7 @@ impl Cut {
         let mut pools: Vec<(Labels, pool::Sum)> =
             pools.map(|(region, sum)| (processor.region_labels(region, None), sum)).collect();
         pools.sort_by_key(|(labels, _)| labels.pid);
+        processor.note_left_out(running);
         let there = || running.iter().map(|snapshot| snapshot.times.thread).chain(processor.threads.ids());
         Self {
             at,
@@ -311,6 +316,7 @@ impl Cut {
             lock_waits,
             lock_events: std::mem::take(&mut processor.lock_events),
             pools,
+            left_out: std::mem::take(&mut processor.left_out),
             gone: Gone {
                 regions,
                 threads: there().map(|thread| thread.tid).collect(),

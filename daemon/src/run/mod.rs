@@ -15,6 +15,7 @@ pub mod pulse;
 mod trim;
 
 use crate::aggregate::window::Window;
+use crate::attach;
 use crate::kubernetes::pods::Pods;
 use crate::process::ProcessTable;
 use crate::process::table::Standing;
@@ -140,6 +141,12 @@ impl Watcher {
     pub fn leave(&self, pid: u32) {
         // Fails only when the recording is over, and then it leaves anyway.
         self.commands.send(Command::Leave(pid)).ok();
+    }
+
+    /// The shim of `pid` is to tell this, and is asked for names if so said.
+    pub fn wish(&self, pid: u32, wishes: attach::Wishes, names: bool) {
+        // Fails only when the recording is over.
+        self.commands.send(Command::Wish(pid, wishes, names)).ok();
     }
 
     /// The processes that run a CLR, of those that were seen at work or asleep.

@@ -19,6 +19,7 @@ use crate::process::container::Home;
 use crate::process::service::Services;
 use crate::sample::frame::{FrameKey, Marker, ProcessId};
 use crate::sample::stack::{StackId, StackTable};
+use crate::source::kernel::rule_set::{LeftOut, OfService};
 use crate::source::{
     Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, RuntimeSample, ShimEvent, Sleeper,
     ThreadId, ThreadSnapshot, UserContext,
@@ -122,6 +123,9 @@ pub struct Processor {
     services: Option<Services>,
     /// Who they are that processes run in.
     pods: Option<Arc<Pods>>,
+    /// What the probes leave out of the processes of services in this window, and in the one that was over last.
+    pub(super) left_out: HashMap<Arc<str>, OfService>,
+    pub(super) left_out_before: HashMap<Arc<str>, OfService>,
     /// Threads and wakers are told apart.
     detailed: bool,
     /// What ended a wait is shown with it.
@@ -160,6 +164,8 @@ impl Processor {
             counters: StackCounters::default(),
             services: None,
             pods: None,
+            left_out: HashMap::new(),
+            left_out_before: HashMap::new(),
             detailed: true,
             waker_stacks: false,
             cutting: None,
@@ -207,6 +213,22 @@ impl Processor {
             super::Managed { pid, start_ticks, service }
         });
         managed.collect()
+    }
+
+    /// What the probes left out of the processes of this service in the window that was over last.
+    #[must_use]
+    pub fn left_out(&self, service: &str) -> Option<OfService> {
+        self.left_out_before.get(service).copied()
+    }
+
+    /// Notes what the probes leave out of the threads there are.
+    pub(super) fn note_left_out(&mut self, running: &[ThreadSnapshot]) {
+        let Some(services) = &self.services else { return };
+        for ThreadSnapshot { times, .. } in running {
+            if let Some(service) = services.known(times.thread.pid) {
+                OfService::add(&mut self.left_out, &service, LeftOut(times.left_out));
+            }
+        }
     }
 
     /// True when this window is one of several.
@@ -257,6 +279,9 @@ impl Processor {
             EventKind::ThreadEnd(times) => {
                 // Named now: later the ids may be others'.
                 let labels = self.labels_of(times.thread, times.since);
+                if let Some(service) = &labels.service {
+                    OfService::add(&mut self.left_out, service, LeftOut(times.left_out));
+                }
                 if self.threads.thread_end(times) {
                     self.ended.insert((times.thread.tid, times.since), labels);
                 }

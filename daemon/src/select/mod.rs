@@ -1,5 +1,8 @@
-//! Who is recorded, as rules of the configuration: what of a process they look at, and how they become what the probes look up before any
-//! other work. `cgroups` finds the cgroups there are, `kubernetes` knows the pods they belong to.
+//! Who is recorded and with which features, as rules of the configuration: what of a process they look at, and how they become what the probes
+//! look up before any other work. `cgroups` finds the cgroups there are, `kubernetes` knows the pods they belong to.
+//!
+//! What the kernel decides (being recorded, CPU samples, waits, rates) can only follow from what it knows of a process; what the shim does
+//! (the rest) follows from the name of its service, too.
 
 pub mod cgroups;
 
@@ -7,7 +10,7 @@ use crate::kubernetes::Source;
 use crate::kubernetes::object::Wanted;
 use crate::kubernetes::pods::Pods;
 use crate::process::container::{container_in, pod_in};
-use crate::source::kernel::rule_set::{EXCEPT, ONLY, RuleSet};
+use crate::source::kernel::rule_set::{Feature, RuleSet, thinned};
 use cgroups::Cgroups;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -27,6 +30,73 @@ pub struct Selection {
     pub only: Vec<Who>,
     /// And nobody that one of these is true of: neither recorded nor attached to.
     pub except: Vec<Who>,
+    /// Which of those who are recorded have which features.
+    pub features: Features,
+    /// Who has fewer CPU samples than others.
+    pub rates: Vec<RateOf>,
+}
+
+/// Which of those who are recorded have which features: all have what nothing is said about.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Features {
+    /// CPU time, and the samples that say where it went.
+    pub cpu: Choice,
+    /// Time waited, and for what.
+    pub waits: Choice,
+    /// Allocations, and of them the objects that live on.
+    pub allocations: Choice,
+    /// Objects that live on.
+    pub live_objects: Choice,
+    /// Names of managed code.
+    pub names: Choice,
+    /// Exceptions.
+    pub exceptions: Choice,
+    /// Waits for locks, as the runtime tells of them.
+    pub contention: Choice,
+}
+
+impl Features {
+    fn choice(&self, feature: Feature) -> Option<&Choice> {
+        Some(match feature {
+            Feature::Recorded => return None,
+            Feature::Cpu => &self.cpu,
+            Feature::Waits => &self.waits,
+            Feature::Allocations => &self.allocations,
+            Feature::LiveObjects => &self.live_objects,
+            Feature::Names => &self.names,
+            Feature::Exceptions => &self.exceptions,
+            Feature::Contention => &self.contention,
+        })
+    }
+}
+
+/// Who has a feature.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Choice {
+    /// Whether anybody has it.
+    pub enabled: bool,
+    /// Only those that one of these is true of; none: everybody.
+    pub only: Vec<Who>,
+    /// And nobody that one of these is true of.
+    pub except: Vec<Who>,
+}
+
+impl Default for Choice {
+    fn default() -> Self {
+        Self { enabled: true, only: Vec::new(), except: Vec::new() }
+    }
+}
+
+/// Who has fewer CPU samples than others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct RateOf {
+    /// Whom it is for.
+    pub who: Who,
+    /// CPU samples per second and CPU at most: what comes out of `recording.frequency` by halving it, up to eight times.
+    pub frequency: u32,
 }
 
 /// One thing that is true of some processes. In names of cgroups, namespaces and pods, and in values, `*` stands for anything.
@@ -57,6 +127,9 @@ pub struct Who {
     /// Command name of the process, as in `ps -o comm`; 15 bytes of it count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
+    /// Name of a service; for features of the shim only: allocations, live_objects, names, exceptions, contention.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
 }
 
 /// [`Who`], with the one thing it says.
@@ -69,11 +142,12 @@ enum Rule<'a> {
     Annotation(&'a str, &'a str),
     User(u32),
     Command([u8; 16]),
+    Service(&'a str),
 }
 
 impl Who {
     fn rule(&self) -> Result<Rule<'_>, String> {
-        let Self { cgroup, container, namespace, pod, label, annotation, user, command } = self;
+        let Self { cgroup, container, namespace, pod, label, annotation, user, command, service } = self;
         let mut said: Vec<Rule<'_>> = Vec::new();
         said.extend(cgroup.as_deref().map(Rule::Cgroup));
         said.extend(container.as_deref().map(Rule::Container));
@@ -91,6 +165,7 @@ impl Who {
             said.push(Rule::User(found));
         }
         said.extend(command.as_deref().map(|command| Rule::Command(comm(command))));
+        said.extend(service.as_deref().map(Rule::Service));
         let count = said.len();
         let mut said = said.into_iter();
         match (said.next(), count) {
@@ -105,17 +180,32 @@ impl Who {
             }
             (Some(rule), 1) => Ok(rule),
             _ => Err(format!(
-                "expected one of cgroup, container, namespace, pod, label, annotation, user, command in each rule, found {count}"
+                "expected one of cgroup, container, namespace, pod, label, annotation, user, command, service in each rule, found {count}"
             )),
         }
     }
 }
 
 impl Selection {
-    /// True when everybody is recorded.
+    /// True when everybody is recorded with all features.
     #[must_use]
     pub fn is_all(&self) -> bool {
-        self.only.is_empty() && self.except.is_empty()
+        *self == Self::default()
+    }
+
+    /// What of it the kernel decides. A change of the rest needs no new recording.
+    #[must_use]
+    pub fn of_kernel(&self) -> Self {
+        let Features { cpu, waits, .. } = self.features.clone();
+        Self { features: Features { cpu, waits, ..Features::default() }, ..self.clone() }
+    }
+
+    /// True when some rule needs a look at cgroups.
+    #[must_use]
+    pub fn looks_at_cgroups(&self, source: Source) -> bool {
+        source == Source::Api
+            || self.names_pods()
+            || self.said(1).any(|(who, _)| who.cgroup.is_some() || who.container.is_some())
     }
 
     /// Checks what the types cannot say.
@@ -123,10 +213,21 @@ impl Selection {
     /// # Errors
     /// What was expected and found.
     pub fn check(&self, source: Source) -> Result<(), String> {
-        if self.only.len() + self.except.len() > MOST_RULES {
+        if self.said(1).count() > MOST_RULES {
             return Err(format!("expected at most {MOST_RULES} rules"));
         }
-        self.only.iter().chain(&self.except).try_for_each(|who| match (who.rule()?, source) {
+        for RateOf { frequency, .. } in &self.rates {
+            if !(1..=10_000).contains(frequency) {
+                return Err(format!("rates: expected a frequency of 1 to 10000, found {frequency}"));
+            }
+        }
+        let of_kernel = self.of_kernel();
+        if of_kernel.said(1).any(|(who, _)| who.service.is_some()) {
+            return Err("service: expected another rule for only, except, rates, features.cpu and features.waits, which the kernel decides: \
+                        it does not know services"
+                .to_owned());
+        }
+        self.said(1).try_for_each(|(who, _)| match (who.rule()?, source) {
             (Rule::Label(..) | Rule::Annotation(..), Source::Logs) => {
                 Err("label and annotation: expected kubernetes.pods to be api: the names of logs do not tell them".to_owned())
             }
@@ -141,14 +242,14 @@ impl Selection {
             let Who { namespace, pod, label, annotation, .. } = who;
             [namespace, pod, label, annotation].iter().any(|said| said.is_some())
         };
-        self.only.iter().chain(&self.except).any(of_pods)
+        self.said(1).any(|(who, _)| of_pods(who))
     }
 
     /// The labels and annotations that rules look at.
     #[must_use]
     pub fn wanted(&self) -> Wanted {
         let mut wanted = Wanted::default();
-        for who in self.only.iter().chain(&self.except) {
+        for (who, _) in self.said(1) {
             match who.rule() {
                 Ok(Rule::Label(key, _)) => drop(wanted.labels.insert(key.to_owned())),
                 Ok(Rule::Annotation(key, _)) => drop(wanted.annotations.insert(key.to_owned())),
@@ -159,13 +260,15 @@ impl Selection {
     }
 
     /// The rules as the probes know them, with what is there of cgroups now. Where pods are known from the API server, they can except themselves.
-    pub fn rules(&self, cgroups: &mut Cgroups, pods: &Pods, source: Source) -> RuleSet {
-        let mut set = RuleSet { others: self.only.is_empty(), ..RuleSet::default() };
+    /// `frequency` is that of those of whom nothing else is said.
+    pub fn rules(&self, cgroups: &mut Cgroups, pods: &Pods, source: Source, frequency: u32) -> RuleSet {
+        let mut set = RuleSet { others: self.of_others(), ..RuleSet::default() };
         let mut of_cgroups = Vec::new();
-        for (who, bits) in self.bits() {
+        for (who, bits) in self.said(frequency) {
             match who.rule() {
                 Ok(Rule::User(uid)) => *set.users.entry(uid).or_default() |= bits,
                 Ok(Rule::Command(comm)) => *set.commands.entry(comm).or_default() |= bits,
+                Ok(Rule::Service(pattern)) => set.services.push((pattern.to_owned(), bits)),
                 Ok(rule) => of_cgroups.push((rule, bits)),
                 // A user that was there when the configuration was checked, and is nobody now.
                 Err(_) => {}
@@ -178,9 +281,37 @@ impl Selection {
         set
     }
 
-    fn bits(&self) -> impl Iterator<Item = (&Who, u32)> {
-        self.only.iter().map(|who| (who, ONLY)).chain(self.except.iter().map(|who| (who, EXCEPT)))
+    /// What those have of whom nothing is said.
+    fn of_others(&self) -> u32 {
+        let everybodys = |feature: Feature| match self.features.choice(feature) {
+            Some(choice) => choice.enabled && choice.only.is_empty(),
+            None => self.only.is_empty(),
+        };
+        let all = Feature::NAMED.into_iter().map(|(feature, _)| feature).chain([Feature::Recorded]);
+        all.filter(|feature| everybodys(*feature)).fold(0, |bits, feature| bits | feature.given())
     }
+
+    /// Each rule, and what it says.
+    fn said(&self, frequency: u32) -> impl Iterator<Item = (&Who, u32)> {
+        let of_features = Feature::NAMED.into_iter().filter_map(|(feature, _)| {
+            let choice = self.features.choice(feature)?;
+            choice.enabled.then(|| lists(feature, &choice.only, &choice.except))
+        });
+        let rates =
+            self.rates.iter().map(move |rate| (&rate.who, thinned(halvings(frequency, rate.frequency))));
+        lists(Feature::Recorded, &self.only, &self.except).chain(of_features.flatten()).chain(rates)
+    }
+}
+
+/// The rules about a feature, and what each says.
+fn lists<'a>(feature: Feature, only: &'a [Who], except: &'a [Who]) -> impl Iterator<Item = (&'a Who, u32)> {
+    let only = only.iter().map(move |who| (who, feature.given()));
+    only.chain(except.iter().map(move |who| (who, feature.taken())))
+}
+
+/// How often a frequency is halved to be no more than another.
+fn halvings(frequency: u32, most: u32) -> u32 {
+    (0..32).find(|halvings| frequency >> halvings <= most).unwrap_or(32)
 }
 
 /// What the rules say of each cgroup.
@@ -213,16 +344,17 @@ fn verdicts(
                 .as_ref()
                 .and_then(|pod| pod.annotations.get(*key))
                 .is_some_and(|value| fits(pattern, value)),
-            Rule::User(_) | Rule::Command(_) => false,
+            Rule::User(_) | Rule::Command(_) | Rule::Service(_) => false,
         };
-        let own = if pod.as_ref().is_some_and(|pod| pod.wants_no_profile()) { EXCEPT } else { 0 };
+        let own = pod.as_ref().is_some_and(|pod| pod.wants_no_profile());
+        let own = if own { Feature::Recorded.taken() } else { 0 };
         Some(rules.iter().filter(|(rule, _)| fits(rule)).fold(own, |bits, (_, bit)| bits | bit))
     };
     found.into_iter().filter_map(|(id, path)| Some((id, verdict(&path)?))).collect()
 }
 
 /// `*` in the pattern stands for any characters.
-fn fits(pattern: &str, text: &str) -> bool {
+pub(crate) fn fits(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     let (mut at, mut in_text) = (0, 0);
     // Behind the last `*`, and where the text goes on that it does not take.
@@ -263,13 +395,16 @@ fn uid(name: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Selection, Who, comm, fits};
+    use super::{Selection, Who, comm, fits, halvings};
     use crate::kubernetes::Source;
     use crate::kubernetes::logs::Logs;
     use crate::kubernetes::pods::{Pod, Pods};
     use crate::select::cgroups::Cgroups;
-    use crate::source::kernel::rule_set::{EXCEPT, ONLY};
+    use crate::source::kernel::rule_set::{Feature, thinned};
     use std::os::unix::fs::MetadataExt as _;
+
+    const ONLY: u32 = Feature::Recorded.given();
+    const EXCEPT: u32 = Feature::Recorded.taken();
 
     #[test]
     fn a_star_stands_for_anything() {
@@ -326,21 +461,62 @@ mod tests {
         let selection = Selection {
             only: vec![who(|w| &mut w.namespace, "sh*"), who(|w| &mut w.command, "a-very-long-command-name")],
             except: vec![who(|w| &mut w.container, &id[..12]), who(|w| &mut w.user, "4242")],
+            ..Selection::default()
         };
         let mut cgroups = Cgroups::below(folder.path().join("cgroup"));
         let pods = Pods::default();
         Logs::of(logs).read(&pods, true);
-        let set = selection.rules(&mut cgroups, &pods, Source::Logs);
-        assert!(!set.others && set.users[&4242] == EXCEPT && set.commands[&comm("a-very-long-comm")] == ONLY);
+        let set = selection.rules(&mut cgroups, &pods, Source::Logs, 99);
+        assert!(
+            set.others & ONLY == 0
+                && set.users[&4242] == EXCEPT
+                && set.commands[&comm("a-very-long-comm")] == ONLY
+        );
         let verdicts = set.cgroups.unwrap();
         let of = |path: &std::path::Path| verdicts[&path.metadata().unwrap().ino()];
         // Where the name of a pod matters and is not known, nothing of it is recorded.
-        let unnamed = selection.rules(&mut cgroups, &Pods::default(), Source::Logs).cgroups.unwrap();
+        let unnamed = selection.rules(&mut cgroups, &Pods::default(), Source::Logs, 99).cgroups.unwrap();
         assert!(!unnamed.contains_key(&container.metadata().unwrap().ino()));
         assert_eq!(unnamed.len() + 2, verdicts.len());
         assert_eq!(of(&container), ONLY | EXCEPT);
         assert_eq!(of(container.parent().unwrap()), ONLY);
         assert_eq!(of(&folder.path().join("cgroup/system.slice/ssh.service")), 0);
+    }
+
+    #[test]
+    fn features_and_rates_have_rules_of_their_own() {
+        let selection: Selection = serde_yaml::from_str(
+            "{features: {waits: {except: [{user: '0'}, {command: batch}]}, allocations: {only: [{service: shop-*}, {user: '0'}]}, \
+              exceptions: {enabled: false}}, rates: [{who: {command: batch}, frequency: 20}]}",
+        )
+        .unwrap();
+        selection.check(Source::Logs).unwrap();
+        let nobody = Cgroups::below(tempfile::tempdir().unwrap().path().to_owned());
+        let set = selection.rules(&mut { nobody }, &Pods::default(), Source::Logs, 99);
+        let (waits, allocations) = (Feature::Waits, Feature::Allocations);
+        assert_eq!(set.others, 0xff & !allocations.given() & !Feature::Exceptions.given());
+        assert_eq!(set.users[&0], waits.taken() | allocations.given());
+        assert_eq!(set.commands[&comm("batch")], waits.taken() | thinned(3), "12 is no more than 20");
+        assert_eq!(set.services, [("shop-*".to_owned(), allocations.given())]);
+        assert!(set.cgroups.is_none());
+        // What the probes are told has nothing of the shim's.
+        let of_kernel = selection.of_kernel();
+        assert!(of_kernel.features.allocations.only.is_empty() && !of_kernel.is_all());
+        for (yaml, said) in [
+            ("{only: [{service: shop}]}", "does not know services"),
+            ("{rates: [{who: {service: shop}, frequency: 9}]}", "does not know services"),
+            ("{features: {cpu: {except: [{service: shop}]}}}", "does not know services"),
+            ("{rates: [{who: {user: root}, frequency: 0}]}", "found 0"),
+            ("{rates: [{frequency: 9}]}", "found 0"),
+        ] {
+            let selection: Selection = serde_yaml::from_str(yaml).unwrap();
+            assert!(selection.check(Source::Logs).unwrap_err().contains(said), "{yaml}");
+        }
+    }
+
+    #[test]
+    fn a_frequency_is_halved_until_it_is_no_more_than_was_asked() {
+        assert_eq!([99, 50, 49, 20, 1].map(|most| halvings(99, most)), [0, 1, 1, 3, 6]);
     }
 
     #[test]
@@ -369,7 +545,7 @@ mod tests {
         let mut verdicts = |yaml: &str| {
             let selection: Selection = serde_yaml::from_str(yaml).unwrap();
             selection.check(Source::Api).unwrap();
-            let set = selection.rules(&mut cgroups, &pods, Source::Api);
+            let set = selection.rules(&mut cgroups, &pods, Source::Api, 99);
             let of = set.cgroups.unwrap();
             assert!(!of.contains_key(&unknown), "it may be one that wants no profile");
             [web, batch, out].map(|id| of[&id])

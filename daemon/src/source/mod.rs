@@ -342,6 +342,8 @@ pub struct ThreadTimes {
     pub blocked_ns: u64,
     /// When the thread entered the recording.
     pub since: MonotonicNs,
+    /// What rules leave out of its process (`ebpf_common::config::left_out`).
+    pub left_out: u32,
 }
 
 /// A thread that is alive, looked at from outside: its times as if the state it is in ended at `at`.

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use perfusion::source::kernel::rule_set::{ONLY, RuleSet};
+use perfusion::source::kernel::rule_set::{Feature, RuleSet};
 use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion::source::{Event, EventKind};
 use system_tests::wait_until;
@@ -199,7 +199,9 @@ fn what_becomes_another_program_than_is_selected_ends_with_what_was_seen_of_it()
     std::os::unix::fs::symlink("/bin/sh", &shell).unwrap();
     let mut name = [0; 16];
     name[..12].copy_from_slice(b"chosen-shell");
-    let rules = RuleSet { commands: HashMap::from([(name, ONLY)]), ..RuleSet::default() };
+    let others = RuleSet::of_everybody().others & !Feature::Recorded.given();
+    let commands = HashMap::from([(name, Feature::Recorded.given())]);
+    let rules = RuleSet { others, commands, ..RuleSet::default() };
     let options = KernelOptions { selection: Selection::Rules(rules), ..KernelOptions::default() };
     let mut source = KernelSource::start(&options).unwrap();
     let script =

@@ -212,7 +212,15 @@ mod tests {
         WaitReason { state: WaitStateKey::Interruptible, syscall: Some(35), io: false, suspended: false };
 
     fn times(oncpu_ns: u64, blocked_ns: u64) -> ThreadTimes {
-        ThreadTimes { thread: T, oncpu_ns, runnable_ns: 0, stolen_ns: 0, blocked_ns, since: MonotonicNs(0) }
+        ThreadTimes {
+            thread: T,
+            oncpu_ns,
+            runnable_ns: 0,
+            stolen_ns: 0,
+            blocked_ns,
+            since: MonotonicNs(0),
+            left_out: 0,
+        }
     }
 
     fn asleep(start: u64, at: u64, times: ThreadTimes) -> [ThreadSnapshot; 1] {

@@ -112,6 +112,7 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
                 stolen_ns: record.stolen_ns,
                 blocked_ns: record.blocked_ns,
                 since: MonotonicNs(record.entered_ns),
+                left_out: record.left_out,
             })
         }
         kind => return Err(DecodeError::Kind { kind }),

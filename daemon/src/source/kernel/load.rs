@@ -200,7 +200,7 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>) -> Result<Config, Kern
             Selection::Rules(_) => SELECT_RULES,
         },
         rules_by: rules.map_or(0, RuleSet::looks_at),
-        rules_others: rules.map_or(0, |rules| u32::from(rules.others)),
+        rules_others: rules.map_or(0, |rules| rules.others),
         excluded_tgid: if options.exclude_self { std::process::id() } else { 0 },
         stack_copy_bytes: options.stack_copy_bytes,
         walks: u32::from(has_bpf_loop()),

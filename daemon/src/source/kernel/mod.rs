@@ -427,9 +427,12 @@ impl KernelSource {
         self.followed.insert(pid);
         if self.options.from_exec == Some(pid) {
             // The probe fills in when; its one thread is new then.
-            return self.selected.insert(pid, Recording { since_ns: 0, seeded: 1 }, 0).map_err(failed);
+            return self
+                .selected
+                .insert(pid, Recording { since_ns: 0, seeded: 1, left_out: 0 }, 0)
+                .map_err(failed);
         }
-        let mut recording = Recording { since_ns: MonotonicNs::now().0, seeded: 0 };
+        let mut recording = Recording { since_ns: MonotonicNs::now().0, seeded: 0, left_out: 0 };
         self.selected.insert(pid, recording, 0).map_err(failed)?;
         self.seed(pid, recording.since_ns)?;
         recording.seeded = 1;
@@ -446,7 +449,7 @@ impl KernelSource {
 
     fn begin_for_all(&mut self) -> Result<(), KernelError> {
         let failed = |source| KernelError::Map { name: "CONTROL", source };
-        let mut recording = Recording { since_ns: MonotonicNs::now().0, seeded: 0 };
+        let mut recording = Recording { since_ns: MonotonicNs::now().0, seeded: 0, left_out: 0 };
         self.control.set(0, recording, 0).map_err(failed)?;
         let excluded = if self.options.exclude_self { std::process::id() } else { 0 };
         let selection = self.options.selection.clone();

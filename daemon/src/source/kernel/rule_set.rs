@@ -1,27 +1,181 @@
-//! Who is recorded, as the probes look it up: by cgroup, user and command. The rules behind it are `select`'s.
+//! Who is recorded and with which features, as the probes look it up: by cgroup, user and command. The rules behind it are `select`'s.
 
 use super::hierarchy::Hierarchy;
-use ebpf_common::config::{RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER};
+use ebpf_common::config::{
+    RULE_CPU, RULE_FEATURES, RULE_RECORDED, RULE_TAKES, RULE_THINS, RULE_WAITS, RULES_BY_CGROUP,
+    RULES_BY_COMMAND, RULES_BY_USER, left_out,
+};
 use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-pub use ebpf_common::config::{RULE_EXCEPT as EXCEPT, RULE_ONLY as ONLY};
+/// What a process has or has not. The first three are the probes' business, and they know nothing of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Feature {
+    /// To be recorded at all, and attached to.
+    Recorded = RULE_RECORDED,
+    /// CPU samples.
+    Cpu = RULE_CPU,
+    /// Waits.
+    Waits = RULE_WAITS,
+    /// Allocations, and of them the objects that live on.
+    Allocations = 8,
+    /// Objects that live on.
+    LiveObjects = 16,
+    /// Names of managed code, asked of the runtime.
+    Names = 32,
+    /// Exceptions.
+    Exceptions = 64,
+    /// Waits for locks, as the runtime tells of them.
+    Contention = 128,
+}
 
-/// What is said of cgroups, users and commands: [`ONLY`] for those to record, [`EXCEPT`] for those not to.
+impl Feature {
+    /// All but the first, with their names in the configuration.
+    pub const NAMED: [(Self, &'static str); 7] = [
+        (Self::Cpu, "cpu"),
+        (Self::Waits, "waits"),
+        (Self::Allocations, "allocations"),
+        (Self::LiveObjects, "live_objects"),
+        (Self::Names, "names"),
+        (Self::Exceptions, "exceptions"),
+        (Self::Contention, "contention"),
+    ];
+
+    /// That those have it of whom a rule is true, where not everybody has it.
+    #[must_use]
+    pub const fn given(self) -> u32 {
+        self as u32
+    }
+
+    /// That those do not have it of whom a rule is true.
+    #[must_use]
+    pub const fn taken(self) -> u32 {
+        (self as u32) << RULE_TAKES
+    }
+}
+
+/// That of those of whom a rule is true one CPU sample in 2ⁿ is kept; n is at most 8.
+#[must_use]
+pub fn thinned(n: u32) -> u32 {
+    ((1 << n.min(8)) - 1) << RULE_THINS
+}
+
+/// What rules leave out of a process that is recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LeftOut(pub u32);
+
+impl LeftOut {
+    /// True when it goes without this.
+    #[must_use]
+    pub const fn has(self, feature: Feature) -> bool {
+        self.0 & feature as u32 != 0
+    }
+
+    /// True when nothing is left that the shim is for.
+    #[must_use]
+    pub fn all_of_shim(self) -> bool {
+        use Feature::{Allocations, Contention, Exceptions, Names};
+        [Allocations, Contention, Exceptions, Names].into_iter().all(|feature| self.has(feature))
+    }
+
+    /// One CPU sample in so many is kept.
+    #[must_use]
+    pub const fn one_sample_in(self) -> u32 {
+        1 << (self.0 >> RULE_THINS).count_ones()
+    }
+
+    /// What either leaves out.
+    #[must_use]
+    pub const fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// What both leave out.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Of what the shim does.
+    #[must_use]
+    pub const fn of_shim(self) -> Self {
+        Self(self.0 & RULE_FEATURES & !OF_KERNEL)
+    }
+
+    /// What is left out, by names of the configuration.
+    #[must_use]
+    pub fn names(self) -> String {
+        let names: Vec<&str> = Feature::NAMED
+            .into_iter()
+            .filter(|(feature, _)| self.has(*feature))
+            .map(|(_, name)| name)
+            .collect();
+        if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
+    }
+}
+
+/// What is left out of the processes of one service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OfService {
+    /// Of all.
+    pub all: LeftOut,
+    /// Of at least one.
+    pub some: LeftOut,
+}
+
+impl OfService {
+    /// A process more.
+    pub fn add(services: &mut HashMap<Arc<str>, Self>, service: &Arc<str>, left_out: LeftOut) {
+        let known = services.entry(Arc::clone(service)).or_insert(Self { all: left_out, some: left_out });
+        (known.all, known.some) = (known.all.and(left_out), known.some.or(left_out));
+    }
+}
+
+/// What the probes see to: of the features, and of the rest.
+const OF_KERNEL: u32 = RULE_RECORDED | RULE_CPU | RULE_WAITS;
+const SAID_TO_KERNEL: u32 = OF_KERNEL | OF_KERNEL << RULE_TAKES | 0xff << RULE_THINS;
+
+/// What is said of cgroups, users and commands: bits of [`Feature::given`], [`Feature::taken`] and [`thinned`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleSet {
-    /// Whether those are recorded of whom nothing is said.
-    pub others: bool,
+    /// What those have of whom nothing is said.
+    pub others: u32,
     /// By id, of all cgroups there are; `None` when they do not matter. One that is not in it was not looked at yet, and is not recorded.
     pub cgroups: Option<HashMap<u64, u32>>,
     /// By number of the real user.
     pub users: HashMap<u32, u32>,
     /// By the command name of the process's first thread.
     pub commands: HashMap<[u8; 16], u32>,
+    /// Of the names of services, which the probes do not know: patterns, and what is said of those they fit.
+    pub services: Vec<(String, u32)>,
 }
 
 impl RuleSet {
+    /// By which nobody is treated in another way than others.
+    #[must_use]
+    pub fn of_everybody() -> Self {
+        Self { others: RULE_FEATURES, ..Self::default() }
+    }
+
+    /// What the probes are told of it; `by_cgroup`: whether they are to look at cgroups.
+    #[must_use]
+    pub fn of_kernel(&self, by_cgroup: bool) -> Self {
+        fn told<K: Copy + Eq + std::hash::Hash>(said: &HashMap<K, u32>, all: bool) -> HashMap<K, u32> {
+            let told = said.iter().map(|(key, said)| (*key, said & SAID_TO_KERNEL));
+            told.filter(|(_, said)| all || *said != 0).collect()
+        }
+        Self {
+            others: self.others & OF_KERNEL | RULE_FEATURES & !OF_KERNEL,
+            cgroups: self.cgroups.as_ref().filter(|_| by_cgroup).map(|cgroups| told(cgroups, true)),
+            users: told(&self.users, false),
+            commands: told(&self.commands, false),
+            services: Vec::new(),
+        }
+    }
+
     /// What the probes look at at all.
     #[must_use]
     pub fn looks_at(&self) -> u32 {
@@ -31,18 +185,19 @@ impl RuleSet {
             | part(!self.commands.is_empty(), RULES_BY_COMMAND)
     }
 
-    /// Whether a process is recorded, as the probes decide it.
-    fn chooses(&self, cgroup: Option<u64>, user: Option<u32>, command: Option<[u8; 16]>) -> bool {
+    /// What is said of a process, as the probes look it up; `None` when it was not looked at yet.
+    fn said(&self, cgroup: Option<u64>, user: Option<u32>, command: Option<[u8; 16]>) -> Option<u32> {
         let mut said = 0;
         if let Some(cgroups) = &self.cgroups {
-            match cgroup.and_then(|id| cgroups.get(&id)) {
-                Some(bits) => said |= bits,
-                None => return false,
-            }
+            said |= cgroup.and_then(|id| cgroups.get(&id))?;
         }
         said |= user.and_then(|user| self.users.get(&user)).copied().unwrap_or(0);
         said |= command.and_then(|command| self.commands.get(&command)).copied().unwrap_or(0);
-        said & EXCEPT == 0 && (self.others || said & ONLY != 0)
+        Some(said)
+    }
+
+    fn left_out(&self, said: u32) -> Option<LeftOut> {
+        left_out(said, self.others).map(LeftOut)
     }
 }
 
@@ -52,7 +207,7 @@ pub struct Filter<'a> {
     hierarchy: Option<&'static Hierarchy>,
     /// Ids of cgroups, by path.
     cgroups: HashMap<PathBuf, Option<u64>>,
-    known: HashMap<u32, bool>,
+    known: HashMap<u32, Option<u32>>,
 }
 
 impl<'a> Filter<'a> {
@@ -65,6 +220,18 @@ impl<'a> Filter<'a> {
 
     /// Whether `tgid` is recorded.
     pub fn holds(&mut self, tgid: u32) -> bool {
+        self.said(tgid).is_some_and(|said| self.rules.left_out(said).is_some())
+    }
+
+    /// What is left out of `tgid`, which belongs to this service; `None` when it is not recorded.
+    pub fn left_out(&mut self, tgid: u32, service: &str) -> Option<LeftOut> {
+        let rules = self.rules;
+        let of_services = rules.services.iter().filter(|(pattern, _)| crate::select::fits(pattern, service));
+        let said = of_services.fold(self.said(tgid)?, |said, (_, bits)| said | bits);
+        rules.left_out(said)
+    }
+
+    fn said(&mut self, tgid: u32) -> Option<u32> {
         if let Some(known) = self.known.get(&tgid) {
             return *known;
         }
@@ -72,9 +239,9 @@ impl<'a> Filter<'a> {
         let cgroup = if looks_at & RULES_BY_CGROUP == 0 { None } else { self.cgroup(tgid) };
         let user = if looks_at & RULES_BY_USER == 0 { None } else { user(tgid) };
         let command = if looks_at & RULES_BY_COMMAND == 0 { None } else { command(tgid) };
-        let chosen = self.rules.chooses(cgroup, user, command);
-        self.known.insert(tgid, chosen);
-        chosen
+        let said = self.rules.said(cgroup, user, command);
+        self.known.insert(tgid, said);
+        said
     }
 
     fn cgroup(&mut self, tgid: u32) -> Option<u64> {
@@ -101,22 +268,44 @@ fn command(tgid: u32) -> Option<[u8; 16]> {
 
 #[cfg(test)]
 mod tests {
-    use super::{EXCEPT, Filter, ONLY, RuleSet, command};
+    use super::{Feature, Filter, LeftOut, RULE_FEATURES, RuleSet, command, thinned};
     use std::collections::HashMap;
+
+    const ONLY: u32 = Feature::Recorded.given();
+    const EXCEPT: u32 = Feature::Recorded.taken();
 
     #[test]
     fn an_exception_goes_before_what_is_wanted_and_unknown_cgroups_are_not_recorded() {
         let set = RuleSet {
-            others: false,
+            others: RULE_FEATURES & !ONLY,
             cgroups: Some(HashMap::from([(1, ONLY), (2, EXCEPT), (3, 0)])),
             users: HashMap::from([(7, ONLY), (8, EXCEPT)]),
-            commands: HashMap::new(),
+            ..RuleSet::default()
         };
-        let chosen = |cgroup, user| set.chooses(Some(cgroup), Some(user), None);
-        assert!(chosen(1, 0) && chosen(3, 7) && chosen(1, 7));
-        assert!(!chosen(2, 7) && !chosen(1, 8) && !chosen(3, 0) && !chosen(4, 7));
-        let others = RuleSet { others: true, ..set };
-        assert!(others.chooses(Some(3), Some(0), None) && !others.chooses(Some(2), Some(0), None));
+        let chosen = |set: &RuleSet, cgroup, user| {
+            set.said(Some(cgroup), Some(user), None).is_some_and(|said| set.left_out(said).is_some())
+        };
+        assert!(chosen(&set, 1, 0) && chosen(&set, 3, 7) && chosen(&set, 1, 7));
+        assert!(!chosen(&set, 2, 7) && !chosen(&set, 1, 8) && !chosen(&set, 3, 0) && !chosen(&set, 4, 7));
+        let others = RuleSet { others: RULE_FEATURES, ..set };
+        assert!(chosen(&others, 3, 0) && !chosen(&others, 2, 0));
+    }
+
+    #[test]
+    fn what_several_rules_leave_out_is_left_out_together() {
+        let own = std::process::id();
+        let name = command(own).unwrap();
+        let mut set = RuleSet::of_everybody();
+        assert_eq!(Filter::new(&set).left_out(own, "web"), Some(LeftOut::default()));
+        set.commands.insert(name, Feature::Waits.taken() | thinned(1));
+        set.users.insert(rustix::process::getuid().as_raw(), thinned(3));
+        set.services = vec![("we*".to_owned(), Feature::Allocations.taken())];
+        let left_out = |service| Filter::new(&set).left_out(own, service).unwrap();
+        let (web, bank) = (left_out("web"), left_out("bank"));
+        assert!([web, bank].iter().all(|of| of.has(Feature::Waits) && of.one_sample_in() == 8));
+        assert!(web.has(Feature::Allocations) && !bank.has(Feature::Allocations));
+        assert!(!web.all_of_shim() && LeftOut(RULE_FEATURES & !ONLY).all_of_shim());
+        assert_eq!(web.or(bank), web);
     }
 
     #[test]

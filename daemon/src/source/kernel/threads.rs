@@ -242,6 +242,7 @@ pub(super) fn closed_times(tid: u32, thread: &Thread) -> ThreadTimes {
         stolen_ns: thread.stolen_ns,
         blocked_ns: thread.blocked_ns,
         since: MonotonicNs(thread.entered_ns),
+        left_out: thread.left_out,
     }
 }
 

@@ -24,6 +24,8 @@ totals! {
     records_malformed "shim_records_malformed";
     /// Records an earlier recorder had left behind.
     records_stale "shim_records_stale";
+    /// Records of what the configuration leaves out, from before their shim heard of it or from one that knows nothing of it.
+    records_left_out "shim_records_left_out";
     /// Records whose writer died while it wrote; neighbours that were unfinished too are counted with the first.
     holes "shim_holes";
     /// Rounds that left records for the next one because of the quota. Nothing is lost by it.

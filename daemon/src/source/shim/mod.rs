@@ -15,6 +15,7 @@ use self::reader::{BEAT_EVERY, Reader, Turns};
 use self::registry::{Process, Shared, Stage};
 use super::{Event, EventKind, MonotonicNs};
 use crate::attach::target::Target;
+use crate::attach::{Settings, Wishes};
 use crate::exact::Shelf;
 use profiler_protocol::consumer::SCRATCH_BYTES;
 use profiler_protocol::counter;
@@ -110,6 +111,22 @@ impl ShimSource {
         }
     }
 
+    /// From now on the recorder wishes for this in `pid`, whose shims are told with the next beat, and for names if so said.
+    pub fn wish(&mut self, pid: u32, wishes: Wishes, names: bool) {
+        self.watch_if_new(pid);
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.wish(Settings { owner: self.shared.owner }.wishing(wishes).owner, wishes, names);
+            // Said at once.
+            self.next_beat = Instant::now();
+        }
+    }
+
+    fn watch_if_new(&mut self, pid: u32) {
+        if !self.processes.get(&pid).is_some_and(|process| process.target.is_alive()) {
+            self.watch(pid);
+        }
+    }
+
     /// Follows the life of watched processes: their children and what they become by exec are watched too.
     pub fn observe(&mut self, event: &Event) {
         match &event.kind {
@@ -199,13 +216,14 @@ impl ShimSource {
             return;
         }
         self.next_beat = now + BEAT_EVERY;
-        let (time, owner) = (MonotonicNs::now(), self.shared.owner);
-        for reader in
-            self.processes.values_mut().flat_map(|process| &mut process.readers).filter(|r| which(r))
-        {
-            if let Err(error) = reader.beat(owner, time) {
-                // The next drain meets the same error and gives the region up.
-                tracing::debug!(%error, "no beat");
+        let time = MonotonicNs::now();
+        for process in self.processes.values_mut() {
+            let owner = process.owner(&self.shared);
+            for reader in process.readers.iter_mut().filter(|reader| which(reader)) {
+                if let Err(error) = reader.beat(owner, time) {
+                    // The next drain meets the same error and gives the region up.
+                    tracing::debug!(%error, "no beat");
+                }
             }
         }
     }

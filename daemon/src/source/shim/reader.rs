@@ -6,6 +6,7 @@ use super::counters::Totals;
 use super::names::NameBook;
 use super::namespace::{Offset, Threads};
 use super::region::{Region, RegionKey};
+use crate::attach::Wishes;
 use crate::attach::target::Target;
 use crate::source::{
     Allocation, AllocationKind, Contention, Event, EventKind, Exception, Heap, Method, MonotonicNs, RegionId,
@@ -288,6 +289,7 @@ impl Reader {
             offset: self.offset,
             not_before_ns: self.not_before_ns,
             said_bye: &mut self.said_bye,
+            wishes: context.wishes,
         };
         let drained = consumer
             .drain(context.scratch, quota, &mut |record| {
@@ -337,6 +339,8 @@ pub(super) struct Context<'a> {
     pub(super) scratch: &'a mut [u8],
     pub(super) turns: &'a mut Turns,
     pub(super) now: MonotonicNs,
+    /// Where they are others than elsewhere.
+    pub(super) wishes: Option<Wishes>,
     pub(super) totals: &'a mut Totals,
 }
 
@@ -347,9 +351,14 @@ struct Decoder<'a> {
     offset: Offset,
     not_before_ns: u64,
     said_bye: &'a mut bool,
+    wishes: Option<Wishes>,
 }
 
 impl Decoder<'_> {
+    fn is_left_out(&self, wished: impl Fn(Wishes) -> bool) -> bool {
+        self.wishes.is_some_and(|wishes| !wished(wishes))
+    }
+
     fn record(
         &mut self,
         record: &Record<'_>,
@@ -374,6 +383,15 @@ impl Decoder<'_> {
                 return;
             }
             Body::Skip => return,
+            Body::Allocation(..) if self.is_left_out(|wishes| wishes.allocations) => {
+                return totals.records_left_out += 1;
+            }
+            Body::Exception(..) if self.is_left_out(|wishes| wishes.exceptions) => {
+                return totals.records_left_out += 1;
+            }
+            Body::Contention(..) if self.is_left_out(|wishes| wishes.contention) => {
+                return totals.records_left_out += 1;
+            }
             Body::Hello { runtime } => {
                 let (major, minor, build, _) = unpack_runtime(runtime);
                 ShimEvent::Hello { runtime: (major, minor, build) }
@@ -381,6 +399,9 @@ impl Decoder<'_> {
             Body::Allocation(head, stack) => {
                 let mut allocation = allocation(&head, stack, thread(record.tid));
                 allocation.seen = MonotonicNs(told.min(time));
+                if self.is_left_out(|wishes| wishes.live_objects) {
+                    allocation.watched = None;
+                }
                 ShimEvent::Allocation(Box::new(allocation))
             }
             Body::TypeName { type_id, name, module } => {

@@ -10,10 +10,11 @@ use super::finder::{self, Found};
 use super::namespace::{Threads, monotonic_offset};
 use super::reader::{Context, End, Reader, Turns};
 use super::region::{Region, RegionKey};
+use crate::attach::Wishes;
 use crate::attach::target::Target;
 use crate::exact::Shelf;
 use crate::source::{Event, MonotonicNs, RegionId};
-use profiler_protocol::consumer::{Consumer, LeaseWords};
+use profiler_protocol::consumer::{Consumer, ConsumerError, LeaseWords};
 use profiler_protocol::layout::State;
 use profiler_protocol::load;
 use profiler_protocol::request::Request;
@@ -50,6 +51,12 @@ pub(super) struct Process {
     told_refusal: bool,
     threads: Threads,
     pub(super) ended: bool,
+    /// The recorder's number in this process, where it has other wishes here than elsewhere.
+    owner: Option<u64>,
+    /// Those: a shim that knows nothing of them tells the rest all the same.
+    wishes: Option<Wishes>,
+    /// Names are not asked for.
+    nameless: bool,
 }
 
 /// How long to wait after a look that took so much CPU time: one at a process with 65,000 mappings takes some 30 ms, and may come as often as
@@ -103,7 +110,20 @@ impl Process {
             told_refusal: false,
             threads: Threads::default(),
             ended: false,
+            owner: None,
+            wishes: None,
+            nameless: false,
         }
+    }
+
+    /// The recorder's number here.
+    pub(super) fn owner(&self, shared: &Shared) -> u64 {
+        self.owner.unwrap_or(shared.owner)
+    }
+
+    /// From now on the recorder has this number here, and these wishes.
+    pub(super) fn wish(&mut self, owner: u64, wishes: Wishes, names: bool) {
+        (self.owner, self.wishes, self.nameless) = (Some(owner), Some(wishes), !names);
     }
 
     /// Looks often again: a shim is expected.
@@ -116,6 +136,7 @@ impl Process {
     /// That was at `at`, and may be told of only now: a region found since then is the new program's.
     pub(super) fn became_another(&mut self, at: MonotonicNs, now: Instant) {
         self.threads = Threads::default();
+        (self.owner, self.wishes, self.nameless) = (None, None, false);
         for reader in &mut self.readers {
             reader.left_behind |= reader.found < at;
         }
@@ -191,7 +212,16 @@ impl Process {
                 }
             }
             Err(error) => {
-                tracing::warn!(pid = self.target.pid(), %error, "a region cannot be read");
+                let pid = self.target.pid();
+                if let ConsumerError::Version { .. } = error {
+                    tracing::warn!(
+                        pid,
+                        %error,
+                        "the library of another version of perfusion is in this process: it is left alone; ten minutes after its recorder it leaves"
+                    );
+                } else {
+                    tracing::warn!(pid, %error, "a region cannot be read");
+                }
                 shared.totals.regions_refused += 1;
                 self.refuse(key);
             }
@@ -293,7 +323,7 @@ impl Process {
         let mut reader = Reader::new(id, consumer, ours, offset, time);
         // Said first: it holds from the first object on.
         let told = reader.set_live_objects(shared.live_objects);
-        if told.and_then(|()| reader.beat(shared.owner, time)).is_ok() {
+        if told.and_then(|()| reader.beat(self.owner(shared), time)).is_ok() {
             self.readers.push(reader);
         } else {
             shared.finish(&reader);
@@ -302,6 +332,9 @@ impl Process {
 
     /// Queues a question with every region of the process. False when it was dropped.
     pub(super) fn ask(&mut self, address: u64, seen: MonotonicNs) -> bool {
+        if self.nameless {
+            return true;
+        }
         // Nothing is kept for a region that comes later: by then the code may be gone. What is seen again is asked about again.
         let mut all = !self.readers.is_empty();
         for reader in &mut self.readers {
@@ -327,6 +360,7 @@ impl Process {
                 scratch: &mut shared.scratch,
                 turns: &mut shared.turns,
                 now: time,
+                wishes: self.wishes,
                 totals: &mut shared.totals,
             };
             let sent = if self.ended { Ok(()) } else { reader.send_questions(now) };

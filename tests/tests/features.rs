@@ -1,0 +1,178 @@
+//! What rules leave out of one service and not of another: in the kernel, in the app, and when the rules change.
+
+use std::io::Write as _;
+
+use profiler_protocol::counter::Counter;
+use rustix::process::Signal;
+use system_tests::app::{App, Workload};
+use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin};
+use system_tests::profile::{Profile, Sample};
+use system_tests::region::{counted, regions};
+use system_tests::wait::wait_until;
+
+use crate::node::{DEADLINE, Node, group};
+
+fn named(program: &str, service: &str) -> App {
+    Workload::native(program, &[]).unwrap().env("DD_SERVICE", service).start().unwrap()
+}
+
+fn sum(profiles: &[Profile], sample_type: &str, fits: impl Fn(&Sample) -> bool) -> i64 {
+    profiles.iter().map(|profile| profile.sum(sample_type, &fits)).sum()
+}
+
+fn profiles(node: &Node, service: &str) -> Vec<Profile> {
+    node.profiles().into_iter().filter(|(name, _)| name == service).map(|(_, profile)| profile).collect()
+}
+
+fn says(profiles: &[Profile], comment: &str) -> bool {
+    profiles.iter().any(|profile| profile.comments.iter().any(|line| line == comment))
+}
+
+/// Waits for windows that begin after now.
+fn windows(node: &Node, more: f64) {
+    let now = node.metric("perfusion_daemon_windows_total");
+    wait_until("windows", DEADLINE, || {
+        (node.metric("perfusion_daemon_windows_total") >= now + more + 1.0).then_some(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn samples_and_waits_are_left_out_in_the_kernel_and_what_is_left_stays_exact() {
+    let Some(_turn) = begin("features: kernel", &[RECORD, &[Need::C]].concat()) else { return };
+    let (Ok(without), Ok(rare)) = (group("perfusion-test-nocpu"), group("perfusion-test-rare")) else {
+        writeln!(std::io::stderr(), "SKIPPED features: kernel: no cgroup v2 hierarchy to write to").unwrap();
+        return;
+    };
+    let at = |group: &system_tests::cgroup::Group| {
+        let name = group.path().file_name().unwrap().to_string_lossy().into_owned();
+        format!("{{cgroup: /{name}}}")
+    };
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{command: spin}}, {{command: naps}}], features: {{cpu: {{except: [{}]}}, \
+         waits: {{except: [{{command: naps}}]}}}}, rates: [{{who: {}, frequency: 13}}]}}\n\
+         limits: {{cpu: 100%, {}}}\n",
+        at(&without),
+        at(&rare),
+        node.kill_switch()
+    ));
+    let (plain, seldom) = (named("spin", "plain"), named("spin", "seldom"));
+    let (timeless, sleepless) = (named("spin", "timeless"), named("naps", "sleepless"));
+    without.take(timeless.pid()).unwrap();
+    rare.take(seldom.pid()).unwrap();
+    node.start();
+    wait_until("samples", DEADLINE, || {
+        (sum(&profiles(&node, "plain"), "samples", |_| true) >= 400).then_some(())
+    })
+    .unwrap();
+    windows(&node, 1.0);
+    let of = |service: &str| {
+        // What is left out of a thread that sleeps is looked up when it is visited, every two seconds.
+        profiles(&node, service).into_iter().skip(3).collect::<Vec<_>>()
+    };
+    let total = |profiles: &[Profile], sample_type: &str| sum(profiles, sample_type, |_| true) as f64;
+
+    // Samples per second on a CPU: one in eight, while the time itself is exact.
+    let (often, rarely) = (of("plain"), of("seldom"));
+    let rate = |profiles: &[Profile]| total(profiles, "samples") / total(profiles, "cpu");
+    let ratio = rate(&rarely) / rate(&often);
+    assert!((0.05..0.25).contains(&ratio), "{ratio} of 1/8");
+    for all in [&often, &rarely] {
+        let windows: i64 = all.iter().map(|profile| profile.duration_ns).sum();
+        let part = total(all, "wall") / windows as f64;
+        assert!((0.97..1.03).contains(&part), "one thread, {part} of the time");
+    }
+    assert!(says(&rarely, "samples: one in 8 of 99 per second and CPU, as asked; cpu is exact all the same"));
+    assert!(!often[0].comments.iter().any(|line| line.ends_with("as asked")), "{:?}", often[0].comments);
+
+    let without_cpu = of("timeless");
+    assert_eq!((total(&without_cpu, "cpu"), total(&without_cpu, "samples")), (0.0, 0.0));
+    assert!(total(&without_cpu, "runnable") > 0.0, "four threads on the CPUs of a small machine");
+    assert!(says(&without_cpu, "samples, cpu: not recorded, as asked"));
+
+    let without_waits = of("sleepless");
+    assert_eq!((total(&without_waits, "blocked"), total(&without_waits, "runnable")), (0.0, 0.0));
+    assert!(total(&without_waits, "cpu") > 0.0);
+    assert!(says(&without_waits, "runnable, blocked: not recorded, as asked"));
+    drop((plain, seldom, timeless, sleepless));
+    node.end();
+}
+
+#[test]
+fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_a_recording() {
+    let Some(_turn) = begin("features: shim", RECORD_NET9) else { return };
+    let mut node = Node::new();
+    let rules = |features: &str| {
+        format!(
+            "selection: {{only: [{{command: dotnet}}], features: {{{features}}}}}\nattach: {{policy: all}}\nlimits: {{{}}}\n",
+            node.kill_switch()
+        )
+    };
+    let (shop, batch) = (
+        rules("allocations: {only: [{service: sh*}]}, exceptions: {except: [{service: batch}]}"),
+        rules("allocations: {except: [{service: shop}]}, live_objects: {enabled: false}"),
+    );
+    let nothing = rules(
+        "allocations: {enabled: false}, names: {enabled: false}, exceptions: {enabled: false}, contention: {enabled: false}",
+    );
+    node.configure(&shop);
+    let workload = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap();
+    let start = |service: &str| workload.clone().env("DD_SERVICE", service).start().unwrap();
+    let apps = [start("shop"), start("batch")];
+    let [first, second] = &apps;
+    node.start();
+    let await_of = |service: &str, sample_type: &str| {
+        let has = |profile: &Profile| {
+            let managed = profile.functions().iter().any(|name| name.contains("Allocator.Program"));
+            managed && profile.sum(sample_type, |_| true) > 0
+        };
+        wait_until(&format!("{sample_type} of {service}"), DEADLINE, || {
+            profiles(&node, service).iter().any(has).then_some(())
+        })
+        .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    };
+    await_of("shop", "alloc_space");
+    await_of("shop", "inuse_space");
+    await_of("batch", "cpu");
+    let of = |app: &App, counter| counted(&regions(app), counter);
+    // Not one: it was said when the library was loaded.
+    assert_eq!(of(second, Counter::AllocationSamples), 0);
+    assert_eq!(sum(&profiles(&node, "batch"), "alloc_space", |_| true), 0);
+    let said = profiles(&node, "batch");
+    let columns = "alloc_objects, alloc_space, inuse_objects, inuse_space: not recorded, as asked";
+    assert!(says(&said, columns), "{:?}", said.last().unwrap().comments);
+    assert!(says(&said, "exceptions: not recorded, as asked"));
+
+    // The other way round, in the same recording: the runtimes get other sessions.
+    node.configure(&batch);
+    node.daemon().signal(Signal::HUP).unwrap();
+    let asked = std::time::Instant::now();
+    wait_until("other sessions", DEADLINE, || {
+        apps.iter().all(|app| of(app, Counter::SessionsStarted) >= 2).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    writeln!(std::io::stderr(), "both apps have other sessions after {:?}", asked.elapsed()).unwrap();
+    let before = of(first, Counter::AllocationSamples);
+    await_of("batch", "alloc_space");
+    windows(&node, 1.0);
+    assert_eq!(of(first, Counter::AllocationSamples), before, "it is not asked any more");
+    assert_eq!(of(second, Counter::HandlesCreated), 0);
+    assert_eq!(sum(&profiles(&node, "batch"), "inuse_objects", |_| true), 0);
+    let last = profiles(&node, "shop").pop().unwrap();
+    assert_eq!(last.sum("alloc_space", |_| true) + last.sum("inuse_space", |_| true), 0);
+    assert!(last.sum("cpu", |_| true) > 0);
+    assert_eq!(node.metric("perfusion_daemon_recordings_total"), 1.0, "it is the same recording");
+
+    // With all left out that it is for, the library leaves.
+    node.configure(&nothing);
+    node.daemon().signal(Signal::HUP).unwrap();
+    wait_until("the libraries to leave", DEADLINE, || {
+        apps.iter().all(|app| regions(app).is_empty()).then_some(())
+    })
+    .unwrap();
+    node.end();
+    for app in apps {
+        app.stop().unwrap();
+    }
+}
