@@ -35,5 +35,6 @@ mod runtime;
 mod threads;
 mod truth;
 mod unwind;
+mod versions;
 mod waits;
 mod walker;
