@@ -96,7 +96,18 @@ on_runtimes!(threads_that_never_get_their_lock_wait_for_a_lock: net8 Net8, net10
 fn threads_that_never_get_their_lock_wait_for_a_lock(runtime: Runtime) {
     let name = format!("dump::deadlock on {runtime}");
     let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
-    let app = Workload::dotnet(runtime, "deadlock", &[]).unwrap().start().unwrap();
+    check_deadlock(&Workload::dotnet(runtime, "deadlock", &[]).unwrap());
+}
+
+#[test]
+fn threads_of_a_single_file_program_that_never_get_their_lock_wait_for_a_lock() {
+    let needs = [RECORD, &[Need::SingleFile(Runtime::Net9)]].concat();
+    let Some(_turn) = begin("dump::deadlock in a single file", &needs) else { return };
+    check_deadlock(&Workload::single_file(Runtime::Net9, "deadlock").unwrap());
+}
+
+fn check_deadlock(workload: &Workload) {
+    let app = workload.start().unwrap();
     let dumped = json(&dump(app.pid(), &["--json"]));
     for name in ["first", "second"] {
         let waiter = thread(&dumped, app.thread(name));

@@ -134,7 +134,7 @@ const DOTNET: [Dotnet; 13] = [
     ("truthwaits", &[], "threads asleep, waiting for a lock and reading from a pipe; they know how long"),
 ];
 
-/// Those that are made one file with their runtime too. There is a host of .NET 10 only.
+/// Those that are made one file with their runtime too. There is no host of .NET 8.
 const IN_ONE_FILE: [(&str, &str); 4] = [
     ("callheavy", "callheavy in one file with its runtime"),
     ("exceptions", "exceptions in one file with its runtime"),
@@ -160,8 +160,8 @@ pub fn all() -> Vec<Case> {
                 recipe: Recipe::Dotnet { runtime, one_file: false, program, environment },
             });
         }
-        let runtime = Runtime::Net10;
-        if let Some((_, about)) = IN_ONE_FILE.iter().find(|(name, _)| *name == program) {
+        let Some((_, about)) = IN_ONE_FILE.iter().find(|(name, _)| *name == program) else { continue };
+        for runtime in [Runtime::Net9, Runtime::Net10] {
             cases.push(Case {
                 name: format!("single-file-{program}-{}", runtime.major()),
                 about,
