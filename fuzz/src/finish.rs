@@ -32,8 +32,8 @@ impl Code for Program {
     fn is_executable(&mut self, address: u64) -> bool {
         address & 2 == 0
     }
-    fn follows_call(&mut self, address: u64) -> bool {
-        address & 6 == 0
+    fn follows_call(&mut self, address: u64) -> Option<bool> {
+        (address & 9 != 9).then_some(address & 6 == 0)
     }
 }
 

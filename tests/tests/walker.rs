@@ -47,7 +47,7 @@ impl Stages {
                 each(&mut self.processes, user);
             }
         }
-        self.rules.teach(self.processes.take_lessons());
+        self.processes.teach(|lessons| self.rules.teach(lessons));
     }
 }
 

@@ -150,7 +150,7 @@ impl Session {
             self.processor.event(event);
         }
         // Too short a recording to teach the probes anything.
-        drop(self.processor.processes.take_lessons());
+        self.processor.processes.teach(drop);
         for request in self.processor.take_requests() {
             self.shims.ask(request.pid, request.address, request.seen);
         }

@@ -125,7 +125,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
         for event in events {
             processor.event(event);
         }
-        drop(processor.processes.take_lessons());
+        processor.processes.teach(drop);
         for request in processor.take_requests() {
             shims.ask(request.pid, request.address, request.seen);
         }

@@ -3,6 +3,7 @@
 //! other can use up, and what goes beyond comes out of a common store. A process that was just made has nothing of its own
 //! yet: else whoever makes very many had very many shares.
 
+use super::patience;
 use std::time::{Duration, Instant};
 
 const PERIOD: Duration = Duration::from_secs(1);
@@ -113,10 +114,10 @@ impl Limits {
     }
 }
 
-/// CPU time of this thread: unlike the clock it does not count what other programs take.
+/// CPU time of this thread, and of the others that have worked for it while it waited: unlike the clock it does not count what other
+/// programs take.
 pub(super) fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+    patience::thread_time() + patience::time_of_others()
 }
 
 #[cfg(test)]
@@ -167,6 +168,17 @@ mod tests {
         common.spend(&mut share, Duration::from_secs(1));
         share.refill(start + 9 * PERIOD);
         assert!(common.has_time(&share), "in one go too");
+    }
+
+    #[test]
+    fn what_is_done_by_a_thread_that_can_be_left_behind_is_time_as_well() {
+        let busy = Duration::from_millis(5);
+        let before = cpu_time();
+        patience::wait_for(patience::Holder::Process(u32::MAX - 2), move || {
+            let begin = patience::thread_time();
+            while patience::thread_time() - begin < busy {}
+        });
+        assert!(cpu_time() - before >= busy);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! number that a process gets with its first rule, and another one after each exec or when everything about it is forgotten at once.
 
 use ebpf_common::rule::{RuleKey, UnwindRule};
+use std::collections::HashSet;
 
 /// One change to the probes' rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub enum Lesson {
 #[derive(Debug, Default)]
 pub(super) struct Lessons {
     pending: Vec<Lesson>,
+    /// Processes that wait to be told that their lessons have arrived.
+    touched: HashSet<u32>,
     last_space: u32,
 }
 
@@ -50,8 +53,14 @@ impl Lessons {
         self.pending.push(lesson);
     }
 
-    pub(super) fn take(&mut self) -> Vec<Lesson> {
-        std::mem::take(&mut self.pending)
+    /// The process is to be told when this has arrived.
+    pub(super) fn touches(&mut self, pid: u32) {
+        self.touched.insert(pid);
+    }
+
+    /// The lessons, and the processes that are to be told when they have arrived.
+    pub(super) fn take(&mut self) -> (Vec<Lesson>, HashSet<u32>) {
+        (std::mem::take(&mut self.pending), std::mem::take(&mut self.touched))
     }
 }
 

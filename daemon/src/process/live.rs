@@ -18,6 +18,7 @@ use crate::unwind::machine::NATIVE;
 use crate::unwind::managed::{Budget, CODE_BYTES, JitBody};
 use crate::unwind::rule::{FrameKind, Refusal, Rule};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,8 +33,8 @@ const DROPPED_PART: usize = 4;
 const FEW_IMAGES: usize = 64;
 /// How long it may take until the probes know no more what was taken back.
 const TAKEN_BACK: Duration = Duration::from_secs(2);
-/// Most start addresses whose generation is remembered per process.
-const MAX_REPLACED: usize = 16_384;
+/// Most start addresses of former bodies whose generation is remembered per process.
+const MAX_FORMER: usize = 16_384;
 /// Most frames of remembered stacks per process, and of what is remembered besides as many words.
 const MAX_WALKED_FRAMES: usize = 16_384;
 /// Most stacks remembered that were copied at the same instruction with the same stack pointer: callers differ.
@@ -56,15 +57,41 @@ pub(super) struct CachedStep {
     step: Step,
     /// For JIT memory: when it was last looked at.
     checked: Option<Instant>,
-    /// Since when the probes know the rule.
+    /// Since when the probes know the rule, or [`ON_ITS_WAY`].
     taught: Option<MonotonicNs>,
 }
+
+/// Of a rule that the probes do not know yet: later than any sample.
+const ON_ITS_WAY: MonotonicNs = MonotonicNs(u64::MAX);
 
 #[derive(Debug)]
 pub(super) struct KnownBody {
     pub(super) body: JitBody,
     pub(super) generation: u32,
     pub(super) checked: Instant,
+}
+
+/// What is left of a body that is not known any more.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Former {
+    /// Its generation when it may still be there, else the next one.
+    generation: u32,
+    /// By what to tell it, when it may still be there: it was dropped to save room.
+    print: Option<u64>,
+}
+
+impl Former {
+    /// The generation of other code in its place.
+    fn next(self) -> u32 {
+        self.generation.saturating_add(u32::from(self.print.is_some()))
+    }
+}
+
+/// The same for the same body.
+fn print(body: &JitBody) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    body.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Where a program's code and stack begin: others after each exec, for the kernel takes them at random.
@@ -104,8 +131,9 @@ pub(super) struct Process {
     /// By address and whether it is exact (lowest bit).
     pub(super) steps: BTreeMap<u64, CachedStep>,
     pub(super) bodies: BTreeMap<u64, KnownBody>,
-    pub(super) replaced: HashMap<u64, u32>,
-    /// Generation of starts `replaced` has forgotten.
+    /// By start address; none is in `bodies`.
+    pub(super) former: BTreeMap<u64, Former>,
+    /// Generation of starts that are in neither: newer than any that `former` has forgotten.
     pub(super) oldest_generation: u32,
     pub(super) budget: Budget,
     /// Of the work for all processes.
@@ -120,6 +148,11 @@ pub(super) struct Process {
     replaced_at: Option<MonotonicNs>,
     /// Places whose rules they are to forget.
     unlearned: Vec<u64>,
+    /// Places whose rules are on their way to them.
+    on_their_way: Vec<u64>,
+    /// Whether code was replaced whose rules are not taken back yet, and whether that is on its way to them.
+    is_replaced: bool,
+    is_taken_back: bool,
     /// Stacks the probes walked, by their places.
     walked: WalkedStacks,
     pub(super) refreshed: Option<Instant>,
@@ -146,7 +179,7 @@ impl Process {
             memory: None,
             steps: BTreeMap::new(),
             bodies: BTreeMap::new(),
-            replaced: HashMap::new(),
+            former: BTreeMap::new(),
             oldest_generation: 0,
             budget: Budget { bytes: BUDGET_BYTES },
             share: Share::new(Instant::now()),
@@ -155,6 +188,9 @@ impl Process {
             former_space: None,
             replaced_at: None,
             unlearned: Vec::new(),
+            on_their_way: Vec::new(),
+            is_replaced: false,
+            is_taken_back: false,
             walked: WalkedStacks::default(),
             refreshed: None,
             refresh_after: REFRESH,
@@ -246,7 +282,9 @@ impl Process {
     pub(super) fn clear_caches(&mut self, lessons: &mut Lessons) {
         self.walked.clear();
         self.steps.clear();
-        self.bodies.clear();
+        while let Some((start, known)) = self.bodies.pop_first() {
+            self.drop_body(start, &known);
+        }
         self.unlearned.clear();
         self.former_space = self.space.or(self.former_space);
         self.close_space(lessons);
@@ -269,7 +307,31 @@ impl Process {
             self.bodies.iter().map(|(start, known)| (known.checked, *start)).collect();
         oldest.sort_unstable();
         for (_, start) in oldest.into_iter().take(MAX_BODIES / DROPPED_PART) {
-            self.bodies.remove(&start);
+            if let Some(known) = self.bodies.remove(&start) {
+                self.drop_body(start, &known);
+            }
+        }
+    }
+
+    /// A body was removed that may still be there. Its name is its generation's, so whatever is found there next is looked at for whether it
+    /// is the same.
+    fn drop_body(&mut self, start: u64, known: &KnownBody) {
+        self.retire(start, Former { generation: known.generation, print: Some(print(&known.body)) });
+    }
+
+    fn retire(&mut self, start: u64, former: Former) {
+        if self.former.len() >= MAX_FORMER {
+            let newest = self.former.values().map(|former| former.next()).max().unwrap_or(0);
+            self.oldest_generation = self.oldest_generation.max(newest);
+            self.former.clear();
+        }
+        self.former.insert(start, former);
+    }
+
+    /// Bodies in `range` that were dropped are not there any more.
+    fn forget_former(&mut self, range: Range<u64>) {
+        for (_, former) in self.former.range_mut(range) {
+            *former = Former { generation: former.next(), print: None };
         }
     }
 
@@ -299,10 +361,28 @@ impl Process {
 
     /// Has the probes forget what was unlearned.
     pub(super) fn take_back(&mut self, lessons: &mut Lessons) {
+        if std::mem::take(&mut self.is_replaced) && !self.unlearned.is_empty() {
+            self.is_taken_back = true;
+            lessons.touches(self.pid);
+        }
         for place in self.unlearned.drain(..) {
             if let Some(space) = self.space {
                 lessons.push(Lesson::Forget { key: lesson::key(space, place) });
             }
+        }
+    }
+
+    /// All lessons have come to the probes: what they walk from `now` on they walk by those.
+    pub(super) fn lessons_arrived(&mut self, now: MonotonicNs) {
+        for place in self.on_their_way.drain(..) {
+            if let Some(cached) = self.steps.get_mut(&place)
+                && cached.taught == Some(ON_ITS_WAY)
+            {
+                cached.taught = Some(now);
+            }
+        }
+        if std::mem::take(&mut self.is_taken_back) {
+            self.replaced_at = Some(now);
         }
     }
 
@@ -339,24 +419,25 @@ impl Process {
         self.walked.insert_copy(context, trace, frames, now);
     }
 
+    /// Some of its code is not what it was.
+    fn code_is_replaced(&mut self) {
+        self.walked.clear();
+        (self.replaced_at, self.is_replaced) = (Some(MonotonicNs::now()), true);
+    }
+
     /// Code in `range` is gone.
     pub(super) fn forget(&mut self, range: &Range<u64>) {
-        self.walked.clear();
-        self.replaced_at = Some(MonotonicNs::now());
+        self.code_is_replaced();
         let starts: Vec<u64> = self.bodies_in(range);
         for start in starts {
             if let Some(known) = self.bodies.remove(&start) {
-                if self.replaced.len() >= MAX_REPLACED {
-                    let newest = self.replaced.values().copied().max().unwrap_or(0);
-                    self.oldest_generation = self.oldest_generation.max(newest);
-                    self.replaced.clear();
-                }
-                self.replaced.insert(start, known.generation.saturating_add(1));
+                self.retire(start, Former { generation: known.generation.saturating_add(1), print: None });
                 let body = known.body.range;
                 self.forget_steps(&body);
             }
         }
         self.forget_steps(range);
+        self.forget_former(range.clone());
     }
 
     /// Code in `range` may have changed: the next use looks again.
@@ -801,7 +882,12 @@ impl View<'_> {
             self.counters.steps_cleared += 1;
         }
         let start = body.range.start;
-        let generation = process.replaced.get(&start).copied().unwrap_or(process.oldest_generation);
+        let generation = match process.former.remove(&start) {
+            None => process.oldest_generation,
+            Some(former) if former.print == Some(print(&body)) => former.generation,
+            Some(former) => former.next(),
+        };
+        process.forget_former(body.range.clone());
         process.bodies.insert(start, KnownBody { body, generation, checked: self.now });
     }
 
@@ -841,7 +927,11 @@ impl View<'_> {
             return;
         }
         // Of a rule they seem to have lost, samples may be on the way that were walked before they did.
-        cached.taught.get_or_insert_with(MonotonicNs::now);
+        if cached.taught.is_none() {
+            cached.taught = Some(ON_ITS_WAY);
+            self.process.on_their_way.push(place);
+            self.lessons.touches(self.process.pid);
+        }
         let pid = self.process.pid;
         let space = *self.process.space.get_or_insert_with(|| {
             let space = self.lessons.new_space();
@@ -883,8 +973,7 @@ impl View<'_> {
             let cached = CachedStep { step: step.clone(), checked: jit.then_some(self.now), taught: None };
             let old = self.process.steps.insert(key, cached);
             if old.as_ref().is_some_and(|old| old.step != step) {
-                self.process.walked.clear();
-                self.process.replaced_at = Some(MonotonicNs::now());
+                self.process.code_is_replaced();
             }
             if let Some(old) = old.filter(|old| old.taught.is_some()) {
                 if old.step == step
@@ -927,7 +1016,21 @@ impl Code for View<'_> {
         self.process.mappings.find(address).is_some()
     }
 
-    fn follows_call(&mut self, address: u64) -> bool {
+    fn follows_call(&mut self, address: u64) -> Option<bool> {
+        self.process.refill(self.common, self.now);
+        if !self.common.has_time(&self.process.share) {
+            self.counters.budget_refusals += 1;
+            return None;
+        }
+        let before = cpu_time();
+        let follows = self.is_behind_call(address);
+        self.common.spend(&mut self.process.share, cpu_time().saturating_sub(before));
+        Some(follows)
+    }
+}
+
+impl View<'_> {
+    fn is_behind_call(&mut self, address: u64) -> bool {
         let mut code = [0u8; 8];
         let from = address.wrapping_sub(8);
         let Some(mapping) = self.process.mappings.find(address.wrapping_sub(1)).cloned() else {
@@ -1005,12 +1108,26 @@ mod tests {
         assert_eq!(view.process.steps.len(), MAX_STEPS - quarter + 1);
         assert!((0..exact as u64).all(|n| !view.process.steps.contains_key(&place(n, true))));
         view.process.take_back(view.lessons);
-        let lessons = view.lessons.take();
+        let lessons = view.lessons.take().0;
         assert!(lessons.iter().all(|lesson| matches!(lesson, Lesson::Forget { .. })), "no space is closed");
         assert!(lessons.len() > exact / 4 && lessons.len() <= quarter);
         assert_eq!(view.counters.steps_cleared, 1);
         // What the probes have walked by one that was dropped is a frame all the same.
         assert!(view.walked(0, true, now).is_some());
+        // A rule counts from when it has come to the probes, not from when it was taught: until then they go by another one.
+        let waiting = CachedStep { step, checked: None, taught: None };
+        view.process.steps.insert(place(0x10, false), waiting);
+        view.process.forget(&(0x2000..0x2001));
+        view.teach(place(0x10, false));
+        assert!(view.walked(0x10, false, MonotonicNs::now()).is_none());
+        let (lessons, touched) = view.lessons.take();
+        assert!(matches!(lessons[..], [Lesson::Rule { .. }]) && touched.contains(&1));
+        view.process.lessons_arrived(MonotonicNs::now());
+        assert!(view.walked(0x10, false, MonotonicNs::now()).is_some());
+        // No time to look is no answer.
+        assert_eq!(view.follows_call(0x20), Some(false));
+        view.common.spend(&mut view.process.share, Duration::from_secs(60));
+        assert_eq!(view.follows_call(0x20), None);
         view.process.forget(&(0x2000..0x2001));
         assert!(view.walked(2, true, MonotonicNs::now()).is_none(), "code was replaced a moment ago");
     }

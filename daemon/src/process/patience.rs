@@ -4,9 +4,14 @@
 //! cannot be woken, not even by SIGKILL, and may hold the lock of the address space the page is for: then whoever reads that process's mappings or
 //! command line waits as well. So nobody who has something else to do makes such a call. It is handed to another thread and waited for
 //! a moment. When that is over the thread is left behind, to end when it can; the process or file system is not asked again before that, nor
-//! for a minute, and the next call has another thread. How long a call is waited for gets shorter with each that was given up in that time, so
-//! that all of them together hold the daemon up for a few seconds a minute at the most.
+//! for a minute, and the next call has another thread. How long a call is waited for gets shorter with each that was given up in that time.
+//!
+//! Who answers just in time holds the daemon up as well, so there is an account of the time that calls have slept. When that of all comes to
+//! [`MAX_HELD`] within a minute, whoever has the most of it is left alone for a minute, too; and the more are left alone, the less it takes. So one
+//! file system holds the daemon up for a few seconds a minute, and all that may be left alone together for half of the time at the most. What a call
+//! computes or has to wait for a CPU is not held against anybody here: that is work, of which each process has a share (`budget`).
 
+use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Read};
@@ -22,6 +27,13 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const BARRED: Duration = Duration::from_secs(60);
 /// Most threads left behind; with so many, whatever can be held up is not done any more.
 const MAX_LEFT_BEHIND: usize = 256;
+/// How much time all calls of a minute together may have slept while nobody is left alone.
+const MAX_HELD: Duration = Duration::from_secs(5);
+/// How long an account goes on.
+const ACCOUNT: Duration = Duration::from_secs(60);
+/// Less than this is in no account, and most of those who have one.
+const LEAST_HELD: Duration = Duration::from_micros(100);
+const MAX_ACCOUNTS: usize = 4096;
 /// Idle threads kept.
 const MAX_IDLE: usize = 4;
 /// A thread does nothing but one system call.
@@ -45,6 +57,7 @@ struct Threads {
     idle: Vec<Sender<Work>>,
     /// Who held calls up.
     barred: HashMap<Holder, Bar>,
+    accounts: Accounts,
 }
 
 /// Who held a call up is not asked again until this is over.
@@ -54,10 +67,103 @@ struct Bar {
     until: Instant,
 }
 
+/// How long the calls of the others have slept.
+#[derive(Default)]
+struct Accounts {
+    since: Option<Instant>,
+    held: HashMap<Holder, Duration>,
+    /// All of them.
+    sum: Duration,
+}
+
+impl Accounts {
+    /// A call of `holder` has slept for so long. Who is to be left alone, when so many are already.
+    fn add(&mut self, holder: Holder, held: Duration, barred: usize, now: Instant) -> Option<Holder> {
+        if held < LEAST_HELD {
+            return None;
+        }
+        if self.since.is_none_or(|since| now.duration_since(since) >= ACCOUNT) {
+            *self = Self { since: Some(now), ..Self::default() };
+        }
+        if self.held.len() >= MAX_ACCOUNTS
+            && !self.held.contains_key(&holder)
+            && let Some(least) = self.held.iter().min_by_key(|(_, held)| **held).map(|(holder, _)| *holder)
+        {
+            self.close(least);
+        }
+        *self.held.entry(holder).or_default() += held;
+        self.sum += held;
+        if self.sum < share(MAX_HELD, barred) {
+            return None;
+        }
+        let most = self.held.iter().max_by_key(|(_, held)| **held).map(|(holder, _)| *holder)?;
+        self.close(most);
+        Some(most)
+    }
+
+    fn close(&mut self, holder: Holder) {
+        self.sum = self.sum.saturating_sub(self.held.remove(&holder).unwrap_or_default());
+    }
+}
+
+/// What there is of something when so many are left alone.
+fn share(whole: Duration, barred: usize) -> Duration {
+    whole / u32::try_from(barred).unwrap_or(u32::MAX).saturating_add(1)
+}
+
+/// What a thread has had so far.
+struct Spent {
+    at: Instant,
+    cpu: Duration,
+    /// It could run but had no CPU.
+    queued: Duration,
+}
+
+impl Spent {
+    fn now() -> Self {
+        Self { at: Instant::now(), cpu: thread_time(), queued: queued_time().unwrap_or_default() }
+    }
+
+    /// Since then: CPU time, and time asleep.
+    fn since(&self) -> (Duration, Duration) {
+        let now = Self::now();
+        let cpu = now.cpu.saturating_sub(self.cpu);
+        let queued = now.queued.saturating_sub(self.queued);
+        (cpu, now.at.duration_since(self.at).saturating_sub(cpu + queued))
+    }
+}
+
+/// CPU time of this thread.
+pub(super) fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// How long this thread has waited for a CPU: the second number of `schedstat`, which counts when it gets one.
+fn queued_time() -> Option<Duration> {
+    thread_local!(static STATS: OnceCell<Option<File>> = const { OnceCell::new() });
+    let mut text = [0; 64];
+    let length = STATS.with(|stats| {
+        let stats = stats.get_or_init(|| File::open("/proc/thread-self/schedstat").ok());
+        stats.as_ref()?.read_at(&mut text, 0).ok()
+    })?;
+    let mut fields = text.get(..length)?.split(|byte| *byte == b' ');
+    let queued = std::str::from_utf8(fields.nth(1)?).ok()?.parse().ok()?;
+    Some(Duration::from_nanos(queued))
+}
+
+thread_local!(static OTHERS: Cell<Duration> = const { Cell::new(Duration::ZERO) });
+
+/// CPU time of the calls that this thread has waited for.
+pub(super) fn time_of_others() -> Duration {
+    OTHERS.get()
+}
+
 static THREADS: Mutex<Option<Threads>> = Mutex::new(None);
 // Counts, which no other memory depends on.
 static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
 static NOT_MADE: AtomicU64 = AtomicU64::new(0);
+static BARRED_SLOW: AtomicU64 = AtomicU64::new(0);
 
 /// Calls given up, and calls not made because one of the same holder was.
 #[must_use]
@@ -72,7 +178,8 @@ fn with_threads<T>(act: impl FnOnce(&mut Threads) -> T) -> T {
 /// How far a call is.
 enum Call<T> {
     Made,
-    Answered(T),
+    /// With the CPU time it took, and how long it slept.
+    Answered(T, (Duration, Duration)),
     GivenUp,
 }
 
@@ -87,7 +194,7 @@ pub fn wait_for<T: Send + 'static>(holder: Holder, work: impl FnOnce() -> T + Se
         if threads.barred.contains_key(&holder) || barred >= MAX_LEFT_BEHIND {
             return None;
         }
-        Some((threads.idle.pop(), PATIENCE / u32::try_from(barred).unwrap_or(u32::MAX).saturating_add(1)))
+        Some((threads.idle.pop(), share(PATIENCE, barred)))
     });
     let Some((worker, patience)) = ready else {
         NOT_MADE.fetch_add(1, Ordering::Relaxed);
@@ -97,7 +204,9 @@ pub fn wait_for<T: Send + 'static>(holder: Holder, work: impl FnOnce() -> T + Se
     let call = Arc::new((Mutex::new(Call::Made), Condvar::new()));
     let made = Arc::clone(&call);
     let job: Work = Box::new(move || {
+        let begin = Spent::now();
         let answer = work();
+        let spent = begin.since();
         let (state, answered) = &*made;
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*state, Call::GivenUp) {
@@ -107,7 +216,7 @@ pub fn wait_for<T: Send + 'static>(holder: Holder, work: impl FnOnce() -> T + Se
                 }
             });
         } else {
-            *state = Call::Answered(answer);
+            *state = Call::Answered(answer, spent);
             answered.notify_one();
         }
     });
@@ -118,12 +227,26 @@ pub fn wait_for<T: Send + 'static>(holder: Holder, work: impl FnOnce() -> T + Se
     let waited = answered.wait_timeout_while(state, patience, waits);
     let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
     match std::mem::replace(&mut *state, Call::GivenUp) {
-        Call::Answered(answer) => {
-            with_threads(|threads| {
+        Call::Answered(answer, (cpu, slept)) => {
+            OTHERS.set(OTHERS.get() + cpu);
+            let barred = with_threads(|threads| {
                 if threads.idle.len() < MAX_IDLE {
                     threads.idle.push(worker);
                 }
+                let now = Instant::now();
+                let slow = threads.accounts.add(holder, slept, threads.barred.len(), now)?;
+                threads.barred.entry(slow).or_insert(Bar { calls: 0, until: now + BARRED });
+                Some(slow)
             });
+            if let Some(holder) = barred
+                && BARRED_SLOW.fetch_add(1, Ordering::Relaxed) == 0
+            {
+                tracing::warn!(
+                    ?holder,
+                    "reading memory or files of a profiled process has taken seconds of the last minute: a file system answers late. It is left alone for a \
+                     minute, and what it would have told is missing; so it goes with others that do so"
+                );
+            }
             Some(answer)
         }
         // Noted before the other thread can see that it was given up, which takes back the count: `state` is still locked.
@@ -271,8 +394,66 @@ impl Read for ForeignReader {
 
 #[cfg(test)]
 mod tests {
-    use super::{Holder, counts, wait_for};
+    use super::{ACCOUNT, Accounts, Holder, MAX_HELD, Spent, counts, thread_time, wait_for, with_threads};
     use std::sync::mpsc::channel;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn who_answers_just_in_time_again_and_again_is_left_alone() {
+        let (slow, other) = (Holder::Device(1), Holder::Device(2));
+        let (mut accounts, now, late) = (Accounts::default(), Instant::now(), Duration::from_millis(450));
+        let calls = (1..).find(|_| {
+            assert_eq!(accounts.add(other, Duration::from_millis(1), 0, now), None);
+            accounts.add(slow, late, 0, now) == Some(slow)
+        });
+        assert_eq!(calls, Some(12), "five seconds of it");
+        // When more are, it takes less.
+        let calls = (1..).find(|_| accounts.add(slow, late, 4, now) == Some(slow));
+        assert_eq!(calls, Some(3));
+        // Slowly over hours is no harm.
+        for minute in 1..100 {
+            assert_eq!(accounts.add(slow, MAX_HELD / 2, 0, now + minute * ACCOUNT), None);
+        }
+    }
+
+    #[test]
+    fn many_that_are_a_little_slow_hold_nobody_up_for_long() {
+        let (mut accounts, now, mut barred) = (Accounts::default(), Instant::now(), Vec::new());
+        let mut held = Duration::ZERO;
+        // Each time another process, as far as they are not barred, and one that is nearly always quick.
+        for pid in (0..100_000).map(|call| call % 250) {
+            for (holder, slept) in [
+                (Holder::Process(pid), Duration::from_millis(10)),
+                (Holder::Device(1), Duration::from_micros(101)),
+            ] {
+                if !barred.contains(&holder) {
+                    held += slept;
+                    barred.extend(accounts.add(holder, slept, barred.len(), now));
+                }
+            }
+        }
+        assert!(held < Duration::from_secs(30), "{held:?}");
+    }
+
+    #[test]
+    fn sleeping_is_told_from_computing() {
+        let (busy, asleep) = (Duration::from_millis(5), Duration::from_millis(20));
+        let begin = Spent::now();
+        while thread_time() - begin.cpu < busy {}
+        assert!(begin.since().0 >= busy);
+        let begin = Spent::now();
+        std::thread::sleep(asleep);
+        let (cpu, slept) = begin.since();
+        assert!(slept >= asleep / 2 && cpu < asleep, "{cpu:?} {slept:?}");
+    }
+
+    #[test]
+    fn a_call_that_sleeps_is_on_its_holders_account() {
+        let (holder, asleep) = (Holder::Process(u32::MAX - 3), Duration::from_millis(20));
+        assert_eq!(wait_for(holder, move || std::thread::sleep(asleep)), Some(()));
+        let held = with_threads(|threads| threads.accounts.held.get(&holder).copied());
+        assert!(held.is_some_and(|held| held >= asleep / 2), "{held:?}");
+    }
 
     #[test]
     fn a_call_that_is_held_up_is_given_up_and_its_holder_left_alone() {

@@ -82,7 +82,7 @@ pub struct Standing {
 /// What the table lost or gave up, and why; each grows only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Processes not taken up because the table was full.
+    /// Times a process was not taken up because the table was full: at its start, and at each of its stacks.
     pub processes_refused: u64,
     /// Mappings not taken because a process had too many.
     pub mappings_refused: u64,
@@ -374,9 +374,16 @@ impl ProcessTable {
         }
     }
 
-    /// What the probes are to learn and to forget, since it was last taken.
-    pub fn take_lessons(&mut self) -> Vec<Lesson> {
-        self.lessons.take()
+    /// Has the probes learn and forget what they are to, by `write`. Stacks that they walk after that are walked by these rules.
+    pub fn teach(&mut self, write: impl FnOnce(Vec<Lesson>)) {
+        let (lessons, touched) = self.lessons.take();
+        write(lessons);
+        let now = MonotonicNs::now();
+        for pid in touched {
+            if let Some(process) = self.live.get_mut(&pid) {
+                process.lessons_arrived(now);
+            }
+        }
     }
 
     /// Takes up a process that was there before the recording, from /proc. Known ones are left as they are.
@@ -387,6 +394,8 @@ impl ProcessTable {
         if let Some(process) = self.live.get(&pid) {
             return Ok(process.id);
         }
+        // Asked before anything is read: it is asked at each stack of a process that finds no room.
+        self.find_room(pid)?;
         let stat = super::stat(pid).ok_or(ProcessError::Gone { pid })?;
         let program = Program::of(&stat);
         let before = cpu_time();
@@ -407,6 +416,23 @@ impl ProcessTable {
         Ok(id)
     }
 
+    /// Makes sure there is room for a process; answers what follows the next number.
+    fn find_room(&mut self, pid: u32) -> Result<u32, ProcessError> {
+        if self.has_no_room(pid) && self.searched.is_none_or(|at| at.elapsed() >= SEARCH_INTERVAL) {
+            self.searched = Some(Instant::now());
+            self.remove_gone();
+        }
+        let full = self.has_no_room(pid);
+        self.next_id.checked_add(1).filter(|_| !full).ok_or_else(|| {
+            self.counters.processes_refused += 1;
+            ProcessError::Full { pid, limit: MAX_PROCESSES }
+        })
+    }
+
+    fn has_no_room(&self, pid: u32) -> bool {
+        self.live.len() >= MAX_PROCESSES && !self.live.contains_key(&pid)
+    }
+
     fn insert(
         &mut self,
         pid: u32,
@@ -416,16 +442,7 @@ impl ProcessTable {
         home: Home,
         mappings: Arc<Mappings>,
     ) -> Result<ProcessId, ProcessError> {
-        let is_full = |live: &HashMap<u32, Process>| live.len() >= MAX_PROCESSES && !live.contains_key(&pid);
-        if is_full(&self.live) && self.searched.is_none_or(|at| at.elapsed() >= SEARCH_INTERVAL) {
-            self.searched = Some(Instant::now());
-            self.remove_gone();
-        }
-        let full = is_full(&self.live);
-        let Some(next) = self.next_id.checked_add(1).filter(|_| !full) else {
-            self.counters.processes_refused += 1;
-            return Err(ProcessError::Full { pid, limit: MAX_PROCESSES });
-        };
+        let next = self.find_room(pid)?;
         let id = ProcessId(self.next_id);
         self.next_id = next;
         // A pid that is used again.
@@ -519,10 +536,13 @@ impl ProcessTable {
     /// Walks a context of a thread of `pid` to the thread's start. A process not seen before is taken up from /proc.
     pub fn finish(&mut self, pid: u32, context: &UserContext, limits: Limits) -> Finished {
         self.close_memories();
-        self.adopt(pid).ok();
+        let adopted = self.adopt(pid);
         self.settle(pid);
         self.fill_start(pid);
-        let finished = self.walk_in(pid, context, limits);
+        let finished = match adopted {
+            Err(ProcessError::Full { .. }) => Finished::default().broken(Marker::TruncatedNotKnown),
+            _ => self.walk_in(pid, context, limits),
+        };
         self.evict_caches(MAX_CACHED);
         self.counters.count(&finished);
         if let Some(process) = self.live.get_mut(&pid) {
@@ -1023,7 +1043,7 @@ mod tests {
         for (pid, start) in [(NOBODY, 0x1000u64), (NOBODY + 1, 0x2000)] {
             table.observe(&event(EventKind::Exec { pid, comm: String::new() }));
             let process = table.live.get_mut(&pid).unwrap();
-            let body = JitBody::for_test(start..start + 0x100);
+            let body = JitBody::for_test(start..start + 0x100, 1);
             process.bodies.insert(start, KnownBody { body, generation: 0, checked: Instant::now() });
         }
         table.live.get_mut(&NOBODY).unwrap().used += Duration::from_secs(1);
@@ -1041,7 +1061,7 @@ mod tests {
         let process = table.live.get_mut(&NOBODY).unwrap();
         process.space = Some(7);
         process.clear_caches(&mut table.lessons);
-        assert_eq!(table.take_lessons(), [Lesson::NoSpace { pid: NOBODY }]);
+        table.teach(|lessons| assert_eq!(lessons, [Lesson::NoSpace { pid: NOBODY }]));
         let walk = |space, time| {
             let frames = vec![0x1010 << 1 | 1, 0x1020 << 1];
             let walk = ProbeWalk { time, space, frames, end: WalkEnd::ThreadStart };
@@ -1071,6 +1091,20 @@ mod tests {
     }
 
     #[test]
+    fn a_stack_of_a_process_that_finds_no_room_says_so_and_reads_nothing() {
+        let mut table = ProcessTable::new();
+        table.searched = Instant::now().checked_add(Duration::from_secs(600));
+        for pid in 0..u32::try_from(MAX_PROCESSES).unwrap() {
+            table.observe(&event(EventKind::Exec { pid: NOBODY + pid, comm: String::new() }));
+        }
+        let done = table.finish(std::process::id(), &UserContext::default(), Limits::default());
+        assert_eq!(done.broken, Some(Marker::TruncatedNotKnown));
+        assert_eq!((table.counters().processes_refused, table.counters().stacks_of_gone_processes), (1, 0));
+        // Of one that is not there it would be found that it is gone, if anything were asked.
+        assert!(matches!(table.adopt(NOBODY - 1), Err(ProcessError::Full { .. })));
+    }
+
+    #[test]
     fn a_clr_is_known_by_its_runtime_or_its_code_memory() {
         let mut table = ProcessTable::new();
         table.observe(&event(EventKind::Exec { pid: NOBODY, comm: "app".into() }));
@@ -1086,19 +1120,36 @@ mod tests {
         let mut counters = Counters::default();
         let mut images = Images::default();
         let mut rules = HashSet::new();
-        let body = JitBody::for_test(0x1000..0x1100);
-        let learn =
-            |process: &mut Process, images: &mut Images, rules: &mut HashSet<_>, counters: &mut Counters| {
-                let (lessons, common) = (&mut Lessons::default(), &mut Common::default());
-                let (now, teaching) = (Instant::now(), Teaching::Off);
-                View { process, images, rules, counters, lessons, common, now, teaching }.learn(body.clone());
-            };
-        learn(&mut process, &mut images, &mut rules, &mut counters);
-        assert_eq!(process.bodies[&0x1000].generation, 0);
+        let mut learn = |process: &mut Process, start: u64, method: u64| {
+            let body = JitBody::for_test(start..start + 0x100, method);
+            let (images, rules, counters) = (&mut images, &mut rules, &mut counters);
+            let (lessons, common) = (&mut Lessons::default(), &mut Common::default());
+            let (now, teaching) = (Instant::now(), Teaching::Off);
+            View { process, images, rules, counters, lessons, common, now, teaching }.learn(body);
+            process.bodies[&start].generation
+        };
+        assert_eq!(learn(&mut process, 0x1000, 1), 0);
         process.forget(&(0x10f0..0x10f1));
         assert!(process.bodies.is_empty());
-        learn(&mut process, &mut images, &mut rules, &mut counters);
-        assert_eq!(process.bodies[&0x1000].generation, 1);
+        assert_eq!(learn(&mut process, 0x1000, 1), 1);
+        // What was dropped to save room is the same code when it is there again,
+        process.clear_caches(&mut Lessons::default());
+        assert_eq!(learn(&mut process, 0x1000, 1), 1);
+        // unless it was unloaded meanwhile,
+        process.clear_caches(&mut Lessons::default());
+        process.forget(&(0x1000..0x1010));
+        assert_eq!(learn(&mut process, 0x1000, 1), 2);
+        // or it is another method's, or was covered by one.
+        process.clear_caches(&mut Lessons::default());
+        assert_eq!(learn(&mut process, 0x1000, 2), 3);
+        process.clear_caches(&mut Lessons::default());
+        assert_eq!(learn(&mut process, 0xf80, 3), 0);
+        assert_eq!(learn(&mut process, 0x1000, 2), 4);
+        // Not even when very many were dropped.
+        for start in 1..40_000 {
+            learn(&mut process, 0x1_0000 + start * 0x100, 1);
+        }
+        assert!(learn(&mut process, 0x1000, 5) > 4);
     }
 
     #[test]
@@ -1107,8 +1158,11 @@ mod tests {
         for pid in [NOBODY, NOBODY + 1] {
             table.observe(&event(EventKind::Exec { pid, comm: String::new() }));
             let process = table.live.get_mut(&pid).unwrap();
-            let known =
-                KnownBody { body: JitBody::for_test(0x1000..0x1100), generation: 0, checked: Instant::now() };
+            let known = KnownBody {
+                body: JitBody::for_test(0x1000..0x1100, 1),
+                generation: 0,
+                checked: Instant::now(),
+            };
             process.bodies.insert(0x1000, known);
         }
         let unloaded = ShimEvent::CodeUnloaded { ranges: vec![(0x1000, 0x10), (u64::MAX, u64::MAX)] };

@@ -25,7 +25,7 @@ counters! {
     "stacks_refused" "stacks beyond the limit on distinct ones; they are `[other stacks]`";
     "guessed_frames" "frames found by a frame pointer or a scan, for want of unwind data";
     "processes_read_anew" "times all processes were read again, each before its next stack, because records about them had been lost";
-    "processes_refused" "processes not known because there are too many";
+    "processes_refused" "times a process was not taken up because there are too many: at its start, and at each of its stacks";
     "mappings_refused" "mappings not known because a process has too many";
     "mappings_evicted" "times the mappings of the process sampled longest ago were forgotten to make room; they are read again before its next stack";
     "maps_read_again" "times a process's mappings were read again";

@@ -360,10 +360,11 @@ impl Run {
                         self.pulse.beat();
                     }
                     self.backlog.take(bytes);
-                    let lessons = self.processor.processes.take_lessons();
-                    if let Some(rules) = &mut self.rules {
-                        rules.teach(lessons);
-                    }
+                    self.processor.processes.teach(|lessons| {
+                        if let Some(rules) = &mut self.rules {
+                            rules.teach(lessons);
+                        }
+                    });
                     ask(&self.commands, self.processor.take_requests());
                 }
                 Ok(Batch::Cut(totals)) => self.begin_cut(totals),

@@ -61,6 +61,8 @@ pub enum Marker {
     TruncatedUnreadable,
     /// The process was gone before its mappings could be read.
     TruncatedProcessGone,
+    /// There were too many processes to take up this one.
+    TruncatedNotKnown,
     /// The probes walked it by rules of code that was replaced meanwhile.
     TruncatedStale,
     /// The frame above this one (its caller) was guessed by frame pointer.

@@ -407,6 +407,7 @@ pub const fn marker_name(marker: Marker) -> &'static str {
         Marker::TruncatedNoRule => "[truncated: no unwind rule]",
         Marker::TruncatedUnreadable => "[truncated: memory unreadable]",
         Marker::TruncatedProcessGone => "[truncated: process gone]",
+        Marker::TruncatedNotKnown => "[truncated: too many processes]",
         Marker::TruncatedStale => "[truncated: code replaced]",
         Marker::Guessed => "[guessed caller]",
         Marker::WaitingSinceBefore => "[waiting since before the recording]",

@@ -45,8 +45,8 @@ pub trait Code {
     fn walked(&mut self, pc: u64, exact: bool, time: MonotonicNs) -> Option<FrameKey>;
     /// True when `address` is in executable memory.
     fn is_executable(&mut self, address: u64) -> bool;
-    /// True when `address` is in executable memory and the instruction before it is a call.
-    fn follows_call(&mut self, address: u64) -> bool;
+    /// Whether `address` is in executable memory and the instruction before it is a call; `None` when there was no time to look.
+    fn follows_call(&mut self, address: u64) -> Option<bool>;
 }
 
 /// A finished stack.
@@ -280,7 +280,7 @@ impl Walk<'_> {
             return false;
         }
         match self.cfa(rule.cfa).and_then(|cfa| self.word(cfa.wrapping_sub(8))) {
-            Ok(word) => !code.follows_call(word),
+            Ok(word) => code.follows_call(word) == Some(false),
             // Whoever makes a thread has just written its return address; the new one, to which the system call answers 0, has nothing on its
             // stack yet.
             Err(Missing::NoCopy) => self.register(Register::RAX) == Ok(0),
@@ -293,7 +293,7 @@ impl Walk<'_> {
         for word in 0..words {
             let at = cfa.wrapping_add(u64::from(word) * 8);
             let candidate = self.word(at.wrapping_sub(8))?;
-            if at > self.floor && code.follows_call(candidate) {
+            if at > self.floor && code.follows_call(candidate) == Some(true) {
                 let (mut registers, mut origins, mut known) = (self.registers, self.origins, self.known);
                 for (i, saved) in
                     rule.registers.iter().enumerate().filter(|(_, saved)| **saved != Saved::Same)
@@ -476,8 +476,8 @@ mod tests {
         fn is_executable(&mut self, address: u64) -> bool {
             (TEXT..2 * TEXT).contains(&address)
         }
-        fn follows_call(&mut self, address: u64) -> bool {
-            self.is_executable(address)
+        fn follows_call(&mut self, address: u64) -> Option<bool> {
+            Some(self.is_executable(address))
         }
     }
 

@@ -14,6 +14,7 @@
 use super::TargetMemory;
 use super::machine::Machine;
 use super::rule::{Refusal, Rule};
+use std::cell::Cell;
 use std::ops::Range;
 
 /// Bytes of code that are read for an epilogue or a stub.
@@ -28,6 +29,8 @@ const MAX_ENTRIES: usize = 4096;
 const MAX_CANDIDATES: u32 = 64;
 /// Bytes of code read at a time.
 const CHUNK_BYTES: u64 = 4096;
+/// What the shortest reading costs, in bytes of a long one.
+const LEAST_READ_BYTES: u64 = 64;
 /// `RealCodeHeader::nUnwindInfos`.
 const HEADER_COUNT_AT: usize = 32;
 /// `RealCodeHeader::unwindInfos`.
@@ -57,7 +60,7 @@ pub struct UnwindFormat {
 pub type RuleAt = fn(At, &dyn Fn(u32) -> Option<Vec<u8>>, Read<'_>) -> Result<Rule, Refusal>;
 
 /// RUNTIME_FUNCTION: offsets from the base of its image or code heap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuntimeFunction {
     /// First byte.
     pub begin: u32,
@@ -81,7 +84,7 @@ pub struct At {
 }
 
 /// A JIT-compiled body with its funclets.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct JitBody {
     /// First byte of the body and first byte after its last funclet.
     pub range: Range<u64>,
@@ -103,8 +106,9 @@ pub struct Budget {
 
 impl Budget {
     fn spend(&mut self, bytes: u64) -> Result<(), Refusal> {
-        self.bytes = self.bytes.checked_sub(bytes).ok_or(Refusal::Budget)?;
-        Ok(())
+        let left = self.bytes.checked_sub(bytes);
+        self.bytes = left.unwrap_or(0);
+        left.map(drop).ok_or(Refusal::Budget)
     }
 }
 
@@ -139,8 +143,10 @@ impl JitBody {
             while start >= from.saturating_add(8) {
                 let at = usize::try_from(start - 8 - from).unwrap_or(usize::MAX);
                 if let Some(header) = u64_at(bytes, at).filter(|&h| is_pointer(machine, h)) {
-                    budget.spend(u64::try_from(HEADER_ENTRIES_AT).unwrap_or_default())?;
-                    if let Some(body) = Self::at(machine, memory, start, header) {
+                    let counted = Counted { memory, bytes: Cell::new(0) };
+                    let body = Self::at(machine, &counted, start, header);
+                    budget.spend(counted.bytes.get())?;
+                    if let Some(body) = body {
                         return Ok(body.function(pc).is_some().then_some(body));
                     }
                     candidates -= 1;
@@ -225,10 +231,10 @@ impl JitBody {
             && Self::at(machine, memory, self.range.start, header).is_some_and(|now| now == *self)
     }
 
-    /// A body without entries.
+    /// A body without entries, of this method.
     #[cfg(test)]
-    pub(crate) fn for_test(range: Range<u64>) -> Self {
-        Self { range, base: 0, entries: Vec::new(), body_unwind: Vec::new(), identity: [0; 5] }
+    pub(crate) fn for_test(range: Range<u64>, method: u64) -> Self {
+        Self { range, base: 0, entries: Vec::new(), body_unwind: Vec::new(), identity: [0, 0, 0, 0, method] }
     }
 
     fn function(&self, pc: u64) -> Option<RuntimeFunction> {
@@ -260,6 +266,20 @@ impl JitBody {
             u32::try_from(pc.wrapping_sub(self.base)).ok().and_then(|o| o.checked_sub(function.begin));
         let offset = offset.ok_or(Refusal::NoEntry)?;
         (machine.unwind_info.rule)(At { function, offset, exact, base: self.base }, &info, &read)
+    }
+}
+
+/// Memory of which it is known how much was asked for.
+struct Counted<'a> {
+    memory: &'a dyn TargetMemory,
+    bytes: Cell<u64>,
+}
+
+impl TargetMemory for Counted<'_> {
+    fn read(&self, address: u64, into: &mut [u8]) -> usize {
+        let bytes = u64::try_from(into.len()).unwrap_or(u64::MAX).max(LEAST_READ_BYTES);
+        self.bytes.set(self.bytes.get().saturating_add(bytes));
+        self.memory.read(address, into)
     }
 }
 
@@ -427,6 +447,29 @@ mod tests {
         let block = Block { address: HEAP, bytes: vec![0x90; 1 << 20] };
         let found = JitBody::find(&X86_64, &block, HEAP + 0xf_0000, HEAP, &mut Budget { bytes: 64 << 10 });
         assert_eq!(found, Err(Refusal::Budget));
+    }
+
+    #[test]
+    fn headers_that_are_none_cost_what_is_read_of_them() {
+        let mut block = heap();
+        // Before each place where a body could begin, a pointer to a header of very many entries, the last of which is not behind the others.
+        let header = 0x3010;
+        block.bytes.resize(0x2_0000, 0x90);
+        block.put(0x3020, &4000u32.to_le_bytes());
+        for entry in 0..3999u32 {
+            let begin = 0x1010 + 8 * entry;
+            let words = [begin, begin + 8, 0x3900];
+            let at = header + 0x14 + 12 * entry as usize;
+            words.iter().enumerate().for_each(|(i, word)| block.put(at + 4 * i, &word.to_le_bytes()));
+        }
+        block.put(header + 0x14 + 12 * 3999, &[0; 12]);
+        let pointer = (HEAP + 0x3000).to_le_bytes();
+        (0x1008..0x2008).step_by(16).for_each(|at| block.put(at, &pointer));
+        let mut budget = Budget { bytes: 1 << 30 };
+        let found = JitBody::find(&X86_64, &block, HEAP + 0x2000, HEAP, &mut budget);
+        assert_eq!(found, Ok(None));
+        let spent = (1 << 30) - budget.bytes;
+        assert!(spent > u64::from(MAX_CANDIDATES) * 3999 * 12, "{spent}");
     }
 
     #[test]

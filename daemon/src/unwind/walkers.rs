@@ -70,8 +70,8 @@ impl Code for Program<'_> {
     fn is_executable(&mut self, address: u64) -> bool {
         address >> 47 == 0
     }
-    fn follows_call(&mut self, address: u64) -> bool {
-        address.is_multiple_of(3)
+    fn follows_call(&mut self, address: u64) -> Option<bool> {
+        Some(address.is_multiple_of(3))
     }
 }
 

@@ -91,7 +91,7 @@ struct Places {
     indexes: HashMap<RuleWords, u16, foldhash::fast::RandomState>,
     /// How many places name each, and since when none does.
     uses: Vec<Uses>,
-    /// Those no place names, or named when they were put here, the longest unused first.
+    /// Those no place names, or named none when they were put here, each once; about in the order in which that began.
     unused: VecDeque<u16>,
     /// Which entry of a set is looked at first for one that can go.
     hand: usize,
@@ -101,6 +101,8 @@ struct Places {
 struct Uses {
     count: u32,
     ended: Instant,
+    /// It is among the `unused`.
+    queued: bool,
 }
 
 impl Places {
@@ -202,7 +204,7 @@ impl Places {
         }
         let index = if self.uses.len() < self.rules.all().len() / RULE_WORDS {
             let index = u16::try_from(self.uses.len()).ok()?;
-            self.uses.push(Uses { count: 0, ended: Instant::now() });
+            self.uses.push(Uses { count: 0, ended: Instant::now(), queued: false });
             index
         } else {
             self.unused_index()?
@@ -214,18 +216,20 @@ impl Places {
 
     /// Takes the room of a rule that no place has named for long.
     fn unused_index(&mut self) -> Option<u16> {
-        while let Some(&index) = self.unused.front() {
-            let uses = *self.uses.get(usize::from(index))?;
-            if uses.count == 0 && uses.ended.elapsed() < REST {
+        for _ in 0..self.unused.len() {
+            let index = self.unused.pop_front()?;
+            let uses = self.uses.get_mut(usize::from(index))?;
+            uses.queued = uses.count == 0 && uses.ended.elapsed() < REST;
+            if uses.queued {
+                // Since it came here it was used, and is not any more. Then others may have rested longer, but seldom: the next time will do.
+                self.unused.push_back(index);
                 return None;
             }
-            self.unused.pop_front();
             if uses.count == 0 {
                 let old: RuleWords = std::array::from_fn(|word| {
                     let at = usize::from(index) * RULE_WORDS + word;
                     self.rules.all().get(at).map_or(0, |word| word.load(Ordering::Relaxed))
                 });
-                // Put here twice, it may be another rule's already, which no place has come to name.
                 self.indexes.remove(&old);
                 return Some(index);
             }
@@ -249,7 +253,9 @@ impl Places {
             uses.count = uses.count.saturating_sub(1);
             if uses.count == 0 {
                 uses.ended = Instant::now();
-                self.unused.push_back(index);
+                if !std::mem::replace(&mut uses.queued, true) {
+                    self.unused.push_back(index);
+                }
             }
         }
     }
@@ -372,6 +378,22 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_whose_places_come_and_go_waits_once_for_its_room_to_be_taken() {
+        let mut places = places(16, 4);
+        for _ in 0..1000 {
+            assert!(places.teach(key(1), &rule(1)) && places.teach(key(2), &rule(2)));
+            places.forget(key(1));
+            places.forget(key(2));
+        }
+        assert_eq!(places.unused, [0, 1]);
+        // One that is used when its turn comes is put there again when it is not any more.
+        assert!(places.teach(key(1), &rule(1)));
+        assert_eq!(places.unused_index(), None);
+        places.forget(key(1));
+        assert_eq!(places.unused.len(), 2);
+    }
+
+    #[test]
     fn a_rule_leaves_its_array_only_long_after_its_last_place() {
         let mut places = places(1 << 10, 2);
         assert!(places.teach(key(1), &rule(1)) && places.teach(key(2), &rule(2)));
@@ -384,7 +406,7 @@ mod tests {
         places.uses[0].ended = long_ago;
         assert!(places.teach(key(3), &rule(3)));
         assert_eq!((probe(&places, 3), probe(&places, 2), probe(&places, 1)), (Some(3), Some(2), None));
-        // It was put among the unused twice, and is used now.
+        // It is among the unused, and used now.
         places.forget(key(2));
         places.uses[1].ended = long_ago;
         assert!(places.teach(key(5), &rule(5)));
