@@ -108,7 +108,7 @@ plain! {
         pub thrown: u64,
         /// See there; 0 or 1.
         pub of_first: u64,
-        /// Bytes that may still be sent beyond the budget, once.
+        /// Bytes that may be sent beyond the budget.
         pub allowance: u64,
         /// How many of them in this interval.
         pub beyond: u64,

@@ -23,9 +23,10 @@ const WALK_BYTES: u64 = 1024;
 /// stacks. A thread costs 32·(1 + ln(n/32)) stacks by it.
 const FIRST_WAITS: u64 = 32;
 
-/// A recording begins with as much beyond its budget as that is in so many intervals (4 s): while the probes know no code each stack is a
-/// copy, twenty times as large as later, and a short recording is nothing but its beginning. In one interval it may use no more of that than
-/// [`wait_beyond`] says.
+/// What an interval leaves of its budget others may use, as long as it is no more than the budget of so many (4 s): threads that wake all at
+/// once are within a budget that holds in the mean. A recording begins with all of it: while the probes know no code each stack is a copy, twenty times
+/// as large as later, and a short recording is nothing but its beginning. In one interval no more of it may be used than [`wait_beyond`]
+/// says.
 const ALLOWED_INTERVALS: u64 = 40;
 
 /// Throws the coin at `now` for a thread's wait number `wait`, from 1 on; `Some(probability)` when the stack is to be kept.
@@ -66,7 +67,8 @@ fn general(coin: &mut Coin, now: u64, budget: u64) -> u64 {
     } else {
         let is_over = elapsed >= setting!(coin_interval_ns);
         if is_over || coin.bytes >= 2 * budget + coin.beyond {
-            coin.allowance = coin.allowance.saturating_sub(coin.bytes.saturating_sub(budget));
+            let left = (coin.allowance + budget).saturating_sub(coin.bytes);
+            coin.allowance = left.min(budget * ALLOWED_INTERVALS);
             // An interval that a burst cut short has had its share of the allowance: whatever comes, that adds no more than one share to the
             // ring in as long as an interval is.
             coin.beyond = if is_over { wait_beyond().min(coin.allowance) } else { 0 };

@@ -139,7 +139,7 @@ pub(super) fn coin_budget(bytes_per_s: u64, online_cpus: usize) -> u64 {
     (bytes_per_s / cpus / (1_000_000_000 / COIN_INTERVAL_NS)).clamp(4096, 1 << 31)
 }
 
-/// What one CPU may send beyond such a budget in an interval while a recording begins: together a quarter of the ring, so that the ring,
+/// What one CPU may send beyond such a budget in an interval: together a quarter of the ring, so that the ring,
 /// which is emptied several times an interval, does not overflow by it; and little where the budget is little.
 pub(super) fn coin_beyond(budget: u64, ring_bytes: u32, online_cpus: usize) -> u64 {
     let cpus = u64::try_from(online_cpus.max(1)).unwrap_or(u64::MAX);
