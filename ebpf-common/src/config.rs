@@ -108,7 +108,7 @@ plain! {
         pub task_on_cpu: u32,
         /// `task_struct.se.sum_exec_runtime`.
         pub task_exec: u32,
-        /// `task_struct.se.prev_sum_exec_runtime`: `task_exec` when it last got a CPU.
+        /// `task_struct.se.prev_sum_exec_runtime`: `task_exec` when it last got a CPU as a thread of the fair class.
         pub task_exec_before: u32,
         /// `task_struct.se.cfs_rq`, or [`NO_FIELD`] without CONFIG_FAIR_GROUP_SCHED.
         pub task_cfs_rq: u32,
@@ -116,7 +116,7 @@ plain! {
         pub cfs_rq_throttle_count: u32,
         /// `task_struct.throttled`, or [`NO_FIELD`] before 6.18.
         pub task_throttled: u32,
-        /// `task_struct.sched_info.last_arrival`, or [`NO_FIELD`] without CONFIG_SCHED_INFO.
+        /// `task_struct.sched_info.last_arrival`, or [`NO_FIELD`] without CONFIG_SCHED_INFO, or where `task_exec_before` says nothing.
         pub task_last_arrival: u32,
         /// Byte of `task_struct` with the bit `in_iowait`.
         pub task_in_iowait: u32,
@@ -130,8 +130,8 @@ plain! {
         pub vma_file: u32,
         /// Of `ebpf_common::rule::Spot::of`.
         pub place_shift: u32,
-        /// Named padding.
-        pub reserved: u32,
+        /// `task_struct.prio`.
+        pub task_prio: u32,
     }
 }
 

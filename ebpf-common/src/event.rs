@@ -47,6 +47,8 @@ pub const SKIPPED_PAGES_SHIFT: u32 = 24;
 pub const FLAG_WAKER: u32 = 1;
 /// `WaitEndRecord::flags`: when it was woken, its cgroup had used up its CPU limit.
 pub const FLAG_WOKEN_THROTTLED: u32 = 2;
+/// `WaitEndRecord::flags`: it was a new thread's wait for its first CPU.
+pub const FLAG_NEW: u32 = 4;
 
 /// `StackRecord::probability` of a stack that is always kept.
 pub const CERTAIN: u64 = 1 << 32;
@@ -128,7 +130,7 @@ plain! {
         pub blocked_ns: u64,
         /// How long it waited for a CPU.
         pub runnable_ns: u64,
-        /// Of `FLAG_WAKER` and `FLAG_WOKEN_THROTTLED`.
+        /// Of `FLAG_WAKER`, `FLAG_WOKEN_THROTTLED` and `FLAG_NEW`.
         pub flags: u32,
         /// Thread that woke it.
         pub waker_tid: u32,

@@ -29,6 +29,8 @@ pub const WAIT_WOKEN_THROTTLED: u32 = 8;
 /// It is known where the waking came from that ended the present wait's blocked part: the thread that ran then did it in a system call, or the
 /// record of it was sent.
 pub const WAIT_WAKER_TOLD: u32 = 16;
+/// The present wait is a new thread's for its first CPU.
+pub const WAIT_NEW: u32 = 32;
 
 plain! {
     /// What is known of one thread; key: tid. Law: `oncpu_ns + runnable_ns + blocked_ns == since_ns - entered_ns`, exactly, after each

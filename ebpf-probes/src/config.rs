@@ -9,6 +9,9 @@ use ebpf_common::config::{
 };
 use ebpf_common::key::Recording;
 
+/// Priorities below are those of real-time and deadline threads (include/linux/sched/prio.h).
+const MAX_RT_PRIO: i32 = 100;
+
 /// Overwritten by the loader before verification.
 #[unsafe(no_mangle)]
 pub(crate) static CONFIG: Config = Config {
@@ -51,7 +54,7 @@ pub(crate) static CONFIG: Config = Config {
     vma_end: 0,
     vma_file: 0,
     place_shift: 0,
-    reserved: 0,
+    task_prio: 0,
 };
 
 /// Reads one setting. The read is volatile: the compiler must not use the value above. To the verifier it is a constant, because the
@@ -115,11 +118,12 @@ impl Task {
     }
 
     /// When it last left the CPU, by the run queues' clock: it got the CPU at `last_arrival` and then ran for what its run time has grown
-    /// since. For a thread that runs, the last tick. 0 when the kernel does not say.
+    /// since. For a thread that runs, the last tick. 0 when the kernel does not say: what the run time was then is noted by the fair class
+    /// alone (`set_next_entity`, kernel/sched/fair.c), not for real-time and deadline threads, nor for those raised to such a priority.
     #[inline(always)]
     pub(crate) fn last_on_cpu_ns(self) -> u64 {
         let offset = setting!(task_last_arrival);
-        if offset == NO_FIELD {
+        if offset == NO_FIELD || self.field::<i32>(setting!(task_prio)) < MAX_RT_PRIO {
             return 0;
         }
         let arrival: u64 = self.field(offset);

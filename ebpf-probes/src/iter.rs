@@ -98,14 +98,19 @@ pub(crate) fn visit(ctx: *mut c_void) {
     // SAFETY: this visitor's entry.
     let scratch = unsafe { &mut *scratch };
     describe(&mut scratch.record, task, &asleep, tid);
+    // Asked of every wait, also of one whose stack is not taken now: what a wait stands for is one when it was visited, 1/p when the coin alone
+    // kept it. Were only those put off that the coin did not keep, the others would stand for too little in the mean.
+    let Some(mapping) = mapping(task, tgid) else { return count(Counter::SleepersDeferred) };
     if known {
         scratch.record.flags |= FLAG_STACK_SENT;
-    } else if !stacks(scratch, task, visitor) {
-        return count(Counter::SleepersDeferred);
+    } else {
+        stacks(scratch, task, &mapping, visitor);
     }
     // Before the last look, so that whoever ends the wait from now on tells of its end.
     let told = thread.visited_start_ns;
     set_visited(thread, asleep.start_ns);
+    // Pairs with the one in `sched::arrive`: either the look below sees that the wait has ended, or its end is told.
+    machine::barrier();
     // Before the last look too: what ends the wait is later than that.
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };
@@ -213,9 +218,9 @@ fn describe(record: &mut SleeperRecord, task: Task, asleep: &Asleep, tid: u32) {
     }
 }
 
-/// Takes the kernel's and the user's part of the stack; false when that must be tried again later.
+/// Takes the kernel's and the user's part of the stack.
 #[inline(always)]
-fn stacks(scratch: &mut SleeperScratch, task: Task, visitor: &mut Visitor) -> bool {
+fn stacks(scratch: &mut SleeperScratch, task: Task, mapping: &Mapping, visitor: &mut Visitor) {
     let tail = scratch.tail.as_mut_ptr();
     // SAFETY: the buffer has `MAX_KERNEL_STACK_BYTES` and more; the iterator holds a reference to the task.
     let got = unsafe { bpf_get_task_stack(task.0.cast_mut().cast(), tail.cast(), MAX_KERNEL_STACK_BYTES, 0) };
@@ -227,11 +232,11 @@ fn stacks(scratch: &mut SleeperScratch, task: Task, visitor: &mut Visitor) -> bo
     }
     scratch.record.kernel_bytes = kernel_bytes;
     if task.flags() & PF_KTHREAD != 0 {
-        return true;
+        return;
     }
     let regs = machine::registers(task);
     if !machine::is_user(regs) {
-        return true;
+        return;
     }
     let record = &mut scratch.record;
     record.flags |= FLAG_USER;
@@ -241,13 +246,10 @@ fn stacks(scratch: &mut SleeperScratch, task: Task, visitor: &mut Visitor) -> bo
     let from = machine::stack(regs);
     // SAFETY: values are plain integers.
     if unsafe { PASSED_OVER.get(record.tgid) }.is_some() {
-        count(Counter::StackPassedOver);
-        return true;
+        return count(Counter::StackPassedOver);
     }
-    let Some(mapping) = mapping(task, from) else { return false };
     if mapping.of_file {
-        count(Counter::StackOfFile);
-        return true;
+        return count(Counter::StackOfFile);
     }
     let limit = setting!(stack_copy_bytes);
     let mapped = mapping.end.saturating_sub(from).min(u64::from(limit)) as u32;
@@ -268,7 +270,6 @@ fn stacks(scratch: &mut SleeperScratch, task: Task, visitor: &mut Visitor) -> bo
     } else if bytes == 0 {
         count(Counter::StackUnreadable);
     }
-    true
 }
 
 /// What the stack pointer points into; nothing, when `end` is 0.
@@ -277,14 +278,23 @@ struct Mapping {
     of_file: bool,
 }
 
-/// The mapping at `address`; `None` while the process changes its mappings.
+/// The mapping the user's stack pointer points into, nothing where no user stack would be read; `None` while the process changes its mappings.
 ///
 /// The pages of a file are the business of its file system, and that may be a process (FUSE) which never answers: whoever reads them then
 /// waits where not even SIGKILL ends the wait. Stacks are anonymous memory. A process that replaces the mapping between this look and
 /// the copy still gets the iterator to wait: then the daemon leaves it behind with its visitor, and passes the process over from then on.
 #[inline(always)]
-fn mapping(task: Task, address: u64) -> Option<Mapping> {
+fn mapping(task: Task, tgid: u32) -> Option<Mapping> {
     let mut mapping = Mapping { end: 0, of_file: false };
+    if task.flags() & PF_KTHREAD != 0 {
+        return Some(mapping);
+    }
+    let regs = machine::registers(task);
+    // SAFETY: values are plain integers.
+    if !machine::is_user(regs) || unsafe { PASSED_OVER.get(tgid) }.is_some() {
+        return Some(mapping);
+    }
+    let address = machine::stack(regs);
     let (callback, context) = (look as *mut c_void, (&raw mut mapping).cast());
     // SAFETY: the iterator holds a reference to the task, `look` is a function of this program, and its context outlives the call.
     let found = unsafe { bpf_find_vma(task.0.cast_mut().cast(), address, callback, context, 0) };

@@ -1,7 +1,7 @@
 //! Entry points of the probes, and nothing else. Built only for the bpf target by `cargo xtask build`.
 #![no_std]
 #![no_main]
-#![cfg_attr(bpf_target_arch = "aarch64", feature(asm_experimental_arch))]
+#![feature(asm_experimental_arch)]
 
 mod coin;
 mod config;

@@ -30,13 +30,13 @@ use core::mem::{size_of, size_of_val};
 use ebpf_common::config::RULE_WAITS;
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{
-    CERTAIN, FLAG_IO, FLAG_PREEMPTED, FLAG_THROTTLED, FLAG_WAKER, FLAG_WOKEN_THROTTLED, Header,
+    CERTAIN, FLAG_IO, FLAG_NEW, FLAG_PREEMPTED, FLAG_THROTTLED, FLAG_WAKER, FLAG_WOKEN_THROTTLED, Header,
     KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK, ThreadEndRecord,
     WaitEndRecord, WakeRecord,
 };
 use ebpf_common::key::{
     Recording, STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread,
-    WAIT_CERTAIN, WAIT_KEPT, WAIT_WAKER_TOLD, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
+    WAIT_CERTAIN, WAIT_KEPT, WAIT_NEW, WAIT_WAKER_TOLD, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
 };
 
 /// `TASK_DEAD` of include/linux/sched.h: this is the thread's last switch.
@@ -203,11 +203,19 @@ fn arrive(tid: u32, thread: &mut Thread, now: u64) {
     let flags = thread.wait_flags;
     put(&mut thread.wait_flags, 0);
     set_state(thread, STATE_ON_CPU);
+    if flags & WAIT_KEPT == 0 {
+        // The iterator notes its visit, and then looks whether the thread still waits; here it is the other way round. Without a barrier on
+        // both sides each could miss the other, and the end of a wait that was told of would never be. Of a kept wait the end is told anyway.
+        machine::barrier();
+    }
     if is_told(thread, flags) {
         // Where a waking came from that told nothing is not known: the thread that ran then may have had nothing to do with it.
         let mut end = if flags & WAIT_WAKER_TOLD != 0 { FLAG_WAKER } else { 0 };
         if flags & WAIT_WOKEN_THROTTLED != 0 {
             end |= FLAG_WOKEN_THROTTLED;
+        }
+        if flags & WAIT_NEW != 0 {
+            end |= FLAG_NEW;
         }
         send_wait_end(tid, thread, now, end);
     }
@@ -323,6 +331,7 @@ pub(crate) fn wakeup_new(ctx: &BtfTracePointContext) {
     let now = now_ns();
     let mut thread = new_thread(task, tgid, now);
     thread.state = STATE_RUNNABLE;
+    thread.wait_flags = WAIT_NEW;
     let tid = task.tid();
     if let Some(old) = THREADS.get_ptr_mut(tid) {
         // SAFETY: an entry of the map; see the module's text for who else may touch it.

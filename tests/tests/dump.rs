@@ -1,5 +1,6 @@
 //! `perfusion dump`: every thread now, with its stack, its state and its wait.
 
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -134,6 +135,29 @@ fn a_thread_that_runs_is_dumped_where_it_was_just_seen() {
     let main = thread(&dumped, app.pid());
     assert!(in_order(&functions(main), &["read", "main", "_start"]), "{main:#}");
     assert_eq!(main["wait_reason"], "read:pipe");
+    app.stop().unwrap();
+}
+
+#[test]
+fn a_real_time_threads_wait_is_never_understated() {
+    let Some(_turn) = begin("dump::realtime", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("realtime").start().unwrap();
+    if app.ready()["slept"] == 0 {
+        let skipped = b"\nSKIPPED dump::realtime: the kernel refuses real-time threads here\n";
+        std::io::stderr().write_all(skipped).unwrap();
+        return;
+    }
+    // Longer than it has run in that class, 600 ms: less would be told as unknown for that reason alone.
+    let_pass(Duration::from_secs(2));
+    let dumped = json(&dump(app.pid(), &["--json"]));
+    // It has been reading since after the other one fell asleep.
+    let main = thread(&dumped, app.pid())["waiting_seconds"].as_f64().unwrap();
+    assert!(main >= 1.9, "{dumped:#}");
+    let realtime = thread(&dumped, app.thread("realtime"));
+    assert_eq!(realtime["wait_reason"], "sleep", "{realtime:#}");
+    // The kernel does not note when such a thread left its CPU: then a least value is told as one.
+    let waiting = realtime["waiting_seconds"].as_f64().unwrap();
+    assert!(waiting >= main - 0.1 || realtime["at_least"] == true, "{main}: {realtime:#}");
     app.stop().unwrap();
 }
 

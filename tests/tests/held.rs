@@ -25,7 +25,7 @@ fn record(held: App, other: &App, file: &Path, held_up: &str) -> (Profile, Strin
     command.arg("--pid").arg(&pids[0]).arg("--pid").arg(&pids[1]).arg("-o").arg(file);
     let mut recording = Recording::spawn(&mut command).unwrap();
     recording.await_progress("recording ", SLACK).unwrap();
-    let cpu = || schedstat(other.pid()).get(&other.thread("spin")).copied();
+    let cpu = || schedstat(other.pid()).get(&other.thread("spin")).map(|account| account.oncpu);
     let begin = cpu().unwrap();
     recording.await_progress(held_up, 4 * SLACK).unwrap();
     wait_until("two seconds of a CPU", SLACK, || (cpu()? - begin > 2_000_000_000).then_some(())).unwrap();

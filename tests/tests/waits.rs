@@ -1,5 +1,7 @@
 //! Waits: what a thread waited for, how long and who ended it; and threads that slept before the profiler came.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -7,9 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use system_tests::environment::{Need, RECORD, begin, record_on};
+use system_tests::environment::{Need, RECORD, begin, perfusion_bin, record_on};
 use system_tests::perfusion::{self, Recording, SLACK, Scratch, record_pid};
 use system_tests::profile::Frame;
+use system_tests::schedstat::{Log, Looks};
 use system_tests::wait::let_pass;
 use system_tests::{App, Profile, Runtime, Sample, Workload, on_runtimes};
 
@@ -73,7 +76,13 @@ fn own_account(truth: &serde_json::Value, thread: &str, profile: &Profile) -> i6
     times.chunks_exact(2).map(|wait| (wait[1].min(last) - wait[0].max(first)).max(0)).sum()
 }
 
-fn assert_wait(profile: &Profile, app: &[(&str, u32)], truth: &serde_json::Value, expected: &Expected) {
+fn assert_wait(
+    profile: &Profile,
+    app: &[(&str, u32)],
+    truth: &serde_json::Value,
+    kernel: &Looks,
+    expected: &Expected,
+) {
     let tid = |name: &str| app.iter().find(|(thread, _)| *thread == name).unwrap().1;
     let this = of_thread(tid(expected.thread));
     let picture = || {
@@ -116,6 +125,17 @@ fn assert_wait(profile: &Profile, app: &[(&str, u32)], truth: &serde_json::Value
         expected.reason,
         picture()
     );
+    // None of it was anything else than blocked but what the kernel itself says the thread ran or waited for a CPU. Not even that is in
+    // the kernel's account: its CPU was not run.
+    let (begin, end) = (profile.time_ns, profile.time_ns + profile.duration_ns);
+    let wanted = kernel.wanted_cpu_between(tid(expected.thread), begin, end).unwrap() as f64;
+    let stolen = profile.sum("runnable", |sample| this(sample) && sample.label("wait_reason") == "stolen");
+    assert!(
+        blocked >= own * 0.98 - wanted - stolen as f64,
+        "{blocked} ns blocked for {}, {own} ns by its own clock; it had or wanted a CPU for {wanted} ns, says the kernel, which was stolen for {stolen} ns; {}",
+        expected.reason,
+        picture()
+    );
     let right = |waker: &str| match expected.ended_by {
         EndedBy::Timer => waker == "timer",
         EndedBy::Thread(name) => waker.starts_with(name) && waker.ends_with(&format!("/{}", tid(name))),
@@ -135,7 +155,9 @@ fn native_waits_have_their_length_reason_and_waker() {
     let Some(_turn) = begin("waits::native", &[RECORD, &[Need::C]].concat()) else { return };
     let app = Workload::native("waits", &["-pthread"]).unwrap().start().unwrap();
     let threads = thread_ids(&app);
+    let kernel = Log::start(app.pid());
     let (profile, _) = record_pid(app.pid(), Duration::from_secs(5), &[]).unwrap();
+    let kernel = kernel.stop();
     let truth = app.stop().unwrap();
     let wait = |thread, reason, ended_by| Expected { thread, reason, ended_by };
     for expected in [
@@ -150,7 +172,7 @@ fn native_waits_have_their_length_reason_and_waker() {
         wait("wait-child", "wait_child", Child),
         wait("wait-fault", "page_fault", Thread("end-fault")),
     ] {
-        assert_wait(&profile, &borrowed(&threads), &truth, &expected);
+        assert_wait(&profile, &borrowed(&threads), &truth, &kernel, &expected);
     }
 }
 
@@ -162,7 +184,9 @@ fn managed_waits_have_their_length_reason_and_waker(runtime: Runtime) {
     let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "timedwaits", &[]).unwrap().start().unwrap();
     let threads = thread_ids(&app);
+    let kernel = Log::start(app.pid());
     let (profile, _) = record_pid(app.pid(), Duration::from_secs(5), &[]).unwrap();
+    let kernel = kernel.stop();
     let truth = app.stop().unwrap();
     let wait = |thread, reason, ended_by| Expected { thread, reason, ended_by };
     for expected in [
@@ -172,7 +196,7 @@ fn managed_waits_have_their_length_reason_and_waker(runtime: Runtime) {
         wait("wait-delay", "task", Named(".NET T")),
         wait("wait-sleep", "sleep", Timer),
     ] {
-        assert_wait(&profile, &borrowed(&threads), &truth, &expected);
+        assert_wait(&profile, &borrowed(&threads), &truth, &kernel, &expected);
     }
 }
 
@@ -306,6 +330,47 @@ fn a_long_wait_has_its_stack_though_the_coin_keeps_one_in_many() {
     // All times stay exact, whatever was thinned.
     let wall = profile.sum("wall", &this);
     assert!((wall - profile.duration_ns).abs() * 100 <= profile.duration_ns, "{wall} ns:\n{}", picture());
+}
+
+/// What a kept wait stands for is 1/p, when it was visited one. If those the coin did not keep are visited less often, the others stand for too
+/// little in the mean.
+#[test]
+fn a_process_that_changes_its_mappings_puts_off_the_visits_to_all_its_waits() {
+    let Some(_turn) = begin("waits::mappings", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("mappings").start().unwrap();
+    // The coin keeps every other wait, once the threads have had their first ones.
+    let (profile, outcome) =
+        record_pid(app.pid(), Duration::from_secs(6), &["--wait-stacks-one-in", "2"]).unwrap();
+    app.stop().unwrap();
+    let counter = |name| profile.counter(name).unwrap();
+    let (visited, deferred) = (counter("sleepers"), counter("sleepers_deferred"));
+    assert!(visited >= 100, "{visited} visits\n{}", outcome.stderr);
+    // Nearly always somebody has the lock. Half of the waits are kept: were they not put off, half would be left.
+    assert!(deferred * 10 >= visited * 7, "{deferred} of {visited} visits put off\n{}", outcome.stderr);
+}
+
+#[test]
+fn a_new_threads_first_wait_is_for_a_cpu() {
+    let Some(_turn) = begin("waits::new_threads", &[RECORD, &[Need::C]].concat()) else { return };
+    let (workload, scratch) = (Workload::native("waits", &["-pthread"]).unwrap(), Scratch::new().unwrap());
+    let file = scratch.path("new.pb.gz");
+    let before: [OsString; 5] =
+        ["--quiet".into(), "record".into(), "-o".into(), file.clone().into(), "--".into()];
+    let recorder = Workload::program(perfusion_bin().unwrap());
+    let recorder = before.into_iter().chain(workload.command_line()).fold(recorder, Workload::arg);
+    // The program has the recorder's standard input and output.
+    let mut app = recorder.spawn().unwrap();
+    app.await_ready().unwrap();
+    app.stop().unwrap();
+    let profile = Profile::read(&file).unwrap();
+    let of = |marker: &'static str| profile.samples.iter().filter(move |sample| sample.has(marker));
+    let older: Vec<String> = of("[waiting since before").map(Sample::text).collect();
+    assert!(older.is_empty(), "nothing is older than the program: {older:?}");
+    let new: BTreeSet<&str> = of("[not yet run]").map(|sample| sample.label("thread_id")).collect();
+    assert!(new.len() >= 10, "of its 15 threads only {new:?} waited for a first CPU");
+    for sample in of("[not yet run]") {
+        assert_eq!((sample.label("wait_reason"), profile.value(sample, "blocked")), ("preempted", 0));
+    }
 }
 
 #[test]

@@ -22,8 +22,8 @@ while the chains run (`record --pid`), and from its first instruction to its las
   the way from the thread's start to it, which must be the same in every stack of the workload; behind it may stand frames of the runtime or the C
   library that was called (**in the runtime**: how many of the exact stacks are so; of those frames only the kind is checked).
 - **wrong frames**: frames where the chain has none or another one; **guessed frames**: those the profiler itself marks as guessed.
-- **unseen**: attached, waits in progress when the recording began whose stack nobody took in time; part of what is not complete. From a program's start,
-  the time its threads waited for their first CPU, when a thread has no stack yet; not judged.
+- **unseen**: waits in progress when the recording began whose stack nobody took in time; part of what is not complete. And the time new threads waited for
+  their first CPU, when a thread has no stack yet; not judged.
 - Promised: 99.9 % exact, 99.99 % complete, no wrong frames, at most 0.1 % guessed; on-CPU + runnable + blocked = wall and on-CPU time = schedstat within
   1 %; waits as long as by the program's own clock within 2 %.
 - Not judged: a thread that is exiting and has given its memory back (the kernel's `do_exit` is on its stack); a thread that

@@ -7,8 +7,8 @@
 //!   A thread that runs collections on the side has two such sums, where the time of its collections is known: one is shared by the
 //!   samples in them, the rest by the others.
 //! - runnable, blocked: a wait kept by the coin stands for `weight` waits, one the task iterator saw for itself alone, whatever the coin
-//!   said. That is unbiased: the visits do not depend on the coin, so of the waits that were not visited each still stands for
-//!   itself in the mean. Where the coin thinned the thread's waits, the estimated ones share what is left of the exact total, each row by
+//!   said. That is unbiased: the visits do not depend on the coin (`ebpf-probes/src/iter.rs`), so of the waits that were not visited each
+//!   still stands for itself in the mean. Where the coin thinned the thread's waits, the estimated ones share what is left of the exact total, each row by
 //!   its ratio to all of them; where nothing was thinned, what is missing is shown under a marker.
 //!
 //! A ratio of two estimates is biased when few waits were kept: of 5 at two places, one with waits three times as long, the share of the
@@ -232,6 +232,16 @@ pub struct Waiting {
     pub reason: WaitReason,
 }
 
+/// A thread's first wait, of which the stack was not seen.
+#[derive(Clone, Copy)]
+struct First {
+    start: MonotonicNs,
+    blocked_ns: u64,
+    runnable_ns: u64,
+    /// The thread had not run at all.
+    new_thread: bool,
+}
+
 #[derive(Default)]
 struct Thread {
     id: ThreadId,
@@ -241,9 +251,9 @@ struct Thread {
     open: Option<Open>,
     last_run: Option<(MonotonicNs, StackId)>,
     collected: Collected,
-    /// The wait that ended before anything else was heard of the thread: when it began, and its blocked and runnable time. The one it
-    /// was in when the recording began, if it began then too and the iterator did not see it.
-    first: Option<(MonotonicNs, u64, u64)>,
+    /// The wait that ended before anything else was heard of the thread. The one it was in when it entered the recording, if it began then
+    /// too and the iterator did not see it.
+    first: Option<First>,
     /// It was in no snapshot at the end of the window before.
     unseen: bool,
 }
@@ -258,6 +268,10 @@ struct Collected {
     /// That of one or another is not known.
     unsure: bool,
 }
+
+/// What a new thread waits for, that could run and has no CPU yet.
+const FOR_A_CPU: WaitReason =
+    WaitReason { state: WaitStateKey::Preempted, syscall: None, io: false, suspended: false };
 
 /// Rows of ended threads that are kept apart; as many keys has a window (`window.rs`).
 const MAX_ENDED_ROWS: usize = 200_000;
@@ -421,7 +435,8 @@ impl Threads {
                 self.wakers_capped += u64::from(capped);
             }
             None if thread.last_run.is_none() && thread.first.is_none() => {
-                thread.first = Some((counted.entered.unwrap_or(end.start), blocked_ns, runnable_ns));
+                let (start, new_thread) = (counted.entered.unwrap_or(end.start), end.new_thread);
+                thread.first = Some(First { start, blocked_ns, runnable_ns, new_thread });
             }
             other => {
                 // Its start was lost; a later start may already be open.
@@ -517,11 +532,11 @@ impl Thread {
     /// `counted` is what earlier windows have of that wait.
     fn slice_open_wait(&mut self, progress: Progress, since: MonotonicNs, counted: cut::CountedWait) {
         let open = self.open.take();
-        let Progress::Waiting { start, blocked_ns, runnable_ns, .. } = progress else { return };
+        let Progress::Waiting { start, blocked_ns, runnable_ns, new_thread, .. } = progress else { return };
         let (blocked_ns, runnable_ns) = counted.rest(blocked_ns, runnable_ns);
         let Some(open) = open.filter(|open| open.start == start) else {
             if start == since || counted.entered.is_some() {
-                self.first = Some((since, blocked_ns, runnable_ns));
+                self.first = Some(First { start: since, blocked_ns, runnable_ns, new_thread });
             }
             return;
         };
@@ -612,12 +627,15 @@ impl Thread {
         let total = |part: fn(&Estimate) -> f64| self.waits.values().map(part).sum::<f64>();
         let (sure_blocked, sure_runnable) = (total(|w| w.sure.blocked_ns), total(|w| w.sure.runnable_ns));
         let (more_blocked, more_runnable) = (total(|w| w.scaled.blocked_ns), total(|w| w.scaled.runnable_ns));
-        // Unless the iterator saw it, the wait the thread was in when the recording began has no stack. Its length is known.
-        let first = self.first.filter(|(start, ..)| *start == times.since);
-        let (before_blocked, before_runnable) = first.map_or((0.0, 0.0), |(_, was_blocked, was_runnable)| {
+        // Unless the iterator saw it, the wait the thread was in when it entered the recording has no stack. Its length is known.
+        let first = self.first.filter(|first| first.start == times.since);
+        let (before_blocked, before_runnable) = first.map_or((0.0, 0.0), |first| {
             // No more than there is: the two are read apart.
             let within = |before: u64, total: f64, sure: f64| (before as f64).min((total - sure).max(0.0));
-            (within(was_blocked, blocked, sure_blocked), within(was_runnable, runnable, sure_runnable))
+            (
+                within(first.blocked_ns, blocked, sure_blocked),
+                within(first.runnable_ns, runnable, sure_runnable),
+            )
         });
         let (rest_blocked, rest_runnable) = (blocked - before_blocked, runnable - before_runnable);
         let mut spread = Spread::default();
@@ -644,15 +662,19 @@ impl Thread {
                 ..row(Place::Stack(stack), Some(reason), waker)
             });
         }
-        let mut missing = |marker, blocked_ns: f64, runnable_ns: f64| {
+        let mut missing = |marker, reason, blocked_ns: f64, runnable_ns: f64| {
             if blocked_ns + runnable_ns >= 1.0 {
                 let (blocked_ns, runnable_ns) = (blocked_ns.max(0.0), runnable_ns.max(0.0));
-                rows.push(Row { blocked_ns, runnable_ns, ..row(Place::Marker(marker), None, None) });
+                rows.push(Row { blocked_ns, runnable_ns, ..row(Place::Marker(marker), reason, None) });
             }
         };
-        missing(Marker::WaitingSinceBefore, before_blocked, before_runnable);
+        if first.is_some_and(|first| first.new_thread) {
+            missing(Marker::NotYetRun, Some(FOR_A_CPU), before_blocked, before_runnable);
+        } else {
+            missing(Marker::WaitingSinceBefore, None, before_blocked, before_runnable);
+        }
         let unknown = |of: &Division| if of.more > 0.0 { 0.0 } else { of.rest };
-        missing(Marker::StackLost, unknown(&blocked), unknown(&runnable));
+        missing(Marker::StackLost, None, unknown(&blocked), unknown(&runnable));
     }
 }
 
@@ -709,6 +731,7 @@ mod tests {
             runnable_ns: 0,
             waker: None,
             woken_throttled: false,
+            new_thread: false,
         }
     }
     const SLEEP: WaitReason =
@@ -791,6 +814,7 @@ mod tests {
                         runnable_ns: queue,
                         waker: None,
                         woken_throttled: false,
+                        new_thread: false,
                     });
                 }
             }
@@ -836,6 +860,7 @@ mod tests {
                         runnable_ns: 0,
                         waker: None,
                         woken_throttled: false,
+                        new_thread: false,
                     });
                 }
             }
@@ -897,6 +922,7 @@ mod tests {
             runnable_ns: 5,
             waker: None,
             woken_throttled: false,
+            new_thread: false,
         });
         threads.thread_end(times(8, 5, 80));
         let rows = threads.finish(&[]);
@@ -949,6 +975,7 @@ mod tests {
                 runnable_ns: 0,
                 waker: Some((ThreadId { pid: 1, tid: 2 + n as u32 }, [0; 16])),
                 woken_throttled: false,
+                new_thread: false,
             });
         }
         assert_eq!(threads.wakers_capped(), 7);
@@ -963,8 +990,13 @@ mod tests {
     fn a_wait_in_progress_is_sliced_at_the_end() {
         let mut threads = Threads::default();
         threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
-        let waiting =
-            Progress::Waiting { start: MonotonicNs(10), blocked_ns: 60, runnable_ns: 30, kept: true };
+        let waiting = Progress::Waiting {
+            start: MonotonicNs(10),
+            blocked_ns: 60,
+            runnable_ns: 30,
+            kept: true,
+            new_thread: false,
+        };
         let rows = threads.finish(&running(times(10, 30, 60), waiting));
         let row = rows.iter().find(|r| r.reason.is_some()).unwrap();
         assert_eq!((row.blocked_ns, row.runnable_ns), (60.0, 30.0));
@@ -973,8 +1005,13 @@ mod tests {
 
     #[test]
     fn a_thread_that_never_woke_says_so() {
-        let waiting =
-            Progress::Waiting { start: MonotonicNs(0), blocked_ns: 100, runnable_ns: 0, kept: false };
+        let waiting = Progress::Waiting {
+            start: MonotonicNs(0),
+            blocked_ns: 100,
+            runnable_ns: 0,
+            kept: false,
+            new_thread: false,
+        };
         let rows = Threads::default().finish(&running(times(0, 0, 100), waiting));
         assert_eq!(rows.len(), 1);
         assert_eq!(rows[0].place, Place::Marker(Marker::WaitingSinceBefore));
@@ -1013,6 +1050,7 @@ mod tests {
             runnable_ns: 20,
             waker: Some((ThreadId { pid: 1, tid: 1 }, [0; 16])),
             woken_throttled: true,
+            new_thread: false,
         });
         let rows = threads.finish(&running(times(20, 20, 60), ON_CPU));
         let of = |state| {
@@ -1068,6 +1106,36 @@ mod tests {
         let at = |marker| rows.iter().find(|r| r.place == Place::Marker(marker)).map(|r| r.blocked_ns);
         assert_eq!(at(Marker::WaitingSinceBefore), Some(50.0));
         assert_eq!(at(Marker::StackLost), Some(20.0));
+    }
+
+    #[test]
+    fn a_new_threads_wait_for_its_first_cpu_is_not_older_than_the_recording() {
+        let since = MonotonicNs(1_000);
+        let times = |runnable_ns| ThreadTimes { since, ..times(10, runnable_ns, 0) };
+        let new = |rows: &[Row]| {
+            let waits: Vec<&Row> = rows.iter().filter(|row| row.runnable_ns + row.blocked_ns > 0.0).collect();
+            let [row] = waits[..] else { panic!("{rows:?}") };
+            assert_eq!(row.place, Place::Marker(Marker::NotYetRun));
+            assert_eq!(row.reason.map(|reason| reason.state), Some(WaitStateKey::Preempted));
+            row.runnable_ns
+        };
+        let mut threads = Threads::default();
+        threads.wait_end(&WaitEnd { runnable_ns: 70, new_thread: true, ..end(1_000, 0) });
+        assert_eq!(new(&threads.finish(&running(times(70), ON_CPU))), 70.0);
+
+        // One that waits across the end of a window.
+        let mut threads = Threads::default();
+        let waiting = |runnable_ns| {
+            let start = since;
+            Progress::Waiting { start, blocked_ns: 0, runnable_ns, kept: false, new_thread: true }
+        };
+        let first = threads.cut(
+            &running(ThreadTimes { oncpu_ns: 0, ..times(50) }, waiting(50)),
+            &mut |stack| stack,
+            false,
+        );
+        threads.wait_end(&WaitEnd { runnable_ns: 70, new_thread: true, ..end(1_000, 0) });
+        assert_eq!([new(&first), new(&threads.finish(&running(times(70), ON_CPU)))], [50.0, 20.0]);
     }
 
     #[test]
@@ -1130,7 +1198,7 @@ mod tests {
                     threads.sleeper(T, MonotonicNs(clock), StackId(stack), SLEEP);
                 }
                 if kept || visited {
-                    threads.wait_end(&WaitEnd { thread: T, start: MonotonicNs(clock), blocked_ns: b, runnable_ns: r, waker: None, woken_throttled: false });
+                    threads.wait_end(&WaitEnd { thread: T, start: MonotonicNs(clock), blocked_ns: b, runnable_ns: r, waker: None, woken_throttled: false, new_thread: false });
                 }
             }
             let rows = threads.finish(&running(times(oncpu, runnable, blocked), ON_CPU));

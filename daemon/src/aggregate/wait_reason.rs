@@ -120,7 +120,8 @@ fn syscall_x86_64(number: u32) -> &'static str {
         74 | 75 | 26 | 277 => "sync",
         128 | 130 => "signal",
         202 | 449 | 455 | 456 => "futex",
-        208 | 426 => "io_uring",
+        208 | 333 => "aio",
+        426 => "io_uring",
         2 | 257 | 437 => "open",
         9 | 10 | 11 | 12 | 25 | 28 => "memory",
         56 | 57 | 58 | 435 => "clone",
@@ -152,6 +153,9 @@ mod tests {
         assert_eq!(reason(Other, Some(202), false, &["do_signal_stop"]), "stopped");
         assert_eq!(reason(Interruptible, Some(202), false, &["futex_wait"]), "futex");
         assert_eq!(reason(Interruptible, Some(9_999), false, &[]), "syscall");
+        // io_getevents and io_pgetevents (libaio), io_uring_enter.
+        let rings = [208, 333, 426].map(|number| reason(Interruptible, Some(number), false, &[]));
+        assert_eq!(rings, ["aio", "aio", "io_uring"]);
     }
 
     #[test]

@@ -330,14 +330,14 @@ fn thread(processor: &Processor, snapshot: &ThreadSnapshot, at: MonotonicNs) -> 
         stack_age_seconds: stack.map(|_| ran.map_or(0.0, seconds)),
         stack: frames.iter().map(|&key| frame(processor, key)).collect(),
     };
-    if let Progress::Waiting { start, runnable_ns, .. } = snapshot.progress {
+    if let Progress::Waiting { start, runnable_ns, new_thread, .. } = snapshot.progress {
         thread.state = match wait {
             _ if runnable_ns > 0 => State::Runnable,
             Some(wait) => state(wait.reason.state),
             None => State::Blocked,
         };
-        // It waited when it entered the recording: the wait is older, and the scheduler may know how old.
-        let older = start <= snapshot.times.since;
+        // It waited when it entered the recording: the wait is older, unless the thread is not, and the scheduler may know how old.
+        let older = start <= snapshot.times.since && !new_thread;
         let left_cpu = wait.and_then(|wait| wait.left_cpu).filter(|_| older);
         thread.waiting_seconds = Some(seconds(left_cpu.unwrap_or(start)));
         thread.at_least = older && left_cpu.is_none();

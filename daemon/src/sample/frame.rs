@@ -69,6 +69,8 @@ pub enum Marker {
     Guessed,
     /// The wait began before the recording: no stack was seen.
     WaitingSinceBefore,
+    /// A new thread's wait for its first CPU: it has no stack yet.
+    NotYetRun,
     /// On CPU for less than a sampling period: no stack was seen.
     NotSampled,
     /// A wait whose stack was lost on the way (ring full): its time is exact, its place is not known.

@@ -325,6 +325,8 @@ pub struct WaitEnd {
     pub waker: Option<(ThreadId, [u8; 16])>,
     /// When it was woken its cgroup had used up its CPU limit: the runnable part is the limit's.
     pub woken_throttled: bool,
+    /// The thread was new and waited for its first CPU: no stack was there to keep.
+    pub new_thread: bool,
 }
 
 /// Exact scheduler times of one thread since the recording began. Law: the three sum to the time it existed in the recording.
@@ -375,6 +377,8 @@ pub enum Progress {
         runnable_ns: u64,
         /// Whether its `WaitStart` was kept, so that its `WaitEnd` will come.
         kept: bool,
+        /// The thread is new and waits for its first CPU.
+        new_thread: bool,
     },
 }
 

@@ -411,6 +411,7 @@ pub const fn marker_name(marker: Marker) -> &'static str {
         Marker::TruncatedStale => "[truncated: code replaced]",
         Marker::Guessed => "[guessed caller]",
         Marker::WaitingSinceBefore => "[waiting since before the recording]",
+        Marker::NotYetRun => "[not yet run]",
         Marker::NotSampled => "[not sampled]",
         Marker::StackLost => "[stack lost]",
         Marker::GarbageCollector => "Garbage Collector",

@@ -15,10 +15,13 @@ const RUNTIME: &str = "...";
 const GUESSED: &str = "[guessed caller]";
 /// The frame under which a profile gathers the collector's work; no frame of the program.
 const COLLECTOR: &str = "Garbage Collector";
-/// The marker of a wait in progress when the recording, or the thread, began.
+/// The marker of a wait in progress when the recording began.
 const UNSEEN: &str = "[waiting since before";
+/// The marker of a new thread's wait for its first CPU: it has no stack yet.
+const NOT_YET_RUN: &str = "[not yet run]";
 /// Markers of stacks that are not whole, as they begin.
-const INCOMPLETE: [&str; 5] = ["[truncated", "[stack lost]", UNSEEN, "[not sampled]", "[other stacks]"];
+const INCOMPLETE: [&str; 6] =
+    ["[truncated", "[stack lost]", UNSEEN, NOT_YET_RUN, "[not sampled]", "[other stacks]"];
 /// Beginnings of the file names of runtimes and system libraries.
 const RUNTIME_FILES: [&str; 18] = [
     // Managed code is never said to be in that file.
@@ -91,8 +94,10 @@ pub struct Verdict {
     pub complete: bool,
     /// The known chain is there whole, in order, and nothing else.
     pub exact: bool,
-    /// It is no stack but the note that the wait began before the recording, or before the thread ran.
+    /// It is no stack but the note that the wait began before the recording.
     pub unseen: bool,
+    /// It is no stack but the note that the thread was new and had not run yet.
+    pub not_yet_run: bool,
     /// It ends in runtime frames that no chain declares: their number and order were not checked.
     pub in_runtime: bool,
     /// Frames of the program, markers and the kernel's not counted.
@@ -114,7 +119,7 @@ pub struct Shares {
     pub complete: f64,
     /// Exact ones.
     pub exact: f64,
-    /// Waits nobody could see the stack of: in progress when the recording, or the thread, began.
+    /// Waits nobody could see the stack of: in progress when the recording began, or, not in the total, of threads that had not run yet.
     pub unseen: f64,
     /// Exact ones that end in undeclared runtime frames.
     pub in_runtime: f64,
@@ -275,6 +280,7 @@ pub fn judge(sample: &Sample, chains: &Chains, roots: &Roots, moments: Moments) 
         // A guess that happens to be right is none the less a guess.
         exact: best.exact && complete && guessed_frames == 0,
         unseen: sample.stack.first().is_some_and(|frame| frame.function.starts_with(UNSEEN)),
+        not_yet_run: sample.stack.first().is_some_and(|frame| frame.function == NOT_YET_RUN),
         in_runtime: best.in_runtime,
         frames: frames.len(),
         wrong_frames: if chains.is_empty() { 0 } else { best.wrong_frames },

@@ -95,7 +95,8 @@ pub struct Measured {
     /// Largest distance of a busy declared thread's on-CPU time from what schedstat leaves open, of schedstat; of the sum of all threads
     /// when none is busy; attached only.
     pub cpu_error: Option<f64>,
-    /// (profile − program) / program of the time in the functions that wait; attached only.
+    /// (profile − program) / program of the time in the functions that wait, or how far the blocked part of it lies outside what the kernel
+    /// leaves open, whichever is more; attached only.
     pub wait_error: Option<f64>,
     /// Nanoseconds of the CPU sampler by CPU sample stored.
     pub ns_per_sample: Option<f64>,
@@ -198,7 +199,7 @@ pub fn attached(workload: &Workload, options: Options) -> anyhow::Result<Measure
     let mut measured = figures(&profile, &declared, Mode::Attached, &costs);
     measured.wall_error = wall_error(&profile, &declared);
     measured.cpu_error = cpu_error(&profile, &declared, &times);
-    measured.wait_error = wait_error(&profile, &truth)?;
+    measured.wait_error = wait_error(&profile, &truth, &times)?;
     Ok(measured)
 }
 
@@ -272,8 +273,7 @@ pub(crate) fn judged(profile: &Profile, declared: &Declared, mode: Mode) -> Meas
         if samples > 0.0 {
             on_cpu.add(verdict, samples, || picture(sample, verdict));
         }
-        if waited > 0.0 && mode == Mode::Launched && verdict.unseen {
-            // Every thread began within the recording: it waited for its first CPU and had no stack yet.
+        if waited > 0.0 && verdict.not_yet_run {
             off_cpu.unseen += waited;
         } else if waited > 0.0 {
             off_cpu.add(verdict, waited, || picture(sample, verdict));
@@ -343,7 +343,7 @@ fn cpu_error(profile: &Profile, declared: &Declared, times: &Looks) -> Option<f6
 
 /// The program tells, by thread, the function that waits and when it was in it: `{"waits":{"TID":{"in":"NAME","at":[[FROM,TO],…]}}}` in
 /// nanoseconds of wall-clock time.
-fn wait_error(profile: &Profile, truth: &Value) -> anyhow::Result<Option<f64>> {
+fn wait_error(profile: &Profile, truth: &Value, times: &Looks) -> anyhow::Result<Option<f64>> {
     let Some(waits) = truth.get("waits").and_then(Value::as_object) else { return Ok(None) };
     let (begin, end) = (profile.time_ns, profile.time_ns + profile.duration_ns);
     let mut errors = Vec::new();
@@ -356,10 +356,18 @@ fn wait_error(profile: &Profile, truth: &Value) -> anyhow::Result<Option<f64>> {
         }
         ensure!(own > 0, "thread {tid} never was in {function} during the recording");
         // All its time there: what it takes to go to sleep and to come back is in its own clock too.
-        let ours = profile.sum("wall", |sample| {
+        let there = |sample: &Sample| {
             sample.label("thread_id") == tid && (sample.has(function) || sample.has("[waiting since before"))
-        });
-        errors.push((ours - own) as f64 / own as f64);
+        };
+        errors.push((profile.sum("wall", there) - own) as f64 / own as f64);
+        // Of it everything is blocked but what the thread ran or waited for a CPU by the kernel's account, and what was stolen from it.
+        let wanted = times.wanted_cpu_between(tid.parse()?, begin, end).context("no schedstat of it")?;
+        let of_tid = of_thread(tid);
+        let stolen =
+            profile.sum("runnable", |sample| of_tid(sample) && sample.label("wait_reason") == "stolen");
+        let blocked = profile.sum("blocked", there);
+        let outside = (own - wanted - stolen - blocked).max(blocked - own).max(0);
+        errors.push(outside as f64 / own as f64);
     }
     Ok(largest(errors.into_iter()))
 }

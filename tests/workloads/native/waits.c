@@ -2,7 +2,9 @@
 // that waits for another one has a partner, which only sleeps and ends the wait. With the argument `spin` there is one thread that never
 // waits by itself, and writes down when it was kept from running. With `storm` some threads give up their CPU all the time, and one
 // sleeps for seconds; with `deep-storm` they have large stacks. With `faulty-stack` one thread's stack pointer points to where reading is held back for ever, and another sleeps. With
-// `new-stack` a thread's stack grows into pages it has not used yet, which another one brings in late.
+// `new-stack` a thread's stack grows into pages it has not used yet, which another one brings in late. With `mappings` some threads nap
+// while others hold the lock of the process's mappings all the time. With `realtime` a thread of a real-time class runs for a while, with
+// short sleeps in between, and then sleeps for good; `slept` in the ready line is 1 if the kernel allowed the class.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -229,6 +231,39 @@ static void wait_asleep(void)
 	nanosleep(&t, NULL);
 }
 
+static void nap(void) { sleep_ms(20); }
+
+// Under the lock nearly all the time: 2,048 pages take longer than what is between two calls.
+static void hold_mappings(void)
+{
+	enum { BYTES = 8 << 20 };
+	char *all = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	check(all == MAP_FAILED, "mmap");
+	madvise(all, BYTES, MADV_NOHUGEPAGE);
+	memset(all, 1, BYTES);
+	while (!atomic_load(&stopping)) {
+		check(mprotect(all, BYTES, PROT_READ), "mprotect");
+		check(mprotect(all, BYTES, PROT_READ | PROT_WRITE), "mprotect");
+	}
+}
+
+static atomic_int settled;
+static void wait_realtime(void)
+{
+	struct sched_param parameters = { .sched_priority = 1 };
+	int refused = pthread_setschedparam(pthread_self(), SCHED_FIFO, &parameters);
+	for (int slice = 0; !refused && slice < 10; slice++) {
+		struct timespec ran;
+		clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
+		long until = ran.tv_sec * 1000000000L + ran.tv_nsec + 60000000;
+		while (ran.tv_sec * 1000000000L + ran.tv_nsec < until)
+			clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
+		sleep_ms(1);
+	}
+	atomic_store(&settled, refused ? 2 : 1);
+	wait_asleep();
+}
+
 static void wait_long(void)
 {
 	struct timespec t = { 3, 0 };
@@ -316,6 +351,15 @@ int main(int argc, char **argv)
 		start("wait-long", wait_long, 1);
 		for (int i = 0; i < 4; i++)
 			start("storm", strcmp(argv[1], "storm") ? deep_storm : storm, 0);
+	} else if (argc > 1 && !strcmp(argv[1], "mappings")) {
+		for (int i = 0; i < 24; i++)
+			start("nap", nap, 0);
+		for (int i = 0; i < 2; i++)
+			start("mapper", hold_mappings, 0);
+	} else if (argc > 1 && !strcmp(argv[1], "realtime")) {
+		start("realtime", wait_realtime, 0);
+		while (!atomic_load(&settled))
+			sleep_ms(1);
 	} else if (argc > 1 && !strcmp(argv[1], "faulty-stack")) {
 		prepare();
 		start("faulty-stack", wait_faulty_stack, 0);
@@ -348,6 +392,8 @@ int main(int argc, char **argv)
 			sched_yield();
 		printf("%s\"%s\":%d", i ? "," : "", workers[i].name, atomic_load(&workers[i].tid));
 	}
+	if (atomic_load(&settled))
+		printf(",\"slept\":%d", atomic_load(&settled) == 1);
 	printf("}\n");
 	fflush(stdout);
 	while (fgets(line, sizeof line, stdin) && strcmp(line, "stop\n"))

@@ -229,6 +229,7 @@ mod tests {
             blocked_ns: at - start,
             runnable_ns: 0,
             kept: true,
+            new_thread: false,
         };
         [ThreadSnapshot { times, at: MonotonicNs(at), progress }]
     }

@@ -8,10 +8,10 @@ use crate::source::{
 use crate::unwind::machine::NATIVE;
 use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
-    CERTAIN, FLAG_AT_CALL, FLAG_IO, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER,
-    FLAG_WAKER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, Header, KIND_CPU_SAMPLE,
-    KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK,
-    SleeperRecord, StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord, skipped_bytes,
+    CERTAIN, FLAG_AT_CALL, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED,
+    FLAG_USER, FLAG_WAKER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, Header,
+    KIND_CPU_SAMPLE, KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE,
+    KIND_WAKER_STACK, SleeperRecord, StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord, skipped_bytes,
 };
 use ebpf_common::machine::GPR;
 
@@ -101,6 +101,7 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
                 runnable_ns: record.runnable_ns,
                 waker: (record.flags & FLAG_WAKER != 0).then_some((waker, record.waker_comm)),
                 woken_throttled: record.flags & FLAG_WOKEN_THROTTLED != 0,
+                new_thread: record.flags & FLAG_NEW != 0,
             })
         }
         KIND_THREAD_END => {
@@ -219,7 +220,8 @@ fn sleeper(bytes: &[u8]) -> Result<EventKind, DecodeError> {
     }))
 }
 
-/// `TASK_INTERRUPTIBLE` and `TASK_UNINTERRUPTIBLE` of include/linux/sched.h; further bits (killable, freezable, no load) may be set.
+/// `TASK_INTERRUPTIBLE`, `TASK_UNINTERRUPTIBLE` and `TASK_RTLOCK_WAIT` of include/linux/sched.h; further bits (killable, freezable, no load) may
+/// be set. With the last one threads of a PREEMPT_RT kernel sleep on its spin locks, whatever state they have for afterwards.
 fn wait_state(flags: u32, state: u32) -> WaitState {
     if flags & FLAG_THROTTLED != 0 {
         WaitState::Throttled
@@ -227,7 +229,7 @@ fn wait_state(flags: u32, state: u32) -> WaitState {
         WaitState::Runnable
     } else if state & 1 != 0 {
         WaitState::Interruptible
-    } else if state & 2 != 0 {
+    } else if state & (2 | 0x1000) != 0 {
         WaitState::Uninterruptible
     } else {
         WaitState::Other(state)
@@ -407,6 +409,16 @@ mod tests {
             ring_record(&bytes[..cut]).unwrap_err(),
             DecodeError::Short { what: "user stack", len: cut }
         );
+    }
+
+    #[test]
+    fn a_threads_state_is_its_bits_unless_it_could_go_on() {
+        use super::{FLAG_PREEMPTED, FLAG_THROTTLED, WaitState, wait_state};
+        use WaitState::{Interruptible, Other, Runnable, Throttled, Uninterruptible};
+        // Killable: TASK_WAKEKILL | TASK_UNINTERRUPTIBLE. 0x1000: a spin lock of a PREEMPT_RT kernel. 8: traced.
+        let states = [1, 2, 0x102, 0x1000, 8].map(|state| wait_state(0, state));
+        assert_eq!(states, [Interruptible, Uninterruptible, Uninterruptible, Uninterruptible, Other(8)]);
+        assert_eq!([FLAG_PREEMPTED, FLAG_THROTTLED].map(|flag| wait_state(flag, 1)), [Runnable, Throttled]);
     }
 
     #[test]

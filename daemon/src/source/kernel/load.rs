@@ -225,17 +225,27 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>) -> Result<Config, Kern
         task_cfs_rq: optional(inside(btf, "se", "sched_entity", "cfs_rq"))?,
         cfs_rq_throttle_count: optional(btf.offset_of("cfs_rq", "throttle_count"))?,
         task_throttled: optional(btf.offset_of("task_struct", "throttled"))?,
-        task_last_arrival: optional(inside(btf, "sched_info", "sched_info", "last_arrival"))?,
+        task_last_arrival: if has_bpf_scheduler() {
+            NO_FIELD
+        } else {
+            optional(inside(btf, "sched_info", "sched_info", "last_arrival"))?
+        },
         task_in_iowait,
         task_in_iowait_mask,
         task_stack: btf.offset_of("task_struct", "stack")?,
         vma_end: btf.offset_of("vm_area_struct", "vm_end")?,
         vma_file: btf.offset_of("vm_area_struct", "vm_file")?,
         place_shift: place_shift(options.max_places),
-        reserved: 0,
+        task_prio: btf.offset_of("task_struct", "prio")?,
         // Without CONFIG_SMP there is no such field before 6.17.
         task_on_cpu: optional(btf.offset_of("task_struct", "on_cpu"))?,
     })
+}
+
+/// Whether a scheduler made of BPF programs runs (since 6.12): its threads are in no class that notes `prev_sum_exec_runtime`
+/// (`set_next_task_scx`, kernel/sched/ext.c).
+fn has_bpf_scheduler() -> bool {
+    std::fs::read_to_string("/sys/kernel/sched_ext/state").is_ok_and(|state| state.trim() != "disabled")
 }
 
 /// Offset of a field of a struct that is the field `member` of `task_struct`.

@@ -13,6 +13,7 @@ use aya::maps::{HashMap as BpfHashMap, Map, MapData};
 use ebpf_common::counter::Counter;
 use ebpf_common::key::{
     STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, WAIT_KEPT,
+    WAIT_NEW,
 };
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd as _;
@@ -254,7 +255,8 @@ fn asleep(snapshot: &mut ThreadSnapshot, open: u64, ran: u64) {
     snapshot.times.blocked_ns = snapshot.times.blocked_ns.saturating_add(blocked);
     // As the probe will find it out at the thread's next switch.
     let start = MonotonicNs(since.0.saturating_add(ran));
-    snapshot.progress = Progress::Waiting { start, blocked_ns: blocked, runnable_ns: 0, kept: false };
+    snapshot.progress =
+        Progress::Waiting { start, blocked_ns: blocked, runnable_ns: 0, kept: false, new_thread: false };
 }
 
 /// Of `open` ns on a CPU that a snapshot counts as run, the thread ran only `ran` by the scheduler's account: the rest was stolen.
@@ -283,6 +285,7 @@ fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadSnapshot> {
         blocked_ns,
         runnable_ns: at.saturating_sub(thread.wait_start_ns).saturating_sub(blocked_ns),
         kept: thread.wait_flags & WAIT_KEPT != 0,
+        new_thread: thread.wait_flags & WAIT_NEW != 0,
     };
     let progress = match thread.state {
         STATE_ON_CPU | STATE_RUNNING_OR_RUNNABLE | STATE_DEAD => {
@@ -403,7 +406,13 @@ mod tests {
         asleep(&mut found, 100_000_000, 60_000_000);
         assert_eq!((found.times.oncpu_ns, found.times.blocked_ns), (60_000_010, 40_000_030));
         let start = MonotonicNs(60_000_160);
-        let waiting = Progress::Waiting { start, blocked_ns: 40_000_000, runnable_ns: 0, kept: false };
+        let waiting = Progress::Waiting {
+            start,
+            blocked_ns: 40_000_000,
+            runnable_ns: 0,
+            kept: false,
+            new_thread: false,
+        };
         assert_eq!(found.progress, waiting);
     }
 }
