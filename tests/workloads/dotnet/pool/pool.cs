@@ -1,5 +1,7 @@
 // A thread pool that has to grow, on command, until the program ends. The harness lets it begin with two workers. Truth: `workers` of the pool
-// when it had what it needed; after `block` also what the runtime tells a listener of the program's own: `told`, workers × 100 + reason.
+// when it had what it needed, and `workers_at_end`, for a pool that is starved goes one beyond that: each worker asks for another before it begins
+// to work. After `block` also what the runtime has told a listener of the program's own at both times: `told`, workers × 100 + reason, and
+// `told_at_end`.
 using System;
 using System.Collections.Generic;
 using System.Diagnostics.Tracing;
@@ -40,6 +42,7 @@ namespace Pool
         static readonly ManualResetEvent gate = new ManualResetEvent(false);
         static readonly TaskCompletionSource<int> source = new TaskCompletionSource<int>(TaskCreationOptions.RunContinuationsAsynchronously);
         static int running;
+        static Listener listener;
 
         static int Main()
         {
@@ -47,6 +50,9 @@ namespace Pool
             Workload.On("block", Block);
             Workload.Ready();
             Workload.WaitForStop();
+            Workload.Truth("workers_at_end", ThreadPool.ThreadCount);
+            if (listener != null)
+                Workload.TruthList("told_at_end", listener.Told());
             gate.Set();
             source.SetResult(0);
             Workload.PrintTruth();
@@ -73,7 +79,7 @@ namespace Pool
         // Workers wait for a task, of which the pool knows: it wants one more for each.
         static void Block()
         {
-            var listener = new Listener();
+            listener = new Listener();
             ThreadPool.GetMinThreads(out int least, out _);
             for (int i = 0; i < Items; i++)
                 ThreadPool.UnsafeQueueUserWorkItem(_ => HoldTask(), null);
