@@ -35,20 +35,23 @@ pub(crate) fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     build_with(paths, steps, &ebpf)
 }
 
-/// Builds everything with tools that are known to be there.
-pub(crate) fn build_with(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> Result<PathBuf> {
+/// Builds what the program has inside: the eBPF object and the shim.
+pub(crate) fn inside(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> Result<()> {
     steps.step("building the eBPF object");
     run(bpf_cargo(paths, ebpf, "build", "ebpf-probes").args(["--quiet", "--release"]))?;
     take(&ebpf_target(paths).join(BPF_TARGET).join("release/ebpf-probes"), &paths.probes())?;
+    shim::build(paths, steps)
+}
 
-    let shim = shim::build(paths, steps)?;
-
+/// Builds everything with tools that are known to be there.
+pub(crate) fn build_with(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> Result<PathBuf> {
+    inside(paths, steps, ebpf)?;
     steps.step("building perfusion");
     run(Command::new("cargo")
         .args(["build", "--release", "--package", "perfusion"])
         .current_dir(&paths.root)
         .env("PERFUSION_PROBES", paths.probes())
-        .env("PERFUSION_SHIM", shim))?;
+        .env("PERFUSION_SHIM", paths.shim()))?;
     Ok(paths.perfusion())
 }
 

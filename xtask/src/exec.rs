@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{self, BufRead, BufReader},
+    io::{self, BufRead, BufReader, Read},
     path::Path,
     process::{Command, Output, Stdio},
     time::Instant,
@@ -61,6 +61,21 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
         bail!("`{}` failed: expected exit code 0, found {}\n{end}", typed(command), output.status);
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Runs a command whose words somebody else's would get between: returns all it said, and whether it exited with 0.
+pub(crate) fn told(command: &mut Command) -> Result<(bool, String)> {
+    let line = typed(command);
+    let (mut reader, writer) = io::pipe().with_context(|| format!("a pipe for `{line}`"))?;
+    let other = writer.try_clone().with_context(|| format!("a pipe for `{line}`"))?;
+    command.stdin(Stdio::null()).stdout(writer).stderr(other);
+    let mut child = command.spawn().with_context(|| format!("`{line}` did not start"))?;
+    // As in `watch`.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut said = Vec::new();
+    reader.read_to_end(&mut said).with_context(|| format!("output of `{line}`"))?;
+    let status = child.wait().with_context(|| format!("waiting for `{line}`"))?;
+    Ok((status.success(), String::from_utf8_lossy(&said).into_owned()))
 }
 
 /// Runs a command, passing on all it says line by line, each line shown to `see` too. Returns whether it exited with 0.

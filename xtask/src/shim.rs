@@ -1,7 +1,7 @@
 //! The shim as a `no_std` cdylib: built with its own flags in its own target folder, then checked. One file serves glibc of any age and
 //! musl, because it needs nothing but a few symbols every C library has.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{fs, process::Command};
 
 use anyhow::{Context, Result, bail};
 
@@ -30,8 +30,8 @@ const BOUND_AT_LOAD: [&str; 5] = [
 /// Symbols the runtime looks up, and nothing else is exported.
 const EXPORTS: [&str; 2] = ["DllCanUnloadNow", "DllGetClassObject"];
 
-/// Builds and checks the shim; answers where it is.
-pub(crate) fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
+/// Builds and checks the shim.
+pub(crate) fn build(paths: &Paths, steps: &Steps) -> Result<()> {
     steps.step("building the shim");
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let target = paths.target.join("shim");
@@ -64,8 +64,7 @@ pub(crate) fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
         Command::new("readelf").args(["--wide", "--dynamic", "--dyn-syms", "--sections"]).arg(&built),
     )?;
     check(&Facts::from_readelf(&read), bytes.len()).with_context(|| format!("{}", built.display()))?;
-    write_if_changed(&paths.shim(), &bytes)?;
-    Ok(paths.shim())
+    write_if_changed(&paths.shim(), &bytes)
 }
 
 /// What `readelf` says about a shared library.

@@ -46,24 +46,14 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
     ];
     debian::install(steps, &needs)?;
     steps.step("tests without privilege");
-    let mut plain = cargo_test(paths);
-    sum.run(
-        "plain tests",
-        plain.args(["--workspace", "--exclude", "ebpf-probes", "--exclude", "system-tests"]).args(filter),
-    )?;
+    sum.run("plain tests", plain(paths).args(filter))?;
 
     steps.step("model checking of the shared ring (loom)");
-    let mut loom = cargo_test(paths);
-    loom.args(["--release", "--package", "profiler-protocol", "--test", "loom", "--target-dir"])
-        .arg(paths.target.join("loom"))
-        .args(filter)
-        .env("RUSTFLAGS", "--cfg loom");
-    sum.run("loom tests", &mut loom)?;
+    sum.run("loom tests", loom(paths).args(filter))?;
 
     steps.step("system tests: real kernel, real CLRs");
-    let mut system = cargo_test(paths);
+    let mut system = system(paths);
     system
-        .args(["--package", "system-tests"])
         .args(filter)
         // They measure time on the same few CPUs.
         .args(["--", "--test-threads=1"])
@@ -97,6 +87,36 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
         );
     }
     Ok(())
+}
+
+/// Compiles all tests and runs none. Probes and shim have to be there.
+pub(crate) fn compile(paths: &Paths, steps: &Steps) -> Result<()> {
+    steps.step("compiling the tests");
+    for mut tests in [plain(paths), system(paths), loom(paths)] {
+        run(tests.arg("--no-run"))?;
+    }
+    Ok(())
+}
+
+fn plain(paths: &Paths) -> Command {
+    let mut command = cargo_test(paths);
+    command.args(["--workspace", "--exclude", "ebpf-probes", "--exclude", "system-tests"]);
+    command
+}
+
+fn loom(paths: &Paths) -> Command {
+    let mut command = cargo_test(paths);
+    command
+        .args(["--release", "--package", "profiler-protocol", "--test", "loom", "--target-dir"])
+        .arg(paths.target.join("loom"))
+        .env("RUSTFLAGS", "--cfg loom");
+    command
+}
+
+fn system(paths: &Paths) -> Command {
+    let mut command = cargo_test(paths);
+    command.args(["--package", "system-tests"]);
+    command
 }
 
 /// Runs the system tests of one subject that are ignored without a server of somebody else's, whose program or programs `servers` are, by the
