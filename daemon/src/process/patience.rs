@@ -4,7 +4,7 @@
 //! cannot be woken, not even by SIGKILL, and may hold the lock of the address space the page is for: then whoever reads that process's mappings or
 //! command line waits as well. So nobody who has something else to do makes such a call. It is handed to another thread and waited for
 //! a moment. When that is over the thread is left behind, to end when it can; the process or file system is not asked again before that, nor
-//! for a minute, and the next call has another thread. How long a call is waited for gets shorter with each that was given up in that time.
+//! for a minute (unless it turns out that the call did not sleep: a busy machine holds calls up as well), and the next call has another thread. How long a call is waited for gets shorter with each that was given up in that time.
 //!
 //! Who answers just in time holds the daemon up as well, so there is an account of the time that calls have slept. When that of all comes to
 //! [`MAX_HELD`] within a minute, whoever has the most of it is left alone for a minute, too; and the more are left alone, the less it takes. So one
@@ -213,6 +213,10 @@ pub fn wait_for<T: Send + 'static>(holder: Holder, work: impl FnOnce() -> T + Se
             with_threads(|threads| {
                 if let Some(bar) = threads.barred.get_mut(&holder) {
                     bar.calls -= 1;
+                    // It had much to do, or no CPU to do it: that is not its holder's doing.
+                    if bar.calls == 0 && spent.1 < patience {
+                        bar.until = Instant::now();
+                    }
                 }
             });
         } else {
@@ -394,7 +398,10 @@ impl Read for ForeignReader {
 
 #[cfg(test)]
 mod tests {
-    use super::{ACCOUNT, Accounts, Holder, MAX_HELD, Spent, counts, thread_time, wait_for, with_threads};
+    use super::{
+        ACCOUNT, Accounts, BARRED, Holder, MAX_HELD, PATIENCE, Spent, counts, thread_time, wait_for,
+        with_threads,
+    };
     use std::sync::mpsc::channel;
     use std::time::{Duration, Instant};
 
@@ -478,5 +485,14 @@ mod tests {
         );
         let after = counts();
         assert_eq!((after.0 - before.0, after.1 - before.1), (1, 2));
+
+        // One that only computes is given up, too, but nobody is left alone for it.
+        let (holder, begin) = (Holder::Process(u32::MAX - 2), Instant::now());
+        let computes = move || while begin.elapsed() < 2 * PATIENCE {};
+        assert_eq!(wait_for(holder, computes), None);
+        while wait_for(holder, || 5).is_none() {
+            assert!(begin.elapsed() < BARRED / 2, "it is left alone");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
