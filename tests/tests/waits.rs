@@ -58,6 +58,9 @@ struct Expected {
     ended_by: EndedBy,
 }
 
+/// A budget for the stack of every wait of these programs: what thinning does is a matter of other tests.
+const ALL_STACKS: [&str; 2] = ["--wait-stack-mib", "64"];
+
 enum EndedBy {
     Timer,
     /// The thread of this name in the `ready` line.
@@ -156,7 +159,7 @@ fn native_waits_have_their_length_reason_and_waker() {
     let app = Workload::native("waits", &["-pthread"]).unwrap().start().unwrap();
     let threads = thread_ids(&app);
     let kernel = Log::start(app.pid());
-    let (profile, _) = record_pid(app.pid(), Duration::from_secs(5), &[]).unwrap();
+    let (profile, _) = record_pid(app.pid(), Duration::from_secs(5), &ALL_STACKS).unwrap();
     let kernel = kernel.stop();
     let truth = app.stop().unwrap();
     let wait = |thread, reason, ended_by| Expected { thread, reason, ended_by };
@@ -185,7 +188,7 @@ fn managed_waits_have_their_length_reason_and_waker(runtime: Runtime) {
     let app = Workload::dotnet(runtime, "timedwaits", &[]).unwrap().start().unwrap();
     let threads = thread_ids(&app);
     let kernel = Log::start(app.pid());
-    let (profile, _) = record_pid(app.pid(), Duration::from_secs(5), &[]).unwrap();
+    let (profile, _) = record_pid(app.pid(), Duration::from_secs(5), &ALL_STACKS).unwrap();
     let kernel = kernel.stop();
     let truth = app.stop().unwrap();
     let wait = |thread, reason, ended_by| Expected { thread, reason, ended_by };
@@ -273,7 +276,8 @@ fn a_managed_wait_shows_the_method_that_released_it(runtime: Runtime) {
     let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "timedwaits", &[]).unwrap().start().unwrap();
     let threads = thread_ids(&app);
-    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(4), &["--waker-stacks"]).unwrap();
+    let (profile, outcome) =
+        record_pid(app.pid(), Duration::from_secs(4), &["--waker-stacks", "--wait-stack-mib", "64"]).unwrap();
     app.stop().unwrap();
     let chains: [(&str, &[&str]); 2] = [
         ("wait-monitor", &["WaitForLock", "futex_wait", "[woken by]", "futex_wake", "Program.HoldLock"]),
