@@ -116,7 +116,7 @@ impl Limits {
 
 /// CPU time of this thread, and of the others that have worked for it while it waited: unlike the clock it does not count what other
 /// programs take.
-pub(super) fn cpu_time() -> Duration {
+pub(crate) fn cpu_time() -> Duration {
     patience::thread_time() + patience::time_of_others()
 }
 

@@ -1,7 +1,7 @@
 //! Second stage, WHO: a live view of processes with their epochs, mappings and mapped files, and the stacks of their threads
 //! finished by `unwind`. The only folder that reads procfs. No symbols here.
 
-mod budget;
+pub(crate) mod budget;
 pub mod container;
 mod directory;
 pub mod explain;

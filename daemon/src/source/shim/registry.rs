@@ -13,6 +13,7 @@ use super::region::{Region, RegionKey};
 use crate::attach::Wishes;
 use crate::attach::target::Target;
 use crate::exact::Shelf;
+use crate::process::budget::cpu_time;
 use crate::source::{Event, MonotonicNs, RegionId};
 use profiler_protocol::consumer::{Consumer, ConsumerError, LeaseWords};
 use profiler_protocol::layout::State;
@@ -63,12 +64,6 @@ pub(super) struct Process {
 /// others' only up to a twentieth of our time.
 fn next_look(interval: Duration, took: Duration) -> Duration {
     interval.max(took * 20)
-}
-
-/// CPU time of this thread.
-fn cpu_time() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::try_from(now).unwrap_or_default()
 }
 
 /// What became of a request to leave.
