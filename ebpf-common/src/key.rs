@@ -140,6 +140,24 @@ pub struct Walk {
     pub window: [u64; WALK_WINDOW_BYTES as usize / 8],
 }
 
+impl Walk {
+    /// One that is nowhere yet.
+    #[must_use]
+    pub const fn nowhere() -> Self {
+        Self {
+            registers: [0; WALK_REGISTERS],
+            known: 0,
+            exact: 0,
+            window_start: 0,
+            window_end: 0,
+            frames: 0,
+            space: 0,
+            end: 0,
+            window: [0; WALK_WINDOW_BYTES as usize / 8],
+        }
+    }
+}
+
 plain! {
     /// A reader of the task iterator, and what may hold it up.
     pub struct Visitor {

@@ -270,17 +270,7 @@ mod tests {
     }
 
     fn walk_at(registers: [u64; WALK_REGISTERS]) -> Box<Walk> {
-        let mut walk = Box::new(Walk {
-            registers: [0; WALK_REGISTERS],
-            known: 0,
-            exact: 0,
-            window_start: 0,
-            window_end: 0,
-            frames: 0,
-            space: 0,
-            end: 0,
-            window: [0; WALK_WINDOW_BYTES as usize / 8],
-        });
+        let mut walk = Box::new(Walk::nowhere());
         begin(&mut walk, registers, 1);
         walk
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -230,6 +231,21 @@ pub struct Heard {
     pub least_bytes: f64,
     /// From when the first of them listened until after all were told to end.
     pub most_bytes: f64,
+}
+
+impl Heard {
+    /// Holds bytes of a profile to the app's own account; `picture` is shown where they are others.
+    ///
+    /// # Panics
+    /// When they are.
+    pub fn assert_holds(&self, bytes: f64, picture: impl Display) {
+        let Self { least_bytes, most_bytes, .. } = self;
+        // Thousands of samples: 1 % by chance. A doubled event stream gives 2.
+        assert!(
+            bytes > 0.8 * least_bytes && bytes < 1.25 * most_bytes,
+            "{bytes:.0} of the app's own {least_bytes:.0} to {most_bytes:.0} bytes:\n{picture}"
+        );
+    }
 }
 
 /// Makes so many recordings of an app at once, for `duration` from the moment on when all of them hear of its allocations: how long a machine

@@ -13,14 +13,7 @@ const LENGTH: Duration = Duration::from_secs(4);
 /// The profile's bytes and the app's own.
 fn assert_counted_once(what: &str, profile: &Profile, heard: &Heard) {
     let counted = profile.sum("alloc_space", |_| true) as f64;
-    // About 8000 samples: 1 % by chance. A doubled event stream gives 2.
-    assert!(
-        counted > 0.8 * heard.least_bytes && counted < 1.25 * heard.most_bytes,
-        "{what}: {counted:.0} of the app's own {:.0} to {:.0} bytes\n{:#?}",
-        heard.least_bytes,
-        heard.most_bytes,
-        profile.comments
-    );
+    heard.assert_holds(counted, format_args!("{what}: {:#?}", profile.comments));
     let stacks = profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make"));
     assert!(stacks as f64 > counted * 0.9, "{what}: stacks:\n{}", profile.describe("alloc_space", |_| true));
 }

@@ -10,8 +10,7 @@ use super::x86_64::X86_64;
 use crate::sample::frame::{FrameKey, ProcessId};
 use crate::source::{MonotonicNs, ProbeWalk, UserContext, UserRegs, WalkEnd};
 use ebpf_common::key::Walk;
-use ebpf_common::limits::WALK_WINDOW_BYTES;
-use ebpf_common::rule::{PC, SP, WALK_REGISTERS};
+use ebpf_common::rule::{PC, SP};
 use ebpf_common::{machine, walk};
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert_eq, prop_oneof, proptest};
 use std::sync::Arc;
@@ -83,17 +82,7 @@ fn probe<M: machine::Machine>(
     rules: &[Option<Rule>],
     stack: &Stack,
 ) -> UserContext {
-    let mut walk = Box::new(Walk {
-        registers: [0; WALK_REGISTERS],
-        known: 0,
-        exact: 0,
-        window_start: 0,
-        window_end: 0,
-        frames: 0,
-        space: 0,
-        end: 0,
-        window: [0; WALK_WINDOW_BYTES as usize / 8],
-    });
+    let mut walk = Box::new(Walk::nowhere());
     let mut registers = machine.walk_places.map(|place| regs.gpr[usize::from(place)]).to_vec();
     registers.push(regs.ip);
     walk::begin(&mut walk, registers.try_into().unwrap(), 1);
