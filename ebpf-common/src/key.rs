@@ -69,12 +69,12 @@ plain! {
         pub waker_tid: u32,
         /// Process of that thread.
         pub waker_tgid: u32,
-        /// Waits so far, for the coin; it stops at the most.
+        /// Waits, for the coin: halved with each second.
         pub waits: u32,
         /// What rules leave out of its process, as last looked up (`crate::config::left_out`).
         pub left_out: u32,
-        /// Named padding.
-        pub reserved: u32,
+        /// The second of its last wait: 2³⁰ ns by the clock, from boot on.
+        pub waits_in: u32,
         /// Command name of that thread; written for kept waits only.
         pub waker_comm: [u8; COMM_BYTES],
     }
@@ -98,18 +98,20 @@ plain! {
     pub struct Coin {
         /// Start of the interval; ns.
         pub interval_start_ns: u64,
-        /// Bytes sent in it.
+        /// Bytes sent in it, those of the next sum included.
         pub bytes: u64,
         /// Probability of keeping a stack, in units of 2⁻³²: at most 2³². 0 = not yet used, meaning 2³².
         pub probability: u64,
         /// Start of the interval of the next sum; ns.
-        pub first_start_ns: u64,
+        pub own_start_ns: u64,
         /// Bytes sent in it for stacks that only their thread's own chance has kept.
-        pub first_bytes: u64,
+        pub own_bytes: u64,
         /// The probability of the last throw, and whether the thread's own chance made it.
         pub thrown: u64,
         /// See there; 0 or 1.
-        pub of_first: u64,
+        pub of_own: u64,
+        /// State of the random numbers; 0 = not yet seeded.
+        pub random: u64,
         /// Bytes that may be sent beyond the budget.
         pub allowance: u64,
         /// How many of them in this interval.

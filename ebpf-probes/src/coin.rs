@@ -6,7 +6,7 @@ use crate::config::setting;
 use crate::maps::{wait_beyond, wait_budget};
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use ebpf_common::event::CERTAIN;
-use ebpf_common::key::Coin;
+use ebpf_common::key::{Coin, Thread};
 
 /// The probability never falls below this (2⁻²⁰), so that it can rise again.
 const LEAST: u64 = CERTAIN >> 20;
@@ -18,10 +18,10 @@ const MOST_GROWTH: u64 = 4 << 16;
 /// a second through.
 const WALK_BYTES: u64 = 1024;
 
-/// So many first waits of a thread are kept, and of the later ones at least one in n/32, for the n-th. However rare the coin's luck, a
-/// thread's estimates then rest on some 64 waits at least: with few, a ratio of two estimates is biased, and threads with none have no
-/// stacks. A thread costs 32·(1 + ln(n/32)) stacks by it.
-const FIRST_WAITS: u64 = 32;
+/// A thread's n-th wait is kept with a probability of 64/n at least. n is halved each second: a thread with no more than 32 waits a second
+/// has them all. It has nothing that could stand for a wait without a stack. Of any other some 44 a second are kept; a ratio of two estimates
+/// is biased with few behind it. All together get no more than half the budget for it, and threads with many waits no more than a quarter.
+const SURE_WAITS: u64 = 64;
 
 /// What an interval leaves of its budget others may use, as long as it is no more than the budget of so many (4 s): threads that wake all at
 /// once are within a budget that holds in the mean. A recording begins with all of it: while the probes know no code each stack is a copy, twenty times
@@ -29,38 +29,63 @@ const FIRST_WAITS: u64 = 32;
 /// says.
 const ALLOWED_INTERVALS: u64 = 40;
 
-/// Throws the coin at `now` for a thread's wait number `wait`, from 1 on; `Some(probability)` when the stack is to be kept.
+/// Throws the coin for a wait that `thread` begins at `now`; `Some(probability)` when its stack is to be kept.
 #[inline(always)]
-pub(crate) fn throw(coin: &mut Coin, now: u64, wait: u32) -> Option<u64> {
+pub(crate) fn throw(coin: &mut Coin, thread: &mut Thread, now: u64) -> Option<u64> {
+    let fixed = setting!(coin_fixed);
+    let probability = if fixed != 0 {
+        fixed
+    } else {
+        let second = (now >> 30) as u32;
+        let passed = second.wrapping_sub(thread.waits_in).min(31);
+        thread.waits_in = second;
+        thread.waits = (thread.waits >> passed).saturating_add(1);
+        adapted(coin, now, u64::from(thread.waits))
+    };
+    (random(coin) >> 32 < probability).then_some(probability)
+}
+
+/// The probability that keeps the cost within the budget: the CPU's general one, or the thread's own when that is the greater one.
+#[inline(always)]
+fn adapted(coin: &mut Coin, now: u64, wait: u64) -> u64 {
     let budget = wait_budget();
     let general = general(coin, now, budget);
-    if now.saturating_sub(coin.first_start_ns) >= setting!(coin_interval_ns) {
-        coin.first_start_ns = now;
-        coin.first_bytes = 0;
+    if now.saturating_sub(coin.own_start_ns) >= setting!(coin_interval_ns) {
+        coin.own_start_ns = now;
+        coin.own_bytes = 0;
     }
-    let wait = u64::from(wait.max(1));
-    // Whether the thread's own chance, CERTAIN · FIRST_WAITS / wait, is the greater one, without a division at each wait (both factors are
-    // below 2³²). Like the general probability this follows from the past alone, the budget included: threads that come and go in
-    // thousands a second get no more than as much again as all others.
-    let first = general < CERTAIN && general * wait < CERTAIN * FIRST_WAITS && coin.first_bytes < budget;
+    // Whether the thread's own chance, CERTAIN · SURE_WAITS / wait, is the greater one, without a division at each wait (both factors are
+    // below 2³²). Like the general probability this follows from the past alone, the budget included: what threads with few waits use the
+    // others do not get.
+    let room = if wait <= SURE_WAITS { budget / 2 + coin.beyond } else { budget / 4 };
+    let own = general < CERTAIN && general * wait < CERTAIN * SURE_WAITS && coin.own_bytes < room;
     // Through memory: the verifier would walk the stack once for each way through here.
-    coin.of_first = u64::from(first);
-    coin.thrown = if first { (CERTAIN * FIRST_WAITS / wait).min(CERTAIN) } else { general };
+    coin.of_own = u64::from(own);
+    coin.thrown = if own { (CERTAIN * SURE_WAITS / wait.max(1)).min(CERTAIN) } else { general };
     // SAFETY: a valid, aligned field.
-    let probability = unsafe { core::ptr::read_volatile(&raw const coin.thrown) };
-    // SAFETY: a helper without arguments.
-    let random = u64::from(unsafe { bpf_get_prandom_u32() });
-    (random < probability).then_some(probability)
+    unsafe { core::ptr::read_volatile(&raw const coin.thrown) }
+}
+
+/// The next of the CPU's random numbers (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014). The
+/// kernel's own cost a call each.
+#[inline(always)]
+fn random(coin: &mut Coin) -> u64 {
+    if coin.random == 0 {
+        // SAFETY: a helper without arguments.
+        let seed = unsafe { bpf_get_prandom_u32() };
+        coin.random = u64::from(seed) + 1;
+    }
+    coin.random = coin.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (coin.random ^ coin.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
 }
 
 /// The probability for waits of threads that have had many.
 #[inline(always)]
 fn general(coin: &mut Coin, now: u64, budget: u64) -> u64 {
     let elapsed = now.saturating_sub(coin.interval_start_ns);
-    let fixed = setting!(coin_fixed);
-    if fixed != 0 {
-        coin.probability = fixed;
-    } else if coin.probability == 0 {
+    if coin.probability == 0 {
         coin.allowance = budget * ALLOWED_INTERVALS;
         coin.beyond = wait_beyond().min(coin.allowance);
         begin(coin, now, CERTAIN);
@@ -91,8 +116,11 @@ fn begin(coin: &mut Coin, now: u64, probability: u64) {
 /// Notes the cost of a kept wait: `bytes` for the ring, whether it had room for them or not, and the work.
 #[inline(always)]
 pub(crate) fn spend(coin: &mut Coin, bytes: u32) {
-    let account = if coin.of_first != 0 { &mut coin.first_bytes } else { &mut coin.bytes };
-    *account += u64::from(bytes) + WALK_BYTES;
+    let cost = u64::from(bytes) + WALK_BYTES;
+    coin.bytes += cost;
+    if coin.of_own != 0 {
+        coin.own_bytes += cost;
+    }
 }
 
 /// probability × (bytes an interval may have) / (bytes per interval as they came). Ranges, so that nothing overflows: what it may have < 2³²,

@@ -91,8 +91,7 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
     let Some(coin) = coin() else { return thinned(thread, waits, was) };
     // SAFETY: this CPU's entry; the scheduler's hooks do not nest on a CPU.
     let coin = unsafe { &mut *coin };
-    thread.waits = thread.waits.saturating_add(1);
-    let Some(probability) = coin::throw(coin, now, thread.waits) else { return thinned(thread, waits, was) };
+    let Some(probability) = coin::throw(coin, thread, now) else { return thinned(thread, waits, was) };
     // Before anybody can end the wait: a waking that comes while its stack is still taken must tell where it came from.
     put(
         &mut thread.wait_flags,

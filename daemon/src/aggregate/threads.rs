@@ -828,7 +828,7 @@ mod tests {
         assert!((96..=100).contains(&covered), "{covered} of 100");
     }
 
-    /// Threads with 60 waits each, of which a coin of 1 in 1000 and the thread's own chance (32 in n for the n-th, `ebpf-probes/src/coin.rs`)
+    /// Threads with 60 waits each, of which a coin of 1 in 1000 and a chance of 32 in n for the n-th (less than `ebpf-probes/src/coin.rs` gives)
     /// keep some 52. No thread's estimate is much worth, but those of 4000 must not all err on the same side.
     #[test]
     fn estimates_from_few_waits_are_not_all_wrong_in_the_same_direction() {

@@ -35,8 +35,7 @@ pub struct Repetition {
     pub truth: f64,
     /// Naps in the recording; about one in 100 of them kept its stack.
     pub naps: u64,
-    /// What the standard error is in truth, by the program's own account of every nap: of the first order, and a little too large, for a
-    /// thread's first waits are kept more often.
+    /// What the standard error is in truth, by the program's own account of every nap: of the first order.
     pub true_stderr: f64,
     /// The same if all naps of a place were equally long.
     pub even_stderr: f64,
@@ -131,7 +130,7 @@ pub fn markdown(repetitions: &[Repetition], length: Duration) -> String {
         repetitions.iter().copied().filter(|repetition| repetition.is_even()).collect();
     format!(
         "\n## Thinned waits\nA thread naps at two places, chosen by chance; one wait in 100 keeps its stack (`--wait-stacks-one-in 100`). {count} recordings of \
-         {} s or more with {naps} naps each, mean. A kept wait stands for 100 (of a thread's first 3200 for fewer), and a thread's estimates share its exact \
+         {} s or more with {naps} naps each, mean. A kept wait stands for 100, and a thread's estimates share its exact \
          waiting time T. With w = 1/p and R a place's share of the thread, the variance of its estimate T·R is (T/Σwx)²·[(1−R)²·Σw(w−1)x² of its own kept \
          waits x + R²·Σw(w−1)x² of the others], a ratio estimator's to first order; its root is the label `wait_stderr`.\n\n\
          - Truth (the program's own clocks) inside the stated 99 % interval (± {HALF_WIDTH} standard errors): **{} of {count}**; promised: 97 of 100.\n\

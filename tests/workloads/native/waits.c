@@ -1,7 +1,7 @@
 // Threads that wait in known ways for known lengths, again and again, each wait written down with its begin and end by the clock. A thread
 // that waits for another one has a partner, which only sleeps and ends the wait. With the argument `spin` there is one thread that never
-// waits by itself, and writes down when it was kept from running. With `storm` some threads give up their CPU all the time, and one
-// sleeps for seconds; with `deep-storm` they have large stacks. With `faulty-stack` one thread's stack pointer points to where reading is held back for ever, and another sleeps. With
+// waits by itself, and writes down when it was kept from running. With `storm` some threads give up their CPU all the time, one
+// sleeps for seconds, and one waits in four ways in turn; with `deep-storm` they have large stacks. With `faulty-stack` one thread's stack pointer points to where reading is held back for ever, and another sleeps. With
 // `new-stack` a thread's stack grows into pages it has not used yet, which another one brings in late. With `mappings` some threads nap
 // while others hold the lock of the process's mappings all the time. With `realtime` a thread of a real-time class runs for a while, with
 // short sleeps in between, and then sleeps for good; `slept` in the ready line is 1 if the kernel allowed the class.
@@ -112,6 +112,13 @@ static void wait_epoll(void)
 	if (epoll < 0)
 		epoll = epoll_create1(0);
 	epoll_wait(epoll, &event, 1, 55);
+}
+
+static void wait_in_turn(void)
+{
+	static void (*const ways[])(void) = { wait_sleep, wait_poll, wait_select, wait_epoll };
+	static int turn;
+	ways[turn++ % 4]();
 }
 
 // Waits that another thread ends.
@@ -349,6 +356,7 @@ int main(int argc, char **argv)
 		start("spin", spin, 1);
 	} else if (argc > 1 && strstr(argv[1], "storm")) {
 		start("wait-long", wait_long, 1);
+		start("wait-turns", wait_in_turn, 1);
 		for (int i = 0; i < 4; i++)
 			start("storm", strcmp(argv[1], "storm") ? deep_storm : storm, 0);
 	} else if (argc > 1 && !strcmp(argv[1], "mappings")) {
