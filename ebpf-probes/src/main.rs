@@ -60,6 +60,12 @@ fn sched_process_free(ctx: BtfTracePointContext) -> i32 {
     0
 }
 
+/// Shows what the kernel's measuring adds to a run (`kernel.bpf_stats_enabled`): loaded for `cargo xtask bench` alone.
+#[btf_tracepoint(function = "sched_switch")]
+fn nothing(_ctx: BtfTracePointContext) -> i32 {
+    0
+}
+
 /// Called by the kernel for each thread while the daemon reads the iterator; sleepable (aya has no macro for that).
 #[unsafe(link_section = "iter.s/task")]
 #[unsafe(no_mangle)]

@@ -58,6 +58,54 @@ impl Program {
     }
 }
 
+/// Runs of programs, and the nanoseconds they took, as the kernel measured them.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Runs {
+    pub(super) runs: f64,
+    pub(super) ns: f64,
+}
+
+impl Runs {
+    pub(super) fn since(self, before: Self) -> Self {
+        Self { runs: self.runs - before.runs, ns: self.ns - before.ns }
+    }
+}
+
+/// All programs' runs.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Work {
+    /// Those at the scheduler's tracepoints.
+    pub(super) scheduler: Runs,
+    /// The one that takes CPU samples.
+    pub(super) sampler: Runs,
+    /// The one that does nothing: what it takes is what the measuring adds to each run.
+    pub(super) nothing: Runs,
+    /// All others.
+    pub(super) others: Runs,
+}
+
+impl Work {
+    pub(super) fn since(self, before: Self) -> Self {
+        Self {
+            scheduler: self.scheduler.since(before.scheduler),
+            sampler: self.sampler.since(before.sampler),
+            nothing: self.nothing.since(before.nothing),
+            others: self.others.since(before.others),
+        }
+    }
+
+    /// All but the one that does nothing.
+    pub(super) fn all(self) -> Runs {
+        let parts = [self.scheduler, self.sampler, self.others];
+        Runs { runs: parts.iter().map(|part| part.runs).sum(), ns: parts.iter().map(|part| part.ns).sum() }
+    }
+
+    /// Nanoseconds of a run that are the measuring's.
+    pub(super) fn measuring_ns(self) -> f64 {
+        self.nothing.ns / self.nothing.runs
+    }
+}
+
 /// A recording in progress. Dropping it kills it.
 pub(super) struct Recorder {
     child: Child,
@@ -183,11 +231,20 @@ impl Recorder {
         Ok(programs)
     }
 
-    /// Nanoseconds that its programs took whose names begin so.
-    pub(super) fn run_ns(&self, prefix: &str) -> Result<f64> {
-        let programs = self.programs()?;
-        let programs = programs.values().filter(|program| program.name.starts_with(prefix));
-        Ok(programs.map(|program| program.run_ns as f64).sum())
+    /// What its programs took so far.
+    pub(super) fn work(&self) -> Result<Work> {
+        let mut work = Work::default();
+        for program in self.programs()?.values() {
+            let part = match program.name.as_str() {
+                "nothing" => &mut work.nothing,
+                "cpu_sample" => &mut work.sampler,
+                name if name.starts_with("sched_") => &mut work.scheduler,
+                _ => &mut work.others,
+            };
+            part.runs += program.runs as f64;
+            part.ns += program.run_ns as f64;
+        }
+        Ok(work)
     }
 
     /// The probes' counters.

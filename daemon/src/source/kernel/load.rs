@@ -34,6 +34,9 @@ const TRACEPOINTS: [&str; 6] = [
     "sched_switch",
 ];
 
+/// A program at the same place as the last of them that does nothing: for [`KernelOptions::times_stages`].
+const NOTHING: &str = "nothing";
+
 /// Loads the programs and attaches the scheduler's; the second answer is the kernel's to the task iterator. Nothing is recorded before `CONTROL` or `SELECTED` say so.
 pub(super) fn load(
     options: &KernelOptions,
@@ -69,6 +72,7 @@ pub(super) fn load(
     let tracepoints: Vec<&'static str> = TRACEPOINTS
         .into_iter()
         .filter(|name| by_pid || !matches!(*name, "sched_process_free" | "sched_process_fork"))
+        .chain(options.times_stages.then_some(NOTHING))
         .collect();
     let began = Instant::now();
     let mut answers = load_all(&mut bpf, &[&tracepoints[..], &[SAMPLER, iter::PROGRAM]].concat(), &types)?;
@@ -112,7 +116,9 @@ fn load_one(
     types: &Btf,
 ) -> Result<Result<(), ProgramError>, KernelError> {
     match program {
-        Program::BtfTracePoint(program) => Ok(program.load(name, types)),
+        Program::BtfTracePoint(program) => {
+            Ok(program.load(if name == NOTHING { "sched_switch" } else { name }, types))
+        }
         Program::PerfEvent(program) => Ok(program.load()),
         Program::Iter(program) => Ok(program.load("task", types)),
         _ => Err(KernelError::Object { name }),
