@@ -7,7 +7,7 @@ use system_tests::environment::{begin, long_form, perfusion_bin, record_on};
 use system_tests::perfusion::{SLACK, Scratch, record_pid};
 use system_tests::region::{counted, regions};
 use system_tests::truth::allocations::{self, Of};
-use system_tests::truth::live;
+use system_tests::truth::{live, verdicts};
 use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, on_runtimes, wait_until};
 
 /// Bytes of one object of each class of `memory.cs` with its array: 24 + (24 + 1000).
@@ -176,34 +176,13 @@ fn a_few_watched_objects_stand_for_all_that_is_alive(runtime: Runtime) {
 fn leaks_caches_and_pools_are_told_apart_on_every_runtime() {
     let needs: Vec<_> = Runtime::ALL.into_iter().flat_map(record_on).collect();
     let Some(_turn) = begin("memory::leaks_caches_and_pools", &needs) else { return };
-    let started = Runtime::ALL.map(|runtime| {
-        let mut app = Workload::dotnet(runtime, "leaks", &[]).unwrap().start().unwrap();
-        let watching = Recording::spawn(
-            std::process::Command::new(perfusion_bin().unwrap())
-                .args(["leaks", "--duration", "80s", "--pid"])
-                .arg(app.pid().to_string()),
-        )
-        .unwrap();
-        let listened = wait_until("allocations to be listened to", SLACK, || {
-            (counted(&regions(&app), Counter::AllocationSamples) > 0).then_some(())
-        });
-        assert!(listened.is_ok(), "{}", watching.progress());
-        app.perform("pool").unwrap();
-        (runtime, app, watching)
-    });
-    for (runtime, app, watching) in started {
-        let text = watching.finish_well(SLACK * 8).unwrap().stdout;
-        app.stop().unwrap();
-        for (verdict, name) in
-            [("leak", "Fast"), ("leak", "Slow"), ("cache refreshed", "Cached"), ("steady", "Pooled")]
-        {
-            let line = format!("\n{verdict}: Leaks.{name}[] ");
-            assert_eq!(text.matches(&line).count(), 1, "{runtime}: {line}: {text}");
-        }
-        assert_eq!(text.matches("\nleak: ").count(), 2, "{runtime}: {text}");
-        let (_, leak) = text.split_once("\nleak: Leaks.Fast[] ").unwrap();
-        assert!(leak.contains("Leaks.Program.LeakFast()"), "{runtime}: {text}");
-        assert_eq!(text.contains("fixed stride"), runtime != Runtime::Net10, "{text}");
+    let started = Runtime::ALL.map(|runtime| verdicts::start(runtime, Duration::from_secs(80)).unwrap());
+    for watched in started {
+        let said = watched.said().unwrap();
+        assert!(said.is_right(), "{}: {}", said.runtime, said.text);
+        let (_, leak) = said.text.split_once("\nleak: Leaks.Fast[] ").unwrap();
+        assert!(leak.contains("Leaks.Program.LeakFast()"), "{}: {}", said.runtime, said.text);
+        assert_eq!(said.text.contains("fixed stride"), said.runtime != Runtime::Net10, "{}", said.text);
     }
 }
 

@@ -42,6 +42,8 @@ cargo xtask COMMAND
   memory [--windows N]
                   how true allocations and live objects of programs with known ones are; writes the figures in docs/memory.md (root)
   collector       profiles sent to a real OpenTelemetry Collector, which is built first (root)
+  leaks [--runs N] [--at-once N]
+                  how often `perfusion leaks` is right about programs with known leaks; writes the figures in docs/memory.md (root)
   apiserver       the chart and the daemon against a real Kubernetes API server, which is built first (root, 10 minutes)
   tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to code
   helm [--fix]    lint the chart, compare what it renders with helm/rendered, check that against Kubernetes' schemas
@@ -81,6 +83,7 @@ fn main() -> ExitCode {
             ["bench", figure] => bench::bench(&paths, &steps, Some(figure)),
             ["truth", arguments @ ..] => truth::truth(&paths, &steps, arguments),
             ["memory", arguments @ ..] => truth::memory(&paths, &steps, arguments),
+            ["leaks", arguments @ ..] => truth::leaks(&paths, &steps, arguments),
             ["apiserver"] => apiserver::apiserver(&paths, &steps),
             ["collector"] => collector::collector(&paths, &steps),
             ["tidy"] => tidy::tidy(&paths, &steps, false),

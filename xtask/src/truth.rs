@@ -1,6 +1,6 @@
 //! `cargo xtask truth [--seconds N] [--repetitions N] [WORKLOAD… | thinning]`: how true profiles of programs with known stacks and times are. The judging is done by the
 //! program `truth` of the system tests; a run of all workloads writes docs/truth.md. `cargo xtask memory [--windows N]`: the same for known
-//! allocations; writes the figures in docs/memory.md.
+//! allocations; writes the figures in docs/memory.md. `cargo xtask leaks [--runs N] [--at-once N]`: the same for verdicts of `perfusion leaks`.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -50,24 +50,32 @@ frameworks those of the roots, 9.0.5 and 10.0.13. NuGet's hosts, and with them o
 
 ";
 
-/// Between these lines of docs/memory.md stand the figures.
-const FIGURES: [&str; 2] = ["<!-- figures: cargo xtask memory -->\n", "<!-- end of figures -->\n"];
-
 pub(crate) fn memory(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<()> {
+    steps.step("recording known allocations");
+    figures(paths, steps, "memory", arguments)
+}
+
+pub(crate) fn leaks(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<()> {
+    steps.step("watching known leaks");
+    figures(paths, steps, "leaks", arguments)
+}
+
+/// Runs the program with the word `what`, and puts what it wrote between two lines of docs/memory.md.
+fn figures(paths: &Paths, steps: &Steps, what: &str, arguments: &[&str]) -> Result<()> {
     need_root("attaching")?;
     setup::pinned_dotnets(paths, steps)?;
-    steps.step("recording known allocations");
-    let folder = measure(paths, steps, &[&["memory"], arguments].concat())?;
-    let figures = folder.join("memory.md");
+    let folder = measure(paths, steps, &[&[what], arguments].concat())?;
+    let figures = folder.join(format!("{what}.md"));
     let figures =
         fs::read_to_string(&figures).with_context(|| format!("{}: cannot be read", figures.display()))?;
     let document = paths.root.join("docs/memory.md");
     let name = document.display();
     let text = fs::read_to_string(&document).with_context(|| format!("{name}: cannot be read"))?;
-    let [begin, end] = FIGURES;
-    let (before, rest) = text.split_once(begin).with_context(|| format!("{name}: no line {begin}"))?;
+    let begin = format!("<!-- figures: cargo xtask {what} -->\n");
+    let end = "<!-- end of figures -->\n";
+    let (before, rest) = text.split_once(&begin).with_context(|| format!("{name}: no line {begin}"))?;
     let (_, after) = rest.split_once(end).with_context(|| format!("{name}: no line {end}"))?;
-    fs::write(&document, [before, begin, &figures, end, after].concat())
+    fs::write(&document, [before, &begin, &figures, end, after].concat())
         .with_context(|| format!("{name}: cannot be written"))?;
     steps.step(&format!("wrote {name}"));
     Ok(())

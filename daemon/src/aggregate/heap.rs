@@ -25,6 +25,10 @@ pub struct Weight {
     pub bytes: f64,
     /// How many samples.
     pub seen: u64,
+    /// Their own bytes.
+    pub seen_bytes: u64,
+    /// Variance of `bytes`: Σ bytes²·(1−π) (`aggregate::interval`). Without a meaning where the runtime samples by a stride.
+    pub variance: f64,
 }
 
 impl AddAssign for Weight {
@@ -32,6 +36,8 @@ impl AddAssign for Weight {
         self.objects += other.objects;
         self.bytes += other.bytes;
         self.seen += other.seen;
+        self.seen_bytes = self.seen_bytes.saturating_add(other.seen_bytes);
+        self.variance += other.variance;
     }
 }
 
@@ -40,16 +46,21 @@ impl AddAssign for Weight {
 /// allocations are in step with the stride.
 #[must_use]
 pub fn weight(kind: AllocationKind, size: u64) -> Weight {
-    let size = size.max(1) as f64;
+    let seen_bytes = size.max(1);
+    let size = seen_bytes as f64;
     match kind {
         AllocationKind::Sampled => {
             // 1 − q^size through expm1/ln_1p: the direct form loses all digits for small objects.
             let chosen = -(size * (-SAMPLED_BYTE_PROBABILITY).ln_1p()).exp_m1();
-            Weight { objects: 1.0 / chosen, bytes: size / chosen, seen: 1 }
+            {
+                let bytes = size / chosen;
+                let variance = bytes * bytes * (1.0 - chosen);
+                Weight { objects: 1.0 / chosen, bytes, seen: 1, seen_bytes, variance }
+            }
         }
         AllocationKind::Tick { amount } => {
             let bytes = (amount as f64).max(size);
-            Weight { objects: bytes / size, bytes, seen: 1 }
+            Weight { objects: bytes / size, bytes, seen: 1, seen_bytes, variance: 0.0 }
         }
     }
 }
@@ -99,11 +110,10 @@ impl LiveObject {
     #[must_use]
     pub fn weight(&self) -> Weight {
         let watched = live::chance(live::importance(self.size), self.level);
-        Weight {
-            objects: self.sampled.objects / watched,
-            bytes: self.sampled.bytes / watched,
-            ..self.sampled
-        }
+        let (objects, bytes) = (self.sampled.objects / watched, self.sampled.bytes / watched);
+        // Sampled and watched: 1/objects.
+        let variance = bytes * bytes * (1.0 - 1.0 / objects.max(1.0));
+        Weight { objects, bytes, variance, ..self.sampled }
     }
 }
 

@@ -197,6 +197,10 @@ pub struct Labels {
     pub sampling: Option<Sampling>,
     /// Objects seen themselves: the values are estimates made from so many.
     pub sampled_objects: Option<u64>,
+    /// Their own bytes.
+    pub sampled_bytes: Option<u64>,
+    /// Standard error of the bytes that were allocated or are alive, where chance chose the objects.
+    pub space_stderr: Option<u64>,
     /// Age of a live object, a power of two (`aggregate::heap`).
     pub age_seconds: Option<u64>,
     /// Collections a live object has survived, rounded down to a power of two.
@@ -238,6 +242,8 @@ impl Labels {
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         number("size_class", self.size_class.map(count), "bytes");
         number("sampled_objects", self.sampled_objects.map(count), "");
+        number("sampled_bytes", self.sampled_bytes.map(count), "bytes");
+        number("space_stderr", self.space_stderr.map(count), "bytes");
         let stderr = self.wait_stderr.map(|ns| i64::try_from(ns).unwrap_or(i64::MAX));
         number("wait_stderr", stderr, "nanoseconds");
         number("gcs_survived", self.survived.map(|count| i64::try_from(count).unwrap_or(i64::MAX)), "");

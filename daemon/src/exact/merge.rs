@@ -68,8 +68,9 @@ pub fn merge(profile: &mut Profile, account: &Account, sampling: &str) {
     else {
         return;
     };
-    let keys = ["type", "pid", "process", "sampling", sampling].map(|text| strings.number(profile, text));
-    let [type_key, pid_key, process_key, sampling_key, exact] = keys;
+    let keys = ["type", "pid", "process", "sampling", "space_stderr", sampling];
+    let [type_key, pid_key, process_key, sampling_key, stderr_key, exact] =
+        keys.map(|text| strings.number(profile, text));
     // What the profile calls each process.
     let mut names: HashMap<i64, i64> = HashMap::new();
     let mut places: HashMap<(i64, i64), Vec<usize>> = HashMap::new();
@@ -164,7 +165,10 @@ pub fn merge(profile: &mut Profile, account: &Account, sampling: &str) {
                 }
             }
             for place in found {
-                let labels = profile.sample.get_mut(*place).into_iter().flat_map(|sample| &mut sample.label);
+                let Some(sample) = profile.sample.get_mut(*place) else { continue };
+                // That of the estimate.
+                sample.label.retain(|label| label.key != stderr_key);
+                let labels = sample.label.iter_mut();
                 labels.filter(|label| label.key == sampling_key).for_each(|label| label.str = exact);
             }
         }

@@ -1,5 +1,5 @@
 //! The table of types: what was allocated or is alive of each, and how sure that is (`aggregate::interval`). Estimates of a type are
-//! independent sums over cells of alike objects: one size class, one age, one generation.
+//! sums over the profile's samples, each of which stands for alike objects: one stack, one size class, one age, one generation.
 
 use super::stacks::Stacks;
 use super::top::{Options, fit};
@@ -12,21 +12,13 @@ use crate::symbolize::pretty::clean;
 use std::collections::HashMap;
 use std::fmt::Write;
 
-/// What a cell's objects have in common: size class, age, generation.
-type CellKey = (Option<i64>, Option<i64>, Option<i64>);
-
-/// Sums over alike objects.
-#[derive(Clone, Copy, Default)]
-struct Cell {
-    seen: i64,
-    objects: i64,
-    bytes: i64,
-}
-
 /// One type's sums.
 #[derive(Default)]
 struct Type {
-    cells: HashMap<CellKey, Cell>,
+    seen: i64,
+    objects: Estimate,
+    bytes: Estimate,
+    seen_bytes: f64,
     /// A part of it has no interval: sampled by a fixed stride, or the number of samples was lost.
     unsure: bool,
     /// A part of it was not sampled but counted: [`EXACT`] or [`COUNTED`].
@@ -84,7 +76,7 @@ pub fn rows(profile: &Profile, sample_type: &str, options: &Options) -> Vec<Type
         if objects == 0 && bytes == 0 || !stacks.is_asked(sample, &options.view.only) {
             continue;
         }
-        add(&mut types, &stacks, sample, Cell { seen: 0, objects, bytes });
+        add(&mut types, &stacks, sample, (objects as f64, bytes as f64));
     }
     let mut rows: Vec<TypeRow> = types.into_iter().map(|(name, of)| row(name, &of)).collect();
     let by_objects = sample_type == columns[0].name();
@@ -93,7 +85,12 @@ pub fn rows(profile: &Profile, sample_type: &str, options: &Options) -> Vec<Type
     rows
 }
 
-fn add<'a>(types: &mut HashMap<&'a str, Type>, stacks: &Stacks<'a>, sample: &Sample, values: Cell) {
+fn add<'a>(
+    types: &mut HashMap<&'a str, Type>,
+    stacks: &Stacks<'a>,
+    sample: &Sample,
+    (objects, bytes): (f64, f64),
+) {
     let of = types.entry(stacks.label(sample, "type").unwrap_or(UNKNOWN_TYPE)).or_default();
     let number = |key| stacks.number(sample, key);
     let seen = number("sampled_objects").filter(|&seen| seen > 0);
@@ -101,32 +98,41 @@ fn add<'a>(types: &mut HashMap<&'a str, Type>, stacks: &Stacks<'a>, sample: &Sam
     of.counted = [EXACT, COUNTED].into_iter().find(|counted| sampling == Some(counted)).or(of.counted);
     of.unsure |= seen.is_none() || stacks.label(sample, "sampling") != Some(Sampling::Random.name());
     of.oldest = of.oldest.max(number("age_seconds").unwrap_or(0));
-    let cell =
-        of.cells.entry((number("size_class"), number("age_seconds"), number("generation"))).or_default();
-    cell.seen = cell.seen.saturating_add(seen.unwrap_or(0));
-    cell.objects = cell.objects.saturating_add(values.objects);
-    cell.bytes = cell.bytes.saturating_add(values.bytes);
+    let (seen, positive) = (seen.unwrap_or(0), |key| number(key).filter(|&number| number > 0));
+    of.seen = of.seen.saturating_add(seen);
+    let seen = seen as f64;
+    let (of_objects, of_bytes) = match number("space_stderr").filter(|_| bytes > 0.0) {
+        Some(stderr) => {
+            // Alike objects: both are off by the same share. Numbers of objects are rounded to whole ones, and one of 300 KB, which stands
+            // for 1.06, is there as 1 or 2: bytes tell better what it is.
+            let variance = (stderr as f64).powi(2);
+            let alike = positive("sampled_bytes").map_or(objects, |sampled| {
+                (bytes / sampled as f64 * seen).clamp(objects - 1.0, objects + 1.0)
+            });
+            (
+                Estimate { value: objects, variance: variance * (alike / bytes).powi(2), seen },
+                Estimate { value: bytes, variance, seen },
+            )
+        }
+        None => (Estimate::of_alike(objects, seen, objects), Estimate::of_alike(bytes, seen, objects)),
+    };
+    of.objects.add(of_objects);
+    of.bytes.add(of_bytes);
+    let share = if objects > 0.0 { (seen / objects).min(1.0) } else { 0.0 };
+    of.seen_bytes += positive("sampled_bytes").map_or(bytes * share, |bytes| bytes as f64);
 }
 
 fn row(name: &str, of: &Type) -> TypeRow {
-    let mut row = TypeRow {
+    TypeRow {
         name: clean(name).into_owned(),
-        seen: 0,
-        objects: Estimate::default(),
-        bytes: Estimate::default(),
-        seen_bytes: 0.0,
+        seen: of.seen,
+        objects: of.objects,
+        bytes: of.bytes,
+        seen_bytes: of.seen_bytes,
         has_interval: !of.unsure,
         counted: of.counted,
         oldest_seconds: of.oldest,
-    };
-    for cell in of.cells.values() {
-        let (seen, objects, bytes) = (cell.seen as f64, cell.objects as f64, cell.bytes as f64);
-        row.seen = row.seen.saturating_add(cell.seen);
-        row.objects.add(Estimate::of_alike(objects, seen, objects));
-        row.bytes.add(Estimate::of_alike(bytes, seen, objects));
-        row.seen_bytes += if objects > 0.0 { bytes * (seen / objects).min(1.0) } else { 0.0 };
     }
-    row
 }
 
 /// The table, with a heading and, where something has no interval, a line that says why.
@@ -202,4 +208,67 @@ fn age(seconds: i64) -> String {
 
 fn round(value: f64) -> i64 {
     value.round() as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Options, rows};
+    use crate::aggregate::heap::{Weight, weight};
+    use crate::aggregate::key::{Labels, SampleType, Sampling};
+    use crate::aggregate::window::{Limits, Window};
+    use crate::pprof::{self, About};
+    use crate::process::ProcessTable;
+    use crate::sample::frame::FrameKey;
+    use crate::source::AllocationKind;
+    use crate::symbolize::Symbolizer;
+    use std::time::{Duration, SystemTime};
+
+    /// A profile with a stack for each of these samples of one type.
+    fn profile(samples: &[Weight]) -> pprof::proto::Profile {
+        let mut window = Window::new(Limits::default());
+        for (address, weight) in (1..).zip(samples) {
+            let labels = Labels {
+                type_name: Some("Huge".into()),
+                sampling: Some(Sampling::Random),
+                sampled_objects: Some(weight.seen),
+                sampled_bytes: Some(weight.seen_bytes),
+                space_stderr: Some(weight.variance.sqrt().round() as u64),
+                ..Labels::default()
+            };
+            let values = [(SampleType::AllocObjects, weight.objects), (SampleType::AllocSpace, weight.bytes)];
+            window.add_all(&[FrameKey::Kernel(address)], &labels, &values);
+        }
+        let about = About {
+            start: SystemTime::UNIX_EPOCH,
+            duration: Duration::from_secs(1),
+            period_ns: 1,
+            main_image: None,
+            comments: Vec::new(),
+        };
+        let encoded = pprof::encode(&window, &Symbolizer::default(), &ProcessTable::new(), &about);
+        pprof::decode(&encoded.unwrap()).unwrap()
+    }
+
+    #[test]
+    fn few_large_objects_have_an_interval_although_values_are_whole_numbers() {
+        const SIZE: f64 = 300_000.0;
+        let one = weight(AllocationKind::Sampled, 300_000);
+        for seen in [1_u32, 2, 20] {
+            let profile = profile(&vec![one; seen as usize]);
+            let rows = rows(&profile, "alloc_space", &Options::default());
+            let [row] = rows.as_slice() else { panic!("{rows:?}") };
+            let seen = f64::from(seen);
+            // Each was told of with a probability of 0.95.
+            let variance = seen * one.objects * (one.objects - 1.0);
+            assert!((row.objects.variance / variance - 1.0).abs() < 0.4, "{row:?}, {variance}");
+            assert!((row.bytes.variance / (variance * SIZE * SIZE) - 1.0).abs() < 0.1, "{row:?}, {variance}");
+            assert!((row.objects.value - seen * one.objects).abs() < 1.0, "{row:?}");
+            assert_eq!(row.seen_bytes, seen * SIZE);
+            // All there were, or one more, may well be the truth.
+            for truth in [seen, seen + 1.0] {
+                assert!(row.objects.interval95(seen).holds(truth), "{truth}: {row:?}");
+                assert!(row.bytes.interval95(row.seen_bytes).holds(truth * SIZE), "{truth}: {row:?}");
+            }
+        }
+    }
 }

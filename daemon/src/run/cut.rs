@@ -11,7 +11,7 @@ use super::processor::Processor;
 use crate::aggregate::collections::{Kind, Sum};
 use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
 use crate::aggregate::incidents::{LockWait, Throw, Waited};
-use crate::aggregate::key::{CollectionLabels, Labels, SampleType, UNKNOWN_TYPE};
+use crate::aggregate::key::{CollectionLabels, Labels, SampleType, Sampling, UNKNOWN_TYPE};
 use crate::aggregate::pool;
 use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
 use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
@@ -177,8 +177,17 @@ impl Processor {
             (alive, [SampleType::InuseObjects, SampleType::InuseSpace]),
         ];
         for (rows, [objects, bytes]) in columns {
+            // Rounding goes on from value to value of a column (`pprof::encode`): with all of a type in a row a type is off by less than one object.
+            let mut rows: Vec<_> = rows.into_iter().collect();
+            rows.sort_by(|((_, a), _), ((_, b), _)| a.type_name.cmp(&b.type_name));
             for ((stack, labels), weight) in rows {
-                let labels = Labels { sampled_objects: Some(weight.seen), ..labels };
+                let by_chance = labels.sampling == Some(Sampling::Random);
+                let labels = Labels {
+                    sampled_objects: Some(weight.seen),
+                    sampled_bytes: Some(weight.seen_bytes),
+                    space_stderr: by_chance.then_some(weight.variance.max(0.0).sqrt().round() as u64),
+                    ..labels
+                };
                 let values = [(objects, weight.objects), (bytes, weight.bytes)];
                 window.add_all(stacks.frames(stack), &labels, &values);
             }

@@ -1,5 +1,6 @@
 //! The program behind `cargo xtask truth`: `truth OUTPUT-FOLDER [--seconds N] [--repetitions N] [WORKLOAD… | thinning]`. Writes truth.md and truth.json there.
 //! `truth OUTPUT-FOLDER memory [--windows N]` is another: known allocations. Writes memory.md and memory.json.
+//! `truth OUTPUT-FOLDER leaks [--runs N] [--at-once N]`: verdicts on known leaks. Writes leaks.md and leaks.json.
 
 use std::error::Error;
 use std::fs;
@@ -13,7 +14,7 @@ use system_tests::bpf;
 use system_tests::environment::{Need, RECORD, Runtime};
 use system_tests::truth::measure::{Measured, Options};
 use system_tests::truth::report::{Entry, broken_promises, json, markdown, picture};
-use system_tests::truth::{allocations, cases, live, measure, perf, thinning};
+use system_tests::truth::{allocations, cases, live, measure, perf, thinning, verdicts};
 
 /// The word on the command line for the test of thinned waits.
 const THINNING: &str = "thinning";
@@ -22,6 +23,12 @@ const REPETITIONS: usize = 100;
 
 /// Windows of known allocations: eight cells each, and the promise is of 2,000.
 const WINDOWS: usize = 260;
+
+/// Times a program with leaks is watched on each runtime, and how many at the same time: they hardly need a CPU.
+const RUNS: usize = 20;
+const AT_ONCE: usize = 6;
+/// How long each is watched.
+const WATCHED: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     match run() {
@@ -38,6 +45,8 @@ fn run() -> anyhow::Result<()> {
     let seconds: f64 = option(&mut arguments, "--seconds")?.unwrap_or(10.0);
     let count: usize = option(&mut arguments, "--repetitions")?.unwrap_or(REPETITIONS);
     let windows: usize = option(&mut arguments, "--windows")?.unwrap_or(WINDOWS);
+    let runs: usize = option(&mut arguments, "--runs")?.unwrap_or(RUNS);
+    let at_once: usize = option(&mut arguments, "--at-once")?.unwrap_or(AT_ONCE);
     ensure!(
         !arguments.is_empty(),
         "usage: truth OUTPUT-FOLDER [--seconds N] [--repetitions N] [WORKLOAD… | thinning]"
@@ -45,6 +54,9 @@ fn run() -> anyhow::Result<()> {
     let folder = PathBuf::from(arguments.remove(0));
     if arguments.first().is_some_and(|word| word == "memory") {
         return memory(&folder, windows);
+    }
+    if arguments.first().is_some_and(|word| word == "leaks") {
+        return leaks(&folder, runs, at_once);
     }
     let missing: Vec<String> = RECORD.iter().filter_map(|need| need.missing()).collect();
     ensure!(missing.is_empty(), "{}", missing.join("; "));
@@ -127,12 +139,33 @@ fn memory(folder: &std::path::Path, windows: usize) -> anyhow::Result<()> {
         let section = section + &live::markdown(runtime, &alive)?;
         println!("{section}");
         text += &section;
-        values[runtime.major().to_string()] =
-            serde_json::json!({"known": allocations::json(&cells), "steps": allocations::json(&steps)});
+        values[runtime.major().to_string()] = serde_json::json!({"known": allocations::json(&cells), "steps": allocations::json(&steps), "alive": live::json(&alive)});
     }
     fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
     write(&folder.join("memory.md"), &text)?;
     write(&folder.join("memory.json"), &format!("{values:#}\n"))
+}
+
+/// Verdicts on programs with leaks, on each runtime.
+fn leaks(folder: &std::path::Path, runs: usize, at_once: usize) -> anyhow::Result<()> {
+    let machine = machine()?;
+    let runtimes: Vec<Runtime> =
+        Runtime::ALL.into_iter().filter(|&runtime| Need::Clr(runtime).missing().is_none()).collect();
+    ensure!(!runtimes.is_empty(), "no .NET runtime");
+    fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+    let all = verdicts::repeat(&runtimes, runs, at_once, WATCHED, &mut |said| {
+        println!("{}: {:?}, {:?}", said.runtime, said.worth(), said.other_leaks);
+        if !said.is_right() {
+            println!("{}", said.text);
+        }
+    })?;
+    let table = verdicts::markdown(&all, &runtimes, WATCHED)?;
+    println!("{table}");
+    let text = format!("Measured on {machine}, {at_once} programs at a time.\n{table}");
+    write(&folder.join("leaks.md"), &text)?;
+    let mut values = verdicts::json(&all, &runtimes)?;
+    values["machine"] = machine.into();
+    write(&folder.join("leaks.json"), &format!("{values:#}\n"))
 }
 
 /// Takes an option with its value out of the arguments.

@@ -7,7 +7,7 @@ use perfusion::aggregate::interval::Estimate;
 use perfusion::report::top::Options;
 use perfusion::report::types::{TypeRow, rows};
 use profiler_protocol::counter::Counter;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::tap::Tap;
 use crate::app::Workload;
@@ -35,6 +35,8 @@ pub struct Window {
     pub bytes: Vec<Known>,
     /// Objects that were watched.
     pub watched: i64,
+    /// False where the runtime samples by a stride: no interval is stated.
+    pub has_interval: bool,
 }
 
 /// A figure and its truth.
@@ -82,7 +84,7 @@ pub fn measure(runtime: Runtime, windows: usize) -> anyhow::Result<Vec<Window>> 
 }
 
 fn window(counts: &Value, rows: &[TypeRow]) -> anyhow::Result<Window> {
-    let mut window = Window { objects: Vec::new(), bytes: Vec::new(), watched: 0 };
+    let mut window = Window { objects: Vec::new(), bytes: Vec::new(), watched: 0, has_interval: true };
     for (at, (name, size)) in TYPES.into_iter().enumerate() {
         let count = counts.get(at).and_then(Value::as_f64).with_context(|| format!("{counts}"))?;
         let row = rows.iter().find(|row| row.name == name);
@@ -93,6 +95,7 @@ fn window(counts: &Value, rows: &[TypeRow]) -> anyhow::Result<Window> {
         window.objects.push(known(count, row.map(|row| (row.objects, row.seen as f64))));
         window.bytes.push(known(count * size, row.map(|row| (row.bytes, row.seen_bytes))));
         window.watched += row.map_or(0, |row| row.seen);
+        window.has_interval &= row.is_none_or(|row| row.has_interval);
     }
     for of in [&mut window.objects, &mut window.bytes] {
         let mut all = Known { truth: 0.0, estimate: Estimate::default(), seen: 0.0 };
@@ -133,10 +136,30 @@ pub fn markdown(runtime: Runtime, windows: &[Window]) -> anyhow::Result<String> 
         );
         let figures = |of: &dyn Fn(&Window) -> Known| {
             let (mean, stderr, covered) = sum(windows, of);
-            format!("{mean:.4} ± {stderr:.4} | {:.1} %", covered as f64 / windows.len() as f64 * 100.0)
+            match windows.iter().all(|window| window.has_interval) {
+                true => format!(
+                    "{mean:.4} ± {stderr:.4} | {:.1} %",
+                    covered as f64 / windows.len() as f64 * 100.0
+                ),
+                false => format!("{mean:.4} ± {stderr:.4} | none stated"),
+            }
         };
         let (objects, bytes) = (figures(&|window| window.objects[at]), figures(&|window| window.bytes[at]));
         writeln!(text, "| {title} | {objects} | {bytes} |")?;
     }
     Ok(text)
+}
+
+/// For machines.
+pub fn json(windows: &[Window]) -> Value {
+    let mut values = json!({"windows": windows.len()});
+    for at in 0..=TYPES.len() {
+        let name = TYPES.get(at).map_or("all", |(name, _)| name);
+        let figures = |of: &dyn Fn(&Window) -> Known| {
+            let (ratio, stderr, covered) = sum(windows, of);
+            json!({"ratio": ratio, "stderr": stderr, "covered": covered})
+        };
+        values[name] = json!({"objects": figures(&|window| window.objects[at]), "bytes": figures(&|window| window.bytes[at])});
+    }
+    values
 }

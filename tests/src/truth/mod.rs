@@ -9,3 +9,4 @@ pub mod perf;
 pub mod report;
 pub mod tap;
 pub mod thinning;
+pub mod verdicts;
