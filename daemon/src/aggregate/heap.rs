@@ -159,6 +159,8 @@ pub struct Allocations {
     live: HashMap<RegionId, HashMap<u64, LiveObject>>,
     raised: HashMap<RegionId, Raised>,
     collections: HashMap<RegionId, Collections>,
+    /// Since when objects of a region have been watched without a break.
+    watched_since: HashMap<RegionId, MonotonicNs>,
     untracked: u64,
     ticks: u64,
     sites_refused: u64,
@@ -266,11 +268,24 @@ impl Allocations {
         survived(object, &collections)
     }
 
+    /// From now on objects of the region are watched, and of those that were before nothing is known any more.
+    pub fn watched_from(&mut self, region: RegionId, time: MonotonicNs) {
+        self.region_gone(region);
+        self.watched_since.insert(region, time);
+    }
+
+    /// Since when objects of a region have been watched without a break.
+    #[must_use]
+    pub fn watched_since(&self, region: RegionId) -> Option<MonotonicNs> {
+        self.watched_since.get(&region).copied()
+    }
+
     /// The process is gone, and its heap with it.
     pub fn region_gone(&mut self, region: RegionId) {
         self.live_objects -= self.live.remove(&region).map_or(0, |live| live.len());
         self.raised.remove(&region);
         self.collections.remove(&region);
+        self.watched_since.remove(&region);
     }
 
     /// The next window begins: what was allocated is forgotten, what is alive stays. `carry` takes a stack over to it.

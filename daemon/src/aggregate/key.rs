@@ -203,6 +203,8 @@ pub struct Labels {
     pub space_stderr: Option<u64>,
     /// Age of a live object, a power of two (`aggregate::heap`).
     pub age_seconds: Option<u64>,
+    /// How long live objects of its process have been watched without a break, milliseconds.
+    pub watched_ms: Option<u64>,
     /// Collections a live object has survived, rounded down to a power of two.
     pub survived: Option<u64>,
     /// Generation of a live object, or the one a collection condemned.
@@ -240,6 +242,7 @@ impl Labels {
         number("thread_id", self.thread_id.map(i64::from), "");
         number("age_seconds", self.age_seconds.map(|age| i64::try_from(age).unwrap_or(i64::MAX)), "seconds");
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        number("watched_for", self.watched_ms.map(count), "milliseconds");
         number("size_class", self.size_class.map(count), "bytes");
         number("sampled_objects", self.sampled_objects.map(count), "");
         number("sampled_bytes", self.sampled_bytes.map(count), "bytes");

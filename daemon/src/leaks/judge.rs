@@ -64,7 +64,8 @@ pub struct Judgement {
     pub reason: String,
     /// How fast the bytes that are proven to be alive grow, in the second half of the time.
     pub bytes: Rate,
-    /// True when hardly any of it was ever left alive by a collection: the ordinary life of objects, or too few to speak of.
+    /// True when hardly any of it was ever left alive by a collection: the ordinary life of objects, or too few to speak of. Also when nothing is
+    /// left and nothing can be said of it: such is a place of which a frame had no name at first, and is another since it has.
     pub minor: bool,
 }
 
@@ -142,6 +143,8 @@ pub fn judge(moments: &[Moment<'_>]) -> Judgement {
     };
     let (change, length_s) = (Change::between(half, last), last.at_s - half.at_s);
     let (verdict, reason) = verdict(moments, &alive, last.at_s - first.at_s);
+    let nothing_left = moments.last().is_none_or(|moment| moment.group.seen() == 0.0);
+    let minor = minor || nothing_left && verdict == Verdict::TooEarly;
     let rate = |total: f64| {
         let each = if last.group.seen() > 0.0 { total / last.group.seen() } else { 0.0 };
         let per_second = |seen: f64| if length_s > 0.0 { seen * each / length_s } else { 0.0 };
@@ -356,6 +359,18 @@ mod tests {
         }
         let cache = |now: f64| every(0.01, (now / 27.0).floor() * 27.0, now);
         assert_eq!(verdict_of_most(100.0, 120.0, cache).0, Verdict::Refreshed);
+    }
+
+    #[test]
+    fn what_was_there_for_a_moment_only_is_not_spoken_of() {
+        let births: Vec<f64> = (0..50).map(|_| 0.0).collect();
+        let (some, none) = (group(&births, 20.0, f64::INFINITY), Group::default());
+        let moments = [(20.0, &some), (30.0, &some), (60.0, &none), (90.0, &none), (120.0, &none)];
+        let moments = moments.map(|(at_s, group)| Moment { at_s, group });
+        let found = judge(&moments);
+        assert!(found.minor && found.verdict == Verdict::TooEarly, "{found:?}");
+        let found = judge(&moments[..2]);
+        assert!(!found.minor, "{found:?}");
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub(super) fn text(
     if hidden > 0 {
         writeln!(
             text,
-            "\nnot shown: {hidden} places of which no collection left 10 or more seen objects alive"
+            "\nnot shown: {hidden} places of which no collection left 10 or more seen objects alive, or nothing is left"
         )
         .ok();
     }

@@ -4,6 +4,8 @@
 use super::snapshot::Snapshot;
 use std::collections::HashMap;
 
+/// Clocks of one machine that tell when watching began: two readings of one moment differ by less.
+const CLOCKS_S: f64 = 0.5;
 /// A window begins where the one before ended, but for the time it takes to cut it.
 const BREAK_S: f64 = 2.0;
 
@@ -37,8 +39,11 @@ pub fn stretches(snapshots: &[Snapshot]) -> HashMap<Process, Stretch> {
                     // The same file twice, or a copy of it.
                     continue;
                 }
-                let break_s = snapshot.at_s - snapshot.length_s - last;
-                if break_s > BREAK_S {
+                // Nobody wrote windows; or the library let go of its objects meanwhile, as it does when its recorder is silent for long.
+                let since = snapshot.watched_since_s.get(process).copied().unwrap_or(f64::NEG_INFINITY);
+                let (unseen_s, break_s) = (snapshot.at_s - snapshot.length_s - last, since - last);
+                if unseen_s > BREAK_S || break_s > CLOCKS_S {
+                    let break_s = unseen_s.max(break_s);
                     stretch.left_out += stretch.moments.len();
                     stretch.break_s = break_s;
                     stretch.moments.clear();
@@ -81,5 +86,16 @@ mod tests {
         let look = |at_s: f64| Snapshot { length_s: at_s, ..window(at_s, 1) };
         let found = stretches(&[look(5.0), look(10.0), look(15.0)]);
         assert_eq!(found[&(1, "shop".to_owned())].moments, [0, 1, 2]);
+    }
+
+    #[test]
+    fn objects_that_were_let_go_of_in_between_are_not_compared_with_later_ones() {
+        let look = |at_s: f64, since_s: f64| {
+            let watched_since_s = [((1, "shop".to_owned()), since_s)].into();
+            Snapshot { length_s: at_s, watched_since_s, ..window(at_s, 1) }
+        };
+        let found = stretches(&[look(5.0, 0.2), look(10.0, 0.2), look(15.0, 12.5), look(20.0, 12.4)]);
+        let of = &found[&(1, "shop".to_owned())];
+        assert_eq!((of.moments.as_slice(), of.left_out, of.break_s), (&[2, 3][..], 2, 2.5));
     }
 }

@@ -57,6 +57,8 @@ pub struct Snapshot {
     pub length_s: f64,
     /// The processes that were recorded.
     pub processes: HashSet<Process>,
+    /// Since when live objects of a process have been watched without a break, seconds since the epoch, where something is alive.
+    pub watched_since_s: HashMap<Process, f64>,
     /// What there is.
     pub groups: HashMap<Place, Group>,
 }
@@ -157,6 +159,8 @@ impl Snapshot {
         let stacks = Stacks::new(profile);
         let mut groups: HashMap<Place, Group> = HashMap::new();
         let mut processes = HashSet::new();
+        let at_s = profile.time_nanos.saturating_add(profile.duration_nanos) as f64 / 1e9;
+        let mut watched_since_s: HashMap<Process, f64> = HashMap::new();
         for sample in stacks.samples() {
             if let (Some(pid), name) = (stacks.number(sample, "pid"), stacks.label(sample, "process")) {
                 processes.insert((pid, clean(name.unwrap_or_default()).into_owned()));
@@ -179,6 +183,12 @@ impl Snapshot {
                     type_name: text("type"),
                     stack: frames.map(|frame| frame.name.into_owned()).take(FRAMES).collect(),
                 };
+                if let Some(watched_ms) = stacks.number(sample, "watched_for") {
+                    // Of several libraries in a process, the last that began.
+                    let since = at_s - watched_ms as f64 / 1e3;
+                    let latest = watched_since_s.entry((place.pid, place.process.clone())).or_insert(since);
+                    *latest = latest.max(since);
+                }
                 let group = groups.entry(place).or_default();
                 group.stride |= stacks.label(sample, "sampling") == Some("stride");
                 group.cells.push(Cell {
@@ -191,12 +201,7 @@ impl Snapshot {
                 });
             }
         }
-        Self {
-            at_s: profile.time_nanos.saturating_add(profile.duration_nanos) as f64 / 1e9,
-            length_s: profile.duration_nanos as f64 / 1e9,
-            processes,
-            groups,
-        }
+        Self { at_s, length_s: profile.duration_nanos as f64 / 1e9, processes, watched_since_s, groups }
     }
 }
 

@@ -277,6 +277,10 @@ impl Cut {
         let sites: Vec<(Site, Weight)> = heap.sites().map(|(site, weight)| (*site, *weight)).collect();
         let mut live: Vec<(LiveObject, u32)> =
             heap.live().map(|object| (object, heap.survived(&object))).collect();
+        let watched_since: HashMap<RegionId, MonotonicNs> = live
+            .iter()
+            .filter_map(|(object, _)| Some((object.site.region, heap.watched_since(object.site.region)?)))
+            .collect();
         heap.next_window(&mut carry);
         let mut regions = std::mem::take(&mut processor.regions_gone);
         let is_gone = |pid: u32| crate::process::start_ticks(pid).is_none();
@@ -294,8 +298,12 @@ impl Cut {
         }
         let mut of_site = |site: &Site| processor.region_labels(site.region, Some(site.tid));
         let sites = sites.into_iter().map(|(site, weight)| (site, weight, of_site(&site))).collect();
-        let live =
-            live.into_iter().map(|(object, survived)| (object, survived, of_site(&object.site))).collect();
+        let live = live.into_iter().map(|(object, survived)| {
+            let since = watched_since.get(&object.site.region);
+            let watched_ms = since.map(|since| at.0.saturating_sub(since.0) / 1_000_000);
+            (object, survived, Labels { watched_ms, ..of_site(&object.site) })
+        });
+        let live = live.collect();
         let of_pause = |((region, kind), sum): ((RegionId, Option<Kind>), Sum)| {
             (pause_labels(processor, region, kind, sum), sum.pause_ns)
         };

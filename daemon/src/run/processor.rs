@@ -676,7 +676,7 @@ impl Processor {
             ShimEvent::ThreadName { tid, name } if !name.is_empty() => self.names.managed(tid, name),
             // A first word, or the first after a silence in which the shim let go of all its handles.
             ShimEvent::Hello { .. } => {
-                self.heap.region_gone(region);
+                self.heap.watched_from(region, time);
                 self.pools.forget(region);
             }
             ShimEvent::Bye => drop(self.regions_gone.insert(region)),

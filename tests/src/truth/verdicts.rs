@@ -48,9 +48,9 @@ pub struct Said {
 pub enum Worth {
     /// The one that is true.
     Right,
-    /// It claims nothing.
+    /// It claims nothing, or there is none.
     TooEarly,
-    /// Another one, or none, or several.
+    /// Another one, or several.
     Wrong,
 }
 
@@ -109,6 +109,7 @@ impl Said {
             *worth = match verdicts.as_slice() {
                 [one] if one == right => Worth::Right,
                 [one] if one == TOO_EARLY => Worth::TooEarly,
+                [] => Worth::TooEarly,
                 _ => Worth::Wrong,
             };
         }
