@@ -155,11 +155,11 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
 
 /// What is alive now: the way of a recording's end, so that files and running processes are judged alike.
 fn look(processor: &mut Processor, began: MonotonicNs) -> Result<Snapshot, Error> {
-    let now = MonotonicNs::now();
+    let (now, at) = (MonotonicNs::now(), SystemTime::now());
     let window = processor.close(now, &[]);
     let duration = Duration::from_nanos(now.0.saturating_sub(began.0));
     let about = About {
-        start: SystemTime::now().checked_sub(duration).unwrap_or(SystemTime::UNIX_EPOCH),
+        start: at.checked_sub(duration).unwrap_or(SystemTime::UNIX_EPOCH),
         duration,
         period_ns: 1,
         main_image: None,

@@ -4,7 +4,7 @@
 use super::snapshot::Snapshot;
 use std::collections::HashMap;
 
-/// Clocks of one machine that tell when watching began: two readings of one moment differ by less.
+/// What two profiles say of the moment when watching began differs by less, and the library is silent for longer before it begins anew.
 const CLOCKS_S: f64 = 0.5;
 /// A window begins where the one before ended, but for the time it takes to cut it.
 const BREAK_S: f64 = 2.0;
@@ -21,6 +21,8 @@ pub struct Stretch {
     pub left_out: usize,
     /// How long nobody watched in that break, seconds.
     pub break_s: f64,
+    /// When the watching began, as the last moment with something alive said.
+    since_s: Option<f64>,
 }
 
 /// Sorts snapshots into the stretches of their processes.
@@ -34,21 +36,23 @@ pub fn stretches(snapshots: &[Snapshot]) -> HashMap<Process, Stretch> {
         let Some(snapshot) = snapshots.get(place) else { continue };
         for process in &snapshot.processes {
             let stretch = stretches.entry(process.clone()).or_default();
+            let since_s = snapshot.watched_since_s.get(process).copied();
             if let Some(last) = stretch.moments.last().map(|last| at(*last)) {
                 if last == snapshot.at_s {
                     // The same file twice, or a copy of it.
                     continue;
                 }
                 // Nobody wrote windows; or the library let go of its objects meanwhile, as it does when its recorder is silent for long.
-                let since = snapshot.watched_since_s.get(process).copied().unwrap_or(f64::NEG_INFINITY);
-                let (unseen_s, break_s) = (snapshot.at_s - snapshot.length_s - last, since - last);
-                if unseen_s > BREAK_S || break_s > CLOCKS_S {
-                    let break_s = unseen_s.max(break_s);
+                let unseen_s = snapshot.at_s - snapshot.length_s - last;
+                let anew = since_s.zip(stretch.since_s).filter(|(now, then)| now - then > CLOCKS_S);
+                if unseen_s > BREAK_S || anew.is_some() {
+                    let break_s = anew.map_or(unseen_s, |(now, _)| unseen_s.max(now - last).max(0.0));
                     stretch.left_out += stretch.moments.len();
                     stretch.break_s = break_s;
                     stretch.moments.clear();
                 }
             }
+            stretch.since_s = since_s.or(stretch.since_s);
             stretch.moments.push(place);
         }
     }
@@ -97,5 +101,8 @@ mod tests {
         let found = stretches(&[look(5.0, 0.2), look(10.0, 0.2), look(15.0, 12.5), look(20.0, 12.4)]);
         let of = &found[&(1, "shop".to_owned())];
         assert_eq!((of.moments.as_slice(), of.left_out, of.break_s), (&[2, 3][..], 2, 2.5));
+        // Begun anew just when it was looked at.
+        let found = stretches(&[look(5.0, 0.2), look(10.0, 0.2), look(15.0, 10.01)]);
+        assert_eq!(found[&(1, "shop".to_owned())].moments, [2]);
     }
 }
