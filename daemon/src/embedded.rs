@@ -21,24 +21,63 @@ pub fn shim() -> Option<&'static [u8]> {
 
 #[cfg(test)]
 mod tests {
-    use object::{Object as _, ObjectSection as _};
+    use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 
-    /// `lock *(u64 *)(dst + off) = xchg(src)`: BPF_STX | BPF_ATOMIC | BPF_DW and, in the constant, BPF_XCHG (include/uapi/linux/bpf.h).
-    const XCHG_64: (u8, u32) = (0xdb, 0xe1);
+    /// BPF_STX | BPF_ATOMIC | BPF_DW, which was BPF_XADD before 5.12 (include/uapi/linux/bpf.h).
+    const ATOMIC_64: u8 = 0xdb;
+    /// Which atomic instruction is the probes' barrier, by its constant: BPF_ADD, and BPF_XCHG where that is none (`machine::barrier` there).
+    const BARRIER: u32 = if cfg!(target_arch = "x86_64") { 0 } else { 0xe1 };
+    /// BPF_LD | BPF_IMM | BPF_DW, and the register that makes it the address of a function.
+    const LOAD_64: u8 = 0x18;
+    const PSEUDO_FUNC: u8 = 4;
+
+    /// A program's instructions: code, registers, constant.
+    fn instructions(name: &str) -> Option<Vec<(u8, u8, u32)>> {
+        // Built alone, as `cargo check` does it.
+        let object = object::File::parse(super::probes()?).unwrap();
+        let symbol = object.symbol_by_name(name).unwrap();
+        let section = object.section_by_index(symbol.section_index().unwrap()).unwrap();
+        let code = section.data_range(symbol.address(), symbol.size()).unwrap().unwrap();
+        let read = |&[code, registers, _, _, constant @ ..]: &[u8; 8]| {
+            (code, registers, u32::from_le_bytes(constant))
+        };
+        Some(code.as_chunks::<8>().0.iter().map(read).collect())
+    }
 
     /// The iterator notes its visit and then looks at the state, a switch-in stores the state and then looks for a visit: without a full
     /// barrier in both, each can miss the other. No test can win that race, so the barriers themselves are looked for.
     #[test]
     fn a_visit_and_the_end_of_a_wait_have_a_barrier_each() {
-        // Built alone, as `cargo check` does it.
-        let Some(probes) = super::probes() else { return };
-        let object = object::File::parse(probes).unwrap();
-        for section in ["tp_btf/sched_switch", "iter.s/task"] {
-            let code = object.section_by_name(section).unwrap().data().unwrap();
-            let (instructions, _) = code.as_chunks::<8>();
-            let is_barrier =
-                |&[code, _, _, _, constant @ ..]: &[u8; 8]| (code, u32::from_le_bytes(constant)) == XCHG_64;
-            assert!(instructions.iter().any(is_barrier), "{section}");
+        for program in ["sched_switch", "sleepers"] {
+            let Some(instructions) = instructions(program) else { return };
+            let is_barrier = |&(code, _, constant): &(u8, u8, u32)| (code, constant) == (ATOMIC_64, BARRIER);
+            assert!(instructions.iter().any(is_barrier), "{program}");
         }
+    }
+
+    /// What 5.10 refuses before it looks whether it is ever reached (`resolve_pseudo_ldimm64`, kernel/bpf/verifier.c).
+    #[test]
+    fn programs_for_older_kernels_have_nothing_those_do_not_know() {
+        let programs = [
+            "copying_sample",
+            "copying_switch",
+            "copying_waking",
+            "sched_wakeup_new",
+            "sched_process_fork",
+            "sched_process_exec",
+            "sched_process_free",
+        ];
+        // Elsewhere the oldest kernel is one that has the barrier.
+        let programs = if cfg!(target_arch = "x86_64") { &programs[..] } else { &[] };
+        for program in programs {
+            let Some(instructions) = instructions(program) else { return };
+            for (code, registers, constant) in instructions {
+                assert!(code != ATOMIC_64 || constant == 0, "{program}: an atomic instruction of 5.12");
+                assert!(code != LOAD_64 || registers >> 4 != PSEUDO_FUNC, "{program}: a function's address");
+            }
+        }
+        // It is found where it is.
+        let Some(walks) = instructions("sched_switch") else { return };
+        assert!(walks.iter().any(|(code, registers, _)| *code == LOAD_64 && registers >> 4 == PSEUDO_FUNC));
     }
 }

@@ -181,6 +181,7 @@ impl Error {
                 | KernelError::KernelBtf(_)
                 | KernelError::Btf { .. }
                 | KernelError::Load { .. }
+                | KernelError::MapForbidden { .. }
                 | KernelError::Program { .. }
                 | KernelError::Sampler { .. }
                 | KernelError::Perf { .. },

@@ -3,14 +3,22 @@
 
 use crate::attach::target::Target;
 use crate::source::kernel::{btf, perf};
+use crate::unwind::machine::NATIVE;
 use rustix::fs::{Mode, OFlags, openat};
+use rustix::process::{Resource, Rlimit};
 use std::fmt::{self, Display, Formatter};
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::{fs, io};
 
-/// Oldest kernel: `bpf_task_pt_regs` came with 5.15.
-const OLDEST: (u32, u32) = (5, 15);
+/// Before this kernel maps and programs count against RLIMIT_MEMLOCK.
+const UNLIMITED_MAPS: (u32, u32) = (5, 11);
+
+/// What the probes' maps take, and as much again: for rings and stacks of machines with many CPUs.
+const MAP_BYTES: u64 = 64 << 20;
+
+/// From here on the probes can walk stacks: `bpf_loop` came with 5.17.
+const WALKS: (u32, u32) = (5, 17);
 
 /// From here on a program may read the memory of a thread that does not run: `bpf_copy_from_user_task` came with 5.18.
 const SLEEPERS: (u32, u32) = (5, 18);
@@ -37,6 +45,8 @@ const CHECKPOINT_RESTORE: Capability = Capability { bit: 40, name: "CAP_CHECKPOI
 const DAC_OVERRIDE: Capability = Capability { bit: 1, name: "CAP_DAC_OVERRIDE" };
 /// Addresses in `/proc/kallsyms` (`kallsyms_show_value`).
 const SYSLOG: Capability = Capability { bit: 34, name: "CAP_SYSLOG" };
+/// Limits above the hard one.
+const SYS_RESOURCE: Capability = Capability { bit: 24, name: "CAP_SYS_RESOURCE" };
 /// Without these less is recorded: see [`Limit`].
 const WANTED: [Capability; 3] = [CHECKPOINT_RESTORE, DAC_OVERRIDE, SYSLOG];
 
@@ -50,7 +60,11 @@ struct Capability {
 #[derive(Debug, thiserror::Error)]
 pub enum FeatureError {
     /// Too old a kernel.
-    #[error("Linux {release}: expected at least {}.{}, found {release}; run on a newer kernel", OLDEST.0, OLDEST.1)]
+    #[error(
+        "Linux {release}: expected at least {}.{}, found {release}; run on a newer kernel",
+        NATIVE.oldest_kernel.0,
+        NATIVE.oldest_kernel.1
+    )]
     Old {
         /// `uname -r`.
         release: String,
@@ -168,6 +182,25 @@ pub enum Limit {
         /// The limit.
         bytes: u64,
     },
+    /// Maps count as locked memory here, and little of that is allowed.
+    #[error(
+        "RLIMIT_MEMLOCK: expected {MAP_BYTES} bytes or {}, found at most {bytes}: before Linux {}.{} eBPF maps count against it, and if \
+         they do not fit nothing is recorded; allow more (ulimit -l unlimited, LimitMEMLOCK=infinity), or grant the capability",
+        SYS_RESOURCE.name, UNLIMITED_MAPS.0, UNLIMITED_MAPS.1
+    )]
+    LockedMemory {
+        /// The hard limit.
+        bytes: u64,
+    },
+    /// A kernel without `bpf_loop`.
+    #[error(
+        "Linux {release}: expected at least {}.{}, on which stacks are walked where they are; here they are copied, which costs more, and of \
+         those longer than --stack-kib (recording.stack_copy) the outer frames are missing, under [truncated: stack copy ended]", WALKS.0, WALKS.1
+    )]
+    Walks {
+        /// `uname -r`.
+        release: String,
+    },
     /// A kernel without sleepable iterators.
     #[error(
         "Linux {release}: expected at least {}.{}, which can read the memory of sleeping threads; those that sleep from before the \
@@ -185,6 +218,7 @@ fn file_capabilities() -> String {
         .iter()
         .map(|(capability, _)| capability)
         .chain(&WANTED)
+        .chain(maps_are_locked_memory().then_some(&SYS_RESOURCE))
         .map(|capability| capability.name.to_lowercase())
         .collect();
     format!("{}=ep", names.join(","))
@@ -206,11 +240,13 @@ pub fn checks() -> [Check; 6] {
 }
 
 /// What makes a recording complete, each tried where that can be done without touching another process.
-pub fn limits() -> [(&'static str, Result<(), Limit>); 5] {
+pub fn limits() -> [(&'static str, Result<(), Limit>); 7] {
     [
         ("mapped files", mapped_files()),
         ("other users", other_users()),
         ("kernel symbols", kernel_symbols()),
+        ("locked memory", locked_memory()),
+        ("walks in the kernel", walks()),
         ("sleeping threads", sleepers()),
         ("length of files", file_length()),
     ]
@@ -236,24 +272,59 @@ pub fn check() -> Result<(), FeatureError> {
 }
 
 fn release() -> Result<(), FeatureError> {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    match version(&release) {
-        Some(version) if version < OLDEST => Err(FeatureError::Old { release }),
-        // A release that cannot be read is not held against the kernel.
-        _ => Ok(()),
-    }
+    older_than(NATIVE.oldest_kernel).map_or(Ok(()), |release| Err(FeatureError::Old { release }))
+}
+
+fn walks() -> Result<(), Limit> {
+    older_than(WALKS).map_or(Ok(()), |release| Err(Limit::Walks { release }))
 }
 
 fn sleepers() -> Result<(), Limit> {
+    without_sleepers().map_or(Ok(()), |release| Err(Limit::Sleepers { release }))
+}
+
+/// The kernel's release, when it is too old to show sleeping threads.
+#[must_use]
+pub fn without_sleepers() -> Option<String> {
+    older_than(SLEEPERS)
+}
+
+/// The kernel's release, when it is older than that. One that cannot be read is not held against the kernel.
+fn older_than(needed: (u32, u32)) -> Option<String> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    match version(&release) {
-        Some(found) if found < SLEEPERS => Err(Limit::Sleepers { release }),
+    version(&release).is_some_and(|found| found < needed).then_some(release)
+}
+
+fn maps_are_locked_memory() -> bool {
+    older_than(UNLIMITED_MAPS).is_some()
+}
+
+/// Allows this process as much locked memory as it may have, where maps need it. (aya does so when a map is refused, but what it tries of the
+/// kernel before that would be refused for want of it, and taken for unknown.)
+pub fn raise_locked_memory() {
+    if maps_are_locked_memory() {
+        let raised = rustix::process::setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None });
+        if raised.is_err() {
+            let limit = rustix::process::getrlimit(Resource::Memlock);
+            // Refused means that a map is refused too, which is told.
+            rustix::process::setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, ..limit }).ok();
+        }
+    }
+}
+
+fn locked_memory() -> Result<(), Limit> {
+    // A /proc that cannot be read has been reported by then.
+    if !maps_are_locked_memory() || effective().map_or(true, |set| has(set, SYS_RESOURCE)) {
+        return Ok(());
+    }
+    match rustix::process::getrlimit(Resource::Memlock).maximum {
+        Some(bytes) if bytes < MAP_BYTES => Err(Limit::LockedMemory { bytes }),
         _ => Ok(()),
     }
 }
 
 fn file_length() -> Result<(), Limit> {
-    match rustix::process::getrlimit(rustix::process::Resource::Fsize).current {
+    match rustix::process::getrlimit(Resource::Fsize).current {
         Some(bytes) if bytes < ROOMY_FILE_BYTES => Err(Limit::FileLength { bytes }),
         _ => Ok(()),
     }
@@ -367,7 +438,7 @@ mod tests {
     fn releases_are_read() {
         assert_eq!(version("6.18.44-fc"), Some((6, 18)));
         assert_eq!(version("5.4"), Some((5, 4)));
-        assert!(version("5.10.0-30-amd64") < Some(super::OLDEST));
+        assert!(version("5.9.16") < Some(super::NATIVE.oldest_kernel));
         assert_eq!(version("mystery"), None);
     }
 

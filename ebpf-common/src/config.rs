@@ -70,8 +70,6 @@ plain! {
         pub excluded_tgid: u32,
         /// Most bytes of user stack to copy, at most `MAX_STACK_COPY_BYTES`.
         pub stack_copy_bytes: u32,
-        /// 1 when the kernel can walk: it has `bpf_loop` (since 5.17).
-        pub walks: u32,
         /// 1 to send registers and copy of each user stack from its innermost frame on, walked or not: to compare the two.
         pub copies_all: u32,
         /// 1 to send the stacks of threads that end kept waits.
@@ -124,6 +122,8 @@ plain! {
         pub task_in_iowait_mask: u32,
         /// `task_struct.stack`.
         pub task_stack: u32,
+        /// From there to the user registers; only where `bpf_task_pt_regs` is missing.
+        pub task_registers: u32,
         /// `vm_area_struct.vm_end`.
         pub vma_end: u32,
         /// `vm_area_struct.vm_file`.

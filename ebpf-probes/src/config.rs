@@ -2,7 +2,9 @@
 
 use crate::maps::{CGROUPS, COMMANDS, CONTROL, ENDED, SELECTED, USERS};
 use aya_ebpf::bindings::task_struct;
+use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_current_task_btf, bpf_probe_read_kernel};
 use core::ffi::c_void;
+use core::mem::{MaybeUninit, size_of};
 use ebpf_common::config::{
     Config, NO_FIELD, RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER, SELECT_CGROUP, SELECT_PIDS,
     SELECT_RULES, left_out,
@@ -24,7 +26,6 @@ pub(crate) static CONFIG: Config = Config {
     rules_others: 0,
     excluded_tgid: 0,
     stack_copy_bytes: 0,
-    walks: 0,
     copies_all: 0,
     waker_stacks: 0,
     times_stages: 0,
@@ -51,6 +52,7 @@ pub(crate) static CONFIG: Config = Config {
     task_in_iowait: 0,
     task_in_iowait_mask: 0,
     task_stack: 0,
+    task_registers: 0,
     vma_end: 0,
     vma_file: 0,
     place_shift: 0,
@@ -67,16 +69,44 @@ macro_rules! setting {
 }
 pub(crate) use setting;
 
-/// A `task_struct` the kernel handed to a program. Loads through it are checked by the verifier against the kernel's types and cannot
-/// fault (a bad pointer reads as zero).
+/// A thread's `task_struct`.
 #[derive(Clone, Copy)]
-pub(crate) struct Task(pub(crate) *const task_struct);
+pub(crate) struct Task {
+    pub(crate) pointer: *const task_struct,
+    typed: bool,
+}
 
 impl Task {
+    /// One the kernel handed to the program. Loads through it are checked by the verifier against the kernel's types and cannot fault (a bad
+    /// pointer reads as zero).
+    #[inline(always)]
+    pub(crate) fn typed(pointer: *const task_struct) -> Self {
+        Self { pointer, typed: true }
+    }
+
+    /// The current thread. Before 5.11 (`bpf_get_current_task_btf`) its address is a mere number to the verifier, and reading through it takes
+    /// a helper, which reads as zero what it cannot.
+    #[inline(always)]
+    pub(crate) fn current<const LOOPS: bool>() -> Self {
+        if LOOPS {
+            // SAFETY: a helper without arguments.
+            Self::typed(unsafe { bpf_get_current_task_btf() })
+        } else {
+            // SAFETY: a helper without arguments.
+            Self { pointer: unsafe { bpf_get_current_task() } as *const task_struct, typed: false }
+        }
+    }
+
     /// Reads a field of `T`'s size.
     #[inline(always)]
     fn field<T: Copy>(self, offset: u32) -> T {
-        read(self.0.cast(), offset)
+        self.behind(self.pointer.cast(), offset)
+    }
+
+    /// Reads `T` at `offset` behind a pointer that came from this task.
+    #[inline(always)]
+    fn behind<T: Copy>(self, pointer: *const c_void, offset: u32) -> T {
+        if self.typed { read(pointer, offset) } else { read_untyped(pointer, offset) }
     }
 
     /// Kernel's id of the thread; 0 for the idle tasks.
@@ -151,7 +181,7 @@ impl Task {
             return false;
         }
         let queue: *const c_void = self.field(queue);
-        read::<i32>(queue, throttled) > 0
+        self.behind::<i32>(queue, throttled) > 0
     }
 
     /// Whether it may not run before its cgroup gets CPU time again. Since 6.18 a throttled thread goes on until it returns to user code,
@@ -178,22 +208,22 @@ impl Task {
     #[inline(always)]
     fn cgroup_id(self) -> u64 {
         let css_set: *const c_void = self.field(setting!(task_cgroups));
-        let cgroup: *const c_void = read(css_set, setting!(css_set_dfl_cgrp));
-        let node: *const c_void = read(cgroup, setting!(cgroup_kn));
-        read(node, setting!(kernfs_node_id))
+        let cgroup: *const c_void = self.behind(css_set, setting!(css_set_dfl_cgrp));
+        let node: *const c_void = self.behind(cgroup, setting!(cgroup_kn));
+        self.behind(node, setting!(kernfs_node_id))
     }
 
     /// Number of the real user.
     #[inline(always)]
     fn user(self) -> u32 {
         let cred: *const c_void = self.field(setting!(task_cred));
-        read(cred, setting!(cred_uid))
+        self.behind(cred, setting!(cred_uid))
     }
 
     /// The process's first thread.
     #[inline(always)]
     fn leader(self) -> Self {
-        Self(self.field(setting!(task_leader)))
+        Self { pointer: self.field(setting!(task_leader)), typed: self.typed }
     }
 
     /// What rules leave out of it; `None` when they do not choose it. A cgroup nobody has looked at yet may be one that is not to be recorded.
@@ -275,4 +305,15 @@ fn read<T: Copy>(pointer: *const c_void, offset: u32) -> T {
     let field = pointer.cast::<u8>().wrapping_add(offset as usize).cast::<T>();
     // SAFETY: the offset is the field's, from this kernel's BTF; the verifier refuses any other, and a fault reads as zero.
     unsafe { *field }
+}
+
+/// The same behind a pointer that is a number to the verifier.
+#[inline(always)]
+fn read_untyped<T: Copy>(pointer: *const c_void, offset: u32) -> T {
+    let field = pointer.cast::<u8>().wrapping_add(offset as usize);
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: the buffer has the field's size. A bad address is an error, and leaves zeros.
+    unsafe { bpf_probe_read_kernel(value.as_mut_ptr().cast(), size_of::<T>() as u32, field.cast()) };
+    // SAFETY: integers and pointers, of which every pattern of bits is one.
+    unsafe { value.assume_init() }
 }

@@ -50,7 +50,11 @@ pub(crate) enum Lost {
 ///
 /// `ctx` must be the program's own context and `task` the current task.
 #[inline(always)]
-pub(crate) fn stack_record(ctx: *mut c_void, task: Task, hook: &Hook) -> Result<u32, Lost> {
+pub(crate) fn stack_record<const LOOPS: bool>(
+    ctx: *mut c_void,
+    task: Task,
+    hook: &Hook,
+) -> Result<u32, Lost> {
     // SAFETY: a helper without arguments.
     let cpu = unsafe { bpf_get_smp_processor_id() };
     let Some(scratch) = SCRATCH.get_ptr_mut(cpu) else {
@@ -63,13 +67,18 @@ pub(crate) fn stack_record(ctx: *mut c_void, task: Task, hook: &Hook) -> Result<
         return Err(Lost::Busy);
     }
     scratch.busy = 1;
-    let sent = fill_and_send(ctx, task, scratch, hook);
+    let sent = fill_and_send::<LOOPS>(ctx, task, scratch, hook);
     scratch.busy = 0;
     sent
 }
 
 #[inline(always)]
-fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hook) -> Result<u32, Lost> {
+fn fill_and_send<const LOOPS: bool>(
+    ctx: *mut c_void,
+    task: Task,
+    scratch: &mut Scratch,
+    hook: &Hook,
+) -> Result<u32, Lost> {
     let mut stages = StageClock::start(hook.kind);
     let record = &mut scratch.record;
     record.tgid = hook.tgid;
@@ -86,7 +95,12 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
     let (mut walked_bytes, mut user_bytes) = (0, 0);
     let mut copied_from = None;
     if task.flags() & PF_KTHREAD == 0 {
-        let regs = machine::registers(task);
+        let regs = if LOOPS {
+            machine::registers(task)
+        } else {
+            // SAFETY: the tail is free until the registers have been looked at, and larger. Behind a record of whole words it is aligned.
+            unsafe { machine::copied_registers(task, scratch.tail.as_mut_ptr().cast()) }
+        };
         if machine::is_user(regs) {
             flags |= FLAG_USER;
             record.ip = machine::instruction(regs);
@@ -94,7 +108,7 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
             record.syscall = machine::system_call(regs);
             machine::general(&mut record.gpr, regs);
             copied_from = Some(machine::stack(regs));
-            if setting!(walks) != 0 && unwind::walk::user(scratch, hook.tgid, regs) {
+            if LOOPS && unwind::walk::user(scratch, hook.tgid, regs) {
                 walked_bytes = scratch.walk.frames * 8;
                 flags |= walked(scratch);
                 if setting!(copies_all) == 0 {
@@ -127,7 +141,7 @@ fn fill_and_send(ctx: *mut c_void, task: Task, scratch: &mut Scratch, hook: &Hoo
     }
     stages.ended(STAGE_KERNEL);
     if let Some(from) = copied_from {
-        let copy = unwind::copy::stack(scratch, walked_bytes + kernel_bytes, from);
+        let copy = unwind::copy::stack::<LOOPS>(scratch, walked_bytes + kernel_bytes, from);
         user_bytes = copy.bytes;
         flags |= copy.flags;
         if copy.limited {

@@ -13,8 +13,8 @@ use crate::sched::state_of;
 use crate::unwind::copy::{END, MAX_STEPS, ON, Step, next, skip, skipped};
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, task_struct};
 use aya_ebpf::helpers::generated::{
-    bpf_copy_from_user_task, bpf_find_vma, bpf_get_current_pid_tgid, bpf_get_current_task_btf,
-    bpf_get_task_stack, bpf_ktime_get_ns, bpf_loop, bpf_ringbuf_query,
+    bpf_copy_from_user_task, bpf_find_vma, bpf_get_current_pid_tgid, bpf_get_task_stack, bpf_ktime_get_ns,
+    bpf_loop, bpf_ringbuf_query,
 };
 use core::ffi::{c_long, c_void};
 use core::mem::size_of;
@@ -65,7 +65,7 @@ pub(crate) fn visit(ctx: *mut c_void) {
     if task.is_null() {
         return;
     }
-    let task = Task(task);
+    let task = Task::typed(task);
     let tid = task.tid();
     let tgid = task.tgid();
     let Some(recording) = task.recording(tgid) else { return };
@@ -198,8 +198,7 @@ fn describe(record: &mut SleeperRecord, task: Task, asleep: &Asleep, tid: u32) {
     record.syscall = -1;
     record.kernel_bytes = 0;
     record.user_bytes = 0;
-    // SAFETY: a helper without arguments.
-    let reader = Task(unsafe { bpf_get_current_task_btf() });
+    let reader = Task::current::<true>();
     let (now, left) = (reader.last_on_cpu_ns(), task.last_on_cpu_ns());
     record.off_cpu_ns = if left == 0 { 0 } else { now.saturating_sub(left) };
     record.flags = 0;
@@ -223,7 +222,8 @@ fn describe(record: &mut SleeperRecord, task: Task, asleep: &Asleep, tid: u32) {
 fn stacks(scratch: &mut SleeperScratch, task: Task, mapping: &Mapping, visitor: &mut Visitor) {
     let tail = scratch.tail.as_mut_ptr();
     // SAFETY: the buffer has `MAX_KERNEL_STACK_BYTES` and more; the iterator holds a reference to the task.
-    let got = unsafe { bpf_get_task_stack(task.0.cast_mut().cast(), tail.cast(), MAX_KERNEL_STACK_BYTES, 0) };
+    let got =
+        unsafe { bpf_get_task_stack(task.pointer.cast_mut().cast(), tail.cast(), MAX_KERNEL_STACK_BYTES, 0) };
     let mut kernel_bytes = 0;
     if got < 0 {
         count(Counter::KernelStackFailed);
@@ -297,7 +297,7 @@ fn mapping(task: Task, tgid: u32) -> Option<Mapping> {
     let address = machine::stack(regs);
     let (callback, context) = (look as *mut c_void, (&raw mut mapping).cast());
     // SAFETY: the iterator holds a reference to the task, `look` is a function of this program, and its context outlives the call.
-    let found = unsafe { bpf_find_vma(task.0.cast_mut().cast(), address, callback, context, 0) };
+    let found = unsafe { bpf_find_vma(task.pointer.cast_mut().cast(), address, callback, context, 0) };
     (found != BUSY).then_some(mapping)
 }
 
@@ -316,14 +316,14 @@ unsafe extern "C" fn look(_task: *const c_void, found: *const c_void, context: *
 /// What a copy works on. The task cannot lie in the record: as a number in a map the verifier would not know it again.
 struct Copying {
     scratch: *mut SleeperScratch,
-    task: Task,
+    task: *const task_struct,
 }
 
 /// Copies at most `limit` bytes of the user stack at `from` to `tail[at..]`, page by page. Kernels with this iterator have `bpf_loop`.
 #[inline(always)]
 fn copy(scratch: &mut SleeperScratch, at: u32, task: Task, from: u64, limit: u32) -> u32 {
     scratch.copy = StackCopy { from, at, bytes: 0, limit, skipped: 0 };
-    let mut context = Copying { scratch, task };
+    let mut context = Copying { scratch, task: task.pointer };
     // SAFETY: the step is a function of this program, and the context outlives the loop.
     unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, (&raw mut context).cast(), 0) };
     scratch.copy.bytes
@@ -343,7 +343,7 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
     let target = scratch.tail.as_mut_ptr().wrapping_add(position as usize);
     // SAFETY: a page fits behind the position. A bad user address is an error.
     let failed = unsafe {
-        bpf_copy_from_user_task(target.cast(), bytes, address as *const _, task.0.cast_mut().cast(), 0)
+        bpf_copy_from_user_task(target.cast(), bytes, address as *const _, task.cast_mut().cast(), 0)
     };
     if failed != 0 {
         // Not beyond the mapping: what follows may be a file.

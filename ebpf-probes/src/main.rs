@@ -20,19 +20,19 @@ use core::ffi::c_void;
 
 #[perf_event]
 fn cpu_sample(ctx: PerfEventContext) -> u32 {
-    sample::cpu_sample(&ctx);
+    sample::cpu_sample::<true>(&ctx);
     0
 }
 
 #[btf_tracepoint(function = "sched_switch")]
 fn sched_switch(ctx: BtfTracePointContext) -> i32 {
-    sched::switch(&ctx);
+    sched::switch::<true>(&ctx);
     0
 }
 
 #[btf_tracepoint(function = "sched_waking")]
 fn sched_waking(ctx: BtfTracePointContext) -> i32 {
-    sched::waking(&ctx);
+    sched::waking::<true>(&ctx);
     0
 }
 
@@ -63,6 +63,27 @@ fn sched_process_free(ctx: BtfTracePointContext) -> i32 {
 /// Shows what the kernel's measuring adds to a run (`kernel.bpf_stats_enabled`): loaded for `cargo xtask bench` alone.
 #[btf_tracepoint(function = "sched_switch")]
 fn nothing(_ctx: BtfTracePointContext) -> i32 {
+    0
+}
+
+// The hooks that take stacks, for kernels before 5.17: without `bpf_loop`, a callback for which they refuse a program even where it is never
+// reached (before 5.13), so that no setting can rule it out; and without what came between 5.10 and then. All stacks are copied.
+
+#[perf_event]
+fn copying_sample(ctx: PerfEventContext) -> u32 {
+    sample::cpu_sample::<false>(&ctx);
+    0
+}
+
+#[btf_tracepoint(function = "sched_switch")]
+fn copying_switch(ctx: BtfTracePointContext) -> i32 {
+    sched::switch::<false>(&ctx);
+    0
+}
+
+#[btf_tracepoint(function = "sched_waking")]
+fn copying_waking(ctx: BtfTracePointContext) -> i32 {
+    sched::waking::<false>(&ctx);
     0
 }
 

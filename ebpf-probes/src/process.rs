@@ -13,8 +13,8 @@ use ebpf_common::key::Recording;
 /// comes before `sched_wakeup_new` of the child. Attached only when the selection is by pid.
 #[inline(always)]
 pub(crate) fn fork(ctx: &BtfTracePointContext) {
-    let parent = Task(ctx.arg(0)).tgid();
-    let child = Task(ctx.arg(1)).tgid();
+    let parent = Task::typed(ctx.arg(0)).tgid();
+    let child = Task::typed(ctx.arg(1)).tgid();
     // SAFETY: values are plain integers.
     if parent == child || unsafe { SELECTED.get(parent) }.is_none() {
         return;
@@ -30,7 +30,7 @@ pub(crate) fn fork(ctx: &BtfTracePointContext) {
 /// `void sched_process_exec(struct task_struct *p, pid_t old_pid, struct linux_binprm *bprm)`: `p` is current and has become another program.
 #[inline(always)]
 pub(crate) fn exec(ctx: &BtfTracePointContext) {
-    let task = Task(ctx.arg(0));
+    let task = Task::typed(ctx.arg(0));
     let tgid = task.tgid();
     // Most processes have none.
     SPACES.remove(tgid).ok();
@@ -50,7 +50,7 @@ pub(crate) fn exec(ctx: &BtfTracePointContext) {
 /// `void sched_process_free(struct task_struct *p)`: a task was reaped. The first thread is the last to go.
 #[inline(always)]
 pub(crate) fn free(ctx: &BtfTracePointContext) {
-    let task = Task(ctx.arg(0));
+    let task = Task::typed(ctx.arg(0));
     let tgid = task.tgid();
     if task.tid() == tgid {
         // Most processes are not selected.

@@ -5,7 +5,7 @@ use crate::emit::{Hook, Lost, stack_record};
 use crate::machine;
 use crate::maps::count;
 use aya_ebpf::EbpfContext as _;
-use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_get_prandom_u32, bpf_ktime_get_ns};
+use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use aya_ebpf::programs::PerfEventContext;
 use ebpf_common::config::{RULE_CPU, RULE_THINS};
 use ebpf_common::counter::Counter;
@@ -13,9 +13,8 @@ use ebpf_common::event::{CERTAIN, KIND_CPU_SAMPLE};
 
 /// `struct bpf_perf_event_data *ctx`, from the cpu-clock's timer interrupt.
 #[inline(always)]
-pub(crate) fn cpu_sample(ctx: &PerfEventContext) {
-    // SAFETY: a helper without arguments.
-    let task = Task(unsafe { bpf_get_current_task_btf() });
+pub(crate) fn cpu_sample<const LOOPS: bool>(ctx: &PerfEventContext) {
+    let task = Task::current::<LOOPS>();
     let tid = task.tid();
     if tid == 0 {
         return;
@@ -42,7 +41,7 @@ pub(crate) fn cpu_sample(ctx: &PerfEventContext) {
         probability: CERTAIN,
         kernel_stack: if machine::in_user_code(ctx) { None } else { Some(0) },
     };
-    count(match stack_record(ctx.as_ptr(), task, &hook) {
+    count(match stack_record::<LOOPS>(ctx.as_ptr(), task, &hook) {
         Ok(_) => Counter::CpuSamplesStored,
         Err(Lost::RingFull(_)) => Counter::CpuSamplesRingFull,
         Err(Lost::Busy) => Counter::CpuSamplesBusy,

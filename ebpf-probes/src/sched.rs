@@ -24,7 +24,7 @@ use crate::machine::{self, THREAD_BYTES};
 use crate::maps::{THREADS, WAKE_SCRATCH, coin, count};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
-use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_get_stack, bpf_ktime_get_ns};
+use aya_ebpf::helpers::generated::{bpf_get_stack, bpf_ktime_get_ns};
 use aya_ebpf::programs::BtfTracePointContext;
 use core::mem::{size_of, size_of_val};
 use ebpf_common::config::RULE_WAITS;
@@ -38,6 +38,7 @@ use ebpf_common::key::{
     Recording, STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread,
     WAIT_CERTAIN, WAIT_KEPT, WAIT_NEW, WAIT_WAKER_TOLD, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
 };
+use ebpf_common::limits::WAKER_FRAMES;
 
 /// `TASK_DEAD` of include/linux/sched.h: this is the thread's last switch.
 const TASK_DEAD: u32 = 0x80;
@@ -50,10 +51,10 @@ const OWN_FRAMES: u32 = 2;
 
 /// `void sched_switch(bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)`; `prev` is current.
 #[inline(always)]
-pub(crate) fn switch(ctx: &BtfTracePointContext) {
+pub(crate) fn switch<const LOOPS: bool>(ctx: &BtfTracePointContext) {
     let now = now_ns();
-    switch_out(ctx, now);
-    switch_in(Task(ctx.arg(2)), now);
+    switch_out::<LOOPS>(ctx, now);
+    switch_in(Task::typed(ctx.arg(2)), now);
 }
 
 #[inline(always)]
@@ -63,8 +64,8 @@ fn now_ns() -> u64 {
 }
 
 #[inline(always)]
-fn switch_out(ctx: &BtfTracePointContext, now: u64) {
-    let task = Task(ctx.arg(1));
+fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
+    let task = Task::typed(ctx.arg(1));
     let tid = task.tid();
     if tid == 0 {
         return;
@@ -116,7 +117,7 @@ fn switch_out(ctx: &BtfTracePointContext, now: u64) {
         probability,
         kernel_stack: Some(OWN_FRAMES),
     };
-    match stack_record(ctx.as_ptr(), task, &hook) {
+    match stack_record::<LOOPS>(ctx.as_ptr(), task, &hook) {
         Ok(bytes) => {
             let woken = if blocked { size_of::<WakeRecord>() as u32 } else { 0 };
             coin::spend(coin, bytes + woken + size_of::<WaitEndRecord>() as u32);
@@ -265,8 +266,8 @@ fn ran_since(thread: &Thread, exec_ns: u64, now: u64) -> u64 {
 
 /// `void sched_waking(struct task_struct *p)`; the waker is current. Comes before the thread is put on a run queue.
 #[inline(always)]
-pub(crate) fn waking(ctx: &BtfTracePointContext) {
-    let task = Task(ctx.arg(0));
+pub(crate) fn waking<const LOOPS: bool>(ctx: &BtfTracePointContext) {
+    let task = Task::typed(ctx.arg(0));
     let (tid, tgid) = (task.tid(), task.tgid());
     let thread = match THREADS.get_ptr_mut(tid) {
         Some(thread) => {
@@ -299,8 +300,7 @@ pub(crate) fn waking(ctx: &BtfTracePointContext) {
     close(thread, now, STATE_BLOCKED);
     let waited = now.saturating_sub(thread.wait_start_ns);
     put(&mut thread.wait_blocked_ns, waited);
-    // SAFETY: a helper without arguments.
-    let waker = Task(unsafe { bpf_get_current_task_btf() });
+    let waker = Task::current::<LOOPS>();
     thread.waker_tid = waker.tid();
     thread.waker_tgid = waker.tgid();
     thread.waker_comm = waker.comm();
@@ -310,8 +310,8 @@ pub(crate) fn waking(ctx: &BtfTracePointContext) {
             flags |= WAIT_WOKEN_THROTTLED;
         }
         // To the verifier a constant: without the option none of it is there.
-        let stack_told = setting!(waker_stacks) != 0 && tell_waker(ctx, tid, thread, waker, now);
-        if stack_told || tell_wake(ctx, tid, thread, waker, now) {
+        let stack_told = setting!(waker_stacks) != 0 && tell_waker::<LOOPS>(ctx, tid, thread, waker, now);
+        if stack_told || tell_wake::<LOOPS>(ctx, tid, thread, waker, now) {
             flags |= WAIT_WAKER_TOLD;
         }
         put(&mut thread.wait_flags, flags);
@@ -322,7 +322,7 @@ pub(crate) fn waking(ctx: &BtfTracePointContext) {
 /// `void sched_wakeup_new(struct task_struct *p)`: a new thread is put on a run queue for the first time.
 #[inline(always)]
 pub(crate) fn wakeup_new(ctx: &BtfTracePointContext) {
-    let task = Task(ctx.arg(0));
+    let task = Task::typed(ctx.arg(0));
     let tgid = task.tgid();
     if task.recording(tgid).is_none() {
         return;
@@ -565,7 +565,13 @@ pub(crate) fn state_of(thread: &Thread) -> u32 {
 /// Sends the stack of the current thread, if it is one that is recorded; false when it was not sent. Whether the waking is this thread's own
 /// doing, or that of an interrupt that came in between, its kernel part tells the daemon.
 #[inline(always)]
-fn tell_waker(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task, now: u64) -> bool {
+fn tell_waker<const LOOPS: bool>(
+    ctx: &BtfTracePointContext,
+    tid: u32,
+    thread: &Thread,
+    waker: Task,
+    now: u64,
+) -> bool {
     let by = thread.waker_tid;
     if by == 0 || !is_known(thread, thread.wait_flags) {
         return false;
@@ -587,7 +593,7 @@ fn tell_waker(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task
         probability: CERTAIN,
         kernel_stack: Some(OWN_FRAMES),
     };
-    let sent = stack_record(ctx.as_ptr(), waker, &hook);
+    let sent = stack_record::<LOOPS>(ctx.as_ptr(), waker, &hook);
     count(match sent {
         Ok(_) => Counter::WakerStacksStored,
         Err(Lost::RingFull(_)) => Counter::WakerStacksRingFull,
@@ -598,7 +604,13 @@ fn tell_waker(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task
 
 /// Sends where the waking came from, unless it is plain that the current thread did it itself. False when that is not known after all.
 #[inline(always)]
-fn tell_wake(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task, now: u64) -> bool {
+fn tell_wake<const LOOPS: bool>(
+    ctx: &BtfTracePointContext,
+    tid: u32,
+    thread: &Thread,
+    waker: Task,
+    now: u64,
+) -> bool {
     let Some(record) = WAKE_SCRATCH.get_ptr_mut(0) else { return false };
     // SAFETY: this CPU's entry; see the map.
     let record = unsafe { &mut *record };
@@ -607,7 +619,10 @@ fn tell_wake(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task,
     unsafe { core::ptr::write_volatile(&raw mut record.place, ctx.as_ptr() as u64) };
     // SAFETY: as above.
     let place = unsafe { core::ptr::read_volatile(&raw const record.place) };
-    if is_in_system_call(waker, place) {
+    // The registers' copy, if it takes one: what comes here next is the stack.
+    let room = record.kernel.as_mut_ptr().cast();
+    const { assert!(size_of::<[u64; WAKER_FRAMES]>() >= size_of::<machine::Regs>()) };
+    if is_in_system_call::<LOOPS>(waker, place, room) {
         return true;
     }
     record.header = Header { kind: KIND_WAKE, len: size_of::<WakeRecord>() as u32, time_ns: now };
@@ -628,11 +643,17 @@ fn tell_wake(ctx: &BtfTracePointContext, tid: u32, thread: &Thread, waker: Task,
 /// own, and so do softirqs (arch/x86/include/asm/irq_stack.h, arch/arm64/kernel/entry-common.c); one that finds it in user code may run on
 /// the thread's, but then no system call is in progress.
 #[inline(always)]
-fn is_in_system_call(task: Task, place: u64) -> bool {
+fn is_in_system_call<const LOOPS: bool>(task: Task, place: u64, room: *mut machine::Regs) -> bool {
     if task.flags() & PF_KTHREAD != 0 || place.wrapping_sub(task.stack()) >= THREAD_BYTES {
         return false;
     }
-    machine::system_call(machine::registers(task)) >= 0
+    let regs = if LOOPS {
+        machine::registers(task)
+    } else {
+        // SAFETY: the caller's room, of that size.
+        unsafe { machine::copied_registers(task, room) }
+    };
+    machine::system_call(regs) >= 0
 }
 
 #[inline(always)]

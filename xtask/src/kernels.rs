@@ -3,9 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    env,
-    fmt::Write as _,
-    fs,
+    env, fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
@@ -38,22 +36,33 @@ deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian
 deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian sid main
 ";
 
-/// What is in front of a version in the names of its packages, and whether the probes are expected to run there.
-const KERNELS: [(&str, &str, Expected); 4] = [
-    ("5.10", "linux-image-5.10.0-", Expected::Refused),
-    ("6.1", "linux-image-6.1.0-", Expected::Recorded),
-    ("6.12", "linux-image-6.12.", Expected::Recorded),
+const KERNELS: [Kernel; 4] = [
+    Kernel {
+        version: "5.10",
+        prefix: "linux-image-5.10.0-",
+        lacks: &["walks in the kernel", SLEEPERS],
+        locked_maps: true,
+    },
+    Kernel { version: "6.1", prefix: "linux-image-6.1.0-", lacks: &[], locked_maps: false },
+    Kernel { version: "6.12", prefix: "linux-image-6.12.", lacks: &[], locked_maps: false },
     // Debian's newest kernels have the image in a package of its own.
-    ("newest", "linux-binary-", Expected::Recorded),
+    Kernel { version: "newest", prefix: "linux-binary-", lacks: &[], locked_maps: false },
 ];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Expected {
-    /// `doctor` and `record` say that the kernel is too old, with the exit code for that.
-    Refused,
-    /// Whole stacks, all of them.
-    Recorded,
+/// A kernel, and what is to be found there.
+#[derive(Clone, Copy, Debug)]
+struct Kernel {
+    version: &'static str,
+    /// What is in front of a version in the names of its packages.
+    prefix: &'static str,
+    /// The checks of `doctor` that say it lacks something; all else is expected to work.
+    lacks: &'static [&'static str],
+    /// Maps count as locked memory, so that who may have little of it can record nothing, and is told so.
+    locked_maps: bool,
 }
+
+/// `doctor`'s check of what takes the stacks of threads that sleep all the time.
+const SLEEPERS: &str = "sleeping threads";
 
 /// What the machine does: its output goes to the serial line, each part behind a line of its own.
 const INIT: &str = "\
@@ -64,12 +73,17 @@ const INIT: &str = "\
 /bin/busybox mount -t tmpfs tmp /tmp
 say() { echo; echo \"@@ $1\"; }
 say kernel; /bin/busybox uname -r; say 'exit 0'
-say doctor; /bin/perfusion doctor --json; say \"exit $?\"
+say doctor; /bin/perfusion doctor --json 2> /dev/null; say \"exit $?\"
 /bin/chain > /tmp/ready & pid=$!
 until /bin/busybox grep -q ready /tmp/ready; do /bin/busybox usleep 100000; done
-say record; /bin/perfusion --quiet record --pid $pid --duration 10s -o /tmp/p.pb.gz 2>&1; say \"exit $?\"
+say confined; /bin/setpriv --bounding-set=-sys_resource /bin/perfusion doctor --json 2> /dev/null; say \"exit $?\"
+say 'confined record'; /bin/setpriv --bounding-set=-sys_resource /bin/perfusion --quiet record --pid $pid --duration 1s -o /tmp/c.pb.gz 2>&1; say \"exit $?\"
+say record; /bin/perfusion record --pid $pid --duration 10s -o /tmp/p.pb.gz > /tmp/said 2>&1; code=$?
+/bin/busybox cat /tmp/said; say \"exit $code\"
 say samples; /bin/perfusion report /tmp/p.pb.gz --format folded --type samples 2>&1; say \"exit $?\"
-say blocked; /bin/perfusion report /tmp/p.pb.gz --format folded --type blocked --idle 2>&1; say \"exit $?\"
+for type in cpu runnable blocked; do
+say $type; /bin/perfusion report /tmp/p.pb.gz --format folded --type $type --by thread_id --idle 2>&1; say \"exit $?\"
+done
 say dump; /bin/perfusion dump --pid $pid 2>&1; say \"exit $?\"
 say end
 /bin/busybox poweroff -f
@@ -81,8 +95,8 @@ const WAITS: [&str; 3] = ["wait_thread", "wait_outer", "wait_inner"];
 const ASLEEP: [&str; 3] = ["asleep_thread", "asleep_outer", "asleep_inner"];
 
 pub(crate) fn kernels(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<()> {
-    if let Some(only) = only.filter(|only| KERNELS.iter().all(|(version, ..)| version != only)) {
-        bail!("no kernel `{only}`; there are {}", KERNELS.map(|(version, ..)| version).join(", "));
+    if let Some(only) = only.filter(|only| KERNELS.iter().all(|kernel| kernel.version != *only)) {
+        bail!("no kernel `{only}`; there are {}", KERNELS.map(|kernel| kernel.version).join(", "));
     }
     debian::install(steps, &PACKAGES)?;
     let perfusion = match env::var_os("PERFUSION_BIN") {
@@ -95,22 +109,24 @@ pub(crate) fn kernels(paths: &Paths, steps: &Steps, only: Option<&str>) -> Resul
     let packages = apt.names()?;
     let files = pack(paths, &folder, &perfusion)?;
     let mut table = String::from(
-        "| kernel | `doctor` | CPU samples whole | waits whole | asleep since before | `dump` |\n|---|---|---|---|---|---|\n",
+        "| kernel | `doctor` | CPU samples whole | waits whole | threads' times | asleep since before | `dump` |\n\
+         |---|---|---|---|---|---|---|\n",
     );
     let mut wrong = Vec::new();
-    for (version, prefix, expected) in KERNELS {
+    for kernel in KERNELS {
+        let Kernel { version, prefix, .. } = kernel;
         if only.is_some_and(|only| only != version) {
             continue;
         }
         let package = newest(&packages, prefix)
             .with_context(|| format!("no package {prefix}…; remove {} to look again", folder.display()))?;
-        let kernel = apt.kernel(package, steps)?;
+        let image = apt.kernel(package, steps)?;
         steps.step(&format!("booting {package}"));
         let log = folder.join(format!("{version}.log"));
-        boot(&kernel, &files, &log)?;
+        boot(&image, &files, &log)?;
         let text = fs::read(&log).with_context(|| format!("{}: cannot be read", log.display()))?;
         let found = Found::read(&String::from_utf8_lossy(&text));
-        match found.line(expected) {
+        match found.line(&kernel) {
             Ok(line) => table.push_str(&line),
             Err(error) => wrong.push(format!("{package}: {error:#}; all it said is in {}", log.display())),
         }
@@ -225,7 +241,9 @@ fn pack(paths: &Paths, folder: &Path, perfusion: &Path) -> Result<PathBuf> {
     )?;
     copy(perfusion, root.join("bin/perfusion"))?;
     copy(Path::new("/bin/busybox"), root.join("bin/busybox"))?;
-    let libraries = output(Command::new("ldd").arg(&chain).arg(perfusion))?;
+    let setpriv = Path::new("/usr/bin/setpriv");
+    copy(setpriv, root.join("bin/setpriv"))?;
+    let libraries = output(Command::new("ldd").arg(&chain).arg(perfusion).arg(setpriv))?;
     for word in libraries.split_whitespace().filter(|word| word.starts_with('/') && !word.ends_with(':')) {
         let inside = word.trim_start_matches('/');
         copy(Path::new(word), root.join(inside))?;
@@ -290,31 +308,28 @@ impl Found {
     }
 
     /// The table's line; an error when something is not as it must be.
-    fn line(&self, expected: Expected) -> Result<String> {
+    fn line(&self, expected: &Kernel) -> Result<String> {
         let kernel = self.part("kernel")?.lines.iter().find(|line| !line.is_empty()).context("no name")?;
-        let doctor = self.part("doctor")?;
-        let lacks = lacks(&doctor.lines.join("\n"))?;
-        let record = self.part("record")?;
-        if expected == Expected::Refused {
-            if doctor.exit != Some(4) || record.exit != Some(4) || lacks.is_empty() {
-                bail!(
-                    "expected doctor and record to refuse with 4, found {:?} and {:?}",
-                    doctor.exit,
-                    record.exit
-                );
-            }
-            let said = record.lines.iter().find(|line| line.starts_with("perfusion: "));
-            let said = said.context("record gave no reason")?;
-            return Ok(format!("| {kernel} | {lacks} | `record`: {} | | | |\n", said.replace('|', "/")));
-        }
+        let (doctor, record) = (self.part("doctor")?, self.part("record")?);
+        let lacks = lacks(doctor)?;
         if doctor.exit != Some(0) || record.exit != Some(0) {
             bail!(
-                "doctor ended with {:?} ({lacks}), record with {:?}: {:?}",
+                "doctor ended with {:?} ({lacks:?}), record with {:?}: {:?}",
                 doctor.exit,
                 record.exit,
                 record.lines
             );
         }
+        if !lacks.iter().map(|(name, _)| name).eq(expected.lacks) {
+            bail!("doctor was expected to find {:?} lacking, and found {lacks:?}", expected.lacks);
+        }
+        // Who records is told the same.
+        for (name, message) in &lacks {
+            if !record.lines.iter().any(|line| line.strip_prefix("limited: ") == Some(message)) {
+                bail!("record did not say that {name} is lacking: {:?}", record.lines);
+            }
+        }
+        self.check_confined(expected)?;
         let cpu = self.part("samples")?.share(&SPINS);
         let waits = self.part("blocked")?.share(&WAITS);
         for (what, (whole, all)) in [("CPU samples", cpu), ("waits' time", waits)] {
@@ -322,29 +337,72 @@ impl Found {
                 bail!("{whole} of {all} of the {what} are under their whole stack");
             }
         }
-        // A kernel that cannot do it is told by doctor; this one said nothing of the kind.
+        let (threads, least, most) = self.times()?;
+        if threads != 4 || (most - least) * 1000 > most {
+            bail!(
+                "the times of {threads} threads, of 4 that lived through it all, add up to {least} to {most} ns"
+            );
+        }
         let slept = self.part("blocked")?.share(&ASLEEP);
         let dump = self.part("dump")?;
-        let dumped = ["asleep_inner", "asleep_outer", "wait_outer", "spin_inner"]
-            .iter()
-            .all(|function| dump.lines.iter().any(|line| line.contains(function)));
-        if lacks.is_empty() && (slept.0 == 0 || dump.exit != Some(0) || !dumped) {
-            bail!("sleeper's stack {slept:?}, dump ended with {:?}: {:?}", dump.exit, dump.lines);
-        }
-        let mut line = String::new();
-        let lacks = if lacks.is_empty() { "lacks nothing" } else { &lacks };
-        let yes = |yes| if yes { "whole" } else { "no" };
-        writeln!(
-            line,
-            "| {kernel} | {lacks} | {} of {} | {} | {} | {} |",
+        let has = |text: &str| dump.lines.iter().any(|line| line.contains(text));
+        let (asleep, dumped) = if expected.lacks.contains(&SLEEPERS) {
+            if slept.1 != 0 || dump.exit != Some(4) || !has("it takes Linux 5.18 or newer") {
+                bail!("sleeper's stack {slept:?}, dump ended with {:?}: {:?}", dump.exit, dump.lines);
+            }
+            ("its time", "refused, exit code 4")
+        } else {
+            let dumped = ["asleep_inner", "asleep_outer", "wait_outer", "spin_inner"].into_iter().all(has);
+            if slept.0 == 0 || dump.exit != Some(0) || !dumped {
+                bail!("sleeper's stack {slept:?}, dump ended with {:?}: {:?}", dump.exit, dump.lines);
+            }
+            ("whole", "whole")
+        };
+        let names: Vec<&str> = lacks.iter().map(|(name, _)| name.as_str()).collect();
+        Ok(format!(
+            "| {kernel} | {} | {} of {} | {} | within {} µs | {asleep} | {dumped} |\n",
+            if names.is_empty() { "lacks nothing".to_owned() } else { format!("lacks {}", names.join(", ")) },
             cpu.0,
             cpu.1,
             percent(waits),
-            yes(slept.0 > 0),
-            yes(dumped)
-        )
-        .ok();
-        Ok(line)
+            (most - least).div_ceil(1000),
+        ))
+    }
+
+    /// Without the capability to allow itself more locked memory.
+    fn check_confined(&self, expected: &Kernel) -> Result<()> {
+        let doctor = self.part("confined")?;
+        let lacks = lacks(doctor)?;
+        let told =
+            lacks.iter().any(|(name, text)| name == "locked memory" && text.contains("CAP_SYS_RESOURCE"));
+        let record = self.part("confined record")?;
+        let exit = if expected.locked_maps { 4 } else { 0 };
+        let named = record.lines.iter().any(|line| line.contains("LimitMEMLOCK"));
+        if [told, named] != [expected.locked_maps; 2] || (doctor.exit, record.exit) != (Some(0), Some(exit)) {
+            bail!(
+                "without CAP_SYS_RESOURCE doctor ended with {:?}: {lacks:?}, record with {:?}: {:?}",
+                doctor.exit,
+                record.exit,
+                record.lines
+            );
+        }
+        Ok(())
+    }
+
+    /// How many threads have times, and the least and the most that one's add up to.
+    fn times(&self) -> Result<(usize, u64, u64)> {
+        let mut threads: BTreeMap<&str, u64> = BTreeMap::new();
+        for part in ["cpu", "runnable", "blocked"] {
+            for line in &self.part(part)?.lines {
+                let Some((stack, value)) = line.rsplit_once(' ') else { continue };
+                let (Some((thread, _)), Ok(value)) = (stack.split_once(';'), value.parse::<u64>()) else {
+                    continue;
+                };
+                *threads.entry(thread).or_default() += value;
+            }
+        }
+        let (least, most) = (threads.values().min(), threads.values().max());
+        Ok((threads.len(), least.copied().unwrap_or(0), most.copied().unwrap_or(0)))
     }
 }
 
@@ -352,20 +410,16 @@ fn percent((part, all): (u64, u64)) -> String {
     format!("{} ‰ of {} ms", part * 1000 / all.max(1), all / 1_000_000)
 }
 
-/// What `doctor --json` finds missing, in words.
-fn lacks(json: &str) -> Result<String> {
+/// What `doctor --json` finds missing: its checks, and what they say.
+fn lacks(doctor: &Part) -> Result<Vec<(String, String)>> {
+    let json = doctor.lines.join("\n");
     let from = json.find('[').context("doctor printed no JSON")?;
     let to = json.rfind(']').context("doctor printed no JSON")?;
     let checks: Vec<Value> =
         serde_json::from_str(json.get(from..=to).unwrap_or_default()).context("doctor's JSON")?;
     let bad = checks.iter().filter(|check| check["outcome"] != "good");
-    let said: Vec<String> = bad
-        .map(|check| {
-            let text = |field: &str| check[field].as_str().unwrap_or_default().replace('|', "/");
-            format!("{}: {}", text("name"), text("message"))
-        })
-        .collect();
-    Ok(said.join("; "))
+    let text = |check: &Value, field: &str| check[field].as_str().unwrap_or_default().to_owned();
+    Ok(bad.map(|check| (text(check, "name"), text(check, "message"))).collect())
 }
 
 impl Part {
@@ -388,7 +442,7 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
-    use super::{Expected, Found, newest};
+    use super::{Found, Kernel, SLEEPERS, newest};
 
     #[test]
     fn the_newest_plain_kernel_is_chosen() {
@@ -410,27 +464,66 @@ mod tests {
         assert_eq!(newest(&names, "linux-binary-"), Some("linux-binary-7.2.13+deb14-amd64"));
     }
 
-    fn log(samples: &str, record: &str) -> String {
+    /// What a machine says of which `doctor` finds lacking what is given, as JSON.
+    fn log(samples: &str, record: &str, lacks: &str) -> String {
+        let limited = if lacks.is_empty() { "" } else { "limited: too old\r\n" };
+        let asleep = if lacks.is_empty() {
+            "3;x;asleep_thread;asleep_outer;asleep_inner;pause"
+        } else {
+            "3;[waiting]"
+        };
+        let dump = if lacks.is_empty() {
+            "spin_inner\r\nwait_outer\r\nasleep_outer\r\nasleep_inner\r\n@@ exit 0"
+        } else {
+            "it takes Linux 5.18 or newer\r\n@@ exit 4"
+        };
         format!(
-            "@@ kernel\r\n6.1.0-52-amd64\r\n@@ exit 0\r\n@@ doctor\r\n[{{\"name\": \"a\", \"outcome\": \"good\", \"message\": \"\"}}]\r\n\
-             @@ exit 0\r\n@@ record\r\n@@ exit {record}\r\n@@ samples\r\n{samples}\r\n@@ exit 0\r\n@@ blocked\r\n\
-             x;wait_thread;wait_outer;wait_inner;nanosleep 8000000\r\nx;asleep_thread;asleep_outer;asleep_inner;pause 9\r\n@@ exit 0\r\n\
-             @@ dump\r\nspin_inner\r\nwait_outer\r\nasleep_outer\r\nasleep_inner\r\n@@ exit 0\r\n@@ end\r\n"
+            "@@ kernel\r\n6.1.0-52-amd64\r\n@@ exit 0\r\n@@ doctor\r\n[{lacks}]\r\n@@ exit 0\r\n\
+             @@ confined\r\n[{lacks}]\r\n@@ exit 0\r\n@@ confined record\r\n@@ exit 0\r\n@@ record\r\n{limited}@@ exit {record}\r\n\
+             @@ samples\r\n{samples}\r\n@@ exit 0\r\n\
+             @@ cpu\r\n1;x;spin_thread 5000000\r\n@@ exit 0\r\n@@ runnable\r\n1;x;spin_thread 4000000\r\n@@ exit 0\r\n\
+             @@ blocked\r\n2;x;wait_thread;wait_outer;wait_inner;nanosleep 9000000\r\n{asleep} 9000000\r\n4;[waiting] 9001000\r\n\
+             @@ exit 0\r\n@@ dump\r\n{dump}\r\n@@ end\r\n"
         )
     }
 
+    const GOOD: &str = "x;spin_thread;spin_outer;spin_middle;spin_inner 400";
+    const WHOLE: Kernel = Kernel { version: "", prefix: "", lacks: &[], locked_maps: false };
+    const OLD: Kernel = Kernel { lacks: &[SLEEPERS], ..WHOLE };
+    const SAID: &str = r#"{"name": "sleeping threads", "outcome": "limited", "message": "too old"}"#;
+
     #[test]
     fn a_stack_that_is_not_whole_is_told() {
-        let good = "x;spin_thread;spin_outer;spin_middle;spin_inner 400";
-        let line = Found::read(&log(good, "0")).line(Expected::Recorded).unwrap();
+        let line = Found::read(&log(GOOD, "0", "")).line(&WHOLE).unwrap();
         assert_eq!(
             line,
-            "| 6.1.0-52-amd64 | lacks nothing | 400 of 400 | 1000 ‰ of 8 ms | whole | whole |\n"
+            "| 6.1.0-52-amd64 | lacks nothing | 400 of 400 | 1000 ‰ of 9 ms | within 1 µs | whole | whole |\n"
         );
-        let bad = format!("{good}\r\nx;spin_middle;spin_inner 3");
-        assert!(Found::read(&log(&bad, "0")).line(Expected::Recorded).is_err());
-        assert!(Found::read(&log(good, "1")).line(Expected::Recorded).is_err());
-        assert!(Found::read(&log(good, "0")).line(Expected::Refused).is_err());
-        assert!(Found::read("").line(Expected::Recorded).is_err());
+        let bad = format!("{GOOD}\r\nx;spin_middle;spin_inner 3");
+        assert!(Found::read(&log(&bad, "0", "")).line(&WHOLE).is_err());
+        assert!(Found::read(&log(GOOD, "1", "")).line(&WHOLE).is_err());
+        assert!(Found::read("").line(&WHOLE).is_err());
+    }
+
+    #[test]
+    fn times_that_do_not_add_up_are_told() {
+        let short = log(GOOD, "0", "").replace("spin_thread 4000000", "spin_thread 3900000");
+        let error = Found::read(&short).line(&WHOLE).unwrap_err();
+        assert!(error.to_string().contains("4 threads"), "{error}");
+    }
+
+    #[test]
+    fn what_an_old_kernel_lacks_is_said_by_name_and_nothing_else_is_lacking() {
+        let line = Found::read(&log(GOOD, "0", SAID)).line(&OLD).unwrap();
+        assert!(
+            line.contains("lacks sleeping threads")
+                && line.ends_with("| its time | refused, exit code 4 |\n")
+        );
+        assert!(Found::read(&log(GOOD, "0", SAID)).line(&WHOLE).is_err());
+        assert!(Found::read(&log(GOOD, "0", "")).line(&OLD).is_err());
+        let silent = log(GOOD, "0", SAID).replace("limited: too old", "");
+        assert!(Found::read(&silent).line(&OLD).is_err());
+        let locked = Kernel { locked_maps: true, ..OLD };
+        assert!(Found::read(&log(GOOD, "0", SAID)).line(&locked).is_err());
     }
 }

@@ -29,6 +29,8 @@ pub struct Machine {
     pub vendor: gimli::Vendor,
     /// `e_machine` of its ELF files.
     pub elf: u16,
+    /// The oldest kernel whose probes do what they must here.
+    pub oldest_kernel: (u32, u32),
     /// Machine field of its PE files.
     pub pe: u16,
     /// User addresses are below this, unless a process asks for more.

@@ -1,9 +1,9 @@
 //! aarch64 (arch/arm64/include/asm/ptrace.h). Built and linted; no machine to run it was at hand.
 
-use super::barrier;
 use crate::config::setting;
 use aya_ebpf::bindings::user_pt_regs;
 use aya_ebpf::programs::PerfEventContext;
+use core::arch::asm;
 use ebpf_common::machine::GPR;
 use ebpf_common::machine::aarch64::{Aarch64, FIRST_DWARF};
 use ebpf_common::rule::WALK_REGISTERS;
@@ -98,4 +98,15 @@ pub(crate) fn published(field: &u32) -> u32 {
     let value = unsafe { core::ptr::read_volatile(field) };
     barrier();
     value
+}
+
+/// Keeps what is before it before what is behind it, a store before a load too. BPF has no store with release before 6.15; an exchange is a
+/// full barrier (`swpal`, or `ldxr`, `stlxr` and `dmb ish`: arch/arm64/net/bpf_jit_comp.c, since 5.18), an addition without its result is none.
+#[inline(always)]
+pub(crate) fn barrier() {
+    let mut word = 0u64;
+    // SAFETY: a word of this program's stack. (The compiler's own exchange is not to be had for this target.)
+    unsafe {
+        asm!("{value} = xchg_64({word} + 0x0, {value})", value = inout(reg) 1u64 => _, word = in(reg) &raw mut word);
+    }
 }

@@ -2,6 +2,7 @@
 
 use aya_ebpf::bindings::pt_regs;
 use aya_ebpf::programs::PerfEventContext;
+use core::arch::asm;
 use ebpf_common::machine::GPR;
 use ebpf_common::machine::x86_64::X86_64;
 use ebpf_common::rule::WALK_REGISTERS;
@@ -83,4 +84,15 @@ pub(crate) fn publish(field: &mut u32, value: u32) {
 pub(crate) fn published(field: &u32) -> u32 {
     // SAFETY: a valid, aligned field.
     unsafe { core::ptr::read_volatile(field) }
+}
+
+/// Keeps what is before it before what is behind it, a store before a load too: every locked instruction does here (`lock add`:
+/// arch/x86/net/bpf_jit_comp.c). Of the atomic instructions kernels before 5.12 know this one alone.
+#[inline(always)]
+pub(crate) fn barrier() {
+    let mut word = 0u64;
+    // SAFETY: a word of this program's stack. (The compiler's own addition keeps no order for this target.)
+    unsafe {
+        asm!("lock *(u64 *)({word} + 0x0) += {value}", value = in(reg) 1u64, word = in(reg) &raw mut word);
+    }
 }

@@ -35,10 +35,10 @@ pub(crate) struct Copied {
 
 /// Copies at most `stack_copy_bytes` from user address `from` to `scratch.tail[at..]`.
 #[inline(always)]
-pub(crate) fn stack(scratch: &mut Scratch, at: u32, from: u64) -> Copied {
+pub(crate) fn stack<const LOOPS: bool>(scratch: &mut Scratch, at: u32, from: u64) -> Copied {
     let limit = setting!(stack_copy_bytes);
     scratch.copy = StackCopy { from, at, bytes: 0, limit, skipped: 0 };
-    if setting!(walks) != 0 {
+    if LOOPS {
         let mut context: *mut Scratch = scratch;
         // SAFETY: the step is a function of this program, and the context outlives the loop.
         unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, (&raw mut context).cast(), 0) };

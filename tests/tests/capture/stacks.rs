@@ -9,7 +9,9 @@ use perfusion::source::kernel::{KernelOptions, KernelSource};
 use perfusion::source::{CpuSample, Event, EventKind, UserContext};
 use system_tests::wait_until;
 
-use super::{DEADLINE, NEEDS, Worker, assert_laws, begin, collect, counters, own_options, spin};
+use super::{
+    DEADLINE, NEEDS, Worker, assert_laws, begin, collect, counters, older_options, own_options, spin,
+};
 
 /// Words that no code puts on a stack by chance.
 fn marked_stack(marker: u64, seed: &AtomicU32) -> u64 {
@@ -29,8 +31,19 @@ fn marker_words(user: &UserContext, marker: u64) -> usize {
 
 #[test]
 fn samples_carry_the_registers_and_the_stack_of_that_moment() {
-    const MARKER: u64 = 0x1e55_0ff5_7ac4_c0de;
     let Some(_turn) = begin("capture: samples", NEEDS) else { return };
+    samples_of_that_moment(&own_options());
+}
+
+#[test]
+fn samples_of_the_probes_for_older_kernels_do_too() {
+    let Some(_turn) = begin("capture: samples, older probes", NEEDS) else { return };
+    let Some(options) = older_options() else { return };
+    samples_of_that_moment(&options);
+}
+
+fn samples_of_that_moment(options: &KernelOptions) {
+    const MARKER: u64 = 0x1e55_0ff5_7ac4_c0de;
     let worker = Worker::start("marked", || {
         std::hint::black_box(marked_stack(MARKER, &AtomicU32::new(1)));
     });
@@ -43,7 +56,7 @@ fn samples_carry_the_registers_and_the_stack_of_that_moment() {
         readable.into_iter().fold(stack.end, |end, range| if range.start == end { range.end } else { end })
     };
     let end_before = readable_end();
-    let mut source = KernelSource::start(&own_options()).unwrap();
+    let mut source = KernelSource::start(options).unwrap();
     let begun = Instant::now();
     let (mut events, mut first) = (Vec::new(), None);
     let of_thread = |event: &Event| match &event.kind {

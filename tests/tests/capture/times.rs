@@ -10,18 +10,29 @@ use system_tests::environment::Need;
 use system_tests::wait_until;
 
 use super::{
-    DEADLINE, Look, NEEDS, Worker, assert_laws, begin, collect, counters, duty, own_options, records_stored,
-    times, yielding,
+    DEADLINE, Look, NEEDS, Worker, assert_laws, begin, collect, counters, duty, older_options, own_options,
+    records_stored, times, yielding,
 };
 
 #[test]
 fn thread_times_agree_with_the_kernels_own_and_add_up() {
     let Some(_turn) = begin("capture: thread times", NEEDS) else { return };
+    thread_times_agree(&own_options());
+}
+
+#[test]
+fn thread_times_of_the_probes_for_older_kernels_do_too() {
+    let Some(_turn) = begin("capture: thread times, older probes", NEEDS) else { return };
+    let Some(options) = older_options() else { return };
+    thread_times_agree(&options);
+}
+
+fn thread_times_agree(options: &KernelOptions) {
     let workers: Vec<_> = [20, 50, 90]
         .into_iter()
         .map(|percent| (percent, Worker::start(&format!("duty{percent}"), duty(percent))))
         .collect();
-    let mut source = KernelSource::start(&own_options()).unwrap();
+    let mut source = KernelSource::start(options).unwrap();
     let mut events = Vec::new();
     // Long enough for the 1 %: an error of a tick at each end is far below it.
     let length = Duration::from_secs(3);
@@ -81,9 +92,21 @@ fn thread_times_agree_with_the_kernels_own_and_add_up() {
 #[test]
 fn waits_tile_the_time_between_runs() {
     let Some(_turn) = begin("capture: waits", NEEDS) else { return };
+    waits_tile_the_time(&own_options());
+}
+
+#[test]
+fn waits_of_the_probes_for_older_kernels_do_too() {
+    let Some(_turn) = begin("capture: waits, older probes", NEEDS) else { return };
+    // The program with the wakers' stacks is another one.
+    let Some(options) = older_options() else { return };
+    waits_tile_the_time(&KernelOptions { waker_stacks: true, ..options });
+}
+
+fn waits_tile_the_time(options: &KernelOptions) {
     let worker = Worker::start("sleeper", || thread::sleep(Duration::from_millis(3)));
     let tid = worker.tid;
-    let mut source = KernelSource::start(&own_options()).unwrap();
+    let mut source = KernelSource::start(options).unwrap();
     let mut events = Vec::new();
     // clock_nanosleep is call 230 on x86-64. On a busy machine there are waits for a CPU, too.
     let sleeps = |event: &&Event| {

@@ -67,6 +67,12 @@ pub enum BtfError {
         /// Field.
         field: &'static str,
     },
+    /// The kernel has no such struct.
+    #[error("{PATH}: no `struct {name}`: this kernel is not supported")]
+    NoStruct {
+        /// Struct.
+        name: &'static str,
+    },
     /// A bit field where a plain one was expected.
     #[error("{PATH}: `struct {name}`.`{field}` is not at a byte boundary (bit {bits})")]
     BitField {
@@ -171,6 +177,15 @@ impl<'a> KernelBtf<'a> {
     pub fn bit_of(&self, name: &'static str, field: &'static str) -> Result<(u32, u32), BtfError> {
         let bits = self.bits_to(name, field)?;
         Ok((bits / 8, 1 << (bits % 8)))
+    }
+
+    /// Bytes of `struct name`.
+    ///
+    /// # Errors
+    /// When the kernel has no such struct.
+    pub fn size_of(&self, name: &'static str) -> Result<u32, BtfError> {
+        let &id = self.structs.get(name.as_bytes()).ok_or(BtfError::NoStruct { name })?;
+        Ok(self.plain(id)?.target)
     }
 
     fn bits_to(&self, name: &'static str, field: &'static str) -> Result<u32, BtfError> {
@@ -368,6 +383,8 @@ mod tests {
         assert_eq!(btf.offset_of("outer", "a").unwrap(), 0);
         assert_eq!(btf.offset_of("outer", "b").unwrap(), 4);
         assert!(matches!(btf.offset_of("outer", "c"), Err(BtfError::NoField { .. })));
+        assert_eq!(btf.size_of("outer").unwrap(), 8);
+        assert!(matches!(btf.size_of("a"), Err(BtfError::NoStruct { .. })));
     }
 
     #[test]

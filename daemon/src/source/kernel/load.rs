@@ -4,12 +4,13 @@ use super::btf::{self, Argument, BtfError, KernelBtf};
 use super::rule_set::RuleSet;
 use super::{KernelError, KernelOptions, Selection, iter};
 use crate::unwind::machine::native_address_mask;
+use aya::maps::MapError;
 use aya::programs::perf_event::{
     PerfEventConfig, PerfEventLinkId, PerfEventScope, SamplePolicy, SoftwareEvent,
 };
 use aya::programs::{BtfTracePoint, PerfEvent, Program, ProgramError, ProgramType};
 use aya::sys::{BpfHelper, is_helper_supported};
-use aya::{Btf, Ebpf, EbpfLoader, Endianness, VerifierLogLevel};
+use aya::{Btf, Ebpf, EbpfError, EbpfLoader, Endianness, VerifierLogLevel};
 use ebpf_common::config::{
     Config, NO_FIELD, RULES_BY_CGROUP, SELECT_ALL, SELECT_CGROUP, SELECT_PIDS, SELECT_RULES,
 };
@@ -18,7 +19,7 @@ use ebpf_common::limits::MAX_RULED_CGROUPS;
 use ebpf_common::rule::WAYS;
 use std::collections::HashMap;
 use std::time::Instant;
-use std::{fs, thread};
+use std::{fs, io, thread};
 
 /// A probability of the coin is kept that long.
 const COIN_INTERVAL_NS: u64 = 100_000_000;
@@ -37,19 +38,27 @@ const TRACEPOINTS: [&str; 6] = [
 /// A program at the same place as the last of them that does nothing: for [`KernelOptions::times_stages`].
 const NOTHING: &str = "nothing";
 
-/// Loads the programs and attaches the scheduler's; the second answer is the kernel's to the task iterator. Nothing is recorded before `CONTROL` or `SELECTED` say so.
-pub(super) fn load(
-    options: &KernelOptions,
-    possible_cpus: u32,
-) -> Result<(Ebpf, Result<(), ProgramError>), KernelError> {
+/// What is in the kernel.
+pub(super) struct Loaded {
+    pub(super) bpf: Ebpf,
+    /// The kernel's answer to the task iterator.
+    pub(super) sleepers: Result<(), ProgramError>,
+    /// Whether the probes can walk.
+    pub(super) loops: bool,
+}
+
+/// Loads the programs and attaches the scheduler's. Nothing is recorded before `CONTROL` or `SELECTED` say so.
+pub(super) fn load(options: &KernelOptions, possible_cpus: u32) -> Result<Loaded, KernelError> {
     let object = crate::embedded::probes().ok_or(KernelError::NoProbes)?;
     let data = fs::read(btf::PATH).map_err(|source| KernelError::BtfUnreadable { source })?;
     // aya reads the kernel's types twice, once for the loader (which has no way around it) and once for the tracepoints: 50 ms each, the
     // greater part of the start, so the two run side by side.
+    crate::kernel_features::raise_locked_memory();
+    let loops = !options.older_probes && has_bpf_loop();
     let (types, config, mut loader) = thread::scope(|scope| {
         let types = scope.spawn(|| Btf::parse(&data, Endianness::default()));
         let config = KernelBtf::parse(&data).map_err(KernelError::from);
-        let config = config.and_then(|btf| settings(options, &btf));
+        let config = config.and_then(|btf| settings(options, &btf, loops));
         let loader = EbpfLoader::new();
         (types.join(), config, loader)
     });
@@ -67,7 +76,7 @@ pub(super) fn load(
         )
         .map_max_entries("SCRATCH", possible_cpus)
         .load(object)
-        .map_err(|source| KernelError::Load { source })?;
+        .map_err(refused)?;
     let by_pid = config.selection == SELECT_PIDS;
     let tracepoints: Vec<&'static str> = TRACEPOINTS
         .into_iter()
@@ -75,32 +84,66 @@ pub(super) fn load(
         .chain(options.times_stages.then_some(NOTHING))
         .collect();
     let began = Instant::now();
-    let mut answers = load_all(&mut bpf, &[&tracepoints[..], &[SAMPLER, iter::PROGRAM]].concat(), &types)?;
+    let hooks = [&tracepoints[..], &[SAMPLER, iter::PROGRAM]].concat();
+    let hooks: Vec<Hook> = hooks.into_iter().map(|name| (name, program_of(name, loops))).collect();
+    let mut answers = load_all(&mut bpf, &hooks, &types)?;
     tracing::debug!(milliseconds = began.elapsed().as_secs_f64() * 1e3, "programs loaded");
     let mut answer = |name: &'static str| answers.remove(name).ok_or(KernelError::Object { name });
     for name in tracepoints {
         let failed = |source| KernelError::Program { name, source };
         answer(name)?.map_err(failed)?;
-        let program: &mut BtfTracePoint = program(&mut bpf, name)?;
+        let program: &mut BtfTracePoint = program(&mut bpf, program_of(name, loops))?;
         program.attach().map_err(failed)?;
     }
     answer(SAMPLER)?.map_err(|source| KernelError::Program { name: SAMPLER, source })?;
     let sleepers = answer(iter::PROGRAM)?;
-    Ok((bpf, sleepers))
+    Ok(Loaded { bpf, sleepers, loops })
+}
+
+/// A hook's name, and its program's.
+type Hook = (&'static str, &'static str);
+
+/// The program of a hook: those that take stacks have two, one for kernels without `bpf_loop`.
+fn program_of(hook: &'static str, loops: bool) -> &'static str {
+    match hook {
+        SAMPLER if !loops => COPYING_SAMPLER,
+        "sched_switch" if !loops => "copying_switch",
+        "sched_waking" if !loops => "copying_waking",
+        hook => hook,
+    }
+}
+
+/// Before Linux 5.11 maps count against RLIMIT_MEMLOCK, which has been raised as far as that is allowed.
+fn refused(source: EbpfError) -> KernelError {
+    match source {
+        EbpfError::MapError(MapError::CreateError { name, io_error })
+            if io_error.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            KernelError::MapForbidden { name, source: io_error, limit: memlock() }
+        }
+        source => KernelError::Load { source },
+    }
+}
+
+/// The present limit, in words.
+fn memlock() -> String {
+    rustix::process::getrlimit(rustix::process::Resource::Memlock)
+        .current
+        .map_or_else(|| "unlimited".to_owned(), |bytes| format!("{bytes} bytes"))
 }
 
 /// Loads programs, each in a thread of its own: the kernel verifies them at the same time, and a few large ones take nearly all of it.
-/// Answers what the kernel said to each that there is.
+/// Answers what the kernel said to each that there is, by hook.
 fn load_all(
     bpf: &mut Ebpf,
-    names: &[&'static str],
+    hooks: &[Hook],
     types: &Btf,
 ) -> Result<HashMap<&'static str, Result<(), ProgramError>>, KernelError> {
     thread::scope(|scope| {
         let mut loads = Vec::new();
         for (name, program) in bpf.programs_mut() {
-            let Some(&name) = names.iter().find(|wanted| **wanted == name) else { continue };
-            loads.push((name, scope.spawn(move || load_one(name, program, types))));
+            let Some(&(hook, _)) = hooks.iter().find(|(_, wanted)| *wanted == name) else { continue };
+            loads.push((hook, scope.spawn(move || load_one(hook, program, types))));
         }
         let mut answers = HashMap::new();
         for (name, load) in loads {
@@ -125,7 +168,8 @@ fn load_one(
     }
 }
 
-/// Whether the kernel can loop over the frames of a stack (since 5.17). Where it cannot, all stacks are copied and the daemon walks.
+/// Whether the kernel can loop over the frames of a stack (since 5.17). Where it cannot, all stacks are copied and the daemon walks; and what
+/// else came between 5.10 and then is not asked for.
 fn has_bpf_loop() -> bool {
     is_helper_supported(ProgramType::PerfEvent, BpfHelper::BPF_FUNC_loop).unwrap_or(false)
 }
@@ -137,6 +181,7 @@ fn place_shift(places: u32) -> u32 {
 }
 
 const SAMPLER: &str = "cpu_sample";
+const COPYING_SAMPLER: &str = "copying_sample";
 
 /// What one CPU may send of a budget for all of them in an interval of the coin: at least one record's worth, and within the range the
 /// coin's arithmetic is made for.
@@ -158,8 +203,7 @@ pub(super) fn attach_sampler(
     cpu: u32,
     frequency_hz: u32,
 ) -> Result<PerfEventLinkId, KernelError> {
-    let sampler: &mut PerfEvent = program(bpf, SAMPLER)?;
-    sampler
+    sampler(bpf)?
         .attach(
             PerfEventConfig::Software(SoftwareEvent::CpuClock),
             PerfEventScope::AllProcessesOneCpu { cpu },
@@ -171,9 +215,16 @@ pub(super) fn attach_sampler(
 
 /// Stops a sampling timer. One that is gone already, with its CPU, is as good.
 pub(super) fn detach_sampler(bpf: &mut Ebpf, timer: PerfEventLinkId) {
-    if let Ok(sampler) = program::<PerfEvent>(bpf, SAMPLER) {
+    if let Ok(sampler) = sampler(bpf) {
         sampler.detach(timer).ok();
     }
+}
+
+/// That of the two which is loaded.
+fn sampler(bpf: &mut Ebpf) -> Result<&mut PerfEvent, KernelError> {
+    let is_loaded = |name| bpf.program(name).is_some_and(|program| program.fd().is_ok());
+    let name = if is_loaded(SAMPLER) { SAMPLER } else { COPYING_SAMPLER };
+    program(bpf, name)
 }
 
 pub(super) fn program<'a, P>(bpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, KernelError>
@@ -184,7 +235,7 @@ where
     program.try_into().map_err(|_| KernelError::Object { name })
 }
 
-fn settings(options: &KernelOptions, btf: &KernelBtf<'_>) -> Result<Config, KernelError> {
+fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, loops: bool) -> Result<Config, KernelError> {
     let cgroup_id = match options.selection {
         Selection::Cgroup(id) => id,
         Selection::All | Selection::Pids(_) | Selection::Rules(_) => 0,
@@ -209,7 +260,6 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>) -> Result<Config, Kern
         rules_others: rules.map_or(0, |rules| rules.others),
         excluded_tgid: if options.exclude_self { std::process::id() } else { 0 },
         stack_copy_bytes: options.stack_copy_bytes,
-        walks: u32::from(has_bpf_loop()),
         copies_all: u32::from(options.copies_all),
         waker_stacks: u32::from(options.waker_stacks),
         times_stages: u32::from(options.times_stages),
@@ -218,7 +268,11 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>) -> Result<Config, Kern
         task_tgid: btf.offset_of("task_struct", "tgid")?,
         task_flags: btf.offset_of("task_struct", "flags")?,
         task_comm: btf.offset_of("task_struct", "comm")?,
-        task_state: btf.offset_of("task_struct", "__state")?,
+        // `state` before 5.14.
+        task_state: match btf.offset_of("task_struct", "__state") {
+            Err(BtfError::NoField { .. }) => btf.offset_of("task_struct", "state")?,
+            offset => offset?,
+        },
         task_cgroups: btf.offset_of("task_struct", "cgroups")?,
         task_cred: btf.offset_of("task_struct", "real_cred")?,
         cred_uid: btf.offset_of("cred", "uid")?,
@@ -239,6 +293,7 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>) -> Result<Config, Kern
         task_in_iowait,
         task_in_iowait_mask,
         task_stack: btf.offset_of("task_struct", "stack")?,
+        task_registers: if loops { 0 } else { registers_in_stack(btf)? },
         vma_end: btf.offset_of("vm_area_struct", "vm_end")?,
         vma_file: btf.offset_of("vm_area_struct", "vm_file")?,
         place_shift: place_shift(options.max_places),
@@ -246,6 +301,14 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>) -> Result<Config, Kern
         // Without CONFIG_SMP there is no such field before 6.17.
         task_on_cpu: optional(btf.offset_of("task_struct", "on_cpu"))?,
     })
+}
+
+/// Where the user registers are in a kernel stack: at its very end. It has 16 KiB (`THREAD_SIZE`, arch/x86/include/asm/page_64_types.h and
+/// arch/arm64/include/asm/memory.h), or a page where that is larger; BTF does not tell. With KASAN, which no kernel for daily use has, it is
+/// larger, and the registers are not found: what is there has no code segment of user code.
+fn registers_in_stack(btf: &KernelBtf<'_>) -> Result<u32, BtfError> {
+    let page = u32::try_from(rustix::param::page_size()).unwrap_or(u32::MAX);
+    Ok(page.max(16 * 1024).saturating_sub(btf.size_of("pt_regs")?))
 }
 
 /// Whether a scheduler made of BPF programs runs (since 6.12): its threads are in no class that notes `prev_sum_exec_runtime`

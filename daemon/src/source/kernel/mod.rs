@@ -17,6 +17,7 @@ pub mod threads;
 use super::{Event, EventKind, MonotonicNs, ThreadSnapshot};
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
+use aya::programs::ProgramError;
 use cpus::Cpus;
 use ebpf_common::counter::{COUNTERS, Counter, CounterInfo};
 use ebpf_common::key::{Recording, STATE_BLOCKED, STATE_DEAD, Thread};
@@ -24,6 +25,7 @@ use ebpf_common::limits::{
     DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES, MAX_STACK_COPY_BYTES,
 };
 use iter::Visitor;
+use load::Loaded;
 use rule_set::RuleSet;
 use rules::RuleCache;
 use std::collections::{HashMap, HashSet};
@@ -77,6 +79,8 @@ pub struct KernelOptions {
     pub waker_stacks: bool,
     /// Measures what the stages of a stack record take: for `cargo xtask bench`, which reads it from the probes' map.
     pub times_stages: bool,
+    /// Uses the programs for kernels before 5.17, so that they can be tried on newer ones.
+    pub older_probes: bool,
 }
 
 impl Default for KernelOptions {
@@ -95,6 +99,7 @@ impl Default for KernelOptions {
             copies_all: false,
             waker_stacks: false,
             times_stages: false,
+            older_probes: false,
         }
     }
 }
@@ -176,6 +181,19 @@ pub enum KernelError {
     Load {
         /// Why.
         source: aya::EbpfError,
+    },
+    /// The kernel refuses a map.
+    #[error(
+        "eBPF map {name}: {source}; before Linux 5.11 maps count as locked memory, of which {limit} are allowed: allow more (ulimit -l \
+         unlimited, LimitMEMLOCK=infinity), or grant CAP_SYS_RESOURCE; on a newer kernel a seccomp profile or an LSM forbids it"
+    )]
+    MapForbidden {
+        /// The map.
+        name: String,
+        /// Why.
+        source: io::Error,
+        /// RLIMIT_MEMLOCK.
+        limit: String,
     },
     /// The kernel refuses a program.
     #[error("eBPF program {name}: {source}")]
@@ -326,8 +344,8 @@ impl KernelSource {
         check(options)?;
         crate::kernel_features::check()?;
         let mut cpus = Cpus::open(MonotonicNs::now().0)?;
-        let (mut bpf, sleepers) = load::load(options, cpus::possible()?)?;
-        let visitor = sleepers.map_err(|error| error.to_string());
+        let Loaded { mut bpf, sleepers, loops } = load::load(options, cpus::possible()?)?;
+        let visitor = sleepers.map_err(|error| lack_of_sleepers(&error));
         let visitor = visitor.and_then(|()| Visitor::start(&mut bpf).map_err(|error| error.to_string()));
         if let Selection::Rules(rules) = &options.selection {
             fill(&mut typed(&mut bpf, "USERS")?, "USERS", &rules.users)?;
@@ -342,7 +360,7 @@ impl KernelSource {
         let [threads, given] = ThreadTable::pair(threads, &own)?;
         let mut source = Self {
             ring: typed(&mut bpf, "RING")?,
-            rules: Some(rule_cache(&mut bpf)?),
+            rules: loops.then(|| rule_cache(&mut bpf)).transpose()?,
             threads,
             given: Some(given),
             ends: Vec::new(),
@@ -385,7 +403,7 @@ impl KernelSource {
         }
         if let Some(lack) = &source.sleepers_lack {
             tracing::warn!(
-                "threads that sleep all the time will have no stack: the kernel refuses the task iterator: {lack}"
+                "threads that sleep all the time will have no stack: the kernel does not show them: {lack}; it takes Linux 5.18 or newer"
             );
             source.count(Counter::VisitsRefused, 1);
         }
@@ -393,7 +411,7 @@ impl KernelSource {
         Ok(source)
     }
 
-    /// The probes' rules, for whoever finishes stacks; `None` when they were taken before.
+    /// The probes' rules, for whoever finishes stacks; `None` when they were taken before, or the kernel cannot walk.
     pub fn take_rules(&mut self) -> Option<RuleCache> {
         self.rules.take()
     }
@@ -886,6 +904,12 @@ fn check(options: &KernelOptions) -> Result<(), KernelError> {
 /// When the kernel does not say.
 pub fn online_cpus() -> Result<usize, KernelError> {
     cpus::online().map(|online| online.len())
+}
+
+/// What the kernel answered to the iterator, in words where its age says it.
+fn lack_of_sleepers(error: &ProgramError) -> String {
+    let release = crate::kernel_features::without_sleepers();
+    release.map_or_else(|| error.to_string(), |release| format!("this is Linux {release}"))
 }
 
 fn rule_cache(bpf: &mut Ebpf) -> Result<RuleCache, KernelError> {

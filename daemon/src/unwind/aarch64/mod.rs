@@ -26,6 +26,8 @@ pub static AARCH64: Machine = Machine {
     instruction_pointer: None,
     vendor: gimli::Vendor::AArch64,
     elf: object::elf::EM_AARCH64,
+    // The barrier between CPUs is an atomic exchange, which eBPF has here since 5.18.
+    oldest_kernel: (5, 18),
     pe: 0xaa64,
     user_end: 1 << 48,
     walk_places: walked::Aarch64::GPR_PLACES,

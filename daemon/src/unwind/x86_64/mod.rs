@@ -26,6 +26,8 @@ pub static X86_64: Machine = Machine {
     instruction_pointer: Some(16),
     vendor: gimli::Vendor::Default,
     elf: object::elf::EM_X86_64,
+    // The oldest that was tried. Before 5.8 there is no `bpf_ringbuf_output`.
+    oldest_kernel: (5, 10),
     pe: 0x8664,
     user_end: 1 << 47,
     walk_places: walked::x86_64::X86_64::GPR_PLACES,
