@@ -11,6 +11,9 @@ use std::time::Duration;
 /// A runtime that does not answer within this has its version left out.
 const ASK_TIMEOUT: Duration = Duration::from_millis(300);
 
+/// Why a process that the daemon does not record has nothing.
+const UNSELECTED: &str = "not selected by the daemon's rules";
+
 /// Bytes of a command line that are read, and characters of it that a line of the table has.
 const COMMAND_BYTES: u64 = 256;
 const COMMAND_CHARACTERS: usize = 40;
@@ -30,7 +33,7 @@ pub struct Row {
     pub container: Option<String>,
     /// What a recording of it has.
     pub mode: Mode,
-    /// Why it has no more, in words.
+    /// Why it has no more, in words; what rules leave out of it included.
     pub why_not: Option<String>,
     /// What the daemon has of it, if one runs and has seen it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -109,14 +112,34 @@ fn row(pid: u32) -> Option<Row> {
 fn join(rows: &mut [Row], answer: Answer) {
     let mut told: HashMap<u32, Told> =
         answer.processes.into_iter().map(|told| (told.standing.pid, told)).collect();
+    let unselected: HashMap<u32, u64> =
+        answer.unselected.iter().map(|process| (process.pid, process.start_ticks)).collect();
     for row in rows {
         let now = || Target::open(row.pid).and_then(|target| target.start_ticks()).ok();
         // The daemon may have seen another process with this pid.
         row.daemon = told.remove(&row.pid).filter(|told| told.standing.start_ticks == now());
-        if let Some(why) = row.daemon.as_ref().and_then(|told| told.why_not.clone()) {
-            row.why_not.get_or_insert(why);
+        if unselected.get(&row.pid).is_some_and(|ticks| Some(*ticks) == now()) {
+            // What else it could have does not matter then.
+            row.why_not = Some(UNSELECTED.to_owned());
+            continue;
+        }
+        let Some(told) = &row.daemon else { continue };
+        if let Some(why) = &told.why_not {
+            row.why_not.get_or_insert_with(|| why.clone());
+        }
+        if let Some(left_out) = left_out(told) {
+            row.why_not = Some(row.why_not.take().map_or(left_out.clone(), |why| format!("{why}; {left_out}")));
         }
     }
+}
+
+/// What rules leave out of a process, in words.
+fn left_out(told: &Told) -> Option<String> {
+    let mut left_out = told.left_out.clone();
+    if told.one_sample_in > 1 {
+        left_out.push(format!("all but one in {} CPU samples", told.one_sample_in));
+    }
+    (!left_out.is_empty()).then(|| format!("left out by rules: {}", left_out.join(", ")))
 }
 
 /// Prints the list, as a table or as one JSON array. The note about what this user cannot see goes to `notes`.
@@ -193,13 +216,41 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Mode, list, print};
+    use super::{Mode, UNSELECTED, join, list, print};
+    use crate::daemon::control::Answer;
 
     #[test]
     fn this_process_is_listed_as_native() {
         let rows = list().unwrap();
         let me = rows.iter().find(|row| row.pid == std::process::id()).unwrap();
         assert_eq!((me.mode, me.why_not.as_deref()), (Mode::Native, None));
+    }
+
+    #[test]
+    fn what_rules_leave_out_is_a_reason_beside_others_and_a_pid_used_again_has_none() {
+        let me = std::process::id();
+        let ticks = crate::process::start_ticks(me).unwrap();
+        let why_not = |ticks: u64, more: &str, unselected: &str, before: Option<&str>| {
+            // As a daemon of an earlier version says it, and one of this.
+            let told = format!(
+                r#"{{"remarks":[],"processes":[{{"pid":{me},"start_ticks":{ticks},"is_clr":true,"stacks":1,"stacks_broken":0,"lookup_ms":0,
+                "shim":false,"shim_dropped":0,"why_not":"it opted out"{more}}}]{unselected}}}"#
+            );
+            let answer: Answer = serde_json::from_str(&told).unwrap();
+            let mut rows: Vec<_> = list().unwrap().into_iter().filter(|row| row.pid == me).collect();
+            rows[0].why_not = before.map(str::to_owned);
+            join(&mut rows, answer);
+            rows.remove(0).why_not
+        };
+        let out = r#","left_out":["waits","names"],"one_sample_in":8"#;
+        assert_eq!(why_not(ticks, "", "", None).unwrap(), "it opted out");
+        let said = "left out by rules: waits, names, all but one in 8 CPU samples";
+        assert_eq!(why_not(ticks, out, "", None).unwrap(), format!("it opted out; {said}"));
+        assert_eq!(why_not(ticks, out, "", Some("32-bit")).unwrap(), format!("32-bit; {said}"));
+        assert_eq!(why_not(ticks + 1, out, "", None), None, "another process");
+        let unselected = |ticks: u64| format!(r#","unselected":[{{"pid":{me},"start_ticks":{ticks}}}]"#);
+        assert_eq!(why_not(ticks, out, &unselected(ticks), None).unwrap(), UNSELECTED);
+        assert_eq!(why_not(ticks, "", &unselected(ticks + 1), None).unwrap(), "it opted out");
     }
 
     #[test]

@@ -197,8 +197,10 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     {
         say.line(&format!("every target has ended, after {:.1?}", began.elapsed()));
     }
+    tracing::debug!("the recording is over");
     let writing = leave_on_second_signal();
     let without_shim = follower.map(Follower::stop).unwrap_or_default();
+    tracing::debug!("the follower has ended");
     let recorded = recording.stop().ok_or(Error::Failed)?;
     let duration = Duration::from_nanos(recorded.ended.0.saturating_sub(began_ns.0));
     {

@@ -1,12 +1,19 @@
 //! A control group of one test.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::environment::cgroup2;
+use crate::wait::wait_until;
 
-/// A cgroup v2 directory, removed when dropped. It must be empty by then: tests end their processes first.
+/// How long the kernel is given to take ended processes out of a group.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A cgroup v2 directory. When it is dropped, whatever is still in it is ended and it is removed.
 pub struct Group(PathBuf);
 
 impl Group {
@@ -40,7 +47,21 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Not empty after a failed test, whose processes end later.
-        fs::remove_dir(&self.0).ok();
+        let empty = wait_until("the cgroup to be empty", DEADLINE, || {
+            // A shell's children outlive it, and an app may be dropped later than its group.
+            for pid in fs::read_to_string(self.0.join("cgroup.procs")).ok()?.lines() {
+                if let Some(pid) = pid.parse().ok().and_then(Pid::from_raw)
+                    && pid != rustix::process::getpid()
+                {
+                    // Fails when it has ended meanwhile.
+                    kill_process(pid, Signal::KILL).ok();
+                }
+            }
+            // The kernel takes the last one out some time after its parent has heard of its end.
+            fs::remove_dir(&self.0).ok()
+        });
+        if let Err(error) = empty {
+            writeln!(io::stderr(), "{} stays: {error}", self.0.display()).ok();
+        }
     }
 }

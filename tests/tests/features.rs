@@ -4,8 +4,10 @@ use std::io::Write as _;
 
 use profiler_protocol::counter::Counter;
 use rustix::process::Signal;
+use serde_json::{Value, json};
 use system_tests::app::{App, Workload};
-use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin};
+use system_tests::environment::{Need, RECORD, Runtime, begin, record_on};
+use system_tests::on_runtimes;
 use system_tests::profile::{Profile, Sample};
 use system_tests::region::{counted, regions};
 use system_tests::wait::wait_until;
@@ -91,6 +93,18 @@ fn samples_and_waits_are_left_out_in_the_kernel_and_what_is_left_stays_exact() {
     assert!(total(&without_cpu, "runnable") > 0.0, "four threads on the CPUs of a small machine");
     assert!(says(&without_cpu, "samples, cpu: not recorded, as asked"));
 
+    // The same, asked of the daemon. This program is none of those that are recorded.
+    let left_out = |app: &App| {
+        let row = node.ps(app.pid());
+        (row["daemon"]["left_out"].clone(), row["daemon"]["one_sample_in"].as_u64(), row["why_not"].clone())
+    };
+    assert_eq!(left_out(&plain), (json!([]), Some(1), Value::Null));
+    let said = json!("left out by rules: all but one in 8 CPU samples");
+    assert_eq!(left_out(&seldom), (json!([]), Some(8), said));
+    assert_eq!(left_out(&timeless), (json!(["cpu"]), Some(1), json!("left out by rules: cpu")));
+    assert_eq!(left_out(&sleepless), (json!(["waits"]), Some(1), json!("left out by rules: waits")));
+    assert_eq!(node.ps(std::process::id())["why_not"], "not selected by the daemon's rules");
+
     let without_waits = of("sleepless");
     assert_eq!((total(&without_waits, "blocked"), total(&without_waits, "runnable")), (0.0, 0.0));
     assert!(total(&without_waits, "cpu") > 0.0);
@@ -99,9 +113,15 @@ fn samples_and_waits_are_left_out_in_the_kernel_and_what_is_left_stays_exact() {
     node.end();
 }
 
-#[test]
-fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_a_recording() {
-    let Some(_turn) = begin("features: shim", RECORD_NET9) else { return };
+on_runtimes!(
+    what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_a_recording:
+    net8 Net8, net10 Net10; long: net9 Net9
+);
+
+fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_a_recording(
+    runtime: Runtime,
+) {
+    let Some(_turn) = begin(&format!("features: shim on {runtime}"), &record_on(runtime)) else { return };
     let mut node = Node::new();
     let rules = |features: &str| {
         format!(
@@ -117,7 +137,7 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
         "allocations: {enabled: false}, names: {enabled: false}, exceptions: {enabled: false}, contention: {enabled: false}",
     );
     node.configure(&shop);
-    let workload = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap();
+    let workload = Workload::dotnet(runtime, "allocator", &[]).unwrap();
     let start = |service: &str| workload.clone().env("DD_SERVICE", service).start().unwrap();
     let apps = [start("shop"), start("batch")];
     let [first, second] = &apps;
@@ -143,6 +163,8 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
     let columns = "alloc_objects, alloc_space, inuse_objects, inuse_space: not recorded, as asked";
     assert!(says(&said, columns), "{:?}", said.last().unwrap().comments);
     assert!(says(&said, "exceptions: not recorded, as asked"));
+    let left_out = |app: &App| node.ps(app.pid())["daemon"]["left_out"].clone();
+    assert_eq!([left_out(first), left_out(second)], [json!([]), json!(["allocations", "exceptions"])]);
 
     // The other way round, in the same recording: the runtimes get other sessions.
     node.configure(&batch);
@@ -162,6 +184,8 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
     let last = profiles(&node, "shop").pop().unwrap();
     assert_eq!(last.sum("alloc_space", |_| true) + last.sum("inuse_space", |_| true), 0);
     assert!(last.sum("cpu", |_| true) > 0);
+    let both = [json!(["allocations", "live_objects"]), json!(["live_objects"])];
+    assert_eq!([left_out(first), left_out(second)], both);
     assert_eq!(node.metric("perfusion_daemon_recordings_total"), 1.0, "it is the same recording");
 
     // With all left out that it is for, the library leaves.
@@ -171,6 +195,9 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
         apps.iter().all(|app| regions(app).is_empty()).then_some(())
     })
     .unwrap();
+    let row = node.ps(first.pid());
+    let why = "all that needs it is left out; left out by rules: allocations, names, exceptions, contention";
+    assert_eq!(row["why_not"], why);
     node.end();
     for app in apps {
         app.stop().unwrap();

@@ -76,6 +76,15 @@ impl Node {
         answer
     }
 
+    /// What `perfusion ps` says of a process, by this daemon's word.
+    pub(crate) fn ps(&self, pid: u32) -> Value {
+        let mut ps = perfusion::command(["ps", "--json", "--config"]);
+        let outcome = perfusion::run(ps.arg(self.scratch.path("perfusion.yaml")), DEADLINE).unwrap();
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+        let rows: Value = serde_json::from_str(&outcome.stdout).unwrap();
+        rows.as_array().unwrap().iter().find(|row| row["pid"] == pid).unwrap().clone()
+    }
+
     /// A value of /metrics.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics");
@@ -289,14 +298,7 @@ fn a_daemon_says_how_each_process_stands_to_root_alone_and_nobody_holds_it_up() 
     let socket = node.scratch.path("run/control.sock");
     // Those who connect and say nothing, as many as are served at once.
     let silent: Vec<UnixStream> = (0..16).map(|_| UnixStream::connect(&socket).unwrap()).collect();
-    let rows = || {
-        let mut ps = perfusion::command(["ps", "--json", "--config"]);
-        let outcome = perfusion::run(ps.arg(node.scratch.path("perfusion.yaml")), DEADLINE).unwrap();
-        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
-        let rows: Value = serde_json::from_str(&outcome.stdout).unwrap();
-        let row = |pid: u32| rows.as_array().unwrap().iter().find(|row| row["pid"] == pid).cloned();
-        (row(app.pid()).unwrap(), row(shy.pid()).unwrap())
-    };
+    let rows = || (node.ps(app.pid()), node.ps(shy.pid()));
     let (row, shy_row) = wait_until("the daemon to know both", DEADLINE, || {
         let (row, shy) = rows();
         let knows = row["daemon"]["shim"] == true && row["daemon"]["stacks"].as_u64() > Some(20);

@@ -315,7 +315,9 @@ impl Collector {
 
     fn finish(mut self) {
         self.close_kernel();
+        let began = Instant::now();
         let staying = self.shims.detach_all();
+        tracing::debug!(took = ?began.elapsed(), "shims have left");
         if !staying.is_empty() {
             tracing::warn!(pids = ?staying, "the shim has not left these processes yet; it will when its lease runs out");
         }

@@ -376,6 +376,7 @@ impl Run {
                     ask(&self.commands, self.processor.withheld());
                     totals = Some(closed);
                     deadline = Some(Instant::now() + LAST_NAMES);
+                    tracing::debug!("the kernel is closed");
                 }
                 Ok(Batch::End { counters }) => return totals.map(|totals| End { totals, counters }),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -404,6 +405,7 @@ impl Run {
                     self.named();
                 }
                 if deadline.is_some_and(|until| open.is_empty() || Instant::now() >= until) {
+                    tracing::debug!(unanswered = open.len(), "the last names are here");
                     // Fails only when the collector is gone, and then the channel ends.
                     self.commands.send(Command::Finish).ok();
                     deadline = None;

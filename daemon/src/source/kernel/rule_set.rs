@@ -105,14 +105,21 @@ impl LeftOut {
         Self(self.0 & RULE_FEATURES & !OF_KERNEL)
     }
 
-    /// What is left out, by names of the configuration.
+    /// Of what the probes do: all there is of a process without a CLR.
+    #[must_use]
+    pub const fn of_probes(self) -> Self {
+        Self(self.0 & !self.of_shim().0)
+    }
+
+    /// The features that are left out, by their names in the configuration.
+    pub fn features(self) -> impl Iterator<Item = &'static str> {
+        Feature::NAMED.into_iter().filter(move |(feature, _)| self.has(*feature)).map(|(_, name)| name)
+    }
+
+    /// The same in one line.
     #[must_use]
     pub fn names(self) -> String {
-        let names: Vec<&str> = Feature::NAMED
-            .into_iter()
-            .filter(|(feature, _)| self.has(*feature))
-            .map(|(_, name)| name)
-            .collect();
+        let names: Vec<&str> = self.features().collect();
         if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
     }
 }
