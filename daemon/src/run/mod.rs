@@ -409,6 +409,8 @@ impl Run {
                     // Fails only when the collector is gone, and then the channel ends.
                     self.commands.send(Command::Finish).ok();
                     deadline = None;
+                    // While the shims leave, which takes runtimes a third of a second.
+                    self.processor.name_early();
                 } else if repeat {
                     asked = Instant::now();
                     ask(&self.commands, open);

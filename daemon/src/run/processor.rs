@@ -505,6 +505,12 @@ impl Processor {
             RuntimeWaits::learn(stacks, &self.lock_events, &functions, |frame| self.symbolizer.symbol(frame));
     }
 
+    /// Names the frames of all stacks there are so far, so that it is done when their values are summed up.
+    pub fn name_early(&mut self) {
+        let frames = self.stacks.iter().flatten().copied();
+        self.symbolizer.resolve(frames, &self.processes);
+    }
+
     /// The frames of a stack, innermost first.
     #[must_use]
     pub fn frames(&self, stack: StackId) -> &[FrameKey] {
