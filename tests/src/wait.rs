@@ -49,7 +49,10 @@ pub fn wait_for_exit(child: &mut Child, deadline: Duration) -> anyhow::Result<Ex
 }
 
 /// SIGKILL and reap.
-pub(crate) fn kill(child: &mut Child) -> io::Result<()> {
+///
+/// # Errors
+/// When it cannot be waited for.
+pub fn kill(child: &mut Child) -> io::Result<()> {
     child.kill()?;
     child.wait().map(|_| ())
 }

@@ -16,7 +16,7 @@ use profiler_protocol::counter::Counter;
 use rustix::process::Signal;
 use system_tests::app::compile_c;
 use system_tests::environment::{Need, begin};
-use system_tests::perfusion::Scratch;
+use system_tests::perfusion::{Scratch, record_pid};
 use system_tests::region::{counted, regions};
 use system_tests::{App, Runtime, Workload, on_runtimes, wait_until};
 
@@ -272,6 +272,29 @@ fn a_user_namespace_that_does_not_know_root_is_reached() {
     recorder.resolves(app.pid(), "Allocator.Program.Make");
     assert_eq!(libraries(app.pid()), Vec::<PathBuf>::new());
     recorder.detach();
+    app.stop().unwrap();
+}
+
+#[test]
+fn a_time_namespace_with_an_offset_has_its_events_when_they_were() {
+    let Some(_turn) = begin("attach::a_time_namespace", &needs(Runtime::Net9)) else { return };
+    // Its clocks are a day ahead of the host's. `unshare` becomes the program's parent: only a child is in the new namespace.
+    let day = "86400";
+    let mut workload = Workload::program("unshare");
+    for word in ["--time", "--monotonic", day, "--boottime", day, "--fork", "--kill-child"] {
+        workload = workload.arg(word);
+    }
+    let command = allocator(Runtime::Net9).command_line();
+    let app = command.into_iter().fold(workload, |workload, word| workload.arg(word)).start().unwrap();
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", app.pid())).unwrap();
+    let pid: u32 = children.trim().parse().unwrap();
+    let offsets = fs::read_to_string(format!("/proc/{pid}/timens_offsets")).unwrap();
+    assert!(offsets.lines().any(|line| line.starts_with("monotonic") && line.contains(day)), "{offsets}");
+    let (profile, outcome) = record_pid(pid, Duration::from_secs(2), &[]).unwrap();
+    let allocated = profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make"));
+    assert!(allocated > 0, "{}", outcome.stderr);
+    // By its own clock all of that will be tomorrow.
+    assert_eq!(profile.counter("shim_times_corrected").unwrap_or(0), 0, "{}", outcome.stderr);
     app.stop().unwrap();
 }
 

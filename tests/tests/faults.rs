@@ -9,14 +9,15 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use system_tests::app::Workload;
+use system_tests::app::{App, Workload};
 use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin, long_form};
 use system_tests::perfusion::{self, Recording, SLACK};
-use system_tests::profile::Profile;
+use system_tests::profile::{Profile, Sample};
+use system_tests::region::regions;
 use system_tests::wait::{let_pass, wait_until};
 
 use crate::kubernetes::windows;
@@ -36,6 +37,12 @@ fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing()
     let group = group("perfusion-test-restarts").unwrap();
     let mut app = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().start().unwrap();
     group.take(app.pid()).unwrap();
+    // What the machine does to a program that nobody records.
+    let other = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().start().unwrap();
+    // In the long form under load: it shares each CPU with another one that is recorded.
+    let cpus = if long_form() { std::thread::available_parallelism().unwrap().get() } else { 0 };
+    let load: Vec<App> = (0..cpus).map(|_| spin()).collect();
+    load.iter().for_each(|app| group.take(app.pid()).unwrap());
     let mut node = Node::new();
     node.configure(&format!(
         "selection: {{only: [{{cgroup: /perfusion-test-restarts*}}]}}\nattach: {{policy: all}}\nlimits: {{{}}}\n",
@@ -73,6 +80,7 @@ fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing()
 
     // The next daemon takes over, as if nothing had been.
     node.start();
+    let asked = Instant::now();
     wait_until("a profile with names and allocations", DEADLINE, || {
         let whole = |profile: &Profile| {
             profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make")) > 0
@@ -81,13 +89,179 @@ fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing()
         node.profiles().iter().rfind(|(_, profile)| whole(profile)).map(drop)
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    let took = asked.elapsed();
     assert!(node.profiles().iter().all(|(_, profile)| !profile.samples.is_empty()));
+    // It tells those of the dead to leave, and one is left, its own.
+    wait_until("the instances of killed daemons to leave", DEADLINE, || {
+        (regions(&app).len() == 1).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{:?}\n{}", regions(&app), node.daemon().progress()));
+    writeln!(
+        std::io::stderr(),
+        "{rounds} daemons ended, {attached} of them attached: a profile with allocations {took:.1?} after the next one was ready, \
+         their instances gone after {:.1?}",
+        asked.elapsed()
+    )
+    .unwrap();
+    drop(load);
     node.end();
     assert_nothing_left(Path::new("/nowhere"));
     let truth = app.stop().unwrap();
     assert_eq!(truth["mistakes"], 0, "{truth}");
-    // As in `restart`: nothing a user would see.
-    assert!(truth["longest_pause_ms"].as_f64().unwrap() < 1000.0, "{truth}");
+    // As in `restart`: nothing a user would see, beyond what happens to everybody on a busy machine.
+    let pause = |truth: &Value| truth["longest_pause_ms"].as_f64().unwrap();
+    let others = pause(&other.stop().unwrap());
+    assert!(pause(&truth) < 1000.0 + 2.0 * others, "{truth}; the other one's {others} ms");
+}
+
+fn has_allocations(profile: &Profile) -> bool {
+    profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make")) > 0
+}
+
+/// Waits for a profile of a service that began after now.
+fn new_profile(node: &Node, service: &str, fits: impl Fn(&Profile) -> bool) -> Profile {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos();
+    let found = wait_until(&format!("a profile of {service}"), DEADLINE, || {
+        let is_new = |profile: &Profile| u128::try_from(profile.time_ns).is_ok_and(|began| began > now);
+        let fits = |(name, profile): &(String, Profile)| name == service && is_new(profile) && fits(profile);
+        node.profiles().into_iter().find(fits)
+    });
+    found.unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress())).1
+}
+
+#[test]
+fn two_daemons_of_different_folders_are_both_whole_and_one_may_end() {
+    let Some(_turn) = begin("faults: two daemons", &[RECORD_NET9, &[Need::Cgroup2]].concat()) else { return };
+    let group = group("perfusion-test-two").unwrap();
+    let workload = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().env("DD_SERVICE", "shop");
+    let app = workload.start().unwrap();
+    group.take(app.pid()).unwrap();
+    let mut nodes = [Node::new(), Node::new()];
+    for node in &mut nodes {
+        node.configure(&format!(
+            "selection: {{only: [{{cgroup: /perfusion-test-two*}}]}}\nattach: {{policy: all}}\nlimits: {{{}}}\n",
+            node.kill_switch()
+        ));
+        node.start();
+    }
+    // Each has a library of its own in the process, and hears every allocation once.
+    let [first, second] = &nodes;
+    for node in [first, second, first, second] {
+        new_profile(node, "shop", has_allocations);
+    }
+    assert_eq!(regions(&app).len(), 2);
+    let [first, second] = nodes;
+    first.end();
+    wait_until("the first one's library to leave", DEADLINE, || (regions(&app).len() == 1).then_some(()))
+        .unwrap();
+    let profile = new_profile(&second, "shop", has_allocations);
+    assert_eq!(profile.counter("shim_records_dropped_full").unwrap_or(0), 0);
+    second.end();
+    let truth = app.stop().unwrap();
+    assert_eq!(truth["mistakes"], 0, "{truth}");
+}
+
+#[test]
+fn a_frozen_container_holds_up_nobody_and_is_there_again_when_it_thaws() {
+    let Some(_turn) = begin("faults: frozen", &[RECORD_NET9, &[Need::Cgroup2]].concat()) else { return };
+    let (frozen, awake) = (group("perfusion-test-cold").unwrap(), group("perfusion-test-cool").unwrap());
+    let workload = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap();
+    let start = |service: &str| workload.clone().env("DD_SERVICE", service).start().unwrap();
+    let (cold, warm) = (start("cold"), start("warm"));
+    frozen.take(cold.pid()).unwrap();
+    awake.take(warm.pid()).unwrap();
+    let freeze = |how: &str| {
+        fs::write(frozen.path().join("cgroup.freeze"), how).unwrap();
+        wait_until("the cgroup to obey", DEADLINE, || {
+            let events = fs::read_to_string(frozen.path().join("cgroup.events")).unwrap();
+            events.contains(&format!("frozen {how}")).then_some(())
+        })
+        .unwrap();
+    };
+    freeze("1");
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{cgroup: /perfusion-test-co*}}]}}\nattach: {{policy: all, retry_after: 1s}}\nlimits: {{{}}}\n",
+        node.kill_switch()
+    ));
+    node.start();
+    // Its runtime does not answer; the other one's does.
+    new_profile(&node, "warm", has_allocations);
+    let failures = || node.metric("perfusion_daemon_attach_failed_total");
+    wait_until("an attach to fail", DEADLINE, || (failures() > 0.0).then_some(()))
+        .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    assert!(node.profiles().iter().all(|(service, profile)| service != "cold" || !has_allocations(profile)));
+    // Frozen when its library is in it, too: the other one is recorded all the while.
+    freeze("0");
+    new_profile(&node, "cold", has_allocations);
+    freeze("1");
+    for _ in 0..3 {
+        let profile = new_profile(&node, "warm", has_allocations);
+        let threads = profile.sum("wall", |sample| sample.label("pid") == warm.pid().to_string());
+        assert!(
+            threads >= profile.duration_ns,
+            "{threads} ns of all its threads in {} ns",
+            profile.duration_ns
+        );
+    }
+    freeze("0");
+    new_profile(&node, "cold", has_allocations);
+    assert_eq!(node.metric("perfusion_daemon_recordings_total"), 1.0);
+    node.end();
+    for app in [cold, warm] {
+        assert_eq!(app.stop().unwrap()["mistakes"], 0);
+    }
+}
+
+#[test]
+fn a_pid_that_is_used_again_is_another_process() {
+    let needs = [RECORD, &[Need::C, Need::Cgroup2]].concat();
+    let Some(_turn) = begin("faults: pid used again", &needs) else { return };
+    let group = group("perfusion-test-again").unwrap();
+    let program = |flags: &[&str]| Workload::native("spin", flags).unwrap().command_line().remove(0);
+    // The same file but for the name of its function.
+    let (here, there) = (program(&[]), program(&["-Dspin_here=spin_there"]));
+    let helper = Workload::native("again", &[]).unwrap().arg(here).arg(there);
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{cgroup: /perfusion-test-again*}}]}}\nlimits: {{{}}}\n",
+        node.kill_switch()
+    ));
+    let mut app = helper.start().unwrap();
+    let pid = u32::try_from(app.ready()["pid"].as_u64().unwrap()).unwrap();
+    group.take(app.pid()).unwrap();
+    group.take(pid).unwrap();
+    node.start();
+    let has =
+        |function: &'static str| move |profile: &Profile| profile.sum("samples", |s| s.has(function)) > 0;
+    new_profile(&node, "first", has("spin_here"));
+    let done = app.ask("again", "done").unwrap();
+    if done["errno"] != 0 {
+        let line = format!("\nSKIPPED faults: pid used again: clone3: errno {}\n", done["errno"]);
+        std::io::stderr().write_all(line.as_bytes()).unwrap();
+        return;
+    }
+    assert_eq!(done["pid"], pid);
+    for _ in 0..2 {
+        new_profile(&node, "second", has("spin_there"));
+    }
+    let own = |sample: &Sample| sample.label("pid") == pid.to_string();
+    let profiles = node.profiles();
+    let samples = |service: &str, function: &str| -> i64 {
+        let of = profiles.iter().filter(|(name, _)| name == service);
+        of.map(|(_, profile)| profile.sum("samples", |sample| own(sample) && sample.has(function))).sum()
+    };
+    let all = |service: &str| samples(service, "main");
+    let counts = ["first", "second"]
+        .map(|service| (all(service), samples(service, "spin_here"), samples(service, "spin_there")));
+    let [(first, first_here, first_there), (second, second_here, second_there)] = counts;
+    assert_eq!((first_there, second_here), (0, 0), "{counts:?}: what one did stands under the other's name");
+    assert!(
+        first_here > 0 && second_there > 0 && first >= first_here && second >= second_there,
+        "{counts:?}"
+    );
+    drop(app);
+    node.end();
 }
 
 /// What the descriptors of a process stand for, without their numbers, and how many of each there are.
@@ -369,27 +543,15 @@ fn a_storm_of_processes_leaves_nothing_in_the_daemon() {
     node.start();
     wait_until("a profile", DEADLINE, || (!node.profiles().is_empty()).then_some(())).unwrap();
     let resident = |node: &Node| node.metric("perfusion_memory_bytes{part=\"resident\"}");
-    let seconds = if long_form() { 30 } else { 4 };
-    // As fast as shells can start programs, and as long as that takes on a slow machine.
-    let script = "echo $$ > \"$0/cgroup.procs\"; end=$(($(date +%s) + $1)); n=0; \
-                  while [ $(date +%s) -lt $end ] || [ $n -lt 210 ]; do for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do /bin/true; done; n=$((n + 21)); done; echo $n";
-    let storms: Vec<_> = (0..2)
-        .map(|_| {
-            let mut storm = Command::new("sh");
-            storm.args(["-c", script]).arg(group.path()).arg(seconds.to_string());
-            storm.stdout(std::process::Stdio::piped()).spawn().unwrap()
-        })
-        .collect();
-    let started: u64 = storms
-        .into_iter()
-        .map(|storm| {
-            String::from_utf8(storm.wait_with_output().unwrap().stdout)
-                .unwrap()
-                .trim()
-                .parse::<u64>()
-                .unwrap()
-        })
-        .sum();
+    // As many as the promise is about where the machine is free to, and fewer a second where it is not.
+    let (count, rate) = if long_form() { (60_000, 2_000) } else { (1_500, 2_000) };
+    let storm = Workload::native("storm", &["-static"]).unwrap().arg(count.to_string()).arg(rate.to_string());
+    let mut storm = storm.start().unwrap();
+    group.take(storm.pid()).unwrap();
+    let truth = storm.await_line("truth", 10 * DEADLINE).unwrap();
+    assert_eq!(truth["failed"], 0, "{truth}");
+    let started = truth["started"].as_u64().unwrap();
+    writeln!(std::io::stderr(), "{started} processes in {} s", truth["seconds"]).unwrap();
     // What it has not got to yet is in its ring.
     windows(&node, 2.0);
     let after_storm = resident(&node);
@@ -399,16 +561,16 @@ fn a_storm_of_processes_leaves_nothing_in_the_daemon() {
         write!(connection, "GET /processes HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         let mut answer = String::new();
         connection.read_to_string(&mut answer).unwrap();
-        let answer: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+        // It may have no time to answer now, and says so.
+        let answer: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).ok()?;
         let pids =
             answer["processes"].as_array().unwrap().iter().map(|process| process["pid"].as_u64().unwrap());
-        pids.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()).count()
+        Some(pids.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()).count())
     };
     let forgotten = wait_until("the dead to be forgotten", DEADLINE, || {
-        (u64::try_from(dead_ones()).unwrap() * 20 < started).then_some(())
+        (u64::try_from(dead_ones()?).unwrap() * 20 < started).then_some(())
     });
-    assert!(forgotten.is_ok(), "{} dead ones of {started} are known", dead_ones());
-    assert!(started > 200, "{started} processes are no storm");
+    assert!(forgotten.is_ok(), "{:?} dead ones of {started} are known", dead_ones());
     assert!(resident(&node) < after_storm * 1.1, "{} after {after_storm}", resident(&node));
     assert!(node.metric("perfusion_recording") == 1.0);
     drop(app);

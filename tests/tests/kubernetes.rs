@@ -18,7 +18,7 @@ use system_tests::perfusion;
 use system_tests::profile::Profile;
 use system_tests::wait::wait_until;
 
-use crate::node::{DEADLINE, Node, group, spin};
+use crate::node::{DEADLINE, Node, free_port, group, spin};
 
 /// Ids of containers in the recorded pods.
 const WEB_CONTAINER: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
@@ -360,10 +360,6 @@ impl Drop for Background {
         self.0.kill().ok();
         self.0.wait().ok();
     }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn background(command: &mut Command, log: &Path) -> Background {

@@ -22,14 +22,13 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 /// A daemon with windows of a second, its files and its port.
 pub(crate) struct Node {
     pub(crate) scratch: Scratch,
-    port: u16,
+    pub(crate) port: u16,
     daemon: Option<Recording>,
 }
 
 impl Node {
     pub(crate) fn new() -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        Self { scratch: Scratch::new().unwrap(), port, daemon: None }
+        Self { scratch: Scratch::new().unwrap(), port: free_port(), daemon: None }
     }
 
     /// Writes the configuration, with these lines more.
@@ -124,8 +123,13 @@ impl Node {
     }
 }
 
+/// A port nobody listens at.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
 /// A value in what /metrics says.
-fn value(text: &str, name: &str) -> Option<f64> {
+pub(crate) fn value(text: &str, name: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
 

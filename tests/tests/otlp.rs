@@ -16,6 +16,8 @@ use system_tests::environment::{Need, RECORD, begin};
 use system_tests::perfusion::{Recording, SLACK, Scratch, command};
 use system_tests::wait::wait_until;
 
+use crate::node::free_port;
+
 /// Sum of each sample type.
 type Totals = BTreeMap<String, i64>;
 
@@ -112,10 +114,6 @@ impl Received {
 
 fn each<'a>(of: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
     of[field].as_array().into_iter().flatten()
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn totals_of_files(folder: &Path, totals: &mut Totals) {

@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow, bail};
 use crate::{
     build::{self, bpf_cargo, bpf_clippy},
     exec::{Steps, run, told},
-    package,
+    monitoring, package,
     paths::Paths,
     setup::{self, debian},
     test, tidy,
@@ -20,6 +20,7 @@ pub(crate) fn ci(paths: &Paths, steps: &Steps) -> Result<()> {
     steps.step("format");
     run(cargo(paths).args(["fmt", "--all", "--check"]))?;
     tidy::tidy(paths, steps, false)?;
+    monitoring::check(paths, steps)?;
 
     // The tests measure time, so they come when all else is over.
     thread::scope(|scope| {

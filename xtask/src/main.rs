@@ -12,8 +12,10 @@ mod fuzz;
 mod helm;
 mod image;
 mod kernels;
+mod monitoring;
 mod package;
 mod paths;
+mod scale;
 mod setup;
 mod shim;
 mod test;
@@ -45,6 +47,9 @@ cargo xtask COMMAND
   leaks [--runs N] [--at-once N]
                   how often `perfusion leaks` is right about programs with known leaks; writes the figures in docs/memory.md (root)
   apiserver       the chart and the daemon against a real Kubernetes API server, which is built first (root, 10 minutes)
+  scale [PROCESSES CGROUPS RUNTIMES STARTS SECONDS]
+                  what the daemon takes on a node with very many processes, some of which come and go (root)
+  monitoring      alerts and dashboard by Prometheus' promtool, and beside a real Prometheus and a real daemon (root)
   tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to code
   helm [--fix]    lint the chart, compare what it renders with helm/rendered, check that against Kubernetes' schemas
   image           the files of the container image in target/image, and whether they are all it needs
@@ -85,6 +90,8 @@ fn main() -> ExitCode {
             ["memory", arguments @ ..] => truth::memory(&paths, &steps, arguments),
             ["leaks", arguments @ ..] => truth::leaks(&paths, &steps, arguments),
             ["apiserver"] => apiserver::apiserver(&paths, &steps),
+            ["scale", arguments @ ..] => scale::scale(&paths, &steps, arguments),
+            ["monitoring"] => monitoring::monitoring(&paths, &steps),
             ["collector"] => collector::collector(&paths, &steps),
             ["tidy"] => tidy::tidy(&paths, &steps, false),
             ["tidy", "--fix"] => tidy::tidy(&paths, &steps, true),

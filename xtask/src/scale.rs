@@ -1,0 +1,44 @@
+//! `cargo xtask scale [PROCESSES CGROUPS RUNTIMES STARTS SECONDS]`: the daemon on a node with very many processes; prints what it takes and loses.
+
+use std::{env, process::Command};
+
+use anyhow::{Result, bail};
+
+use crate::{
+    build,
+    exec::{Steps, need_root, run},
+    paths::Paths,
+    setup,
+};
+
+/// Fits a machine of 2 CPUs and 8 GiB.
+const USUAL: [&str; 5] = ["2000", "200", "50", "100", "60"];
+
+/// Runs it. `PERFUSION_BIN` names a program to test in place of one that is built now.
+pub(crate) fn scale(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<()> {
+    need_root("recording")?;
+    let size = if arguments.is_empty() { &USUAL } else { arguments };
+    if size.len() != USUAL.len() || size.iter().any(|number| !number.parse::<u32>().is_ok_and(|n| n > 0)) {
+        bail!(
+            "expected {} numbers, PROCESSES CGROUPS RUNTIMES STARTS SECONDS, found `{}`",
+            USUAL.len(),
+            size.join(" ")
+        );
+    }
+    let perfusion = match env::var_os("PERFUSION_BIN") {
+        Some(program) => paths.root.join(program),
+        None => build::build(paths, steps)?,
+    };
+    setup::pinned_dotnets(paths, steps)?;
+    steps.step(&format!("processes, cgroups, runtimes, starts a second, seconds: {}", size.join(", ")));
+    run(Command::new("cargo")
+        .args(["test", "--package", "system-tests", "scale::", "--", "--nocapture"])
+        .current_dir(&paths.root)
+        .env("PERFUSION_PROBES", paths.probes())
+        .env("PERFUSION_SHIM", paths.shim())
+        .env("PERFUSION_BIN", perfusion)
+        .env("PERFUSION_DOTNET_ROOTS", paths.dotnet_roots())
+        .env("PERFUSION_CSC", paths.csc())
+        .env("PERFUSION_SCALE", size.join(" "))
+        .env("PERFUSION_TESTS_REQUIRED", "1"))
+}
