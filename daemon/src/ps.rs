@@ -128,7 +128,8 @@ fn join(rows: &mut [Row], answer: Answer) {
             row.why_not.get_or_insert_with(|| why.clone());
         }
         if let Some(left_out) = left_out(told) {
-            row.why_not = Some(row.why_not.take().map_or(left_out.clone(), |why| format!("{why}; {left_out}")));
+            row.why_not =
+                Some(row.why_not.take().map_or(left_out.clone(), |why| format!("{why}; {left_out}")));
         }
     }
 }
