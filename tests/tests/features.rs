@@ -174,7 +174,8 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
         apps.iter().all(|app| of(app, Counter::SessionsStarted) >= 2).then_some(())
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
-    writeln!(std::io::stderr(), "both apps have other sessions after {:?}", asked.elapsed()).unwrap();
+    let took = format!("both apps have other sessions after {:?}\n", asked.elapsed());
+    std::io::stderr().write_all(took.as_bytes()).unwrap();
     let before = of(first, Counter::AllocationSamples);
     await_of("batch", "alloc_space");
     windows(&node, 1.0);
