@@ -7,6 +7,7 @@ use system_tests::environment::{begin, long_form, perfusion_bin, record_on};
 use system_tests::perfusion::{SLACK, Scratch, record_pid};
 use system_tests::region::{counted, regions};
 use system_tests::truth::allocations::{self, Of};
+use system_tests::truth::tap::without_loss;
 use system_tests::truth::{live, verdicts};
 use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, on_runtimes, wait_until};
 
@@ -112,7 +113,8 @@ on_runtimes!(known_allocations_are_estimated_as_well_as_stated: net8 Net8, net10
 fn known_allocations_are_estimated_as_well_as_stated(runtime: Runtime) {
     let name = format!("memory::known_allocations on {runtime}");
     let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
-    let (cells, steps) = allocations::measure(runtime, if long_form() { 260 } else { 8 }).unwrap();
+    let windows = if long_form() { 260 } else { 8 };
+    let (cells, steps) = without_loss(|| allocations::measure(runtime, windows)).unwrap();
     let found =
         || allocations::markdown(runtime, &cells).unwrap() + &allocations::markdown(runtime, &steps).unwrap();
     assert!(cells.iter().all(|cell| cell.row.is_some()), "a type is missing: {cells:#?}");
@@ -152,7 +154,7 @@ fn a_few_watched_objects_stand_for_all_that_is_alive(runtime: Runtime) {
         (false, Runtime::Net10) => 8,
         (false, _) => 3,
     };
-    let windows = live::measure(runtime, count).unwrap();
+    let windows = without_loss(|| live::measure(runtime, count)).unwrap();
     let found = || live::markdown(runtime, &windows).unwrap();
     assert!(windows.iter().all(|window| window.watched <= 256 && window.watched > 50), "{}", found());
     for of in [|window: &live::Window| window.objects[4], |window: &live::Window| window.bytes[4]] {
