@@ -3,9 +3,10 @@
 use std::env;
 use std::fmt;
 use std::io::Write as _;
+use std::panic;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 /// A .NET runtime by its major version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -194,6 +195,7 @@ pub fn begin(name: &str, needs: &[Need]) -> Option<Turn> {
     let guard = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let missing: Vec<String> = needs.iter().filter_map(|need| need.missing()).collect();
     if missing.is_empty() {
+        tell_failures_at_once();
         return Some(Turn { _guard: guard });
     }
     let reason = missing.join("; ");
@@ -204,6 +206,18 @@ pub fn begin(name: &str, needs: &[Need]) -> Option<Turn> {
     // Nothing to do if stderr is closed.
     std::io::stderr().write_all(format!("\nSKIPPED {name}: {reason}\n").as_bytes()).ok();
     None
+}
+
+/// Has a failing test's words beside its name as well, past the capture of the test runner, which keeps them for the end of the log.
+fn tell_failures_at_once() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let others = panic::take_hook();
+        panic::set_hook(Box::new(move |failure| {
+            std::io::stderr().write_all(format!("\nFAILING: {failure}\n").as_bytes()).ok();
+            others(failure);
+        }));
+    });
 }
 
 /// Says that the test `name` is left to the long form.

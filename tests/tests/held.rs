@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::process::Signal;
 use system_tests::environment::{Need, RECORD, begin};
@@ -17,17 +18,13 @@ fn held(directory: &Path, what: &str) -> App {
     Workload::native("held", &["-pthread"]).unwrap().arg(directory).arg(what).start().unwrap()
 }
 
-/// A profile of both processes, written while the first one's file system does not answer; and what was said. It takes until `held_up` is said
-/// and the other one's thread has had a CPU for two seconds of it.
+/// A profile of both processes, written while the first one's file system does not answer; and what was said. The recording goes on until
+/// `held_up` is said and the other one's thread has had a CPU for two seconds since.
 fn record(held: App, other: &App, file: &Path, held_up: &str) -> (Profile, String) {
-    let pids = [held.pid(), other.pid()].map(|pid| pid.to_string());
-    let mut command = perfusion::command(["record", "--no-attach"]);
-    command.arg("--pid").arg(&pids[0]).arg("--pid").arg(&pids[1]).arg("-o").arg(file);
-    let mut recording = Recording::spawn(&mut command).unwrap();
-    recording.await_progress("recording ", SLACK).unwrap();
+    let recording = held_up_recording(&[held.pid(), other.pid()], file, held_up);
+    // From here on: a visit that is given up is begun anew, and it is that one which sees the others and passes the process over.
     let cpu = || schedstat(other.pid()).get(&other.thread("spin")).map(|account| account.oncpu);
     let begin = cpu().unwrap();
-    recording.await_progress(held_up, 4 * SLACK).unwrap();
     wait_until("two seconds of a CPU", SLACK, || (cpu()? - begin > 2_000_000_000).then_some(())).unwrap();
     recording.signal(Signal::INT).unwrap();
     let written = wait_until("the profile", SLACK, || file.exists().then_some(()));
@@ -37,6 +34,27 @@ fn record(held: App, other: &App, file: &Path, held_up: &str) -> (Profile, Strin
     assert!(written.is_ok(), "it waits for the file system:\n{progress}");
     let outcome = recording.finish_well(SLACK).unwrap();
     (Profile::read(file).unwrap(), outcome.stderr)
+}
+
+/// A recording that has said so. Each sleeping thread of a recording is read once, so one that ran out of them is followed by another.
+fn held_up_recording(pids: &[u32], file: &Path, held_up: &str) -> Recording {
+    const AT_ONCE: Duration = Duration::from_secs(15);
+    for _ in 0..8 {
+        let mut command = perfusion::command(["record", "--no-attach", "-o"]);
+        command.arg(file);
+        for pid in pids {
+            command.arg("--pid").arg(pid.to_string());
+        }
+        let mut recording = Recording::spawn(&mut command).unwrap();
+        recording.await_progress("recording ", SLACK).unwrap();
+        if recording.await_progress(held_up, AT_ONCE).is_ok() {
+            return recording;
+        }
+        recording.signal(Signal::INT).unwrap();
+        recording.finish(SLACK).unwrap();
+        std::fs::remove_file(file).unwrap();
+    }
+    panic!("nothing was held up: no recording said {held_up:?}");
 }
 
 #[test]
@@ -52,7 +70,7 @@ fn a_stack_in_a_file_that_is_never_read_holds_up_no_visit_to_others() {
     let held = held(&scratch.path("mount"), "stack");
     // Started later, so it is visited later: the kernel goes by thread ids.
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("spin").start().unwrap();
-    // Which visit meets the file is chance: the pages change all the time, on another CPU than the one that reads them.
+    // Which thread's visit meets the file is chance: the pages change all the time, on another CPU than the one that reads them.
     let held_up = "reading the stack of a sleeping thread takes more than a second";
     let (profile, log) = record(held, &app, &scratch.path("held.pb.gz"), held_up);
 
