@@ -1,5 +1,6 @@
 //! `perfusion dump`: every thread now, with its stack, its state and its wait.
 
+use std::fs;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
@@ -7,8 +8,10 @@ use serde_json::Value;
 use system_tests::app::compile_c;
 use system_tests::environment::{Need, RECORD, begin, record_on};
 use system_tests::perfusion::{SLACK, Scratch, command, run};
-use system_tests::wait::let_pass;
-use system_tests::{Outcome, Runtime, Workload, on_runtimes};
+use system_tests::wait::{let_pass, wait_until};
+use system_tests::{App, Outcome, Runtime, Workload, on_runtimes};
+
+use crate::waits::CpuLimit;
 
 fn dump(pid: u32, args: &[&str]) -> Outcome {
     let outcome = run(command(["dump", "--pid", &pid.to_string()]).args(args), SLACK).unwrap();
@@ -158,6 +161,92 @@ fn a_real_time_threads_wait_is_never_understated() {
     // The kernel does not note when such a thread left its CPU: then a least value is told as one.
     let waiting = realtime["waiting_seconds"].as_f64().unwrap();
     assert!(waiting >= main - 0.1 || realtime["at_least"] == true, "{main}: {realtime:#}");
+    app.stop().unwrap();
+}
+
+#[test]
+fn threads_that_want_a_cpu_are_told_from_the_one_that_has_it() {
+    let Some(_turn) = begin("dump::starved", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("starved").start().unwrap();
+    let ready = app.ready().as_object().unwrap();
+    let names: Vec<&String> = ready.keys().filter(|name| *name != "wait-nap").collect();
+    let right = |dumped: &Value| {
+        let threads: Vec<&Value> = names.iter().map(|name| thread(dumped, app.thread(name))).collect();
+        let running = threads.iter().filter(|thread| thread["state"] == "running").count();
+        let starves = |thread: &&&Value| {
+            thread["state"] == "runnable"
+                && thread["wait_reason"] == "preempted"
+                && thread["at_least"] == true
+        };
+        let placed = |thread: &&&Value| in_order(&functions(thread), &["want_cpu", "run"]);
+        // They have one CPU. Some have waited for it since before the dump began.
+        running <= 1 && threads.iter().any(|thread| starves(&thread)) && threads.iter().all(|t| placed(&t))
+    };
+    let mut last = Value::Null;
+    // The kernel hides a switch now and then, and on a slow machine all of them may have had the CPU meanwhile.
+    let found = (0..10).any(|_| {
+        last = json(&dump(app.pid(), &["--json"]));
+        right(&last)
+    });
+    assert!(found, "{last:#}");
+    app.stop().unwrap();
+}
+
+/// The thread that naps, in the first of many dumps in which it wants a CPU and fits.
+fn napper(app: &App, fits: impl Fn(&Value) -> bool) -> Value {
+    let mut last = Value::Null;
+    (0..40)
+        .find_map(|_| {
+            last = thread(&json(&dump(app.pid(), &["--json"])), app.thread("wait-nap")).clone();
+            (last["state"] == "runnable" && fits(&last)).then(|| last.clone())
+        })
+        .unwrap_or_else(|| panic!("{last:#}"))
+}
+
+#[test]
+fn a_thread_that_was_woken_wants_a_cpu_for_less_long_than_it_slept_and_waited() {
+    let Some(_turn) = begin("dump::woken", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("starved").start().unwrap();
+    let found = napper(&app, |thread| !thread["woken_from"].is_null());
+    // What it was in the middle of is written down when the next nap begins.
+    let status = format!("/proc/{0}/task/{1}/status", app.pid(), app.thread("wait-nap"));
+    let naps = || {
+        let text = fs::read_to_string(&status).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.unwrap().trim().parse::<u64>().unwrap()
+    };
+    let before = naps();
+    wait_until("the next nap", SLACK, || (naps() > before).then_some(())).unwrap();
+    let truth = app.stop().unwrap();
+
+    let times: Vec<i64> =
+        truth["wait-nap"].as_array().unwrap().iter().map(|time| time.as_i64().unwrap()).collect();
+    let longest = times.chunks_exact(2).map(|nap| nap[1] - nap[0]).max().unwrap() as f64 / 1e9;
+    assert!(in_order(&functions(&found), &["nanosleep", "wait_nap", "run"]), "{found:#}");
+    // Unless the tests run under a limit themselves.
+    assert!(found["wait_reason"].is_null() || found["wait_reason"] == "throttled", "{found:#}");
+    let from = &found["woken_from"];
+    assert_eq!(from["wait_reason"], "sleep", "{found:#}");
+    // It asks for 50 ms and never gets less; the scheduler's note of a sleep's begin before the dump may be some milliseconds off.
+    let (slept, waited) = (from["seconds"].as_f64().unwrap(), found["waiting_seconds"].as_f64().unwrap());
+    assert!(slept >= 0.045 || from["at_least"] == true, "{found:#}");
+    assert_eq!(found["at_least"], false, "it was woken while it was watched: {found:#}");
+    assert!(slept + waited <= longest * 1.02 + 0.02, "{longest} s at most by its own clock: {found:#}");
+}
+
+#[test]
+fn a_thread_that_wakes_under_its_cgroups_limit_is_throttled() {
+    let Some(_turn) = begin("dump::throttled", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(limit) = CpuLimit::new() else {
+        std::io::stderr().write_all(b"\nSKIPPED dump::throttled: no cgroup CPU controller\n").unwrap();
+        return;
+    };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("limited").start().unwrap();
+    limit.hold(app.pid());
+    let found = napper(&app, |thread| thread["wait_reason"] == "throttled");
+    // Since 6.18 it gets a CPU when it wakes, and loses it before it returns to its own code: that is no part of its nap.
+    let from = &found["woken_from"];
+    assert!(from.is_null() || from["wait_reason"] == "sleep", "{found:#}");
     app.stop().unwrap();
 }
 

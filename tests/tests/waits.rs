@@ -489,14 +489,14 @@ fn a_thread_that_waits_for_a_new_page_of_its_stack_has_its_stack() {
 }
 
 /// A cgroup with a CPU limit, gone when dropped (its processes are moved out first).
-struct CpuLimit {
+pub(crate) struct CpuLimit {
     directory: PathBuf,
     root: PathBuf,
 }
 
 impl CpuLimit {
     /// 20 ms of CPU time in every 100 ms. `None` where there is no cgroup controller to limit with.
-    fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let v2 = Path::new("/sys/fs/cgroup");
         let controllers = fs::read_to_string(v2.join("cgroup.controllers")).unwrap_or_default();
         let (root, limits) = if controllers.split_whitespace().any(|controller| controller == "cpu") {
@@ -521,7 +521,7 @@ impl CpuLimit {
         value("throttled_usec ").map(|usec| usec * 1000).or_else(|| value("throttled_time ")).unwrap()
     }
 
-    fn hold(&self, pid: u32) {
+    pub(crate) fn hold(&self, pid: u32) {
         fs::write(self.directory.join("cgroup.procs"), pid.to_string()).unwrap();
     }
 }
@@ -534,6 +534,36 @@ impl Drop for CpuLimit {
             fs::write(self.root.join("cgroup.procs"), pid).ok();
         }
         fs::remove_dir(&self.directory).ok();
+    }
+}
+
+#[test]
+fn a_thread_that_has_wanted_a_cpu_since_before_the_profiler_came_has_not_run() {
+    let Some(_turn) = begin("waits::starved", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("starved").start().unwrap();
+    let threads = thread_ids(&app);
+    let kernel = Log::start(app.pid());
+    // So short that most of them get no CPU in it.
+    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(1), &[]).unwrap();
+    let kernel = kernel.stop();
+    app.stop().unwrap();
+
+    let (begin, end) = (profile.time_ns, profile.time_ns + profile.duration_ns);
+    for (name, tid) in threads.iter().filter(|(name, _)| name.starts_with("starved")) {
+        let this = of_thread(*tid);
+        let picture =
+            || format!("{name}: {}\n{}", outcome.stderr, profile.describe("runnable", of_thread(*tid)));
+        let (_, most) = kernel.oncpu_between(*tid, begin, end).unwrap();
+        let cpu = profile.sum("cpu", &this);
+        // The account of one that has a CPU at the moment may be a tick old.
+        assert!(cpu <= most + 20_000_000, "{cpu} ns on a CPU, {most} by the kernel's account; {}", picture());
+        let wanted = profile.sum("runnable", |sample| this(sample) && sample.has("want_cpu"));
+        assert!(
+            (cpu + wanted) * 20 >= profile.duration_ns * 19,
+            "{cpu} ns on a CPU, it wanted one for {wanted} of {} ns; {}",
+            profile.duration_ns,
+            picture()
+        );
     }
 }
 

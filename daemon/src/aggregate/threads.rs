@@ -421,9 +421,7 @@ impl Threads {
                 });
                 let mut runnable_ns = runnable_ns;
                 if end.woken_throttled {
-                    let reason = WaitReason { state: WaitStateKey::Throttled, ..open.reason };
-                    let throttled = thread.waits.entry((open.stack, reason, None)).or_default();
-                    throttled.add(0, std::mem::take(&mut runnable_ns), open.weight);
+                    thread.limited(&open, std::mem::take(&mut runnable_ns));
                 }
                 let mut key = (open.stack, open.reason, waker);
                 let full = thread.waits.len() >= MAX_WAITS && !thread.waits.contains_key(&key);
@@ -532,16 +530,29 @@ impl Thread {
     /// `counted` is what earlier windows have of that wait.
     fn slice_open_wait(&mut self, progress: Progress, since: MonotonicNs, counted: cut::CountedWait) {
         let open = self.open.take();
-        let Progress::Waiting { start, blocked_ns, runnable_ns, new_thread, .. } = progress else { return };
-        let (blocked_ns, runnable_ns) = counted.rest(blocked_ns, runnable_ns);
+        let Progress::Waiting { start, blocked_ns, runnable_ns, new_thread, woken_throttled, .. } = progress
+        else {
+            return;
+        };
+        let (blocked_ns, mut runnable_ns) = counted.rest(blocked_ns, runnable_ns);
         let Some(open) = open.filter(|open| open.start == start) else {
             if start == since || counted.entered.is_some() {
                 self.first = Some(First { start: since, blocked_ns, runnable_ns, new_thread });
             }
             return;
         };
+        if woken_throttled {
+            self.limited(&open, std::mem::take(&mut runnable_ns));
+        }
         let waited = self.waits.entry((open.stack, open.reason, None)).or_default();
         waited.add(blocked_ns, runnable_ns, open.weight);
+    }
+
+    /// The runnable part of a wait whose thread was woken when its cgroup had used up its CPU limit.
+    fn limited(&mut self, open: &Open, runnable_ns: u64) {
+        let reason = WaitReason { state: WaitStateKey::Throttled, ..open.reason };
+        let throttled = self.waits.entry((open.stack, reason, None)).or_default();
+        throttled.add(0, runnable_ns, open.weight);
     }
 
     fn rows(self, times: &ThreadTimes, rows: &mut Vec<Row>) {
@@ -996,6 +1007,7 @@ mod tests {
             runnable_ns: 30,
             kept: true,
             new_thread: false,
+            woken_throttled: false,
         };
         let rows = threads.finish(&running(times(10, 30, 60), waiting));
         let row = rows.iter().find(|r| r.reason.is_some()).unwrap();
@@ -1011,6 +1023,7 @@ mod tests {
             runnable_ns: 0,
             kept: false,
             new_thread: false,
+            woken_throttled: false,
         };
         let rows = Threads::default().finish(&running(times(0, 0, 100), waiting));
         assert_eq!(rows.len(), 1);
@@ -1059,6 +1072,28 @@ mod tests {
         };
         assert_eq!(of(WaitStateKey::Interruptible), Some((60.0, 0.0, Some(Waker::Timer))));
         assert_eq!(of(WaitStateKey::Throttled), Some((0.0, 20.0, None)));
+
+        // One that is still in progress at the end of a window.
+        let mut threads = Threads::default();
+        threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
+        let waiting = |runnable_ns| Progress::Waiting {
+            start: MonotonicNs(10),
+            blocked_ns: 60,
+            runnable_ns,
+            kept: true,
+            new_thread: false,
+            woken_throttled: true,
+        };
+        for (runnable, blocked, limited) in [(30, 60.0, 30.0), (50, 0.0, 20.0)] {
+            let rows =
+                threads.cut(&running(times(10, runnable, 60), waiting(runnable)), &mut |stack| stack, false);
+            let sum = |state| {
+                let of = rows.iter().filter(|row| row.reason.is_some_and(|reason| reason.state == state));
+                of.fold((0.0, 0.0), |(b, r), row| (b + row.blocked_ns, r + row.runnable_ns))
+            };
+            assert_eq!(sum(WaitStateKey::Interruptible), (blocked, 0.0));
+            assert_eq!(sum(WaitStateKey::Throttled), (0.0, limited));
+        }
     }
 
     #[test]
@@ -1127,7 +1162,14 @@ mod tests {
         let mut threads = Threads::default();
         let waiting = |runnable_ns| {
             let start = since;
-            Progress::Waiting { start, blocked_ns: 0, runnable_ns, kept: false, new_thread: true }
+            Progress::Waiting {
+                start,
+                blocked_ns: 0,
+                runnable_ns,
+                kept: false,
+                new_thread: true,
+                woken_throttled: false,
+            }
         };
         let first = threads.cut(
             &running(ThreadTimes { oncpu_ns: 0, ..times(50) }, waiting(50)),

@@ -33,6 +33,8 @@ const RUNNING: Duration = Duration::from_millis(200);
 const VISIT: Duration = Duration::from_secs(3);
 /// How long names are waited for.
 const NAMES: Duration = Duration::from_secs(2);
+/// What the label `wait_reason` has for it.
+const THROTTLED: &str = "throttled";
 /// Time between two rounds, and two questions for the same names.
 const ROUND: Duration = Duration::from_millis(5);
 const ASK_AGAIN: Duration = Duration::from_millis(200);
@@ -59,16 +61,30 @@ pub struct Thread {
     pub role: &'static str,
     /// What it does.
     pub state: State,
-    /// What it waits for, as in the label `wait_reason`; absent when it runs or nothing is known of its wait.
+    /// What it waits for, as in the label `wait_reason`; absent when it runs, when it was woken and waits for no more than a CPU, or when
+    /// nothing is known of its wait.
     pub wait_reason: Option<&'static str>,
-    /// How long it has been waiting; absent when it runs.
+    /// How long it has been waiting for that; absent when it runs.
     pub waiting_seconds: Option<f64>,
     /// True when it has been waiting for longer than that.
     pub at_least: bool,
+    /// What it waited for until it was woken, when all it waits for now is a CPU.
+    pub woken_from: Option<WokenFrom>,
     /// How old the stack of a thread is that runs, or that has begun to wait since it was taken; 0 for one that waits there now.
     pub stack_age_seconds: Option<f64>,
     /// Innermost first.
     pub stack: Vec<Frame>,
+}
+
+/// A wait that is over, though its thread has not run since.
+#[derive(Debug, Serialize)]
+pub struct WokenFrom {
+    /// What the thread waited for, as in the label `wait_reason`; absent when nothing is known of it.
+    pub wait_reason: Option<&'static str>,
+    /// How long.
+    pub seconds: f64,
+    /// True when it was longer than that.
+    pub at_least: bool,
 }
 
 /// What a thread does.
@@ -327,22 +343,79 @@ fn thread(processor: &Processor, snapshot: &ThreadSnapshot, at: MonotonicNs) -> 
         wait_reason: wait.map(|wait| processor.wait_reason(wait.reason, frames)),
         waiting_seconds: None,
         at_least: false,
+        woken_from: None,
         stack_age_seconds: stack.map(|_| ran.map_or(0.0, seconds)),
         stack: frames.iter().map(|&key| frame(processor, key)).collect(),
     };
-    if let Progress::Waiting { start, runnable_ns, new_thread, .. } = snapshot.progress {
+    if let Some(parts) = Parts::of(snapshot, wait.and_then(|wait| wait.left_cpu)) {
         thread.state = match wait {
-            _ if runnable_ns > 0 => State::Runnable,
+            _ if parts.wants_cpu => State::Runnable,
             Some(wait) => state(wait.reason.state),
             None => State::Blocked,
         };
-        // It waited when it entered the recording: the wait is older, unless the thread is not, and the scheduler may know how old.
-        let older = start <= snapshot.times.since && !new_thread;
-        let left_cpu = wait.and_then(|wait| wait.left_cpu).filter(|_| older);
-        thread.waiting_seconds = Some(seconds(left_cpu.unwrap_or(start)));
-        thread.at_least = older && left_cpu.is_none();
+        thread.waiting_seconds = Some(parts.now.seconds());
+        thread.at_least = parts.now.at_least;
+        if let Some(slept) = parts.slept {
+            let (seconds, at_least) = (slept.seconds(), slept.at_least);
+            let wait_reason = thread.wait_reason.take();
+            thread.woken_from = Some(WokenFrom { wait_reason, seconds, at_least });
+            thread.wait_reason = parts.limited.then_some(THROTTLED);
+        }
     }
     thread
+}
+
+/// How long something lasted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lasted {
+    ns: u64,
+    /// Or longer.
+    at_least: bool,
+}
+
+impl Lasted {
+    fn seconds(self) -> f64 {
+        Duration::from_nanos(self.ns).as_secs_f64()
+    }
+}
+
+/// A wait in progress: what the thread waits for now, and the sleep it was woken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Parts {
+    now: Lasted,
+    wants_cpu: bool,
+    /// It was woken when its cgroup had used up its CPU limit.
+    limited: bool,
+    slept: Option<Lasted>,
+}
+
+impl Parts {
+    /// `left_cpu`: when the scheduler last saw it on a CPU.
+    fn of(snapshot: &ThreadSnapshot, left_cpu: Option<MonotonicNs>) -> Option<Self> {
+        let ThreadSnapshot { times, at, progress } = *snapshot;
+        let Progress::Waiting { start, blocked_ns, runnable_ns, new_thread, woken_throttled, .. } = progress
+        else {
+            return None;
+        };
+        // It waited when it entered the recording: the wait is older, unless the thread is not, and the scheduler may know how old.
+        let older = start <= times.since && !new_thread;
+        let left_cpu = left_cpu.filter(|_| older);
+        let blocked = |until: u64| Lasted {
+            ns: until.saturating_sub(left_cpu.unwrap_or(start).0),
+            at_least: older && left_cpu.is_none(),
+        };
+        let woken = blocked_ns > 0;
+        Some(match runnable_ns {
+            0 => Self { now: blocked(at.0), wants_cpu: false, limited: false, slept: None },
+            // Of one that wanted a CPU when it entered the recording it is not known since when: it may have slept after it last ran.
+            ns => Self {
+                now: Lasted { ns, at_least: older && !woken },
+                wants_cpu: true,
+                limited: woken_throttled,
+                slept: woken.then(|| blocked(at.0.saturating_sub(ns))),
+            },
+        })
+    }
 }
 
 fn state(state: WaitStateKey) -> State {
@@ -371,4 +444,90 @@ fn frame(processor: &Processor, key: FrameKey) -> Frame {
 fn comm(id: ThreadId) -> String {
     let text = std::fs::read(format!("/proc/{}/task/{}/comm", id.pid, id.tid)).unwrap_or_default();
     String::from_utf8_lossy(&text).trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Lasted, Parts};
+    use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes};
+
+    /// At 1,000, of a thread that entered the recording at 100.
+    fn parts(progress: Progress, left_cpu: Option<u64>) -> Option<Parts> {
+        let times = ThreadTimes {
+            thread: ThreadId { pid: 7, tid: 8 },
+            oncpu_ns: 0,
+            runnable_ns: 0,
+            stolen_ns: 0,
+            blocked_ns: 0,
+            since: MonotonicNs(100),
+            left_out: 0,
+        };
+        Parts::of(&ThreadSnapshot { times, at: MonotonicNs(1_000), progress }, left_cpu.map(MonotonicNs))
+    }
+
+    fn waiting(start: u64, runnable_ns: u64) -> Progress {
+        Progress::Waiting {
+            start: MonotonicNs(start),
+            blocked_ns: 1_000 - start - runnable_ns,
+            runnable_ns,
+            kept: true,
+            new_thread: false,
+            woken_throttled: false,
+        }
+    }
+
+    fn exactly(ns: u64) -> Lasted {
+        Lasted { ns, at_least: false }
+    }
+
+    fn at_least(ns: u64) -> Lasted {
+        Lasted { ns, at_least: true }
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_has_slept_since_it_left_its_cpu() {
+        let slept = |start, left_cpu| {
+            let parts = parts(waiting(start, 0), left_cpu).unwrap();
+            assert_eq!((parts.wants_cpu, parts.slept), (false, None));
+            parts.now
+        };
+        assert_eq!(slept(400, None), exactly(600));
+        assert_eq!(
+            slept(400, Some(390)),
+            exactly(600),
+            "the switch is known better than the scheduler's note"
+        );
+        assert_eq!([slept(100, None), slept(100, Some(20))], [at_least(900), exactly(980)]);
+        assert_eq!(parts(Progress::OnCpu { since: MonotonicNs(400) }, None), None);
+    }
+
+    #[test]
+    fn a_thread_that_was_woken_wants_a_cpu_since_then_and_not_for_as_long_as_it_slept() {
+        for (start, left_cpu, slept) in
+            [(400, None, exactly(590)), (100, None, at_least(890)), (100, Some(20), exactly(970))]
+        {
+            let woken = Parts { now: exactly(10), wants_cpu: true, limited: false, slept: Some(slept) };
+            assert_eq!(parts(waiting(start, 10), left_cpu), Some(woken));
+        }
+    }
+
+    #[test]
+    fn a_thread_that_has_wanted_a_cpu_all_the_time_has_no_sleep_before() {
+        let wants = |now| Some(Parts { now, wants_cpu: true, limited: false, slept: None });
+        assert_eq!(parts(waiting(400, 600), None), wants(exactly(600)), "preempted");
+        // The scheduler knows when it last ran, not whether it slept after that.
+        assert_eq!(parts(waiting(100, 900), Some(20)), wants(at_least(900)));
+        let Progress::Waiting { start, blocked_ns, runnable_ns, kept, .. } = waiting(100, 900) else {
+            unreachable!()
+        };
+        let new = Progress::Waiting {
+            start,
+            blocked_ns,
+            runnable_ns,
+            kept,
+            new_thread: true,
+            woken_throttled: false,
+        };
+        assert_eq!(parts(new, None), wants(exactly(900)), "it is no older than that");
+    }
 }

@@ -1,6 +1,6 @@
 //! A dump as text.
 
-use super::{Dump, State, Thread};
+use super::{Dump, State, Thread, WokenFrom};
 use std::io::{self, Write};
 
 /// Prints `dump`, a paragraph a thread.
@@ -43,6 +43,11 @@ fn doing(thread: &Thread) -> String {
     if let Some(reason) = thread.wait_reason {
         text += &format!(", {reason}");
     }
+    if let Some(WokenFrom { wait_reason, seconds, at_least }) = thread.woken_from {
+        let from = wait_reason.map_or(String::new(), |reason| format!(" from {reason}"));
+        let more = if at_least { " more than" } else { "" };
+        text += &format!(", woken{from} after{more} {}", duration(seconds));
+    }
     match thread.state {
         State::Interruptible => text += " (interruptible)",
         State::Uninterruptible => text += " (uninterruptible)",
@@ -68,7 +73,7 @@ fn duration(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Dump, Frame, State, Thread};
+    use super::super::{Dump, Frame, State, Thread, WokenFrom};
     use super::text;
 
     fn thread(state: State, seconds: Option<f64>) -> Thread {
@@ -80,6 +85,7 @@ mod tests {
             wait_reason: seconds.map(|_| "futex"),
             waiting_seconds: seconds,
             at_least: false,
+            woken_from: None,
             stack_age_seconds: Some(if seconds.is_some() { 0.0 } else { 0.002 }),
             stack: vec![Frame { function: "A.B()".to_owned(), module: Some("A".to_owned()) }],
         }
@@ -87,12 +93,19 @@ mod tests {
 
     #[test]
     fn each_thread_says_what_it_does_for_how_long_and_where() {
-        let threads = vec![thread(State::Interruptible, Some(12.345)), thread(State::Running, None)];
+        let woken = WokenFrom { wait_reason: Some("futex"), seconds: 10.0, at_least: true };
+        let runnable = thread(State::Runnable, Some(0.001));
+        let threads = vec![
+            thread(State::Interruptible, Some(12.345)),
+            thread(State::Running, None),
+            Thread { wait_reason: None, woken_from: Some(woken), ..runnable },
+        ];
         let mut out = Vec::new();
         text(&Dump { pid: 7, process: "shop".to_owned(), threads }, &mut out).unwrap();
-        let expected = "shop (pid 7), 2 threads\n\
+        let expected = "shop (pid 7), 3 threads\n\
             \n8 \"worker\" (app): blocked for 12.35 s, futex (interruptible)\n    A.B()  [A]\n\
-            \n8 \"worker\" (app): running; seen here 2.0 ms ago\n    A.B()  [A]\n";
+            \n8 \"worker\" (app): running; seen here 2.0 ms ago\n    A.B()  [A]\n\
+            \n8 \"worker\" (app): waiting for a CPU for 1.0 ms, woken from futex after more than 10.00 s\n    A.B()  [A]\n";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
     }
 }

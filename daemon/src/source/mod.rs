@@ -379,6 +379,8 @@ pub enum Progress {
         kept: bool,
         /// The thread is new and waits for its first CPU.
         new_thread: bool,
+        /// When it was woken its cgroup had used up its CPU limit: the runnable part is the limit's.
+        woken_throttled: bool,
     },
 }
 

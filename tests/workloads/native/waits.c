@@ -4,7 +4,9 @@
 // sleeps for seconds, and one waits in four ways in turn; with `deep-storm` they have large stacks. With `faulty-stack` one thread's stack pointer points to where reading is held back for ever, and another sleeps. With
 // `new-stack` a thread's stack grows into pages it has not used yet, which another one brings in late. With `mappings` some threads nap
 // while others hold the lock of the process's mappings all the time. With `realtime` a thread of a real-time class runs for a while, with
-// short sleeps in between, and then sleeps for good; `slept` in the ready line is 1 if the kernel allowed the class.
+// short sleeps in between, and then sleeps for good; `slept` in the ready line is 1 if the kernel allowed the class. With `starved` threads
+// that all want the same CPU get it all the time, if they are called busy, or hardly ever, and one that naps in between waits long for
+// it. With `limited` one wants it and another one naps.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -20,6 +22,7 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -200,20 +203,26 @@ static void spin(void)
 	}
 }
 
-// The threads of a storm have one CPU between them, however many the machine has: with one each, none would ever lose it.
-static void share_one_cpu(void)
+// Gives a thread, by default the one that asks, the first CPU the process may have, and no other.
+static void bind_to_one_cpu(pid_t tid)
 {
-	static _Thread_local int is_bound;
 	cpu_set_t allowed, one;
 	int cpu = 0;
-	if (is_bound)
-		return;
-	check(sched_getaffinity(0, sizeof allowed, &allowed), "sched_getaffinity");
+	check(sched_getaffinity(getpid(), sizeof allowed, &allowed), "sched_getaffinity");
 	while (!CPU_ISSET(cpu, &allowed))
 		cpu++;
 	CPU_ZERO(&one);
 	CPU_SET(cpu, &one);
-	check(sched_setaffinity(0, sizeof one, &one), "sched_setaffinity");
+	check(sched_setaffinity(tid, sizeof one, &one), "sched_setaffinity");
+}
+
+// The threads of a storm have one CPU between them, however many the machine has: with one each, none would ever lose it.
+static void share_one_cpu(void)
+{
+	static _Thread_local int is_bound;
+	if (is_bound)
+		return;
+	bind_to_one_cpu(0);
 	is_bound = 1;
 }
 
@@ -239,6 +248,30 @@ static void wait_asleep(void)
 }
 
 static void nap(void) { sleep_ms(20); }
+
+// Threads that want a CPU all the time, and one that hardly gets one when it wakes.
+__attribute__((noinline)) static void want_cpu(void)
+{
+	for (;;)
+		__asm__ volatile("");
+}
+static void wait_nap(void) { sleep_ms(50); }
+
+// From outside: a thread that has left its CPU to others might take long to say that it has.
+static void starve(void)
+{
+	struct sched_param none = { 0 };
+	for (int i = 0; i < worker_count; i++) {
+		pid_t tid;
+		while (!(tid = atomic_load(&workers[i].tid)))
+			sched_yield();
+		bind_to_one_cpu(tid);
+		if (strstr(workers[i].name, "starved"))
+			check(sched_setscheduler(tid, SCHED_IDLE, &none), "sched_setscheduler");
+		else if (strstr(workers[i].name, "nap"))
+			check(setpriority(PRIO_PROCESS, tid, 19), "setpriority");
+	}
+}
 
 // Under the lock nearly all the time: 2,048 pages take longer than what is between two calls.
 static void hold_mappings(void)
@@ -364,6 +397,22 @@ int main(int argc, char **argv)
 			start("nap", nap, 0);
 		for (int i = 0; i < 2; i++)
 			start("mapper", hold_mappings, 0);
+	} else if (argc > 1 && !strcmp(argv[1], "starved")) {
+		static const char *const starved[] = { "starved-1", "starved-2", "starved-3", "starved-4", "starved-5", "starved-6" };
+		start("wait-nap", wait_nap, 1);
+		for (unsigned i = 0; i < sizeof starved / sizeof *starved; i++)
+			start(starved[i], want_cpu, 0);
+		start("busy-1", want_cpu, 0);
+		start("busy-2", want_cpu, 0);
+		starve();
+	} else if (argc > 1 && !strcmp(argv[1], "limited")) {
+		start("wait-nap", wait_nap, 1);
+		start("busy", want_cpu, 0);
+		for (int i = 0; i < worker_count; i++) {
+			while (!atomic_load(&workers[i].tid))
+				sched_yield();
+			bind_to_one_cpu(atomic_load(&workers[i].tid));
+		}
 	} else if (argc > 1 && !strcmp(argv[1], "realtime")) {
 		start("realtime", wait_realtime, 0);
 		while (!atomic_load(&settled))

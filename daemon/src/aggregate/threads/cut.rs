@@ -230,6 +230,7 @@ mod tests {
             runnable_ns: 0,
             kept: true,
             new_thread: false,
+            woken_throttled: false,
         };
         [ThreadSnapshot { times, at: MonotonicNs(at), progress }]
     }

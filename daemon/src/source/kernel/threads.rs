@@ -13,7 +13,7 @@ use aya::maps::{HashMap as BpfHashMap, Map, MapData};
 use ebpf_common::counter::Counter;
 use ebpf_common::key::{
     STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, WAIT_KEPT,
-    WAIT_NEW,
+    WAIT_NEW, WAIT_WOKEN_THROTTLED,
 };
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd as _;
@@ -115,7 +115,7 @@ impl ThreadTable {
                 confirmed.threads.push(*snapshot);
             } else if !look.frozen && proc.is_gone(entry, snapshot, look.asks_before) {
                 self.bury(entry, snapshot, &mut confirmed);
-            } else if let Progress::OnCpu { .. } = snapshot.progress {
+            } else if may_run(entry) {
                 confirmed.threads.push(self.running(entry, snapshot, open));
             } else {
                 confirmed.threads.push(*snapshot);
@@ -139,7 +139,8 @@ impl ThreadTable {
         confirmed.ends.push(Event { time: MonotonicNs::now(), kind });
     }
 
-    /// A thread that seems to run: it may sleep, when its switch-out was not reported, and its CPU may have been taken from it.
+    /// A thread that seems to run, or to want a CPU since before the recording: it may sleep, when its switch-out was not reported, and its
+    /// CPU may have been taken from it.
     fn running(&self, entry: &Thread, snapshot: &ThreadSnapshot, open: u64) -> ThreadSnapshot {
         let thread = snapshot.times.thread;
         let Ok(Some(state)) = seed::look_at(thread.pid, thread.tid) else { return *snapshot };
@@ -158,6 +159,7 @@ impl ThreadTable {
                 asleep(&mut snapshot, open, ran.unwrap_or(0).min(open));
             }
             (_, Some(ran)) => take_stolen(&mut snapshot.times, open, ran),
+            // Seeding does not say how long it had run: what it read would be of a moment after the recording's begin.
             (_, None) => {}
         }
         snapshot
@@ -247,16 +249,26 @@ pub(super) fn closed_times(tid: u32, thread: &Thread) -> ThreadTimes {
     }
 }
 
-/// Of `open` ns on a CPU that a snapshot counts as run, the thread ran only the first `ran`: it sleeps since.
+/// Of `open` ns that a snapshot counts as run, or runnable, the thread ran only the first `ran`: it sleeps since.
 fn asleep(snapshot: &mut ThreadSnapshot, open: u64, ran: u64) {
-    let Progress::OnCpu { since } = snapshot.progress else { return };
+    let times = &mut snapshot.times;
+    let (since, column) = match snapshot.progress {
+        Progress::OnCpu { since } => (since, &mut times.oncpu_ns),
+        Progress::Waiting { start, .. } => (start, &mut times.runnable_ns),
+    };
     let blocked = open.saturating_sub(ran);
-    snapshot.times.oncpu_ns = snapshot.times.oncpu_ns.saturating_sub(blocked);
-    snapshot.times.blocked_ns = snapshot.times.blocked_ns.saturating_add(blocked);
+    *column = column.saturating_sub(blocked);
+    times.blocked_ns = times.blocked_ns.saturating_add(blocked);
     // As the probe will find it out at the thread's next switch.
     let start = MonotonicNs(since.0.saturating_add(ran));
-    snapshot.progress =
-        Progress::Waiting { start, blocked_ns: blocked, runnable_ns: 0, kept: false, new_thread: false };
+    snapshot.progress = Progress::Waiting {
+        start,
+        blocked_ns: blocked,
+        runnable_ns: 0,
+        kept: false,
+        new_thread: false,
+        woken_throttled: false,
+    };
 }
 
 /// Of `open` ns on a CPU that a snapshot counts as run, the thread ran only `ran` by the scheduler's account: the rest was stolen.
@@ -267,6 +279,17 @@ fn take_stolen(times: &mut ThreadTimes, open: u64, ran: u64) {
         times.runnable_ns = times.runnable_ns.saturating_add(stolen);
         times.stolen_ns = times.stolen_ns.saturating_add(stolen);
     }
+}
+
+/// Whether the thread's state may be another than it seems without an event: one that runs, or could at the recording's begin.
+fn may_run(thread: &Thread) -> bool {
+    matches!(thread.state, STATE_ON_CPU | STATE_RUNNING_OR_RUNNABLE)
+}
+
+/// Of a thread that ran or wanted a CPU when it entered the recording: whether the task iterator has met it without one. It has had none since
+/// then, for no switch has told of it.
+fn was_off_cpu(thread: &Thread) -> bool {
+    thread.visited_start_ns == thread.wait_start_ns
 }
 
 /// A thread's times closed at `now_ns`; `None` when it was read in the middle of an update: its law does not hold.
@@ -286,8 +309,13 @@ fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadSnapshot> {
         runnable_ns: at.saturating_sub(thread.wait_start_ns).saturating_sub(blocked_ns),
         kept: thread.wait_flags & WAIT_KEPT != 0,
         new_thread: thread.wait_flags & WAIT_NEW != 0,
+        woken_throttled: thread.wait_flags & WAIT_WOKEN_THROTTLED != 0,
     };
     let progress = match thread.state {
+        STATE_RUNNING_OR_RUNNABLE if was_off_cpu(thread) => {
+            times.runnable_ns += open;
+            waiting(0)
+        }
         STATE_ON_CPU | STATE_RUNNING_OR_RUNNABLE | STATE_DEAD => {
             times.oncpu_ns += open;
             Progress::OnCpu { since: MonotonicNs(thread.since_ns) }
@@ -309,7 +337,8 @@ mod tests {
     use super::{Proc, Progress, Thread, asleep, snapshot, take_stolen};
     use crate::source::MonotonicNs;
     use ebpf_common::key::{
-        STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, WAIT_KEPT, WAIT_WAS_BLOCKED,
+        STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, WAIT_KEPT,
+        WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
     };
     use std::collections::HashMap;
 
@@ -339,6 +368,46 @@ mod tests {
             matches!(waiting, Progress::Waiting { blocked_ns: 4, runnable_ns: 46, kept: true, .. }),
             "{waiting:?}"
         );
+    }
+
+    /// /proc says `R` of both; seeded threads have had no event.
+    #[test]
+    fn a_thread_met_without_a_cpu_has_wanted_one_since_it_entered_the_recording() {
+        let seeded = Thread {
+            entered_ns: 100,
+            since_ns: 100,
+            wait_start_ns: 100,
+            state: STATE_RUNNING_OR_RUNNABLE,
+            exec_ns: u64::MAX,
+            ..Thread::default()
+        };
+        let runs = snapshot(1, &seeded, 150).unwrap();
+        assert_eq!((runs.times.oncpu_ns, runs.times.runnable_ns), (50, 0));
+        assert_eq!(runs.progress, Progress::OnCpu { since: MonotonicNs(100) });
+        let mut wants = snapshot(1, &Thread { visited_start_ns: 100, ..seeded }, 150).unwrap();
+        assert_eq!((wants.times.oncpu_ns, wants.times.runnable_ns), (0, 50));
+        assert!(
+            matches!(
+                wants.progress,
+                Progress::Waiting { start: MonotonicNs(100), blocked_ns: 0, runnable_ns: 50, .. }
+            ),
+            "{wants:?}"
+        );
+        // Unless /proc says that it sleeps: its switches were hidden.
+        asleep(&mut wants, 50, 0);
+        assert_eq!((wants.times.runnable_ns, wants.times.blocked_ns), (0, 50));
+        assert!(
+            matches!(wants.progress, Progress::Waiting { blocked_ns: 50, runnable_ns: 0, .. }),
+            "{wants:?}"
+        );
+    }
+
+    #[test]
+    fn one_that_was_woken_under_its_cgroups_limit_waits_for_that() {
+        let of =
+            |wait_flags| snapshot(1, &Thread { wait_flags, ..thread(STATE_RUNNABLE) }, 200).unwrap().progress;
+        let throttled = |progress| matches!(progress, Progress::Waiting { woken_throttled: true, .. });
+        assert!(throttled(of(WAIT_WAS_BLOCKED | WAIT_WOKEN_THROTTLED)) && !throttled(of(WAIT_WAS_BLOCKED)));
     }
 
     #[test]
@@ -412,6 +481,7 @@ mod tests {
             runnable_ns: 0,
             kept: false,
             new_thread: false,
+            woken_throttled: false,
         };
         assert_eq!(found.progress, waiting);
     }
