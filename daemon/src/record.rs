@@ -518,6 +518,11 @@ fn comments(
         ),
         "runnable, blocked: exact per thread; split among stacks by waits kept with known probability"
             .to_owned(),
+        format!(
+            "{}{}",
+            pprof::WAIT_STACKS_PREFIX,
+            recorded.window.wait_chances.text(options.wait_stacks_one_in)
+        ),
     ];
     if options.waker_stacks {
         comments.push(

@@ -275,6 +275,8 @@ fn a_wait_shows_the_stack_that_ended_it() {
     let (table, folded) = (report(&["--sort", "cum"]), report(&["--format", "folded"]));
     assert!(table.contains("wait_futex") && !table.contains("end_futex"), "{table}");
     assert!(folded.contains(";wait_futex;") && folded.contains(";end_futex;"), "{folded}");
+    let words: Vec<&str> = table.split_whitespace().collect();
+    assert!(words.join(" ").contains(&format!("wait stacks: {}", wait_stacks(&profile))), "{table}");
 }
 
 on_runtimes!(a_managed_wait_shows_the_method_that_released_it: net10 Net10);
@@ -326,6 +328,15 @@ fn a_long_wait_has_its_stack_though_the_coin_keeps_one_in_many() {
     let counter = |name| profile.counter(name).unwrap();
     let (all, kept) = (counter("waits"), counter("waits_stored"));
     assert!(kept * 5 < all, "{kept} of {all} waits kept: not thinned enough to tell\n{}", picture());
+    // The probability that the profile states is that of all waits.
+    let stated = wait_stacks(&profile);
+    let words: Vec<&str> = stated.split([' ', ',', ';']).collect();
+    let number = |at: usize| words[at].parse::<f64>().unwrap();
+    let probability = words.iter().position(|word| *word == "probability:").unwrap() + 1;
+    let (least, most, mean) = (number(probability), number(probability + 2), number(probability + 4));
+    assert!(least < mean && mean < most && most <= 1.0 && stated.ends_with("few waits"), "{stated}");
+    let truth_of_all = kept as f64 / all as f64;
+    assert!((mean - truth_of_all).abs() <= truth_of_all * 0.2, "{kept} of {all}: {stated}\n{}", picture());
     let this = of_thread(sleeper);
     let own = own_account(&truth, "wait-long", &profile) as f64;
     let there =
@@ -342,6 +353,11 @@ fn a_long_wait_has_its_stack_though_the_coin_keeps_one_in_many() {
     // All times stay exact, whatever was thinned.
     let wall = profile.sum("wall", &this);
     assert!((wall - profile.duration_ns).abs() * 100 <= profile.duration_ns, "{wall} ns:\n{}", picture());
+}
+
+/// What a profile says of the probability with which waits kept their stacks.
+fn wait_stacks(profile: &Profile) -> &str {
+    profile.comments.iter().find_map(|comment| comment.strip_prefix("wait stacks: ")).unwrap()
 }
 
 #[test]
@@ -384,6 +400,11 @@ fn a_process_that_changes_its_mappings_puts_off_the_visits_to_all_its_waits() {
     let (profile, outcome) =
         record_pid(app.pid(), Duration::from_secs(6), &["--wait-stacks-one-in", "2"]).unwrap();
     app.stop().unwrap();
+    assert!(
+        wait_stacks(&profile).ends_with("; their probability: 0.5; fixed at 1 in 2"),
+        "{}",
+        outcome.stderr
+    );
     let counter = |name| profile.counter(name).unwrap();
     let (visited, deferred) = (counter("sleepers"), counter("sleepers_deferred"));
     assert!(visited >= 100, "{visited} visits\n{}", outcome.stderr);

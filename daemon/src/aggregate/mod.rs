@@ -9,6 +9,7 @@
 //! Keys are full (no hash stands for a stack) and bounded: what comes after the limit goes to one entry whose only frame is
 //! [`Marker::Overflow`](crate::sample::frame::Marker::Overflow), so that sums stay right. No names of functions here.
 
+pub mod chance;
 pub mod collections;
 pub mod heap;
 pub mod incidents;

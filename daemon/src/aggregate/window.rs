@@ -1,6 +1,7 @@
 //! [`Window`]: the values of one recording interval. Bounded in keys and in distinct values per label; every loss of detail
 //! is counted, no value is lost.
 
+use super::chance::Chances;
 use super::key::{Labels, SampleType};
 use super::pool::Sum;
 use crate::sample::frame::{FrameKey, Marker};
@@ -92,6 +93,8 @@ pub struct Window {
     counters: WindowCounters,
     /// What became of thread pools, each with its process's labels.
     pub pools: Vec<(Labels, Sum)>,
+    /// With what probability waits kept their stacks.
+    pub wait_chances: Chances,
 }
 
 impl Window {
@@ -108,6 +111,7 @@ impl Window {
             caps: Default::default(),
             counters: WindowCounters::default(),
             pools: Vec::new(),
+            wait_chances: Chances::default(),
         }
     }
 

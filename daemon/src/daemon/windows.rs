@@ -116,6 +116,11 @@ impl Encoder {
             ),
             "runnable, blocked: exact per thread; split among stacks by waits kept with known probability"
                 .to_owned(),
+            format!(
+                "{}{} (the whole node in this window)",
+                pprof::WAIT_STACKS_PREFIX,
+                over.window.wait_chances.text(None)
+            ),
         ];
         comments.extend(self.state.remarks());
         let asked = self.state.mode().recording(&self.state.config().recording);

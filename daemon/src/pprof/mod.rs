@@ -29,6 +29,8 @@ pub use validate::{Invalid, validate};
 pub const LOSS_PREFIX: &str = "loss: ";
 /// Comments that begin with this say what became of a thread pool; reports of waits show them.
 pub const POOL_PREFIX: &str = "thread pool of ";
+/// The comment that begins with this says with what probability waits kept their stacks; reports of waits show it.
+pub const WAIT_STACKS_PREFIX: &str = "wait stacks: ";
 /// File name of the mapping of kernel code.
 pub const KERNEL_MAPPING: &str = "[kernel.kallsyms]";
 /// File name of the mapping of managed code whose module is not known, and of runtime stubs.

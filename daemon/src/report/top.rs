@@ -9,8 +9,8 @@ use super::ReportError;
 use super::stacks::{Frame, Kind, Stacks, View};
 use super::units::{human, percent};
 use crate::aggregate::pool::STARVATION;
-use crate::pprof::POOL_PREFIX;
 use crate::pprof::proto::Profile;
+use crate::pprof::{POOL_PREFIX, WAIT_STACKS_PREFIX};
 use crate::symbolize::pretty::clean;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -122,6 +122,10 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
         table.remark(
             "a file in brackets stands for all its functions without a name: it has no symbols of them",
         );
+    }
+    if matches!(sample_type, "runnable" | "blocked" | "wall") {
+        let chances = stacks.comments().find(|comment| comment.starts_with(WAIT_STACKS_PREFIX));
+        chances.iter().for_each(|comment| table.remark(comment));
     }
     if matches!(sample_type, "blocked" | "wall") {
         let pools: Vec<_> = stacks.comments().filter(|comment| comment.starts_with(POOL_PREFIX)).collect();

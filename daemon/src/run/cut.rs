@@ -8,6 +8,7 @@
 use super::names::comm_text;
 use super::naming;
 use super::processor::Processor;
+use crate::aggregate::chance::Chances;
 use crate::aggregate::collections::{Kind, Sum};
 use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
 use crate::aggregate::incidents::{LockWait, Throw, Waited};
@@ -105,6 +106,7 @@ impl Processor {
         self.left_out_before = cut.left_out;
         let mut window = Window::new(WindowLimits::default());
         window.pools = cut.pools;
+        window.wait_chances = cut.wait_chances;
         let frames = stacks.iter().flatten().copied();
         self.symbolizer.resolve(frames.chain(lock_events.frames()), &self.processes);
         let functions = self.lock_functions.called(stacks.iter(), &self.processes);
@@ -248,6 +250,7 @@ pub struct Cut {
     lock_waits: Vec<(StackId, Labels, Waited)>,
     lock_events: LockEvents,
     pools: Vec<(Labels, pool::Sum)>,
+    wait_chances: Chances,
     /// Of services, what the probes leave out.
     left_out: HashMap<Arc<str>, OfService>,
     gone: Gone,
@@ -333,6 +336,7 @@ impl Cut {
             lock_waits,
             lock_events: std::mem::take(&mut processor.lock_events),
             pools,
+            wait_chances: std::mem::take(&mut processor.wait_chances),
             left_out: std::mem::take(&mut processor.left_out),
             gone: Gone {
                 regions,

@@ -5,6 +5,7 @@ use super::cut::{Cutting, Gone};
 use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
 use super::naming;
+use crate::aggregate::chance::Chances;
 use crate::aggregate::collections::{Collections, Kind};
 use crate::aggregate::heap::Allocations;
 use crate::aggregate::incidents::{Incidents, Place};
@@ -111,6 +112,8 @@ pub struct Processor {
     pub(super) collections: Collections,
     pub(super) incidents: Incidents,
     pub(super) pools: Pools,
+    /// With what probability the waits of this window kept their stacks.
+    pub(super) wait_chances: Chances,
     /// What the runtimes' own frames mean.
     pub(super) runtime_waits: RuntimeWaits,
     /// What there is to learn that from beside the stacks of waits.
@@ -157,6 +160,7 @@ impl Processor {
             collections: Collections::default(),
             incidents: Incidents::default(),
             pools: Pools::default(),
+            wait_chances: Chances::default(),
             runtime_waits: RuntimeWaits::default(),
             lock_events: LockEvents::default(),
             lock_functions: LockFunctions::default(),
@@ -257,6 +261,7 @@ impl Processor {
             }
             EventKind::WaitStart(wait) => {
                 self.counters.waits += 1;
+                self.wait_chances.kept(wait.weight);
                 self.names.kernel(wait.thread.tid, &comm_text(&wait.comm));
                 let stack = self.stack(wait.thread, time, &wait.kernel, wait.user.as_deref());
                 let suspended = self.stands_still(wait.thread.pid);
