@@ -665,7 +665,9 @@ impl Thread {
             let (by_blocked, by_runnable) = (blocked.scale(), runnable.scale());
             let variance =
                 waited.spread.variance(by_blocked * (1.0 - of_blocked), by_runnable * (1.0 - of_runnable))
-                    + others.variance(-by_blocked * of_blocked, -by_runnable * of_runnable);
+                    + others.variance(-by_blocked * of_blocked, -by_runnable * of_runnable)
+                    + (blocked.beyond_estimate() * of_blocked).powi(2)
+                    + (runnable.beyond_estimate() * of_runnable).powi(2);
             rows.push(Row {
                 wait_stderr_ns: variance.max(0.0).sqrt(),
                 blocked_ns: waited.sure.blocked_ns * blocked.sure + blocked.rest * of_blocked,
@@ -684,17 +686,25 @@ impl Thread {
         } else {
             missing(Marker::WaitingSinceBefore, None, before_blocked, before_runnable);
         }
-        let unknown = |of: &Division| if of.more > 0.0 { 0.0 } else { of.rest };
-        missing(Marker::StackLost, None, unknown(&blocked), unknown(&runnable));
+        missing(Marker::StackLost, None, blocked.lost, runnable.lost);
     }
 }
 
-/// What makes a thread's estimates sum to its exact total.
+/// An estimate that is short of the exact total by more standard errors than this, and that is less than half of it, is not short by chance: records
+/// were lost, or a long wait came among many short ones and was not kept. The kept waits do not stand for that time. Up to twice the estimate
+/// they do: where the budget left some stretches all but without a kept wait, the thread's other waits are the best guess there is, and the stated error
+/// says how good it is.
+const BELIEVED_ERRORS: f64 = 4.0;
+const BELIEVED_TIMES: f64 = 2.0;
+
+/// What makes a thread's estimates sum to its exact total, as far as chance explains the difference.
 struct Division {
     /// Factor of what is sure: it stays as it is, except for the rounding of two clocks read apart.
     sure: f64,
     /// What is left of the total for what the coin chose.
     rest: f64,
+    /// What is left of it for waits without a stack for which none that was kept can stand.
+    lost: f64,
     /// The estimate of that, X, and of its variance, Q.
     more: f64,
     variance: f64,
@@ -702,8 +712,16 @@ struct Division {
 
 impl Division {
     fn of(total: f64, sure: f64, more: f64, variance: f64) -> Self {
-        let rest = (total - sure).max(0.0);
-        Self { sure: if sure > total { total / sure } else { 1.0 }, rest, more, variance }
+        let left = (total - sure).max(0.0);
+        let believed = (more * BELIEVED_TIMES).max(more + BELIEVED_ERRORS * variance.sqrt());
+        let rest = if more > 0.0 { left.min(believed) } else { 0.0 };
+        Self { sure: if sure > total { total / sure } else { 1.0 }, rest, lost: left - rest, more, variance }
+    }
+
+    /// How far the estimate is from what it is scaled to. No sampling error says how much of that is a place of which no wait was kept: each row is
+    /// unsure by its part of it.
+    fn beyond_estimate(&self) -> f64 {
+        self.rest - self.more
     }
 
     /// The part of a row with estimate Y, of variance R, in the rest. Beale's ratio estimator, (Y/X)·(1 + R/XY)/(1 + Q/X²), R being the
@@ -1191,6 +1209,22 @@ mod tests {
         let at = |place| rows.iter().filter(|r| r.place == place).map(|r| r.blocked_ns).sum::<f64>();
         assert_eq!(at(Place::Marker(Marker::WaitingSinceBefore)), 50.0);
         assert_eq!(at(Place::Stack(StackId(5))), 1_000.0);
+
+        // One in ten kept of 100 waits of 10 ns, and then one of 30 µs that was not: the others do not stand for it, and say that they are unsure.
+        let mut threads = Threads::default();
+        for n in 1..=10 {
+            threads.wait_start(T, MonotonicNs(100 * n), StackId(5), SLEEP, 10, 10.0);
+            threads.wait_end(&end(100 * n, 10));
+        }
+        let rows = threads.finish(&running(times(1_000, 0, 31_000), ON_CPU));
+        let at = |place| {
+            rows.iter()
+                .find(|r| r.place == place && r.blocked_ns > 0.0)
+                .map_or((0.0, 0.0), |r| (r.blocked_ns, r.wait_stderr_ns))
+        };
+        let (short, error) = at(Place::Stack(StackId(5)));
+        assert!((1_000.0..2_300.0).contains(&short) && error >= short - 1_000.0, "{short} ± {error}");
+        assert_eq!(at(Place::Marker(Marker::StackLost)).0, 31_000.0 - short);
 
         // Nothing kept at all: the thread did run, and its waits are lost, not older than the recording.
         let rows = Threads::default().finish(&running(times(1_000, 0, 1_050), ON_CPU));

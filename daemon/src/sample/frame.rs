@@ -73,7 +73,8 @@ pub enum Marker {
     NotYetRun,
     /// On CPU for less than a sampling period: no stack was seen.
     NotSampled,
-    /// A wait whose stack was lost on the way (ring full): its time is exact, its place is not known.
+    /// Waits whose stack was lost on the way (ring full), or was not kept while none that was can stand for them: their time is exact, their
+    /// place is not known.
     StackLost,
     /// Parent of all frames of collector threads.
     GarbageCollector,

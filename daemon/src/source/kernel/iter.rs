@@ -25,7 +25,7 @@ pub(super) const PROGRAM: &str = "sleepers";
 
 /// Time between two visits.
 const INTERVAL_NS: u64 = 2_000_000_000;
-/// The next visit comes so soon when one left something out for want of room in the ring; twice that when it did so again, and so on.
+/// The next visit comes so soon at the beginning, or when one left something out for want of room in the ring; then after twice that, and so on.
 const SOON_NS: u64 = 50_000_000;
 /// A copy of a stack that takes longer is held up by its process. Pages that are swapped out take milliseconds.
 const HELD_NS: u64 = 1_000_000_000;
@@ -42,6 +42,8 @@ pub(super) struct Visitor {
     visiting: bool,
     due_ns: u64,
     soon_ns: u64,
+    /// Whether a recording or a process has just begun.
+    beginning: bool,
     ended: u64,
     /// That a visit did not begin was told.
     told: bool,
@@ -100,6 +102,7 @@ impl Visitor {
             visiting: false,
             due_ns: 0,
             soon_ns: SOON_NS,
+            beginning: true,
             ended: 0,
             told: false,
         })
@@ -110,9 +113,11 @@ impl Visitor {
         !std::mem::replace(&mut self.told, true)
     }
 
-    /// Makes the next visit due now.
+    /// Makes the next visit due now, and others soon after it: a process begins to be recorded. While the probes know none of its code each stack is a
+    /// copy, the budget keeps fewer, and of a thread that waits now and then there is none that could stand for another. Whatever the coin says
+    /// meanwhile: a visit that came because it kept nothing would make a wait's stack the likelier for not having been kept.
     pub(super) fn hurry(&mut self) {
-        self.due_ns = 0;
+        (self.due_ns, self.soon_ns, self.beginning) = (0, SOON_NS, true);
     }
 
     /// True when a visit is to begin.
@@ -204,12 +209,14 @@ impl Visitor {
         self.ended
     }
 
-    /// Whether the last visit left something out: then the next one comes soon.
+    /// Whether the last visit left something out: then the next one comes soon, as it does at the beginning.
     pub(super) fn left_out(&mut self, something: bool, now_ns: u64) {
-        if something {
+        let soon = something || self.beginning;
+        if soon {
             self.due_ns = self.due_ns.min(now_ns.saturating_add(self.soon_ns));
         }
-        self.soon_ns = if something { (self.soon_ns * 2).min(INTERVAL_NS) } else { SOON_NS };
+        self.beginning &= self.soon_ns < INTERVAL_NS;
+        self.soon_ns = if soon { (self.soon_ns * 2).min(INTERVAL_NS) } else { SOON_NS };
     }
 }
 
