@@ -2,7 +2,8 @@
 // token to each other, so that threads switch all the time. Each line on standard input is answered with "OPERATIONS NANOSECONDS":
 // work done by all threads since the start, and when it was read. "exit" or the end of the input ends it. With the argument "allocate"
 // it allocates about forty times as much for the same work, so that time in the shim can be seen; with "work" nobody hands tokens; with
-// "switch N" nobody works, and threads switch N times a second.
+// "switch N" nobody works, and threads switch N times a second; with "idle" there are no threads. The line "fill" makes it allocate 1 GB and
+// keep most of it.
 using System;
 using System.Diagnostics;
 using System.Runtime.CompilerServices;
@@ -18,6 +19,7 @@ static class Load
 
     static readonly long[] Operations = new long[64 * Stride];
     static byte[] kept = new byte[0];
+    static byte[][] all;
     static int rounds = 8000;
     static int size = 1000;
 
@@ -26,7 +28,7 @@ static class Load
         string what = args.Length > 0 ? args[0] : "";
         if (what == "allocate") (rounds, size) = (2000, 10_000);
         if (what == "switch") Switch(int.Parse(args[1]));
-        else
+        else if (what != "idle")
         {
             for (int i = 0; i < Environment.ProcessorCount; i++)
             {
@@ -46,10 +48,25 @@ static class Load
         Console.WriteLine("ready");
         for (string line = Console.ReadLine(); line != null && line != "exit"; line = Console.ReadLine())
         {
+            if (line == "fill") Fill();
             long sum = 0;
             for (int slot = 0; slot < Operations.Length; slot += Stride) sum += Volatile.Read(ref Operations[slot]);
             Console.WriteLine(sum + " " + (long)(Stopwatch.GetTimestamp() * (1e9 / Stopwatch.Frequency)));
         }
+    }
+
+    // 7,000 objects that stay, each larger than what one sample stands for (100 KiB) and written to nowhere but at its start, and garbage among them. Not
+    // so fast that nobody could read of them meanwhile.
+    static void Fill()
+    {
+        all = new byte[7000][];
+        for (int i = 0; i < all.Length; i++)
+        {
+            all[i] = GC.AllocateUninitializedArray<byte>(130_000);
+            for (int small = 0; small < 16; small++) kept = new byte[size];
+            if (i % 50 == 0) Thread.Sleep(10);
+        }
+        GC.Collect();
     }
 
     static void Work(int slot)

@@ -1,12 +1,15 @@
-//! `cargo xtask bench [FIGURE]`: what profiling costs, measured on a real CLR under a real kernel, one function per figure. A run of all
-//! figures writes docs/benchmarks.md. Nothing here judges: the budgets stand beside the values.
+//! `cargo xtask bench [FIGURE [--write]]`: what profiling costs, measured on a real CLR under a real kernel, one function per figure. A run of all
+//! figures writes docs/benchmarks.md; one figure is printed, and with `--write` replaces its section there. Nothing here judges: the budgets stand
+//! beside the values.
 
 mod crowd;
 mod daemon;
 mod load;
+mod shim;
+mod smaps;
 mod statistics;
 
-use std::{fs, process::Command};
+use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context, Result, bail};
 use ebpf_common::counter::Counter;
@@ -37,8 +40,8 @@ const LEARNING_SECONDS: f64 = 2.0;
 
 type Figure = fn(&Bench<'_>) -> Result<Vec<Row>>;
 
-/// Name on the command line, what it measures and how, and the code that does it.
-const FIGURES: [(&str, &str, Figure); 8] = [
+/// Name on the command line, what it measures and how (a heading, and text below it where more is to be said), and the code that does it.
+const FIGURES: [(&str, &str, Figure); 9] = [
     ("start", "From starting `perfusion record` to the first sample in the kernel", start_to_first_sample),
     (
         "sample",
@@ -71,9 +74,10 @@ const FIGURES: [(&str, &str, Figure); 8] = [
         "20 s of a whole host: a browser, Node, CoreCLR, and programs that share libLLVM",
         crowd_memory,
     ),
+    ("shim", shim::HOW, shim::costs),
 ];
 
-pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<()> {
+pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>, write: bool) -> Result<()> {
     need_root("measuring probes")?;
     let known: Vec<&str> = FIGURES.iter().map(|(name, ..)| *name).collect();
     if let Some(name) = only.filter(|name| !known.contains(name)) {
@@ -87,28 +91,48 @@ pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<
     let _statistics = statistics::Enabled::enable()?;
     let bench = Bench { paths, steps };
 
-    let mut text = String::new();
+    let mut document = format!(
+        "# What profiling costs\nWritten by `cargo xtask bench` on {machine}. Probe times are the kernel's own (`kernel.bpf_stats_enabled`).\n"
+    );
+    let file = paths.root.join("docs/benchmarks.md");
+    if only.is_some() {
+        document =
+            fs::read_to_string(&file).with_context(|| format!("{}: cannot be read", file.display()))?;
+    }
     for (name, how, figure) in FIGURES {
         if only.is_some_and(|only| only != name) {
             continue;
         }
         steps.step(&format!("measuring {name}"));
-        text.push_str(&format!("\n## {how}\n| what | measured | budget |\n|---|---|---|\n"));
+        let (heading, more) = how.split_once('\n').unwrap_or((how, ""));
+        let mut text = format!("\n## {heading}\n");
+        if only.is_some() {
+            text.push_str(&format!("Measured alone on {machine}.\n\n"));
+        }
+        if !more.is_empty() {
+            text.push_str(&format!("{more}\n"));
+        }
+        text.push_str("| what | measured | budget |\n|---|---|---|\n");
         for row in figure(&bench).with_context(|| format!("figure {name}"))? {
             text.push_str(&format!("| {} | {} | {} |\n", row.what, row.measured, row.budget));
         }
+        print!("{text}");
+        document = with_section(&document, &text);
     }
-    print!("{text}");
-    if only.is_none() {
-        let document = paths.root.join("docs/benchmarks.md");
-        let head = format!(
-            "# What profiling costs\nWritten by `cargo xtask bench` on {machine}. Probe times are the kernel's own (`kernel.bpf_stats_enabled`).\n"
-        );
-        fs::write(&document, head + &text)
-            .with_context(|| format!("{}: cannot be written", document.display()))?;
-        steps.step(&format!("wrote {}", document.display()));
+    if only.is_none() || write {
+        fs::write(&file, document).with_context(|| format!("{}: cannot be written", file.display()))?;
+        steps.step(&format!("wrote {}", file.display()));
     }
     Ok(())
+}
+
+/// The document with this section, which begins with its heading, in the place of the one that has the same heading, or at the end.
+fn with_section(document: &str, section: &str) -> String {
+    const HEADING: &str = "\n## ";
+    let heading = section.split_inclusive('\n').take(2).collect::<String>();
+    let Some((before, rest)) = document.split_once(&heading) else { return document.to_owned() + section };
+    let after = rest.find(HEADING).map_or("", |at| &rest[at..]);
+    [before, section, after].concat()
 }
 
 /// Kernel, processor, number of CPUs and how busy they are with other things: what another run's figures differ by.
@@ -427,17 +451,22 @@ fn allocation(bench: &Bench<'_>) -> Result<Vec<Row>> {
     )?;
     let inside = folded.lines().filter(|line| line.contains(CALLBACK));
     let ns: f64 = inside.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
-    let comments = output(Command::new("go").args(["tool", "pprof", "-comments"]).arg(&profile))?;
-    let samples: f64 = comments
-        .lines()
-        .find_map(|line| line.strip_prefix("shim_allocation_samples: ")?.parse().ok())
-        .filter(|samples| *samples > 0.0)
-        .with_context(|| format!("{}: no allocation samples in its comments", profile.display()))?;
+    let samples = comment(&profile, "shim_allocation_samples")?;
     Ok(vec![Row {
         what: "one allocation sample in the app, stack copied",
         measured: format!("{:.2} µs, mean of {samples}", ns / samples / 1e3),
         budget: "5 µs",
     }])
+}
+
+/// A number among the comments of a profile, which is not 0.
+fn comment(profile: &Path, name: &str) -> Result<f64> {
+    let comments = output(Command::new("go").args(["tool", "pprof", "-comments"]).arg(profile))?;
+    comments
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")?.parse().ok())
+        .filter(|number| *number > 0.0)
+        .with_context(|| format!("{}: no {name} in its comments", profile.display()))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -450,13 +479,48 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
+/// The median, and the interval that holds the true one with 95 %: of n values as many are below it as heads come up when n coins are thrown.
+/// So the k-th value from either end is on its own side of it unless fewer than k heads come up, for which there is a chance of 2.5 % at most.
+fn median_interval(values: &[f64]) -> [f64; 3] {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let n = sorted.len();
+    let mut chance = 0.5_f64.powf(n as f64);
+    let (mut k, mut fewer) = (0, chance);
+    while fewer <= 0.025 && k < n {
+        k += 1;
+        chance *= (n + 1 - k) as f64 / k as f64;
+        fewer += chance;
+    }
+    let at = |index: usize| sorted.get(index).copied().unwrap_or_default();
+    let k = k.max(1);
+    [median(sorted.clone()), at(k - 1), at(n.saturating_sub(k))]
+}
+
 #[cfg(test)]
 mod tests {
-    use super::median;
+    use super::{median, median_interval, with_section};
 
     #[test]
     fn median_of_odd_and_even() {
         assert!((median(vec![3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
         assert!((median(vec![4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
+    }
+
+    /// Tables of the sign test have these ranks: 6 and 15 of 20 values, 3 and 10 of 12, and none of 5.
+    #[test]
+    fn interval_of_a_median() {
+        let of = |n: u32| median_interval(&(1..=n).rev().map(f64::from).collect::<Vec<_>>());
+        for (n, expected) in [(20, [10.5, 6.0, 15.0]), (12, [6.5, 3.0, 10.0]), (5, [3.0, 1.0, 5.0])] {
+            assert!(of(n).iter().zip(expected).all(|(found, right)| (found - right).abs() < 1e-9), "{n}");
+        }
+    }
+
+    #[test]
+    fn a_section_takes_its_own_place() {
+        let document = "# Title\n\n## A\nold\n\n## B\nb\n";
+        assert_eq!(with_section(document, "\n## A\nnew\n"), "# Title\n\n## A\nnew\n\n## B\nb\n");
+        assert_eq!(with_section(document, "\n## B\nnew\n"), "# Title\n\n## A\nold\n\n## B\nnew\n");
+        assert_eq!(with_section("# Title\n", "\n## C\nc\n"), "# Title\n\n## C\nc\n");
     }
 }

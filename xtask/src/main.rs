@@ -38,7 +38,8 @@ cargo xtask COMMAND
                   look for inputs that break a fuzz target, 10 million executions each unless told (docs/fuzzing.md)
   kernels [5.10|6.1|6.12|newest]
                   boot Debian's kernels in qemu and record a program with known stacks on each (root; docs/kernel-policy.md)
-  bench [FIGURE]  measure what the profiler costs; writes docs/benchmarks.md (root)
+  bench [FIGURE [--write]]
+                  measure what the profiler costs; writes docs/benchmarks.md, of one figure with --write only (root)
   truth [--seconds N] [--repetitions N] [WORKLOAD… | thinning]
                   how true profiles of programs with known stacks and times are; writes docs/truth.md (root)
   memory [--windows N]
@@ -84,8 +85,9 @@ fn main() -> ExitCode {
             }
             ["kernels"] => kernels::kernels(&paths, &steps, None),
             ["kernels", version] => kernels::kernels(&paths, &steps, Some(version)),
-            ["bench"] => bench::bench(&paths, &steps, None),
-            ["bench", figure] => bench::bench(&paths, &steps, Some(figure)),
+            ["bench"] => bench::bench(&paths, &steps, None, true),
+            ["bench", figure] => bench::bench(&paths, &steps, Some(figure), false),
+            ["bench", figure, "--write"] => bench::bench(&paths, &steps, Some(figure), true),
             ["truth", arguments @ ..] => truth::truth(&paths, &steps, arguments),
             ["memory", arguments @ ..] => truth::memory(&paths, &steps, arguments),
             ["leaks", arguments @ ..] => truth::leaks(&paths, &steps, arguments),

@@ -15,7 +15,7 @@ use ebpf_common::counter::{COUNTERS, Counter};
 use ebpf_common::stage::{OF_SAMPLES, Stages};
 use serde_json::Value;
 
-use super::load::cpu_seconds;
+use super::{load::cpu_seconds, smaps};
 use crate::{exec::output, paths::Paths};
 
 /// `BPF_PROG_TYPE_PERF_EVENT`, as /proc/PID/fdinfo shows it: the CPU sampler.
@@ -26,7 +26,7 @@ const PER_CPU_ARRAY: &str = "6";
 const LOADED: &str = "milliseconds=";
 const LOG: &str = "warn,perfusion::source::kernel::load=debug";
 /// The shim's shared memory, in a process's maps (docs/shim-protocol.md).
-const REGION: &str = "/memfd:perfusion";
+pub(super) const REGION: &str = "/memfd:perfusion";
 /// How long a start may take before it counts as failed.
 const START_DEADLINE: Duration = Duration::from_secs(20);
 
@@ -290,22 +290,8 @@ impl Recorder {
 
     /// Memory of its own, page tables aside. The BPF ring is mapped twice, one behind the other, and is a map besides: it is counted there.
     pub(super) fn rss_bytes(&self) -> Result<u64> {
-        let path = format!("/proc/{}/smaps", self.child.id());
-        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-        let mut kibibytes = 0;
-        let mut is_map = false;
-        for line in text.lines() {
-            // A mapping's first line is "from-to perms offset device inode path", the others are "Key: value".
-            match line.split_once(": ") {
-                Some(("Rss", value)) if !is_map => {
-                    let value = value.trim().trim_end_matches(" kB");
-                    kibibytes += value.parse::<u64>().with_context(|| format!("{path}: {line}"))?;
-                }
-                Some(_) => {}
-                None => is_map = line.ends_with("anon_inode:bpf-map"),
-            }
-        }
-        Ok(kibibytes * 1024)
+        let mappings = smaps::mappings(self.child.id())?;
+        Ok(smaps::rss(&mappings, |name| !name.ends_with("anon_inode:bpf-map")))
     }
 
     /// Memory of its BPF maps, each counted once.

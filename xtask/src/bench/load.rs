@@ -1,4 +1,4 @@
-//! The app that is profiled while we measure: `xtask/csharp/Load.cs` on .NET 9.
+//! The app that is profiled while we measure: `xtask/csharp/Load.cs`, on .NET 9 unless a figure is about all.
 
 use std::{
     fs,
@@ -9,19 +9,19 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::{exec::output, paths::Paths};
 
-fn app(paths: &Paths) -> PathBuf {
+/// The compiled app, for all runtimes.
+pub(super) fn dll(paths: &Paths) -> PathBuf {
     paths.target.join("bench/load.dll")
 }
 
 /// Compiles the app.
 pub(super) fn compile(paths: &Paths) -> Result<()> {
-    let app = app(paths);
     fs::create_dir_all(paths.target.join("bench")).context("target/bench: cannot be made")?;
-    output(Command::new(paths.csc()).arg(&app).arg(paths.root.join("xtask/csharp/Load.cs")))?;
+    output(Command::new(paths.csc()).arg(dll(paths)).arg(paths.root.join("xtask/csharp/Load.cs")))?;
     Ok(())
 }
 
@@ -40,6 +40,19 @@ pub(super) fn cpu_seconds(pid: u32) -> Result<f64> {
     let per_second: f64 =
         output(Command::new("getconf").arg("CLK_TCK"))?.trim().parse().context("getconf CLK_TCK")?;
     Ok(ticks / per_second)
+}
+
+/// Milliseconds that the threads a process has now have been on a CPU: the first number of a thread's schedstat.
+pub(super) fn threads_cpu_milliseconds(pid: u32) -> Result<f64> {
+    let mut nanoseconds = 0.0;
+    let folder = format!("/proc/{pid}/task");
+    for entry in fs::read_dir(&folder).with_context(|| folder.clone())? {
+        // A thread may have ended meanwhile.
+        let text = entry.and_then(|entry| fs::read_to_string(entry.path().join("schedstat")));
+        let first = text.ok().and_then(|text| text.split(' ').next()?.parse::<f64>().ok());
+        nanoseconds += first.unwrap_or_default();
+    }
+    Ok(nanoseconds / 1e6)
 }
 
 /// The running app; ends with this value.
@@ -72,18 +85,21 @@ impl App {
 
     /// Returns once its threads run.
     fn start_with(paths: &Paths, arguments: &[&str]) -> Result<App> {
-        let mut child = Command::new(paths.dotnet("9"))
-            .arg(app(paths))
-            .args(arguments)
+        let mut app = App::begin(Command::new(paths.dotnet("9")).arg(dll(paths)).args(arguments))?;
+        app.line()?;
+        Ok(app)
+    }
+
+    /// Runs a command that is or becomes the app; it has said nothing yet.
+    pub(super) fn begin(command: &mut Command) -> Result<App> {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .context("the load app did not start")?;
         let input = child.stdin.take().context("the load app has no standard input")?;
         let output = BufReader::new(child.stdout.take().context("the load app has no standard output")?);
-        let mut app = App { child, input, output };
-        app.line()?;
-        Ok(app)
+        Ok(App { child, input, output })
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -103,16 +119,32 @@ impl App {
 
     /// Operations so far, and when that was in nanoseconds.
     fn progress(&mut self) -> Result<(f64, f64)> {
-        self.input.write_all(b"\n").context("asking the load app")?;
-        let line = self.line()?;
+        let line = self.ask("")?;
         let numbers: Vec<f64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         match numbers.as_slice() {
             [operations, time] => Ok((*operations, *time)),
-            _ => anyhow::bail!("the load app: expected \"OPERATIONS NANOSECONDS\", found {line:?}"),
+            _ => bail!("the load app: expected \"OPERATIONS NANOSECONDS\", found {line:?}"),
         }
     }
 
-    fn line(&mut self) -> Result<String> {
+    /// Its answer to a line.
+    pub(super) fn ask(&mut self, what: &str) -> Result<String> {
+        writeln!(self.input, "{what}").context("asking the load app")?;
+        self.line()
+    }
+
+    /// Has it end, and whoever started it.
+    pub(super) fn end(mut self) -> Result<()> {
+        writeln!(self.input, "exit").context("asking the load app")?;
+        let status = self.child.wait().context("waiting for the load app")?;
+        if !status.success() {
+            bail!("the load app: expected exit code 0, found {status}");
+        }
+        Ok(())
+    }
+
+    /// The next line it says, empty when it has ended.
+    pub(super) fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line).context("answer of the load app")?;
         Ok(line)

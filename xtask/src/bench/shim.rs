@@ -1,0 +1,221 @@
+//! What the library costs the app it is in, apart from what events cost: a later start, and memory.
+
+use std::{
+    process::Command,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{Bench, Row, comment, daemon, load, median_interval, smaps};
+use crate::paths::Paths;
+
+/// Heading, and what the figures include.
+pub(super) const HOW: &str = "\
+What the library costs the app: its start, and memory; 20 rounds on each of .NET 8, 9 and 10
+In each round the same program is started without the library, with it alone, and by `perfusion record -- CMD`, in turns forwards and backwards; a difference is
+that of two starts of one round, and stands with the 95 % interval of its median (by order statistics, whatever the distribution). *Later* is what the program takes
+longer from just before the execution of `dotnet` to its first line of output, and *CPU time* that of its threads until then, which hardly depends on what else runs.
+*Alone*: loaded by the same environment variables, event session and ring included, while nobody reads the ring. *Recorded*: the real thing, with all that
+the recorder does meanwhile on the same CPUs; its own start is a figure of its own. What the end of a recorded process takes longer (15 to 30 ms, [shim-protocol.md](shim-protocol.md)) is not in it.
+
+*Memory* is read when the program has made 1 GB of objects, kept most of them, and run a full collection: by then the ring has been written all
+round, and as many objects are watched as may be (4,096, the default). It is the growth of everything in the app, whoever asked for it. *Of its own*: what belongs to no file: ring, the library's
+tables and stacks, the runtime's handles, and what the runtime allocates and compiles because events are asked for. *Pages of files*: the library's, and those of the runtime (above all
+`System.Private.CoreLib.dll`) that it would not have touched; others share them, and the kernel may drop them. Most of the latter, of the code compiled and of the start comes from the runtime's own
+`NativeRuntimeEventSource`, which describes all its events by reflection as soon as any session asks the runtime for any.
+";
+
+const ROUNDS: usize = 20;
+const RUNTIMES: [&str; 3] = ["8", "9", "10"];
+
+/// The variable that names the library for a runtime, and the one without which it is not looked at.
+const LIBRARIES: &str = "CORECLR_NOTIFICATION_PROFILERS";
+const ENABLE: &str = "CORECLR_ENABLE_NOTIFICATION_PROFILERS";
+
+/// Says which process it is, when that was, and which library was given to it, and becomes the program. The time is told, not taken where the line is read: a
+/// recorder may keep the reader from its CPU then.
+const BECOME: &str = r#"echo "$$ $(date +%s%N) $CORECLR_NOTIFICATION_PROFILERS"; exec "$0" "$@""#;
+
+/// Tiered compilation and what the collector gives back come after the collection.
+const SETTLING_SECONDS: f64 = 0.5;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Without,
+    Alone,
+    Recorded,
+}
+
+/// A started program.
+struct Start {
+    app: load::App,
+    pid: u32,
+    milliseconds: f64,
+    /// CPU time of its threads until then.
+    cpu_milliseconds: f64,
+    /// Value of [`LIBRARIES`].
+    libraries: String,
+}
+
+/// Bytes of a program.
+struct Memory {
+    resident: u64,
+    own: u64,
+    region: u64,
+    library: u64,
+}
+
+/// What was measured on a runtime, a value for each round: milliseconds and bytes.
+#[derive(Default)]
+struct Measured {
+    start: Vec<f64>,
+    later_alone: Vec<f64>,
+    later_recorded: Vec<f64>,
+    cpu: Vec<f64>,
+    more_cpu_alone: Vec<f64>,
+    more_cpu_recorded: Vec<f64>,
+    resident: Vec<f64>,
+    more_resident: Vec<f64>,
+    more_own: Vec<f64>,
+    region: Vec<f64>,
+    more_of_files: Vec<f64>,
+}
+
+pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
+    let mut all = Vec::new();
+    for runtime in RUNTIMES {
+        all.push((runtime, measure(bench.paths, runtime).with_context(|| format!(".NET {runtime}"))?));
+        bench.steps.step(&format!("{ROUNDS} rounds on .NET {runtime}"));
+    }
+    let row = |what, budget, (unit, size): (&str, f64), values: fn(&Measured) -> &[f64]| {
+        let one = |(runtime, measured): &(&str, Measured)| {
+            let [median, low, high] = median_interval(values(measured)).map(|value| value / size);
+            format!(".NET {runtime}: {median:.2} {unit} ({low:.2} to {high:.2})")
+        };
+        Row { what, measured: all.iter().map(one).collect::<Vec<_>>().join("; "), budget }
+    };
+    let (ms, mebibytes) = (("ms", 1.0), ("MiB", f64::from(1 << 20)));
+    Ok(vec![
+        row("start without the library", "", ms, |m| &m.start),
+        row("later with the library alone", "50 ms", ms, |m| &m.later_alone),
+        row("later when recorded", "50 ms", ms, |m| &m.later_recorded),
+        row("CPU time until then without the library", "", ms, |m| &m.cpu),
+        row("more CPU time with the library alone", "", ms, |m| &m.more_cpu_alone),
+        row("more CPU time when recorded", "", ms, |m| &m.more_cpu_recorded),
+        row("memory (RSS) without the library", "", mebibytes, |m| &m.resident),
+        row("more memory (RSS) when recorded", "4 MiB", mebibytes, |m| &m.more_resident),
+        row("of that memory of its own", "4 MiB", mebibytes, |m| &m.more_own),
+        row("of that the ring", "", mebibytes, |m| &m.region),
+        row("the rest: pages of files", "", mebibytes, |m| &m.more_of_files),
+    ])
+}
+
+fn measure(paths: &Paths, runtime: &str) -> Result<Measured> {
+    let mut measured = Measured::default();
+    let mut libraries = String::new();
+    // The first round fills the caches and is not counted; it begins with the recorder, who says how the library is loaded.
+    for round in 0..=ROUNDS {
+        let mut turns = [How::Recorded, How::Alone, How::Without];
+        if round % 2 == 1 {
+            turns.reverse();
+        }
+        let (mut milliseconds, mut cpu, mut memory) = ([0.0; 3], [0.0; 3], [None, None, None]);
+        for how in turns {
+            let mut start = Start::new(paths, runtime, how, &libraries)?;
+            milliseconds[how as usize] = start.milliseconds;
+            cpu[how as usize] = start.cpu_milliseconds;
+            if how == How::Recorded {
+                libraries.clone_from(&start.libraries);
+            }
+            memory[how as usize] = Some(start.memory(how)?);
+            start.app.end()?;
+        }
+        let [Some(without), _, Some(recorded)] = memory else { bail!("a round without all its turns") };
+        if round == 0 {
+            continue;
+        }
+        let [start, alone, later] = milliseconds;
+        measured.start.push(start);
+        measured.later_alone.push(alone - start);
+        measured.later_recorded.push(later - start);
+        let [start, alone, later] = cpu;
+        measured.cpu.push(start);
+        measured.more_cpu_alone.push(alone - start);
+        measured.more_cpu_recorded.push(later - start);
+        let resident = recorded.resident as f64 - without.resident as f64;
+        let own = recorded.own as f64 - without.own as f64;
+        measured.resident.push(without.resident as f64);
+        measured.more_resident.push(resident);
+        measured.more_own.push(own);
+        measured.region.push(recorded.region as f64);
+        measured.more_of_files.push(resident - own);
+    }
+    // Else it was the memory of fewer objects than are watched by default.
+    comment(&profile(paths), "shim_objects_thinned").context("more objects than can be watched")?;
+    Ok(measured)
+}
+
+fn profile(paths: &Paths) -> std::path::PathBuf {
+    paths.target.join("bench/shim.pb.gz")
+}
+
+impl Start {
+    /// Starts the program, and returns when it has said its first line.
+    fn new(paths: &Paths, runtime: &str, how: How, libraries: &str) -> Result<Start> {
+        let mut command = Command::new("sh");
+        if how == How::Recorded {
+            command = Command::new(paths.perfusion());
+            command.args(["--quiet", "record", "--output"]).arg(profile(paths)).args(["--", "sh"]);
+        }
+        command.args(["-c", BECOME]).arg(paths.dotnet(runtime)).arg(load::dll(paths)).arg("idle");
+        if how == How::Alone {
+            // The recorder's copy of the library has gone with it.
+            let (_, class) = libraries.split_once('=').context("no library in the recorded environment")?;
+            let library = format!("{}={class}", paths.shim().display());
+            command.env(ENABLE, "1").env(LIBRARIES, library);
+        }
+        let mut app = load::App::begin(&mut command)?;
+        let line = app.line()?;
+        let ready = app.line()?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is before 1970")?;
+        let mut words = line.split_whitespace();
+        let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
+        let (Some(pid), Some(began)) = (number(), number()) else {
+            bail!("the start: expected \"PID NANOSECONDS\", found {line:?}");
+        };
+        if ready != "ready\n" {
+            bail!("the load app: expected \"ready\", found {ready:?}");
+        }
+        let pid = u32::try_from(pid).context("the app's pid")?;
+        let took = now.checked_sub(Duration::from_nanos(began)).context("the clock went backwards")?;
+        Ok(Start {
+            app,
+            pid,
+            milliseconds: took.as_secs_f64() * 1e3,
+            cpu_milliseconds: load::threads_cpu_milliseconds(pid)?,
+            libraries: words.collect(),
+        })
+    }
+
+    /// Its memory, with many objects unless nobody would hear of them.
+    fn memory(&mut self, how: How) -> Result<Memory> {
+        if how != How::Alone {
+            self.app.ask("fill")?;
+            load::pass(SETTLING_SECONDS);
+        }
+        let mappings = smaps::mappings(self.pid)?;
+        let file = self.libraries.split_once('=').map(|(file, _)| file);
+        let memory = Memory {
+            resident: smaps::rss(&mappings, |_| true),
+            own: mappings.iter().map(smaps::Mapping::own).sum(),
+            region: smaps::rss(&mappings, |name| name.contains(daemon::REGION)),
+            library: smaps::rss(&mappings, |name| file.is_some_and(|file| name.ends_with(file))),
+        };
+        let there = how != How::Without;
+        if (memory.region != 0, memory.library != 0) != (there, there) {
+            bail!("pid {}: {} bytes of ring, {} of library", self.pid, memory.region, memory.library);
+        }
+        Ok(memory)
+    }
+}
