@@ -3,7 +3,7 @@
 //! Both sides are built together and travel in one binary, so nothing here is versioned. Everything is native-endian
 //! (probe and daemon share a machine), `repr(C)`, made of fixed-width integers, and has its padding named, because the
 //! kernel copies whole values and map keys are compared byte by byte. With the feature `user` the types are `Pod`.
-//! No std here, and no logic but a walk's one step ([`walk`]), which the probes run and the tests of both machines check.
+//! No std here, and no logic but what the probes run and tests are to check: a walk's one step ([`walk`]) and what a task's state says ([`task`]).
 #![cfg_attr(not(test), no_std)]
 
 pub mod config;
@@ -14,6 +14,7 @@ pub mod limits;
 pub mod machine;
 pub mod rule;
 pub mod stage;
+pub mod task;
 pub mod walk;
 
 /// Declares a plain record and, for the daemon, its `Pod` impls.

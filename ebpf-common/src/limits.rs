@@ -44,6 +44,9 @@ pub const MAX_SLEEPER_BYTES: u32 =
 /// Most kernel frames that are taken of a waking: enough to see which interrupt it came from, through the layers of the network.
 pub const WAKER_FRAMES: usize = 32;
 
+/// Innermost frames of a kernel stack taken by the scheduler's hooks, which are left out: the program and `bpf_trace_run4`.
+pub const OWN_FRAMES: u32 = 2;
+
 /// Length of a command name with its terminating zero (`TASK_COMM_LEN`).
 pub const COMM_BYTES: usize = 16;
 

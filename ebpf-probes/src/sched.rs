@@ -38,16 +38,14 @@ use ebpf_common::key::{
     Recording, STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread,
     WAIT_CERTAIN, WAIT_KEPT, WAIT_NEW, WAIT_WAKER_TOLD, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
 };
-use ebpf_common::limits::WAKER_FRAMES;
+use ebpf_common::limits::{OWN_FRAMES, WAKER_FRAMES};
+use ebpf_common::task::left_in;
 
 /// `TASK_DEAD` of include/linux/sched.h: this is the thread's last switch.
 const TASK_DEAD: u32 = 0x80;
 
 /// `PF_EXITING` of include/linux/sched.h: the thread is on its way out.
 const PF_EXITING: u32 = 4;
-
-/// Innermost frames of a stack taken here: this program and `bpf_trace_run4`.
-const OWN_FRAMES: u32 = 2;
 
 /// `void sched_switch(bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)`; `prev` is current.
 #[inline(always)]
@@ -72,7 +70,7 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
     }
     let tgid = task.tgid();
     let Some((tid, thread)) = recorded(task, tid, tgid, now) else { return };
-    let state = if setting!(has_prev_state) != 0 { ctx.arg::<u32>(3) } else { task.state() };
+    let state = if setting!(has_prev_state) != 0 { ctx.arg::<u32>(3) } else { left_in(task.state()) };
     // A preempted thread stays runnable whatever its state says.
     let preempted = ctx.arg::<u32>(0) & 0xff != 0;
     let exec_ns = task.exec_ns();
