@@ -47,6 +47,9 @@ const MAX_VDSO_BYTES: u64 = 64 << 10;
 const BUDGET_BYTES: u64 = 64 << 20;
 /// How long a look at JIT memory holds.
 const RECHECK: Duration = Duration::from_secs(1);
+/// How long it holds when the next one is not to be had although the process lives: a busy machine holds a reading up for a moment; who holds
+/// it up for longer, or has others' held up, is not to have a name that may be another method's by now.
+const UNSEEN: Duration = Duration::from_secs(5);
 /// Shortest time between two readings of a process's maps because of an address no mapping covers; it doubles up to the longest
 /// while they find nothing.
 const REFRESH: Duration = Duration::from_millis(100);
@@ -462,6 +465,17 @@ impl Process {
         first.into_iter().chain(self.bodies.range(range.clone())).map(|(start, _)| *start).collect()
     }
 
+    /// The known body that covers `pc`, and its start.
+    fn body_at(&self, pc: u64) -> Option<(u64, &KnownBody)> {
+        let (&start, known) = self.bodies.range(..=pc).next_back()?;
+        known.body.range.contains(&pc).then_some((start, known))
+    }
+
+    /// Whether the process is still there, if only as one that nobody has waited for.
+    fn is_alive(&self) -> bool {
+        self.start_ticks.is_some_and(|ticks| super::start_ticks(self.pid) == Some(ticks))
+    }
+
     fn memory(&mut self) -> Option<&ProcessMemory> {
         if self.memory.is_none() {
             self.memory = ProcessMemory::open(self.pid, self.start_ticks?);
@@ -814,30 +828,44 @@ impl View<'_> {
         self.in_elf(id, address, offset, exact)
     }
 
-    /// The known body that covers `pc`, looked at again when that is due.
-    fn known_body(&mut self, pc: u64) -> Option<&KnownBody> {
-        let (&start, known) = self.process.bodies.range(..=pc).next_back()?;
-        if !known.body.range.contains(&pc) {
-            return None;
+    /// Whether a known body covers `pc`; it is looked at again when that is due.
+    fn has_body(&mut self, pc: u64) -> Result<bool, Refusal> {
+        let Some((start, known)) = self.process.body_at(pc) else { return Ok(false) };
+        let checked = known.checked;
+        if self.now.duration_since(checked) < RECHECK {
+            return Ok(true);
         }
-        if self.now.duration_since(known.checked) >= RECHECK {
-            let body = known.body.clone();
-            let range = body.range.clone();
-            let current = move |memory: &dyn TargetMemory| body.is_current(NATIVE, memory);
-            if self.process.memory().and_then(|memory| memory.with(current)) == Some(false) {
+        let body = known.body.clone();
+        let range = body.range.clone();
+        let current = move |memory: &dyn TargetMemory| body.is_current(NATIVE, memory);
+        match self.process.memory().and_then(|memory| memory.with(current)).flatten() {
+            Some(true) => {
+                if let Some(known) = self.process.bodies.get_mut(&start) {
+                    known.checked = self.now;
+                }
+                Ok(true)
+            }
+            Some(false) => {
                 self.counters.bodies_replaced += 1;
                 self.process.forget(&range);
-                return None;
+                Ok(false)
             }
+            None if self.holds_unseen(checked) => Ok(true),
+            None => Err(Refusal::Unreadable),
         }
-        let now = self.now;
-        let known = self.process.bodies.get_mut(&start)?;
-        known.checked = now;
-        Some(known)
+    }
+
+    /// Whether a look at JIT memory still holds although none can be had now. The memory of a process that has ended is what it was.
+    fn holds_unseen(&self, checked: Instant) -> bool {
+        self.now.duration_since(checked) < UNSEEN || !self.process.is_alive()
     }
 
     fn in_jit(&mut self, mapping: &Mapping, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
-        if self.known_body(pc).is_none() {
+        let known = match self.has_body(pc) {
+            Ok(known) => known,
+            Err(refusal) => return (self.unknown(pc), Err(refusal)),
+        };
+        if !known {
             let mut budget = self.process.budget;
             let Some(memory) = self.process.memory() else {
                 return (self.unknown(pc), Err(Refusal::Unreadable));
@@ -959,9 +987,12 @@ impl View<'_> {
         let (frame, rule) = self.resolve_within_budget(pc, exact);
         let step = Step { frame, rule: rule.map(|rule| self.intern(rule)) };
         let lasting = !matches!(step.rule, Err(Refusal::Budget | Refusal::Unreadable));
-        // What cannot be looked at again, because the process ended or had its share, is still what it was.
+        // What cannot be looked at again, because the process ended or had its share, is still what it was. Only JIT memory is.
         if !lasting && let Some(cached) = self.process.steps.get(&key) {
-            return cached.step.clone();
+            let seen = self.process.body_at(pc).map(|(_, known)| known.checked).or(cached.checked);
+            if step.rule == Err(Refusal::Budget) || seen.is_none_or(|seen| self.holds_unseen(seen)) {
+                return cached.step.clone();
+            }
         }
         // What could not be looked at may be there next time; addresses outside all mappings are not worth a place.
         if lasting && self.process.mappings.find(pc).is_some() {
@@ -1007,7 +1038,12 @@ impl Code for View<'_> {
         let step = self.look_up(pc, exact);
         // Taken back, or taught later: then the probes used a rule of code that is not there any more, or one that was dropped for want of
         // room; the latter for certain where no code was replaced shortly before.
-        let taught = self.process.steps.get(&place(pc, exact)).and_then(|cached| cached.taught);
+        let cached = self.process.steps.get(&place(pc, exact));
+        // It cannot be seen whether the rule still holds.
+        if cached.is_some_and(|cached| cached.step != step) {
+            return None;
+        }
+        let taught = cached.and_then(|cached| cached.taught);
         (taught.is_some_and(|taught| taught <= time) || self.process.is_unreplaced(time))
             .then_some(step.frame)
     }
@@ -1025,25 +1061,40 @@ impl Code for View<'_> {
         let before = cpu_time();
         let follows = self.is_behind_call(address);
         self.common.spend(&mut self.process.share, cpu_time().saturating_sub(before));
-        Some(follows)
+        follows
     }
 }
 
 impl View<'_> {
-    fn is_behind_call(&mut self, address: u64) -> bool {
-        let mut code = [0u8; 8];
-        let from = address.wrapping_sub(8);
+    /// `None` when the code before `address` could not be read.
+    fn is_behind_call(&mut self, address: u64) -> Option<bool> {
         let Some(mapping) = self.process.mappings.find(address.wrapping_sub(1)).cloned() else {
-            return false;
+            return Some(false);
         };
-        let read = match mapping.region {
-            Region::File if mapping.range.contains(&from) => {
-                let image = self.image(&mapping).and_then(|id| self.images.get(id));
-                image.map_or(0, |image| image.read_at(mapping.file_offset_of(from), &mut code))
+        let (start, mut code) = (mapping.range.start, [0u8; 8]);
+        let from = address.wrapping_sub(8);
+        if self.read_code(&mapping, from, &mut code) < code.len() {
+            // The mapping may begin so shortly before: with zeros in front of it, none of which a call can begin with.
+            code = [0; 8];
+            let missing = usize::try_from(start.checked_sub(from)?).ok()?;
+            let there = code.get_mut(missing..)?;
+            if self.read_code(&mapping, start, there) < there.len() {
+                return None;
             }
-            _ => self.process.read(from, &mut code),
-        };
-        read == code.len() && (NATIVE.ends_with_call)(&code)
+        }
+        Some((NATIVE.ends_with_call)(&code))
+    }
+
+    /// Reads from `address` on, which is in a mapping or shortly before it.
+    fn read_code(&mut self, mapping: &Mapping, address: u64, into: &mut [u8]) -> usize {
+        if mapping.region != Region::File {
+            return self.process.read(address, into);
+        }
+        if !mapping.range.contains(&address) {
+            return 0;
+        }
+        let image = self.image(mapping).and_then(|id| self.images.get(id));
+        image.map_or(0, |image| image.read_at(mapping.file_offset_of(address), into))
     }
 }
 
@@ -1124,11 +1175,55 @@ mod tests {
         assert!(matches!(lessons[..], [Lesson::Rule { .. }]) && touched.contains(&1));
         view.process.lessons_arrived(MonotonicNs::now());
         assert!(view.walked(0x10, false, MonotonicNs::now()).is_some());
-        // No time to look is no answer.
-        assert_eq!(view.follows_call(0x20), Some(false));
+        // No time to look is no answer, and neither is memory that is not to be had.
+        assert_eq!(view.follows_call(2 << 30), Some(false), "nothing is there");
+        assert_eq!(view.follows_call(0x20), None);
+        assert_eq!(view.counters.budget_refusals, 0);
         view.common.spend(&mut view.process.share, Duration::from_secs(60));
         assert_eq!(view.follows_call(0x20), None);
         view.process.forget(&(0x2000..0x2001));
         assert!(view.walked(2, true, MonotonicNs::now()).is_none(), "code was replaced a moment ago");
+    }
+
+    #[test]
+    fn code_that_cannot_be_looked_at_again_is_not_taken_for_the_same_while_its_process_lives() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id();
+        // As far as is known there is code; nothing of it can be read, for there is nothing.
+        let mmap = Mmap {
+            pid,
+            start: 0x1_0000,
+            len: 0x1_0000,
+            file_offset: 0,
+            device: (0, 0),
+            inode: 0,
+            path: "//anon".into(),
+        };
+        let mut mappings = Mappings::default();
+        mappings.insert(Mapping::new(&mmap).unwrap());
+        let ticks = crate::process::start_ticks(pid);
+        let mut process = Process::new(ProcessId(0), pid, ticks, Arc::new(mappings));
+        process.is_clr = true;
+        let (start, pc, looked) = (0x1_1000, 0x1_1010, Instant::now());
+        let body = JitBody::for_test(start..start + 0x100, 1);
+        process.bodies.insert(start, KnownBody { body, generation: 0, checked: looked });
+        let frame = FrameKey::Managed { process: process.id, start, generation: 0 };
+        let step = Step { frame, rule: Ok(Arc::new(NATIVE.frameless())) };
+        let cached = CachedStep { step: step.clone(), checked: Some(looked), taught: Some(MonotonicNs(0)) };
+        process.steps.insert(place(pc, false), cached);
+        let (images, rules) = (&mut Images::default(), &mut HashSet::new());
+        let (counters, lessons) = (&mut Counters::default(), &mut Lessons::default());
+        let (process, common) = (&mut process, &mut Common::default());
+        let (now, teaching) = (looked + RECHECK, Teaching::Off);
+        let mut view = View { process, images, rules, counters, lessons, common, now, teaching };
+        assert_eq!(view.has_body(pc), Ok(true), "for a moment it is");
+        view.now = looked + UNSEEN;
+        let unseen = view.look_up(pc, false);
+        assert_eq!(unseen, Step { frame: view.unknown(pc), rule: Err(Refusal::Unreadable) });
+        assert_eq!(view.walked(pc, false, MonotonicNs::now()), None);
+        assert_eq!(view.process.bodies[&start].checked, looked, "nobody has looked");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(view.has_body(pc), Ok(true), "of a process that has ended it is what it was");
     }
 }

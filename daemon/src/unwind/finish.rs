@@ -45,7 +45,8 @@ pub trait Code {
     fn walked(&mut self, pc: u64, exact: bool, time: MonotonicNs) -> Option<FrameKey>;
     /// True when `address` is in executable memory.
     fn is_executable(&mut self, address: u64) -> bool;
-    /// Whether `address` is in executable memory and the instruction before it is a call; `None` when there was no time to look.
+    /// Whether `address` is in executable memory and the instruction before it is a call; `None` when that is not known: there was no time
+    /// to look, or the code could not be read.
     fn follows_call(&mut self, address: u64) -> Option<bool>;
 }
 
@@ -138,6 +139,8 @@ enum Missing {
     BeyondCopy,
     /// Nothing could be copied: the memory was not there any more, or not yet.
     NoCopy,
+    /// What there is could be it or not: that takes a look at code that was not to be had.
+    NotSeen,
     /// Elsewhere, or in a register that is not known.
     Unknown,
 }
@@ -146,7 +149,7 @@ impl From<Missing> for Marker {
     fn from(missing: Missing) -> Self {
         match missing {
             Missing::BeyondCopy => Self::TruncatedCopy,
-            Missing::NoCopy => Self::TruncatedUnreadable,
+            Missing::NoCopy | Missing::NotSeen => Self::TruncatedUnreadable,
             Missing::Unknown => Self::TruncatedNoRule,
         }
     }
@@ -274,17 +277,17 @@ impl Walk<'_> {
         Ok(return_address)
     }
 
-    /// True for a thread's first instructions: it has no caller yet.
-    fn is_new_thread(&mut self, rule: &Rule, code: &mut dyn Code) -> bool {
+    /// True for a thread's first instructions: it has no caller yet. `None` when the one who makes it cannot be told from it.
+    fn is_new_thread(&mut self, rule: &Rule, code: &mut dyn Code) -> Option<bool> {
         if rule.kind != FrameKind::NewThread {
-            return false;
+            return Some(false);
         }
         match self.cfa(rule.cfa).and_then(|cfa| self.word(cfa.wrapping_sub(8))) {
-            Ok(word) => code.follows_call(word) == Some(false),
+            Ok(word) => code.follows_call(word).map(|follows| !follows),
             // Whoever makes a thread has just written its return address; the new one, to which the system call answers 0, has nothing on its
             // stack yet.
-            Err(Missing::NoCopy) => self.register(Register::RAX) == Ok(0),
-            Err(_) => false,
+            Err(Missing::NoCopy) => Some(self.register(Register::RAX) == Ok(0)),
+            Err(_) => Some(false),
         }
     }
 
@@ -293,7 +296,8 @@ impl Walk<'_> {
         for word in 0..words {
             let at = cfa.wrapping_add(u64::from(word) * 8);
             let candidate = self.word(at.wrapping_sub(8))?;
-            if at > self.floor && code.follows_call(candidate) == Some(true) {
+            // One that was not seen may be the caller: what is found behind it would be the caller's caller.
+            if at > self.floor && code.follows_call(candidate).ok_or(Missing::NotSeen)? {
                 let (mut registers, mut origins, mut known) = (self.registers, self.origins, self.known);
                 for (i, saved) in
                     rule.registers.iter().enumerate().filter(|(_, saved)| **saved != Saved::Same)
@@ -409,8 +413,14 @@ impl<'a> Walk<'a> {
                 break Marker::TruncatedNoRule;
             }
             done.frames.push(step.frame);
+            let first = match &step.rule {
+                Ok(rule) if rule.is_thread_start() => Some(true),
+                Ok(rule) => self.is_new_thread(rule, code),
+                Err(_) => Some(false),
+            };
             let left = match &step.rule {
-                Ok(rule) if rule.is_thread_start() || self.is_new_thread(rule, code) => {
+                _ if first.is_none() => break Marker::TruncatedUnreadable,
+                Ok(_) if first == Some(true) => {
                     done.reached_thread_start = true;
                     return done;
                 }
@@ -620,6 +630,40 @@ mod tests {
             Some(Marker::TruncatedUnreadable),
             "the one that made it"
         );
+    }
+
+    /// Code of which nothing more can be read than is known.
+    struct Unread(Rules);
+
+    impl Code for Unread {
+        fn step(&mut self, pc: u64, exact: bool) -> Step {
+            self.0.step(pc, exact)
+        }
+        fn walked(&mut self, pc: u64, exact: bool, time: MonotonicNs) -> Option<FrameKey> {
+            self.0.walked(pc, exact, time)
+        }
+        fn is_executable(&mut self, address: u64) -> bool {
+            self.0.is_executable(address)
+        }
+        fn follows_call(&mut self, _address: u64) -> Option<bool> {
+            None
+        }
+    }
+
+    #[test]
+    fn code_that_cannot_be_read_says_neither_that_a_thread_is_new_nor_that_a_stub_has_more_words() {
+        for kind in [FrameKind::NewThread, FrameKind::Stub { words: 3 }] {
+            let rules = [(0x1010, Rule { kind, ..rsp_plus(8) }), (0x101f, X86_64.thread_start())];
+            let context = context(0x1010, 0, &[0x1020, 0x1020, 0x1020]);
+            let rules = Rules(rules.into_iter().collect());
+            let done = walk_on(&X86_64, &context, &mut Unread(rules), Limits::default());
+            assert_eq!(
+                done.frames,
+                [frame(0x1010), FrameKey::Marker(Marker::TruncatedUnreadable)],
+                "{kind:?}"
+            );
+            assert!(!done.reached_thread_start);
+        }
     }
 
     #[test]

@@ -219,16 +219,19 @@ impl JitBody {
         Some(Self { range: start..end, base, entries, body_unwind, identity })
     }
 
-    /// True when the same body is still there; also when the process is gone.
+    /// Whether the same body is still there; `None` when that cannot be read, as of a process that is gone.
     #[must_use]
-    pub fn is_current(&self, machine: &Machine, memory: &dyn TargetMemory) -> bool {
+    pub fn is_current(&self, machine: &Machine, memory: &dyn TargetMemory) -> Option<bool> {
         let mut pointer = [0u8; 8];
         if memory.read(self.range.start.wrapping_sub(8), &mut pointer) < pointer.len() {
-            return true;
+            return None;
         }
         let header = u64::from_le_bytes(pointer);
-        header == self.identity[0]
-            && Self::at(machine, memory, self.range.start, header).is_some_and(|now| now == *self)
+        let same = |now: Self| now == *self;
+        Some(
+            header == self.identity[0]
+                && Self::at(machine, memory, self.range.start, header).is_some_and(same),
+        )
     }
 
     /// A body without entries, of this method.
@@ -437,9 +440,9 @@ mod tests {
     fn another_method_at_the_same_place_is_noticed() {
         let mut block = heap();
         let body = find(&block, HEAP + 0x1020).unwrap();
-        assert!(body.is_current(&X86_64, &block));
+        assert_eq!(body.is_current(&X86_64, &block), Some(true));
         block.put(0x3018, &(HEAP + 0x3810).to_le_bytes());
-        assert!(!body.is_current(&X86_64, &block));
+        assert_eq!(body.is_current(&X86_64, &block), Some(false));
     }
 
     #[test]
