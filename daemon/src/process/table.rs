@@ -143,6 +143,8 @@ pub struct ProcessTable {
     /// At least the memory all mappings take.
     mapping_bytes: usize,
     pub(super) lessons: Lessons,
+    /// The probes walk nothing, so there is nobody to be taught.
+    copies_only: bool,
     pub(super) common: Common,
     /// Records of processes were lost.
     in_doubt: bool,
@@ -374,6 +376,11 @@ impl ProcessTable {
         }
     }
 
+    /// The kernel cannot walk: every stack comes as a copy, and the probes are taught nothing.
+    pub fn teach_nobody(&mut self) {
+        self.copies_only = true;
+    }
+
     /// Has the probes learn and forget what they are to, by `write`. Stacks that they walk after that are walked by these rules.
     pub fn teach(&mut self, write: impl FnOnce(Vec<Lesson>)) {
         let (lessons, touched) = self.lessons.take();
@@ -570,7 +577,7 @@ impl ProcessTable {
         let (now, before) = (Instant::now(), process.cached());
         process.used = now;
         let whole = context.walk.as_ref().filter(|probed| probed.end == WalkEnd::ThreadStart);
-        let copied = context.walk.is_none();
+        let copied = self.copies_only || context.walk.is_none();
         let seen = match whole {
             Some(probed) => process.walked_before(probed, now),
             None if copied => process.copied_before(context, now),
@@ -584,7 +591,7 @@ impl ProcessTable {
                 ..Finished::default()
             };
         }
-        let teaching = if context.walk.is_some() { Teaching::Again } else { Teaching::Off };
+        let teaching = if copied { Teaching::Off } else { Teaching::Again };
         let mut view = View {
             process,
             images: &mut self.images,
@@ -788,6 +795,30 @@ mod tests {
         assert_eq!(table.info(id).unwrap().comm, "sleep");
         let FrameKey::Native { image, .. } = done.frames[0] else { unreachable!() };
         assert!(table.image(image).unwrap().build_id.is_some());
+    }
+
+    #[test]
+    fn probes_that_walk_nothing_are_taught_nothing_and_a_copy_of_theirs_is_walked_once() {
+        let (child, mut context) = sleeper();
+        let pid = child.0.id();
+        // As on a kernel before 5.17: no rules, so no frames either.
+        context.walk = Some(ProbeWalk {
+            time: MonotonicNs::now(),
+            space: 0,
+            frames: Vec::new(),
+            end: WalkEnd::HandedOver { exact: true },
+        });
+        let mut table = ProcessTable::new();
+        table.teach_nobody();
+        let first = table.finish(pid, &context, Limits::default());
+        assert!(first.reached_thread_start && !first.seen_before, "{first:?}");
+        let second = table.finish(pid, &context, Limits::default());
+        assert!(second.seen_before && second.frames == first.frames, "{second:?}");
+        assert_eq!((table.counters().lessons, table.lessons.take().0.len()), (0, 0));
+        // Where they could walk, the same context is what they have no rules for yet.
+        let mut table = ProcessTable::new();
+        assert_eq!(table.finish(pid, &context, Limits::default()).frames.len(), first.frames.len());
+        assert!(table.counters().lessons > 0);
     }
 
     #[test]

@@ -213,7 +213,10 @@ impl Recording {
         let (rules, threads) = (kernel.take_rules(), kernel.take_threads());
         let pulse = Pulse::default();
         let watch = pulse.watch();
-        let processor = processor.with_waker_stacks(kernel.has_waker_stacks());
+        let mut processor = processor.with_waker_stacks(kernel.has_waker_stacks());
+        if rules.is_none() {
+            processor.processes.teach_nobody();
+        }
         let backlog = Backlog::of_ring(kernel.ring_bytes());
         let (batches, from_collector) = sync_channel(BATCHES);
         let (commands, obeyed) = sync_channel(COMMANDS);
