@@ -23,7 +23,7 @@ use crate::sample::stack::{StackId, StackTable};
 use crate::source::kernel::rule_set::{LeftOut, OfService};
 use crate::source::{
     Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, RuntimeSample, ShimEvent, Sleeper,
-    ThreadId, ThreadSnapshot, UserContext,
+    ThreadId, ThreadSnapshot, UserContext, WaitEnd,
 };
 use crate::symbolize::Symbolizer;
 use crate::symbolize::fcalls::LockFunctions;
@@ -121,6 +121,7 @@ pub struct Processor {
     pub(super) lock_functions: LockFunctions,
     /// Where wake-ups come from; read when the first one is.
     wake_sites: Option<WakeSites>,
+    wakers_unknown: WakersUnknown,
     counters: StackCounters,
     /// Where the values of each process go; `None` when all go to one profile.
     services: Option<Services>,
@@ -135,6 +136,26 @@ pub struct Processor {
     waker_stacks: bool,
     /// A window is being ended.
     pub(super) cutting: Option<Cutting>,
+}
+
+/// Waits of which it is not known what ended their blocked part: a thread ran then, which may have had nothing to do with it.
+#[derive(Default)]
+struct WakersUnknown {
+    /// Start of each thread's.
+    waits: HashMap<u32, MonotonicNs>,
+}
+
+impl WakersUnknown {
+    fn add(&mut self, tid: u32, start: MonotonicNs) {
+        self.waits.insert(tid, start);
+    }
+
+    /// Names nobody for such a wait, unless what ran was the idle task: that does nothing itself, so an interrupt it was.
+    fn take_from(&mut self, end: &mut WaitEnd) {
+        if self.waits.remove(&end.thread.tid) == Some(end.start) {
+            end.waker = end.waker.filter(|(waker, _)| waker.tid == 0);
+        }
+    }
 }
 
 impl Processor {
@@ -165,6 +186,7 @@ impl Processor {
             lock_events: LockEvents::default(),
             lock_functions: LockFunctions::default(),
             wake_sites: None,
+            wakers_unknown: WakersUnknown::default(),
             counters: StackCounters::default(),
             services: None,
             pods: None,
@@ -271,17 +293,24 @@ impl Processor {
             }
             EventKind::Sleeper(sleeper) => self.sleeper(time, &sleeper),
             EventKind::Wake(wake) => {
-                let origin = self.wake_sites.get_or_insert_with(WakeSites::read).origin(&wake.kernel);
+                let origin = self.wake_sites.get_or_insert_with(WakeSites::read).origin(&wake);
                 // What an interrupt found there had nothing to do with it.
-                let by = wake.by.filter(|_| origin == Origin::Thread);
+                let by = wake.by.filter(|_| origin == Some(Origin::Thread));
                 let stack = by.map(|by| {
                     self.names.kernel(by.thread.tid, &comm_text(&by.comm));
                     self.stack(by.thread, time, &wake.kernel, by.user.as_deref())
                 });
-                self.threads.wake(wake.tid, wake.start, origin, stack);
+                match origin {
+                    Some(origin) => self.threads.wake(wake.tid, wake.start, origin, stack),
+                    None => self.wakers_unknown.add(wake.tid, wake.start),
+                }
             }
-            EventKind::WaitEnd(end) => self.threads.wait_end(&end),
+            EventKind::WaitEnd(mut end) => {
+                self.wakers_unknown.take_from(&mut end);
+                self.threads.wait_end(&end);
+            }
             EventKind::ThreadEnd(times) => {
+                self.wakers_unknown.waits.remove(&times.thread.tid);
                 // Named now: later the ids may be others'.
                 let labels = self.labels_of(times.thread, times.since);
                 if let Some(service) = &labels.service {
@@ -850,8 +879,32 @@ const FOR_COLLECTION: [u8; 2] = [1, 6];
 
 #[cfg(test)]
 mod tests {
-    use super::{FrameKey, Marker, sure_frames};
+    use super::{FrameKey, Marker, WakersUnknown, sure_frames};
     use crate::sample::frame::ProcessId;
+    use crate::source::{MonotonicNs, ThreadId, WaitEnd};
+
+    #[test]
+    fn a_thread_that_only_may_have_ended_a_wait_is_not_named() {
+        let mut unknown = WakersUnknown::default();
+        let mut waker_of = |start, waker| {
+            unknown.add(7, MonotonicNs(5));
+            let waker = ThreadId { pid: waker, tid: waker };
+            let mut end = WaitEnd {
+                thread: ThreadId { pid: 7, tid: 7 },
+                start: MonotonicNs(start),
+                blocked_ns: 1,
+                runnable_ns: 1,
+                waker: Some((waker, [0; 16])),
+                woken_throttled: false,
+                new_thread: false,
+            };
+            unknown.take_from(&mut end);
+            end.waker.map(|(waker, _)| waker.tid)
+        };
+        assert_eq!(waker_of(5, 9), None);
+        assert_eq!(waker_of(6, 9), Some(9), "another wait");
+        assert_eq!(waker_of(5, 0), Some(0), "the idle task: an interrupt");
+    }
 
     #[test]
     fn only_frames_of_exact_walks_are_sure() {

@@ -294,6 +294,8 @@ pub struct Wake {
     pub start: MonotonicNs,
     /// Kernel return addresses of the waking, innermost first.
     pub kernel: Vec<u64>,
+    /// There may be more of them than there was room for.
+    pub cut: bool,
     /// The thread that ran then, when its stack was taken.
     pub by: Option<WakerStack>,
 }

@@ -2,6 +2,7 @@
 //! after the first window new kernel addresses are rare.
 
 use crate::aggregate::threads::Origin;
+use crate::source::Wake;
 use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Kernel, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
@@ -60,7 +61,7 @@ pub struct WakeSites {
 }
 
 impl WakeSites {
-    /// Reads the kernel's symbols. Where they are hidden every wake-up is its current thread's.
+    /// Reads the kernel's symbols.
     #[must_use]
     pub fn read() -> Self {
         std::fs::read("/proc/kallsyms").map(|text| Self::parse(&text)).unwrap_or_default()
@@ -90,9 +91,10 @@ impl WakeSites {
         Self { sites }
     }
 
-    /// Where the wake-up with this kernel stack (innermost first) came from: the innermost frame that says it.
+    /// Where a wake-up came from: the innermost frame of its kernel stack that says it, and where all of it is there and none does, the thread
+    /// that ran. `None` when that is not known.
     #[must_use]
-    pub fn origin(&self, kernel: &[u64]) -> Origin {
+    pub fn origin(&self, wake: &Wake) -> Option<Origin> {
         let of = |&address: &u64| {
             // A return address can be the first one behind the function.
             let address = address.saturating_sub(1);
@@ -100,7 +102,11 @@ impl WakeSites {
             let &(_, end, origin) = self.sites.get(next.checked_sub(1)?)?;
             (address < end).then_some(origin)
         };
-        kernel.iter().find_map(of).unwrap_or(Origin::Thread)
+        let found = wake.kernel.iter().find_map(of);
+        // The kernel hides its symbols, or gave no stack. Without the thread's own stack a wake-up is told of only where it is not plain that the
+        // thread did it.
+        let hidden = (self.sites.is_empty() || wake.kernel.is_empty()) && wake.by.is_none();
+        found.or((!wake.cut && !hidden).then_some(Origin::Thread))
     }
 }
 
@@ -140,6 +146,7 @@ fn build_id_in_notes(mut notes: &[u8]) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::MonotonicNs;
 
     #[test]
     fn finds_the_build_id_among_notes_and_survives_any_cut() {
@@ -166,12 +173,28 @@ mod tests {
         let text = b"1000 T try_to_wake_up\n1100 t hrtimer_wakeup\n1100 T alias\n1200 T futex_wake\n\
             1300 T common_interrupt.cold\n1400 T entry_SYSCALL_64_after_hwframe\n1500 T next\n";
         let sites = WakeSites::parse(text);
-        assert_eq!(sites.origin(&[0x1010, 0x1110, 0x1310, 0x1410]), Origin::Timer);
-        assert_eq!(sites.origin(&[0x1010, 0x1310]), Origin::Interrupt);
-        assert_eq!(sites.origin(&[0x1010, 0x1210, 0x1410, 0x1310]), Origin::Thread);
-        assert_eq!(sites.origin(&[0x1200]), Origin::Timer, "a return address behind the last call");
-        assert_eq!(sites.origin(&[]), Origin::Thread);
+        let origin = |kernel: &[u64]| sites.origin(&wake(kernel)).unwrap();
+        assert_eq!(origin(&[0x1010, 0x1110, 0x1310, 0x1410]), Origin::Timer);
+        assert_eq!(origin(&[0x1010, 0x1310]), Origin::Interrupt);
+        assert_eq!(origin(&[0x1010, 0x1210, 0x1410, 0x1310]), Origin::Thread);
+        assert_eq!(origin(&[0x1200]), Origin::Timer, "a return address behind the last call");
+        assert_eq!(sites.origin(&wake(&[])), None);
         assert_eq!(WakeSites::parse(b"0000000000000000 T hrtimer_wakeup\nx y\n\xff\n").sites, []);
+    }
+
+    fn wake(kernel: &[u64]) -> Wake {
+        Wake { tid: 1, start: MonotonicNs(0), kernel: kernel.to_vec(), cut: false, by: None }
+    }
+
+    #[test]
+    fn a_stack_that_is_cut_before_anything_says_where_a_wake_up_came_from_is_nobodys() {
+        let sites = WakeSites::parse(b"1000 T try_to_wake_up\n1100 t hrtimer_wakeup\n1200 T tcp_v4_rcv\n");
+        let cut = |kernel: &[u64]| Wake { cut: true, ..wake(kernel) };
+        assert_eq!(sites.origin(&cut(&[0x1010, 0x1210])), None);
+        assert_eq!(sites.origin(&wake(&[0x1010, 0x1210])), Some(Origin::Thread));
+        assert_eq!(sites.origin(&cut(&[0x1010, 0x1110])), Some(Origin::Timer));
+        // A kernel that hides its symbols: it was not plainly the thread that ran, or its stack would say the same.
+        assert_eq!(WakeSites::default().origin(&wake(&[0x1010])), None);
     }
 
     #[test]

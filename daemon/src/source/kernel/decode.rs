@@ -13,6 +13,7 @@ use ebpf_common::event::{
     KIND_CPU_SAMPLE, KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE,
     KIND_WAKER_STACK, SleeperRecord, StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord, skipped_bytes,
 };
+use ebpf_common::limits::{MAX_KERNEL_FRAMES, OWN_FRAMES, WAKER_FRAMES};
 use ebpf_common::machine::GPR;
 
 /// A record nobody could have written.
@@ -83,13 +84,15 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
                 tid: record.tid,
                 start: MonotonicNs(record.start_ns),
                 kernel: kernel.ok_or(short)?.to_vec(),
+                cut: is_cut(kernel_bytes / 8, WAKER_FRAMES),
                 by: None,
             })
         }
         KIND_WAKER_STACK => {
             let StackParts { thread, record, user, kernel } = stack_record(bytes)?;
             let by = Some(WakerStack { thread, comm: record.comm, user });
-            EventKind::Wake(Wake { tid: record.state, start: MonotonicNs(record.ran_ns), kernel, by })
+            let cut = is_cut(kernel.len(), usize::try_from(MAX_KERNEL_FRAMES).unwrap_or(usize::MAX));
+            EventKind::Wake(Wake { tid: record.state, start: MonotonicNs(record.ran_ns), kernel, cut, by })
         }
         KIND_WAIT_END => {
             let record: WaitEndRecord = read(bytes, 0, "end of a wait")?;
@@ -119,6 +122,12 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
         kind => return Err(DecodeError::Kind { kind }),
     };
     Ok(Event { time: MonotonicNs(header.time_ns), kind })
+}
+
+/// Whether a kernel stack with so many frames may have more. Kernels before 5.18 take as many as there is room for, and of those leave out the
+/// hook's own (`__bpf_get_stack`, kernel/bpf/stackmap.c).
+fn is_cut(frames: usize, room: usize) -> bool {
+    frames.saturating_add(usize::try_from(OWN_FRAMES).unwrap_or(0)) >= room
 }
 
 struct StackParts {
@@ -342,7 +351,8 @@ mod tests {
     use crate::source::{EventKind, MonotonicNs, ProbeWalk, WalkEnd};
     use crate::unwind::machine::NATIVE;
     use ebpf_common::event::{
-        CERTAIN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, SKIPPED_PAGES_SHIFT, StackRecord,
+        CERTAIN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, KIND_WAKE, SKIPPED_PAGES_SHIFT,
+        StackRecord, WakeRecord,
     };
     use proptest::prelude::{any, proptest};
 
@@ -409,6 +419,23 @@ mod tests {
             ring_record(&bytes[..cut]).unwrap_err(),
             DecodeError::Short { what: "user stack", len: cut }
         );
+    }
+
+    #[test]
+    fn a_waking_with_as_many_frames_as_there_is_room_for_is_cut() {
+        let cut = |frames: u32| {
+            let record = WakeRecord {
+                header: Header { kind: KIND_WAKE, len: 0, time_ns: 7 },
+                kernel_bytes: frames * 8,
+                ..WakeRecord::default()
+            };
+            let EventKind::Wake(wake) = ring_record(bytemuck::bytes_of(&record)).unwrap().kind else {
+                panic!()
+            };
+            wake.cut
+        };
+        // Of 32, kernels before 5.18 count the two that are left out.
+        assert_eq!([0, 29, 30, 32].map(cut), [false, false, true, true]);
     }
 
     #[test]
