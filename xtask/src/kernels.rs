@@ -78,8 +78,18 @@ say doctor; /bin/perfusion doctor --json 2> /dev/null; say \"exit $?\"
 until /bin/busybox grep -q ready /tmp/ready; do /bin/busybox usleep 100000; done
 say confined; /bin/setpriv --bounding-set=-sys_resource /bin/perfusion doctor --json 2> /dev/null; say \"exit $?\"
 say 'confined record'; /bin/setpriv --bounding-set=-sys_resource /bin/perfusion --quiet record --pid $pid --duration 1s -o /tmp/c.pb.gz 2>&1; say \"exit $?\"
-say record; /bin/perfusion record --pid $pid --duration 10s -o /tmp/p.pb.gz > /tmp/said 2>&1; code=$?
-/bin/busybox cat /tmp/said; say \"exit $code\"
+times() {
+say \"$1\"
+while read -r up idle; do echo \"up $up\"; done < /proc/uptime
+for task in /proc/$pid/task/*; do echo \"${task##*/} $(/bin/busybox cat $task/schedstat)\"; done
+}
+times before
+/bin/perfusion record --pid $pid --duration 10s -o /tmp/p.pb.gz > /tmp/said 2>&1 & recorder=$!
+until /bin/busybox grep -q '^recording ' /tmp/said || ! kill -0 $recorder; do /bin/busybox usleep 100000; done
+times 'from within'; /bin/busybox sleep 7; times 'until within'
+wait $recorder; code=$?
+times after
+say record; /bin/busybox cat /tmp/said; say \"exit $code\"
 say samples; /bin/perfusion report /tmp/p.pb.gz --format folded --type samples 2>&1; say \"exit $?\"
 for type in cpu runnable blocked; do
 say $type; /bin/perfusion report /tmp/p.pb.gz --format folded --type $type --by thread_id --idle 2>&1; say \"exit $?\"
@@ -337,12 +347,7 @@ impl Found {
                 bail!("{whole} of {all} of the {what} are under their whole stack");
             }
         }
-        let (threads, least, most) = self.times()?;
-        if threads != 4 || (most - least) * 1000 > most {
-            bail!(
-                "the times of {threads} threads, of 4 that lived through it all, add up to {least} to {most} ns"
-            );
-        }
+        let (least, most) = self.check_times()?;
         let slept = self.part("blocked")?.share(&ASLEEP);
         let dump = self.part("dump")?;
         let has = |text: &str| dump.lines.iter().any(|line| line.contains(text));
@@ -389,22 +394,87 @@ impl Found {
         Ok(())
     }
 
-    /// How many threads have times, and the least and the most that one's add up to.
-    fn times(&self) -> Result<(usize, u64, u64)> {
-        let mut threads: BTreeMap<&str, u64> = BTreeMap::new();
-        for part in ["cpu", "runnable", "blocked"] {
-            for line in &self.part(part)?.lines {
-                let Some((stack, value)) = line.rsplit_once(' ') else { continue };
-                let (Some((thread, _)), Ok(value)) = (stack.split_once(';'), value.parse::<u64>()) else {
-                    continue;
-                };
-                *threads.entry(thread).or_default() += value;
+    /// Each thread's times against the kernel's own account: of a part of the recording, of which they have at least as much, and of all the time
+    /// around it, of which they have no more. Answers the least and the most that one thread's add up to.
+    fn check_times(&self) -> Result<(u64, u64)> {
+        let columns = self.columns()?;
+        let sums = columns.values().map(|of| of.iter().sum::<u64>());
+        let (least, most) = (sums.clone().min().unwrap_or(0), sums.max().unwrap_or(0));
+        let (within, around) = (self.told("from within", "until within")?, self.told("before", "after")?);
+        let (from, to) = (RECORDED_NS, around.0 + SLACK_NS);
+        if columns.len() != 4 || (most - least) * 1000 > most || least < from || most > to {
+            bail!(
+                "the times of {} threads, of 4 that lived through it all, add up to {least} to {most} ns; that should be {from} to {to}",
+                columns.len()
+            );
+        }
+        for ((tid, &[cpu, runnable, blocked]), role) in columns.iter().zip(ROLES) {
+            let kernels = |told: &Told| told.1.get(tid).copied().context("a thread has no schedstat");
+            let ([ran, waited], [ran_at_most, _]) = (kernels(&within)?, kernels(&around)?);
+            let sleeps = if role == SPINNER {
+                blocked <= SLACK_NS
+            } else {
+                blocked * 10 >= (cpu + runnable + blocked) * 9
+            };
+            // A CPU that runs nothing of the thread that has it, as for an interrupt, makes that thread wait as well, but not by the kernel's account.
+            if !sleeps
+                || !(ran..=ran_at_most + 2 * SLACK_NS).contains(&(cpu + SLACK_NS))
+                || runnable + SLACK_NS < waited
+            {
+                bail!(
+                    "thread {tid} ({role}) ran for {cpu} ns, waited {runnable} for a CPU and {blocked} for something else; by its schedstat it ran for {ran} \
+                     and waited {waited} for a CPU in a part of that time, and ran for {ran_at_most} in all of it and more"
+                );
             }
         }
-        let (least, most) = (threads.values().min(), threads.values().max());
-        Ok((threads.len(), least.copied().unwrap_or(0), most.copied().unwrap_or(0)))
+        Ok((least, most))
+    }
+
+    /// Each thread's time on a CPU, without one, and asleep.
+    fn columns(&self) -> Result<BTreeMap<u32, [u64; 3]>> {
+        let mut threads: BTreeMap<u32, [u64; 3]> = BTreeMap::new();
+        for (column, part) in ["cpu", "runnable", "blocked"].into_iter().enumerate() {
+            for line in &self.part(part)?.lines {
+                let Some((stack, value)) = line.rsplit_once(' ') else { continue };
+                let Some((thread, _)) = stack.split_once(';') else { continue };
+                let (Ok(thread), Ok(value)) = (thread.parse(), value.parse::<u64>()) else { continue };
+                if let Some(sum) = threads.entry(thread).or_default().get_mut(column) {
+                    *sum += value;
+                }
+            }
+        }
+        Ok(threads)
+    }
+
+    /// What passed between two parts by the kernel's account.
+    fn told(&self, from: &str, to: &str) -> Result<Told> {
+        let (from, to) = (self.part(from)?.told(), self.part(to)?.told());
+        let mut threads = BTreeMap::new();
+        for (tid, after) in to.1 {
+            let before = from.1.get(&tid).copied().context("a thread has no schedstat")?;
+            let since = |column: usize| {
+                let of = |told: &[u64; 2]| told.get(column).copied().unwrap_or(0);
+                of(&after).saturating_sub(of(&before))
+            };
+            threads.insert(tid, [since(0), since(1)]);
+        }
+        Ok((to.0.saturating_sub(from.0), threads))
     }
 }
+
+/// How long it records at least.
+const RECORDED_NS: u64 = 10_000_000_000;
+
+/// By how much two of the kernel's accounts may be apart: that of a thread that runs is brought up to date at ticks, and `/proc/uptime` has two
+/// decimals.
+const SLACK_NS: u64 = 100_000_000;
+
+/// The threads of `three_threads.c` in the order they are made.
+const ROLES: [&str; 4] = ["main", SPINNER, "waiter", "sleeper"];
+const SPINNER: &str = "spinner";
+
+/// Nanoseconds, and by thread those it ran and those it waited for a CPU (`/proc/PID/task/TID/schedstat`).
+type Told = (u64, BTreeMap<u32, [u64; 2]>);
 
 fn percent((part, all): (u64, u64)) -> String {
     format!("{} ‰ of {} ms", part * 1000 / all.max(1), all / 1_000_000)
@@ -423,6 +493,27 @@ fn lacks(doctor: &Part) -> Result<Vec<(String, String)>> {
 }
 
 impl Part {
+    /// Time since boot, and the account of each thread.
+    fn told(&self) -> Told {
+        let mut told = Told::default();
+        for line in &self.lines {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words.as_slice() {
+                ["up", seconds] => {
+                    let hundredths: u64 = seconds.replace('.', "").parse().unwrap_or(0);
+                    told.0 = hundredths * 10_000_000;
+                }
+                [tid, ran, waited, _] => {
+                    if let (Ok(tid), Ok(ran), Ok(waited)) = (tid.parse(), ran.parse(), waited.parse()) {
+                        told.1.insert(tid, [ran, waited]);
+                    }
+                }
+                _ => {}
+            }
+        }
+        told
+    }
+
     /// Of the folded stacks with one of the functions of `chain` in them, the values of those that have the chain from its first function
     /// on, unbroken (a sample may have met any of them as the innermost), and of all.
     fn share(&self, chain: &[&str]) -> (u64, u64) {
@@ -468,22 +559,32 @@ mod tests {
     fn log(samples: &str, record: &str, lacks: &str) -> String {
         let limited = if lacks.is_empty() { "" } else { "limited: too old\r\n" };
         let asleep = if lacks.is_empty() {
-            "3;x;asleep_thread;asleep_outer;asleep_inner;pause"
+            "4;x;asleep_thread;asleep_outer;asleep_inner;pause"
         } else {
-            "3;[waiting]"
+            "4;[waiting]"
         };
         let dump = if lacks.is_empty() {
             "spin_inner\r\nwait_outer\r\nasleep_outer\r\nasleep_inner\r\n@@ exit 0"
         } else {
             "it takes Linux 5.18 or newer\r\n@@ exit 4"
         };
+        let told = |part: &str, seconds: u64| {
+            let spun = seconds * 900_000_000;
+            let waited = seconds * 90_000_000;
+            format!(
+                "@@ {part}\r\nup {seconds}.00\r\n1 5 5 1\r\n2 {spun} {waited} 9\r\n3 5 5 1\r\n4 5 5 1\r\n"
+            )
+        };
+        let told = [told("before", 20), told("from within", 22), told("until within", 29), told("after", 34)];
         format!(
             "@@ kernel\r\n6.1.0-52-amd64\r\n@@ exit 0\r\n@@ doctor\r\n[{lacks}]\r\n@@ exit 0\r\n\
-             @@ confined\r\n[{lacks}]\r\n@@ exit 0\r\n@@ confined record\r\n@@ exit 0\r\n@@ record\r\n{limited}@@ exit {record}\r\n\
+             @@ confined\r\n[{lacks}]\r\n@@ exit 0\r\n@@ confined record\r\n@@ exit 0\r\n{}@@ record\r\n{limited}@@ exit {record}\r\n\
              @@ samples\r\n{samples}\r\n@@ exit 0\r\n\
-             @@ cpu\r\n1;x;spin_thread 5000000\r\n@@ exit 0\r\n@@ runnable\r\n1;x;spin_thread 4000000\r\n@@ exit 0\r\n\
-             @@ blocked\r\n2;x;wait_thread;wait_outer;wait_inner;nanosleep 9000000\r\n{asleep} 9000000\r\n4;[waiting] 9001000\r\n\
-             @@ exit 0\r\n@@ dump\r\n{dump}\r\n@@ end\r\n"
+             @@ cpu\r\n2;x;spin_thread 9000000000\r\n3;x;wait_thread 10000000\r\n@@ exit 0\r\n\
+             @@ runnable\r\n2;x;spin_thread 1000000000\r\n@@ exit 0\r\n\
+             @@ blocked\r\n1;[waiting] 10000001000\r\n3;x;wait_thread;wait_outer;wait_inner;nanosleep 9990000000\r\n\
+             {asleep} 10000000000\r\n@@ exit 0\r\n@@ dump\r\n{dump}\r\n@@ end\r\n",
+            told.concat()
         )
     }
 
@@ -497,7 +598,7 @@ mod tests {
         let line = Found::read(&log(GOOD, "0", "")).line(&WHOLE).unwrap();
         assert_eq!(
             line,
-            "| 6.1.0-52-amd64 | lacks nothing | 400 of 400 | 1000 ‰ of 9 ms | within 1 µs | whole | whole |\n"
+            "| 6.1.0-52-amd64 | lacks nothing | 400 of 400 | 1000 ‰ of 9990 ms | within 1 µs | whole | whole |\n"
         );
         let bad = format!("{GOOD}\r\nx;spin_middle;spin_inner 3");
         assert!(Found::read(&log(&bad, "0", "")).line(&WHOLE).is_err());
@@ -507,9 +608,37 @@ mod tests {
 
     #[test]
     fn times_that_do_not_add_up_are_told() {
-        let short = log(GOOD, "0", "").replace("spin_thread 4000000", "spin_thread 3900000");
-        let error = Found::read(&short).line(&WHOLE).unwrap_err();
-        assert!(error.to_string().contains("4 threads"), "{error}");
+        let good = log(GOOD, "0", "");
+        let told = |from: &str, to: &str| {
+            assert!(good.contains(from), "{from}");
+            Found::read(&good.replace(from, to)).line(&WHOLE).unwrap_err().to_string()
+        };
+        let error = told("spin_thread 1000000000", "spin_thread 900000000");
+        assert!(error.contains("4 threads"), "{error}");
+        // They add up, but the time is in another column than the kernel has it in.
+        let moved = |cpu: u64, runnable: u64, blocked: u64| {
+            let (from, to) = ("2;x;spin_thread 9000000000", format!("2;x;spin_thread {cpu}"));
+            let moved = good.replace(from, &to);
+            let (from, to) = ("2;x;spin_thread 1000000000", format!("2;x;spin_thread {runnable}"));
+            let moved = moved.replace(from, &format!("{to}\r\n@@ blocked\r\n2;x {blocked}"));
+            Found::read(&moved).line(&WHOLE).map_err(|error| error.to_string())
+        };
+        assert!(moved(9_000_000_000, 1_000_000_000, 0).is_ok());
+        for (cpu, runnable, blocked) in [
+            (0, 10_000_000_000, 0),
+            (6_000_000_000, 4_000_000_000, 0),
+            (9_900_000_000, 100_000_000, 0),
+            (9_000_000_000, 0, 1_000_000_000),
+        ] {
+            let error = moved(cpu, runnable, blocked).unwrap_err();
+            assert!(error.contains("thread 2 (spinner)"), "{error}");
+        }
+        let half = good.replace("wait_inner;nanosleep 9990000000", "wait_inner;nanosleep 4990000000");
+        let half = half.replace("@@ runnable", "@@ runnable\r\n3;x 5000000000");
+        let error = Found::read(&half).line(&WHOLE).unwrap_err().to_string();
+        assert!(error.contains("thread 3 (waiter)"), "{error}");
+        // Less than was recorded, and more than has passed.
+        assert!(told("up 34.00", "up 29.00").contains("4 threads"));
     }
 
     #[test]
