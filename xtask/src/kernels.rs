@@ -78,17 +78,17 @@ say doctor; /bin/perfusion doctor --json 2> /dev/null; say \"exit $?\"
 until /bin/busybox grep -q ready /tmp/ready; do /bin/busybox usleep 100000; done
 say confined; /bin/setpriv --bounding-set=-sys_resource /bin/perfusion doctor --json 2> /dev/null; say \"exit $?\"
 say 'confined record'; /bin/setpriv --bounding-set=-sys_resource /bin/perfusion --quiet record --pid $pid --duration 1s -o /tmp/c.pb.gz 2>&1; say \"exit $?\"
-times() {
+account() {
 say \"$1\"
 while read -r up idle; do echo \"up $up\"; done < /proc/uptime
 for task in /proc/$pid/task/*; do echo \"${task##*/} $(/bin/busybox cat $task/schedstat)\"; done
 }
-times before
+account before
 /bin/perfusion record --pid $pid --duration 10s -o /tmp/p.pb.gz > /tmp/said 2>&1 & recorder=$!
-until /bin/busybox grep -q '^recording ' /tmp/said || ! kill -0 $recorder; do /bin/busybox usleep 100000; done
-times 'from within'; /bin/busybox sleep 7; times 'until within'
+until /bin/busybox grep -q '^recording ' /tmp/said 2> /dev/null || ! kill -0 $recorder; do /bin/busybox usleep 100000; done
+account 'from within'; /bin/busybox sleep 7; account 'until within'
 wait $recorder; code=$?
-times after
+account after
 say record; /bin/busybox cat /tmp/said; say \"exit $code\"
 say samples; /bin/perfusion report /tmp/p.pb.gz --format folded --type samples 2>&1; say \"exit $?\"
 for type in cpu runnable blocked; do
