@@ -410,11 +410,12 @@ impl Found {
         }
         for ((tid, &[cpu, runnable, blocked]), role) in columns.iter().zip(ROLES) {
             let kernels = |told: &Told| told.1.get(tid).copied().context("a thread has no schedstat");
-            let ([ran, waited], [ran_at_most, _]) = (kernels(&within)?, kernels(&around)?);
+            let ([ran, waited], [ran_at_most, waited_at_most]) = (kernels(&within)?, kernels(&around)?);
+            let sum = cpu + runnable + blocked;
             let sleeps = if role == SPINNER {
                 blocked <= SLACK_NS
             } else {
-                blocked * 10 >= (cpu + runnable + blocked) * 9
+                blocked + sum / 10 >= sum.saturating_sub(ran_at_most + waited_at_most)
             };
             // A CPU that runs nothing of the thread that has it, as for an interrupt, makes that thread wait as well, but not by the kernel's account.
             if !sleeps
@@ -423,7 +424,7 @@ impl Found {
             {
                 bail!(
                     "thread {tid} ({role}) ran for {cpu} ns, waited {runnable} for a CPU and {blocked} for something else; by its schedstat it ran for {ran} \
-                     and waited {waited} for a CPU in a part of that time, and ran for {ran_at_most} in all of it and more"
+                     and waited {waited} for a CPU in a part of that time, and ran for {ran_at_most} and waited {waited_at_most} in all of it and more"
                 );
             }
         }
