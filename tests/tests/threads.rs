@@ -3,7 +3,8 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use system_tests::environment::{RECORD_NET9, begin};
+use system_tests::app::Compiler;
+use system_tests::environment::{Need, RECORD, RECORD_NET9, begin};
 use system_tests::perfusion::record_pid;
 use system_tests::schedstat::{self, schedstat};
 use system_tests::{Profile, Runtime, Workload};
@@ -73,6 +74,32 @@ fn duty_cycles_and_the_sum_of_states_and_schedstat_agree() {
             "schedstat says {least} to {most}: {picture}"
         );
     }
+}
+
+#[test]
+fn a_thread_that_wakes_thousands_of_times_a_second_has_the_cpu_time_that_the_kernel_says() {
+    let Some(_turn) = begin("threads::naps", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::compiled(Compiler::C, "naps.c", &["-O2"]).unwrap().start().unwrap();
+    let napper = app.thread("napper");
+    let log = schedstat::Log::start(app.pid());
+    let (profile, _) = record_pid(app.pid(), Duration::from_secs(4), &[]).unwrap();
+    let log = log.stop();
+    let Times { oncpu, runnable, blocked, .. } = times(&profile, napper);
+    let (from, to) = (profile.time_ns, profile.time_ns + profile.duration_ns);
+    let (least, most) = log.oncpu_between(napper, from, to).expect("looks before and after the recording");
+    // 3 points beyond what the looks leave open: schedstat itself moves on with the scheduler's tick only.
+    let (least, most) = (least as f64 * 0.97 - 10e6, most as f64 * 1.03 + 10e6);
+    assert!(
+        (least..most).contains(&(oncpu as f64)),
+        "on-CPU {oncpu}, by schedstat {least} to {most}; runnable {runnable}, blocked {blocked}"
+    );
+    let sum = oncpu + runnable + blocked;
+    assert!(
+        (sum - profile.duration_ns).abs() * 100 <= profile.duration_ns,
+        "{sum} of {}",
+        profile.duration_ns
+    );
+    app.stop().unwrap();
 }
 
 #[test]
