@@ -62,6 +62,7 @@ counters! {
     ThreadMapFull "thread_map_full" "scheduler events of threads for which the map had no room, or only the room of an earlier one with the same id whose times were still there";
     ThreadLate "thread_late" "threads first seen after the start that were not new: without room before, or newly in the cgroup; of first threads only those whose id was another's";
     SwitchesMissed "switches_missed" "switches the kernel did not report, made up for from the thread's run time";
+    WakingsMissed "wakings_missed" "waits whose end the kernel did not report before the thread ran again: blocked to their end";
     SelectedMapFull "selected_map_full" "forked processes not selected because the map had no room";
     WalkFrames "walk_frames" "user frames the probes walked by rules they knew";
     WalksToStart "walks_to_start" "user stacks the probes walked to the thread's start";

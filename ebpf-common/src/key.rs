@@ -57,6 +57,8 @@ plain! {
         pub exec_ns: u64,
         /// Start of the last wait the task iterator has seen and told of. Written by the iterator alone.
         pub visited_start_ns: u64,
+        /// When somebody woke it last while it was still on its way off a CPU.
+        pub woken_early_ns: u64,
         /// The task's kernel stack, which tells the task from another one that takes its id over in `execve`; 0 before its first switch.
         pub stack: u64,
         /// Process.

@@ -5,7 +5,7 @@
 //! A visited thread can wake at any moment. Its registers and stack are true if it slept through the visit: it slept before and after,
 //! in the same wait and without having run. Anything else is dropped and counted.
 
-use crate::config::{Task, has_rules, mapping_end, setting};
+use crate::config::{Task, has_rules, mapping_end};
 use crate::emit::{PF_KTHREAD, send};
 use crate::machine;
 use crate::maps::{PASSED_OVER, RING, SLEEPER_SCRATCH, THREADS, VISITORS, count};
@@ -28,7 +28,7 @@ use ebpf_common::key::{
     STATE_BLOCKED, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, SleeperScratch, StackCopy, Thread, Visitor,
     WAIT_CERTAIN, WAIT_KEPT, WAIT_WAS_BLOCKED,
 };
-use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_SLEEPER_BYTES, MAX_VISITORS};
+use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_SLEEPER_BYTES, MAX_STACK_COPY_BYTES, MAX_VISITORS};
 
 /// A wait whose stack and weight are known is told of only when it has lasted so long: the record of its start is news enough.
 const NEWS_NS: u64 = 1_000_000_000;
@@ -251,7 +251,8 @@ fn stacks(scratch: &mut SleeperScratch, task: Task, mapping: &Mapping, visitor: 
     if mapping.of_file {
         return count(Counter::StackOfFile);
     }
-    let limit = setting!(stack_copy_bytes);
+    // As much as there may be, whatever samples get: one look at a wait, which nothing walks here, is all there may ever be.
+    let limit = MAX_STACK_COPY_BYTES;
     let mapped = mapping.end.saturating_sub(from).min(u64::from(limit)) as u32;
     visitor.tgid = record.tgid;
     // SAFETY: a helper without arguments.

@@ -2,8 +2,8 @@
 //!
 //! A thread's events come in order: the scheduler serialises its switches and wake-ups. Only a waking can overlap with the switch-out of the
 //! same thread on another CPU, when it comes between the moment the scheduler decided to block the thread and the tracepoint. Then the waking finds
-//! the thread on a CPU and is ignored, the thread is switched in without a waking seen, and its wait counts as runnable from
-//! its start, which is the truth. The same rule is right for a thread that was about to block with a signal pending.
+//! the thread on a CPU and only notes when it came: the thread is switched in without a waking seen, and its wait counts as runnable from
+//! its start, which is the truth.
 //!
 //! How long a thread ran between its switch-in and its switch-out is the kernel's own account, which every other tool shows too
 //! (`sum_exec_runtime`, up to date at each switch). Time that passed without being run, because the hypervisor or an interrupt had the
@@ -11,7 +11,8 @@
 //!
 //! A switch can be missing (a thread that was outside the selected cgroup for a while; a kernel that hides some tasks from the
 //! tracepoint, as seen on 6.18 guests). It shows at the thread's next one, and the same account says how much of the time
-//! between was spent on a CPU.
+//! between was spent on a CPU. So can a waking, by such a task or by a timer whose interrupt it was that such a task had: a wait without one, also
+//! without an early one, was blocked, and how much of its end was spent waiting for a CPU nobody knows (`wakings_missed`).
 //!
 //! A thread's times end where it becomes another program, and begin anew. A thread that is not its process's first takes over the first one's
 //! id in `execve` (`de_thread`, fs/exec.c), and the first one, which is on its way out, gets that thread's id for its last switches. The
@@ -43,6 +44,10 @@ use ebpf_common::task::left_in;
 
 /// `TASK_DEAD` of include/linux/sched.h: this is the thread's last switch.
 const TASK_DEAD: u32 = 0x80;
+
+/// A waking that finds the thread on a CPU belongs to a wait that begins within this time of it: the rest of `__schedule`, and what a hypervisor
+/// takes of it.
+const EARLY_NS: u64 = 1_000_000;
 
 /// `PF_EXITING` of include/linux/sched.h: the thread is on its way out.
 const PF_EXITING: u32 = 4;
@@ -197,7 +202,14 @@ fn found_running(tid: u32, thread: &mut Thread, exec_ns: u64, now: u64) {
 /// The thread got the CPU at `now`: its wait is over.
 #[inline(always)]
 fn arrive(tid: u32, thread: &mut Thread, now: u64) {
-    close(thread, now, STATE_RUNNABLE);
+    let start = thread.wait_start_ns;
+    if thread.state == STATE_BLOCKED && get(&thread.woken_early_ns) + EARLY_NS < start {
+        count(Counter::WakingsMissed);
+        close(thread, now, STATE_BLOCKED);
+        put(&mut thread.wait_blocked_ns, now.saturating_sub(start));
+    } else {
+        close(thread, now, STATE_RUNNABLE);
+    }
     let flags = thread.wait_flags;
     put(&mut thread.wait_flags, 0);
     set_state(thread, STATE_ON_CPU);
@@ -282,7 +294,11 @@ pub(crate) fn waking<const LOOPS: bool>(ctx: &BtfTracePointContext) {
         Some(thread) => {
             // SAFETY: an entry of the map; it outlives the program, and this thread's last switch-out cannot overlap with its waking.
             let thread = unsafe { &mut *thread };
-            if state_of(thread) != STATE_BLOCKED {
+            let state = state_of(thread);
+            if state != STATE_BLOCKED {
+                if state == STATE_ON_CPU {
+                    put(&mut thread.woken_early_ns, now_ns());
+                }
                 return;
             }
             let selected = known_is_selected() && thread.tgid == tgid;

@@ -14,7 +14,7 @@ use system_tests::perfusion::{self, Recording, SLACK, Scratch, record_pid};
 use system_tests::profile::Frame;
 use system_tests::schedstat::{Log, Looks};
 use system_tests::wait::let_pass;
-use system_tests::{App, Profile, Runtime, Sample, Workload, on_runtimes};
+use system_tests::{App, Profile, Runtime, Sample, Workload, on_runtimes, wait_until};
 
 fn of_thread(tid: u32) -> impl Fn(&Sample) -> bool {
     let tid = tid.to_string();
@@ -482,6 +482,27 @@ fn a_stack_whose_pages_a_userfaultfd_holds_back_holds_up_nobody() {
         "{seen} ns of the one with the faulty stack:\n{}",
         picture()
     );
+}
+
+#[test]
+fn a_sleeping_thread_has_its_stack_through_a_frame_larger_than_samples_are_copied() {
+    let Some(_turn) = begin("waits::large_frame", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("large-frame").start().unwrap();
+    let tid = app.thread("large-frame");
+    let waits_in = || fs::read_to_string(format!("/proc/{}/task/{tid}/wchan", app.pid())).unwrap_or_default();
+    wait_until("the thread to sleep", SLACK, || waits_in().contains("nanosleep").then_some(())).unwrap();
+    let asleep = of_thread(tid);
+    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(1), &["--no-attach"]).unwrap();
+    app.stop().unwrap();
+
+    let picture = || format!("{}\n{}", outcome.stderr, profile.describe("blocked", &asleep));
+    let whole = |sample: &Sample| {
+        let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
+        root && sample.has("wait_in_large_frame") && sample.label("wait_reason") == "sleep"
+    };
+    let (seen, all) =
+        (profile.sum("blocked", |sample| asleep(sample) && whole(sample)), profile.sum("wall", &asleep));
+    assert!(all > 900_000_000 && seen * 100 >= all * 99, "{seen} of {all} ns:\n{}", picture());
 }
 
 #[test]

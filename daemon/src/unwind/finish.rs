@@ -191,7 +191,7 @@ impl Walk<'_> {
         match word_in(&self.context.stack, offset) {
             Some(word) => Ok((word, Origin::Word(offset, word))),
             None if self.context.stack.is_empty() => Err(Missing::NoCopy),
-            // A wild address is no reason to ask for a larger copy: only one a larger copy could have held.
+            // A wild address is no reason to say that the copy was too short: only one that may be on this stack.
             None if self.context.limited && offset < MAX_STACK_BYTES => Err(Missing::BeyondCopy),
             None => Err(Missing::Unknown),
         }
@@ -346,8 +346,8 @@ impl Walk<'_> {
     }
 }
 
-/// Largest copy any source takes, bytes.
-const MAX_STACK_BYTES: usize = 64 << 10;
+/// How far a frame may reach beyond where the copy began, bytes: a whole stack by default (`RLIMIT_STACK`, and with it glibc's threads).
+const MAX_STACK_BYTES: usize = 8 << 20;
 
 /// Walks a `context` of this machine and appends to nothing: the result holds all frames.
 pub fn walk(context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finished {
@@ -569,6 +569,11 @@ mod tests {
     fn a_return_address_beyond_the_copy_is_told_from_no_rule() {
         let done = walk_with(&[(0x1010, rsp_plus(64))], &context(0x1010, 0, &[0]));
         assert_eq!(done.broken, Some(Marker::TruncatedCopy));
+        // Larger than any copy, as a frame with a buffer of 64 KiB is; no stack is as large as the last one.
+        let done = walk_with(&[(0x1010, rsp_plus(70_000))], &context(0x1010, 0, &[0]));
+        assert_eq!(done.broken, Some(Marker::TruncatedCopy));
+        let done = walk_with(&[(0x1010, rsp_plus(16 << 20))], &context(0x1010, 0, &[0]));
+        assert_eq!(done.broken, Some(Marker::TruncatedNoRule));
         let done = walk_with(&[], &context(0x1010, 0, &[0]));
         assert_eq!((done.broken, done.frames.len()), (Some(Marker::TruncatedNoRule), 2));
     }

@@ -247,6 +247,15 @@ static void wait_asleep(void)
 	nanosleep(&t, NULL);
 }
 
+// Asleep since before the profiler came, with a frame between it and the thread's start that is larger than the copies samples get.
+__attribute__((noinline)) static void wait_in_large_frame(void)
+{
+	volatile char large[48 << 10];
+	large[0] = 1;
+	wait_asleep();
+	large[1] = large[0];
+}
+
 static void nap(void) { sleep_ms(20); }
 
 // Threads that want a CPU all the time, and one that hardly gets one when it wakes.
@@ -421,6 +430,8 @@ int main(int argc, char **argv)
 		prepare();
 		start("faulty-stack", wait_faulty_stack, 0);
 		start("asleep", wait_asleep, 0);
+	} else if (argc > 1 && !strcmp(argv[1], "large-frame")) {
+		start("large-frame", wait_in_large_frame, 0);
 	} else if (argc > 1 && !strcmp(argv[1], "new-stack")) {
 		prepare();
 		start("wait-stack", wait_new_stack, 1);
