@@ -467,6 +467,17 @@ fn hash_of<'a>(files: impl IntoIterator<Item = &'a PathBuf>, flags: &str) -> any
     Ok(hasher.finish())
 }
 
+/// Copies an executable, so that everybody may run it. By a process of its own: one that this process starts meanwhile would inherit the file
+/// open for writing, and the kernel starts no program that is (`ETXTBSY`).
+///
+/// # Errors
+/// When it cannot be copied.
+pub fn copy_program(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let output = Command::new("install").arg("--mode=755").args([from, to]).output()?;
+    ensure!(output.status.success(), "install: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
 /// The file `output` of the build `name`-`hash`, made by `build` in a fresh directory that gets its final name when complete.
 fn cached(
     name: &str,

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::panic;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A .NET runtime by its major version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -178,28 +178,45 @@ pub fn long_form() -> bool {
     env::var_os("PERFUSION_TESTS_LONG").is_some_and(|value| value == "1")
 }
 
-/// The turn of one test. System tests measure time on the same few CPUs, so they run one after the other.
+/// The turn of one test, which ends with it.
 #[derive(Debug)]
-pub struct Turn {
-    _guard: MutexGuard<'static, ()>,
+pub enum Turn {
+    /// Nothing else of ours runs.
+    Alone(RwLockWriteGuard<'static, ()>),
+    /// Others of this sort may run.
+    Beside(RwLockReadGuard<'static, ()>),
 }
 
-static TURN: Mutex<()> = Mutex::new(());
+static TURN: RwLock<()> = RwLock::new(());
 
-/// Begins the test `name`: waits for its turn and checks its needs. `None` means skip (said on stderr).
+/// Begins the test `name`, which needs the machine to itself, because it measures time or looks at all of the machine: waits for its turn
+/// and checks its needs. `None` means skip (said on stderr).
 ///
 /// # Panics
 /// When a need is missing and `PERFUSION_TESTS_REQUIRED=1`: in CI a skipped test is a failed one.
 pub fn begin(name: &str, needs: &[Need]) -> Option<Turn> {
     // A failed test poisons the lock; the next one starts from nothing all the same.
-    let guard = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = || Turn::Alone(TURN.write().unwrap_or_else(PoisonError::into_inner));
+    begin_with(name, needs, turn)
+}
+
+/// Begins the test `name`, whose subject is one process of its own, on a machine that may be busy: a few of these run at a time.
+/// They spend most of their time waiting for what they record. Otherwise as [`begin`].
+///
+/// # Panics
+/// As [`begin`].
+pub fn begin_beside(name: &str, needs: &[Need]) -> Option<Turn> {
+    let turn = || Turn::Beside(TURN.read().unwrap_or_else(PoisonError::into_inner));
+    begin_with(name, needs, turn)
+}
+
+fn begin_with(name: &str, needs: &[Need], turn: impl FnOnce() -> Turn) -> Option<Turn> {
     let missing: Vec<String> = needs.iter().filter_map(|need| need.missing()).collect();
     if missing.is_empty() {
         tell_failures_at_once();
-        return Some(Turn { _guard: guard });
+        return Some(turn());
     }
     let reason = missing.join("; ");
-    drop(guard);
     let required = env::var_os("PERFUSION_TESTS_REQUIRED").is_some_and(|value| value == "1");
     assert!(!required, "{name} cannot run: {reason}");
     // Past the capture of the test runner, so that nobody takes a skipped test for a passed one, on a line of its own, in one write.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
 
@@ -18,8 +19,13 @@ pub fn check_valid(profile: &Path) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Builds `checkvalid` (Go's own build cache makes this quick).
+/// Builds `checkvalid` (Go's own build cache makes this quick), once: another test may be running it.
 fn checkvalid() -> anyhow::Result<PathBuf> {
+    static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(program) = &*built {
+        return Ok(program.clone());
+    }
     let program = cache_dir().join("checkvalid");
     let output = Command::new("go")
         .args(["build", "-o"])
@@ -29,6 +35,7 @@ fn checkvalid() -> anyhow::Result<PathBuf> {
         .output()
         .context("cannot run go")?;
     ensure!(output.status.success(), "go build: {}", String::from_utf8_lossy(&output.stderr));
+    *built = Some(program.clone());
     Ok(program)
 }
 

@@ -18,7 +18,7 @@ pub mod truth;
 pub mod wait;
 
 pub use app::{App, Compiler, Workload};
-pub use environment::{Need, Runtime, begin, long_form};
+pub use environment::{Need, Runtime, begin, begin_beside, long_form};
 pub use perfusion::{Outcome, Recording};
 pub use profile::{Profile, Sample};
 pub use wait::wait_until;

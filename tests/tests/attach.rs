@@ -15,7 +15,7 @@ use perfusion::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
 use profiler_protocol::counter::Counter;
 use rustix::process::Signal;
 use system_tests::app::compile_c;
-use system_tests::environment::{Need, begin};
+use system_tests::environment::{Need, begin_beside};
 use system_tests::perfusion::{Scratch, record_pid};
 use system_tests::region::{counted, regions};
 use system_tests::{App, Runtime, Workload, on_runtimes, wait_until};
@@ -206,7 +206,7 @@ on_runtimes!(a_runtime_tells_its_version: net8 Net8, net9 Net9, net10 Net10);
 
 fn a_runtime_tells_its_version(runtime: Runtime) {
     let name = format!("attach::a_runtime_tells_its_version {runtime}");
-    let Some(_turn) = begin(&name, &[Need::Root, Need::Clr(runtime)]) else { return };
+    let Some(_turn) = begin_beside(&name, &[Need::Root, Need::Clr(runtime)]) else { return };
     let app = allocator(runtime).start().unwrap();
     let target = Target::open(app.pid()).unwrap();
     let info = ipc::process_info(&target, DEADLINE).unwrap();
@@ -223,7 +223,7 @@ on_runtimes!(attach_detach_and_attach_again: net8 Net8, net9 Net9, net10 Net10);
 
 fn attach_detach_and_attach_again(runtime: Runtime) {
     let name = format!("attach::attach_detach_and_attach_again {runtime}");
-    let Some(_turn) = begin(&name, &needs(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &needs(runtime)) else { return };
     let app = allocator(runtime).start().unwrap();
     for round in 0..2 {
         let mut recorder = Recorder::new();
@@ -244,7 +244,7 @@ fn attach_detach_and_attach_again(runtime: Runtime) {
 
 #[test]
 fn another_mount_namespace_with_its_own_tmp_is_reached() {
-    let Some(_turn) = begin("attach::another_mount_namespace", &needs(Runtime::Net9)) else { return };
+    let Some(_turn) = begin_beside("attach::another_mount_namespace", &needs(Runtime::Net9)) else { return };
     let app = allocator_in(Runtime::Net9, &["-m"], "mount -t tmpfs tmpfs /tmp; exec \"$@\"").start().unwrap();
     let mut recorder = Recorder::new();
     recorder.attach(app.pid());
@@ -257,7 +257,7 @@ fn another_mount_namespace_with_its_own_tmp_is_reached() {
 #[test]
 fn a_user_namespace_that_does_not_know_root_is_reached() {
     let needs = [&needs(Runtime::Net9)[..], &[Need::Program("setpriv")]].concat();
-    let Some(_turn) = begin("attach::a_user_namespace", &needs) else { return };
+    let Some(_turn) = begin_beside("attach::a_user_namespace", &needs) else { return };
     // The sources and the runtime must be readable for that user: a precondition of the test, not of the attach.
     let mut workload = Workload::program("setpriv");
     for word in ["--reuid=1000", "--regid=1000", "--clear-groups", "unshare", "-Ur", "-m", "sh", "-ec"] {
@@ -277,7 +277,7 @@ fn a_user_namespace_that_does_not_know_root_is_reached() {
 
 #[test]
 fn a_time_namespace_with_an_offset_has_its_events_when_they_were() {
-    let Some(_turn) = begin("attach::a_time_namespace", &needs(Runtime::Net9)) else { return };
+    let Some(_turn) = begin_beside("attach::a_time_namespace", &needs(Runtime::Net9)) else { return };
     // Its clocks are a day ahead of the host's. `unshare` becomes the program's parent: only a child is in the new namespace.
     let day = "86400";
     let mut workload = Workload::program("unshare");
@@ -300,7 +300,7 @@ fn a_time_namespace_with_an_offset_has_its_events_when_they_were() {
 
 #[test]
 fn a_tmp_without_exec_sends_the_library_elsewhere() {
-    let Some(_turn) = begin("attach::a_tmp_without_exec", &needs(Runtime::Net9)) else { return };
+    let Some(_turn) = begin_beside("attach::a_tmp_without_exec", &needs(Runtime::Net9)) else { return };
     let script = "mount -t tmpfs -o noexec tmpfs /tmp; mount -t tmpfs tmpfs /dev/shm; exec \"$@\"";
     let app = allocator_in(Runtime::Net9, &["-m"], script).start().unwrap();
     let mut recorder = Recorder::new();
@@ -313,7 +313,7 @@ fn a_tmp_without_exec_sends_the_library_elsewhere() {
 
 #[test]
 fn nowhere_to_place_the_library_is_said_directory_by_directory() {
-    let Some(_turn) = begin("attach::nowhere_to_place", &needs(Runtime::Net9)) else { return };
+    let Some(_turn) = begin_beside("attach::nowhere_to_place", &needs(Runtime::Net9)) else { return };
     let script = "mount -t tmpfs -o noexec tmpfs /tmp; mount -t tmpfs -o noexec tmpfs /dev/shm; exec \"$@\"";
     let app = allocator_in(Runtime::Net9, &["-m"], script).start().unwrap();
     let error = attach(app.pid(), Recorder::new().settings).unwrap_err();
@@ -325,7 +325,9 @@ fn nowhere_to_place_the_library_is_said_directory_by_directory() {
 
 #[test]
 fn thread_ids_of_a_pid_namespace_are_the_hosts() {
-    let Some(_turn) = begin("attach::thread_ids_of_a_pid_namespace", &needs(Runtime::Net9)) else { return };
+    let Some(_turn) = begin_beside("attach::thread_ids_of_a_pid_namespace", &needs(Runtime::Net9)) else {
+        return;
+    };
     let flags = ["-p", "-f", "--mount-proc", "--kill-child"];
     let app = allocator_in(Runtime::Net9, &flags, "exec \"$@\"").start().unwrap();
     let unshare = app.pid();
@@ -344,7 +346,7 @@ fn thread_ids_of_a_pid_namespace_are_the_hosts() {
 
 #[test]
 fn two_recorders_have_an_instance_each_and_hear_everything_once() {
-    let Some(_turn) = begin("attach::two_recorders", &needs(Runtime::Net9)) else { return };
+    let Some(_turn) = begin_beside("attach::two_recorders", &needs(Runtime::Net9)) else { return };
     let app = allocator(Runtime::Net9).start().unwrap();
     let mut recorders = [Recorder::new(), Recorder::new()];
     for recorder in &mut recorders {
@@ -380,7 +382,9 @@ fn sample(event: &Event) -> Option<u64> {
 
 #[test]
 fn a_dead_recorders_instance_is_told_to_leave_by_the_next() {
-    let Some(_turn) = begin("attach::a_dead_recorders_instance", &needs(Runtime::Net9)) else { return };
+    let Some(_turn) = begin_beside("attach::a_dead_recorders_instance", &needs(Runtime::Net9)) else {
+        return;
+    };
     let app = allocator(Runtime::Net9).start().unwrap();
     let mut dead = Recorder::new();
     dead.attach(app.pid());
@@ -401,7 +405,7 @@ fn a_dead_recorders_instance_is_told_to_leave_by_the_next() {
 
 #[test]
 fn a_dead_recorders_instance_is_taken_over_by_one_that_does_not_attach() {
-    let Some(_turn) = begin("attach::taken_over", &needs(Runtime::Net9)) else { return };
+    let Some(_turn) = begin_beside("attach::taken_over", &needs(Runtime::Net9)) else { return };
     let app = allocator(Runtime::Net9).start().unwrap();
     let mut dead = Recorder::new();
     dead.attach(app.pid());
@@ -416,7 +420,7 @@ fn a_dead_recorders_instance_is_taken_over_by_one_that_does_not_attach() {
 
 #[test]
 fn a_recorder_that_goes_without_something_else_has_another_session() {
-    let Some(_turn) = begin("attach::without", &needs(Runtime::Net9)) else { return };
+    let Some(_turn) = begin_beside("attach::without", &needs(Runtime::Net9)) else { return };
     let mut app = Workload::dotnet(Runtime::Net9, "incidents", &[]).unwrap().start().unwrap();
     let mut recorder = Recorder::new();
     recorder.attach(app.pid());
@@ -451,7 +455,7 @@ fn a_recorder_that_goes_without_something_else_has_another_session() {
 #[test]
 fn diagnostics_switched_off_is_a_reason_with_the_variables_name() {
     let needs = [Need::Root, Need::Clr(Runtime::Net9)];
-    let Some(_turn) = begin("attach::diagnostics_switched_off", &needs) else { return };
+    let Some(_turn) = begin_beside("attach::diagnostics_switched_off", &needs) else { return };
     for variable in
         ["DOTNET_EnableDiagnostics", "DOTNET_EnableDiagnostics_IPC", "DOTNET_EnableDiagnostics_Profiler"]
     {
@@ -466,7 +470,7 @@ fn diagnostics_switched_off_is_a_reason_with_the_variables_name() {
 /// shim says of the end have the times of it.
 #[test]
 fn the_end_of_a_process_is_held_up_no_longer_than_an_awake_recorder_needs() {
-    let Some(_turn) = begin("attach::the_end_is_held_up", &needs(Runtime::Net10)) else { return };
+    let Some(_turn) = begin_beside("attach::the_end_is_held_up", &needs(Runtime::Net10)) else { return };
     let held_up = || {
         let app = allocator(Runtime::Net10).start().unwrap();
         let mut recorder = Recorder::new();
@@ -503,7 +507,7 @@ fn the_end_of_a_process_is_held_up_no_longer_than_an_awake_recorder_needs() {
 
 #[test]
 fn a_killed_app_gives_what_it_had_written() {
-    let Some(_turn) = begin("attach::a_killed_app", &needs(Runtime::Net9)) else { return };
+    let Some(_turn) = begin_beside("attach::a_killed_app", &needs(Runtime::Net9)) else { return };
     let mut app = allocator(Runtime::Net9).start().unwrap();
     let mut recorder = Recorder::new();
     let pid = app.pid();
@@ -525,7 +529,9 @@ fn a_killed_app_gives_what_it_had_written() {
 
 #[test]
 fn a_program_started_with_the_shim_is_heard_from_its_start() {
-    let Some(_turn) = begin("attach::a_program_started_with_the_shim", &needs(Runtime::Net9)) else { return };
+    let Some(_turn) = begin_beside("attach::a_program_started_with_the_shim", &needs(Runtime::Net9)) else {
+        return;
+    };
     let mut recorder = Recorder::new();
     let launch = launch::launch(&recorder.settings, false).unwrap();
     let library = PathBuf::from(launch.library.path());
@@ -552,7 +558,7 @@ fn a_program_started_with_the_shim_is_heard_from_its_start() {
 #[test]
 fn nobody_else_can_use_the_path_that_a_started_program_hands_on() {
     let needs = [Need::Root, Need::Shim, Need::Program("setpriv")];
-    let Some(_turn) = begin("attach::a_started_programs_path", &needs) else { return };
+    let Some(_turn) = begin_beside("attach::a_started_programs_path", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let temporary = scratch.path("tmp");
     fs::create_dir(&temporary).unwrap();
@@ -579,7 +585,7 @@ fn nobody_else_can_use_the_path_that_a_started_program_hands_on() {
 #[test]
 fn a_runtime_on_musl_is_left_alone_and_why() {
     let needs = [&needs(Runtime::Net10)[..], &[Need::C]].concat();
-    let Some(_turn) = begin("attach::musl", &needs) else { return };
+    let Some(_turn) = begin_beside("attach::musl", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let library = compile_c("main_profiler", "main_profiler.so", &["-shared", "-fPIC"]).unwrap();
     let why_not = |file: &str| {
@@ -596,7 +602,7 @@ fn a_runtime_on_musl_is_left_alone_and_why() {
 
 #[test]
 fn a_tmpdir_of_somebody_else_is_not_used() {
-    let Some(_turn) = begin("attach::a_tmpdir_of_somebody_else", &[Need::Root]) else { return };
+    let Some(_turn) = begin_beside("attach::a_tmpdir_of_somebody_else", &[Need::Root]) else { return };
     let scratch = Scratch::new().unwrap();
     let temporary = scratch.path("tmp");
     fs::create_dir(&temporary).unwrap();
@@ -615,7 +621,7 @@ fn a_tmpdir_of_somebody_else_is_not_used() {
 #[test]
 fn the_sweep_reaches_other_mount_namespaces() {
     let needs = [Need::Root, Need::Clr(Runtime::Net9)];
-    let Some(_turn) = begin("attach::the_sweep", &needs) else { return };
+    let Some(_turn) = begin_beside("attach::the_sweep", &needs) else { return };
     let app = allocator_in(Runtime::Net9, &["-m"], "mount -t tmpfs tmpfs /tmp; exec \"$@\"").start().unwrap();
     let root = PathBuf::from(format!("/proc/{}/root/tmp", app.pid()));
     let left = root.join(format!("{PREFIX}0123456789abcdef.so"));
@@ -631,7 +637,7 @@ fn the_sweep_reaches_other_mount_namespaces() {
 
 #[test]
 fn no_such_process_is_told_so() {
-    let Some(_turn) = begin("attach::no_such_process", &[Need::Shim]) else { return };
+    let Some(_turn) = begin_beside("attach::no_such_process", &[Need::Shim]) else { return };
     // Above the kernel's highest pid (PID_MAX_LIMIT, 2^22).
     let error = attach(1 << 23, Recorder::new().settings).unwrap_err();
     assert!(matches!(error, AttachError::NoSuchProcess { .. }), "{error}");
@@ -674,7 +680,9 @@ fn full_regions(recorder: &Recorder, count: u32, units: u32) -> App {
 
 #[test]
 fn a_process_that_offers_many_regions_has_a_few_read() {
-    let Some(_turn) = begin("attach::many_regions", &[Need::Root, Need::Program("python3")]) else { return };
+    let Some(_turn) = begin_beside("attach::many_regions", &[Need::Root, Need::Program("python3")]) else {
+        return;
+    };
     let mut recorder = Recorder::new();
     let app = full_regions(&recorder, 12, 1024);
     recorder.source.watch(app.pid());
@@ -700,7 +708,9 @@ for page in range(0, 65000, 2):
 print("ready {}", flush=True)
 time.sleep(600)
 "#;
-    let Some(_turn) = begin("attach::many_mappings", &[Need::Root, Need::Program("python3")]) else { return };
+    let Some(_turn) = begin_beside("attach::many_mappings", &[Need::Root, Need::Program("python3")]) else {
+        return;
+    };
     let app = Workload::program("python3").arg("-c").arg(MANY).start().unwrap();
     let mut recorder = Recorder::new();
     let cpu = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -721,7 +731,9 @@ time.sleep(600)
 
 #[test]
 fn the_last_words_of_a_process_are_read_whole_but_not_at_once() {
-    let Some(_turn) = begin("attach::last_words", &[Need::Root, Need::Program("python3")]) else { return };
+    let Some(_turn) = begin_beside("attach::last_words", &[Need::Root, Need::Program("python3")]) else {
+        return;
+    };
     let mut recorder = Recorder::new();
     // 32 MiB each.
     let units: usize = 1 << 19;
@@ -776,7 +788,7 @@ while True:
 #[test]
 fn a_lying_process_is_given_up_and_the_others_lose_nothing() {
     let needs = [&needs(Runtime::Net9)[..], &[Need::Program("python3")]].concat();
-    let Some(_turn) = begin("attach::a_lying_process", &needs) else { return };
+    let Some(_turn) = begin_beside("attach::a_lying_process", &needs) else { return };
     let app = allocator(Runtime::Net9).start().unwrap();
     let mut recorder = Recorder::new();
     recorder.attach(app.pid());

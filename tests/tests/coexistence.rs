@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use system_tests::app::compile_c;
-use system_tests::environment::{Need, RECORD, RECORD_NET9, begin};
+use system_tests::environment::{Need, RECORD, RECORD_NET9, begin_beside};
 use system_tests::perfusion::{Heard, Scratch, record_allocations};
 use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes};
 
@@ -31,7 +31,7 @@ fn another_profilers_own_session_doubles_nothing(runtime: Runtime) {
 
 fn beside_a_main_profiler(runtime: Runtime, session: &str) {
     let name = format!("coexistence::main_slot {runtime} session={session}");
-    let Some(_turn) = begin(&name, &[RECORD, &[Need::Clr(runtime), Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside(&name, &[RECORD, &[Need::Clr(runtime), Need::C]].concat()) else { return };
     let scratch = Scratch::new().unwrap();
     let counts = scratch.path("counts.json");
     let library = compile_c("main_profiler", "main_profiler.so", &["-shared", "-fPIC"]).unwrap();
@@ -56,7 +56,7 @@ fn beside_a_main_profiler(runtime: Runtime, session: &str) {
 
 #[test]
 fn two_recorders_on_one_process_both_get_complete_files() {
-    let Some(_turn) = begin("coexistence::two_recorders", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("coexistence::two_recorders", RECORD_NET9) else { return };
     let mut app = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().start().unwrap();
     let heard = record_allocations(&mut app, 2, LENGTH).unwrap();
     let truth = app.stop().unwrap();

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use system_tests::environment::{Need, RECORD_NET9, begin, cache_dir, perfusion_bin, record_on};
+use system_tests::environment::{Need, RECORD_NET9, begin_beside, cache_dir, perfusion_bin, record_on};
 use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, gotool, on_runtimes, perfusion};
 
 /// Long enough for 3 full collections and 4 pipe reads a bucket; the demo's rarest event comes once in 2 s.
@@ -48,7 +48,7 @@ fn has_cpu<'a>(profile: &'a Profile, parts: &'a [&'a str]) -> impl Iterator<Item
 
 #[test]
 fn all_thirteen_sample_types_are_there_in_order_and_cpu_comes_first() {
-    let Some(_turn) = begin("demo::all_thirteen_sample_types", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("demo::all_thirteen_sample_types", RECORD_NET9) else { return };
     let profile = &demo().profile;
     let expected = [
         ("samples", "count"),
@@ -73,7 +73,8 @@ fn all_thirteen_sample_types_are_there_in_order_and_cpu_comes_first() {
 
 #[test]
 fn google_pprof_calls_the_file_valid() {
-    let Some(_turn) = begin("demo::google_pprof_calls_the_file_valid", &[RECORD_NET9, &[Need::Go]].concat())
+    let Some(_turn) =
+        begin_beside("demo::google_pprof_calls_the_file_valid", &[RECORD_NET9, &[Need::Go]].concat())
     else {
         return;
     };
@@ -83,7 +84,9 @@ fn google_pprof_calls_the_file_valid() {
 
 #[test]
 fn go_tool_pprof_prints_a_top_table_for_every_sample_type() {
-    let Some(_turn) = begin("demo::go_tool_pprof", &[RECORD_NET9, &[Need::Go]].concat()) else { return };
+    let Some(_turn) = begin_beside("demo::go_tool_pprof", &[RECORD_NET9, &[Need::Go]].concat()) else {
+        return;
+    };
     let demo = demo();
     for (name, _) in &demo.profile.types {
         let table = gotool::pprof_top(&demo.file, name).unwrap();
@@ -93,7 +96,7 @@ fn go_tool_pprof_prints_a_top_table_for_every_sample_type() {
 
 #[test]
 fn perfusion_report_prints_top_folded_and_flame_of_its_own_file() {
-    let Some(_turn) = begin("demo::perfusion_report", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("demo::perfusion_report", RECORD_NET9) else { return };
     let demo = demo();
     let scratch = perfusion::Scratch::new().unwrap();
     let run = |args: &[&str]| {
@@ -133,7 +136,9 @@ on_runtimes!(cpu_and_allocations_of_one_method_meet_on_one_location: net8 Net8, 
 
 fn cpu_and_allocations_of_one_method_meet_on_one_location(runtime: Runtime) {
     let needs = record_on(runtime);
-    let Some(_turn) = begin(&format!("demo::cpu_and_allocations_meet on {runtime}"), &needs) else { return };
+    let Some(_turn) = begin_beside(&format!("demo::cpu_and_allocations_meet on {runtime}"), &needs) else {
+        return;
+    };
     let recorded;
     let profile = if runtime == Runtime::Net9 {
         &demo().profile
@@ -167,7 +172,7 @@ on_runtimes!(threads_of_the_runtime_that_wait_for_work_are_parked: net8 Net8, ne
 
 fn threads_of_the_runtime_that_wait_for_work_are_parked(runtime: Runtime) {
     let needs = record_on(runtime);
-    let Some(_turn) = begin(&format!("demo::parked on {runtime}"), &needs) else { return };
+    let Some(_turn) = begin_beside(&format!("demo::parked on {runtime}"), &needs) else { return };
     let recorded;
     let profile = if runtime == Runtime::Net9 {
         &demo().profile
@@ -197,7 +202,7 @@ fn threads_of_the_runtime_that_wait_for_work_are_parked(runtime: Runtime) {
 
 #[test]
 fn waiting_methods_are_blocked_with_their_managed_callers() {
-    let Some(_turn) = begin("demo::waiting_methods", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("demo::waiting_methods", RECORD_NET9) else { return };
     let profile = &demo().profile;
     let blocked = |chain: &[&str]| profile.sum("blocked", |sample| sample.positions(chain).is_some());
     let length = LENGTH.as_nanos() as i64;
@@ -225,7 +230,7 @@ fn waiting_methods_are_blocked_with_their_managed_callers() {
 
 #[test]
 fn a_generic_method_shows_its_real_type_argument() {
-    let Some(_turn) = begin("demo::a_generic_method", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("demo::a_generic_method", RECORD_NET9) else { return };
     let profile = &demo().profile;
     let median: Vec<&str> =
         profile.functions().into_iter().filter(|name| name.contains("Demo.Statistics.Median")).collect();
@@ -237,7 +242,7 @@ fn a_generic_method_shows_its_real_type_argument() {
 
 #[test]
 fn an_async_method_has_its_readable_name() {
-    let Some(_turn) = begin("demo::an_async_method", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("demo::an_async_method", RECORD_NET9) else { return };
     let profile = &demo().profile;
     let cpu = profile.sum("cpu", |sample| sample.has("Demo.Frontend.HandleRequestAsync"));
     // As a function: the runtime's own generic methods carry the state machine as a type argument, which is true.
@@ -252,7 +257,7 @@ fn an_async_method_has_its_readable_name() {
 
 #[test]
 fn a_native_function_sits_between_the_managed_ones_around_it() {
-    let Some(_turn) = begin("demo::a_native_function", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("demo::a_native_function", RECORD_NET9) else { return };
     let profile = &demo().profile;
     let inside = ["Demo.Codec.Run", "Demo.Codec.Encode", "shop_encode", "Demo.Codec.OnBlock"];
     assert!(
@@ -272,7 +277,7 @@ fn a_native_function_sits_between_the_managed_ones_around_it() {
 
 #[test]
 fn garbage_collection_has_cpu_and_pauses_under_one_frame() {
-    let Some(_turn) = begin("demo::garbage_collection", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("demo::garbage_collection", RECORD_NET9) else { return };
     let profile = &demo().profile;
     let cpu = profile.sum("cpu", |sample| sample.has("Garbage Collector"));
     let pauses = profile.sum("gc_pause", |_| true);
@@ -287,7 +292,7 @@ fn garbage_collection_has_cpu_and_pauses_under_one_frame() {
 
 #[test]
 fn threads_carry_their_full_managed_names() {
-    let Some(_turn) = begin("demo::threads_carry_their_names", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("demo::threads_carry_their_names", RECORD_NET9) else { return };
     let walls = demo().profile.sum_by("wall", "thread_name");
     for name in [
         "orders",

@@ -5,8 +5,8 @@ use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use system_tests::app::compile_c;
-use system_tests::environment::{Need, RECORD, begin, record_on};
+use system_tests::app::{compile_c, copy_program};
+use system_tests::environment::{Need, RECORD, begin, begin_beside, record_on};
 use system_tests::perfusion::{SLACK, Scratch, command, run};
 use system_tests::wait::{let_pass, wait_until};
 use system_tests::{App, Outcome, Runtime, Workload, on_runtimes};
@@ -44,7 +44,7 @@ on_runtimes!(all_managed_threads_are_dumped_with_whole_stacks: net8 Net8, net10 
 
 fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
     let name = format!("dump::managed on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let started = Instant::now();
     let mut app = Workload::dotnet(runtime, "timedwaits", &[]).unwrap().start().unwrap();
     let ready = Instant::now();
@@ -99,14 +99,14 @@ on_runtimes!(threads_that_never_get_their_lock_wait_for_a_lock: net8 Net8, net10
 
 fn threads_that_never_get_their_lock_wait_for_a_lock(runtime: Runtime) {
     let name = format!("dump::deadlock on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     check_deadlock(&Workload::dotnet(runtime, "deadlock", &[]).unwrap());
 }
 
 #[test]
 fn threads_of_a_single_file_program_that_never_get_their_lock_wait_for_a_lock() {
     let needs = [RECORD, &[Need::SingleFile(Runtime::Net9)]].concat();
-    let Some(_turn) = begin("dump::deadlock in a single file", &needs) else { return };
+    let Some(_turn) = begin_beside("dump::deadlock in a single file", &needs) else { return };
     check_deadlock(&Workload::single_file(Runtime::Net9, "deadlock").unwrap());
 }
 
@@ -252,7 +252,7 @@ fn a_thread_that_wakes_under_its_cgroups_limit_is_throttled() {
 
 #[test]
 fn what_cannot_be_dumped_is_said() {
-    let Some(_turn) = begin("dump::errors", RECORD) else { return };
+    let Some(_turn) = begin_beside("dump::errors", RECORD) else { return };
     // Linux has no process with this id: PID_MAX_LIMIT is 4194304.
     let outcome = run(&mut command(["dump", "--pid", "4194305"]), SLACK).unwrap();
     assert_eq!(outcome.code(), 3, "{}", outcome.stderr);
@@ -263,10 +263,10 @@ fn what_cannot_be_dumped_is_said() {
 
 #[test]
 fn a_program_cannot_write_to_the_terminal_by_its_name() {
-    let Some(_turn) = begin("dump::names", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("dump::names", &[RECORD, &[Need::C]].concat()) else { return };
     let scratch = Scratch::new().unwrap();
     let program = scratch.path("\u{1b}[31mred");
-    std::fs::copy(compile_c("spin", "spin", &[]).unwrap(), &program).unwrap();
+    copy_program(&compile_c("spin", "spin", &[]).unwrap(), &program).unwrap();
     let app = Workload::program(&program).start().unwrap();
     for args in [&[][..], &["--json"]] {
         let outcome = dump(app.pid(), args);

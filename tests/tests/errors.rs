@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use system_tests::app::{assemble_32_bit, compile_c, sources_of_native};
+use system_tests::app::{assemble_32_bit, compile_c, copy_program, sources_of_native};
 use system_tests::environment::{
-    Need, RECORD, RECORD_NET9, begin, cache_dir, long_form, only_in_the_long_form, perfusion_bin,
+    Need, RECORD, RECORD_NET9, begin_beside, cache_dir, long_form, only_in_the_long_form, perfusion_bin,
 };
 use system_tests::perfusion::{self, Outcome, SLACK, Scratch, record_pid};
 use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, wait_until};
@@ -40,15 +40,14 @@ fn assert_error(outcome: &Outcome, code: i32, words: &[&str]) {
 /// `perfusion` where everyone may run it.
 fn public_copy(scratch: &Scratch) -> PathBuf {
     let copy = scratch.path("perfusion");
-    fs::copy(perfusion_bin().unwrap(), &copy).unwrap();
-    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+    copy_program(&perfusion_bin().unwrap(), &copy).unwrap();
     fs::set_permissions(copy.parent().unwrap(), fs::Permissions::from_mode(0o777)).unwrap();
     copy
 }
 
 #[test]
 fn help_names_every_exit_code() {
-    let Some(_turn) = begin("errors::help_names_every_exit_code", &[Need::Perfusion]) else { return };
+    let Some(_turn) = begin_beside("errors::help_names_every_exit_code", &[Need::Perfusion]) else { return };
     let outcome = perfusion::run(&mut perfusion::command(["record", "--help"]), DEADLINE).unwrap();
     assert_eq!(outcome.code(), 0);
     for code in ["0 ", "1 ", "2 ", "3 ", "4 ", "5 "] {
@@ -62,7 +61,7 @@ fn help_names_every_exit_code() {
 
 #[test]
 fn wrong_command_lines_end_with_2() {
-    let Some(_turn) = begin("errors::wrong_command_lines", &[Need::Perfusion]) else { return };
+    let Some(_turn) = begin_beside("errors::wrong_command_lines", &[Need::Perfusion]) else { return };
     for args in [
         &["record"][..],
         &["record", "--pid", "1", "--all"],
@@ -76,7 +75,7 @@ fn wrong_command_lines_end_with_2() {
 
 #[test]
 fn no_such_process_ends_with_3() {
-    let Some(_turn) = begin("errors::no_such_process", RECORD) else { return };
+    let Some(_turn) = begin_beside("errors::no_such_process", RECORD) else { return };
     let scratch = Scratch::new().unwrap();
     let mut gone = Workload::program("/bin/true").spawn().unwrap();
     gone.await_exit(DEADLINE).unwrap();
@@ -90,7 +89,7 @@ fn no_such_process_ends_with_3() {
 #[test]
 fn without_root_it_ends_with_4_and_says_so() {
     let needs = [RECORD, &[Need::Program("setpriv")]].concat();
-    let Some(_turn) = begin("errors::without_root", &needs) else { return };
+    let Some(_turn) = begin_beside("errors::without_root", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let app = sleeper();
     let mut command = Command::new("setpriv");
@@ -114,7 +113,7 @@ fn without(capabilities: &[&str], program: &Path) -> Command {
 #[test]
 fn a_missing_capability_ends_with_4_and_is_named() {
     let needs = [RECORD, &[Need::Program("setpriv")]].concat();
-    let Some(_turn) = begin("errors::a_missing_capability", &needs) else { return };
+    let Some(_turn) = begin_beside("errors::a_missing_capability", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let app = sleeper();
     // CAP_SYS_ADMIN stands in for the first two in the kernel (capable(CAP_X) || capable(CAP_SYS_ADMIN)), so it goes with each.
@@ -161,7 +160,7 @@ fn loop_is_named(profile: &Profile) -> bool {
 #[test]
 fn a_capability_less_is_less_in_the_recording_and_said() {
     let needs = [RECORD_NET9, &[Need::Program("setpriv")]].concat();
-    let Some(_turn) = begin("errors::a_capability_less", &needs) else { return };
+    let Some(_turn) = begin_beside("errors::a_capability_less", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let bin = perfusion_bin().unwrap();
     // Each recording has an app of its own: the runtime takes up to five seconds to let go of a profiler before it takes the next.
@@ -224,7 +223,7 @@ fn the_capabilities_it_asks_for_are_those_a_user_needs() {
         return only_in_the_long_form("errors::the_capabilities_it_asks_for");
     }
     let needs = [RECORD_NET9, &[Need::Program("setpriv"), Need::File("/usr/sbin/setcap")]].concat();
-    let Some(_turn) = begin("errors::the_capabilities_it_asks_for", &needs) else { return };
+    let Some(_turn) = begin_beside("errors::the_capabilities_it_asks_for", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let copy = public_copy(&scratch);
     let nobody = || {
@@ -275,7 +274,7 @@ fn in_own_mounts(setup: &str, args: &[String]) -> Outcome {
 #[test]
 fn a_kernel_without_btf_ends_with_4_and_says_so() {
     let needs = [RECORD, &[Need::Program("unshare")]].concat();
-    let Some(_turn) = begin("errors::a_kernel_without_btf", &needs) else { return };
+    let Some(_turn) = begin_beside("errors::a_kernel_without_btf", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let app = sleeper();
     let outcome = in_own_mounts(
@@ -288,7 +287,7 @@ fn a_kernel_without_btf_ends_with_4_and_says_so() {
 #[test]
 fn without_tracefs_and_debugfs_it_records_all_the_same() {
     let needs = [RECORD, &[Need::Program("unshare")]].concat();
-    let Some(_turn) = begin("errors::without_tracefs", &needs) else { return };
+    let Some(_turn) = begin_beside("errors::without_tracefs", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let app = sleeper();
     let file = scratch.path("no-tracefs.pb.gz");
@@ -303,7 +302,7 @@ fn without_tracefs_and_debugfs_it_records_all_the_same() {
 #[test]
 fn perf_refused_ends_with_4_and_says_what_to_allow() {
     let needs = [RECORD, &[Need::C]].concat();
-    let Some(_turn) = begin("errors::perf_refused", &needs) else { return };
+    let Some(_turn) = begin_beside("errors::perf_refused", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let app = sleeper();
     let output = scratch.path("perf.pb.gz");
@@ -315,7 +314,7 @@ fn perf_refused_ends_with_4_and_says_what_to_allow() {
 
 #[test]
 fn an_output_that_cannot_be_written_ends_with_5_before_anything_is_recorded() {
-    let Some(_turn) = begin("errors::an_output_that_cannot_be_written", RECORD) else { return };
+    let Some(_turn) = begin_beside("errors::an_output_that_cannot_be_written", RECORD) else { return };
     let app = sleeper();
     for output in ["/nonexistent/directory/profile.pb.gz", "/proc/profile.pb.gz", "/tmp"] {
         let mut args = record_args(app.pid(), Path::new(output));
@@ -329,7 +328,7 @@ fn an_output_that_cannot_be_written_ends_with_5_before_anything_is_recorded() {
 #[test]
 fn a_full_disk_ends_with_5_and_leaves_nothing_partial() {
     let needs = [RECORD, &[Need::Program("unshare")]].concat();
-    let Some(_turn) = begin("errors::a_full_disk", &needs) else { return };
+    let Some(_turn) = begin_beside("errors::a_full_disk", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let app = sleeper();
     let disk = scratch.path("disk");
@@ -358,7 +357,7 @@ fn with_short_files(blocks: u32, app: &App, file: &Path) -> Outcome {
 
 #[test]
 fn where_files_must_be_short_a_profile_lacks_names_or_is_not_written_and_says_so() {
-    let Some(_turn) = begin("errors::short_files", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("errors::short_files", &[RECORD, &[Need::C]].concat()) else { return };
     let scratch = Scratch::new().unwrap();
     let app = Workload::native("spin", &[]).unwrap().start().unwrap();
     let file = scratch.path("short.pb.gz");
@@ -383,7 +382,7 @@ fn where_files_must_be_short_a_profile_lacks_names_or_is_not_written_and_says_so
 
 #[test]
 fn an_app_with_diagnostics_off_is_profiled_without_names_and_the_reason_is_shown() {
-    let Some(_turn) = begin("errors::diagnostics_off", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("errors::diagnostics_off", RECORD_NET9) else { return };
     let app = Workload::dotnet(Runtime::Net9, "callheavy", &[])
         .unwrap()
         .env("DOTNET_EnableDiagnostics", "0")
@@ -416,7 +415,7 @@ fn an_app_with_diagnostics_off_is_profiled_without_names_and_the_reason_is_shown
 
 #[test]
 fn a_program_started_with_diagnostics_off_has_its_reason_too() {
-    let Some(_turn) = begin("errors::started_with_diagnostics_off", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("errors::started_with_diagnostics_off", RECORD_NET9) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("off.pb.gz");
     let program = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("3");
@@ -432,7 +431,7 @@ fn a_program_started_with_diagnostics_off_has_its_reason_too() {
 
 #[test]
 fn a_zombie_is_no_target() {
-    let Some(_turn) = begin("errors::a_zombie", RECORD) else { return };
+    let Some(_turn) = begin_beside("errors::a_zombie", RECORD) else { return };
     let mut child = std::process::Command::new("/bin/true").spawn().unwrap();
     let stat = format!("/proc/{}/stat", child.id());
     wait_until("the child to end", SLACK, || {
@@ -450,7 +449,7 @@ fn a_zombie_is_no_target() {
 #[test]
 fn a_musl_process_is_profiled_by_name() {
     let needs = [RECORD, &[Need::C, Need::Program("musl-gcc")]].concat();
-    let Some(_turn) = begin("errors::a_musl_process", &needs) else { return };
+    let Some(_turn) = begin_beside("errors::a_musl_process", &needs) else { return };
     let program = cache_dir().join("spin-musl");
     let source = sources_of_native().join("spin.c");
     let built =
@@ -466,7 +465,7 @@ fn a_musl_process_is_profiled_by_name() {
 #[test]
 fn a_32_bit_process_is_timed_and_named_as_what_it_is() {
     let needs = [RECORD, &[Need::Program("as"), Need::Program("ld")]].concat();
-    let Some(_turn) = begin("errors::a_32_bit_process", &needs) else { return };
+    let Some(_turn) = begin_beside("errors::a_32_bit_process", &needs) else { return };
     let app = Workload::program(assemble_32_bit("spin32").unwrap()).spawn().unwrap();
     let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
     // Asleep 10 of every 10 ms, and what it then waits for a CPU: known from the scheduler, whatever the stack is.
@@ -483,7 +482,7 @@ fn a_32_bit_process_is_timed_and_named_as_what_it_is() {
 
 #[test]
 fn a_command_that_cannot_be_started_ends_with_127() {
-    let Some(_turn) = begin("errors::a_command_that_cannot_be_started", RECORD) else { return };
+    let Some(_turn) = begin_beside("errors::a_command_that_cannot_be_started", RECORD) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("x.pb.gz");
     fs::write(&file, "an earlier profile").unwrap();
@@ -498,7 +497,7 @@ fn a_command_that_cannot_be_started_ends_with_127() {
 
 #[test]
 fn ps_and_doctor_say_what_they_see() {
-    let Some(_turn) = begin("errors::ps_and_doctor", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("errors::ps_and_doctor", RECORD_NET9) else { return };
     let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
     let ps = perfusion::run(&mut perfusion::command(["ps"]), DEADLINE).unwrap();
     assert_eq!(ps.code(), 0, "{}", ps.stderr);
@@ -526,14 +525,14 @@ fn ps_and_doctor_say_what_they_see() {
 
 #[test]
 fn the_c_workloads_compile() {
-    let Some(_turn) = begin("errors::the_c_workloads_compile", &[Need::C]) else { return };
+    let Some(_turn) = begin_beside("errors::the_c_workloads_compile", &[Need::C]) else { return };
     compile_c("spin", "spin", &[]).unwrap();
     compile_c("main_profiler", "main_profiler.so", &["-shared", "-fPIC"]).unwrap();
 }
 
 #[test]
 fn a_file_that_is_no_profile_is_refused_by_name() {
-    let Some(_turn) = begin("errors::a_file_that_is_no_profile", &[Need::Perfusion]) else { return };
+    let Some(_turn) = begin_beside("errors::a_file_that_is_no_profile", &[Need::Perfusion]) else { return };
     let scratch = Scratch::new().unwrap();
     let gzip_header = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
     for (name, bytes) in [("empty", &b""[..]), ("text", b"not a profile\n"), ("cut.gz", &gzip_header)] {
@@ -550,7 +549,7 @@ fn a_file_that_is_no_profile_is_refused_by_name() {
 
 #[test]
 fn a_recorded_command_keeps_its_own_exit_code_and_signal() {
-    let Some(_turn) = begin("errors::a_recorded_command_keeps_its_exit_code", RECORD) else { return };
+    let Some(_turn) = begin_beside("errors::a_recorded_command_keeps_its_exit_code", RECORD) else { return };
     let scratch = Scratch::new().unwrap();
     for (script, code) in [("exit 0", 0), ("exit 42", 42), ("kill -KILL $$", 128 + 9)] {
         let mut command = perfusion::command(["record", "-o"]);

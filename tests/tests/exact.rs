@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use serde_json::Value;
-use system_tests::environment::{begin, long_form, record_on};
+use system_tests::environment::{begin_beside, long_form, record_on};
 use system_tests::perfusion::{Scratch, command, run};
 use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes};
 
@@ -123,7 +123,7 @@ on_runtimes!(survivors_moves_and_promotions_are_those_of_the_program: net8 Net8,
 
 fn survivors_moves_and_promotions_are_those_of_the_program(runtime: Runtime) {
     let name = format!("exact::survivors on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     // Show 5 wants ten million objects; what is true of each is the same.
     let objects =
         assert_lives_are_true(runtime, &if long_form() { ["8", "20", "2000"] } else { ["8", "6", "100"] });
@@ -135,7 +135,7 @@ on_runtimes!(objects_are_counted_while_the_runtime_collects: net8 Net8, net10 Ne
 
 fn objects_are_counted_while_the_runtime_collects(runtime: Runtime) {
     let name = format!("exact::counts on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     // 16 MiB of generation 0: a collection every 700,000 objects.
     let often = if long_form() { "200" } else { "3" };
     let variable = Some(("DOTNET_GCgen0size", "1000000"));

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use system_tests::environment::{Need, RECORD, begin};
+use system_tests::environment::{Need, RECORD, begin, begin_beside};
 use system_tests::perfusion::{self, Recording, SLACK, Scratch, record_pid};
 use system_tests::profile::Sample;
 use system_tests::{Profile, Workload};
@@ -61,7 +61,7 @@ fn assert_whole(profile: &Profile, sum: i64, what: &str) {
 
 #[test]
 fn the_first_thread_becomes_another_program() {
-    let Some(_turn) = begin("exec::first_thread", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("exec::first_thread", &[RECORD, &[Need::C]].concat()) else { return };
     let (profile, pid, caller, burnt) = recorded("first");
     assert_eq!(caller, pid);
     assert_programs_are_told_apart(&profile, burnt);
@@ -74,7 +74,7 @@ fn the_first_thread_becomes_another_program() {
 
 #[test]
 fn another_thread_than_the_first_becomes_another_program() {
-    let Some(_turn) = begin("exec::other_thread", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("exec::other_thread", &[RECORD, &[Need::C]].concat()) else { return };
     let (profile, pid, caller, burnt) = recorded("second");
     assert_ne!(caller, pid);
     assert_programs_are_told_apart(&profile, burnt);
@@ -100,7 +100,7 @@ fn another_thread_than_the_first_becomes_another_program() {
 
 #[test]
 fn a_started_program_is_recorded_from_its_first_instruction_and_not_before() {
-    let Some(_turn) = begin("exec::started_program", RECORD) else { return };
+    let Some(_turn) = begin_beside("exec::started_program", RECORD) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("started.pb.gz");
     let mut command = perfusion::command(["record", "-o"]);

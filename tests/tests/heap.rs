@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use perfusion::attach::ipc::{Listen, listen, stop_listening};
 use perfusion::attach::target::Target;
 use perfusion::report::units::grouped;
-use system_tests::environment::{Need, begin};
+use system_tests::environment::{Need, begin_beside};
 use system_tests::perfusion::{SLACK, Scratch, command, run};
 use system_tests::{Outcome, Profile, Runtime, Sample, Workload, on_runtimes};
 
@@ -45,7 +45,7 @@ on_runtimes!(a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was: net
 
 fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runtime) {
     let name = format!("heap::a_survey on {runtime}");
-    let Some(_turn) = begin(&name, &[Need::Root, Need::Perfusion, Need::Clr(runtime)]) else { return };
+    let Some(_turn) = begin_beside(&name, &[Need::Root, Need::Perfusion, Need::Clr(runtime)]) else { return };
     let mut app = Workload::dotnet(runtime, "holders", &[]).unwrap().start().unwrap();
     let (pid, scratch) = (app.pid().to_string(), Scratch::new().unwrap());
     let files = [scratch.path("before.pb.gz"), scratch.path("after.pb.gz")];
@@ -94,7 +94,7 @@ fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runti
 #[test]
 fn a_survey_of_an_app_with_server_collections_is_whole() {
     let needs = [Need::Root, Need::Perfusion, Need::Clr(Runtime::Net9)];
-    let Some(_turn) = begin("heap::server_collections", &needs) else { return };
+    let Some(_turn) = begin_beside("heap::server_collections", &needs) else { return };
     let workload = Workload::dotnet(Runtime::Net9, "holders", &[]).unwrap();
     let app = workload.env("DOTNET_gcServer", "1").env("DOTNET_GCHeapCount", "4").start().unwrap();
     for _ in 0..3 {

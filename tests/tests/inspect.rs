@@ -9,7 +9,7 @@ use perfusion::process::ProcessTable;
 use perfusion::process::explain::Origin;
 use perfusion::process::mapping::{Mapping, Region};
 use serde_json::Value;
-use system_tests::environment::{Need, begin, record_on};
+use system_tests::environment::{Need, begin_beside, record_on};
 use system_tests::perfusion::{Outcome, Scratch, command, run};
 use system_tests::{Runtime, Workload, on_runtimes};
 
@@ -40,7 +40,7 @@ fn libc_symbol(symbol: &str) -> (String, u64) {
 
 #[test]
 fn a_real_libc_says_where_frames_are_and_where_threads_start() {
-    let Some(_turn) = begin("inspect::a_real_libc", &[Need::Perfusion]) else { return };
+    let Some(_turn) = begin_beside("inspect::a_real_libc", &[Need::Perfusion]) else { return };
     let (libc, getenv) = libc_symbol("getenv");
     let text = inspect(&libc, getenv, false);
     assert_eq!(text.code(), 0, "{}", text.stderr);
@@ -64,7 +64,7 @@ fn a_real_libc_says_where_frames_are_and_where_threads_start() {
 
 #[test]
 fn what_cannot_be_looked_up_is_said() {
-    let Some(_turn) = begin("inspect::what_cannot_be_looked_up", &[Need::Perfusion]) else { return };
+    let Some(_turn) = begin_beside("inspect::what_cannot_be_looked_up", &[Need::Perfusion]) else { return };
     let (libc, _) = libc_symbol("getenv");
     let scratch = Scratch::new().unwrap();
     let assembly = scratch.path("il.dll");
@@ -90,7 +90,7 @@ on_runtimes!(every_sort_of_code_of_a_clr_has_rules: net8 Net8, net9 Net9, net10 
 
 fn every_sort_of_code_of_a_clr_has_rules(runtime: Runtime) {
     let name = format!("inspect::every_sort_of_code of {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "callheavy", &[]).unwrap().start().unwrap();
     let mut table = ProcessTable::new();
     table.adopt(app.pid()).unwrap();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use profiler_protocol::counter::Counter;
-use system_tests::environment::{begin, long_form, perfusion_bin, record_on};
+use system_tests::environment::{begin_beside, long_form, perfusion_bin, record_on};
 use system_tests::perfusion::{SLACK, Scratch, record_pid};
 use system_tests::region::{counted, regions};
 use system_tests::truth::allocations::{self, Of};
@@ -31,7 +31,7 @@ on_runtimes!(leak_cache_and_garbage_are_told_apart_by_bytes_and_age: net10 Net10
 
 fn leak_cache_and_garbage_are_told_apart_by_bytes_and_age(runtime: Runtime) {
     let name = format!("memory::leak_cache_and_garbage on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "memory", &[]).unwrap().start().unwrap();
     let length = Duration::from_secs(if long_form() { 30 } else { 12 });
     let (profile, _) = record_pid(app.pid(), length, &[]).unwrap();
@@ -112,7 +112,7 @@ on_runtimes!(known_allocations_are_estimated_as_well_as_stated: net8 Net8, net10
 /// The short form of `cargo xtask memory`.
 fn known_allocations_are_estimated_as_well_as_stated(runtime: Runtime) {
     let name = format!("memory::known_allocations on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let windows = if long_form() { 260 } else { 8 };
     let (cells, steps) = without_loss(|| allocations::measure(runtime, windows)).unwrap();
     let found =
@@ -148,7 +148,7 @@ on_runtimes!(a_few_watched_objects_stand_for_all_that_is_alive: net8 Net8, net10
 
 fn a_few_watched_objects_stand_for_all_that_is_alive(runtime: Runtime) {
     let name = format!("memory::a_few_watched_objects on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let count = match (long_form(), runtime) {
         (true, _) => 520,
         (false, Runtime::Net10) => 8,
@@ -177,7 +177,7 @@ fn a_few_watched_objects_stand_for_all_that_is_alive(runtime: Runtime) {
 #[ignore = "watches for 80 s: cargo test -p system-tests leaks_caches -- --ignored, with the variables of tests/README.md"]
 fn leaks_caches_and_pools_are_told_apart_on_every_runtime() {
     let needs: Vec<_> = Runtime::ALL.into_iter().flat_map(record_on).collect();
-    let Some(_turn) = begin("memory::leaks_caches_and_pools", &needs) else { return };
+    let Some(_turn) = begin_beside("memory::leaks_caches_and_pools", &needs) else { return };
     let started = Runtime::ALL.map(|runtime| verdicts::start(runtime, Duration::from_secs(80)).unwrap());
     for watched in started {
         let said = watched.said().unwrap();
@@ -192,7 +192,7 @@ on_runtimes!(the_report_shows_types_and_how_sure_they_are: net9 Net9, net10 Net1
 
 fn the_report_shows_types_and_how_sure_they_are(runtime: Runtime) {
     let name = format!("memory::the_report_shows_types on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "memory", &[]).unwrap().start().unwrap();
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("memory.pb.gz");
@@ -225,7 +225,7 @@ on_runtimes!(objects_that_were_let_go_are_gone_after_the_next_collection_and_not
 
 fn objects_that_were_let_go_are_gone_after_the_next_collection_and_not_before(runtime: Runtime) {
     let name = format!("memory::objects_that_were_let_go on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     // One batch of `freed.cs` with its array; 1/√n of its some 50 samples is 14 %, and four of those 57 %.
     let batch = 5000.0 * OBJECT_BYTES;
     let alive = |profile: &Profile| profile.sum("inuse_space", |sample| sample.has("Freed.Program.Fill"));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use profiler_protocol::counter::Counter;
 use rustix::process::Signal;
-use system_tests::environment::{Need, RECORD, RECORD_NET9, begin, long_form, record_on};
+use system_tests::environment::{Need, RECORD, RECORD_NET9, begin_beside, long_form, record_on};
 use system_tests::perfusion::{self, SLACK, Scratch, record_pid};
 use system_tests::region::{counted, regions};
 use system_tests::wait::let_pass;
@@ -51,7 +51,7 @@ fn assert_loop_named(profile: &Profile, of_app: impl Fn(&Sample) -> bool) {
 
 #[test]
 fn a_process_that_ran_before_the_profiler_came_has_all_its_names() {
-    let Some(_turn) = begin("names::a_process_that_ran_before", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("names::a_process_that_ran_before", RECORD_NET9) else { return };
     let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
     // The promise says a minute; what matters is that everything was compiled before (`ready` says so).
     let_pass(Duration::from_secs(if long_form() { 60 } else { 0 }));
@@ -62,7 +62,7 @@ fn a_process_that_ran_before_the_profiler_came_has_all_its_names() {
 
 #[test]
 fn a_recorded_process_is_left_as_it_was_found() {
-    let Some(_turn) = begin("names::left_as_it_was_found", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("names::left_as_it_was_found", RECORD_NET9) else { return };
     let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
     let ours = || {
         let maps = fs::read_to_string(format!("/proc/{}/maps", app.pid())).unwrap();
@@ -87,7 +87,7 @@ fn a_recorded_process_is_left_as_it_was_found() {
 
 #[test]
 fn a_process_that_exits_during_the_recording_keeps_its_names() {
-    let Some(_turn) = begin("names::a_process_that_exits", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("names::a_process_that_exits", RECORD_NET9) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("exits.pb.gz");
     let mut app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("2").start().unwrap();
@@ -105,7 +105,7 @@ fn a_process_that_exits_during_the_recording_keeps_its_names() {
 
 #[test]
 fn a_killed_process_keeps_the_names_asked_before() {
-    let Some(_turn) = begin("names::a_killed_process", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("names::a_killed_process", RECORD_NET9) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("killed.pb.gz");
     let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
@@ -127,7 +127,7 @@ on_runtimes!(record_dash_dash_profiles_from_the_first_instruction_and_exits_with
 
 fn record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_programs_code(runtime: Runtime) {
     let name = format!("names::record_dash_dash on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("launched.pb.gz");
     let program = Workload::dotnet(runtime, "callheavy", &[]).unwrap().arg("1");
@@ -157,7 +157,7 @@ fn net9_and_net10_at_once_are_told_apart() {
 fn two_runtimes_at_once_are_told_apart(pair: [Runtime; 2]) {
     let name = format!("names::two_runtimes_at_once {} and {}", pair[0], pair[1]);
     let needs = [RECORD, &pair.map(Need::Clr)].concat();
-    let Some(_turn) = begin(&name, &needs) else { return };
+    let Some(_turn) = begin_beside(&name, &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("two.pb.gz");
     let apps = pair.map(|runtime| Workload::dotnet(runtime, "callheavy", &[]).unwrap().start().unwrap());
@@ -193,7 +193,7 @@ fn two_runtimes_at_once_are_told_apart(pair: [Runtime; 2]) {
 
 #[test]
 fn children_of_a_recorded_command_are_recorded_with_names() {
-    let Some(_turn) = begin("names::children_of_a_recorded_command", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("names::children_of_a_recorded_command", RECORD_NET9) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("children.pb.gz");
     let program = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("2");
@@ -208,7 +208,7 @@ fn children_of_a_recorded_command_are_recorded_with_names() {
 
 #[test]
 fn a_dotnet_child_of_a_recorded_process_gets_its_names() {
-    let Some(_turn) = begin("names::a_dotnet_child", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("names::a_dotnet_child", RECORD_NET9) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("child.pb.gz");
     let program = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("6");
@@ -242,7 +242,7 @@ on_runtimes!(generic_types_and_methods_show_their_type_arguments: net8 Net8, net
 
 fn generic_types_and_methods_show_their_type_arguments(runtime: Runtime) {
     let name = format!("names::generic_types_and_methods on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "generics", &[]).unwrap().start().unwrap();
     let (profile, _) = record_pid(app.pid(), Duration::from_secs(3), &[]).unwrap();
     app.stop().unwrap();
@@ -269,7 +269,7 @@ on_runtimes!(ordinary_code_is_named_beside_assemblies_that_are_unloaded: net8 Ne
 /// Whoever unloads something now and then keeps the names of everything else: the runtime may be asked about code that was on a stack since.
 fn ordinary_code_is_named_beside_assemblies_that_are_unloaded(runtime: Runtime) {
     let name = format!("names::ordinary_code_is_named_beside_assemblies_that_are_unloaded on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "unloading", &[]).unwrap().arg("200").arg("1").start().unwrap();
     let (profile, _) = record_pid(app.pid(), Duration::from_secs(4), &[]).unwrap();
     let truth = app.stop().unwrap();
@@ -287,7 +287,7 @@ on_runtimes!(a_process_survives_questions_about_code_that_comes_and_goes: net8 N
 /// Asked about code of an unloaded module, the runtime ends the process. So questions are asked as often as can be while modules go.
 fn a_process_survives_questions_about_code_that_comes_and_goes(runtime: Runtime) {
     let name = format!("names::a_process_survives_questions_about_code_that_comes_and_goes on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("unloads.pb.gz");
     // The promise says tens of thousands.

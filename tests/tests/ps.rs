@@ -5,9 +5,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
-use system_tests::app::assemble_32_bit;
+use system_tests::app::{assemble_32_bit, copy_program};
 use system_tests::cgroup::Group;
-use system_tests::environment::{Need, RECORD, RECORD_NET9, begin, perfusion_bin, record_on};
+use system_tests::environment::{Need, RECORD, RECORD_NET9, begin_beside, perfusion_bin, record_on};
 use system_tests::perfusion::{self, SLACK, Scratch, record_pid};
 use system_tests::region::regions;
 use system_tests::{App, Recording, Runtime, Workload, on_runtimes, wait_until};
@@ -75,7 +75,7 @@ on_runtimes!(a_dotnet_process_has_its_version_and_how_it_can_be_profiled: net8 N
 
 fn a_dotnet_process_has_its_version_and_how_it_can_be_profiled(runtime: Runtime) {
     let name = format!("ps::a_dotnet_process on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "callheavy", &[]).unwrap().start().unwrap();
     let dotnet = format!(".NET {}", version(runtime));
     let expected = |mode: &str, why: &str| {
@@ -100,7 +100,7 @@ fn a_dotnet_process_has_its_version_and_how_it_can_be_profiled(runtime: Runtime)
 #[test]
 fn each_reason_why_not_more_is_said() {
     let needs = [RECORD_NET9, &[Need::Program("as"), Need::Program("ld"), Need::Program("setpriv")]].concat();
-    let Some(_turn) = begin("ps::each_reason", &needs) else { return };
+    let Some(_turn) = begin_beside("ps::each_reason", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let callheavy = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap();
     let row = |app: &App| {
@@ -135,7 +135,7 @@ fn each_reason_why_not_more_is_said() {
 
     // Another user may not look at root's processes, and is told what it takes.
     let copy = scratch.path("perfusion");
-    fs::copy(perfusion_bin().unwrap(), &copy).unwrap();
+    copy_program(&perfusion_bin().unwrap(), &copy).unwrap();
     let nobody = |arguments: &[&str]| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy).args(arguments);
@@ -150,7 +150,7 @@ fn each_reason_why_not_more_is_said() {
 #[test]
 fn a_process_in_a_container_has_the_containers_id() {
     let needs = [RECORD, &[Need::Cgroup2]].concat();
-    let Some(_turn) = begin("ps::a_process_in_a_container", &needs) else { return };
+    let Some(_turn) = begin_beside("ps::a_process_in_a_container", &needs) else { return };
     // As Docker calls it under systemd; what makes it a container's is the name alone, on every host.
     let id = format!("{:016x}", std::process::id()).repeat(4);
     let group = Group::new(&format!("docker-{id}.scope")).unwrap();

@@ -3,7 +3,7 @@
 use perfusion::aggregate::pool::Pools;
 use perfusion::source::RegionId;
 use profiler_protocol::counter::Counter;
-use system_tests::environment::{begin, perfusion_bin, record_on};
+use system_tests::environment::{begin, begin_beside, perfusion_bin, record_on};
 use system_tests::perfusion::{SLACK, Scratch};
 use system_tests::region::{counted, regions};
 use system_tests::schedstat::{Log, Looks};
@@ -178,7 +178,7 @@ on_runtimes!(exceptions_have_their_type_and_stack_and_number: net8 Net8, net10 N
 
 fn exceptions_have_their_type_and_stack_and_number(runtime: Runtime) {
     let name = format!("runtime::exceptions on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let workload = Workload::dotnet(runtime, "incidents", &[]).unwrap();
     let Recorded { profile, report, .. } = record(&workload, &["throw", "throw-many"]);
     let count = |exception: &str, rethrown: &str, method: &str| {
@@ -244,7 +244,7 @@ on_runtimes!(what_is_not_asked_for_is_not_told: net8 Net8, net10 Net10; long: ne
 
 fn what_is_not_asked_for_is_not_told(runtime: Runtime) {
     let name = format!("runtime::not_asked_for on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let workload = Workload::dotnet(runtime, "incidents", &[]).unwrap();
     for (switch, told, [first, second]) in [
         ("--no-exceptions", "contentions", ["exceptions", "shim_exceptions"]),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use system_tests::app::compile_c;
-use system_tests::environment::{Need, RECORD, begin, long_form, record_on};
+use system_tests::environment::{Need, RECORD, begin_beside, long_form, record_on};
 use system_tests::perfusion::{Recording, SLACK, Scratch, record_pid};
 use system_tests::profile::Frame;
 use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes};
@@ -50,7 +50,9 @@ fn usual_root(profile: &Profile, samples: &[&Sample]) -> Vec<String> {
 
 #[test]
 fn a_library_that_is_rewritten_in_place_and_loaded_again_is_another_one() {
-    let Some(_turn) = begin("unwind::rewritten_library", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("unwind::rewritten_library", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let scratch = Scratch::new().unwrap();
     let (file, library) = (scratch.path("reloads.pb.gz"), scratch.path("plugin.so"));
     let plugin = |name: &str, frame: &str| {
@@ -95,7 +97,7 @@ on_runtimes!(tier1_call_chains_without_frame_pointers_are_exact: net8 Net8, net1
 
 fn tier1_call_chains_without_frame_pointers_are_exact(runtime: Runtime) {
     let name = format!("unwind::tier1_call_chains on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "callheavy", &[]).unwrap().start().unwrap();
     // 1999 Hz: the promise is 1 bad stack in 1000, so it takes thousands to see it kept.
     let length = Duration::from_secs(if long_form() { 30 } else { 3 });
@@ -160,7 +162,7 @@ on_runtimes!(waiting_threads_show_their_whole_stack_down_to_the_start: net8 Net8
 
 fn waiting_threads_show_their_whole_stack_down_to_the_start(runtime: Runtime) {
     let name = format!("unwind::waiting_threads on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "waits", &[]).unwrap().start().unwrap();
     let length = Duration::from_secs(6);
     let (profile, _) = record_pid(app.pid(), length, &[]).unwrap();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use system_tests::environment::{Need, RECORD, begin, perfusion_bin, record_on};
+use system_tests::environment::{Need, RECORD, begin, begin_beside, perfusion_bin, record_on};
 use system_tests::perfusion::{self, Recording, SLACK, Scratch, record_pid};
 use system_tests::profile::Frame;
 use system_tests::schedstat::{Log, Looks};
@@ -192,7 +192,7 @@ on_runtimes!(managed_waits_have_their_length_reason_and_waker: net8 Net8, net10 
 fn managed_waits_have_their_length_reason_and_waker(runtime: Runtime) {
     use EndedBy::{Named, Thread, Timer};
     let name = format!("waits::managed on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "timedwaits", &[]).unwrap().start().unwrap();
     let threads = thread_ids(&app);
     let kernel = Log::start(app.pid());
@@ -283,7 +283,7 @@ on_runtimes!(a_managed_wait_shows_the_method_that_released_it: net10 Net10);
 
 fn a_managed_wait_shows_the_method_that_released_it(runtime: Runtime) {
     let name = format!("waits::managed_waker_stacks on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "timedwaits", &[]).unwrap().start().unwrap();
     let threads = thread_ids(&app);
     let (profile, outcome) =

@@ -9,7 +9,7 @@ use perfusion::source::kernel::rules::RuleCache;
 use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion::source::{Event, EventKind, ProbeWalk, UserContext, WalkEnd};
 use perfusion::unwind::finish::{Finished, Limits};
-use system_tests::environment::{RECORD_NET9, begin, record_on};
+use system_tests::environment::{RECORD_NET9, begin_beside, record_on};
 use system_tests::{Runtime, Workload, on_runtimes, wait_until};
 
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -59,7 +59,7 @@ on_runtimes!(both_walkers_find_the_same_stacks: net8 Net8, net10 Net10; long: ne
 
 fn both_walkers_find_the_same_stacks(runtime: Runtime) {
     let name = format!("walker::both on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     for (workload, most) in [("callheavy", 1500), ("waits", 500)] {
         let app = Workload::dotnet(runtime, workload, &[]).unwrap().start().unwrap();
         let pid = app.pid();
@@ -107,7 +107,7 @@ fn both_walkers_find_the_same_stacks(runtime: Runtime) {
 
 #[test]
 fn after_a_while_the_probes_walk_nearly_all_frames_themselves() {
-    let Some(_turn) = begin("walker::learned", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("walker::learned", RECORD_NET9) else { return };
     let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
     let pid = app.pid();
     let options = KernelOptions { frequency_hz: 1999, ..KernelOptions::default() };

@@ -55,8 +55,8 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
     let mut system = system(paths);
     system
         .args(filter)
-        // They measure time on the same few CPUs.
-        .args(["--", "--test-threads=1"])
+        // Those that measure time wait until they are alone (`environment::begin` of the tests).
+        .args(["--", "--test-threads=3"])
         .env("PERFUSION_BIN", &perfusion)
         .env("PERFUSION_DOTNET_ROOTS", paths.dotnet_roots())
         .env("PERFUSION_CSC", paths.csc());
