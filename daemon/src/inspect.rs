@@ -61,7 +61,7 @@ fn text_of(next: Option<&Explained>, call: Option<&Explained>) -> String {
                 let by = NATIVE.name(NATIVE.frame_pointer);
                 writeln!(
                     text,
-                    "  no rule         {refusal}; the caller would be guessed by {by}, and marked"
+                    "  no rule         {refusal}; the caller would be guessed by {by} or a search of the stack, and marked"
                 )
                 .ok();
             }

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 /// Few enough that deep stacks are short.
 const MAX_FRAMES: usize = 48;
+/// Places a walk may look at beside those of its frames, when it searches for return addresses.
+const MAX_TRIED: usize = 64;
 
 struct Program {
     steps: Vec<Result<Arc<Rule>, Refusal>>,
@@ -34,6 +36,9 @@ impl Code for Program {
     }
     fn follows_call(&mut self, address: u64) -> Option<bool> {
         (address & 9 != 9).then_some(address & 6 == 0)
+    }
+    fn call_target(&mut self, address: u64) -> Option<u64> {
+        (address & 3 != 3).then_some(address & !0xff)
     }
 }
 
@@ -68,7 +73,7 @@ fn run_on(machine: &Machine, data: &[u8]) {
     let mut program = Program { steps, asked: 0 };
     let done = finish::walk_on(machine, &context, &mut program, limits);
 
-    assert!(program.asked <= MAX_FRAMES, "work is bounded");
+    assert!(program.asked <= MAX_FRAMES + MAX_TRIED, "work is bounded");
     assert!(done.frames.len() <= MAX_FRAMES + 2, "so is the stack");
     assert_eq!(
         done.reached_thread_start,

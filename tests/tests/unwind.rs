@@ -1,6 +1,7 @@
 //! Show 3: stacks are exact: every physical frame, in order, nothing else.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -8,7 +9,7 @@ use system_tests::app::compile_c;
 use system_tests::environment::{Need, RECORD, begin_beside, long_form, record_on};
 use system_tests::perfusion::{Recording, SLACK, Scratch, record_pid};
 use system_tests::profile::Frame;
-use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes};
+use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes, wait_until};
 
 /// The call chain of `callheavy.cs` from the method that loops to the innermost.
 const CHAIN: [&str; 10] = ["Root", "L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "Tiny"];
@@ -91,6 +92,37 @@ fn a_library_that_is_rewritten_in_place_and_loaded_again_is_another_one() {
     let in_library = profile.sum("cpu", |sample| sample.has("[plugin.so]+") && whole(sample));
     let burnt = reloaded["first"].as_i64().unwrap();
     assert!((in_library - burnt).abs() * 10 <= burnt, "{in_library} of {burnt} ns\n{}", picture());
+}
+
+#[test]
+fn code_that_nothing_is_known_of_is_left_by_a_search_of_the_stack_and_marked() {
+    let Some(_turn) = begin_beside("unwind::uncharted", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("uncharted", &["-pthread"]).unwrap().start().unwrap();
+    let waits_in =
+        || fs::read_to_string(format!("/proc/{}/task/{}/wchan", app.pid(), app.thread("asleep"))).unwrap();
+    wait_until("the thread to sleep", SLACK, || waits_in().contains("nanosleep").then_some(())).unwrap();
+    let (profile, outcome) =
+        record_pid(app.pid(), Duration::from_secs(2), &["--no-attach", "--frequency", "999"]).unwrap();
+    for (name, column) in
+        [("bare", "cpu"), ("framed", "cpu"), ("keeping", "cpu"), ("pushing", "cpu"), ("asleep", "blocked")]
+    {
+        let id = app.thread(name).to_string();
+        let of_thread = |sample: &Sample| sample.label("thread_id") == id;
+        let caller = format!("calls_{name}");
+        let chain = ["enter", &caller, "[guessed caller]", name];
+        let right = |sample: &Sample| {
+            let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
+            root && sample.positions(&chain).is_some_and(|at| at.iter().is_sorted_by(|a, b| **b == **a + 1))
+        };
+        let seen = profile.sum(column, |sample| of_thread(sample) && right(sample));
+        let all = profile.sum(column, of_thread);
+        let picture = || format!("{}\n{}", profile.describe(column, of_thread), outcome.stderr);
+        assert!(all > 100_000_000, "{name}: {all} ns\n{}", picture());
+        // Before its first sample a thread that only runs has no stack.
+        assert!(seen * 100 >= all * 98, "{name}: {seen} of {all} ns\n{}", picture());
+    }
+    app.stop().unwrap();
+    assert!(profile.counter("guessed_frames").unwrap() >= 5, "{}", outcome.stderr);
 }
 
 on_runtimes!(tier1_call_chains_without_frame_pointers_are_exact: net8 Net8, net10 Net10; long: net9 Net9);

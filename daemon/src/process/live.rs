@@ -1063,6 +1063,12 @@ impl Code for View<'_> {
         self.common.spend(&mut self.process.share, cpu_time().saturating_sub(before));
         follows
     }
+
+    /// Asked of what [`Code::follows_call`] was just asked.
+    fn call_target(&mut self, address: u64) -> Option<u64> {
+        let mapping = self.process.mappings.find(address.wrapping_sub(1)).cloned()?;
+        (NATIVE.call_target)(&self.code_before(&mapping, address)?, address)
+    }
 }
 
 impl View<'_> {
@@ -1071,18 +1077,23 @@ impl View<'_> {
         let Some(mapping) = self.process.mappings.find(address.wrapping_sub(1)).cloned() else {
             return Some(false);
         };
+        self.code_before(&mapping, address).map(|code| (NATIVE.ends_with_call)(&code))
+    }
+
+    /// The bytes before `address` in a mapping.
+    fn code_before(&mut self, mapping: &Mapping, address: u64) -> Option<[u8; 8]> {
         let (start, mut code) = (mapping.range.start, [0u8; 8]);
         let from = address.wrapping_sub(8);
-        if self.read_code(&mapping, from, &mut code) < code.len() {
+        if self.read_code(mapping, from, &mut code) < code.len() {
             // The mapping may begin so shortly before: with zeros in front of it, none of which a call can begin with.
             code = [0; 8];
             let missing = usize::try_from(start.checked_sub(from)?).ok()?;
             let there = code.get_mut(missing..)?;
-            if self.read_code(&mapping, start, there) < there.len() {
+            if self.read_code(mapping, start, there) < there.len() {
                 return None;
             }
         }
-        Some((NATIVE.ends_with_call)(&code))
+        Some(code)
     }
 
     /// Reads from `address` on, which is in a mapping or shortly before it.

@@ -65,7 +65,7 @@ pub enum Marker {
     TruncatedNotKnown,
     /// The probes walked it by rules of code that was replaced meanwhile.
     TruncatedStale,
-    /// The frame above this one (its caller) was guessed by frame pointer.
+    /// The frame above this one (its caller) was guessed by frame pointer, or by a search of the stack.
     Guessed,
     /// The wait began before the recording: no stack was seen.
     WaitingSinceBefore,

@@ -2,11 +2,12 @@
 //! rules a [`Code`] gives; behind the frames that the probes have walked already, by the same rules. Knows nothing of files or processes.
 //!
 //! Invariants: the stack pointer grows with every frame, so a walk ends; it has at most `max_frames` frames; a register that was
-//! not captured or not saved is never used as if it were. A frame without a rule is left by its frame pointer, last and
-//! marked, because about a third of optimised managed methods and all of glibc keep none.
+//! not captured or not saved is never used as if it were. A frame without a rule is left by its frame pointer or by a search of the stack for
+//! its return address ([`super::scan`]), last and marked, because about a third of optimised managed methods and all of glibc keep no frame pointer.
 
 use super::machine::{Machine, NATIVE, native_address_mask};
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use super::scan::Scans;
 use crate::sample::frame::{FrameKey, Marker};
 use crate::source::{MonotonicNs, UserContext, WalkEnd};
 use std::sync::Arc;
@@ -48,6 +49,8 @@ pub trait Code {
     /// Whether `address` is in executable memory and the instruction before it is a call; `None` when that is not known: there was no time
     /// to look, or the code could not be read.
     fn follows_call(&mut self, address: u64) -> Option<bool>;
+    /// Where the call before `address` leads, when that is in the instruction itself.
+    fn call_target(&mut self, address: u64) -> Option<u64>;
 }
 
 /// A finished stack.
@@ -57,7 +60,7 @@ pub struct Finished {
     pub frames: Vec<FrameKey>,
     /// True when the last frame is the thread's first.
     pub reached_thread_start: bool,
-    /// Callers found by frame pointer only.
+    /// Callers found by a frame pointer or a scan only.
     pub guessed: u32,
     /// True when the same stack was finished a moment ago.
     pub seen_before: bool,
@@ -109,7 +112,7 @@ fn word_in(stack: &[u8], at: usize) -> Option<u64> {
 
 /// Where a register's value is from. It matters to the walk only once something is found by it.
 #[derive(Clone, Copy)]
-enum Origin {
+pub(super) enum Origin {
     /// The context's register.
     Context(usize),
     /// The word at an offset in the copy.
@@ -119,22 +122,23 @@ enum Origin {
 }
 
 /// A walk in progress.
-struct Walk<'a> {
-    machine: &'a Machine,
+pub(super) struct Walk<'a> {
+    pub(super) machine: &'a Machine,
     context: &'a UserContext,
     /// Address of the first byte of the copy.
     stack_start: u64,
     /// The frame is at or above this address: its stack pointer, where that is known.
-    floor: u64,
+    pub(super) floor: u64,
     registers: [u64; 16],
     origins: [Origin; 16],
     known: u16,
     trace: Trace,
+    pub(super) scans: Scans,
 }
 
 /// Why a value is not to be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Missing {
+pub(super) enum Missing {
     /// Above the end of a copy that was cut.
     BeyondCopy,
     /// Nothing could be copied: the memory was not there any more, or not yet.
@@ -168,7 +172,7 @@ impl Walk<'_> {
         }
     }
 
-    fn register(&mut self, register: Register) -> Result<u64, Missing> {
+    pub(super) fn register(&mut self, register: Register) -> Result<u64, Missing> {
         let register = register.index();
         if self.known & (1 << register) == 0 {
             return Err(Missing::Unknown);
@@ -183,7 +187,7 @@ impl Walk<'_> {
 
     /// The word at `address` in the copy, which the walk may or may not go by. Below the frame nothing is kept: what the copy holds there is
     /// of calls made from it, and where the walk began says nothing about it.
-    fn peek(&self, address: u64) -> Result<(u64, Origin), Missing> {
+    pub(super) fn peek(&self, address: u64) -> Result<(u64, Origin), Missing> {
         let not_written = self.context.skipped != 0 && address < self.stack_start;
         let below = if not_written { Missing::NoCopy } else { Missing::Unknown };
         let offset = address.checked_sub(self.stack_start).filter(|_| address >= self.floor).ok_or(below)?;
@@ -234,7 +238,7 @@ impl Walk<'_> {
     }
 
     /// Goes to the caller and returns its PC.
-    fn leave(&mut self, rule: &Rule, code: &mut dyn Code) -> Result<u64, Missing> {
+    pub(super) fn leave(&mut self, rule: &Rule, code: &mut dyn Code) -> Result<u64, Missing> {
         let cfa = self.cfa(rule.cfa)?;
         if let FrameKind::Stub { words } = rule.kind {
             return self.leave_stub(rule, cfa, words, code);
@@ -319,30 +323,60 @@ impl Walk<'_> {
         Err(Missing::Unknown)
     }
 
-    /// Leaves a frame by its frame pointer, if that leads up the stack and to code. Both machines keep the caller's frame pointer and the
-    /// return address there, one above the other.
-    fn guess(&mut self, code: &mut dyn Code, limits: Limits) -> Option<u64> {
+    /// Leaves a frame by its frame pointer, if that leads up the stack and to code behind a call. Both machines keep the caller's frame pointer
+    /// and the return address there, one above the other.
+    pub(super) fn leave_by_frame_pointer(&mut self, code: &mut dyn Code, limits: Limits) -> Option<u64> {
         let frame = self.register(self.machine.frame_pointer).ok()?;
         if frame < self.floor || !frame.is_multiple_of(8) {
             return None;
         }
         let caller = self.word(frame.checked_add(8)?).ok()? & limits.address_mask;
         let (saved, origin) = self.peek(frame).ok()?;
-        if !code.is_executable(caller.wrapping_sub(1)) {
+        // Where nothing can be read of it, code is all that can be asked for.
+        if !code.is_executable(caller.wrapping_sub(1)) || code.follows_call(caller) == Some(false) {
             return None;
         }
-        // Nothing is known of the other registers: this frame may have changed and saved any of them.
-        let pointer = self.machine.frame_pointer.index();
-        (self.registers[pointer], self.origins[pointer]) = (saved, origin);
-        self.known = 1 << pointer;
-        self.floor = frame.checked_add(16)?;
+        let above = frame.checked_add(16)?;
+        self.go_on_from(self.called(above, Some((saved, origin))));
         // Where a call pushes the return address the frame ends with it; a frame record can be anywhere in its frame.
-        if self.machine.link.is_none() {
-            let sp = self.machine.stack_pointer.index();
-            (self.registers[sp], self.origins[sp]) = (self.floor, Origin::Known);
-            self.known |= 1 << sp;
+        if self.machine.link.is_some() {
+            self.known &= !(1 << self.machine.stack_pointer.index());
         }
         Some(caller)
+    }
+
+    /// At the caller of a frame without a rule, whose stack pointer and frame pointer are these. Nothing is known of the other registers: the
+    /// frame may have changed and saved any of them.
+    fn called(&self, stack_pointer: u64, frame_pointer: Option<(u64, Origin)>) -> Self {
+        let mut caller = Self { floor: stack_pointer, known: 0, ..self.copied() };
+        let at_call = (self.machine.stack_pointer, (stack_pointer, Origin::Known));
+        let known = frame_pointer.map(|kept| (self.machine.frame_pointer, kept));
+        for (register, (value, origin)) in known.into_iter().chain([at_call]) {
+            let register = register.index();
+            (caller.registers[register], caller.origins[register]) = (value, origin);
+            caller.known |= 1 << register;
+        }
+        caller
+    }
+
+    /// The same walk, to try where it leads.
+    pub(super) fn copied(&self) -> Self {
+        Self { trace: Trace::default(), ..*self }
+    }
+
+    /// The caller of a frame without a rule when its return address is at `slot`, in the two ways its frame pointer can be known: it is what it
+    /// is here, or what this frame has pushed first.
+    pub(super) fn callers(&self, slot: u64) -> impl Iterator<Item = Self> {
+        let own = self.machine.frame_pointer.index();
+        let kept = (self.known & (1 << own) != 0).then(|| (self.registers[own], self.origins[own]));
+        let pushed = self.peek(slot.wrapping_sub(8)).ok();
+        let ways = [Some(kept), pushed.map(Some)];
+        ways.into_iter().filter_map(move |way| Some(self.called(slot.checked_add(8)?, way?)))
+    }
+
+    /// Goes on from there.
+    pub(super) fn go_on_from(&mut self, caller: Self) {
+        *self = Self { trace: std::mem::take(&mut self.trace), scans: self.scans, ..caller };
     }
 }
 
@@ -379,6 +413,7 @@ impl<'a> Walk<'a> {
             origins: std::array::from_fn(Origin::Context),
             known: regs.known,
             trace: Trace::default(),
+            scans: Scans::default(),
         }
     }
 
@@ -433,6 +468,11 @@ impl<'a> Walk<'a> {
                 Err(Refusal::Unreadable) => Err(Marker::TruncatedUnreadable),
                 Err(_) => Err(Marker::TruncatedNoRule),
             };
+            // Not where there is a rule, or will be: what is to be read, or waits for a share of the work, says more than a guess.
+            let scans = match &step.rule {
+                Ok(rule) => matches!(rule.kind, FrameKind::Stub { .. }),
+                Err(refusal) => !matches!(refusal, Refusal::Unreadable | Refusal::Budget),
+            } && left == Err(Marker::TruncatedNoRule);
             (pc, exact) = match left {
                 // A zero where a rule says the return address is: code without another end-of-stack mark starts so (Go's goroutines).
                 Ok((0, false)) => {
@@ -441,7 +481,7 @@ impl<'a> Walk<'a> {
                 }
                 Ok(caller) => caller,
                 Err(Marker::TruncatedCopy) => break Marker::TruncatedCopy,
-                Err(marker) => match self.guess(code, limits) {
+                Err(marker) => match self.guess(pc, scans, code, limits) {
                     // What a guess finds there says nothing about the stack's end.
                     Some(0) | None => break marker,
                     Some(caller) => {
@@ -488,6 +528,10 @@ mod tests {
         }
         fn follows_call(&mut self, address: u64) -> Option<bool> {
             Some(self.is_executable(address))
+        }
+        fn call_target(&mut self, address: u64) -> Option<u64> {
+            // As if every function were called at its own beginning, 16 bytes long.
+            Some(address & !15)
         }
     }
 
@@ -563,6 +607,72 @@ mod tests {
             walk_with(&[(0x102f, X86_64.thread_start())], &context(0x1010, STACK + 8, &[1, 2, 0x1030]));
         assert_eq!(done.frames, [frame(0x1010), FrameKey::Marker(Marker::Guessed), frame(0x102f)]);
         assert_eq!(done.guessed, 1);
+    }
+
+    #[test]
+    fn a_frame_without_a_rule_is_left_by_the_first_word_that_leads_on() {
+        // The first one's caller would be 7.
+        let decoy = (0x104f, X86_64.frameless());
+        let done = walk_with(
+            &[decoy, (0x101f, X86_64.frameless()), (0x102f, X86_64.thread_start())],
+            &context(0x1010, 0, &[0x1050, 7, 0x1020, 0x1030]),
+        );
+        assert_eq!(
+            done.frames,
+            [frame(0x1010), FrameKey::Marker(Marker::Guessed), frame(0x101f), frame(0x102f)]
+        );
+        assert_eq!((done.guessed, done.broken), (1, None));
+    }
+
+    #[test]
+    fn a_caller_that_keeps_the_frame_pointer_is_not_passed_over_by_it() {
+        let by_rbp = X86_64.call(Cfa::Register { base: Register::RBP, offset: 16 });
+        let rules = [(0x101f, by_rbp), (0x102f, X86_64.thread_start())];
+        let frames = [frame(0x1010), FrameKey::Marker(Marker::Guessed), frame(0x101f), frame(0x102f)];
+        let stack = [7, 0x1020, 9, STACK + 64, 0x1030];
+        assert_eq!(walk_with(&rules, &context(0x1010, STACK + 24, &stack)).frames, frames);
+        // The frame has pushed it and uses the register for something else.
+        let stack = [7, STACK + 24, 0x1020, 0, 0x1030];
+        assert_eq!(walk_with(&rules, &context(0x1010, 5, &stack)).frames, frames);
+    }
+
+    #[test]
+    fn what_is_searched_of_a_stack_is_bounded() {
+        let done = walk_with(&[], &context(0x1010, 0, &vec![0x1021; 4096]));
+        assert_eq!((done.guessed, done.broken), (64, Some(Marker::TruncatedNoRule)));
+        let done = walk_with(&[], &context(0x1010, 0, &[vec![7; 512], vec![0x1020]].concat()));
+        assert_eq!((done.guessed, done.broken), (0, Some(Marker::TruncatedNoRule)));
+    }
+
+    #[test]
+    fn what_cannot_be_read_or_is_not_to_be_had_now_is_not_guessed_by_a_search() {
+        let stack = context(0x1010, 0, &[0x1020, 0x1030]);
+        let rules = Rules([(0x101f, X86_64.thread_start())].into_iter().collect());
+        let done = walk_on(&X86_64, &stack, &mut Unread(rules), Limits::default());
+        assert_eq!((done.guessed, done.broken), (0, Some(Marker::TruncatedNoRule)));
+        let done = walk_on(&X86_64, &stack, &mut Busy, Limits::default());
+        assert_eq!((done.guessed, done.broken), (0, Some(Marker::TruncatedNoRule)));
+    }
+
+    /// Code of a process that has had its share of work.
+    struct Busy;
+
+    impl Code for Busy {
+        fn step(&mut self, pc: u64, _exact: bool) -> Step {
+            Step { frame: frame(pc), rule: Err(Refusal::Budget) }
+        }
+        fn walked(&mut self, _pc: u64, _exact: bool, _time: MonotonicNs) -> Option<FrameKey> {
+            None
+        }
+        fn is_executable(&mut self, _address: u64) -> bool {
+            true
+        }
+        fn follows_call(&mut self, _address: u64) -> Option<bool> {
+            Some(true)
+        }
+        fn call_target(&mut self, _address: u64) -> Option<u64> {
+            None
+        }
     }
 
     #[test]
@@ -651,6 +761,9 @@ mod tests {
             self.0.is_executable(address)
         }
         fn follows_call(&mut self, _address: u64) -> Option<bool> {
+            None
+        }
+        fn call_target(&mut self, _address: u64) -> Option<u64> {
             None
         }
     }

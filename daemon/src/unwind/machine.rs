@@ -49,6 +49,8 @@ pub struct Machine {
     pub stub: fn(&[u8], u64) -> Result<Rule, Refusal>,
     /// True when code, the bytes that end at a candidate return address, ends with a call.
     pub ends_with_call: fn(&[u8]) -> bool,
+    /// Where such a call leads, given the return address, when that is in the instruction itself.
+    pub call_target: fn(&[u8], u64) -> Option<u64>,
     /// The rule when code, the bytes at the next instruction, returns from a signal handler and call frame information does not say how.
     pub signal_return: Option<SignalReturn>,
     /// What code without unwind data says about its frames, where its instructions are followed.

@@ -9,6 +9,7 @@ pub mod finish;
 pub mod machine;
 pub mod managed;
 pub mod rule;
+mod scan;
 #[cfg(test)]
 mod walkers;
 pub mod x86_64;

@@ -44,6 +44,8 @@ pub static AARCH64: Machine = Machine {
     epilogue: code::epilogue,
     stub: code::stub,
     ends_with_call: code::ends_with_call,
+    // Nothing is searched for by it: a frame need not have a return address.
+    call_target: |_, _| None,
     signal_return: Some(code::signal_return),
     // Compilers keep frame records in nearly all code.
     body: None,

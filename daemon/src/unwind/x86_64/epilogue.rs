@@ -129,6 +129,14 @@ pub fn ends_with_call(code: &[u8]) -> bool {
     })
 }
 
+/// Where the call at the end of `code`, the bytes before `address`, leads: E8 rel32 says it, FF /2 does not.
+#[must_use]
+pub fn call_target(code: &[u8], address: u64) -> Option<u64> {
+    let (_, call) = code.split_last_chunk::<5>()?;
+    let [0xe8, distance @ ..] = *call else { return None };
+    Some(address.wrapping_add_signed(i64::from(i32::from_le_bytes(distance))))
+}
+
 fn instructions(code: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
     let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     std::iter::from_fn(move || decoder.can_decode().then(|| decoder.decode()).filter(|i| !i.is_invalid()))
@@ -301,6 +309,8 @@ mod tests {
         assert!(ends_with_call(&[0x90, 0xe8, 1, 2, 3, 4]));
         assert!(ends_with_call(&[0x90, 0x90, 0xff, 0xd0]));
         assert!(!ends_with_call(&[0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90]));
+        assert_eq!(call_target(&[0x90, 0xe8, 0xf0, 0xff, 0xff, 0xff], 0x1015), Some(0x1005));
+        assert_eq!(call_target(&[0x90, 0x90, 0x90, 0x90, 0xff, 0xd0], 0x1015), None);
     }
 
     proptest! {
@@ -308,7 +318,7 @@ mod tests {
         fn random_code_gives_an_answer(code in any::<Vec<u8>>(), address in any::<u64>()) {
             std::hint::black_box(epilogue(&code, address, &FUNCTION));
             stub(&code, address).ok();
-            std::hint::black_box(ends_with_call(&code));
+            std::hint::black_box((ends_with_call(&code), call_target(&code, address)));
         }
     }
 }

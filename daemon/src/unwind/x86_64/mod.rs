@@ -44,6 +44,7 @@ pub static X86_64: Machine = Machine {
     epilogue: epilogue::epilogue,
     stub: epilogue::stub,
     ends_with_call: epilogue::ends_with_call,
+    call_target: epilogue::call_target,
     // Call frame information says it all: glibc and the kernel write it for the handlers' return.
     signal_return: None,
     body: Some(BodyDecoder { rule: body::rule, is_behind_entry: body::is_behind_entry }),
