@@ -3,8 +3,9 @@
 use crate::config::units::Span;
 use crate::report::stacks::Only;
 use crate::source::shim::LIVE_OBJECTS;
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
-use std::{num::NonZeroU32, path::PathBuf, time::Duration};
+use clap::error::{ContextKind, ContextValue};
+use clap::{ArgGroup, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use std::{collections::HashSet, ffi::OsString, num::NonZeroU32, path::PathBuf, time::Duration};
 
 /// Exit codes, also in `--help`.
 pub mod exit {
@@ -23,18 +24,71 @@ pub mod exit {
 }
 
 const EXIT_CODES: &str = "Exit codes:
-  0    done (record -- CMD: CMD ended with 0)
-  N    record -- CMD: CMD's own exit code; 128+S if signal S ended it
+  0    done
   1    an error not listed here
   2    wrong command line or configuration
-  3    no such process, or it ended before the recording began
+  3    no such process, or it ended before it was looked at
   4    a privilege or a kernel feature is missing (`perfusion doctor` says which)
-  5    the output cannot be written
+  5    the output cannot be written";
+
+const OF_COMMAND: &str = "  N    record -- CMD: CMD's own exit code; 128+S if signal S ended it
   127  record -- CMD: CMD cannot be started";
+
+const RECORD_EXAMPLES: &str = "Examples:
+  perfusion record --pid 4242 --duration 10s -o app.pb.gz    a process that runs
+  perfusion record -o app.pb.gz -- dotnet app.dll            a program, from its start
+  perfusion record --all --attach -d 10s -o host.pb.gz       the whole host
+  perfusion report app.pb.gz                                 what is in it";
+
+const REPORT_EXAMPLES: &str = "Examples:
+  perfusion report app.pb.gz --type alloc_space              who allocates most
+  perfusion report app.pb.gz --type blocked --sort cum       where threads wait, callers first
+  perfusion report app.pb.gz -t blocked --by thread_name,wait_reason
+  perfusion report app.pb.gz -t cpu --only thread=worker1    one thread of it
+  perfusion report app.pb.gz -f flame -o app.html            every sample type as a flame graph";
+
+const DUMP_EXAMPLES: &str = "Examples:
+  perfusion dump 4242                                        every thread now
+  perfusion dump 4242 --json | jq '.threads[].state'         the same for programs";
+
+const LEAKS_EXAMPLES: &str = "Examples:
+  perfusion leaks --pid 4242                                 two minutes from now on
+  perfusion leaks --pid 4242 -d 30m -w 1m                    a slow leak
+  perfusion leaks /var/lib/perfusion/profiles/shop/*.pb.gz   what the daemon has written";
+
+const HEAP_EXAMPLES: &str = "Examples:
+  perfusion heap --pid 4242 -o before.pb.gz                  what is there, what holds it
+  perfusion heap --diff before.pb.gz after.pb.gz             what has grown";
+
+const PS_EXAMPLES: &str = "Examples:
+  perfusion ps                                               .NET processes first
+  perfusion ps --json | jq '.[] | select(.mode == \"can_attach\") | .pid'";
+
+const DOCTOR_EXAMPLES: &str = "Example:
+  sudo perfusion doctor                                      exit code 4: recording cannot start";
+
+const DAEMON_EXAMPLES: &str = "Examples:
+  perfusion daemon --config /etc/perfusion/perfusion.yaml
+  perfusion daemon --set windows.length=30s --set attach.policy=all";
+
+const CONFIG_EXAMPLES: &str = "Examples:
+  perfusion config check --config /etc/perfusion/perfusion.yaml
+  perfusion config show                                      every value, where it comes from
+  perfusion config schema > schema.json                      for an editor";
+
+/// Paragraphs below the options.
+fn below(paragraphs: &[&str]) -> String {
+    paragraphs.join("\n\n")
+}
+
+/// Exit codes where there is a program that is started, which has its own.
+fn exit_codes_with_command() -> String {
+    format!("{EXIT_CODES}\n{OF_COMMAND}")
+}
 
 /// System profiler for .NET and native code: CPU, waiting, allocation and live heap in one pprof file.
 #[derive(Debug, Parser)]
-#[command(name = "perfusion", version, after_help = EXIT_CODES, max_term_width = 110)]
+#[command(name = "perfusion", version, after_help = exit_codes_with_command(), max_term_width = 110)]
 pub struct Cli {
     /// Say less: errors only.
     #[arg(short, long, global = true)]
@@ -66,16 +120,20 @@ pub enum Command {
     /// stacks it has of each, how many it lost, and why it did not attach.
     Ps(Ps),
     /// Check what this machine allows, and say what to do about what it does not.
+    #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(Json),
     /// Profile the whole host for as long as it runs: one profile per service and window.
+    #[command(after_help = below(&[DAEMON_EXAMPLES, CONFIG_HELP]))]
     Daemon(ConfigSources),
     /// Check, show or describe the daemon's configuration.
+    #[command(after_help = CONFIG_EXAMPLES)]
     Config {
         /// What to do with it.
         #[command(subcommand)]
         what: ConfigCommand,
     },
     /// Explain how stacks are taken: the unwind rule of an address in a process or file.
+    #[command(after_help = INSPECT_EXAMPLES)]
     Inspect {
         /// What to look at.
         #[command(subcommand)]
@@ -112,7 +170,7 @@ pub enum Command {
 
 /// `perfusion record`.
 #[derive(Debug, Args)]
-#[command(after_help = EXIT_CODES, group = ArgGroup::new("target").required(true).multiple(false))]
+#[command(after_help = below(&[RECORD_EXAMPLES, &exit_codes_with_command()]), group = ArgGroup::new("target").required(true).multiple(false))]
 pub struct Record {
     /// Processes to profile, with the children they make from now on: separated by commas, or given again.
     #[arg(short, long, value_name = "PID", value_delimiter = ',', group = "target", value_parser = clap::value_parser!(u32).range(1..))]
@@ -194,6 +252,7 @@ pub enum AllocCounts {
 
 /// `perfusion report`.
 #[derive(Debug, Args)]
+#[command(after_help = REPORT_EXAMPLES)]
 pub struct Report {
     /// A pprof file, gzipped or not; - is standard input.
     pub file: PathBuf,
@@ -212,10 +271,11 @@ pub struct Report {
     /// Order of the top table: what a function uses itself (flat), or with all it calls (cum).
     #[arg(long, value_enum, default_value_t = Sort::Flat)]
     pub sort: Sort,
-    /// Sum by the values of a label instead of by functions, for example thread, thread_role, process, wait_reason, waker, type,
-    /// generation. Folded stacks and the flame graph get the value as their root.
-    #[arg(long, value_name = "LABEL")]
-    pub by: Option<String>,
+    /// Sum by the values of a label instead of by functions, for example thread, thread_name, thread_role, process, wait_reason, waker,
+    /// waker_name, type, generation (one that is not there is answered with those that are). Several, separated by commas or given again: a row
+    /// for each combination. Folded stacks and the flame graph get the values as their roots.
+    #[arg(long, value_name = "LABEL", value_delimiter = ',')]
+    pub by: Vec<String>,
     /// Show only what has this value of a label, for example thread=poster1, pid=4242 or wait_reason=futex. More than one: all must hold.
     #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_only)]
     pub only: Vec<Only>,
@@ -230,7 +290,7 @@ pub struct Report {
 
 /// `perfusion dump`.
 #[derive(Debug, Args)]
-#[command(after_help = EXIT_CODES, group = ArgGroup::new("process").required(true).multiple(false))]
+#[command(after_help = below(&[DUMP_EXAMPLES, EXIT_CODES]), group = ArgGroup::new("process").required(true).multiple(false))]
 pub struct Dump {
     /// The process.
     #[arg(value_name = "PID", group = "process", value_parser = clap::value_parser!(u32).range(1..))]
@@ -272,7 +332,7 @@ pub enum Sort {
 
 /// `perfusion leaks`.
 #[derive(Debug, Args)]
-#[command(after_help = EXIT_CODES, group = ArgGroup::new("source").required(true).multiple(false))]
+#[command(after_help = below(&[LEAKS_EXAMPLES, EXIT_CODES]), group = ArgGroup::new("source").required(true).multiple(false))]
 pub struct Leaks {
     /// Watch this process. What it allocated before is not seen.
     #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
@@ -297,7 +357,7 @@ pub struct Leaks {
 
 /// `perfusion heap`.
 #[derive(Debug, Args)]
-#[command(after_help = HEAP_HELP, group = ArgGroup::new("source").required(true).multiple(false))]
+#[command(after_help = below(&[HEAP_EXAMPLES, HEAP_HELP, EXIT_CODES]), group = ArgGroup::new("source").required(true).multiple(false))]
 pub struct Heap {
     /// Survey this process. Its managed threads are stopped for one full collection and a walk over its heap.
     #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
@@ -371,7 +431,7 @@ pub enum Inspect {
 
 /// `perfusion inspect unwind`.
 #[derive(Debug, Args)]
-#[command(after_help = INSPECT_UNWIND)]
+#[command(after_help = below(&[INSPECT_UNWIND, INSPECT_EXAMPLES]))]
 pub struct InspectUnwind {
     /// A running process by its pid, or a file: ELF (program, library) or PE (.NET assembly compiled ahead of time, as the framework's
     /// are; one with IL only has no code before it runs). A file whose name is a number: ./123.
@@ -393,8 +453,13 @@ one byte less.
 
 In the rule, `[x]` is the word of stack at x, CFA the caller's stack pointer before its call. Registers not named are lost.";
 
+const INSPECT_EXAMPLES: &str = "Examples:
+  perfusion inspect unwind 4242 0x7f3c12345678               an address in a process's memory
+  perfusion inspect unwind /lib/x86_64-linux-gnu/libc.so.6 0x27200";
+
 /// `perfusion ps`.
 #[derive(Debug, Args)]
+#[command(after_help = PS_EXAMPLES)]
 pub struct Ps {
     /// Print JSON.
     #[arg(long)]
@@ -418,6 +483,52 @@ pub struct ExecWhenReady {
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub command: Vec<String>,
+}
+
+/// Reads a command line.
+///
+/// # Errors
+/// What clap says of it, help and version included; no word is suggested that help does not show.
+pub fn parse<W: Into<OsString> + Clone>(words: impl IntoIterator<Item = W>) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(words).map_err(without_hidden)
+}
+
+/// Clap looks for similar words among the hidden ones too.
+fn without_hidden(mut error: clap::Error) -> clap::Error {
+    let mut hidden = HashSet::new();
+    add_hidden(&Cli::command(), &mut hidden);
+    for kind in [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg] {
+        let mut words = match error.remove(kind) {
+            Some(ContextValue::String(word)) => vec![word],
+            Some(ContextValue::Strings(words)) => words,
+            _ => continue,
+        };
+        words.retain(|word| !hidden.contains(word));
+        if !words.is_empty() {
+            error.insert(kind, ContextValue::Strings(words));
+        }
+    }
+    if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
+        // "'record --frequency' exists"; the other tips repeat what was typed.
+        tips.retain(|tip| {
+            let tip = tip.to_string();
+            !tip.ends_with(" exists") || !tip.split([' ', '\'']).any(|word| hidden.contains(word))
+        });
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+    }
+    error
+}
+
+/// Hidden subcommands, and hidden options with their dashes, of a command and all below it.
+fn add_hidden(command: &clap::Command, hidden: &mut HashSet<String>) {
+    let options = command.get_arguments().filter(|option| option.is_hide_set());
+    hidden.extend(options.filter_map(clap::Arg::get_long).map(|long| format!("--{long}")));
+    for below in command.get_subcommands() {
+        if below.is_hide_set() {
+            hidden.insert(below.get_name().to_owned());
+        }
+        add_hidden(below, hidden);
+    }
 }
 
 /// Reads `label=value`.
@@ -453,12 +564,75 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cli, Command, parse_address};
+    use super::{Cli, Command, parse, parse_address};
     use clap::{CommandFactory as _, Parser as _};
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn no_hidden_word_is_suggested() {
+        let refused = |words: &[&str]| {
+            let words = ["perfusion"].iter().chain(words);
+            let error = parse(words.clone()).err().map(|error| error.to_string()).unwrap_or_default();
+            // Clap alone would have said it.
+            let alone = Cli::try_parse_from(words).err().map(|error| error.to_string()).unwrap_or_default();
+            (error, alone)
+        };
+        for (words, hidden, shown) in [
+            (&["reprot"][..], "keep-port", "'report'"),
+            (&["copi"], "'copy'", "'config'"),
+            (&["exec-when-redy"], "exec-when-ready", "unrecognized subcommand"),
+            (&["record", "--time-stage", "--all"], "--time-stages'", "unexpected argument '--time-stage'"),
+            (&["--time-stage", "record"], "--time-stages'", "unexpected argument '--time-stage'"),
+            (&["record", "--wait-stacks-one", "5"], "--wait-stacks-one-in", "unexpected argument"),
+        ] {
+            let (error, alone) = refused(words);
+            assert!(alone.contains(hidden), "{words:?} suggests nothing hidden any more: {alone}");
+            assert!(!error.contains(hidden) && error.contains(shown), "{words:?}: {error}");
+        }
+        let (error, alone) = refused(&["record", "--frequenzy", "5"]);
+        assert!(error.contains("'--frequency'") && error == alone, "{error}");
+    }
+
+    #[test]
+    fn commands_show_examples_that_they_take() {
+        let mut whole = Cli::command();
+        whole.build();
+        for name in
+            ["record", "report", "dump", "leaks", "heap", "ps", "doctor", "daemon", "config", "inspect"]
+        {
+            let help = whole.find_subcommand_mut(name).unwrap().render_long_help().to_string();
+            let examples: Vec<&str> = help
+                .lines()
+                .filter_map(|line| line.trim_start().strip_prefix("sudo ").or(Some(line.trim_start())))
+                .filter(|line| line.starts_with("perfusion ") && !line.starts_with("perfusion.yaml"))
+                .collect();
+            assert!(!examples.is_empty(), "{name}:\n{help}");
+            for example in examples {
+                // What follows is said of it, or done with it.
+                let end = ["   ", " | ", " > "].iter().filter_map(|mark| example.find(mark)).min();
+                let words = example[..end.unwrap_or(example.len())].split_whitespace();
+                let parsed = Cli::try_parse_from(words).map(|_| ()).map_err(|error| error.to_string());
+                assert_eq!(parsed, Ok(()), "{example}");
+            }
+        }
+    }
+
+    #[test]
+    fn labels_to_group_by_may_be_several() {
+        let by = |words: &[&str]| match Cli::try_parse_from(["perfusion", "report", "x"].iter().chain(words))
+        {
+            Ok(Cli { command: Command::Report(report), .. }) => report.by,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            by(&["--by", "thread_name,wait_reason", "--by", "waker"]),
+            ["thread_name", "wait_reason", "waker"]
+        );
+        assert!(by(&[]).is_empty());
     }
 
     #[test]

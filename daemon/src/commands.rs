@@ -41,11 +41,10 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
                 ..if to_file { top::Options::default() } else { top::Options::for_stdout() }
             };
             let by_type = types::is_known(sample_type).then(|| types::table(&profile, sample_type, &shown));
-            let table = match (options.by.as_deref(), by_type) {
+            let table = match (options.by.as_slice(), by_type) {
                 // With its intervals.
-                (Some("type"), Some(types)) => types,
-                (Some(by), _) => groups::table(&profile, sample_type, by, &shown)?,
-                (None, more) => {
+                ([by], Some(types)) if by == "type" => types,
+                ([], more) => {
                     let functions = top::table(&profile, sample_type, &shown)?;
                     let of_collections =
                         collections::is_known(sample_type).then(|| collections::table(&profile, &shown));
@@ -54,6 +53,7 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
                         None => functions,
                     }
                 }
+                (by, _) => groups::table(&profile, sample_type, by, &shown)?,
             };
             text.extend(table.into_bytes());
         }

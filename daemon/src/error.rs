@@ -1,6 +1,7 @@
 //! What a command can fail with, and the exit code of each (listed in `--help`).
 
 use crate::attach::AttachError;
+use crate::attach::policy::WhyNot;
 use crate::attach::port::PortError;
 use crate::cli::exit;
 use crate::config::load::ConfigError;
@@ -55,12 +56,22 @@ pub enum Error {
         pid: u32,
     },
     /// A pid that names a thread.
-    #[error("{tid} is a thread of process {pid}: record it with --pid {pid}")]
+    #[error("{tid} is a thread of process {pid}: name the process, {pid}")]
     IsThread {
         /// What was given.
         tid: u32,
         /// Its process.
         pid: u32,
+    },
+    /// A process without a runtime that could be asked about its memory.
+    #[error("process {pid} ({name}): {why}; `perfusion ps` lists processes with a .NET runtime")]
+    NotManaged {
+        /// Its pid.
+        pid: u32,
+        /// Its name.
+        name: String,
+        /// Why it cannot be asked.
+        why: WhyNot,
     },
     /// Not a cgroup.
     #[error("--cgroup {}: expected a cgroup v2 directory, found {found}", path.display())]
@@ -174,7 +185,9 @@ impl Error {
             | Self::Zombie { .. }
             | Self::Cgroup { .. } => exit::NO_TARGET,
             Self::Launch(LaunchError::Spawn { .. }) => exit::COMMAND,
-            Self::NoSleepers { .. } => exit::NOT_PERMITTED,
+            Self::NoSleepers { .. }
+            | Self::NotManaged { why: WhyNot::NotPermitted, .. }
+            | Self::Attach(AttachError::Unreadable { .. }) => exit::NOT_PERMITTED,
             Self::Kernel(
                 KernelError::Feature(_)
                 | KernelError::BtfUnreadable { .. }

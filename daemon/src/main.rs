@@ -1,14 +1,13 @@
 //! Parse, run, exit code. The one place where an error becomes text and a number.
 
-use clap::Parser as _;
-use perfusion::cli::{Cli, Command, ConfigCommand, Inspect, exit};
+use perfusion::cli::{self, Command, ConfigCommand, Inspect, exit};
 use perfusion::error::say;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match cli::parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are answers, not errors; clap knows which stream each belongs to.

@@ -12,10 +12,26 @@ use std::path::Path;
 /// # Errors
 /// When stdout cannot be written.
 pub fn completions(shell: Shell) -> Result<u8, Error> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "perfusion", &mut script);
-    crate::commands::to_stdout(&script)?;
+    crate::commands::to_stdout(&script(shell))?;
     Ok(0)
+}
+
+fn script(shell: Shell) -> Vec<u8> {
+    // A command's name is borrowed for the program's life. Once, and the program ends then.
+    let whole: &'static clap::Command = Box::leak(Box::new(Cli::command()));
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut shown(whole), "perfusion", &mut script);
+    script
+}
+
+/// The command without what help does not show either: completions have all they are given.
+fn shown(command: &'static clap::Command) -> clap::Command {
+    let mut copy = clap::Command::new(command.get_name()).version(command.get_version().unwrap_or_default());
+    if let Some(about) = command.get_about() {
+        copy = copy.about(about.clone());
+    }
+    copy.args(command.get_arguments().filter(|option| !option.is_hide_set()).cloned())
+        .subcommands(command.get_subcommands().filter(|below| !below.is_hide_set()).map(shown))
 }
 
 /// `perfusion man`: one page for the program and one for each command.
@@ -43,7 +59,21 @@ fn page(command: &clap::Command, directory: &Path) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::pages;
+    use super::{pages, script};
+    use clap_complete::Shell;
+
+    #[test]
+    fn completions_have_what_help_shows() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let script = String::from_utf8(script(shell)).unwrap();
+            for word in ["record", "frequency", "inspect", "unwind", "completions"] {
+                assert!(script.contains(word), "{shell}: no {word}");
+            }
+            for hidden in ["keep-port", "exec-when-ready", "time-stages", "wait-stacks-one-in"] {
+                assert!(!script.contains(hidden), "{shell}: {hidden}");
+            }
+        }
+    }
 
     #[test]
     fn every_command_has_its_page() {

@@ -1,6 +1,8 @@
 //! `perfusion record`: targets in, one file out.
 
 use crate::attach::follow::{Follower, News, Whom};
+use crate::attach::policy::{self, WhyNot};
+use crate::attach::target::Target;
 use crate::attach::{self, AttachError, Settings, Wishes};
 use crate::cli::{AllocCounts, Record, exit};
 use crate::counts::{Counted, Counting, Rate};
@@ -318,6 +320,19 @@ pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
         Some(process) if process != pid => Err(Error::IsThread { tid: pid, pid: process }),
         _ if field("State:").is_some_and(|state| state.starts_with(['Z', 'X'])) => Err(Error::Zombie { pid }),
         _ => Ok(()),
+    }
+}
+
+/// Refuses what has no runtime that could be asked about managed memory, before anything is said or done. Answers what else is in the way, if
+/// anything is.
+pub(crate) fn check_managed(target: &Target) -> Result<Option<WhyNot>, Error> {
+    let pid = target.pid();
+    let seen = policy::inspect(target, None).map_err(|_| Error::NoProcess { pid })?;
+    match (seen.runtime, seen.why_not) {
+        (policy::Runtime::Native | policy::Runtime::NativeAot | policy::Runtime::Unseen, Some(why)) => {
+            Err(Error::NotManaged { pid, name: target.comm().unwrap_or_default(), why })
+        }
+        (_, why_not) => Ok(why_not),
     }
 }
 

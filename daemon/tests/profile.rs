@@ -100,7 +100,12 @@ fn encoded() -> Vec<u8> {
         1e6,
     );
     cpu(&mut window, &[FrameKey::Unknown { process: PROCESS, address: 0x5555 }], &thread(1, "main"), 1e6);
-    let waiting = Labels { wait_reason: Some("futex"), waker: Some("timer".into()), ..thread(1, "main") };
+    let waiting = Labels {
+        wait_reason: Some("futex"),
+        waker: Some("pool 1 42/9".into()),
+        waker_name: Some("pool 1".into()),
+        ..thread(1, "main")
+    };
     window.add(&[kernel, native, wait, main], &waiting, SampleType::Blocked, 2e9);
     window.add(
         &[kernel, main],
@@ -158,10 +163,20 @@ fn folded_stacks_have_readable_names_and_exact_sums() {
         "{blocked:#?}"
     );
     assert!(folded(&profile, "delay", &View::default()).0.is_empty());
-    let (by, _) =
-        folded(&profile, "blocked", &View { idle: true, by: Some("thread".to_owned()), ..View::default() });
+    let grouped = |labels: &[&str]| {
+        let by = labels.iter().map(|label| (*label).to_owned()).collect();
+        folded(&profile, "blocked", &View { idle: true, by, ..View::default() }).0
+    };
+    let by = grouped(&["thread"]);
     assert!(
         by[0].starts_with(".NET TP Worker 4;Shop.Program.Main") && by[1].starts_with("main 1;"),
+        "{by:#?}"
+    );
+    // Of several the first is the outermost.
+    let by = grouped(&["waker_name", "thread_name"]);
+    assert!(
+        by[0].starts_with("(none);.NET TP Worker;Shop.Program.Main")
+            && by[1].starts_with("pool 1;main;Shop.Program.Main"),
         "{by:#?}"
     );
 }
@@ -305,7 +320,8 @@ fn tables_sort_by_cum_and_group_by_a_label() {
     // All waits end in the kernel, which has nothing of its own.
     assert!(first.lines().nth(2).unwrap().starts_with("         0   0.0%        7 s 100.0%  "), "{first}");
     let options = report::top::Options::default();
-    let group = |sample_type, by| report::groups::table(&profile, sample_type, by, &options);
+    let group =
+        |sample_type, by: &str| report::groups::table(&profile, sample_type, &[by.to_owned()], &options);
     let by = group("blocked", "wait_reason").unwrap();
     assert!(by.starts_with("blocked by wait_reason: total 7 s in 10 s, 2 of 2 values"), "{by}");
     assert_eq!((row(&by, "futex").as_str(), row(&by, "read:pipe").as_str()), ("6 s 85.7%", "1 s 14.3%"));
@@ -314,10 +330,45 @@ fn tables_sort_by_cum_and_group_by_a_label() {
     assert_eq!(row(&group("blocked", "process").unwrap(), "process 42"), "7 s 100.0%");
     assert!(group("blocked", "nonsense").is_err());
     // Any profile with a label of one process has a branch for each of its values.
-    let view = View { by: Some("wait_reason".to_owned()), ..View::default() };
+    let view = View { by: vec!["wait_reason".to_owned()], ..View::default() };
     let page = report::flame::page(&profile, "shop", Some("blocked"), &view).unwrap();
     assert!(page.contains("[\"read:pipe\",\"\",3]") && page.contains("\"default\":\"blocked\""));
     assert!(report::flame::page(&profile, "shop", Some("colour"), &view).is_err());
+}
+
+#[test]
+fn several_labels_have_a_row_for_each_combination() {
+    let profile = pprof::decode(&encoded()).unwrap();
+    let options = report::top::Options {
+        view: View { idle: true, ..View::default() },
+        ..report::top::Options::default()
+    };
+    let table = |by: &[&str]| {
+        let by: Vec<String> = by.iter().map(|label| (*label).to_owned()).collect();
+        report::groups::table(&profile, "blocked", &by, &options).map_err(|error| error.to_string())
+    };
+    let shown = table(&["thread_name", "waker_name", "wait_reason"]).unwrap();
+    assert_eq!(
+        shown.lines().collect::<Vec<_>>(),
+        [
+            "blocked by thread_name, waker_name, wait_reason: total 10 s in 10 s, 2 of 2 values",
+            "                   thread_name     waker_name  wait_reason",
+            "       8 s  80.0%  .NET TP Worker  (none)      (none)",
+            "       2 s  20.0%  main            pool 1      futex",
+        ]
+    );
+    // One label is as before.
+    assert!(table(&["waker"]).unwrap().ends_with("       2 s  20.0%  pool 1 42/9\n"));
+    let error = table(&["thread_name", "wakers"]).unwrap_err();
+    assert!(error.contains("`wakers`") && error.contains("waker_name"), "{error}");
+    let cpu = |labels: &[&str]| {
+        let by = labels.iter().map(|label| (*label).to_owned()).collect();
+        let view = View { by, ..View::default() };
+        report::flame::page(&profile, "shop", None, &view).unwrap()
+    };
+    // Nodes are numbered parents first: all, then the thread's name, then its id.
+    let page = cpu(&["thread_name", "thread_id"]);
+    assert!(page.contains("\"parents\":[0,0,1,2"), "{}", &page[page.find("\"parents\"").unwrap()..][..60]);
 }
 
 #[test]
@@ -326,6 +377,8 @@ fn an_empty_file_is_called_empty() {
     std::fs::write(&path, "").unwrap();
     let error = report::load(&path).unwrap_err().to_string();
     assert!(error.contains("empty.pb.gz") && error.contains("is empty"), "{error}");
+    let error = report::load(path.parent().unwrap()).unwrap_err().to_string();
+    assert!(error.contains("found a directory"), "{error}");
 }
 
 #[test]
@@ -395,7 +448,8 @@ proptest::proptest! {
                 let view = View::default();
                 report::folded::write(&profile, name, &view, &mut Vec::new()).unwrap();
                 // The label may be scribbled on, too.
-                report::groups::table(&profile, name, "process", &report::top::Options::default()).ok();
+                let by = ["process", "thread"].map(str::to_owned);
+                report::groups::table(&profile, name, &by, &report::top::Options::default()).ok();
             }
             report::flame::page(&profile, "scribbled", None, &View::default()).unwrap();
         }

@@ -325,6 +325,31 @@ fn an_output_that_cannot_be_written_ends_with_5_before_anything_is_recorded() {
     }
 }
 
+/// `heap` and `leaks` are about managed memory: without a runtime they say so, and nothing of a pause that does not come.
+#[test]
+fn what_needs_a_runtime_says_so_before_anything_else() {
+    let needs = [RECORD, &[Need::Program("setpriv")]].concat();
+    let Some(_turn) = begin_beside("errors::what_needs_a_runtime", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let app = sleeper();
+    let pid = app.pid().to_string();
+    let public = public_copy(&scratch);
+    for command in ["heap", "leaks"] {
+        let arguments = [command, "--pid", &pid];
+        let outcome = perfusion::run(&mut perfusion::command(arguments), DEADLINE).unwrap();
+        assert_error(&outcome, 1, &[&pid, "(sleep)", "no .NET runtime", "perfusion ps"]);
+        assert!(!outcome.stderr.contains("stopped"), "{}", outcome.stderr);
+        let mut nobody = Command::new("setpriv");
+        nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&public).args(arguments);
+        let outcome = perfusion::run(&mut nobody, DEADLINE).unwrap();
+        assert_error(&outcome, 4, &[&pid, "root with CAP_SYS_PTRACE"]);
+    }
+    let mut nobody = Command::new("setpriv");
+    nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&public);
+    let outcome = perfusion::run(nobody.args(["inspect", "unwind", &pid, "0x1000"]), DEADLINE).unwrap();
+    assert_error(&outcome, 4, &[&pid, "another user's", "as root"]);
+}
+
 #[test]
 fn a_full_disk_ends_with_5_and_leaves_nothing_partial() {
     let needs = [RECORD, &[Need::Program("unshare")]].concat();
@@ -535,11 +560,14 @@ fn a_file_that_is_no_profile_is_refused_by_name() {
     let Some(_turn) = begin_beside("errors::a_file_that_is_no_profile", &[Need::Perfusion]) else { return };
     let scratch = Scratch::new().unwrap();
     let gzip_header = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
-    for (name, bytes) in [("empty", &b""[..]), ("text", b"not a profile\n"), ("cut.gz", &gzip_header)] {
+    for (name, bytes, why) in [
+        ("empty", &b""[..], "the file is empty"),
+        ("text", b"not a profile\n", "found text: name a file"),
+        ("cut.gz", &gzip_header, "ends in the middle"),
+    ] {
         let file = scratch.path(name);
         fs::write(&file, bytes).unwrap();
         let outcome = perfusion::run(perfusion::command(["report"]).arg(&file), DEADLINE).unwrap();
-        let why = if name == "empty" { "the file is empty" } else { "" };
         assert_error(&outcome, 1, &[name, why]);
     }
     let missing = scratch.path("missing.pb.gz");

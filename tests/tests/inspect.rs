@@ -82,6 +82,21 @@ fn what_cannot_be_looked_up_is_said() {
         assert_eq!(outcome.code(), code, "{target}: {}", outcome.stderr);
         assert!(outcome.stderr.contains(word), "{target}: no `{word}`: {}", outcome.stderr);
     }
+    // Of a process: where the address is, or what is next to it. Itself is one that has both code and data.
+    let own = std::process::id().to_string();
+    let data = std::ptr::from_ref(&own).addr() as u64;
+    for (target, address, words) in [
+        (own.as_str(), 1, &["0x1 is in no mapping of process", "below is nothing; above, 0x"][..]),
+        (&own, data, &["is in no code of process", "(data); the nearest code below is 0x", "(code)"]),
+        // Pid 2 is the kernel's thread that starts others, unless this is a container.
+        ("2", 1, &["0x1 is in no "]),
+    ] {
+        let outcome = inspect(target, address, false);
+        assert_eq!(outcome.code(), 1, "{target}: {}", outcome.stderr);
+        for word in words {
+            assert!(outcome.stderr.contains(word), "{target}: no `{word}`: {}", outcome.stderr);
+        }
+    }
     let outcome = run(&mut command(["inspect", "unwind", &libc, "1f"]), DEADLINE).unwrap();
     assert_eq!(outcome.code(), 2, "{}", outcome.stderr);
 }

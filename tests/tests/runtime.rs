@@ -231,8 +231,11 @@ fn waits_for_locks_have_length_stack_and_owner(runtime: Runtime) {
     // Ten times 20 ms at the least; at most what the program itself measured around each.
     let delay = profile.sum("delay", waiter) as f64;
     assert!((2e8..=truth["waited_ns"].as_f64().unwrap()).contains(&delay), "{delay}: {}", picture());
-    let owned = profile
-        .sum("contentions", |sample| waiter(sample) && sample.label("lock_owner").starts_with("lock-owner "));
+    let owned = profile.sum("contentions", |sample| {
+        waiter(sample)
+            && sample.label("lock_owner").starts_with("lock-owner ")
+            && sample.label("lock_owner_name") == "lock-owner"
+    });
     assert_eq!(owned, 10, "{}", picture());
     // The scheduler's account of the same waits is in columns of its own.
     let blocked =

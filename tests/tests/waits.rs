@@ -101,6 +101,18 @@ fn assert_wait(
         }
         format!("{}: {lines}", expected.thread)
     };
+    // A waker's name stands alone beside name and ids, and what is no thread has no ids.
+    let apart = |sample: &Sample| {
+        let (waker, name) = (sample.label("waker"), sample.label("waker_name"));
+        let ids = waker.strip_prefix(name).and_then(|ids| ids.strip_prefix(' '));
+        let is_ids = |ids: &str| ids.split('/').filter(|id| id.parse::<u32>().is_ok()).count() == 2;
+        if matches!(waker, "" | "timer" | "interrupt" | "[other]") {
+            name == waker
+        } else {
+            ids.is_some_and(is_ids)
+        }
+    };
+    assert!(profile.samples.iter().all(apart), "{}", picture());
     let own = own_account(truth, expected.thread, profile) as f64;
     assert!(
         own > profile.duration_ns as f64 * 0.5,

@@ -183,8 +183,10 @@ pub struct Labels {
     pub wait_reason: Option<&'static str>,
     /// Parked for want of work (`wait_kind=idle`): kept in the sums, hidden from default views.
     pub idle: bool,
-    /// Who ended the wait.
+    /// Who ended the wait: a thread's name and ids, or what is no thread.
     pub waker: Option<Arc<str>>,
+    /// The same without ids, which threads of a pool share.
+    pub waker_name: Option<Arc<str>>,
     /// Standard error of `runnable` and `blocked` together, nanoseconds, where the coin chose which waits keep their stack.
     pub wait_stderr: Option<u64>,
     /// Type of the allocated object.
@@ -217,8 +219,10 @@ pub struct Labels {
     pub exception_type: Option<Arc<str>>,
     /// The exception was thrown again from a handler.
     pub rethrown: Option<bool>,
-    /// The thread that held the lock another waited for.
+    /// The thread that held the lock another waited for: its name and ids.
     pub lock_owner: Option<Arc<str>>,
+    /// Its name alone.
+    pub lock_owner_name: Option<Arc<str>>,
 }
 
 /// A label's value as the file stores it.
@@ -270,6 +274,7 @@ impl Labels {
         text("wait_reason", self.wait_reason);
         text("wait_kind", self.idle.then_some("idle"));
         text("waker", self.waker.as_deref());
+        text("waker_name", self.waker_name.as_deref());
         text("type", self.type_name.as_deref());
         text("heap", self.heap.map(heap_name));
         text("sampling", self.sampling.map(Sampling::name));
@@ -278,6 +283,7 @@ impl Labels {
         text("exception_type", self.exception_type.as_deref());
         text("rethrown", self.rethrown.map(|again| if again { "yes" } else { "no" }));
         text("lock_owner", self.lock_owner.as_deref());
+        text("lock_owner_name", self.lock_owner_name.as_deref());
     }
 }
 

@@ -18,7 +18,8 @@ pub const OTHER: &str = "[other]";
 pub struct Limits {
     /// Distinct (stack, labels) pairs.
     pub max_keys: usize,
-    /// Distinct values of each open-ended label (waker, type, container_id, exception_type, lock_owner, thread_name).
+    /// Distinct values of each open-ended label (waker, type, container_id, exception_type, lock_owner, thread_name, and the
+    /// names in waker_name and lock_owner_name).
     pub max_label_values: usize,
 }
 
@@ -89,7 +90,7 @@ pub struct Window {
     label_ids: HashMap<Arc<Labels>, LabelsId>,
     rows: Vec<Row>,
     row_ids: HashMap<(StackId, LabelsId), usize>,
-    caps: [Cap; 6],
+    caps: [Cap; 8],
     counters: WindowCounters,
     /// What became of thread pools, each with its process's labels.
     pub pools: Vec<(Labels, Sum)>,
@@ -200,7 +201,7 @@ impl Window {
         }
         let mut changed = labels.clone();
         let limit = self.limits.max_label_values;
-        let [waker, type_name, container, exception, owner, thread] = &mut self.caps;
+        let [waker, type_name, container, exception, owner, thread, waker_name, owner_name] = &mut self.caps;
         let replaced = [
             waker.apply(&mut changed.waker, limit),
             type_name.apply(&mut changed.type_name, limit),
@@ -208,6 +209,8 @@ impl Window {
             exception.apply(&mut changed.exception_type, limit),
             owner.apply(&mut changed.lock_owner, limit),
             thread.apply(&mut changed.thread_name, limit),
+            waker_name.apply(&mut changed.waker_name, limit),
+            owner_name.apply(&mut changed.lock_owner_name, limit),
         ];
         if !replaced.contains(&true) {
             return None;

@@ -62,7 +62,7 @@ pub enum AttachError {
         pid: u32,
     },
     /// What the shim would write could not be read.
-    #[error("process {pid}: {source}")]
+    #[error("process {pid}: {source}: run as root")]
     Unreadable {
         /// The process.
         pid: u32,

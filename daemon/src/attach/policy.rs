@@ -62,7 +62,9 @@ pub enum WhyNot {
     #[error("NativeAOT has no profiling interface; it is profiled as native code")]
     NativeAot,
     /// Not our architecture.
-    #[error("a {0} process; the shim is for 64-bit x86")]
+    #[error(
+        "a {0} process: of its stacks only the part in the kernel is known, and the shim is for 64-bit x86"
+    )]
     Architecture(String),
     /// Switched off in its environment.
     #[error("started with {0}=0: profiled without managed names and allocations; start it without")]

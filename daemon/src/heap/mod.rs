@@ -26,12 +26,14 @@ use self::collect::{Settings, survey};
 use self::paths::Paths;
 use self::print::Findings;
 use self::walk::Survey;
+use crate::attach::ipc;
+use crate::attach::policy::WhyNot;
 use crate::attach::target::Target;
 use crate::cli;
 use crate::error::{Error, say};
 use crate::leaks::end_on_signal;
 use crate::pprof::{LOSS_PREFIX, PprofError, pack};
-use crate::record::{check_target, raise_open_files};
+use crate::record::{check_managed, check_target, raise_open_files};
 use crate::report;
 use crate::report::units::grouped;
 use crate::sink::file;
@@ -70,7 +72,11 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     // Every assembly of the process is opened for the names in it.
     raise_open_files();
     let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
+    let why_not = check_managed(&target)?;
     let name = target.comm().unwrap_or_default();
+    if !ipc::has_socket(&target) {
+        return Err(Error::NotManaged { pid, name, why: why_not.unwrap_or(WhyNot::NoSocket) });
+    }
     let tell = |line: &str| {
         if !quiet {
             say(line);

@@ -6,12 +6,13 @@ mod print;
 pub mod series;
 pub mod snapshot;
 
+use crate::attach::target::Target;
 use crate::attach::{self, Settings, Wishes};
 use crate::cli;
 use crate::error::{Error, say};
 use crate::pprof::{self, About};
 use crate::process::ProcessTable;
-use crate::record::{check_target, raise_open_files};
+use crate::record::{check_managed, check_target, raise_open_files};
 use crate::report;
 use crate::run::processor::Processor;
 use crate::source::MonotonicNs;
@@ -96,6 +97,7 @@ pub fn findings(snapshots: &[Snapshot], stretches: &HashMap<Process, Stretch>) -
 /// Attaches to a process and looks at what is alive once a window. Nothing but its shim is read.
 fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, Error> {
     check_target(pid)?;
+    check_managed(&Target::open(pid).map_err(|_| Error::NoProcess { pid })?)?;
     let internal = |what| move |source| Error::Internal { what, source };
     attach::place::begin_sweep();
     // Only allocations are looked at.

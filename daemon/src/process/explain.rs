@@ -1,11 +1,12 @@
 //! By which rule an address is left, and where that rule comes from: what `perfusion inspect` shows. Answers come from the same
 //! look-up that walks use.
 
-use super::live::{Process, Teaching, View};
-use super::mapping::{Mapping, Mappings, Region};
+use super::live::{Process, Teaching, View, maps_text};
+use super::mapping::{Fields, Mapping, Mappings, Region, parse_fields};
 use super::{ProcessError, ProcessTable};
 use crate::sample::frame::{FrameKey, ProcessId};
 use crate::source::Mmap;
+use crate::symbolize::pretty::clean;
 use crate::unwind::eh_frame::Table;
 use crate::unwind::rule::{FrameKind, Refusal, Rule};
 use serde::Serialize;
@@ -87,12 +88,12 @@ pub enum ExplainError {
         found: &'static str,
     },
     /// The address is in no code.
-    #[error("{address:#x} is in no code: {ranges}")]
+    #[error("{address:#x} is in no {place}")]
     NoCode {
         /// The address.
         address: u64,
-        /// Where code is.
-        ranges: String,
+        /// In no code or mapping of whom, and what there is instead.
+        place: String,
     },
 }
 
@@ -179,19 +180,18 @@ impl ProcessTable {
         let gone = ExplainError::Process(ProcessError::Gone { pid });
         let process = self.live.get_mut(&pid).ok_or(gone)?;
         let Some(mapping) = process.mappings.find(pc).cloned() else {
-            let all: Vec<_> = process.mappings.iter().collect();
-            let mut ranges: Vec<String> = all
-                .iter()
-                .take(LISTED)
-                .map(|m| format!("{:#x}..{:#x}", m.range.start, m.range.end))
-                .collect();
-            if all.len() > LISTED {
-                ranges.push(format!("{} more", all.len() - LISTED));
-            }
-            return Err(ExplainError::NoCode {
-                address,
-                ranges: format!("code is in {}", ranges.join(", ")),
-            });
+            let place = match pid {
+                NOBODY => place_in_file(&process.mappings),
+                _ => {
+                    let text = maps_text(pid)?;
+                    let text = String::from_utf8_lossy(&text);
+                    let all: Vec<Fields<'_>> = text.lines().filter_map(parse_fields).collect();
+                    let name =
+                        super::stat(pid).map_or(String::new(), |stat| format!(" ({})", clean(&stat.comm)));
+                    place_in_process(&format!("process {pid}{name}"), &all, address)
+                }
+            };
+            return Err(ExplainError::NoCode { address, place });
         };
         let mut view = View {
             process,
@@ -266,5 +266,73 @@ impl ProcessTable {
             _ => {}
         }
         Ok(explained)
+    }
+}
+
+/// Where the code of a file is, as the end of a sentence that begins with "in no".
+fn place_in_file(mappings: &Mappings) -> String {
+    let range = |mapping: &Mapping| format!("{:#x}..{:#x}", mapping.range.start, mapping.range.end);
+    let mut ranges: Vec<String> = mappings.iter().take(LISTED).map(range).collect();
+    if mappings.len() > LISTED {
+        ranges.push(format!("{} more", mappings.len() - LISTED));
+    }
+    format!("code of the file: its code is in {}", ranges.join(", "))
+}
+
+/// Where an address is that is in no code of a process, which has these mappings, by address: the end of the same sentence.
+fn place_in_process(process: &str, all: &[Fields<'_>], address: u64) -> String {
+    let named = |fields: &Fields<'_>| {
+        let what = if fields.path.is_empty() { "anonymous memory".into() } else { clean(fields.path) };
+        let sort = if fields.executable { "code" } else { "data" };
+        format!("{:#x}..{:#x}, {what} ({sort})", fields.range.start, fields.range.end)
+    };
+    let nearest = |wanted: fn(&Fields<'_>) -> bool, what: &str| {
+        let below = all.iter().rev().find(|fields| fields.range.end <= address && wanted(fields));
+        let above = all.iter().find(|fields| fields.range.start > address && wanted(fields));
+        let [below, above] = [below, above].map(|found| found.map_or_else(|| "nothing".to_owned(), named));
+        format!("the nearest {what} below is {below}; above, {above}")
+    };
+    match all.iter().find(|fields| fields.range.contains(&address)) {
+        _ if all.is_empty() => {
+            format!(
+                "mapping of {process}, which has none: a thread of the kernel, or a process that has just ended"
+            )
+        }
+        None => format!("mapping of {process}: {}", nearest(|_| true, "mapping")),
+        Some(here) => {
+            let nearest = nearest(|fields| fields.executable, "code");
+            format!("code of {process}: it is in {}; {nearest}", named(here))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{parse_fields, place_in_process};
+
+    #[test]
+    fn an_address_in_no_code_has_its_neighbours_named() {
+        const MAPS: &str = "\
+1000-3000 r--p 00000000 fd:01 7                          /usr/bin/shop
+3000-5000 r-xp 00002000 fd:01 7                          /usr/bin/shop
+8000-9000 rw-p 00000000 00:00 0                          [heap]
+a000-b000 r-xp 00000000 00:00 0 
+";
+        let all: Vec<_> = MAPS.lines().filter_map(parse_fields).collect();
+        let place = |address| place_in_process("process 7 (shop)", &all, address);
+        assert_eq!(
+            place(1),
+            "mapping of process 7 (shop): the nearest mapping below is nothing; above, 0x1000..0x3000, /usr/bin/shop (data)"
+        );
+        assert_eq!(
+            place(0x5000),
+            "mapping of process 7 (shop): the nearest mapping below is 0x3000..0x5000, /usr/bin/shop (code); above, 0x8000..0x9000, [heap] (data)"
+        );
+        assert_eq!(
+            place(0x8fff),
+            "code of process 7 (shop): it is in 0x8000..0x9000, [heap] (data); the nearest code below is 0x3000..0x5000, /usr/bin/shop (code); above, 0xa000..0xb000, anonymous memory (code)"
+        );
+        assert!(place(u64::MAX).ends_with("anonymous memory (code); above, nothing"), "{}", place(u64::MAX));
+        assert!(place_in_process("process 2", &[], 1).contains("a thread of the kernel"));
     }
 }

@@ -1111,6 +1111,13 @@ impl View<'_> {
 
 /// Executable mappings of a process; a line that does not parse is left out.
 pub(super) fn read_maps(pid: u32) -> Result<Vec<Mapping>, ProcessError> {
+    let text = maps_text(pid)?;
+    let lines = text.split(|&b| b == b'\n').map(String::from_utf8_lossy);
+    Ok(lines.filter_map(|line| parse_maps_line(pid, &line)).filter_map(|m| Mapping::new(&m)).collect())
+}
+
+/// `/proc/PID/maps`, as far as it is read.
+pub(super) fn maps_text(pid: u32) -> Result<Vec<u8>, ProcessError> {
     let path = format!("/proc/{pid}/maps");
     let file = path.clone();
     let text = wait_for(Holder::Process(pid), move || {
@@ -1118,9 +1125,7 @@ pub(super) fn read_maps(pid: u32) -> Result<Vec<Mapping>, ProcessError> {
         std::fs::File::open(&file)?.take(MAX_MAPS_BYTES).read_to_end(&mut text).map(|_| text)
     });
     let text = text.unwrap_or_else(|| Err(ErrorKind::TimedOut.into()));
-    let text = text.map_err(|source| ProcessError::Read { pid, path, source })?;
-    let lines = text.split(|&b| b == b'\n').map(String::from_utf8_lossy);
-    Ok(lines.filter_map(|line| parse_maps_line(pid, &line)).filter_map(|m| Mapping::new(&m)).collect())
+    text.map_err(|source| ProcessError::Read { pid, path, source })
 }
 
 #[cfg(test)]

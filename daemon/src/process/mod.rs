@@ -55,13 +55,13 @@ pub fn is_running(pid: u32, start_ticks: Option<u64>) -> bool {
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     /// There is no such process.
-    #[error("pid {pid}: no such process")]
+    #[error("pid {pid}: no such process; `perfusion ps` lists what there is")]
     Gone {
         /// The pid.
         pid: u32,
     },
     /// Its mappings could not be read.
-    #[error("pid {pid}: cannot read {path}: {source}")]
+    #[error("pid {pid}: cannot read {path}: {source}{}", advice(source))]
     Read {
         /// The pid.
         pid: u32,
@@ -78,6 +78,17 @@ pub enum ProcessError {
         /// Most processes there may be.
         limit: usize,
     },
+}
+
+/// What to do about it, where that is known.
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "; it is another user's, or has privileges of its own: run perfusion as root"
+        }
+        io::ErrorKind::TimedOut => "; whoever serves its memory does not answer: try again",
+        _ => "",
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! escaped, and the script sets texts only, never markup.
 
 use super::ReportError;
-use super::stacks::{Frame, Kind, Stacks, View, WITHOUT};
+use super::stacks::{Frame, Kind, Stacks, View};
 use super::units::human;
 use crate::pprof::proto::Profile;
 use crate::symbolize::pretty::clean;
@@ -147,23 +147,24 @@ impl<'a> Frames<'a> {
     }
 }
 
-/// All call paths as one tree; each value of the label to group by has a branch of its own, or, where there is no such label but several
-/// processes, each process.
+/// All call paths as one tree; each value of the first label to group by has a branch of its own, in it each of the next, or, where there is no
+/// such label but several processes, each process.
 fn data<'a>(stacks: &'a Stacks<'a>, view: &View) -> Data<'a> {
     let mut frames = Frames::default();
     frames.id(&Frame { name: "all".into(), module: "", kind: Kind::Note });
     let asked = || stacks.samples().filter(|sample| stacks.is_asked(sample, &view.only));
     let processes: HashSet<Option<i64>> = asked().map(|sample| stacks.number(sample, "pid")).collect();
-    let by = view.by.as_deref().or((processes.len() > 1).then_some("process"));
+    let by_process = view.by.is_empty() && processes.len() > 1;
+    let by: Cow<'_, [String]> =
+        if by_process { Cow::Owned(vec!["process".to_owned()]) } else { Cow::Borrowed(&view.by) };
     let mut nodes = vec![Node { parent: 0, frame: 0, values: Vec::new() }];
     let mut children: HashMap<(usize, usize), usize> = HashMap::new();
     let mut left_out = 0;
     for sample in asked() {
         let idle = stacks.is_idle(sample);
         let mut path: Vec<usize> = stacks.readable_frames(sample).map(|frame| frames.id(&frame)).collect();
-        if let Some(by) = by {
-            let name = stacks.group(sample, by).unwrap_or(WITHOUT.into());
-            path.push(frames.id(&Frame { name: name.into_owned().into(), module: "", kind: Kind::Note }));
+        for name in stacks.groups(sample, &by).into_iter().rev() {
+            path.push(frames.id(&Frame { name, module: "", kind: Kind::Note }));
         }
         path.reverse();
         let mut at = 0;

@@ -1,12 +1,12 @@
 //! One stack a line: frames from the root, `;` between them, a space, the value.
 
 use super::ReportError;
-use super::stacks::{Stacks, View, WITHOUT};
+use super::stacks::{Stacks, View};
 use crate::pprof::proto::Profile;
 use std::collections::BTreeMap;
 use std::io::Write;
 
-/// Writes the stacks with a value of `sample_type` that `view` shows, sorted; equal ones are added up. A label to group by is the root
+/// Writes the stacks with a value of `sample_type` that `view` shows, sorted; equal ones are added up. Labels to group by are the roots
 /// of each. `;` in a name becomes `:`, line ends were escaped. Returns the value of parked threads that was left out.
 ///
 /// # Errors
@@ -25,9 +25,7 @@ pub fn write(
     for (sample, value) in values {
         let mut names: Vec<String> =
             stacks.frames(sample).map(|frame| frame.name.replace(';', ":")).collect();
-        if let Some(by) = &view.by {
-            names.push(stacks.group(sample, by).unwrap_or(WITHOUT.into()).replace(';', ":"));
-        }
+        names.extend(stacks.groups(sample, &view.by).iter().rev().map(|value| value.replace(';', ":")));
         names.reverse();
         let sum = lines.entry(names.join(";")).or_insert(0);
         *sum = sum.saturating_add(value);

@@ -14,6 +14,7 @@ pub mod clock;
 pub mod collections;
 pub mod flame;
 pub mod folded;
+mod foreign;
 pub mod groups;
 pub mod stacks;
 pub mod top;
@@ -24,7 +25,7 @@ use crate::exact::{self, Account, path_beside};
 use crate::pprof::proto::Profile;
 use crate::pprof::{PprofError, decode};
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 /// Largest file read.
@@ -34,7 +35,7 @@ const MAX_FILE_BYTES: u64 = 1 << 30;
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {source}", shown(path))]
     Read {
         /// The file.
         path: PathBuf,
@@ -43,17 +44,27 @@ pub enum ReportError {
         source: std::io::Error,
     },
     /// The file is larger than any profile.
-    #[error("{} has more than {MAX_FILE_BYTES} bytes: not a profile", path.display())]
+    #[error("{} has more than {MAX_FILE_BYTES} bytes: not a profile", shown(path))]
     TooLarge {
         /// The file.
         path: PathBuf,
     },
+    /// A directory.
+    #[error("{}: expected a profile, found a directory: name one of the files in it", path.display())]
+    Directory {
+        /// It.
+        path: PathBuf,
+    },
     /// It is not a valid profile.
-    #[error("{}: {source}", path.display())]
-    Profile {
+    #[error("{}: expected a pprof profile, gzipped or not, found {found}: {todo}", shown(path))]
+    NoProfile {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// What it is.
+        found: String,
+        /// What to do about it.
+        todo: &'static str,
+        /// Why it cannot be read.
         #[source]
         source: PprofError,
     },
@@ -74,7 +85,10 @@ pub enum ReportError {
         available: String,
     },
     /// Nothing is in the file.
-    #[error("{}: the file is empty: no profile was written into it", path.display())]
+    #[error(
+        "{}: expected a pprof profile, found nothing: the file is empty, no profile was written into it",
+        shown(path)
+    )]
     Empty {
         /// The file.
         path: PathBuf,
@@ -97,7 +111,16 @@ pub enum ReportError {
 /// # Errors
 /// When the file cannot be read or is no valid pprof.
 pub fn load(path: &Path) -> Result<Profile, ReportError> {
-    decode(&read(path)?).map_err(|source| ReportError::Profile { path: path.to_owned(), source })
+    let bytes = read(path)?;
+    decode(&bytes).map_err(|source| {
+        let (found, todo) = foreign::answer(&bytes, &source);
+        ReportError::NoProfile { path: path.to_owned(), found, todo, source }
+    })
+}
+
+/// The path as people know it.
+fn shown(path: &Path) -> std::borrow::Cow<'_, str> {
+    if path == Path::new("-") { "standard input".into() } else { path.to_string_lossy() }
 }
 
 /// Reads what exact mode has written: the JSON file itself, or the one beside the profile that is named.
@@ -118,7 +141,10 @@ pub fn load_account(path: &Path) -> Result<Account, ReportError> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ReportError> {
-    let fail = |source| ReportError::Read { path: path.to_owned(), source };
+    let fail = |source: std::io::Error| match source.kind() {
+        ErrorKind::IsADirectory => ReportError::Directory { path: path.to_owned() },
+        _ => ReportError::Read { path: path.to_owned(), source },
+    };
     let mut bytes = Vec::new();
     let input: Box<dyn Read> = match path.to_str() {
         Some("-") => Box::new(std::io::stdin().lock()),

@@ -41,8 +41,8 @@ pub struct View {
     pub idle: bool,
     /// Only samples with these labels.
     pub only: Vec<Only>,
-    /// Label to group by.
-    pub by: Option<String>,
+    /// Labels to group by, the outermost first.
+    pub by: Vec<String>,
 }
 
 /// A label and the value it must have; an empty value asks for samples without the label.
@@ -201,6 +201,12 @@ impl<'a> Stacks<'a> {
             (name, None) => name,
             (name, Some(number)) => Some(Cow::Owned(format!("{} {number}", name.as_deref().unwrap_or(by)))),
         }
+    }
+
+    /// Values of several labels as people read them.
+    #[must_use]
+    pub fn groups(&self, sample: &Sample, by: &[String]) -> Vec<Cow<'a, str>> {
+        by.iter().map(|label| self.group(sample, label).unwrap_or(WITHOUT.into())).collect()
     }
 
     /// Value of one label, control characters escaped.

@@ -182,7 +182,7 @@ impl<'a> Table<'a> {
         self.line(&[numbers, &name, dim, &module, plain]);
     }
 
-    fn dim(&mut self, text: &str) {
+    pub(super) fn dim(&mut self, text: &str) {
         let [_, dim, plain] = self.codes();
         self.line(&[dim, text, plain]);
     }

@@ -197,12 +197,7 @@ impl Processor {
     }
 
     fn add_row(&self, window: &mut Window, row: &Row, mut labels: Labels, stacks: &StackTable) {
-        labels.waker = row.waker.filter(|_| self.is_detailed()).map(|waker| match waker {
-            Waker::Timer => "timer".into(),
-            Waker::Interrupt => "interrupt".into(),
-            Waker::Other => OTHER.into(),
-            Waker::Thread { id, comm, .. } => format!("{} {}/{}", comm_text(&comm), id.pid, id.tid).into(),
-        });
+        (labels.waker, labels.waker_name) = row.waker.filter(|_| self.is_detailed()).map(waker_texts).unzip();
         let marker;
         let frames = match row.place {
             Place::Stack(stack) => naming::without_own_frames(&self.symbolizer, stacks.frames(stack)),
@@ -373,8 +368,26 @@ fn throw_labels(processor: &mut Processor, throw: Throw) -> Labels {
     }
 }
 
+/// Who ended a wait, with ids and without.
+fn waker_texts(waker: Waker) -> (Arc<str>, Arc<str>) {
+    let same = |text: &str| {
+        let text: Arc<str> = text.into();
+        (Arc::clone(&text), text)
+    };
+    match waker {
+        Waker::Timer => same("timer"),
+        Waker::Interrupt => same("interrupt"),
+        Waker::Other => same(OTHER),
+        Waker::Thread { id, comm, .. } => {
+            let name = comm_text(&comm);
+            (format!("{name} {}/{}", id.pid, id.tid).into(), (&*name).into())
+        }
+    }
+}
+
 fn wait_labels(processor: &mut Processor, wait: LockWait) -> Labels {
     let labels = processor.region_labels(wait.place.region, Some(wait.place.tid));
     let owner = wait.owner.filter(|_| processor.is_detailed());
-    Labels { lock_owner: owner.map(|owner| processor.owner_text(labels.pid, owner).into()), ..labels }
+    let (lock_owner, lock_owner_name) = owner.map(|owner| processor.owner_texts(labels.pid, owner)).unzip();
+    Labels { lock_owner, lock_owner_name, ..labels }
 }

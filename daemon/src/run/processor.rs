@@ -777,10 +777,10 @@ impl Processor {
         Some(Arc::new(pods.shown().of(&pod, home.container.as_deref())))
     }
 
-    /// A thread of `pid` as a label's value, like those of wakers.
-    pub(super) fn owner_text(&self, pid: Option<u32>, owner: u32) -> String {
+    /// A thread of `pid` as labels' values, with ids and without, like those of wakers.
+    pub(super) fn owner_texts(&self, pid: Option<u32>, owner: u32) -> (Arc<str>, Arc<str>) {
         let name = self.names.shown(owner).unwrap_or_default();
-        format!("{name} {}/{owner}", pid.unwrap_or(0))
+        (format!("{name} {}/{owner}", pid.unwrap_or(0)).into(), name)
     }
 
     /// What the values of a thread that entered the recording at `since` are counted under, with as much detail as this recording has, and the service.
