@@ -377,10 +377,10 @@ fn crowd_memory(bench: &Bench<'_>) -> Result<Vec<Row>> {
     Ok(vec![whom, memory(rss, maps)])
 }
 
-/// Pairs of windows of 2 s; each pair begins with the other one, so that drift cancels out. A recorded window begins once the shim is there
+/// Pairs of windows of 2 s; each pair begins with the other one, so that drift cancels out, and the interval is of the pairs' ratios. A recorded window begins once the shim is there
 /// and the probes have learned the app's code for some seconds: the start is a figure of its own.
 fn throughput(bench: &Bench<'_>) -> Result<Vec<Row>> {
-    const PAIRS: usize = 12;
+    const PAIRS: usize = 20;
     const WINDOW_SECONDS: f64 = 2.0;
     let mut app = load::App::start(bench.paths)?;
     load::pass(WINDOW_SECONDS); // tiered compilation settles
@@ -409,19 +409,22 @@ fn throughput(bench: &Bench<'_>) -> Result<Vec<Row>> {
         of_cpu.push(cpu_with / cpu_without * 100.0);
         bench.steps.step(&format!("pair {} of {PAIRS}", pair + 1));
     }
-    let row = |what, ratios: Vec<f64>| Row {
-        what,
-        measured: format!(
-            "{:.2} % ({:.2} to {:.2})",
-            median(ratios.clone()),
-            ratios.iter().copied().fold(f64::INFINITY, f64::min),
-            ratios.iter().copied().fold(0.0, f64::max)
-        ),
-        budget: "99 %",
+    let row = |what, ratios: &[f64]| {
+        let [median, low, high] = median_interval(ratios);
+        let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+        let highest = ratios.iter().copied().fold(0.0, f64::max);
+        Row {
+            what,
+            measured: format!(
+                "{median:.2} % (95 % interval {low:.2} to {high:.2}), median of {} pairs from {lowest:.2} to {highest:.2}",
+                ratios.len()
+            ),
+            budget: "99 %",
+        }
     };
     Ok(vec![
-        row("operations per second with everything on, of without; median of 12 pairs", of_time),
-        row("the same per second of CPU time the app got (what the shim and cold caches cost it)", of_cpu),
+        row("operations per second with everything on, of without", &of_time),
+        row("the same per second of CPU time the app got (what the shim and cold caches cost it)", &of_cpu),
     ])
 }
 
