@@ -102,6 +102,8 @@ plain! {
         pub state: u32,
         /// Time on the CPU since the last switch-in; ns. Of a waker the start of the wait it ended, as in the record of that.
         pub ran_ns: u64,
+        /// Of a thread that is blocked from now on: how long it has run in its life, by the scheduler's account; else 0.
+        pub exec_ns: u64,
         /// The system call's number, negative when there is none.
         pub syscall: i64,
         /// Probability with which this stack was kept, in units of 2⁻³².
@@ -194,6 +196,8 @@ plain! {
         /// How long the thread has been off the CPU by the scheduler's own clock, which also knows waits older than the recording; 0 when
         /// the kernel does not say.
         pub off_cpu_ns: u64,
+        /// How long the thread has run in its life, by the scheduler's account.
+        pub exec_ns: u64,
         /// The system call's number, negative when there is none.
         pub syscall: i64,
         /// User instruction pointer.

@@ -3,8 +3,8 @@
 //!
 //! The stack is read ahead into a window in kernel memory, since one read of a kilobyte costs little more than one of a word.
 //!
-//! A frame is left as a whole or not at all: where a word of the stack is missing, or the stack pointer would not grow, the registers stay
-//! those of the frame, and the daemon goes on from them. On a machine with a link register the stack pointer may also stay where it is, but
+//! A frame is left as a whole or not at all: where a word of the stack is missing, or the stack pointer would not grow (but for a signal handler's,
+//! which may have interrupted code on another stack), the registers stay those of the frame, and the daemon goes on from them. On a machine with a link register the stack pointer may also stay where it is, but
 //! then the return address was in that register, which is lost from there on: once a stack.
 //!
 //! Checks that the compiler finds superfluous are for the kernel's verifier, which does not see everything.
@@ -140,7 +140,8 @@ pub fn leave<M: Machine>(walk: &mut Walk, rule: &UnwindRule, machine: &M, memory
         let at = before.wrapping_sub(walk.window_start);
         let caller = machine.address(word(walk, plus(at, rule.saved[PC])));
         let stack = word(walk, plus(at, rule.saved[SP]));
-        if caller == 0 || stack <= before {
+        // The handler may have a stack of its own (sigaltstack), wherever that is.
+        if caller == 0 || stack == before {
             return false;
         }
         restore(walk, &rule.saved, before, at);

@@ -34,6 +34,7 @@ pub(crate) struct Hook {
     pub(crate) flags: u32,
     pub(crate) state: u32,
     pub(crate) ran_ns: u64,
+    pub(crate) exec_ns: u64,
     pub(crate) probability: u64,
     /// Whether a kernel stack is to be taken (not when user code was interrupted), without how many of its innermost frames.
     pub(crate) kernel_stack: Option<u32>,
@@ -86,6 +87,7 @@ fn fill_and_send<const LOOPS: bool>(
     record.comm = task.comm();
     record.state = hook.state;
     record.ran_ns = hook.ran_ns;
+    record.exec_ns = hook.exec_ns;
     record.probability = hook.probability;
     record.syscall = -1;
     let mut flags = hook.flags;

@@ -195,6 +195,7 @@ fn describe(record: &mut SleeperRecord, task: Task, asleep: &Asleep, tid: u32) {
     record.comm = task.comm();
     record.state = task.state();
     record.start_ns = asleep.start_ns;
+    record.exec_ns = asleep.exec_ns;
     record.syscall = -1;
     record.kernel_bytes = 0;
     record.user_bytes = 0;

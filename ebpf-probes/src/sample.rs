@@ -38,6 +38,7 @@ pub(crate) fn cpu_sample<const LOOPS: bool>(ctx: &PerfEventContext) {
         flags: 0,
         state: 0,
         ran_ns: 0,
+        exec_ns: 0,
         probability: CERTAIN,
         kernel_stack: if machine::in_user_code(ctx) { None } else { Some(0) },
     };

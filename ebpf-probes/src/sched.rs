@@ -117,6 +117,7 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
         flags,
         state,
         ran_ns,
+        exec_ns: if blocked { exec_ns } else { 0 },
         probability,
         kernel_stack: Some(OWN_FRAMES),
     };
@@ -615,6 +616,7 @@ fn tell_waker<const LOOPS: bool>(
         flags: 0,
         state: tid,
         ran_ns: thread.wait_start_ns,
+        exec_ns: 0,
         probability: CERTAIN,
         kernel_stack: Some(OWN_FRAMES),
     };

@@ -13,9 +13,13 @@ const MAX_FRAMES: usize = 48;
 /// Places a walk may look at beside those of its frames, when it searches for return addresses.
 const MAX_TRIED: usize = 64;
 
+/// Pieces of the stack it may have read beyond its copy.
+const MAX_PIECES: usize = 16;
+
 struct Program {
     steps: Vec<Result<Arc<Rule>, Refusal>>,
     asked: usize,
+    read: usize,
 }
 
 impl Code for Program {
@@ -39,6 +43,12 @@ impl Code for Program {
     }
     fn call_target(&mut self, address: u64) -> Option<u64> {
         (address & 3 != 3).then_some(address & !0xff)
+    }
+    fn stack(&mut self, address: u64) -> Option<Vec<u8>> {
+        self.read += 1;
+        let words =
+            (0..=address & 63).map(|word| address.wrapping_add(address.rotate_left(7).wrapping_mul(word)));
+        (address & 0x700 != 0x700).then(|| words.flat_map(u64::to_le_bytes).collect())
     }
 }
 
@@ -68,12 +78,20 @@ fn run_on(machine: &Machine, data: &[u8]) {
         },
     });
     let skipped = if shape & 4 == 0 { 0 } else { u64::from(input.u16()) };
-    let context = UserContext { walk, regs, stack: input.rest().to_vec(), skipped, limited: shape & 1 == 0 };
+    let context = UserContext {
+        walk,
+        regs,
+        stack: input.rest().to_vec(),
+        skipped,
+        limited: shape & 1 == 0,
+        asleep: None,
+    };
     let limits = Limits { max_frames: MAX_FRAMES, address_mask: u64::MAX };
-    let mut program = Program { steps, asked: 0 };
+    let mut program = Program { steps, asked: 0, read: 0 };
     let done = finish::walk_on(machine, &context, &mut program, limits);
 
     assert!(program.asked <= MAX_FRAMES + MAX_TRIED, "work is bounded");
+    assert!(program.read <= 2 * (2 * MAX_FRAMES + MAX_PIECES), "so is what is read");
     assert!(done.frames.len() <= MAX_FRAMES + 2, "so is the stack");
     assert_eq!(
         done.reached_thread_start,

@@ -202,6 +202,7 @@ impl ProcessTable {
             common: &mut self.common,
             now: Instant::now(),
             teaching: Teaching::Off,
+            asleep: None,
         };
         let (frame, rule) = view.resolve(pc, exact);
         // Epilogues of managed code are looked for only at the next instruction to run.

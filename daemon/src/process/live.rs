@@ -10,7 +10,8 @@ use super::patience::{Holder, wait_for};
 use super::table::Counters;
 use super::{ImageError, ProcessError};
 use crate::sample::frame::{FrameKey, ImageId, ProcessId};
-use crate::source::{MonotonicNs, ProbeWalk, UserContext, UserRegs};
+use crate::source::kernel::seed::still_sleeps;
+use crate::source::{Asleep, MonotonicNs, ProbeWalk, UserContext, UserRegs};
 use crate::unwind::TargetMemory;
 use crate::unwind::encode::encode;
 use crate::unwind::finish::{Code, Step, Trace};
@@ -41,6 +42,8 @@ const MAX_WALKED_FRAMES: usize = 16_384;
 const MAX_LIKE_COPIES: usize = 4;
 /// Most distinct rules shared between processes.
 const MAX_RULES: usize = 32_768;
+/// Bytes of a stack read at once where its copy has ended.
+const STACK_PIECE_BYTES: usize = 64 << 10;
 /// Most bytes of a vDSO.
 const MAX_VDSO_BYTES: u64 = 64 << 10;
 /// Bytes of JIT memory one process may have searched in the period of its [`Share`].
@@ -606,6 +609,8 @@ pub(super) struct View<'a> {
     pub(super) now: Instant,
     /// Whether the probes ask: they are taught the rules of the frames they handed over.
     pub(super) teaching: Teaching,
+    /// The thread, when it was blocked.
+    pub(super) asleep: Option<Asleep>,
 }
 
 /// What the probes are taught on the way.
@@ -1069,6 +1074,27 @@ impl Code for View<'_> {
         let mapping = self.process.mappings.find(address.wrapping_sub(1)).cloned()?;
         (NATIVE.call_target)(&self.code_before(&mapping, address)?, address)
     }
+
+    /// Of a thread that still sleeps where it did.
+    fn stack(&mut self, address: u64) -> Option<Vec<u8>> {
+        let Asleep { tid, exec_ns } = self.asleep?;
+        self.process.refill(self.common, self.now);
+        if !self.common.has_time(&self.process.share) {
+            self.counters.budget_refusals += 1;
+            return None;
+        }
+        let before = cpu_time();
+        let pid = self.process.pid;
+        // Before, lest those be read that are gone already, and behind it, which says that it is true.
+        let sleeps = || still_sleeps(pid, tid, exec_ns);
+        let mut bytes = vec![0; STACK_PIECE_BYTES];
+        let length = if sleeps() { self.process.read(address, &mut bytes) } else { 0 };
+        bytes.truncate(length);
+        let is_true = length > 0 && sleeps();
+        self.common.spend(&mut self.process.share, cpu_time().saturating_sub(before));
+        self.counters.stack_pieces += u64::from(is_true);
+        is_true.then_some(bytes)
+    }
 }
 
 impl View<'_> {
@@ -1170,6 +1196,7 @@ mod tests {
             common: &mut Common::default(),
             now: Instant::now() + Duration::from_secs(1),
             teaching: Teaching::Off,
+            asleep: None,
         };
         view.look_up(0x1_0000, true);
         assert_eq!(view.process.steps.len(), MAX_STEPS - quarter + 1);
@@ -1231,7 +1258,8 @@ mod tests {
         let (counters, lessons) = (&mut Counters::default(), &mut Lessons::default());
         let (process, common) = (&mut process, &mut Common::default());
         let (now, teaching) = (looked + RECHECK, Teaching::Off);
-        let mut view = View { process, images, rules, counters, lessons, common, now, teaching };
+        let mut view =
+            View { process, images, rules, counters, lessons, common, now, teaching, asleep: None };
         assert_eq!(view.has_body(pc), Ok(true), "for a moment it is");
         view.now = looked + UNSEEN;
         let unseen = view.look_up(pc, false);

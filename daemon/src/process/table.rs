@@ -110,6 +110,8 @@ pub struct Counters {
     pub lessons_refused: u64,
     /// Stacks the probes walked by rules of code that was replaced meanwhile.
     pub stacks_stale: u64,
+    /// Pieces of sleeping threads' stacks read beyond their copies.
+    pub stack_pieces: u64,
     /// Stacks finished.
     pub stacks: u64,
     /// Of these, stacks that did not reach the thread's start.
@@ -601,13 +603,14 @@ impl ProcessTable {
             common: &mut self.common,
             now,
             teaching,
+            asleep: context.asleep,
         };
         let (finished, trace) = walk_traced(context, &mut view, limits);
         view.process.take_back(view.lessons);
         if finished.reached_thread_start {
             match whole {
                 Some(probed) => view.process.remember_walk(probed, &finished.frames, now),
-                None if copied && finished.guessed == 0 => {
+                None if copied && finished.guessed == 0 && trace.is_whole() => {
                     view.process.remember_copy(context, trace, &finished.frames, now);
                 }
                 None => {}
@@ -767,7 +770,7 @@ mod tests {
                 let memory = std::fs::File::open(format!("/proc/{pid}/mem")).unwrap();
                 let length = memory.read_at(&mut stack, regs.gpr[7]).unwrap();
                 stack.truncate(length);
-                return (child, UserContext { walk: None, regs, stack, skipped: 0, limited: false });
+                return (child, UserContext { regs, stack, ..UserContext::default() });
             }
             assert!(Instant::now() < deadline, "sleep never slept: {line}");
             std::thread::yield_now();
@@ -1156,7 +1159,8 @@ mod tests {
             let (images, rules, counters) = (&mut images, &mut rules, &mut counters);
             let (lessons, common) = (&mut Lessons::default(), &mut Common::default());
             let (now, teaching) = (Instant::now(), Teaching::Off);
-            View { process, images, rules, counters, lessons, common, now, teaching }.learn(body);
+            View { process, images, rules, counters, lessons, common, now, teaching, asleep: None }
+                .learn(body);
             process.bodies[&start].generation
         };
         assert_eq!(learn(&mut process, 0x1000, 1), 0);

@@ -24,6 +24,7 @@ counters! {
     "stacks_of_gone_processes" "of those, of processes that were gone before their mappings could be read";
     "stacks_refused" "stacks beyond the limit on distinct ones; they are `[other stacks]`";
     "guessed_frames" "frames found by a frame pointer or a scan, for want of unwind data";
+    "stack_pieces_read" "pieces of sleeping threads' stacks that were read where the copy had ended";
     "processes_read_anew" "times all processes were read again, each before its next stack, because records about them had been lost";
     "processes_refused" "times a process was not taken up because there are too many: at its start, and at each of its stacks";
     "mappings_refused" "mappings not known because a process has too many";

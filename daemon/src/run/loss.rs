@@ -42,6 +42,7 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
         ("lessons", table.lessons),
         ("lessons_refused", table.lessons_refused),
         ("guessed_frames", stacks.guessed_frames),
+        ("stack_pieces_read", table.stack_pieces),
         ("stacks_of_gone_processes", table.stacks_of_gone_processes),
         ("processes_refused", table.processes_refused),
         ("mappings_refused", table.mappings_refused),

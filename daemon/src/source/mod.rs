@@ -84,6 +84,17 @@ pub struct UserContext {
     pub skipped: u64,
     /// True when the copy ended because the limit was reached, not because memory did.
     pub limited: bool,
+    /// Of a thread that was blocked then: how to find out whether it still is.
+    pub asleep: Option<Asleep>,
+}
+
+/// A thread that is blocked. While it has run no longer it is in the same place, and its stack is what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asleep {
+    /// The thread.
+    pub tid: u32,
+    /// How long it has run in its life, by the scheduler's account; ns.
+    pub exec_ns: u64,
 }
 
 /// One thing that happened, with the time it happened.

@@ -1,8 +1,8 @@
 //! The finisher: walks a captured context (registers and a copy of the stack) to the thread's start, frame by frame, by the
 //! rules a [`Code`] gives; behind the frames that the probes have walked already, by the same rules. Knows nothing of files or processes.
 //!
-//! Invariants: the stack pointer grows with every frame, so a walk ends; it has at most `max_frames` frames; a register that was
-//! not captured or not saved is never used as if it were. A frame without a rule is left by its frame pointer or by a search of the stack for
+//! Invariants: a walk has at most `max_frames` frames, and its stack pointer grows with every one, but for that of a signal handler, which may
+//! have interrupted code on another stack; a register that was not captured or not saved is never used as if it were. A frame without a rule is left by its frame pointer or by a search of the stack for
 //! its return address ([`super::scan`]), last and marked, because about a third of optimised managed methods and all of glibc keep no frame pointer.
 
 use super::machine::{Machine, NATIVE, native_address_mask};
@@ -10,6 +10,8 @@ use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use super::scan::Scans;
 use crate::sample::frame::{FrameKey, Marker};
 use crate::source::{MonotonicNs, UserContext, WalkEnd};
+use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// Bounds of one walk.
@@ -51,6 +53,9 @@ pub trait Code {
     fn follows_call(&mut self, address: u64) -> Option<bool>;
     /// Where the call before `address` leads, when that is in the instruction itself.
     fn call_target(&mut self, address: u64) -> Option<u64>;
+    /// More of the thread's stack, from `address` on, as it was when the context was taken; `None` where that is not to be had, or not any
+    /// more.
+    fn stack(&mut self, address: u64) -> Option<Vec<u8>>;
 }
 
 /// A finished stack.
@@ -86,9 +91,17 @@ pub struct Trace {
     values: [u64; 16],
     /// Offset in the copy, and the word.
     words: Vec<(usize, u64)>,
+    /// It also went by what is in no copy.
+    is_beyond: bool,
 }
 
 impl Trace {
+    /// Whether it says all that the walk went by.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        !self.is_beyond
+    }
+
     /// Whether a context has what this one's had.
     #[must_use]
     pub fn holds_in(&self, context: &UserContext) -> bool {
@@ -108,6 +121,11 @@ impl Trace {
 /// The word at an offset in a copy.
 fn word_in(stack: &[u8], at: usize) -> Option<u64> {
     stack.get(at..).and_then(|rest| rest.first_chunk::<8>()).map(|word| u64::from_le_bytes(*word))
+}
+
+/// The same in what was read at an address.
+fn word_of((from, bytes): &(u64, Rc<[u8]>), address: u64) -> Option<u64> {
+    word_in(bytes, usize::try_from(address.checked_sub(*from)?).ok()?)
 }
 
 /// Where a register's value is from. It matters to the walk only once something is found by it.
@@ -134,6 +152,12 @@ pub(super) struct Walk<'a> {
     known: u16,
     trace: Trace,
     pub(super) scans: Scans,
+    /// It is on a stack that a signal handler on another one has interrupted, and of which nothing is in the copy.
+    is_elsewhere: bool,
+    /// What was read beyond the copy, each with its address.
+    pieces: Vec<(u64, Rc<[u8]>)>,
+    /// The last word that was beyond.
+    wanted: Cell<Option<u64>>,
 }
 
 /// Why a value is not to be had.
@@ -141,6 +165,8 @@ pub(super) struct Walk<'a> {
 pub(super) enum Missing {
     /// Above the end of a copy that was cut.
     BeyondCopy,
+    /// Above the end of a copy that memory ended: the stack's, or a page that was not there.
+    NotThere,
     /// Nothing could be copied: the memory was not there any more, or not yet.
     NoCopy,
     /// What there is could be it or not: that takes a look at code that was not to be had.
@@ -153,7 +179,7 @@ impl From<Missing> for Marker {
     fn from(missing: Missing) -> Self {
         match missing {
             Missing::BeyondCopy => Self::TruncatedCopy,
-            Missing::NoCopy | Missing::NotSeen => Self::TruncatedUnreadable,
+            Missing::NotThere | Missing::NoCopy | Missing::NotSeen => Self::TruncatedUnreadable,
             Missing::Unknown => Self::TruncatedNoRule,
         }
     }
@@ -190,15 +216,48 @@ impl Walk<'_> {
     pub(super) fn peek(&self, address: u64) -> Result<(u64, Origin), Missing> {
         let not_written = self.context.skipped != 0 && address < self.stack_start;
         let below = if not_written { Missing::NoCopy } else { Missing::Unknown };
-        let offset = address.checked_sub(self.stack_start).filter(|_| address >= self.floor).ok_or(below)?;
-        let offset = usize::try_from(offset).map_err(|_| Missing::Unknown)?;
-        match word_in(&self.context.stack, offset) {
-            Some(word) => Ok((word, Origin::Word(offset, word))),
-            None if self.context.stack.is_empty() => Err(Missing::NoCopy),
-            // A wild address is no reason to say that the copy was too short: only one that may be on this stack.
-            None if self.context.limited && offset < MAX_STACK_BYTES => Err(Missing::BeyondCopy),
-            None => Err(Missing::Unknown),
+        if address < self.floor {
+            return Err(below);
         }
+        let offset =
+            address.checked_sub(self.stack_start).map(|offset| usize::try_from(offset).unwrap_or(usize::MAX));
+        if let Some(offset) = offset.filter(|_| !self.is_elsewhere)
+            && let Some(word) = word_in(&self.context.stack, offset)
+        {
+            return Ok((word, Origin::Word(offset, word)));
+        }
+        if let Some(word) = self.pieces.iter().find_map(|piece| word_of(piece, address)) {
+            return Ok((word, Origin::Known));
+        }
+        let missing = match offset {
+            _ if self.is_elsewhere => Missing::BeyondCopy,
+            None => below,
+            Some(_) if self.context.stack.is_empty() => Missing::NoCopy,
+            // A wild address is no reason to say that the copy was too short: only one that may be on this stack.
+            Some(offset) if offset >= MAX_STACK_BYTES => Missing::Unknown,
+            Some(_) if self.context.limited => Missing::BeyondCopy,
+            Some(_) => Missing::NotThere,
+        };
+        if matches!(missing, Missing::BeyondCopy | Missing::NotThere) {
+            self.wanted.set(Some(address));
+        }
+        Err(missing)
+    }
+
+    /// Has the word that was missing last read, with what is about it; false when it is not to be had.
+    fn read_on(&mut self, code: &mut dyn Code) -> bool {
+        let Some(wanted) = self.wanted.take().filter(|_| self.pieces.len() < MAX_PIECES) else {
+            return false;
+        };
+        // What the frame has saved is below its return address, if it is to be had.
+        let page = (wanted & !(PAGE_BYTES - 1)).saturating_sub(PAGE_BYTES);
+        let mut pieces = [page.max(self.floor), wanted]
+            .into_iter()
+            .filter_map(|from| Some((from, code.stack(from)?.into())));
+        let Some(piece) = pieces.find(|piece| word_of(piece, wanted).is_some()) else { return false };
+        self.pieces.push(piece);
+        self.trace.is_beyond = true;
+        true
     }
 
     /// The word at `address` in the copy.
@@ -262,18 +321,23 @@ impl Walk<'_> {
                 known |= 1 << i;
             }
         }
-        // The stack pointer must grow. A signal handler on its own stack is the one exception, and its frame is found only
-        // when both stacks are in the copy, so there it must grow as well. Asked first: a guess goes on from this frame's registers.
-        // It may stay in a function whose return address is in a register: all those that have not pushed it (aarch64), or have taken it off
+        // The stack pointer must grow, but where a signal handler had a stack of its own (sigaltstack), which may be above the one it
+        // interrupted. Asked first: a guess goes on from this frame's registers. It may stay in a function whose return address is in a register: all those that have not pushed it (aarch64), or have taken it off
         // again (glibc's `vfork`). A call changes that register, so it leads out of one frame only.
         let sp = self.machine.stack_pointer.index();
         self.go_by(origins[sp]);
         let stays = registers[sp] == self.floor && matches!(rule.return_address, Saved::InRegister(_));
-        if known & (1 << sp) == 0 || registers[sp] <= self.floor && !stays {
+        let is_signal = rule.kind == FrameKind::Signal;
+        let goes_on = registers[sp] > self.floor || stays || is_signal && registers[sp] != self.floor;
+        if known & (1 << sp) == 0 || !goes_on {
             return Err(Missing::Unknown);
         }
+        if is_signal {
+            let end = self.stack_start.saturating_add(u64::try_from(self.context.stack.len()).unwrap_or(0));
+            self.is_elsewhere = !(self.stack_start..end).contains(&registers[sp]);
+        }
         if let Some(link) = self.machine.link
-            && rule.kind != FrameKind::Signal
+            && !is_signal
         {
             known &= !(1 << link.index());
         }
@@ -361,7 +425,7 @@ impl Walk<'_> {
 
     /// The same walk, to try where it leads.
     pub(super) fn copied(&self) -> Self {
-        Self { trace: Trace::default(), ..*self }
+        Self { trace: Trace::default(), pieces: self.pieces.clone(), wanted: Cell::new(None), ..*self }
     }
 
     /// The caller of a frame without a rule when its return address is at `slot`, in the two ways its frame pointer can be known: it is what it
@@ -382,6 +446,9 @@ impl Walk<'_> {
 
 /// How far a frame may reach beyond where the copy began, bytes: a whole stack by default (`RLIMIT_STACK`, and with it glibc's threads).
 const MAX_STACK_BYTES: usize = 8 << 20;
+/// Most pieces of a stack that are read beyond its copy.
+const MAX_PIECES: usize = 16;
+const PAGE_BYTES: u64 = 4096;
 
 /// Walks a `context` of this machine and appends to nothing: the result holds all frames.
 pub fn walk(context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finished {
@@ -414,6 +481,25 @@ impl<'a> Walk<'a> {
             known: regs.known,
             trace: Trace::default(),
             scans: Scans::default(),
+            is_elsewhere: false,
+            pieces: Vec::new(),
+            wanted: Cell::new(None),
+        }
+    }
+
+    /// Leaves a frame, by more of the stack than was copied where that is needed and to be had.
+    fn leave_reading_on(&mut self, rule: &Rule, code: &mut dyn Code) -> Result<u64, Missing> {
+        loop {
+            match self.leave(rule, code) {
+                Err(Missing::BeyondCopy | Missing::NotThere) if self.read_on(code) => {}
+                left => {
+                    if left.is_ok() && rule.kind == FrameKind::Signal && self.is_elsewhere {
+                        self.wanted.set(Some(self.floor));
+                        self.read_on(code);
+                    }
+                    return left;
+                }
+            }
         }
     }
 
@@ -459,11 +545,9 @@ impl<'a> Walk<'a> {
                     done.reached_thread_start = true;
                     return done;
                 }
-                Ok(rule) => match (self.leave(rule, code), rule.kind) {
-                    (Ok(caller), kind) => Ok((caller & limits.address_mask, kind == FrameKind::Signal)),
-                    // The interrupted code has another stack than the handler (sigaltstack), and only the handler's was copied.
-                    (Err(_), FrameKind::Signal) => Err(Marker::TruncatedCopy),
-                    (Err(missing), _) => Err(missing.into()),
+                Ok(rule) => match self.leave_reading_on(rule, code) {
+                    Ok(caller) => Ok((caller & limits.address_mask, rule.kind == FrameKind::Signal)),
+                    Err(missing) => Err(missing.into()),
                 },
                 Err(Refusal::Unreadable) => Err(Marker::TruncatedUnreadable),
                 Err(_) => Err(Marker::TruncatedNoRule),
@@ -533,6 +617,9 @@ mod tests {
             // As if every function were called at its own beginning, 16 bytes long.
             Some(address & !15)
         }
+        fn stack(&mut self, _address: u64) -> Option<Vec<u8>> {
+            None
+        }
     }
 
     fn context(ip: u64, rbp: u64, stack: &[u64]) -> UserContext {
@@ -545,6 +632,7 @@ mod tests {
             stack: stack.iter().flat_map(|w| w.to_le_bytes()).collect(),
             skipped: 0,
             limited: true,
+            asleep: None,
         }
     }
 
@@ -599,6 +687,79 @@ mod tests {
             &context(0x1010, 0, &[0, STACK + 24, 0x1020]),
         );
         assert_eq!(done.frames, [frame(0x1010), frame(0x1020)]);
+    }
+
+    /// Code of a thread that still sleeps: what of its memory is in no copy.
+    struct Sleeping<'a>(Rules, &'a [(u64, u64)]);
+
+    impl Code for Sleeping<'_> {
+        fn step(&mut self, pc: u64, exact: bool) -> Step {
+            self.0.step(pc, exact)
+        }
+        fn walked(&mut self, pc: u64, exact: bool, time: MonotonicNs) -> Option<FrameKey> {
+            self.0.walked(pc, exact, time)
+        }
+        fn is_executable(&mut self, address: u64) -> bool {
+            self.0.is_executable(address)
+        }
+        fn follows_call(&mut self, address: u64) -> Option<bool> {
+            self.0.follows_call(address)
+        }
+        fn call_target(&mut self, address: u64) -> Option<u64> {
+            self.0.call_target(address)
+        }
+        fn stack(&mut self, address: u64) -> Option<Vec<u8>> {
+            let words = (address..address + (64 << 10)).step_by(8);
+            let word = |at: u64| self.1.iter().find(|(there, _)| *there == at).map_or(0, |(_, word)| *word);
+            (!self.1.is_empty()).then(|| words.flat_map(|at| word(at).to_le_bytes()).collect())
+        }
+    }
+
+    fn walk_asleep(rules: &[(u64, Rule)], memory: &[(u64, u64)], context: &UserContext) -> (Finished, bool) {
+        let mut walk = Walk::new(&X86_64, context);
+        let mut code = Sleeping(Rules(rules.iter().copied().collect()), memory);
+        let done = walk.finish(&mut code, Limits::default());
+        (done, walk.trace.is_whole())
+    }
+
+    #[test]
+    fn a_stack_larger_than_its_copy_is_read_on_while_its_thread_sleeps() {
+        let rules =
+            [(0x1010, rsp_plus(70_000)), (0x101f, rsp_plus(200_000)), (0x102f, X86_64.thread_start())];
+        let memory = [(STACK + 69_992, 0x1020), (STACK + 269_992, 0x1030)];
+        let context = context(0x1010, 0, &[0; 64]);
+        let (done, traced) = walk_asleep(&rules, &memory, &context);
+        assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
+        assert!(
+            done.reached_thread_start && !traced,
+            "another copy like this one says nothing about the rest"
+        );
+        let (done, _) = walk_asleep(&rules, &[], &context);
+        assert_eq!((done.frames.len(), done.broken), (2, Some(Marker::TruncatedCopy)));
+        // A hostile stack is read so often and no more.
+        let endless = [(0x1010, rsp_plus(70_000)), (0x101f, rsp_plus(70_000))];
+        let memory: Vec<_> = (1..64).map(|n| (STACK + n * 70_000 - 8, 0x1020)).collect();
+        let (done, _) = walk_asleep(&endless, &memory, &context);
+        assert_eq!((done.frames.len(), done.broken), (MAX_PIECES + 2, Some(Marker::TruncatedCopy)));
+    }
+
+    #[test]
+    fn what_a_signal_handler_on_a_stack_of_its_own_interrupted_is_beyond_the_copy() {
+        let mut signal = X86_64.call(Cfa::Deref { base: Register::RSP, offset: 8, add: 0 });
+        signal.kind = FrameKind::Signal;
+        signal.return_address = Saved::AtRegister { base: Register::RSP, offset: 16 };
+        let rules = [(0x1010, signal), (0x1020, rsp_plus(16)), (0x102f, X86_64.thread_start())];
+        for (other, limited) in [(STACK - 0x10_0000, true), (STACK + 0x10_0000, false), (STACK << 1, false)] {
+            let mut context = context(0x1010, 0, &[0, other, 0x1020]);
+            context.limited = limited;
+            let (done, _) = walk_asleep(&rules, &[(other + 8, 0x1030)], &context);
+            assert_eq!(done.frames, [frame(0x1010), frame(0x1020), frame(0x102f)], "{other:#x}");
+            let (done, _) = walk_asleep(&rules, &[], &context);
+            assert_eq!((done.frames.len(), done.broken), (3, Some(Marker::TruncatedCopy)), "{other:#x}");
+        }
+        // On the same stack both are in the copy.
+        let done = walk_with(&rules, &context(0x1010, 0, &[0, STACK + 24, 0x1020, 7, 0x1030]));
+        assert!(done.reached_thread_start);
     }
 
     #[test]
@@ -673,6 +834,9 @@ mod tests {
         fn call_target(&mut self, _address: u64) -> Option<u64> {
             None
         }
+        fn stack(&mut self, _address: u64) -> Option<Vec<u8>> {
+            None
+        }
     }
 
     #[test]
@@ -684,6 +848,9 @@ mod tests {
         assert_eq!(done.broken, Some(Marker::TruncatedCopy));
         let done = walk_with(&[(0x1010, rsp_plus(16 << 20))], &context(0x1010, 0, &[0]));
         assert_eq!(done.broken, Some(Marker::TruncatedNoRule));
+        // Nor did a copy end too soon that went on for as long as there was memory.
+        let all = UserContext { limited: false, ..context(0x1010, 0, &[0]) };
+        assert_eq!(walk_with(&[(0x1010, rsp_plus(70_000))], &all).broken, Some(Marker::TruncatedUnreadable));
         let done = walk_with(&[], &context(0x1010, 0, &[0]));
         assert_eq!((done.broken, done.frames.len()), (Some(Marker::TruncatedNoRule), 2));
     }
@@ -764,6 +931,9 @@ mod tests {
             None
         }
         fn call_target(&mut self, _address: u64) -> Option<u64> {
+            None
+        }
+        fn stack(&mut self, _address: u64) -> Option<Vec<u8>> {
             None
         }
     }

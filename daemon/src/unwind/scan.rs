@@ -117,7 +117,7 @@ impl Walk<'_> {
                 // It cannot be said.
                 Err(Missing::BeyondCopy) => true,
                 Err(Missing::NotSeen) => return None,
-                Err(Missing::NoCopy | Missing::Unknown) => false,
+                Err(Missing::NotThere | Missing::NoCopy | Missing::Unknown) => false,
             };
             if leads_on {
                 return Some(Some(caller));

@@ -37,14 +37,17 @@ impl Stack {
     }
 
     fn copy(&self, from: u64) -> Vec<u8> {
-        let from = usize::try_from(from.saturating_sub(STACK)).unwrap_or(usize::MAX);
-        self.bytes.get(from..).unwrap_or_default().to_vec()
+        let offset =
+            from.checked_sub(STACK + 8 * self.from as u64).map(|offset| offset + 8 * self.from as u64);
+        let offset = offset.and_then(|offset| usize::try_from(offset).ok());
+        offset.and_then(|offset| self.bytes.get(offset..)).unwrap_or_default().to_vec()
     }
 }
 
 /// Each frame by the next rule, wherever it is.
 struct Program<'a> {
     rules: &'a [Option<Rule>],
+    memory: &'a Stack,
     next: usize,
 }
 
@@ -75,16 +78,20 @@ impl Code for Program<'_> {
     fn call_target(&mut self, address: u64) -> Option<u64> {
         address.is_multiple_of(2).then_some(TEXT)
     }
+    fn stack(&mut self, address: u64) -> Option<Vec<u8>> {
+        Some(self.memory.copy(address))
+    }
 }
 
-/// Goes as far as the probes can, and hands over as their record does (`ebpf-probes/src/emit.rs`).
+/// Goes as far as the probes can, and hands over as their record does (`ebpf-probes/src/emit.rs`). `None` when a signal's frame said that
+/// what it interrupted had its stack where there is no memory.
 fn probe<M: machine::Machine>(
     machine: &Machine,
     walked: &M,
     regs: UserRegs,
     rules: &[Option<Rule>],
     stack: &Stack,
-) -> UserContext {
+) -> Option<UserContext> {
     let mut walk = Box::new(Walk::nowhere());
     let mut registers = machine.walk_places.map(|place| regs.gpr[usize::from(place)]).to_vec();
     registers.push(regs.ip);
@@ -97,6 +104,9 @@ fn probe<M: machine::Machine>(
             break;
         }
         frames.push(place);
+        if stack.copy(walk.registers[SP]).is_empty() {
+            return None;
+        }
         if walk.end != 0 {
             break;
         }
@@ -112,13 +122,14 @@ fn probe<M: machine::Machine>(
     }
     let end =
         if walk.end == 0 { WalkEnd::HandedOver { exact: walk.exact != 0 } } else { WalkEnd::ThreadStart };
-    UserContext {
+    Some(UserContext {
         walk: Some(ProbeWalk { time: MonotonicNs(1), space: 1, frames, end }),
         regs: handed,
         stack: stack.copy(walk.registers[SP]),
         skipped: 0,
         limited: false,
-    }
+        asleep: None,
+    })
 }
 
 /// What a reader sees; why a stack is broken may be said in other words.
@@ -231,10 +242,11 @@ fn compare<M: machine::Machine>(
         stack: stack.copy(STACK + 8 * stack.from as u64),
         skipped: 0,
         limited: false,
+        asleep: None,
     };
-    let together = probe(machine, walked, regs, rules, stack);
+    let Some(together) = probe(machine, walked, regs, rules, stack) else { return Ok(()) };
     let limits = Limits { max_frames: 64, address_mask: (machine.address_mask)(STACK) };
-    let of = |context| walk_on(machine, context, &mut Program { rules, next: 0 }, limits);
+    let of = |context| walk_on(machine, context, &mut Program { rules, memory: stack, next: 0 }, limits);
     let (alone, done) = (of(&alone), of(&together));
     prop_assert_eq!(seen(&done), seen(&alone), "handed over: {:x?}", (together.walk, together.regs));
     Ok(())

@@ -6,7 +6,8 @@
 // while others hold the lock of the process's mappings all the time. With `realtime` a thread of a real-time class runs for a while, with
 // short sleeps in between, and then sleeps for good; `slept` in the ready line is 1 if the kernel allowed the class. With `starved` threads
 // that all want the same CPU get it all the time, if they are called busy, or hardly ever, and one that naps in between waits long for
-// it. With `limited` one wants it and another one naps.
+// it. With `limited` one wants it and another one naps. With `large-frame` threads sleep with large stacks, and with `handlers` threads sleep and
+// compute in signal handlers on stacks of their own.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -15,6 +16,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,15 +92,17 @@ static void *run(void *argument)
 	return NULL;
 }
 
-static void start(const char *name, void (*step)(void), int timed)
+static void start_with(const pthread_attr_t *attributes, const char *name, void (*step)(void), int timed)
 {
 	struct worker *self = &workers[worker_count++];
 	pthread_t thread;
 	self->name = name;
 	self->step = step;
 	self->times = timed ? calloc(MOST_TIMES, sizeof(long)) : NULL;
-	check(pthread_create(&thread, NULL, run, self), "pthread_create");
+	check(pthread_create(&thread, attributes, run, self), "pthread_create");
 }
+
+static void start(const char *name, void (*step)(void), int timed) { start_with(NULL, name, step, timed); }
 
 // Waits that a timer ends.
 static void wait_sleep(void) { sleep_ms(40); }
@@ -255,6 +259,80 @@ __attribute__((noinline)) static void wait_in_large_frame(void)
 	wait_asleep();
 	large[1] = large[0];
 }
+
+// Larger than any copy.
+__attribute__((noinline)) static void wait_in_huge_frame(void)
+{
+	volatile char huge[300000];
+	huge[0] = 1;
+	wait_asleep();
+	huge[1] = huge[0];
+}
+
+__attribute__((noipa)) static int recurse(int depth)
+{
+	volatile char large[2000];
+	large[0] = 1;
+	if (depth)
+		return recurse(depth - 1) + large[0];
+	wait_asleep();
+	return large[0];
+}
+
+static void wait_in_recursion(void) { recurse(300); }
+
+// In the handler of a signal, on a stack of its own, which is below the one it interrupts (static memory is below all that is mapped), or above.
+static char low_stacks[4][256 << 10];
+static atomic_int low_used;
+
+__attribute__((noipa)) static void compute(void)
+{
+	while (!atomic_load(&stopping))
+		;
+}
+
+static void handle_sleep(int unused)
+{
+	(void)unused;
+	wait_asleep();
+	__asm__ volatile("");
+}
+
+static void handle_naps(int unused)
+{
+	(void)unused;
+	while (!atomic_load(&stopping))
+		sleep_ms(20);
+}
+
+static void handle_compute(int unused)
+{
+	(void)unused;
+	compute();
+	__asm__ volatile("");
+}
+
+__attribute__((noipa)) static int interrupted(void *stack, size_t bytes, void (*handler)(int), int number)
+{
+	stack_t other = { .ss_sp = stack, .ss_size = bytes };
+	struct sigaction action = { .sa_handler = handler, .sa_flags = SA_ONSTACK };
+	check(sigaltstack(&other, NULL) || sigaction(number, &action, NULL), "sigaltstack");
+	return raise(number) + 1;
+}
+
+static void wait_below(void) { interrupted(low_stacks[atomic_fetch_add(&low_used, 1)], sizeof *low_stacks, handle_sleep, SIGRTMIN); }
+static void naps_below(void) { interrupted(low_stacks[atomic_fetch_add(&low_used, 1)], sizeof *low_stacks, handle_naps, SIGRTMIN + 1); }
+static void computes_below(void) { interrupted(low_stacks[atomic_fetch_add(&low_used, 1)], sizeof *low_stacks, handle_compute, SIGRTMIN + 2); }
+
+static void interrupt_above(void (*handler)(int), int number)
+{
+	enum { BYTES = 256 << 10 };
+	void *high = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	check(high == MAP_FAILED, "mmap");
+	interrupted(high, BYTES, handler, number);
+}
+static void wait_above(void) { interrupt_above(handle_sleep, SIGRTMIN + 3); }
+static void computes_above(void) { interrupt_above(handle_compute, SIGRTMIN + 4); }
 
 static void nap(void) { sleep_ms(20); }
 
@@ -432,6 +510,18 @@ int main(int argc, char **argv)
 		start("asleep", wait_asleep, 0);
 	} else if (argc > 1 && !strcmp(argv[1], "large-frame")) {
 		start("large-frame", wait_in_large_frame, 0);
+		start("huge-frame", wait_in_huge_frame, 0);
+		start("recursion", wait_in_recursion, 0);
+	} else if (argc > 1 && !strcmp(argv[1], "handlers")) {
+		static char stacks[2][256 << 10] __attribute__((aligned(4096)));
+		pthread_attr_t low[2];
+		start("wait-below", wait_below, 0);
+		start("naps-below", naps_below, 0);
+		start("computes-below", computes_below, 0);
+		for (int i = 0; i < 2; i++)
+			check(pthread_attr_init(&low[i]) || pthread_attr_setstack(&low[i], stacks[i], sizeof *stacks), "pthread_attr_setstack");
+		start_with(&low[0], "wait-above", wait_above, 0);
+		start_with(&low[1], "computes-above", computes_above, 0);
 	} else if (argc > 1 && !strcmp(argv[1], "new-stack")) {
 		prepare();
 		start("wait-stack", wait_new_stack, 1);

@@ -2,8 +2,8 @@
 //! panic.
 
 use crate::source::{
-    CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Sleeper, SleeperStack, ThreadId, ThreadTimes,
-    UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
+    Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Sleeper, SleeperStack, ThreadId,
+    ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
 };
 use crate::unwind::machine::NATIVE;
 use bytemuck::AnyBitPattern;
@@ -163,6 +163,7 @@ fn stack_record(bytes: &[u8]) -> Result<StackParts, DecodeError> {
             stack: stack.to_vec(),
             skipped: skipped_bytes(record.flags, stack_pointer(&record.gpr)),
             limited: record.flags & FLAG_LIMITED != 0,
+            asleep: asleep(record.tid, record.exec_ns),
         })
     });
     Ok(StackParts {
@@ -171,6 +172,10 @@ fn stack_record(bytes: &[u8]) -> Result<StackParts, DecodeError> {
         user,
         kernel: words(kernel),
     })
+}
+
+fn asleep(tid: u32, exec_ns: u64) -> Option<Asleep> {
+    (exec_ns != 0).then_some(Asleep { tid, exec_ns })
 }
 
 fn stack_pointer(gpr: &[u64; GPR]) -> u64 {
@@ -212,6 +217,7 @@ fn sleeper(bytes: &[u8]) -> Result<EventKind, DecodeError> {
                     stack: stack.to_vec(),
                     skipped: skipped_bytes(record.flags, stack_pointer(&record.gpr)),
                     limited: record.flags & FLAG_LIMITED != 0,
+                    asleep: asleep(record.tid, record.exec_ns),
                 })
             }),
             kernel: words(kernel),
@@ -348,7 +354,7 @@ fn text(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{DecodeError, PerfRecord, perf_records, ring_record, weight};
-    use crate::source::{EventKind, MonotonicNs, ProbeWalk, WalkEnd};
+    use crate::source::{Asleep, EventKind, MonotonicNs, ProbeWalk, WalkEnd};
     use crate::unwind::machine::NATIVE;
     use ebpf_common::event::{
         CERTAIN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, KIND_WAKE, SKIPPED_PAGES_SHIFT,
@@ -401,6 +407,8 @@ mod tests {
             kernel_bytes: 8,
             user_bytes: 0,
             space: 3,
+            tid: 5,
+            exec_ns: 11,
             ..*bytemuck::from_bytes(&bytes[..size_of::<StackRecord>()])
         };
         bytes[..size_of::<StackRecord>()].copy_from_slice(bytemuck::bytes_of(&record));
@@ -408,7 +416,8 @@ mod tests {
         let walk =
             ProbeWalk { time: MonotonicNs(7), space: 3, frames: vec![1, 2], end: WalkEnd::ThreadStart };
         assert_eq!(sample.kernel, [0x1122_3344_5566_7788]);
-        assert_eq!(sample.user.unwrap().walk, Some(walk));
+        let user = sample.user.unwrap();
+        assert_eq!((user.walk, user.asleep), (Some(walk), Some(Asleep { tid: 5, exec_ns: 11 })));
     }
 
     #[test]

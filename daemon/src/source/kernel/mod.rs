@@ -11,7 +11,7 @@ mod maps;
 pub mod perf;
 pub mod rule_set;
 pub mod rules;
-mod seed;
+pub(crate) mod seed;
 pub mod threads;
 
 use super::{Event, EventKind, MonotonicNs, ThreadSnapshot};

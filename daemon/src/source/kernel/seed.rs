@@ -88,6 +88,14 @@ pub(super) fn ran_ns(tgid: u32, tid: u32) -> Option<u64> {
     text.split(' ').next()?.parse().ok()
 }
 
+/// Whether a thread that was blocked when it had run for `exec_ns` has not run since.
+pub(crate) fn still_sleeps(tgid: u32, tid: u32, exec_ns: u64) -> bool {
+    // What a thread runs is on its account once it has left its CPU, and this file is not written for one that has not (fs/proc/base.c,
+    // `proc_pid_syscall`, which waits for that): it says `running`. So the account is asked for last.
+    let place = fs::read(format!("/proc/{tgid}/task/{tid}/syscall"));
+    place.is_ok_and(|place| !place.starts_with(b"running")) && ran_ns(tgid, tid) == Some(exec_ns)
+}
+
 #[cfg(test)]
 mod tests {
     use super::{STATE_RUNNING_OR_RUNNABLE, Seed, state, threads};
@@ -97,6 +105,39 @@ mod tests {
         let (pid, tid) = (std::process::id(), rustix::thread::gettid().as_raw_pid().unsigned_abs());
         assert_eq!(state(pid, tid), Some(STATE_RUNNING_OR_RUNNABLE));
         assert!(threads(pid).contains(&Seed { tid, state: STATE_RUNNING_OR_RUNNABLE }));
+    }
+
+    #[test]
+    fn a_thread_that_runs_or_has_run_since_does_not_sleep_still() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let asleep = || super::ran_ns(pid, pid).filter(|ran| super::still_sleeps(pid, pid, *ran));
+        let ran = std::iter::repeat_with(asleep)
+            .take_while(|_| std::time::Instant::now() < deadline)
+            .flatten()
+            .next();
+        let since = ran.map(|ran| super::still_sleeps(pid, pid, ran - 1));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(since, Some(false));
+        assert!(!super::still_sleeps(pid, pid, ran.unwrap()), "it is gone");
+        // Of one that runs, the account is behind.
+        let (tell, told) = std::sync::mpsc::channel();
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                tell.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let (own, tid) = (std::process::id(), told.recv().unwrap().cast_unsigned());
+            let sleeps = (0..100)
+                .any(|_| super::ran_ns(own, tid).is_some_and(|ran| super::still_sleeps(own, tid, ran)));
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(!sleeps);
+        });
     }
 
     #[test]
