@@ -245,11 +245,11 @@ pub fn only_in_the_long_form(name: &str) {
 }
 
 /// One test per runtime from a function that takes a [`Runtime`]: `on_runtimes!(names_are_complete: net8 Net8, net10 Net10; long: net9 Net9)`
-/// makes `names_are_complete::net8` and so on, so that one runtime's failure or absence hides no other's result. In the short form the long
-/// tests run on the oldest and the newest.
+/// makes `names_are_complete::net8` and so on, so that one runtime's failure or absence hides no other's result. Those after `long` are left to
+/// the long form: most often the one between the oldest and the newest.
 #[macro_export]
 macro_rules! on_runtimes {
-    ($function:ident: $($test:ident $runtime:ident),+ $(; long: $late:ident $later:ident)?) => {
+    ($function:ident: $($test:ident $runtime:ident),+ $(; long: $($late:ident $later:ident),+)?) => {
         mod $function {
             $(
                 #[test]
@@ -257,7 +257,7 @@ macro_rules! on_runtimes {
                     super::$function($crate::Runtime::$runtime);
                 }
             )+
-            $(
+            $($(
                 #[test]
                 fn $late() {
                     if $crate::environment::long_form() {
@@ -268,7 +268,7 @@ macro_rules! on_runtimes {
                         );
                     }
                 }
-            )?
+            )+)?
         }
     };
 }

@@ -208,6 +208,14 @@ impl Scratch {
     }
 }
 
+/// Memory of a process in MiB, by a line of `/proc/PID/status` such as `VmRSS` or `VmHWM`; 0 when it is gone.
+pub fn memory(pid: u32, line: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let kib =
+        |text: &str| text.strip_prefix(line)?.strip_prefix(':')?.trim().strip_suffix(" kB")?.parse().ok();
+    status.lines().find_map(kib).map_or(0, |kib: u64| kib / 1024)
+}
+
 /// Records a process for `duration` and reads the profile.
 ///
 /// # Errors

@@ -5,7 +5,9 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use perfusion::attach::policy::{self, Runtime as Kind, WhyNot};
 use perfusion::attach::target::Target;
@@ -14,9 +16,10 @@ use perfusion::source::shim::{LIVE_OBJECTS, ShimSource};
 use perfusion::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
 use profiler_protocol::counter::Counter;
 use rustix::process::Signal;
+use serde_json::json;
 use system_tests::app::compile_c;
-use system_tests::environment::{Need, begin_beside};
-use system_tests::perfusion::{Scratch, record_pid};
+use system_tests::environment::{Need, begin_beside, long_form};
+use system_tests::perfusion::{Scratch, memory, record_pid};
 use system_tests::region::{counted, regions};
 use system_tests::{App, Runtime, Workload, on_runtimes, wait_until};
 
@@ -240,6 +243,95 @@ fn attach_detach_and_attach_again(runtime: Runtime) {
         assert_eq!(recorder.regions().len(), 1);
     }
     app.stop().unwrap();
+}
+
+on_runtimes!(attached_and_detached_again_and_again_under_load_it_survives: net10 Net10; long: net8 Net8, net9 Net9);
+
+/// Beside threads that allocate, throw and collect. Every other time the next one comes while the one before is still on its way out.
+fn attached_and_detached_again_and_again_under_load_it_survives(runtime: Runtime) {
+    let name = format!("attach::attached_and_detached_again_and_again_under_load {runtime}");
+    let needs = [&needs(runtime)[..], &[Need::C]].concat();
+    let Some(_turn) = begin_beside(&name, &needs) else { return };
+    let workload = Workload::dotnet(runtime, "survive", &["forks"]).unwrap();
+    let mut app = workload.arg("exceptions").arg("120").start().unwrap();
+    let pid = app.pid();
+    // What is right is what it computes before anybody comes.
+    app.perform("go").unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    // However this test ends, the load does, too.
+    let end = OnDrop(Arc::clone(&over));
+    let load = std::thread::spawn(move || {
+        let mut rounds = 1;
+        // Relaxed: nothing else is told by it.
+        while !over.load(Ordering::Relaxed) {
+            app.perform("go").unwrap();
+            rounds += 1;
+        }
+        (app, rounds)
+    });
+    let begun = Instant::now();
+    let times = if long_form() { 500 } else { 4 };
+    // After the first ones: the runtime makes itself ready for profilers but once.
+    let mut early = None;
+    for time in 0..times {
+        let mut recorder = Recorder::new();
+        recorder.attach(pid);
+        recorder.resolves(pid, "Survive.");
+        recorder.allocation(pid);
+        recorder.detach();
+        if time % 2 == 1 {
+            wait_for_regions(pid, 0);
+            let now = Holdings::of(pid);
+            if time % 50 == 1 {
+                println!("{name}: after {} times in {:.1?} {now:?}", time + 1, begun.elapsed());
+            }
+            early = early.or((time >= 10).then_some(now));
+        }
+    }
+    wait_until("the library to be unloaded", DEADLINE, || (!library_mapped(pid)).then_some(())).unwrap();
+    drop(end);
+    let (app, rounds) = load.join().unwrap();
+    let now = Holdings::of(pid);
+    println!("{name}: {times} times in {:.1?}, {rounds} rounds of the app, {now:?}", begun.elapsed());
+    if let Some(early) = early {
+        // Threads of its pool come and go; 490 times of one each would be more.
+        assert!(now.files < early.files + 50 && now.threads < early.threads + 50, "{early:?}, then {now:?}");
+    }
+    let truth = app.stop().unwrap();
+    assert_eq!((&truth["rounds"], &truth["mistakes"]), (&json!(rounds), &json!(0)), "{truth}");
+}
+
+/// What a process has of what could be left behind in it.
+#[derive(Clone, Copy, Debug)]
+struct Holdings {
+    files: usize,
+    threads: usize,
+    #[expect(dead_code, reason = "shown")]
+    mappings: usize,
+    #[expect(dead_code, reason = "shown")]
+    resident_mib: u64,
+}
+
+impl Holdings {
+    fn of(pid: u32) -> Self {
+        let entries = |folder| fs::read_dir(format!("/proc/{pid}/{folder}")).unwrap().count();
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        Self {
+            files: entries("fd"),
+            threads: entries("task"),
+            mappings: maps.lines().count(),
+            resident_mib: memory(pid, "VmRSS"),
+        }
+    }
+}
+
+/// Says that it is over.
+struct OnDrop(Arc<AtomicBool>);
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]

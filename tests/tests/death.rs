@@ -61,7 +61,7 @@ fn dies_of(how: &str, end: impl FnOnce(&mut App)) {
 ///
 /// Each stage: in = out + Σ dropped by cause (D11), as the loss line says it: `cpu samples 10 = 7 stored + 3 ring full; …`. The line is
 /// the same in the file and on stderr.
-fn assert_losses_add_up(profile: &Profile, stderr: &str, in_flight: i64) {
+pub(crate) fn assert_losses_add_up(profile: &Profile, stderr: &str, in_flight: i64) {
     let line = profile.comments.iter().find(|comment| comment.starts_with("loss: ")).expect("no loss line");
     assert!(stderr.contains(line.as_str()), "not on stderr: {line}\n{stderr}");
     let first_number = |text: &str| text.split_whitespace().find_map(|word| word.parse::<i64>().ok());

@@ -34,6 +34,7 @@ mod pyroscope;
 mod restart;
 mod runtime;
 mod scale;
+mod survive;
 mod threads;
 mod truth;
 mod unwind;
