@@ -25,7 +25,7 @@ on_runtimes!(a_thread_asleep_since_before_the_profiler_came_has_its_stack: net8 
 
 fn a_thread_asleep_since_before_the_profiler_came_has_its_stack(runtime: Runtime) {
     let name = format!("waits::asleep_since_before on {runtime}");
-    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "timedwaits", &[]).unwrap().start().unwrap();
     let asleep = app.thread("asleep");
     let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(5), &[]).unwrap();
