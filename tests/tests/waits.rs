@@ -591,6 +591,35 @@ fn a_signal_handler_on_a_stack_of_its_own_is_followed_to_what_it_interrupted() {
 }
 
 #[test]
+fn a_kernels_worker_that_serves_a_process_has_a_kernel_stack_and_no_other() {
+    let Some(_turn) = begin_beside("waits::uring", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("uring").start().unwrap();
+    if app.ready()["served"] == 0 {
+        let skipped = b"\nSKIPPED waits::uring: the kernel has no io_uring for this process\n";
+        std::io::stderr().write_all(skipped).unwrap();
+        return;
+    }
+    let workers = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", app.pid())).unwrap();
+        let tids = tasks.filter_map(|task| task.unwrap().file_name().to_str()?.parse::<u32>().ok());
+        let comm = |tid: &u32| fs::read_to_string(format!("/proc/{}/task/{tid}/comm", app.pid()));
+        tids.filter(|tid| comm(tid).is_ok_and(|comm| comm.starts_with("iou-wrk"))).collect::<Vec<u32>>()
+    };
+    let worker = wait_until("the worker", SLACK, || workers().first().copied()).unwrap();
+    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(1), &["--no-attach"]).unwrap();
+    let its = of_thread(worker);
+    let picture = || format!("{}\n{}", outcome.stderr, profile.describe("wall", &its));
+    let lies = |sample: &Sample| its(sample) && (sample.has("truncated") || sample.has("[unknown]"));
+    assert_eq!(profile.sum("wall", lies), 0, "{}", picture());
+    let kernel =
+        |sample: &Sample| sample.stack.first().is_some_and(|frame| frame.mapping.contains("[kernel"));
+    let seen = profile.sum("wall", |sample| its(sample) && kernel(sample));
+    let all = profile.sum("wall", &its);
+    assert!(all > 0 && seen * 10 >= all * 8, "{seen} of {all} ns:\n{}", picture());
+    app.stop().unwrap();
+}
+
+#[test]
 fn a_thread_that_waits_for_a_new_page_of_its_stack_has_its_stack() {
     let Some(_turn) = begin("waits::new_stack", &[RECORD, &[Need::C]].concat()) else { return };
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("new-stack").start().unwrap();

@@ -13,8 +13,7 @@ pub(crate) type Native = X86_64;
 /// `THREAD_SIZE` (arch/x86/include/asm/page_64_types.h). With KASAN it is twice that: then the upper half counts as foreign.
 pub(crate) const THREAD_BYTES: u64 = 16 * 1024;
 
-/// Code segment of 64-bit user code (`__USER_CS`, arch/x86/include/asm/segment.h); 32-bit code has 0x23, and kernel threads that
-/// serve a process (io_uring, vhost) have zeroed registers.
+/// Code segment of 64-bit user code (`__USER_CS`, arch/x86/include/asm/segment.h); 32-bit code has 0x23.
 const USER_CS: u64 = 0x33;
 const USER32_CS: u64 = 0x23;
 
@@ -23,10 +22,12 @@ pub(crate) fn machine() -> Native {
     X86_64
 }
 
-/// They are those of 64-bit user code.
+/// They are those of 64-bit user code. Threads of the kernel that serve a process (io_uring, vhost) have those of the thread that made them, but
+/// for the instruction and the stack pointer, which are zero (`copy_thread`, arch/x86/kernel/process.c). Flags of the task would say so too, in
+/// other bits on other kernels.
 #[inline(always)]
 pub(crate) fn is_user(regs: &Regs) -> bool {
-    regs.cs == USER_CS
+    regs.cs == USER_CS && (regs.rip | regs.rsp) != 0
 }
 
 #[inline(always)]

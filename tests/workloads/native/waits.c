@@ -7,11 +7,13 @@
 // short sleeps in between, and then sleeps for good; `slept` in the ready line is 1 if the kernel allowed the class. With `starved` threads
 // that all want the same CPU get it all the time, if they are called busy, or hardly ever, and one that naps in between waits long for
 // it. With `limited` one wants it and another one naps. With `large-frame` threads sleep with large stacks, and with `handlers` threads sleep and
-// compute in signal handlers on stacks of their own.
+// compute in signal handlers on stacks of their own. With `uring` a worker of the kernel's serves the process; `served` in the ready line is 1 if the
+// kernel lets it. With `coroutine` a thread sleeps on a stack it made for itself (makecontext). With `first-ended` the process's first thread has ended, and others sleep and compute.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <linux/io_uring.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
@@ -31,6 +33,7 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 enum { MOST_THREADS = 32, MOST_TIMES = 1 << 16 };
@@ -450,6 +453,42 @@ static void wait_new_stack(void)
 	check(madvise(unused, UNUSED, MADV_DONTNEED), "madvise");
 }
 
+static void in_coroutine(void)
+{
+	wait_asleep();
+	__asm__ volatile("");
+}
+
+static void wait_in_coroutine(void)
+{
+	static char stack[64 << 10];
+	static ucontext_t coroutine, thread;
+	check(getcontext(&coroutine), "getcontext");
+	coroutine.uc_stack.ss_sp = stack;
+	coroutine.uc_stack.ss_size = sizeof stack;
+	coroutine.uc_link = &thread;
+	makecontext(&coroutine, in_coroutine, 0);
+	check(swapcontext(&thread, &coroutine), "swapcontext");
+}
+
+// A read that a worker of the kernel's is to do (io_uring). Answers whether the kernel has that.
+static int be_served(void)
+{
+	static char byte;
+	struct io_uring_params is = { 0 };
+	int ring = (int)syscall(SYS_io_uring_setup, 8, &is);
+	if (ring < 0)
+		return 0;
+	char *tails = mmap(NULL, is.sq_off.array + is.sq_entries * sizeof(unsigned), PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQ_RING);
+	struct io_uring_sqe *entry = mmap(NULL, is.sq_entries * sizeof *entry, PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQES);
+	check(tails == MAP_FAILED || entry == MAP_FAILED || pipe(tube), "io_uring");
+	*entry = (struct io_uring_sqe) { .opcode = IORING_OP_READ, .flags = IOSQE_ASYNC, .fd = tube[0], .addr = (unsigned long)&byte, .len = 1 };
+	((unsigned *)(tails + is.sq_off.array))[0] = 0;
+	__atomic_store_n((unsigned *)(tails + is.sq_off.tail), 1, __ATOMIC_RELEASE);
+	check(syscall(SYS_io_uring_enter, ring, 1, 0, 0, NULL, 0) != 1, "io_uring_enter");
+	return 1;
+}
+
 static void prepare(void)
 {
 	struct uffdio_api api = { .api = UFFD_API };
@@ -469,9 +508,35 @@ static void prepare(void)
 	hold_back(page, 4096);
 }
 
-int main(int argc, char **argv)
+static void *await_stop(void *unused)
 {
 	char line[64];
+	(void)unused;
+	while (fgets(line, sizeof line, stdin) && strcmp(line, "stop\n"))
+		;
+	atomic_store(&stopping, 1);
+	printf("truth {");
+	const char *between = "";
+	for (int i = 0; i < worker_count; i++) {
+		struct worker *worker = &workers[i];
+		if (!worker->times)
+			continue;
+		printf("%s\"%s\":[", between, worker->name);
+		int used = atomic_load(&worker->used);
+		for (int t = 0; t < used; t++)
+			printf("%s%ld", t ? "," : "", worker->times[t]);
+		printf("]");
+		between = ",";
+	}
+	printf("}\n");
+	fflush(stdout);
+	// The threads still wait for each other; the process need not.
+	_exit(0);
+}
+
+int main(int argc, char **argv)
+{
+	int served = -1;
 	if (argc > 1 && !strcmp(argv[1], "spin")) {
 		start("spin", spin, 1);
 	} else if (argc > 1 && strstr(argv[1], "storm")) {
@@ -522,6 +587,13 @@ int main(int argc, char **argv)
 			check(pthread_attr_init(&low[i]) || pthread_attr_setstack(&low[i], stacks[i], sizeof *stacks), "pthread_attr_setstack");
 		start_with(&low[0], "wait-above", wait_above, 0);
 		start_with(&low[1], "computes-above", computes_above, 0);
+	} else if (argc > 1 && !strcmp(argv[1], "coroutine")) {
+		start("coroutine", wait_in_coroutine, 0);
+	} else if (argc > 1 && !strcmp(argv[1], "uring")) {
+		served = be_served();
+	} else if (argc > 1 && !strcmp(argv[1], "first-ended")) {
+		start("asleep", wait_asleep, 0);
+		start("computes", compute, 0);
 	} else if (argc > 1 && !strcmp(argv[1], "new-stack")) {
 		prepare();
 		start("wait-stack", wait_new_stack, 1);
@@ -552,26 +624,14 @@ int main(int argc, char **argv)
 	}
 	if (atomic_load(&settled))
 		printf(",\"slept\":%d", atomic_load(&settled) == 1);
+	if (served >= 0)
+		printf("\"served\":%d", served);
 	printf("}\n");
 	fflush(stdout);
-	while (fgets(line, sizeof line, stdin) && strcmp(line, "stop\n"))
-		;
-	atomic_store(&stopping, 1);
-	printf("truth {");
-	const char *between = "";
-	for (int i = 0; i < worker_count; i++) {
-		struct worker *worker = &workers[i];
-		if (!worker->times)
-			continue;
-		printf("%s\"%s\":[", between, worker->name);
-		int used = atomic_load(&worker->used);
-		for (int t = 0; t < used; t++)
-			printf("%s%ld", t ? "," : "", worker->times[t]);
-		printf("]");
-		between = ",";
+	if (argc > 1 && !strcmp(argv[1], "first-ended")) {
+		pthread_t other;
+		check(pthread_create(&other, NULL, await_stop, NULL), "pthread_create");
+		pthread_exit(NULL);
 	}
-	printf("}\n");
-	fflush(stdout);
-	// The threads still wait for each other; the process need not.
-	_exit(0);
+	await_stop(NULL);
 }
