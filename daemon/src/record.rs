@@ -318,7 +318,11 @@ pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     match field("Tgid:").and_then(|id| id.parse().ok()) {
         Some(process) if process != pid => Err(Error::IsThread { tid: pid, pid: process }),
-        _ if field("State:").is_some_and(|state| state.starts_with(['Z', 'X'])) => Err(Error::Zombie { pid }),
+        _ if field("State:").is_some_and(|state| state.starts_with(['Z', 'X']))
+            && crate::process::living_thread(pid).is_none() =>
+        {
+            Err(Error::Zombie { pid })
+        }
         _ => Ok(()),
     }
 }

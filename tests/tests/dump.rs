@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use system_tests::app::{compile_c, copy_program};
 use system_tests::environment::{Need, RECORD, begin, begin_beside, record_on};
-use system_tests::perfusion::{SLACK, Scratch, command, run};
+use system_tests::perfusion::{SLACK, Scratch, command, record_pid, run};
 use system_tests::wait::{let_pass, wait_until};
-use system_tests::{App, Outcome, Runtime, Workload, on_runtimes};
+use system_tests::{App, Outcome, Runtime, Sample, Workload, on_runtimes};
 
 use crate::waits::CpuLimit;
 
@@ -138,6 +138,42 @@ fn a_thread_that_runs_is_dumped_where_it_was_just_seen() {
     let main = thread(&dumped, app.pid());
     assert!(in_order(&functions(main), &["read", "main", "_start"]), "{main:#}");
     assert_eq!(main["wait_reason"], "read:pipe");
+    app.stop().unwrap();
+}
+
+#[test]
+fn a_process_whose_first_thread_has_ended_is_one_like_others() {
+    let Some(_turn) = begin_beside("dump::first_ended", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("first-ended").start().unwrap();
+    let pid = app.pid();
+    let stat = format!("/proc/{pid}/stat");
+    let ended = || fs::read_to_string(&stat).unwrap().contains(") Z ").then_some(());
+    wait_until("the first thread to end", SLACK, ended).unwrap();
+
+    let listed = run(command(["ps"]).arg("--json"), SLACK).unwrap();
+    let rows = json(&listed);
+    let row = rows.as_array().unwrap().iter().find(|row| row["pid"] == pid).expect("it is listed");
+    assert_eq!((&row["mode"], &row["runtime"]["kind"]), (&"native".into(), &"native".into()), "{row:#}");
+    assert!(row["command"].as_str().unwrap().ends_with("first-ended"), "{row:#}");
+
+    let dumped = json(&dump(pid, &["--json"]));
+    for (name, function) in [("asleep", "wait_asleep"), ("computes", "compute")] {
+        let stack = functions(thread(&dumped, app.thread(name)));
+        assert!(in_order(&stack, &[function, "run"]), "{name}: {dumped:#}");
+    }
+
+    let (profile, outcome) = record_pid(pid, Duration::from_secs(1), &["--no-attach"]).unwrap();
+    for (name, function) in [("asleep", "wait_asleep"), ("computes", "compute")] {
+        let tid = app.thread(name).to_string();
+        let its = |sample: &Sample| sample.label("thread_id") == tid;
+        let picture = || format!("{name}: {}\n{}", outcome.stderr, profile.describe("wall", its));
+        let whole = |sample: &Sample| {
+            let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
+            its(sample) && root && sample.positions(&["run", function]).is_some()
+        };
+        let (all, seen) = (profile.sum("wall", its), profile.sum("wall", whole));
+        assert!(all > 0 && seen * 10 >= all * 8, "{seen} of {all} ns:\n{}", picture());
+    }
     app.stop().unwrap();
 }
 

@@ -203,7 +203,7 @@ struct Executable {
 
 impl Executable {
     fn of(target: &Target) -> Self {
-        let Ok(mut file) = target.file("exe") else { return Self::default() };
+        let Ok(mut file) = target.file(&target.in_common("exe")) else { return Self::default() };
         let mut start = [0; 64];
         if file.read_exact(&mut start).is_err() || !start.starts_with(b"\x7fELF") {
             return Self::default();

@@ -3,7 +3,7 @@
 
 use crate::process::mapping::{Fields, parse_fields};
 use crate::process::patience::{ForeignFile, ForeignReader};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{CWD, Dir, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read as _};
@@ -62,7 +62,30 @@ impl Target {
     /// True while the process exists and is no zombie (a zombie has no memory left to profile).
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        self.stat_field(3).is_ok_and(|state| !matches!(state.as_str(), "Z" | "X" | "x"))
+        self.lives("stat") || self.survivor().is_some()
+    }
+
+    /// Whether the thread that `stat` is of has not ended.
+    fn lives(&self, stat: &str) -> bool {
+        self.field(stat, 3).is_ok_and(|state| !matches!(state.as_str(), "Z" | "X" | "x"))
+    }
+
+    /// A thread that has not ended; asked once the first one has.
+    fn survivor(&self) -> Option<String> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let tasks = openat(&self.directory, "task", flags, Mode::empty()).ok()?;
+        let mut tids = Dir::read_from(&tasks)
+            .ok()?
+            .filter_map(|entry| Some(entry.ok()?.file_name().to_str().ok()?.to_owned()));
+        tids.find(|tid| tid.parse::<u32>().is_ok() && self.lives(&format!("task/{tid}/stat")))
+    }
+
+    /// Where a file is that shows what all threads have in common while they live: memory, program, root. A first thread that has ended before the
+    /// others (`pthread_exit` in `main`) has none of it any more.
+    #[must_use]
+    pub fn in_common(&self, name: &str) -> String {
+        let survivor = if self.lives("stat") { None } else { self.survivor() };
+        survivor.map_or_else(|| name.to_owned(), |tid| format!("task/{tid}/{name}"))
     }
 
     /// A file below `/proc/PID`, for reading.
@@ -83,7 +106,7 @@ impl Target {
     /// The same, for what the kernel reads from the process's memory or under the lock of its address space (`maps`, `environ`, `cmdline`):
     /// the process can hold that up.
     fn reader(&self, name: &str) -> Result<ForeignReader, Errno> {
-        Ok(ForeignFile::of_process(self.file(name)?, self.pid).reader())
+        Ok(ForeignFile::of_process(self.file(&self.in_common(name))?, self.pid).reader())
     }
 
     /// At most so many bytes of one of these.
@@ -110,7 +133,12 @@ impl Target {
 
     /// Field `number` of `stat`, counted from 1 as in proc_pid_stat(5), for fields after the command name.
     fn stat_field(&self, number: usize) -> Result<String, Errno> {
-        let stat = self.text("stat")?;
+        self.field("stat", number)
+    }
+
+    /// The same of a thread's `stat`.
+    fn field(&self, stat: &str, number: usize) -> Result<String, Errno> {
+        let stat = self.text(stat)?;
         // The name (field 2) may hold spaces and parentheses; the last one closes it.
         let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
         rest.split_ascii_whitespace().nth(number.saturating_sub(3)).map(str::to_owned).ok_or(Errno::IO)
@@ -219,7 +247,7 @@ impl Target {
     /// File name of its executable.
     #[must_use]
     pub fn executable_name(&self) -> Option<String> {
-        let link = rustix::fs::readlinkat(&self.directory, "exe", Vec::new()).ok()?;
+        let link = rustix::fs::readlinkat(&self.directory, self.in_common("exe"), Vec::new()).ok()?;
         let path = link.to_string_lossy();
         let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
         path.rsplit('/').next().filter(|name| !name.is_empty()).map(str::to_owned)
@@ -279,7 +307,7 @@ impl Target {
     pub fn root(&self) -> Result<OwnedFd, Errno> {
         // A magic link of the kernel's, the only one that is followed.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        openat(&self.directory, "root", flags, Mode::empty())
+        openat(&self.directory, self.in_common("root"), flags, Mode::empty())
     }
 
     /// Whom it is at the mercy of anyway: root, root of its user namespace, and its own user.

@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -345,12 +346,19 @@ fn open_mapped(pid: u32, mapping: &Mapping) -> Result<File, ImageError> {
         path: Arc::clone(&mapping.path),
         source: source.into(),
     };
-    // The kernel's own link to the mapped file: right even when the path names something else by now.
-    let link = format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.range.start, mapping.range.end);
-    let (handle, by_link) = match rustix::fs::openat(CWD, link, HANDLE, Mode::empty()) {
-        Ok(handle) => (handle, true),
+    // The kernel's own link to the mapped file: right even when the path names something else by now. Each thread's id is that of such a directory,
+    // though it is not listed; and while the thread is one of the process, it is not another process's.
+    let thread = super::living_thread(pid).unwrap_or(pid);
+    let link = format!("/proc/{thread}/map_files/{:x}-{:x}", mapping.range.start, mapping.range.end);
+    let linked = rustix::fs::openat(CWD, link, HANDLE, Mode::empty());
+    let is_its = || thread == pid || Path::new(&format!("/proc/{pid}/task/{thread}")).exists();
+    let (handle, by_link) = match linked.ok().filter(|_| is_its()) {
+        Some(handle) => (handle, true),
         // The mapping was split or grew, or the process is in exec: by path below the process's root, with nothing followed.
-        Err(_) => (beneath(&format!("/proc/{pid}/root"), &mapping.path).map_err(error)?, false),
+        None => {
+            let root = format!("{}/root", super::in_common(pid));
+            (beneath(&root, &mapping.path).map_err(error)?, false)
+        }
     };
     let found = found(&handle, mapping, by_link).map_err(error)?;
     if found != Some(mapping.inode) {
@@ -411,7 +419,6 @@ mod tests {
     use super::*;
     use crate::source::Mmap;
     use std::io::Write;
-    use std::path::Path;
 
     /// A pid no process can have (kernel limit 2^22).
     const NOBODY: u32 = 5_000_000;

@@ -1144,7 +1144,7 @@ pub(super) fn read_maps(pid: u32) -> Result<Vec<Mapping>, ProcessError> {
 
 /// `/proc/PID/maps`, as far as it is read.
 pub(super) fn maps_text(pid: u32) -> Result<Vec<u8>, ProcessError> {
-    let path = format!("/proc/{pid}/maps");
+    let path = format!("{}/maps", super::in_common(pid));
     let file = path.clone();
     let text = wait_for(Holder::Process(pid), move || {
         let mut text = Vec::new();

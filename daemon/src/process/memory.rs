@@ -54,8 +54,9 @@ impl ProcessMemory {
     /// Opens the memory of `pid`, if it is still the process that started at `start_ticks`.
     #[must_use]
     pub fn open(pid: u32, start_ticks: u64) -> Option<Self> {
-        let memory = File::open(format!("/proc/{pid}/mem")).ok()?;
-        let maps = File::open(format!("/proc/{pid}/maps")).ok()?;
+        let directory = super::in_common(pid);
+        let memory = File::open(format!("{directory}/mem")).ok()?;
+        let maps = File::open(format!("{directory}/maps")).ok()?;
         // Checked after opening: from here on the files cannot become another process's.
         if super::start_ticks(pid) != Some(start_ticks) {
             return None;

@@ -20,6 +20,7 @@ pub use image::{Image, ImageError};
 pub use lesson::Lesson;
 pub use table::{Counters, ProcessInfo, ProcessTable};
 
+use crate::source::kernel::seed;
 use std::io;
 
 /// Start time of a process in clock ticks since boot: with the pid, it tells a process from a later one with the same pid.
@@ -45,10 +46,29 @@ pub fn all_pids() -> io::Result<Vec<u32>> {
     Ok(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
+/// A thread of the process that has not ended: its first one, where that lives. It may end before the others (`pthread_exit` in `main`), and is a
+/// zombie until the last of them has: so is a process all of whose threads have.
+#[must_use]
+pub fn living_thread(pid: u32) -> Option<u32> {
+    let lives = |tid: &u32| seed::state(pid, *tid).is_some();
+    let others = || seed::numbers(&format!("/proc/{pid}/task")).into_iter();
+    Some(pid).filter(lives).or_else(|| others().find(lives))
+}
+
+/// Where /proc shows what the threads of a process have in common while they live, its memory and its root: a thread that has ended has none of it
+/// any more (`do_exit`, kernel/exit.c).
+pub(crate) fn in_common(pid: u32) -> String {
+    match living_thread(pid) {
+        Some(other) if other != pid => format!("/proc/{pid}/task/{other}"),
+        _ => format!("/proc/{pid}"),
+    }
+}
+
 /// True while the process that began at `start_ticks` runs: not gone, not replaced, not a zombie that waits for its parent.
 #[must_use]
 pub fn is_running(pid: u32, start_ticks: Option<u64>) -> bool {
-    stat(pid).is_some_and(|stat| Some(stat.starttime) == start_ticks && !matches!(stat.state, 'Z' | 'X'))
+    let lives = |state| !matches!(state, 'Z' | 'X') || living_thread(pid).is_some();
+    stat(pid).is_some_and(|stat| Some(stat.starttime) == start_ticks && lives(stat.state))
 }
 
 /// Why a process could not be taken up.

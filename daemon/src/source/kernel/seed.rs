@@ -15,7 +15,7 @@ pub(super) struct Seed {
 }
 
 /// Numbers among the names of a directory of /proc; none when it is gone.
-pub(super) fn numbers(directory: &str) -> Vec<u32> {
+pub(crate) fn numbers(directory: &str) -> Vec<u32> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
@@ -27,7 +27,7 @@ pub(super) fn threads(tgid: u32) -> Vec<Seed> {
 }
 
 /// State of a thread; `None` when it is gone, dead or unreadable.
-pub(super) fn state(tgid: u32, tid: u32) -> Option<u32> {
+pub(crate) fn state(tgid: u32, tid: u32) -> Option<u32> {
     look_at(tgid, tid).ok().flatten()
 }
 
