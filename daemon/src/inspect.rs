@@ -119,7 +119,7 @@ fn origin(origin: Origin) -> &'static str {
         }
         Origin::Plt => "decoding a procedure linkage table without an entry",
         Origin::EntryPoint => "the entry point of a program loader, which nothing calls",
-        Origin::Code => "decoding the instructions: there is no unwind data for them",
+        Origin::Code => "decoding the instructions: no unwind data says it",
         Origin::Epilogue => "decoding an epilogue",
         Origin::Hijack => ".eh_frame, corrected: the runtime puts this function in place of a return address",
         Origin::JitUnwindInfo => "unwind information of JIT-compiled code",

@@ -591,6 +591,25 @@ fn a_signal_handler_on_a_stack_of_its_own_is_followed_to_what_it_interrupted() {
 }
 
 #[test]
+fn a_coroutines_stack_ends_where_the_c_library_began_it() {
+    let Some(_turn) = begin_beside("waits::coroutine", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("coroutine").start().unwrap();
+    await_sleep(&app, "coroutine");
+    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(1), &["--no-attach"]).unwrap();
+    let its = of_thread(app.thread("coroutine"));
+    let picture = || format!("{}\n{}", outcome.stderr, profile.describe("blocked", &its));
+    let whole = |sample: &Sample| {
+        let [root, function, ..] = &*sample.stack else { return false };
+        let asleep = sample.positions(&["in_coroutine", "nanosleep"]).is_some();
+        root.mapping.contains("libc.so") && function.function == "in_coroutine" && asleep
+    };
+    let all = profile.sum("blocked", |sample| its(sample) && sample.label("wait_reason") == "sleep");
+    let seen = profile.sum("blocked", |sample| its(sample) && whole(sample));
+    assert!(all > 500_000_000 && seen * 100 >= all * 99, "{seen} of {all} ns:\n{}", picture());
+    app.stop().unwrap();
+}
+
+#[test]
 fn a_kernels_worker_that_serves_a_process_has_a_kernel_stack_and_no_other() {
     let Some(_turn) = begin_beside("waits::uring", &[RECORD, &[Need::C]].concat()) else { return };
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("uring").start().unwrap();

@@ -232,6 +232,7 @@ impl ProcessTable {
                     (Some(Ok(found)), Ok(rule)) => {
                         let origin = match found.table {
                             _ if matches!(rule.kind, FrameKind::Stub { .. }) => Origin::Hijack,
+                            _ if found.rule != *rule && rule.is_thread_start() => Origin::Code,
                             _ if found.rule != *rule => Origin::Epilogue,
                             Table::EhFrame => Origin::EhFrame,
                             Table::DebugFrame => Origin::DebugFrame,

@@ -736,6 +736,11 @@ impl View<'_> {
         {
             return (frame, Ok(rule));
         }
+        // The return address of a context's first function is the beginning of another one, behind whose last byte nothing is called.
+        if !exact && (NATIVE.is_context_start)(&self.code(id, offset.wrapping_add(1))) {
+            let frame = FrameKey::Native { image: id, address: address.wrapping_add(1) };
+            return (frame, Ok(NATIVE.thread_start()));
+        }
         self.images.keep(id);
         let Some(unwind) = self.images.unwind(id) else { return (frame, Err(Refusal::Unreadable)) };
         let rule = |address| {

@@ -55,6 +55,8 @@ pub struct Machine {
     pub signal_return: Option<SignalReturn>,
     /// What code without unwind data says about its frames, where its instructions are followed.
     pub body: Option<BodyDecoder>,
+    /// Whether the bytes of code are where the C library has the function of a new context (makecontext(3)) return to, which nobody has called.
+    pub is_context_start: fn(&[u8]) -> bool,
     /// First bytes of the runtime's `OnHijackTripThread`, where its call frame information needs [`Machine::hijack`].
     pub hijack_prologue: &'static [u8],
     /// The rule inside it, at an offset from its start, given what its call frame information says.

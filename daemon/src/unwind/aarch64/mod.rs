@@ -50,6 +50,8 @@ pub static AARCH64: Machine = Machine {
     // Compilers keep frame records in nearly all code.
     body: None,
     // The true return address is written where its call frame information says (runtime src/coreclr/vm/arm64/asmhelpers.S).
+    // Its frame has no caller by its call frame information, and its code begins with a `nop` (glibc sysdeps/unix/sysv/linux/aarch64/setcontext.S).
+    is_context_start: |_| false,
     hijack_prologue: &[],
     hijack: |_, _| Err(Refusal::Unsupported),
 };

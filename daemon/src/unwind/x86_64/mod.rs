@@ -48,6 +48,7 @@ pub static X86_64: Machine = Machine {
     // Call frame information says it all: glibc and the kernel write it for the handlers' return.
     signal_return: None,
     body: Some(BodyDecoder { rule: body::rule, is_behind_entry: body::is_behind_entry }),
+    is_context_start,
     hijack_prologue: &HIJACK_PROLOGUE,
     hijack,
 };
@@ -68,6 +69,13 @@ impl Register {
         const DWARF: [u8; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
         DWARF.get(usize::from(number)).copied().map(Self::of)
     }
+}
+
+/// Whether code is glibc's `__start_context` (sysdeps/unix/sysv/linux/x86_64/__start_context.S): mov %rbx,%rsp; mov (%rsp),%rdi; test %rdi,%rdi, behind
+/// an `endbr64` where it is built with those.
+fn is_context_start(code: &[u8]) -> bool {
+    let code = code.strip_prefix(&[0xf3, 0x0f, 0x1e, 0xfa]).unwrap_or(code);
+    code.starts_with(&[0x48, 0x89, 0xdc, 0x48, 0x8b, 0x3c, 0x24, 0x48, 0x85, 0xff])
 }
 
 /// First bytes of `OnHijackTripThread` (runtime src/coreclr/vm/amd64/asmhelpers.S): push rax, rbp, rbx, r15, r14, r13, r12. No other
