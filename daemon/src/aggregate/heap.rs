@@ -91,7 +91,7 @@ pub struct LiveObject {
     pub site: Site,
     /// When it was allocated.
     pub born: MonotonicNs,
-    /// Generation at the last collection; 0 before the first.
+    /// Generation at the last collection that looked at it; before the first, the one it was allocated in.
     pub generation: u8,
     size: u64,
     /// What it stands for as a sample of what is allocated.
@@ -187,7 +187,13 @@ impl Allocations {
         self.ticks += u64::from(sampling == Sampling::Stride);
         *self.sites.entry(site).or_default() += weight;
         if let Some(level) = allocation.watched {
-            let entered_after = self.collections.entry(region).or_default()[0];
+            // Large objects are looked at by full collections only, also before the library has told their generation.
+            let generation = match heap {
+                Heap::Small => 0,
+                Heap::Large => 3,
+                Heap::Pinned => 4,
+            };
+            let entered_after = self.collections.entry(region).or_default()[looked_at(generation)];
             let live = self.live.entry(region).or_default();
             let room = live.len() < MAX_OF_REGION && self.live_objects < MAX_OF_ALL;
             if room || live.contains_key(&allocation.sample) {
@@ -195,7 +201,7 @@ impl Allocations {
                 let object = LiveObject {
                     site,
                     born: time,
-                    generation: 0,
+                    generation,
                     size,
                     sampled,
                     level,
@@ -337,6 +343,17 @@ fn survived(object: &LiveObject, collections: &Collections) -> u32 {
     object.survived.saturating_add(since)
 }
 
+/// True where a collection is known to have looked at a live object and left it alive, by its generation and the collections it has survived (rounded
+/// down to a power of two or not). These are counted when they begin, so the only one may be going on still; but an object changes from 0 to 1
+/// or 2 at the end of one only.
+#[must_use]
+pub fn has_survived(generation: i64, survived: i64) -> bool {
+    match generation {
+        1 | 2 => true,
+        _ => survived >= 2,
+    }
+}
+
 /// `number` rounded down to a power of two, 0 for 0: bounds the number of label values (D10).
 #[must_use]
 pub fn count_bucket(number: u32) -> u64 {
@@ -358,7 +375,7 @@ pub fn age_bucket_seconds(born: MonotonicNs, now: MonotonicNs) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Allocations, MAX_OF_REGION, age_bucket_seconds, size_class, weight};
+    use super::{Allocations, MAX_OF_REGION, age_bucket_seconds, has_survived, size_class, weight};
     use crate::sample::stack::{StackId, StackTable};
     use crate::source::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId, UserContext};
 
@@ -516,6 +533,41 @@ mod tests {
         heap.collection(region, 2);
         assert_eq!(survived(&heap), 4);
         assert_eq!([0, 1, 3, 4, 1_000].map(super::count_bucket), [0, 1, 2, 4, 512]);
+    }
+
+    #[test]
+    fn a_large_object_has_not_survived_a_collection_of_young_ones() {
+        let (mut heap, region) = (Allocations::default(), RegionId(3));
+        let survived = |heap: &Allocations| heap.live().map(|object| heap.survived(&object)).sum::<u32>();
+        for (sample, of) in [(1, Heap::Large), (2, Heap::Pinned)] {
+            let object = Allocation { heap: of, ..allocation(sample, 100_000, AllocationKind::Sampled) };
+            heap.allocated(region, MonotonicNs(5), &object, StackId(1));
+        }
+        let mut generations: Vec<u8> = heap.live().map(|object| object.generation).collect();
+        generations.sort_unstable();
+        assert_eq!(generations, [3, 4]);
+        // The library has looked at them, the collection has not.
+        heap.collection(region, 0);
+        heap.alive(region, &[(1, 3), (2, 4)]);
+        assert_eq!(survived(&heap), 0);
+        heap.collection(region, 2);
+        assert_eq!(survived(&heap), 2);
+    }
+
+    #[test]
+    fn a_collection_that_may_be_going_on_proves_nothing() {
+        for (generation, survived, known) in [
+            (0, 0, false),
+            (0, 1, false),
+            (0, 2, true),
+            (1, 1, true),
+            (2, 2, true),
+            (3, 0, false),
+            (3, 1, false),
+            (4, 2, true),
+        ] {
+            assert_eq!(has_survived(generation, survived), known, "{generation} {survived}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::profile::TYPES;
 use crate::pprof::proto::Profile;
 use crate::report::ReportError;
 use crate::report::stacks::Stacks;
-use crate::report::units::{grouped, human};
+use crate::report::units::{counted, grouped, human};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -71,13 +71,13 @@ pub(super) fn text(before: &Profile, after: &Profile, rows: usize) -> Result<Str
     // Writing to a String cannot fail.
     writeln!(
         text,
-        "{} in {} objects before, {} in {} objects after: {}, {} objects",
+        "{} in {} before, {} in {} after: {}, {}",
         human(was.bytes, "bytes"),
-        grouped(was.objects),
+        counted(was.objects, "object"),
         human(is.bytes, "bytes"),
-        grouped(is.objects),
+        counted(is.objects, "object"),
         signed(human(growth(&sums.all).bytes, "bytes")),
-        signed(grouped(growth(&sums.all).objects)),
+        signed(counted(growth(&sums.all).objects, "object")),
     )
     .ok();
     let mut types: Vec<(&String, &Both)> = sums.types.iter().filter(|(_, both)| both[0] != both[1]).collect();
@@ -88,7 +88,11 @@ pub(super) fn text(before: &Profile, after: &Profile, rows: usize) -> Result<Str
                    what: &str,
                    some: &mut dyn Iterator<Item = &(&String, &Both)>,
                    all: usize| {
-        writeln!(text, "\n{what} most: {} of {all} types", all.min(rows)).ok();
+        if all == 0 {
+            writeln!(text, "\n{what}: no type").ok();
+            return;
+        }
+        writeln!(text, "\n{what} most: {} of {}", all.min(rows), counted(all, "type")).ok();
         writeln!(text, "{:>12} {:>14} {:>12} {:>14}  type", "bytes", "objects", "bytes now", "objects now")
             .ok();
         for (name, both) in some.take(rows) {
@@ -104,18 +108,19 @@ pub(super) fn text(before: &Profile, after: &Profile, rows: usize) -> Result<Str
             .ok();
         }
     };
-    changed(&mut text, "grown", &mut types.iter(), grown);
+    changed(&mut text, "grown", &mut types.iter().take(grown), grown);
     let mut ways: Vec<(&Vec<String>, &Both)> =
         sums.ways.iter().filter(|(_, both)| growth(both).bytes > 0).collect();
     ways.sort_by_key(|(way, both)| (std::cmp::Reverse(growth(both).bytes), *way));
     if !ways.is_empty() {
-        writeln!(text, "\nwhat holds them: {} of {} ways that have grown", ways.len().min(rows), ways.len())
-            .ok();
+        let (shown, all) = (ways.len().min(rows), counted(ways.len(), "way"));
+        let have = if ways.len() == 1 { "has" } else { "have" };
+        writeln!(text, "\nwhat holds them: {shown} of {all} that {have} grown").ok();
     }
     for (way, both) in ways.into_iter().take(rows) {
         let by = growth(both);
         let amount =
-            format!("{} in {} objects", signed(human(by.bytes, "bytes")), signed(grouped(by.objects)));
+            format!("{} in {}", signed(human(by.bytes, "bytes")), signed(counted(by.objects, "object")));
         writeln!(text, "\n{amount}").ok();
         print::way(&mut text, way.iter().map(String::as_str));
     }
@@ -127,5 +132,75 @@ pub(super) fn text(before: &Profile, after: &Profile, rows: usize) -> Result<Str
 
 /// With a plus where it grew.
 fn signed(amount: String) -> String {
-    if amount.starts_with('-') || amount == "0" { amount } else { format!("+{amount}") }
+    if amount.starts_with('-') || amount == "0" || amount.starts_with("0 ") {
+        amount
+    } else {
+        format!("+{amount}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TYPES, text};
+    use crate::pprof::proto::{Function, Line, Location, Profile, Sample, ValueType};
+
+    /// A survey of types that a static field holds, each with its objects and bytes.
+    fn survey(types: &[(&str, i64, i64)]) -> Profile {
+        let names = types.iter().map(|(name, ..)| *name).chain(["static field Shop.Orders"]);
+        let texts = TYPES.iter().flat_map(|(name, unit)| [*name, *unit]).chain(names);
+        let column = |at| ValueType { r#type: at, unit: at + 1 };
+        let ids = 1..=types.len() as u64 + 1;
+        let root = *ids.end();
+        let location = |id| Location {
+            id,
+            line: vec![Line { function_id: id, ..Line::default() }],
+            ..Location::default()
+        };
+        Profile {
+            sample_type: vec![column(1), column(3)],
+            string_table: [""].into_iter().chain(texts).map(str::to_owned).collect(),
+            // The names come after the empty text and four of the columns.
+            function: ids
+                .clone()
+                .zip(5..)
+                .map(|(id, name)| Function { id, name, ..Function::default() })
+                .collect(),
+            location: ids.map(location).collect(),
+            sample: (1..)
+                .zip(types)
+                .map(|(id, (_, objects, bytes))| Sample {
+                    location_id: vec![id, root],
+                    value: vec![*objects, *bytes],
+                    label: Vec::new(),
+                })
+                .collect(),
+            ..Profile::default()
+        }
+    }
+
+    #[test]
+    fn what_has_shrunk_has_not_grown() {
+        let before = survey(&[("Order", 10, 1000), ("Line", 30, 3000), ("Same", 1, 24)]);
+        let after = survey(&[("Order", 9, 900), ("Line", 10, 1000), ("Same", 1, 24)]);
+        let said = text(&before, &after, 10).unwrap();
+        let (grown, shrunk) = said.split_once("\nshrunk most: 2 of 2 types\n").expect(&said);
+        assert!(grown.ends_with("\ngrown: no type\n") && !grown.contains("Order"), "{said}");
+        assert_eq!(shrunk.matches("  Line\n").count() + shrunk.matches("  Order\n").count(), 2, "{said}");
+        assert!(!said.contains("what holds them"), "{said}");
+    }
+
+    #[test]
+    fn one_that_has_grown_is_one() {
+        let (before, after) =
+            (survey(&[("Order", 1, 24), ("Line", 5, 99)]), survey(&[("Order", 2, 48), ("Line", 4, 90)]));
+        let said = text(&before, &after, 10).unwrap();
+        assert!(
+            said.starts_with("123 B in 6 objects before, 138 B in 6 objects after: +15 B, 0 objects\n"),
+            "{said}"
+        );
+        let (_, grown) = said.split_once("\ngrown most: 1 of 1 type\n").expect(&said);
+        let (grown, held) = grown.split_once("\nwhat holds them: 1 of 1 way that has grown\n").expect(&said);
+        assert!(grown.contains("  Order\n") && !grown.contains("  Line\n"), "{said}");
+        assert!(held.contains("+24 B in +1 object\n") && held.contains("Shop.Orders"), "{said}");
+    }
 }

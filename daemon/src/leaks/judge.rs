@@ -8,6 +8,8 @@
 //! longer seen may still be there. Both moments are therefore counted by the later one's share, which the objects' weights tell.
 
 use super::snapshot::Group;
+use crate::aggregate::interval::Interval;
+use crate::report::units::counted;
 use std::fmt;
 
 /// Shortest time and fewest moments for a verdict about growth.
@@ -44,15 +46,13 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// A rate with its 95 % interval.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// A rate per second.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
-    /// Per second.
+    /// It.
     pub per_second: f64,
-    /// Lower end.
-    pub low: f64,
-    /// Upper end.
-    pub high: f64,
+    /// Its 95 % interval; `None` where a fixed stride, and not chance, has chosen the objects: there is none.
+    pub interval: Option<Interval>,
 }
 
 /// What was found.
@@ -62,8 +62,8 @@ pub struct Judgement {
     pub verdict: Verdict,
     /// Why, in words.
     pub reason: String,
-    /// How fast the bytes that are proven to be alive grow, in the second half of the time.
-    pub bytes: Rate,
+    /// How fast the bytes that are proven to be alive grow, in the second half of the time; or why that is not known.
+    pub trend: Result<Rate, &'static str>,
     /// True when hardly any of it was ever left alive by a collection: the ordinary life of objects, or too few to speak of. Also when nothing is
     /// left and nothing can be said of it: such is a place of which a frame had no name at first, and is another since it has.
     pub minor: bool,
@@ -136,26 +136,37 @@ pub fn judge(moments: &[Moment<'_>]) -> Judgement {
     let proven: Vec<Group> = moments.iter().map(|moment| moment.group.proven()).collect();
     let alive: Vec<Moment<'_>> =
         moments.iter().zip(&proven).map(|(moment, group)| Moment { at_s: moment.at_s, group }).collect();
-    let minor = moments.iter().all(|moment| moment.group.survivors() < FEWEST_SEEN);
+    let minor = moments.iter().all(|moment| moment.group.survivors().seen() < FEWEST_SEEN);
     let (Some(first), Some(half), Some(last)) = (alive.first(), middle(&alive), alive.last()) else {
         let reason = "nothing was seen".to_owned();
-        return Judgement { verdict: Verdict::TooEarly, reason, bytes: Rate::default(), minor };
+        return Judgement { verdict: Verdict::TooEarly, reason, trend: Err(ONE_MOMENT), minor };
     };
-    let (change, length_s) = (Change::between(half, last), last.at_s - half.at_s);
     let (verdict, reason) = verdict(moments, &alive, last.at_s - first.at_s);
     let nothing_left = moments.last().is_none_or(|moment| moment.group.seen() == 0.0);
     let minor = minor || nothing_left && verdict == Verdict::TooEarly;
-    let rate = |total: f64| {
-        let each = if last.group.seen() > 0.0 { total / last.group.seen() } else { 0.0 };
-        let per_second = |seen: f64| if length_s > 0.0 { seen * each / length_s } else { 0.0 };
-        let half = HALF_WIDTH_95 * change.error();
-        Rate {
-            per_second: per_second(change.growth()),
-            low: per_second(change.growth() - half),
-            high: per_second(change.growth() + half),
-        }
-    };
-    Judgement { verdict, reason, bytes: rate(last.group.bytes()), minor }
+    let stride = moments.iter().any(|moment| moment.group.stride);
+    Judgement { verdict, reason, trend: trend(half, last, stride), minor }
+}
+
+/// Why there is no trend.
+const ONE_MOMENT: &str = "it takes two moments";
+const NOT_PROVEN: &str = "none of it is proven to have outlived a full collection";
+
+/// How fast the bytes grow from one moment to another.
+fn trend(first: &Moment<'_>, last: &Moment<'_>, stride: bool) -> Result<Rate, &'static str> {
+    let length_s = last.at_s - first.at_s;
+    if length_s <= 0.0 {
+        return Err(ONE_MOMENT);
+    }
+    let some = [last, first].into_iter().map(|moment| moment.group).find(|group| group.seen() > 0.0);
+    // What one that was seen stands for.
+    let each = some.map(|group| group.bytes() / group.seen()).ok_or(NOT_PROVEN)?;
+    let change = Change::between(first, last);
+    let per_second = |seen: f64| seen * each / length_s;
+    let half = HALF_WIDTH_95 * change.error();
+    let interval =
+        Interval { low: per_second(change.growth() - half), high: per_second(change.growth() + half) };
+    Ok(Rate { per_second: per_second(change.growth()), interval: (!stride).then_some(interval) })
 }
 
 /// The middle moment by time.
@@ -177,7 +188,7 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
         && let Some((gone, from, to)) = turnover(all)
     {
         let reason = format!(
-            "of {gone:.0} seen alive at {}, at {} at most one in ten was left, and others had taken their place",
+            "of {gone:.0} seen that a collection had left alive at {}, at {} at most one in ten was left, and others had taken their place",
             seconds(from - first.at_s),
             seconds(to - first.at_s)
         );
@@ -185,9 +196,9 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
     }
     if !whole {
         let reason = format!(
-            "watched for {} at {} moments; it takes {} and {FEWEST_SNAPSHOTS}",
+            "watched for {} at {}; it takes {} and {FEWEST_SNAPSHOTS}",
             seconds(length_s),
-            all.len(),
+            counted(all.len(), "moment"),
             seconds(SHORTEST_S)
         );
         return (Verdict::TooEarly, reason);
@@ -208,7 +219,7 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
     }
     let kept = || {
         format!(
-            "of {:.0} seen alive at {}, {:.0} % still are at {}",
+            "of {:.0} seen alive at {}, about {:.0} % still are at {}",
             late.before,
             since(half),
             late.kept() * 100.0,
@@ -218,7 +229,7 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
     if grows(early) && grows(late) {
         if late.kept() >= 0.7 {
             let reason = format!(
-                "{:.0} more in the first half and {:.0} in the second, all through full collections; {}; the oldest are {} old. A cache that is emptied more rarely looks the same",
+                "{:.0} more in the first half and {:.0} in the second, all through full collections; {}; the oldest are at least {} old. A cache that is emptied more rarely looks the same",
                 early.growth(),
                 late.growth(),
                 kept(),
@@ -247,8 +258,11 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
 }
 
 /// Two moments, the earlier of which has lost nine in ten of its objects by the later, though there are about as many: how many there
-/// were, and when.
+/// were, and when. Only of what a collection has left alive: what dies at once is there until the next one, and is no cache.
 fn turnover(moments: &[Moment<'_>]) -> Option<(f64, f64, f64)> {
+    let kept: Vec<Group> = moments.iter().map(|moment| moment.group.survivors()).collect();
+    let moments: Vec<Moment<'_>> =
+        moments.iter().zip(&kept).map(|(moment, group)| Moment { at_s: moment.at_s, group }).collect();
     moments.iter().enumerate().find_map(|(at, first)| {
         let later = moments.get(at + 1..).unwrap_or_default();
         later.iter().find_map(|last| {
@@ -275,7 +289,7 @@ pub fn seconds(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Moment, Verdict, judge};
+    use super::{Moment, NOT_PROVEN, ONE_MOMENT, Verdict, judge};
     use crate::leaks::snapshot::{Cell, Group};
 
     /// What is seen of objects born at these seconds and alive at `now`, when so many can be watched at most.
@@ -371,6 +385,50 @@ mod tests {
         assert!(found.minor && found.verdict == Verdict::TooEarly, "{found:?}");
         let found = judge(&moments[..2]);
         assert!(!found.minor, "{found:?}");
+    }
+
+    #[test]
+    fn garbage_that_no_collection_has_looked_at_is_no_cache() {
+        // A thousand die at once and are there until the next collection; one in three hundred happens to be in use when it comes.
+        let looks: Vec<(f64, Group)> = (1..=24)
+            .map(|look| f64::from(look) * 5.0)
+            .map(|now| {
+                let mut group = group(&every(0.005, now - 5.0, now), now, f64::INFINITY);
+                for (at, cell) in group.cells.iter_mut().enumerate() {
+                    (cell.survived, cell.proven) = (at % 300 == 0, false);
+                }
+                (now, group)
+            })
+            .collect();
+        let moments: Vec<Moment<'_>> =
+            looks.iter().map(|(at_s, group)| Moment { at_s: *at_s, group }).collect();
+        let found = judge(&moments);
+        assert!(found.minor && found.verdict == Verdict::TooEarly, "{found:?}");
+        assert_eq!(found.trend, Err(NOT_PROVEN));
+    }
+
+    #[test]
+    fn a_trend_takes_two_moments_and_its_interval_chance() {
+        let looks = [60.0, 120.0].map(|now| (now, group(&every(1.0, 0.0, now), now, f64::INFINITY)));
+        let trend = |looks: &[(f64, Group)]| {
+            let moments: Vec<Moment<'_>> =
+                looks.iter().map(|(at_s, group)| Moment { at_s: *at_s, group }).collect();
+            judge(&moments).trend
+        };
+        // An object of 100 kB a second, of which those of the last 20 s are not counted yet.
+        let by_chance = trend(&looks).unwrap();
+        assert!((by_chance.per_second / 1e5 - 1.0).abs() < 0.05, "{by_chance:?}");
+        assert!(by_chance.interval.is_some_and(|interval| interval.holds(1e5)), "{by_chance:?}");
+        let by_stride = trend(&looks.clone().map(|(at_s, group)| (at_s, Group { stride: true, ..group })));
+        assert_eq!(by_stride, Ok(super::Rate { interval: None, ..by_chance }));
+        assert_eq!(trend(&looks[1..]), Err(ONE_MOMENT));
+        assert_eq!(trend(&[]), Err(ONE_MOMENT));
+        // All of it went.
+        let gone = trend(&[looks[1].clone(), (180.0, Group::default())]).unwrap();
+        assert!(
+            gone.per_second < 0.0 && gone.interval.is_some_and(|interval| interval.high < 0.0),
+            "{gone:?}"
+        );
     }
 
     #[test]

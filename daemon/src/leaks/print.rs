@@ -1,10 +1,10 @@
 //! The findings for people: verdict and trend, then why, then where.
 
-use super::judge::seconds;
+use super::Finding;
+use super::judge::{Verdict, seconds};
 use super::series::{Process, Stretch};
-use super::snapshot::Snapshot;
-use super::{Finding, judge::Verdict};
-use crate::report::units::{grouped, human};
+use super::snapshot::{Group, Snapshot};
+use crate::report::units::{counted, human};
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
@@ -26,14 +26,14 @@ pub(super) fn text(
     let length = at(longest.last()) - at(longest.first());
     let shown: Vec<&Finding> = findings.iter().filter(|finding| !finding.judgement.minor).collect();
     let count = |verdict| shown.iter().filter(|finding| finding.judgement.verdict == verdict).count();
+    let moments = counted(longest.len(), "moment");
     // Writing to a String cannot fail.
     writeln!(
         text,
-        "{} moments in {}: {} leaks, {} caches, {} steady, {} too early to tell",
-        longest.len(),
-        seconds(length),
-        count(Verdict::Leak),
-        count(Verdict::Refreshed),
+        "{}: {}, {}, {} steady, {} too early to tell",
+        if length > 0.0 { format!("{moments} in {}", seconds(length)) } else { moments },
+        counted(count(Verdict::Leak), "leak"),
+        counted(count(Verdict::Refreshed), "cache"),
         count(Verdict::Steady),
         count(Verdict::TooEarly)
     )
@@ -41,8 +41,8 @@ pub(super) fn text(
     for ((pid, name), of) in stretches.iter().filter(|(_, of)| of.left_out > 0) {
         writeln!(
             text,
-            "{name} {pid}: {} earlier moments are left out: nothing was recorded for {} after them, and live objects are not known to be the same",
-            of.left_out,
+            "{name} {pid}: left out: {} before a break of {}, in which nothing was recorded: live objects are not known to be the same",
+            counted(of.left_out, "earlier moment"),
             seconds(of.break_s)
         )
         .ok();
@@ -57,14 +57,18 @@ pub(super) fn text(
     if hidden > 0 {
         writeln!(
             text,
-            "\nnot shown: {hidden} places of which no collection left 10 or more seen objects alive, or nothing is left"
+            "\nnot shown: {} of which no collection left 10 or more seen objects alive, or nothing is left",
+            counted(hidden, "place")
         )
         .ok();
     }
-    if findings.iter().any(|finding| finding.last.stride) {
+    let no_interval = |finding: &Finding| {
+        finding.last.stride || finding.judgement.trend.is_ok_and(|rate| rate.interval.is_none())
+    };
+    if shown.into_iter().take(rows).any(no_interval) {
         writeln!(
             text,
-            "\nsampled by a fixed stride (.NET 6 to 9): sizes and rates may be biased, see docs/memory.md"
+            "\n(fixed stride): .NET 6 to 9 do not choose by chance what they tell of, so sizes and rates may be wrong many times over, and no interval exists; see docs/memory.md"
         )
         .ok();
     }
@@ -75,26 +79,121 @@ fn one(text: &mut String, finding: &Finding) -> std::fmt::Result {
     let (place, last, found) = (&finding.place, &finding.last, &finding.judgement);
     let bytes = |value: f64| human(value.round() as i64, "bytes");
     writeln!(text, "\n{}: {} [{} {}]", found.verdict, place.type_name, place.process, place.pid)?;
+    let young = last.bytes() - last.survivors().bytes();
     writeln!(
         text,
-        "  alive   {} in {} objects, {:.0} of them seen; oldest ≥ {}, half of them older than {}",
+        "  alive   {} in {}{}, {:.0} seen; {}{}",
         bytes(last.bytes()),
-        grouped(last.objects().round() as i64),
+        counted(last.objects().round() as i64, "object"),
+        if last.stride { " (fixed stride)" } else { "" },
         last.seen(),
-        seconds(last.oldest_s()),
-        seconds(last.median_s())
+        if young >= 0.5 {
+            format!("{} of it not yet through a collection; ", bytes(young))
+        } else {
+            String::new()
+        },
+        ages(last)
     )?;
     let minute = |value: f64| bytes(value * 60.0);
-    writeln!(
-        text,
-        "  trend   {} a minute (95 %: {} … {}) in the second half",
-        minute(found.bytes.per_second),
-        minute(found.bytes.low),
-        minute(found.bytes.high)
-    )?;
+    match &found.trend {
+        Ok(rate) => {
+            let interval = match rate.interval {
+                Some(interval) => format!("95 %: {} … {}", minute(interval.low), minute(interval.high)),
+                None => "fixed stride: 95 % interval not known".to_owned(),
+            };
+            writeln!(text, "  trend   {} a minute ({interval}) in the second half", minute(rate.per_second))?;
+        }
+        Err(why) => writeln!(text, "  trend   not known: {why}")?,
+    }
     writeln!(text, "  why     {}", found.reason)?;
     for (at, frame) in place.stack.iter().take(FRAMES).enumerate() {
         writeln!(text, "  {:<7} {frame}", if at == 0 { "where" } else { "" })?;
     }
     Ok(())
+}
+
+/// How old objects are, as far as it is known: by powers of two.
+fn ages(group: &Group) -> String {
+    match (group.oldest_s(), group.half_at_least_s()) {
+        (..1.0, _) => "all less than 1 s old".to_owned(),
+        (oldest, ..1.0) => format!("oldest at least {}, most less than 1 s", seconds(oldest)),
+        (oldest, half) => format!("oldest at least {}, half at least {}", seconds(oldest), seconds(half)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::leaks::findings;
+    use crate::leaks::series::stretches;
+    use crate::leaks::snapshot::{Cell, Group, Place, Snapshot};
+
+    /// What is printed of a type of which so many are alive at each of these seconds.
+    fn text(looks: &[f64], stride: bool, cells: impl Fn(f64) -> Vec<Cell>) -> String {
+        let process = (7, "shop".to_owned());
+        let place = Place {
+            pid: process.0,
+            process: process.1.clone(),
+            type_name: "Order".into(),
+            stack: vec!["Buy".into()],
+        };
+        let look = |&at_s: &f64| Snapshot {
+            at_s,
+            length_s: at_s,
+            processes: [process.clone()].into(),
+            groups: [(place.clone(), Group { cells: cells(at_s), stride })].into(),
+            ..Snapshot::default()
+        };
+        let snapshots: Vec<Snapshot> = looks.iter().map(look).collect();
+        let stretches = stretches(&snapshots);
+        super::text(&snapshots, &stretches, &findings(&snapshots, &stretches), 10)
+    }
+
+    fn cell(age_s: f64, seen: f64) -> Cell {
+        Cell { age_s, seen, objects: seen * 10.0, bytes: seen * 1024.0, survived: true, proven: true }
+    }
+
+    /// One object more is seen each second.
+    fn leak(now: f64) -> Vec<Cell> {
+        let born = |at: i32| (now - f64::from(at)).log2().floor().max(0.0).exp2();
+        (0..now as i32).map(|at| cell(born(at), 1.0)).collect()
+    }
+
+    const LOOKS: [f64; 4] = [30.0, 60.0, 90.0, 120.0];
+
+    #[test]
+    fn an_interval_is_shown_where_chance_has_chosen_and_a_caveat_elsewhere() {
+        let by_chance = text(&LOOKS, false, leak);
+        assert!(by_chance.starts_with("4 moments in 90 s: 1 leak, 0 caches, 0 steady, 0 too"), "{by_chance}");
+        assert!(by_chance.contains(" a minute (95 %: ") && !by_chance.contains("stride"), "{by_chance}");
+        let by_stride = text(&LOOKS, true, leak);
+        assert!(by_stride.contains(" a minute (fixed stride: 95 % interval not known) in"), "{by_stride}");
+        assert!(by_stride.contains(" objects (fixed stride), 120 seen; "), "{by_stride}");
+        assert!(!by_stride.contains('…'), "{by_stride}");
+        assert!(by_stride.contains("\n(fixed stride): .NET 6 to 9 "), "{by_stride}");
+    }
+
+    #[test]
+    fn ages_are_told_as_what_they_are_at_least() {
+        let text = text(&LOOKS, false, leak);
+        assert!(text.contains("; the oldest are at least 64 s old. "), "{text}");
+        assert!(text.contains(" seen; oldest at least 64 s, half at least 32 s\n"), "{text}");
+    }
+
+    #[test]
+    fn one_moment_has_no_trend() {
+        let text = text(&[120.0], false, leak);
+        assert!(text.starts_with("1 moment: 0 leaks, 0 caches, 0 steady, 1 too early to tell\n"), "{text}");
+        assert!(text.contains("\n  trend   not known: it takes two moments\n"), "{text}");
+        assert!(text.contains("  why     watched for 0 s at 1 moment; it takes 60 s and 4\n"), "{text}");
+    }
+
+    #[test]
+    fn what_no_collection_has_looked_at_is_told_apart() {
+        let young = |bytes: f64| Cell { bytes, survived: false, proven: false, ..cell(0.0, 12.0) };
+        let text = text(&LOOKS, false, |_| vec![cell(0.0, 12.0), young(512.0 * 1024.0)]);
+        assert!(
+            text.contains("; 512 KiB of it not yet through a collection; all less than 1 s old\n"),
+            "{text}"
+        );
+    }
 }

@@ -1,6 +1,7 @@
 //! What was alive at one moment, by process, type and allocation stack: read from a profile.
 
 use super::series::Process;
+use crate::aggregate::heap::has_survived;
 use crate::pprof::proto::Profile;
 use crate::report::stacks::{Kind, Stacks};
 use crate::symbolize::pretty::clean;
@@ -33,7 +34,7 @@ pub struct Cell {
     pub objects: f64,
     /// Their bytes.
     pub bytes: f64,
-    /// A collection has looked at them and left them alive.
+    /// A collection is known to have looked at them and left them alive.
     pub survived: bool,
     /// They have been in the oldest generation during at least one full collection: alive for sure, not only not collected yet.
     pub proven: bool,
@@ -44,7 +45,7 @@ pub struct Cell {
 pub struct Group {
     /// Its parts.
     pub cells: Vec<Cell>,
-    /// Sampled by a fixed stride: figures may be biased.
+    /// Sampled by a fixed stride: figures may be biased, and have no interval.
     pub stride: bool,
 }
 
@@ -94,12 +95,6 @@ impl Group {
         (objects > 0.0).then(|| self.seen() / objects)
     }
 
-    /// Of these, those that a collection has left alive.
-    #[must_use]
-    pub fn survivors(&self) -> f64 {
-        self.sum(|cell| if cell.survived { cell.seen } else { 0.0 })
-    }
-
     /// Objects.
     #[must_use]
     pub fn objects(&self) -> f64 {
@@ -112,10 +107,20 @@ impl Group {
         self.sum(|cell| cell.bytes)
     }
 
+    fn only(&self, which: impl Fn(&Cell) -> bool) -> Self {
+        Self { cells: self.cells.iter().copied().filter(which).collect(), stride: self.stride }
+    }
+
+    /// Only what a collection is known to have left alive.
+    #[must_use]
+    pub fn survivors(&self) -> Self {
+        self.only(|cell| cell.survived)
+    }
+
     /// Only what is proven to be alive.
     #[must_use]
     pub fn proven(&self) -> Self {
-        Self { cells: self.cells.iter().copied().filter(|cell| cell.proven).collect(), stride: self.stride }
+        self.only(|cell| cell.proven)
     }
 
     /// Of what was seen, about how many are older than `age_s`.
@@ -136,19 +141,13 @@ impl Group {
         self.cells.iter().map(|cell| cell.age_s).fold(0.0, f64::max)
     }
 
-    /// The age that half of the objects have reached, seconds.
+    /// An age that half of the objects have reached for sure, seconds: the highest power of two, or 0.
     #[must_use]
-    pub fn median_s(&self) -> f64 {
-        let mut cells = self.cells.clone();
-        cells.sort_by(|a, b| a.age_s.total_cmp(&b.age_s));
-        let (half, mut below) = (self.objects() / 2.0, 0.0);
-        for cell in cells {
-            if below + cell.objects >= half && cell.objects > 0.0 {
-                return cell.age_s + (half - below) / cell.objects * (cell.below_s() - cell.age_s);
-            }
-            below += cell.objects;
-        }
-        0.0
+    pub fn half_at_least_s(&self) -> f64 {
+        let half = self.objects() / 2.0;
+        let reached =
+            |age_s: f64| self.sum(|cell| if cell.age_s >= age_s { cell.objects } else { 0.0 }) >= half;
+        self.cells.iter().map(|cell| cell.age_s).filter(|age_s| reached(*age_s)).fold(0.0, f64::max)
     }
 }
 
@@ -196,7 +195,7 @@ impl Snapshot {
                     seen: number("sampled_objects").max(1) as f64,
                     objects,
                     bytes,
-                    survived: number("gcs_survived") > 0,
+                    survived: has_survived(number("generation"), number("gcs_survived")),
                     proven: is_proven(number("generation"), number("gcs_survived")),
                 });
             }
@@ -206,11 +205,11 @@ impl Snapshot {
 }
 
 /// An object of generation 2 was looked at twice on its way there, and since then by full collections only; a large or pinned one by full
-/// collections from the first. `survived` is rounded down to a power of two.
+/// collections from the first. The last of them may be going on still. `survived` is rounded down to a power of two.
 fn is_proven(generation: i64, survived: i64) -> bool {
     match generation {
         2 => survived >= 4,
-        3.. => survived >= 1,
+        3.. => has_survived(generation, survived),
         _ => false,
     }
 }
@@ -240,14 +239,30 @@ mod tests {
             [0.5, 1.0, 8.0, 12.0, 24.0, 32.0, 99.0].map(|s| group.seen_older(s)),
             [14.0, 12.0, 12.0, 8.0, 2.0, 0.0, 0.0]
         );
-        assert_eq!(group.median_s(), 12.0);
-        assert_eq!(Group::default().median_s(), 0.0);
+        assert_eq!(group.half_at_least_s(), 8.0);
+        assert_eq!(Group::default().half_at_least_s(), 0.0);
+    }
+
+    #[test]
+    fn cells_of_one_age_are_one_and_no_age_is_made_up_in_between() {
+        // Generations and sites are cells of their own: 46 and 48 s were said of the first two, by their order.
+        for (cells, half_s) in [
+            (&[(32.0, 1.0), (32.0, 9.0)][..], 32.0),
+            (&[(32.0, 9.0), (32.0, 1.0)], 32.0),
+            (&[(64.0, 3.0), (32.0, 4.0), (64.0, 2.0), (0.0, 1.0)], 64.0),
+            (&[(64.0, 4.0), (32.0, 3.0), (0.0, 3.0)], 32.0),
+            (&[(64.0, 4.0), (0.0, 6.0)], 0.0),
+        ] {
+            let group = group(cells);
+            assert_eq!(group.half_at_least_s(), half_s, "{cells:?}");
+            assert!(group.seen_older(half_s) >= group.seen() / 2.0, "{cells:?}");
+        }
     }
 
     #[test]
     fn only_a_full_collection_proves_life() {
         for (generation, survived, proven) in
-            [(0, 9, false), (1, 9, false), (2, 2, false), (2, 4, true), (3, 0, false), (3, 1, true)]
+            [(0, 9, false), (1, 9, false), (2, 2, false), (2, 4, true), (3, 1, false), (3, 2, true)]
         {
             assert_eq!(is_proven(generation, survived), proven, "{generation} {survived}");
         }

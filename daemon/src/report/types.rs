@@ -3,7 +3,8 @@
 
 use super::stacks::Stacks;
 use super::top::{Options, fit};
-use super::units::{grouped, human, percent};
+use super::units::{counted, grouped, human, percent};
+use crate::aggregate::heap::has_survived;
 use crate::aggregate::interval::Estimate;
 use crate::aggregate::key::{SampleType, Sampling, UNKNOWN_TYPE};
 use crate::exact::merge::{COUNTED, EXACT};
@@ -24,6 +25,7 @@ struct Type {
     /// A part of it was not sampled but counted: [`EXACT`] or [`COUNTED`].
     counted: Option<&'static str>,
     oldest: i64,
+    young: [f64; 2],
 }
 
 /// What is known of one type.
@@ -45,6 +47,8 @@ pub struct TypeRow {
     pub counted: Option<&'static str>,
     /// Oldest age, rounded down to a power of two, seconds; 0 for allocations.
     pub oldest_seconds: i64,
+    /// Objects and bytes that count as alive and that no collection is known to have looked at.
+    pub young: [f64; 2],
 }
 
 /// True for a sample type that [`rows`] and [`table`] know.
@@ -98,6 +102,12 @@ fn add<'a>(
     of.counted = [EXACT, COUNTED].into_iter().find(|counted| sampling == Some(counted)).or(of.counted);
     of.unsure |= seen.is_none() || stacks.label(sample, "sampling") != Some(Sampling::Random.name());
     of.oldest = of.oldest.max(number("age_seconds").unwrap_or(0));
+    // Other profilers' profiles do not say.
+    if let (Some(generation), Some(survived)) = (number("generation"), number("gcs_survived"))
+        && !has_survived(generation, survived)
+    {
+        of.young = [of.young[0] + objects, of.young[1] + bytes];
+    }
     let (seen, positive) = (seen.unwrap_or(0), |key| number(key).filter(|&number| number > 0));
     of.seen = of.seen.saturating_add(seen);
     let seen = seen as f64;
@@ -132,6 +142,7 @@ fn row(name: &str, of: &Type) -> TypeRow {
         has_interval: !of.unsure,
         counted: of.counted,
         oldest_seconds: of.oldest,
+        young: of.young,
     }
 }
 
@@ -185,6 +196,15 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
         let room = options.width.map(|width| width.saturating_sub(numbers.chars().count()));
         line(format!("{numbers}{}", fit(&row.name, "", room).0));
     }
+    let young =
+        all.iter().fold([0.0; 2], |[objects, bytes], row| [objects + row.young[0], bytes + row.young[1]]);
+    if young.iter().any(|value| *value > 0.0) {
+        line(format!(
+            "{dim}{} of it, {}, not yet through a collection: until one has looked, what is dead counts as alive{plain}",
+            human(round(young[1]), "bytes"),
+            counted(round(young[0]), "object"),
+        ));
+    }
     if all.iter().take(options.limit).any(|row| row.counted == Some(COUNTED)) {
         line(format!(
             "{dim}counted: by the runtime; the last objects of each type and thread, fewer than 1,000 for each thread of the process, are not in it; see docs/memory.md{plain}"
@@ -212,7 +232,7 @@ fn round(value: f64) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Options, rows};
+    use super::{Options, rows, table};
     use crate::aggregate::heap::{Weight, weight};
     use crate::aggregate::key::{Labels, SampleType, Sampling};
     use crate::aggregate::window::{Limits, Window};
@@ -223,11 +243,19 @@ mod tests {
     use crate::symbolize::Symbolizer;
     use std::time::{Duration, SystemTime};
 
-    /// A profile with a stack for each of these samples of one type.
+    /// A profile with a stack for each of these samples of one type, allocated.
     fn profile(samples: &[Weight]) -> pprof::proto::Profile {
+        let samples: Vec<_> = samples.iter().map(|weight| (*weight, None)).collect();
+        of_fates(&samples)
+    }
+
+    /// The same of samples that are alive, in a generation and through so many collections, where these are told.
+    fn of_fates(samples: &[(Weight, Option<(u8, u64)>)]) -> pprof::proto::Profile {
         let mut window = Window::new(Limits::default());
-        for (address, weight) in (1..).zip(samples) {
+        for (address, (weight, alive)) in (1..).zip(samples) {
             let labels = Labels {
+                generation: alive.map(|(generation, _)| generation),
+                survived: alive.map(|(_, survived)| survived),
                 type_name: Some("Huge".into()),
                 sampling: Some(Sampling::Random),
                 sampled_objects: Some(weight.seen),
@@ -235,7 +263,11 @@ mod tests {
                 space_stderr: Some(weight.variance.sqrt().round() as u64),
                 ..Labels::default()
             };
-            let values = [(SampleType::AllocObjects, weight.objects), (SampleType::AllocSpace, weight.bytes)];
+            let [objects, bytes] = match alive {
+                Some(_) => [SampleType::InuseObjects, SampleType::InuseSpace],
+                None => [SampleType::AllocObjects, SampleType::AllocSpace],
+            };
+            let values = [(objects, weight.objects), (bytes, weight.bytes)];
             window.add_all(&[FrameKey::Kernel(address)], &labels, &values);
         }
         let about = About {
@@ -247,6 +279,26 @@ mod tests {
         };
         let encoded = pprof::encode(&window, &Symbolizer::default(), &ProcessTable::new(), &about);
         pprof::decode(&encoded.unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_no_collection_has_looked_at_is_said_to_be_in_it() {
+        let (small, large) = (weight(AllocationKind::Sampled, 24), weight(AllocationKind::Sampled, 300_000));
+        let said = |samples: &[_], column| {
+            let text = table(&of_fates(samples), column, &Options::default());
+            let found = text.lines().find(|line| line.contains("not yet through a collection"));
+            found.map(str::to_owned)
+        };
+        // Two small ones of 100 KiB each, dead or not, beside one that has survived; and a large one that a collection may just look at.
+        let alive =
+            [(small, Some((0, 0))), (small, Some((0, 1))), (small, Some((1, 1))), (large, Some((3, 4)))];
+        for column in ["inuse_space", "inuse_objects"] {
+            let line = said(&alive, column).unwrap();
+            assert!(line.starts_with("200 KiB of it, 8,53") && line.contains(" objects, not yet"), "{line}");
+        }
+        assert!(said(&[(large, Some((3, 1)))], "inuse_space").is_some());
+        assert_eq!(said(&alive[2..], "inuse_space"), None);
+        assert_eq!(said(&[(small, None)], "alloc_space"), None);
     }
 
     #[test]

@@ -51,6 +51,13 @@ pub fn grouped(value: i64) -> String {
     shown
 }
 
+/// So many of a thing whose name forms its plural with an s: `1 leak`, `1,234 objects`.
+#[must_use]
+pub fn counted(number: impl TryInto<i64>, thing: &str) -> String {
+    let number = number.try_into().unwrap_or(i64::MAX);
+    format!("{} {thing}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
 /// `part` of `whole` in percent, one decimal.
 #[must_use]
 pub fn percent(part: i64, whole: i64) -> String {
@@ -77,6 +84,8 @@ mod tests {
         ] {
             assert_eq!(human(value, unit), shown);
         }
+        let counts = [0_usize, 1, 2, 1234].map(|number| counted(number, "leak"));
+        assert_eq!(counts, ["0 leaks", "1 leak", "2 leaks", "1,234 leaks"]);
         assert_eq!(percent(1, 3), "33.3%");
         assert_eq!(percent(1, 0), "0.0%");
     }
