@@ -3,9 +3,15 @@
 use crate::config::units::Span;
 use crate::report::stacks::Only;
 use crate::source::shim::LIVE_OBJECTS;
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgGroup, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
-use std::{collections::HashSet, ffi::OsString, num::NonZeroU32, path::PathBuf, time::Duration};
+use std::{
+    collections::HashSet,
+    ffi::OsString,
+    num::NonZeroU32,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// Exit codes, also in `--help`.
 pub mod exit {
@@ -72,7 +78,7 @@ const DAEMON_EXAMPLES: &str = "Examples:
   perfusion daemon --set windows.length=30s --set attach.policy=all";
 
 const CONFIG_EXAMPLES: &str = "Examples:
-  perfusion config check --config /etc/perfusion/perfusion.yaml
+  perfusion config check /etc/perfusion/perfusion.yaml
   perfusion config show                                      every value, where it comes from
   perfusion config schema > schema.json                      for an editor";
 
@@ -184,8 +190,8 @@ pub struct Record {
     /// Start this program and profile it from its first instruction until it ends.
     #[arg(last = true, value_name = "CMD", group = "target")]
     pub command: Vec<String>,
-    /// Stop after this long (500ms, 10s, 5m, 1h). Default: until Ctrl-C or until every target has ended. A CMD that still runs
-    /// then goes on; perfusion writes the file and waits for it, to end with its exit code.
+    /// Stop after this long (500ms, 10s, 5m, 1h). Default: until Ctrl-C (a second one gives the recording up, exit code 130) or until every
+    /// target has ended. A CMD that still runs then goes on; perfusion writes the file and waits for it, to end with its exit code.
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// The profile's file.
@@ -210,8 +216,8 @@ pub struct Record {
     /// where it allocates much. The last objects of each type are not told of; --exact counts all.
     #[arg(long, value_name = "OFTEN", requires = "command", conflicts_with = "exact")]
     pub alloc_counts: Option<AllocCounts>,
-    /// Most bytes of user stack copied per sample, in KiB; only what a thread uses is copied.
-    #[arg(long, value_name = "KIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(4..=64))]
+    /// Most bytes of user stack copied per CPU sample, in KiB, and per wait up to 32; only what a thread uses is copied.
+    #[arg(long, value_name = "KIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(4..=64))]
     pub stack_kib: u32,
     /// Budget for the stacks of waits, in MiB per second; what four seconds leave of it may be used later, and a recording begins with as much. Above
     /// it, waits keep their exact timing and their stacks are sampled with a known probability.
@@ -262,9 +268,10 @@ pub struct Report {
     /// Sample type, for example cpu, blocked, alloc_space, inuse_space. Default: the profile's own default.
     #[arg(short = 't', long = "type", value_name = "TYPE")]
     pub sample_type: Option<String>,
-    /// top: table of functions; folded: one stack a line; flame: one HTML file with all sample types.
-    #[arg(short, long, value_enum, default_value_t = Format::Top)]
-    pub format: Format,
+    /// top: table of functions; folded: one stack a line; flame: one HTML file with all sample types. Default: top, or flame where the output's
+    /// name ends in .html.
+    #[arg(short, long, value_enum)]
+    pub format: Option<Format>,
     /// Rows of the top table.
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 20)]
     pub rows: usize,
@@ -273,7 +280,7 @@ pub struct Report {
     pub sort: Sort,
     /// Sum by the values of a label instead of by functions, for example thread, thread_name, thread_role, process, wait_reason, waker,
     /// waker_name, type, generation (one that is not there is answered with those that are). Several, separated by commas or given again: a row
-    /// for each combination. Folded stacks and the flame graph get the values as their roots.
+    /// for each combination; (none) are those without the label. Folded stacks and the flame graph get the values as their roots.
     #[arg(long, value_name = "LABEL", value_delimiter = ',')]
     pub by: Vec<String>,
     /// Show only what has this value of a label, for example thread=poster1, pid=4242 or wait_reason=futex. More than one: all must hold.
@@ -286,6 +293,20 @@ pub struct Report {
     /// switch.
     #[arg(long)]
     pub idle: bool,
+}
+
+impl Report {
+    /// How it is written.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        let is_page = self.output.as_deref().is_some_and(is_page);
+        self.format.unwrap_or(if is_page { Format::Flame } else { Format::Top })
+    }
+}
+
+/// True for the name of a web page.
+fn is_page(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end.eq_ignore_ascii_case("html") || end.eq_ignore_ascii_case("htm"))
 }
 
 /// `perfusion dump`.
@@ -301,6 +322,10 @@ pub struct Dump {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+    /// Print with each frame what `perfusion inspect unwind` takes to explain it (JSON has it always): a file and the address in it, or
+    /// the pid and the address where a managed method begins.
+    #[arg(long)]
+    pub addresses: bool,
     /// Write here instead of to stdout (-).
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -407,6 +432,25 @@ pub struct ConfigSources {
     pub set: Vec<String>,
 }
 
+/// `perfusion config check`.
+#[derive(Debug, Args)]
+pub struct ConfigCheck {
+    /// The YAML file: the same as with --config.
+    #[arg(value_name = "FILE", conflicts_with = "config")]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    sources: ConfigSources,
+}
+
+impl ConfigCheck {
+    /// Where the configuration comes from, the file named either way.
+    #[must_use]
+    pub fn sources(&self) -> ConfigSources {
+        let config = self.file.as_ref().or(self.sources.config.as_ref()).cloned();
+        ConfigSources { config, set: self.sources.set.clone() }
+    }
+}
+
 const CONFIG_HELP: &str = "\
 Flags go before the environment, the environment before the file. The variable of windows.length is PERFUSION_WINDOWS_LENGTH.
 The daemon reads all of it again on SIGHUP, and keeps what it has when something is wrong. `perfusion config schema` lists every value.";
@@ -415,7 +459,7 @@ The daemon reads all of it again on SIGHUP, and keeps what it has when something
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
     /// Say whether it can be used; exit code 2 and what is wrong where, if not.
-    Check(ConfigSources),
+    Check(ConfigCheck),
     /// Print all values as one file, with where they come from.
     Show(ConfigSources),
     /// Print the JSON schema of the file.
@@ -455,6 +499,7 @@ In the rule, `[x]` is the word of stack at x, CFA the caller's stack pointer bef
 
 const INSPECT_EXAMPLES: &str = "Examples:
   perfusion inspect unwind 4242 0x7f3c12345678               an address in a process's memory
+  perfusion dump 4242 --addresses                            addresses to ask for
   perfusion inspect unwind /lib/x86_64-linux-gnu/libc.so.6 0x27200";
 
 /// `perfusion ps`.
@@ -490,7 +535,62 @@ pub struct ExecWhenReady {
 /// # Errors
 /// What clap says of it, help and version included; no word is suggested that help does not show.
 pub fn parse<W: Into<OsString> + Clone>(words: impl IntoIterator<Item = W>) -> Result<Cli, clap::Error> {
-    Cli::try_parse_from(words).map_err(without_hidden)
+    let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+    let cli = Cli::try_parse_from(&words).map_err(|error| with_tip(without_hidden(error), &words))?;
+    refuse(&cli.command)?;
+    Ok(cli)
+}
+
+/// What clap's own rules let through. It does not ask for an argument that conflicts with a given one, so `requires = "command"` says
+/// nothing beside --pid, which is in CMD's group.
+fn refuse(command: &Command) -> Result<(), clap::Error> {
+    let Command::Record(record) = command else { return Ok(()) };
+    let refused = |kind, text: String| {
+        let mut whole = Cli::command();
+        whole.build();
+        match whole.find_subcommand_mut("record") {
+            Some(record) => Err(record.error(kind, text)),
+            None => Err(whole.error(kind, text)),
+        }
+    };
+    let of_command = [("--exact", record.exact), ("--alloc-counts", record.alloc_counts.is_some())];
+    if let Some((option, _)) = of_command.iter().find(|(_, given)| *given && record.command.is_empty()) {
+        let text = format!(
+            "{option} counts from a program's start and cannot be had of one that runs: expected -- CMD, as in \
+             `perfusion record {option}{} -- dotnet app.dll`",
+            if record.exact { "" } else { " low" },
+        );
+        return refused(ErrorKind::MissingRequiredArgument, text);
+    }
+    if is_page(&record.output) {
+        let text = format!(
+            "--output {}: what is recorded is a pprof file, not a page: record to a .pb.gz, then \
+             `perfusion report FILE --format flame --output {0}`",
+            record.output.display()
+        );
+        return refused(ErrorKind::ValueValidation, text);
+    }
+    Ok(())
+}
+
+/// Says where a program or a pid goes that stands bare behind `record`.
+fn with_tip(mut error: clap::Error, words: &[OsString]) -> clap::Error {
+    let is_word = |word: &&OsString| !word.to_string_lossy().starts_with('-');
+    let is_record = words.iter().skip(1).find(is_word).is_some_and(|word| word == "record");
+    let bare = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(word)) if !word.starts_with('-') => word.clone(),
+        _ => return error,
+    };
+    if error.kind() == ErrorKind::UnknownArgument && is_record {
+        let is_pid = bare.bytes().all(|byte| byte.is_ascii_digit());
+        let tip = if is_pid {
+            format!("a process that runs: --pid {bare}")
+        } else {
+            format!("a program to start stands behind two dashes: -- {bare} …")
+        };
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 /// Clap looks for similar words among the hidden ones too.
@@ -564,7 +664,7 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cli, Command, parse, parse_address};
+    use super::{Cli, Command, ConfigCommand, Format, parse, parse_address};
     use clap::{CommandFactory as _, Parser as _};
 
     #[test]
@@ -667,6 +767,62 @@ mod tests {
             (dump(&[]), dump(&["0"]), dump(&["1", "2"]), dump(&["1", "--pid", "2"])),
             (None, None, None, None)
         );
+    }
+
+    #[test]
+    fn what_counts_from_the_start_needs_a_program() {
+        let refusal = |words: &[&str]| {
+            let error = parse(["perfusion", "record"].iter().chain(words)).err()?;
+            Some((error.exit_code(), error.to_string()))
+        };
+        for option in [&["--exact"][..], &["--alloc-counts", "low"]] {
+            for target in [&["--pid", "1"][..], &["--all"], &["--cgroup", "/x"]] {
+                let (code, text) = refusal(&[option, target].concat()).unwrap();
+                assert!(code == 2 && text.contains(&format!("{} -- dotnet", option.join(" "))), "{text}");
+            }
+            assert_eq!(refusal(&[option, &["--", "app"]].concat()), None);
+        }
+    }
+
+    #[test]
+    fn a_bare_target_is_told_where_it_goes() {
+        let refusal = |words: &[&str]| parse(["perfusion"].iter().chain(words)).unwrap_err().to_string();
+        let text = refusal(&["record", "dotnet", "app.dll"]);
+        assert!(text.contains("'dotnet'") && text.contains("-- dotnet …"), "{text}");
+        let text = refusal(&["-q", "record", "-o", "x.pb.gz", "4242"]);
+        assert!(text.contains("'4242'") && text.contains("--pid 4242"), "{text}");
+        let text = refusal(&["ps", "4242"]);
+        assert!(!text.contains("--pid"), "{text}");
+    }
+
+    #[test]
+    fn the_name_of_a_page_asks_for_the_flame_graph() {
+        let format = |words: &[&str]| match parse(["perfusion", "report", "x"].iter().chain(words)) {
+            Ok(Cli { command: Command::Report(report), .. }) => report.format(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(format(&[]), Format::Top);
+        assert_eq!(format(&["-o", "x.txt"]), Format::Top);
+        assert_eq!(format(&["-o", "x.HTML"]), Format::Flame);
+        assert_eq!(format(&["-o", "x.html", "-f", "folded"]), Format::Folded);
+        let error = parse(["perfusion", "record", "--all", "-o", "x.html"]).unwrap_err();
+        assert!(error.exit_code() == 2 && error.to_string().contains("--format flame"), "{error}");
+    }
+
+    #[test]
+    fn a_configuration_is_named_with_and_without_the_option() {
+        let check = |words: &[&str]| match parse(["perfusion", "config", "check"].iter().chain(words)) {
+            Ok(Cli { command: Command::Config { what: ConfigCommand::Check(check) }, .. }) => {
+                Some(check.sources().config)
+            }
+            _ => None,
+        };
+        let file = Some(Some("f.yaml".into()));
+        assert_eq!(
+            (check(&["f.yaml"]), check(&["-c", "f.yaml"]), check(&[])),
+            (file.clone(), file, Some(None))
+        );
+        assert_eq!(check(&["f.yaml", "-c", "g.yaml"]), None);
     }
 
     #[test]

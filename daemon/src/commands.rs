@@ -32,7 +32,7 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
     let sample_type = options.sample_type.as_deref().unwrap_or_else(|| stacks.default_sample_type());
     let view = View { idle: options.idle, only: options.only.clone(), by: options.by.clone() };
     let mut text = Vec::new();
-    match options.format {
+    match options.format() {
         Format::Top => {
             let shown = top::Options {
                 limit: options.rows,

@@ -73,6 +73,17 @@ pub enum Error {
         /// Why it cannot be asked.
         why: WhyNot,
     },
+    /// A process whose heap cannot be surveyed now.
+    #[error(
+        "process {pid} ({name}) is recorded with --exact, which ends the runtime's walk over its heap: a survey would see one object. \
+             Take it when that recording has ended"
+    )]
+    CountedExactly {
+        /// Its pid.
+        pid: u32,
+        /// Its name.
+        name: String,
+    },
     /// Not a cgroup.
     #[error("--cgroup {}: expected a cgroup v2 directory, found {found}", path.display())]
     Cgroup {
@@ -112,6 +123,14 @@ pub enum Error {
         pid: String,
         /// The file both want to hold.
         path: std::path::PathBuf,
+    },
+    /// The file that says so cannot be had.
+    #[error("the daemon's lock file {}: {source}{}", path.display(), hint(source))]
+    LockFile {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        source: io::Error,
     },
     /// The address for metrics cannot be had.
     #[error("telemetry.listen: {listen}: {source}")]
@@ -153,6 +172,31 @@ pub enum Error {
         /// Its pid.
         pid: u32,
     },
+    /// A thread of the kernel.
+    #[error(
+        "pid {pid} ({name}) is a thread of the kernel: expected a process with memory of its own, found none; what the kernel does for a \
+         process stands in the stacks of that process, and `perfusion ps` lists those there are"
+    )]
+    KernelThread {
+        /// Its pid.
+        pid: u32,
+        /// Its name.
+        name: String,
+    },
+    /// The kernel lets nobody look at the process who has no more rights than this program.
+    #[error(
+        "process {pid} ({name}) cannot be recorded: expected to read /proc/{pid}/maps, found {source}; without it nothing in the process has a \
+         name. It belongs to a user namespace around the one perfusion runs in, or a security module protects it: run perfusion on the host and \
+         not in a container, or name another process (`perfusion ps` lists which can be seen)"
+    )]
+    Unseen {
+        /// Its pid.
+        pid: u32,
+        /// Its name.
+        name: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
     /// The process ended while it was looked at.
     #[error("process {pid} ended while its threads were looked at")]
     Gone {
@@ -172,6 +216,14 @@ pub enum Error {
     Failed,
 }
 
+/// What to do about a refusal.
+fn hint(refused: &io::Error) -> &'static str {
+    match refused.kind() {
+        io::ErrorKind::PermissionDenied => ": the daemon is to run as root (`perfusion doctor`)",
+        _ => "",
+    }
+}
+
 impl Error {
     /// The process's exit code for it.
     #[must_use]
@@ -183,9 +235,11 @@ impl Error {
             | Self::IsThread { .. }
             | Self::Gone { .. }
             | Self::Zombie { .. }
+            | Self::KernelThread { .. }
             | Self::Cgroup { .. } => exit::NO_TARGET,
             Self::Launch(LaunchError::Spawn { .. }) => exit::COMMAND,
             Self::NoSleepers { .. }
+            | Self::Unseen { .. }
             | Self::NotManaged { why: WhyNot::NotPermitted, .. }
             | Self::Attach(AttachError::Unreadable { .. }) => exit::NOT_PERMITTED,
             Self::Kernel(
@@ -204,7 +258,12 @@ impl Error {
             {
                 exit::NOT_PERMITTED
             }
-            Self::Config(_) | Self::ExactNeedsFile { .. } => exit::USAGE,
+            Self::LockFile { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                exit::NOT_PERMITTED
+            }
+            Self::Config(_) | Self::ExactNeedsFile { .. } | Self::Report(ReportError::NoValue { .. }) => {
+                exit::USAGE
+            }
             Self::Attach(AttachError::OtherProfiler { .. }) => exit::USAGE,
             Self::Output(_) | Self::Sink(_) | Self::Report(ReportError::Write(_)) => exit::OUTPUT,
             _ => exit::OTHER,

@@ -49,7 +49,9 @@ fn main() -> ExitCode {
         Command::Ps(options) => perfusion::commands::ps(options),
         Command::Doctor(options) => perfusion::commands::doctor(options.json),
         Command::Daemon(sources) => perfusion::daemon::daemon(sources),
-        Command::Config { what: ConfigCommand::Check(sources) } => perfusion::commands::config_check(sources),
+        Command::Config { what: ConfigCommand::Check(sources) } => {
+            perfusion::commands::config_check(&sources.sources())
+        }
         Command::Config { what: ConfigCommand::Show(sources) } => perfusion::commands::config_show(sources),
         Command::Config { what: ConfigCommand::Schema } => perfusion::commands::config_schema(),
         Command::Inspect { what: Inspect::Unwind(options) } => perfusion::inspect::unwind(options),

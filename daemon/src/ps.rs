@@ -14,7 +14,7 @@ const ASK_TIMEOUT: Duration = Duration::from_millis(300);
 /// Why a process that the daemon does not record has nothing.
 const UNSELECTED: &str = "not selected by the daemon's rules";
 
-/// Bytes of a command line that are read, and characters of it that a line of the table has.
+/// Bytes of a command line that are read, and characters of it that a line of the table has at most.
 const COMMAND_BYTES: u64 = 256;
 const COMMAND_CHARACTERS: usize = 40;
 
@@ -174,6 +174,24 @@ pub fn print(
     Ok(())
 }
 
+/// A command line as the table has it. In a long one paths lose their directories first: what tells .NET processes apart is the name of an
+/// assembly, which stands at the end of a long path.
+fn fitting(command: &str) -> String {
+    let fits = |text: &str| text.chars().count() <= COMMAND_CHARACTERS;
+    if fits(command) {
+        return command.to_owned();
+    }
+    let short = |word: &str| match word.rsplit_once('/') {
+        Some((_, name)) if !name.is_empty() => format!("…/{name}"),
+        _ => word.to_owned(),
+    };
+    let text = command.split(' ').map(short).collect::<Vec<_>>().join(" ");
+    if fits(&text) {
+        return text;
+    }
+    text.chars().take(COMMAND_CHARACTERS - 1).chain(['…']).collect()
+}
+
 fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     // What a daemon knows has columns only where one has spoken.
     let told = rows.iter().any(|row| row.daemon.is_some());
@@ -194,7 +212,7 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     )?;
     for row in rows {
         let container = row.container.as_deref().and_then(|id| id.get(..12)).unwrap_or("-");
-        let command: String = row.command.chars().take(COMMAND_CHARACTERS).collect();
+        let command = fitting(&row.command);
         let figures = row.daemon.as_ref().map_or_else(
             || columns("-", "-"),
             |Told { standing, shim_dropped, .. }| {
@@ -217,7 +235,7 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Mode, UNSELECTED, join, list, print};
+    use super::{COMMAND_CHARACTERS, Mode, UNSELECTED, fitting, join, list, print};
     use crate::daemon::control::Answer;
 
     #[test]
@@ -252,6 +270,16 @@ mod tests {
         let unselected = |ticks: u64| format!(r#","unselected":[{{"pid":{me},"start_ticks":{ticks}}}]"#);
         assert_eq!(why_not(ticks, out, &unselected(ticks), None).unwrap(), UNSELECTED);
         assert_eq!(why_not(ticks, "", &unselected(ticks + 1), None).unwrap(), "it opted out");
+    }
+
+    #[test]
+    fn a_long_command_line_keeps_the_names_of_its_files() {
+        assert_eq!(fitting("/usr/bin/dotnet app.dll"), "/usr/bin/dotnet app.dll");
+        let long = "/usr/share/dotnet/dotnet /srv/applications/shop/bin/Release/MyShop.dll --urls";
+        assert_eq!(fitting(long), "…/dotnet …/MyShop.dll --urls");
+        let longer = fitting(&format!("{long} {}", "x".repeat(100)));
+        assert!(longer.starts_with("…/dotnet …/MyShop.dll --urls xxx") && longer.ends_with("x…"), "{longer}");
+        assert_eq!(longer.chars().count(), COMMAND_CHARACTERS);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::source::MonotonicNs;
 use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
 use crate::source::shim::ShimSource;
 use indicatif::{ProgressBar, ProgressStyle};
+use rustix::io::Errno;
 use std::io::IsTerminal as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;
@@ -37,12 +38,6 @@ const READING: Duration = Duration::from_millis(200);
 
 /// An attach that takes longer is told of: a recording with a named process is that much longer than it was asked to be.
 const LONG_ATTACH: Duration = Duration::from_millis(500);
-
-/// Begins each line about what the recording lacks for want of a right, on stderr and in the profile's comments.
-const LIMITED: &str = "limited: ";
-
-/// Begins each comment of the profile about a process without a shim.
-const WITHOUT_SHIM: &str = "no managed names, allocations or live objects: ";
 
 /// What exact values mean beside stacks that are sampled.
 const EXACT_COMMENT: &str = "alloc_objects, alloc_space: exact per process and type; split among stacks by the objects that were sampled";
@@ -93,10 +88,13 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     }
     // What is needed at all is reported first.
     crate::kernel_features::check().map_err(KernelError::from)?;
+    for &pid in &options.pid {
+        check_seen(pid)?;
+    }
     let limits: Vec<Limit> =
         crate::kernel_features::limits().into_iter().filter_map(|(_, result)| result.err()).collect();
     for limit in &limits {
-        say.line(&format!("{LIMITED}{limit}"));
+        say.line(&format!("{}{limit}", pprof::LIMITED));
     }
     attach::place::begin_sweep();
     let settings = Settings::new(wishes(options))
@@ -327,6 +325,23 @@ pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
     }
 }
 
+/// Refuses a process in which nothing would have a name: a thread of the kernel, which has no memory of its own, and one at which the kernel
+/// does not let this program look, whatever its capabilities (`ptrace_may_access`, kernel/ptrace.c).
+fn check_seen(pid: u32) -> Result<(), Error> {
+    let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
+    let name = || target.comm().unwrap_or_default();
+    if target.is_kernel_thread() {
+        return Err(Error::KernelThread { pid, name: name() });
+    }
+    match target.maps(|_| false) {
+        Err(error @ (Errno::ACCESS | Errno::PERM)) => {
+            Err(Error::Unseen { pid, name: name(), source: error.into() })
+        }
+        // One that has just ended is found to be gone where the recording begins.
+        _ => Ok(()),
+    }
+}
+
 /// Refuses what has no runtime that could be asked about managed memory, before anything is said or done. Answers what else is in the way, if
 /// anything is.
 pub(crate) fn check_managed(target: &Target) -> Result<Option<WhyNot>, Error> {
@@ -384,7 +399,7 @@ fn follow(whom: Whom, settings: Settings, watcher: Watcher, say: Say) -> Followe
             }
         }
         News::Refused { expected: true, reason, .. } => {
-            say.line(&format!("{WITHOUT_SHIM}{reason}"));
+            say.line(&format!("{}{reason}", pprof::WITHOUT_SHIM));
         }
         // Most processes are no .NET ones: `ps` tells about each.
         News::Refused { pid, expected: false, reason } => tracing::debug!(pid, reason, "not attached"),
@@ -559,8 +574,8 @@ fn comments(
         comments.push(COUNTED_COMMENT.to_owned());
         comments.extend(counted.lines().into_iter().map(|line| format!("{COUNTS}{line}")));
     }
-    comments.extend(limits.iter().map(|limit| format!("{LIMITED}{limit}")));
-    comments.extend(without_shim.iter().map(|reason| format!("{WITHOUT_SHIM}{reason}")));
+    comments.extend(limits.iter().map(|limit| format!("{}{limit}", pprof::LIMITED)));
+    comments.extend(without_shim.iter().map(|reason| format!("{}{reason}", pprof::WITHOUT_SHIM)));
     comments.extend(recorded.processor.estimator_comments());
     // docs/metrics.md has all names; the ones at zero would be most of what a pprof tool prints above its table.
     let counted = recorded.counters.iter().filter(|(_, value)| *value > 0);

@@ -234,14 +234,24 @@ fn the_table_hides_parked_threads_and_says_so() {
         let only = vec![Only { label: label.to_owned(), value: value.to_owned() }];
         report::top::Options { view: View { only, ..View::default() }, ..options.clone() }
     };
-    let shown = report::top::table(&profile, "cpu", &only("pid", "1")).unwrap();
-    assert!(shown.starts_with("cpu: total 0 in") && shown.contains("nothing was counted"), "{shown}");
+    let error = report::top::table(&profile, "cpu", &only("pid", "1")).unwrap_err().to_string();
+    assert!(error.contains("pid=1: no sample") && error.contains("there are 42"), "{error}");
+    let shown = report::top::table(&profile, "delay", &only("pid", "42")).unwrap();
+    assert!(shown.starts_with("delay: total 0") && shown.contains("nothing was counted"), "{shown}");
     for (label, value) in [("thread", ".NET Server GC"), ("thread", "3"), ("thread_id", "3")] {
         let shown = report::top::table(&profile, "cpu", &only(label, value)).unwrap();
         assert!(shown.starts_with("cpu: total 5 ms in"), "{label}: {shown}");
     }
     let delay = report::top::table(&profile, "delay", &options).unwrap();
     assert!(delay.contains("nothing was counted"), "{delay}");
+    // Why, where the recording knows; a table that is not empty does without.
+    let mut limited = profile.clone();
+    limited.string_table.push(format!("{}diagnostics are off", pprof::WITHOUT_SHIM));
+    limited.comment.push(i64::try_from(limited.string_table.len() - 1).unwrap());
+    let delay = report::top::table(&limited, "delay", &options).unwrap();
+    assert!(delay.contains("nothing was counted") && delay.contains("diagnostics are off"), "{delay}");
+    let blocked = report::top::table(&limited, "blocked", &options).unwrap();
+    assert!(!blocked.contains("diagnostics are off"), "{blocked}");
     let error = report::top::table(&profile, "cpu", &only("colour", "red")).unwrap_err().to_string();
     assert!(error.contains("`colour`") && error.contains("wait_reason"), "{error}");
     let error = report::top::table(&profile, "nonsense", &options).unwrap_err().to_string();
@@ -291,7 +301,7 @@ fn through_the_framework() -> pprof::proto::Profile {
         duration: Duration::from_secs(10),
         period_ns: 10_101_010,
         main_image: None,
-        comments: Vec::new(),
+        comments: vec![format!("{}3 instead of 99", pprof::RATES_LOWERED_PREFIX)],
     };
     pprof::decode(&pprof::encode(&window, &symbolizer, &files, &about).unwrap()).unwrap()
 }
@@ -301,6 +311,9 @@ fn waits_and_allocations_belong_to_the_user_s_method_and_cpu_time_to_who_used_it
     let profile = through_the_framework();
     let options = report::top::Options::default();
     let table = |sample_type| report::top::table(&profile, sample_type, &options).unwrap();
+    // What a sample is worth depends on how often they were taken.
+    let tells_rates = |sample_type| table(sample_type).contains("rates lowered, 3 instead of 99");
+    assert!(tells_rates("cpu") && !tells_rates("blocked"));
     let blocked = table("blocked");
     assert_eq!(row(&blocked, "Shop.Ledger.Post"), "6 s 85.7% 6 s 85.7%", "{blocked}");
     assert_eq!(row(&blocked, "System.Threading.Monitor.Enter"), "0 0.0% 6 s 85.7%", "{blocked}");

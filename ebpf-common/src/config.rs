@@ -132,6 +132,10 @@ plain! {
         pub place_shift: u32,
         /// `task_struct.prio`.
         pub task_prio: u32,
+        /// `task_struct.thread`.
+        pub task_thread: u32,
+        /// In it the thread pointer as the scheduler saved it (x86-64: `thread_struct.fsbase`), or `NO_FIELD`.
+        pub thread_pointer: u32,
     }
 }
 

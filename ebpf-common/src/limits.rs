@@ -11,6 +11,9 @@ pub const MAX_SKIPPED_PAGES: u32 = 8;
 /// Most bytes of user stack one record carries.
 pub const MAX_STACK_COPY_BYTES: u32 = 64 * 1024;
 
+/// Most of it in the record of a wait, of a waker: their budget is one of bytes, and of a thread that still sleeps the daemon reads on.
+pub const MAX_WAIT_COPY_BYTES: u32 = MAX_STACK_COPY_BYTES / 2;
+
 /// Most kernel frames of one record: the default of `kernel.perf_event_max_stack`.
 pub const MAX_KERNEL_FRAMES: u32 = 127;
 

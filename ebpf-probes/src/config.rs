@@ -57,6 +57,8 @@ pub(crate) static CONFIG: Config = Config {
     vma_file: 0,
     place_shift: 0,
     task_prio: 0,
+    task_thread: 0,
+    thread_pointer: 0,
 };
 
 /// Reads one setting. The read is volatile: the compiler must not use the value above. To the verifier it is a constant, because the
@@ -165,6 +167,20 @@ impl Task {
     #[inline(always)]
     pub(crate) fn stack(self) -> u64 {
         self.field(setting!(task_stack))
+    }
+
+    /// Bytes from `stack_pointer` to where its stack ends at the latest, at most `limit`. C libraries keep what is a thread's own right above its
+    /// stack, and the thread pointer leads there (`TLS_TCB_AT_TP`; not for a process's first thread). Wherever else it leads, no stack
+    /// goes on beyond it. It was saved when the thread was made or last left a CPU; programs do not change it.
+    #[inline(always)]
+    pub(crate) fn stack_room(self, stack_pointer: u64, limit: u32) -> u32 {
+        let offset = setting!(thread_pointer);
+        if offset == NO_FIELD {
+            return limit;
+        }
+        let end: u64 = self.field(setting!(task_thread).wrapping_add(offset));
+        let room = end.wrapping_sub(stack_pointer);
+        if room != 0 && room < u64::from(limit) { room as u32 } else { limit }
     }
 
     /// Whether the scheduler counts its wait as one for input or output.

@@ -16,7 +16,7 @@ use ebpf_common::event::{
     KIND_CPU_SAMPLE, StackRecord,
 };
 use ebpf_common::key::Scratch;
-use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_RECORD_BYTES, MAX_WALK_BYTES};
+use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_RECORD_BYTES, MAX_WAIT_COPY_BYTES, MAX_WALK_BYTES};
 use ebpf_common::machine::Machine as _;
 use ebpf_common::rule::{PC, SP};
 use ebpf_common::stage::{OF_SAMPLES, OF_WAITS, STAGE_COPY, STAGE_KERNEL, STAGE_SEND, STAGE_USER};
@@ -143,7 +143,10 @@ fn fill_and_send<const LOOPS: bool>(
     }
     stages.ended(STAGE_KERNEL);
     if let Some(from) = copied_from {
-        let copy = unwind::copy::stack::<LOOPS>(scratch, walked_bytes + kernel_bytes, from);
+        let limit = setting!(stack_copy_bytes);
+        let limit = if hook.kind == KIND_CPU_SAMPLE { limit } else { limit.min(MAX_WAIT_COPY_BYTES) };
+        let room = task.stack_room(from, limit);
+        let copy = unwind::copy::stack::<LOOPS>(scratch, walked_bytes + kernel_bytes, from, room, limit);
         user_bytes = copy.bytes;
         flags |= copy.flags;
         if copy.limited {

@@ -254,7 +254,7 @@ fn stacks(scratch: &mut SleeperScratch, task: Task, mapping: &Mapping, visitor: 
     }
     // As much as there may be, whatever samples get: one look at a wait, which nothing walks here, is all there may ever be.
     let limit = MAX_STACK_COPY_BYTES;
-    let mapped = mapping.end.saturating_sub(from).min(u64::from(limit)) as u32;
+    let mapped = mapping.end.saturating_sub(from).min(u64::from(task.stack_room(from, limit))) as u32;
     visitor.tgid = record.tgid;
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Few enough that deep stacks are short.
 const MAX_FRAMES: usize = 48;
 /// Places a walk may look at beside those of its frames, when it searches for return addresses.
-const MAX_TRIED: usize = 64;
+const MAX_TRIED: usize = 2 * 128;
 
 /// Pieces of the stack it may have read beyond its copy.
 const MAX_PIECES: usize = 16;

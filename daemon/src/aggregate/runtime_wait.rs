@@ -4,12 +4,12 @@
 //! compiled code calls for it goes straight into libcoreclr, whose functions have no names. But the runtime has one function through which
 //! go all waits a program asked for, and none of its own (`Thread::DoAppropriateWait`, src/coreclr/vm/threads.cpp of dotnet/runtime: a
 //! wait that `Thread.Interrupt` can end). It is found by where it stands: in the waits of `Monitor.Wait` and `WaitHandle`, and in no wait of
-//! a thread of the runtime's own. A wait through it that no method explains is one for a lock.
+//! a thread of the runtime's own.
 //!
-//! A program may wait for nothing but its locks. Then the runtime's own event for such a wait tells: it is sent from the function that
-//! waited, below the helper, so where a method goes into the runtime to wait for a lock is known from the event's stack. And where nobody ever
-//! gets the lock there is no event: but before .NET 10 the runtime's file itself says which function that is
-//! ([`crate::symbolize::fcalls`]).
+//! Where no method says what a wait is for, where the code went into the runtime may: optimised code calls the function that waits itself,
+//! and the runtime's file names those functions ([`crate::symbolize::wait_functions`]). So does the runtime's own event for a wait for a lock: it
+//! is sent from the function that waited, below the helper. Where all those functions are known and none of them was called, a wait through
+//! the one function is for a lock, by a helper that has no name.
 
 use super::threads::WaitReason;
 use crate::sample::frame::{FrameKey, ImageId};
@@ -34,7 +34,6 @@ const METHODS: &[(&str, &str)] = &[
     ("System.Threading.Monitor.Wait", "condition"),
     ("System.Threading.Monitor.ObjWait", "condition"),
     ("System.Threading.Monitor.", "lock"),
-    ("System.Threading.Mutex.", "lock"),
     ("System.Threading.WaitHandle.", "event"),
     ("System.Threading.Thread.Join", "join"),
     ("System.Threading.Thread.Sleep", "sleep"),
@@ -105,17 +104,19 @@ type Function = (ImageId, Arc<str>);
 pub struct RuntimeWaits {
     /// Functions only waits go through that the program asked for.
     asked: HashSet<Function>,
-    /// Functions that methods call to get a lock.
-    entries: HashSet<Function>,
+    /// Functions that methods call to wait, and the words for what for.
+    entries: HashMap<Function, &'static str>,
+    /// Runtimes whose functions for every other wait a program can ask for are known: what remains is locks.
+    complete: HashSet<ImageId>,
 }
 
 impl RuntimeWaits {
-    /// Learns from `stacks`, from events for waits for locks, and from the functions of the runtime's files that get one; all frames have names.
+    /// Learns from `stacks`, from events for waits for locks, and from the functions of the runtime's files that wait; all frames have names.
     #[must_use]
     pub fn learn<'a>(
         stacks: impl Iterator<Item = &'a [FrameKey]>,
         locks: &LockEvents,
-        lock_functions: &[FrameKey],
+        wait_functions: &[(FrameKey, &'static str)],
         symbol: impl Fn(FrameKey) -> Arc<Symbol>,
     ) -> Self {
         let waits_itself = |method: FrameKey| {
@@ -124,8 +125,17 @@ impl RuntimeWaits {
             method.unresolved.is_none() && !SENDERS.iter().any(sends)
         };
         let entries = locks.entries.iter().filter(|&&(_, method)| waits_itself(method));
-        let entries = entries.map(|&(entry, _)| entry).chain(lock_functions.iter().copied());
-        let entries: HashSet<Function> = entries.filter_map(|entry| function(entry, &symbol)).collect();
+        let entries = entries.map(|&(entry, _)| (entry, "lock")).chain(wait_functions.iter().copied());
+        let entries: HashMap<Function, &'static str> =
+            entries.filter_map(|(entry, word)| Some((function(entry, &symbol)?, word))).collect();
+        let has = |image: ImageId, wanted: &str| {
+            entries.iter().any(|((of, _), word)| *of == image && *word == wanted)
+        };
+        let images: HashSet<ImageId> = entries.keys().map(|(image, _)| *image).collect();
+        let complete = images
+            .into_iter()
+            .filter(|&image| ["lock", "condition", "join", "event"].iter().all(|word| has(image, word)));
+        let complete = complete.collect();
         let mut asked: HashMap<Function, usize> = HashMap::new();
         let mut others: HashSet<Function> = HashSet::new();
         let mut asked_stacks = 0;
@@ -143,7 +153,7 @@ impl RuntimeWaits {
             if asked.len() + others.len() + functions.len() > MAX_FUNCTIONS {
                 break;
             }
-            if begins(ASKED) || enters(stack, &entries, &symbol) {
+            if begins(ASKED) || entered(stack, &entries, &symbol).is_some() {
                 asked_stacks += 1;
                 functions.into_iter().for_each(|function| *asked.entry(function).or_default() += 1);
             } else if method.is_none() || begins(NOT_ASKED) {
@@ -162,7 +172,7 @@ impl RuntimeWaits {
                 locks.inside.iter().filter_map(|&frame| function(frame, &symbol)).collect();
             asked.filter(|function| !others.contains(function) && !inside.contains(function)).collect()
         };
-        Self { asked, entries }
+        Self { asked, entries, complete }
     }
 
     /// The word for a wait on a futex with this stack; `None` when the runtime's frames do not say.
@@ -183,10 +193,15 @@ impl RuntimeWaits {
                 break;
             }
         }
-        let asked = || functions(stack, &symbol).any(|function| self.asked.contains(&function));
-        let enters = || !reason.suspended && enters(stack, &self.entries, &symbol);
-        if found.is_none() && innermost.unresolved.is_none() && (asked() || enters()) {
-            found = Some("lock");
+        if found.is_none() && innermost.unresolved.is_none() {
+            let asked = functions(stack, &symbol).find(|function| self.asked.contains(function));
+            found = match (entered(stack, &self.entries, &symbol), asked) {
+                // Held up by a collection, on its way into that function or out of it.
+                (Some(_), None) if reason.suspended => None,
+                (Some(word), _) => Some(word),
+                (None, Some((image, _))) => self.complete.contains(&image).then_some("lock"),
+                (None, None) => None,
+            };
         }
         found.or(reason.suspended.then_some("gc_suspend"))
     }
@@ -217,15 +232,15 @@ fn function(frame: FrameKey, symbol: &impl Fn(FrameKey) -> Arc<Symbol>) -> Optio
     }
 }
 
-/// Whether the innermost managed frame has called one of `entries`.
-fn enters(
+/// The word for the one of `entries` that the innermost managed frame has called.
+fn entered(
     stack: &[FrameKey],
-    entries: &HashSet<Function>,
+    entries: &HashMap<Function, &'static str>,
     symbol: &impl Fn(FrameKey) -> Arc<Symbol>,
-) -> bool {
-    let method = stack.iter().position(|frame| matches!(frame, FrameKey::Managed { .. }));
-    let called = method.and_then(|method| stack.get(method.checked_sub(1)?));
-    called.and_then(|&frame| function(frame, symbol)).is_some_and(|called| entries.contains(&called))
+) -> Option<&'static str> {
+    let method = stack.iter().position(|frame| matches!(frame, FrameKey::Managed { .. }))?;
+    let called = function(*stack.get(method.checked_sub(1)?)?, symbol)?;
+    entries.get(&called).copied()
 }
 
 /// `futex_wait` and its callers (kernel/futex/waitwake.c) are in the kernel's part of the stack.
@@ -296,7 +311,8 @@ mod tests {
     }
 
     /// A process of .NET 8: the pool's gate waits, a finalizer, somebody who sleeps, and one who was held up on his way out of a wait.
-    fn learnt(names: &mut Names) -> RuntimeWaits {
+    /// `complete`: the functions for all sorts of waits are known.
+    fn learnt(names: &mut Names, complete: bool) -> RuntimeWaits {
         let stacks = [
             names.stack(&[
                 "k:futex_wait",
@@ -346,9 +362,14 @@ mod tests {
                 "Mine",
             ]),
         ];
-        RuntimeWaits::learn(stacks.iter().map(Vec::as_slice), &LockEvents::default(), &[], |frame| {
-            names.symbol(frame)
-        })
+        let words = ["lock", "condition", "join", "event"];
+        let functions: Vec<_> = names
+            .stack(&["n:reliable_enter", "n:obj_wait", "n:join", "n:wait_one"])
+            .into_iter()
+            .zip(words.into_iter().take(if complete { 4 } else { 2 }))
+            .collect();
+        let stacks = stacks.iter().map(Vec::as_slice);
+        RuntimeWaits::learn(stacks, &LockEvents::default(), &functions, |frame| names.symbol(frame))
     }
 
     #[test]
@@ -379,19 +400,34 @@ mod tests {
     #[test]
     fn a_wait_the_program_asked_for_without_a_method_is_one_for_a_lock() {
         let mut names = Names(Vec::new());
-        let waits = learnt(&mut names);
+        let waits = learnt(&mut names, true);
         let lock = ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:enter", "Mine"];
         assert_eq!(word(&mut names, &waits, false, &lock), Some("lock"));
         // It may well begin while a collection goes on.
         assert_eq!(word(&mut names, &waits, true, &lock), Some("lock"));
         let unnamed = ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "[managed]"];
         assert_eq!(word(&mut names, &waits, false, &unnamed), None);
+        // Where a function for another sort of wait may be unknown it may be that.
+        let waits = learnt(&mut names, false);
+        assert_eq!(word(&mut names, &waits, false, &lock), None);
+    }
+
+    #[test]
+    fn a_wait_whose_method_was_inlined_is_known_by_the_function_that_was_called() {
+        let mut names = Names(Vec::new());
+        let waits = learnt(&mut names, true);
+        let wait = ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:obj_wait", "Mine"];
+        assert_eq!(word(&mut names, &waits, false, &wait), Some("condition"));
+        let join = ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:join", "Mine"];
+        assert_eq!(word(&mut names, &waits, false, &join), Some("join"));
+        let inside = ["k:futex_wait", "n:obj_wait", "System.Threading.SemaphoreSlim.Wait", "Mine"];
+        assert_eq!(word(&mut names, &waits, false, &inside), Some("semaphore"));
     }
 
     #[test]
     fn a_thread_held_up_by_a_collection_is_told_from_one_that_waits_for_a_lock() {
         let mut names = Names(Vec::new());
-        let waits = learnt(&mut names);
+        let waits = learnt(&mut names, true);
         let held = ["k:futex_wait", "n:cond_wait", "n:pal", "n:event", "n:rare_disable", "Mine"];
         assert_eq!(word(&mut names, &waits, true, &held), Some("gc_suspend"));
         assert_eq!(word(&mut names, &waits, false, &held), None);
@@ -453,7 +489,8 @@ mod tests {
     fn a_lock_that_nobody_ever_gets_is_known_from_the_function_that_gets_them() {
         let mut names = Names(Vec::new());
         let lock = names.stack(&["k:futex_wait", "n:cond_wait", "n:pal", "n:mon_enter", "Mine"]);
-        let functions = names.stack(&["n:mon_enter"]);
+        let functions: Vec<_> =
+            names.stack(&["n:mon_enter"]).into_iter().map(|frame| (frame, "lock")).collect();
         let waits = RuntimeWaits::learn(
             std::iter::once(lock.as_slice()),
             &LockEvents::default(),

@@ -60,9 +60,41 @@ pub fn is_parked<M: AsRef<str>>(role: Option<&str>, methods: impl IntoIterator<I
     waiter.is_some_and(|method| is_in(&PARKING, method.as_ref()))
 }
 
+/// True for a wait in the runtime's files and the C library's alone, from the thread's start on: whose thread it is has no business of the
+/// program's, whatever it is called. Where a profiler is loaded the runtime starts one that waits for it to be unloaded
+/// (`ProfilingAPIDetach::CreateDetachThread`, src/coreclr/vm/profdetach.cpp) and gives it no name, so it is called like the one that started it.
+/// `files` are those of the stack's native frames, innermost first, by their names; `None` for one that is in no file.
+pub fn is_of_the_runtime_alone<'a>(files: impl Iterator<Item = Option<&'a str>>) -> bool {
+    let (mut in_runtime, mut outermost_is_libc) = (false, false);
+    for file in files {
+        let Some(file) = file else { return false };
+        outermost_is_libc =
+            ["libc.so", "libc-", "libpthread", "ld-musl-"].iter().any(|libc| file.starts_with(libc));
+        let is_runtime = file == "libcoreclr.so";
+        if !is_runtime && !outermost_is_libc {
+            return false;
+        }
+        in_runtime |= is_runtime;
+    }
+    in_runtime && outermost_is_libc
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_is_in_the_runtime_alone_waits_for_work_whatever_it_is_called() {
+        let of = |files: &[Option<&str>]| is_of_the_runtime_alone(files.iter().copied());
+        let [libc, clr] = ["libc.so.6", "libcoreclr.so"].map(Some);
+        assert!(of(&[libc, clr, clr, libc, libc]));
+        assert!(of(&[Some("ld-musl-x86_64.so.1"), clr, Some("ld-musl-x86_64.so.1")]));
+        assert!(!of(&[libc, libc]), "a thread of somebody else's");
+        assert!(!of(&[libc, clr]), "a stack that does not reach its start");
+        assert!(!of(&[libc, clr, Some("libhostfxr.so"), Some("dotnet"), libc]), "the first thread");
+        assert!(!of(&[libc, clr, None, clr, libc]), "managed code below");
+        assert!(!of(&[]));
+    }
 
     #[test]
     fn the_runtime_s_own_threads_are_parked_where_they_wait_for_work() {

@@ -18,7 +18,9 @@ pub fn name(reason: WaitReason, kernel: &[Arc<str>]) -> &'static str {
         WaitStateKey::Other => return "stopped",
         WaitStateKey::Interruptible | WaitStateKey::Uninterruptible => {}
     }
-    if kernel.iter().any(|frame| LOCKS.iter().any(|lock| plain(frame).starts_with(lock))) {
+    // A mutex of the program's that inherits priorities is waited for as one of the kernel's is (kernel/futex/pi.c).
+    let is_kernels = !at(&["futex_lock_pi", "futex_wait_requeue_pi"]);
+    if is_kernels && kernel.iter().any(|frame| LOCKS.iter().any(|lock| plain(frame).starts_with(lock))) {
         return "lock";
     }
     if at(FAULT) {
@@ -27,6 +29,11 @@ pub fn name(reason: WaitReason, kernel: &[Arc<str>]) -> &'static str {
     let family = reason.syscall.map_or("kernel", syscall_x86_64);
     match family {
         "read" | "write" => direction(family, kernel, reason.io),
+        "restart" if at(&["do_restart_poll"]) => "poll",
+        "restart" if kernel.iter().any(|frame| plain(frame).starts_with("futex_")) => "futex",
+        // The last of those that go on with what a stop has interrupted (`restart_block.fn`).
+        "restart" if !kernel.is_empty() => "sleep",
+        "restart" => "syscall",
         "recv" => "read:socket",
         "send" => "write:socket",
         "kernel" | "syscall" | "open" | "sync" | "memory" | "exec" | "clone" | "exit" if reason.io => "io",
@@ -121,6 +128,7 @@ fn syscall_x86_64(number: u32) -> &'static str {
         128 | 130 => "signal",
         202 | 449 | 455 | 456 => "futex",
         208 | 333 => "aio",
+        219 => "restart",
         426 => "io_uring",
         2 | 257 | 437 => "open",
         9 | 10 | 11 | 12 | 25 | 28 => "memory",
@@ -156,6 +164,21 @@ mod tests {
         // io_getevents and io_pgetevents (libaio), io_uring_enter.
         let rings = [208, 333, 426].map(|number| reason(Interruptible, Some(number), false, &[]));
         assert_eq!(rings, ["aio", "aio", "io_uring"]);
+    }
+
+    #[test]
+    fn what_a_stop_has_interrupted_goes_on_as_what_it_was() {
+        let of = |sites: &[&str]| reason(WaitStateKey::Interruptible, Some(219), false, sites);
+        assert_eq!(of(&["schedule", "do_sys_poll", "do_restart_poll", "do_syscall_64"]), "poll");
+        assert_eq!(of(&["schedule", "futex_do_wait", "futex_wait_restart", "do_syscall_64"]), "futex");
+        assert_eq!(of(&["schedule", "do_nanosleep", "hrtimer_nanosleep_restart"]), "sleep");
+        assert_eq!(of(&[]), "syscall");
+    }
+
+    #[test]
+    fn a_mutex_that_inherits_priorities_is_the_programs() {
+        let sites = ["schedule", "rt_mutex_slowlock_block", "futex_lock_pi", "do_futex"];
+        assert_eq!(reason(WaitStateKey::Interruptible, Some(202), false, &sites), "futex");
     }
 
     #[test]

@@ -69,6 +69,14 @@ pub enum AttachError {
         /// What is lacking.
         source: crate::kernel_features::Limit,
     },
+    /// `/proc` did not answer for as long as there is.
+    #[error(
+        "process {pid}: reading /proc/{pid}/maps takes too long: this machine has too much to do, or a file system that the process has mapped does not answer; try again later"
+    )]
+    HeldUp {
+        /// The process.
+        pid: u32,
+    },
     /// `/proc` could not be read.
     #[error("process {pid}: /proc/{pid}/maps: {source}")]
     Look {
@@ -259,8 +267,7 @@ fn wait_until_attachable(target: &Target) -> Result<(), AttachError> {
     let pid = target.pid();
     let deadline = Instant::now() + SOCKET_WAIT;
     loop {
-        let inspection = policy::inspect(target, None).map_err(|source| AttachError::Look { pid, source })?;
-        match inspection {
+        match look(pid, ATTACH_TIMEOUT, || policy::inspect(target, None))? {
             Inspection { why_not: None, .. } => return Ok(()),
             Inspection { why_not: Some(WhyNot::NoSocket), .. } if Instant::now() < deadline => {
                 std::thread::sleep(LOOK_AGAIN * 4);
@@ -270,11 +277,27 @@ fn wait_until_attachable(target: &Target) -> Result<(), AttachError> {
     }
 }
 
+/// What `look` finds in `/proc`. On a machine that has no CPU to spare a read may not be over when it is not waited for any longer
+/// (`process/patience.rs`): it is tried again.
+fn look<T>(
+    pid: u32,
+    patience: Duration,
+    mut look: impl FnMut() -> Result<T, Errno>,
+) -> Result<T, AttachError> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match look() {
+            Err(Errno::TIMEDOUT) if Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN * 10),
+            Err(Errno::TIMEDOUT) => return Err(AttachError::HeldUp { pid }),
+            answer => return answer.map_err(|source| AttachError::Look { pid, source }),
+        }
+    }
+}
+
 fn wait_for_region(target: &Target, owner: u64) -> Result<(), AttachError> {
     let begin = Instant::now();
     loop {
-        let found = finder::find(target, &|_| false);
-        let found = found.map_err(|source| AttachError::Look { pid: target.pid(), source })?;
+        let found = look(target.pid(), ATTACH_TIMEOUT, || finder::find(target, &|_| false))?;
         if found.regions.iter().any(|region| region.owner() == Some(owner)) {
             return Ok(());
         }
@@ -299,8 +322,26 @@ fn class_id_text(id: [u8; 16]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::class_id_text;
+    use super::{AttachError, class_id_text, look, target};
     use profiler_protocol::load::CLASS_ID;
+    use rustix::io::Errno;
+    use std::time::Duration;
+
+    #[test]
+    fn a_look_that_takes_too_long_is_taken_again_for_a_while() {
+        let (mut looks, long) = (0, Duration::from_secs(60));
+        let found = look(1, long, || {
+            looks += 1;
+            if looks < 3 { Err(Errno::TIMEDOUT) } else { Ok(looks) }
+        });
+        assert!(matches!(found, Ok(3)), "{found:?}");
+        let found = look(1, long, || Err::<(), _>(Errno::SRCH));
+        assert!(matches!(found, Err(AttachError::Look { pid: 1, source: Errno::SRCH })), "{found:?}");
+        // What a reader of a process's files says of a read that is not waited for any longer.
+        let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
+        let found = look(1, Duration::from_millis(1), || Err::<(), _>(target::errno(&error)));
+        assert!(matches!(found, Err(AttachError::HeldUp { pid: 1 })), "{found:?}");
+    }
 
     #[test]
     fn the_class_id_is_spelled_as_the_runtime_reads_it() {

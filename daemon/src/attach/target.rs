@@ -347,9 +347,11 @@ impl Target {
     }
 }
 
-/// The system's error number of an I/O error; EIO for one that has none.
-fn errno(error: &std::io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
+/// The system's error number of an I/O error; ETIMEDOUT for a call that was not waited for any longer (`process/patience.rs`), EIO for
+/// another one that has none.
+pub(super) fn errno(error: &std::io::Error) -> Errno {
+    let without = if error.kind() == std::io::ErrorKind::TimedOut { Errno::TIMEDOUT } else { Errno::IO };
+    Errno::from_io_error(error).unwrap_or(without)
 }
 
 /// Who is root in a user namespace with this `uid_map`: lines of first id inside, first id outside, how many (user_namespaces(7)).

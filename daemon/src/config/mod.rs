@@ -59,7 +59,7 @@ pub struct Recording {
     pub cgroup: Option<PathBuf>,
     /// CPU samples per second and CPU, 1 to 10000.
     pub frequency: u32,
-    /// Most bytes of user stack copied per sample, 4KiB to 64KiB; only what a thread uses is copied.
+    /// Most bytes of user stack copied per CPU sample, 4KiB to 64KiB, and per wait up to 32KiB; only what a thread uses is copied.
     pub stack_copy: Bytes,
     /// Budget a second for the stacks of waits; above it waits keep their exact timing and their stacks are sampled.
     pub wait_stacks: Bytes,
@@ -95,7 +95,7 @@ impl Default for Recording {
         Self {
             cgroup: None,
             frequency: 99,
-            stack_copy: Bytes(32 << 10),
+            stack_copy: Bytes(64 << 10),
             wait_stacks: Bytes(6 << 20),
             waker_stacks: false,
             live_objects: crate::source::shim::LIVE_OBJECTS,

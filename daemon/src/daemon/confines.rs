@@ -13,7 +13,7 @@ const NO_LIMIT: u64 = 1 << 60;
 pub struct Confines {
     /// CPUs.
     pub cpus: Option<f64>,
-    /// Bytes.
+    /// Bytes: beyond them its processes are ended, or throttled (`memory.high`; a user's `MemoryHigh=`), which for a daemon is no better.
     pub memory: Option<u64>,
 }
 
@@ -62,8 +62,8 @@ impl Confines {
         if let Some(cpus) = two.or_else(one) {
             self.cpus = Some(self.cpus.map_or(cpus, |known| known.min(cpus)));
         }
-        let memory = number("memory.max").or_else(|| number("memory.limit_in_bytes"));
-        if let Some(bytes) = memory.filter(|bytes| *bytes < NO_LIMIT) {
+        let limits = ["memory.max", "memory.high", "memory.limit_in_bytes"];
+        for bytes in limits.into_iter().filter_map(number).filter(|bytes| *bytes < NO_LIMIT) {
             self.memory = Some(self.memory.map_or(bytes, |known| known.min(bytes)));
         }
     }
@@ -94,11 +94,16 @@ mod tests {
                 ("kubepods/pod1/cpu.max", "max 100000\n"),
                 ("kubepods/pod1/memory.max", "402653184\n"),
                 ("kubepods/pod1/c/memory.max", "536870912\n"),
+                ("kubepods/pod1/c/memory.high", "max\n"),
+                ("system.slice/perfusion.service/memory.max", "536870912\n"),
+                ("system.slice/perfusion.service/memory.high", "268435456\n"),
                 ("other/memory.max", "1\n"),
             ],
         );
         let found = Confines::of("0::/kubepods/pod1/c\n", folder.path());
         assert_eq!(found, Confines { cpus: Some(4.0), memory: Some(384 << 20) });
+        let throttled = Confines::of("0::/system.slice/perfusion.service\n", folder.path());
+        assert_eq!(throttled.memory, Some(256 << 20));
         assert_eq!(Confines::of("0::/\n", folder.path()), Confines::default());
         assert_eq!(Confines::of("nonsense", folder.path()), Confines::default());
     }

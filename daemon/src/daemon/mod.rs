@@ -149,7 +149,7 @@ fn internal(what: &'static str) -> impl Fn(io::Error) -> Error {
 /// Holds the file that only one daemon can hold.
 fn hold(directory: &Path) -> Result<File, Error> {
     let path = directory.join("daemon.lock");
-    let failed = |source| Error::Internal { what: "the daemon's lock file", source };
+    let failed = |source| Error::LockFile { path: path.clone(), source };
     DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
     let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o644).open(&path);
     let mut file = open.map_err(failed)?;
@@ -264,7 +264,10 @@ impl Daemon {
             let left = self.schedule.left(Instant::now(), SystemTime::now());
             // A little more than what is left, so that the window is over then.
             match signals.wait((left + Duration::from_millis(1)).min(LOOK)) {
-                Told::End => return Ok(()),
+                Told::End => {
+                    tracing::info!("told to end: the last window is written; a second signal gives it up");
+                    return Ok(());
+                }
                 Told::Reload => self.reload()?,
                 Told::Off => self.switched_off = true,
                 Told::On => self.switched_off = false,
@@ -311,10 +314,14 @@ impl Daemon {
             self.state.counters.windows_over_cpu.add(1);
         }
         let steps = self.pace.steps();
-        if steps != before {
-            tracing::warn!(steps, "the last window took {took:.3} CPUs of {budget:.3}: rates change");
-        }
         self.cut();
+        if steps != before {
+            let hertz = self.state.frequency();
+            tracing::warn!(
+                steps,
+                "the last window took {took:.3} CPUs, limits.cpu is {budget:.3}: the next is recorded at {hertz} samples a second and CPU"
+            );
+        }
     }
 
     /// Ends the window in progress; the next one is recorded at the rates now due.
@@ -341,6 +348,7 @@ impl Daemon {
             }
             (false, None) => {
                 self.recording = Some(self.begin(&config)?);
+                tracing::info!("a recording begins");
                 self.notify.ready(self.status());
             }
             (_, recording) => self.recording = recording,

@@ -13,6 +13,8 @@ const LEAST_WAIT_STACKS: u64 = 64 << 10;
 /// A step back at most doubles the cost: it is made when that leaves room, and when it was so for as many windows.
 const EASY: f64 = 0.4;
 const EASY_WINDOWS: u32 = 2;
+/// To begin costs once (reading all processes and their files, the kernel's verifier), however soon the first window ends: that much time bears it.
+const START_BEARS: Duration = Duration::from_secs(60);
 
 /// The steps in force, and what they follow from.
 #[derive(Debug)]
@@ -21,13 +23,14 @@ pub struct Pace {
     easy: u32,
     /// Since when, and the CPU time until then.
     since: (Instant, Duration),
+    is_first: bool,
 }
 
 impl Pace {
     /// A recording begins; the profiler has taken so much CPU time.
     #[must_use]
     pub fn begin(now: Instant, used: Duration) -> Self {
-        Self { steps: 0, easy: 0, since: (now, used) }
+        Self { steps: 0, easy: 0, since: (now, used), is_first: true }
     }
 
     /// Steps below the rates that were asked for.
@@ -39,7 +42,8 @@ impl Pace {
     /// A window is over, with so much CPU time taken in all; answers how many CPUs it took.
     pub fn window_over(&mut self, now: Instant, used: Duration, budget_cpus: f64) -> f64 {
         let (since, before) = std::mem::replace(&mut self.since, (now, used));
-        let seconds = now.saturating_duration_since(since).as_secs_f64().max(1e-3);
+        let least = if std::mem::take(&mut self.is_first) { START_BEARS } else { Duration::from_millis(1) };
+        let seconds = now.saturating_duration_since(since).max(least).as_secs_f64();
         let cpus = used.saturating_sub(before).as_secs_f64() / seconds;
         if cpus > budget_cpus {
             self.slower();
@@ -81,6 +85,7 @@ mod tests {
     fn rates_fall_while_a_window_costs_too_much_and_come_back_when_it_does_not() {
         let start = Instant::now();
         let (mut pace, mut now, mut used) = (Pace::begin(start, Duration::ZERO), start, Duration::ZERO);
+        pace.window_over(start, used, 0.1);
         let mut window = |pace: &mut Pace, cpus: f64| {
             now += Duration::from_secs(10);
             used += Duration::from_secs_f64(10.0 * cpus);
@@ -96,6 +101,21 @@ mod tests {
         assert_eq!(pace.steps(), STEPS);
         let Rates { frequency_hz, wait_stack_budget_bytes_per_s } = pace.rates(ASKED);
         assert_eq!((frequency_hz, wait_stack_budget_bytes_per_s), (3, 64 << 10));
+    }
+
+    #[test]
+    fn the_cost_of_the_start_is_borne_by_a_minute() {
+        let start = Instant::now();
+        let soon = start + Duration::from_millis(500);
+        let mut pace = Pace::begin(start, Duration::ZERO);
+        pace.window_over(soon, Duration::from_secs(3), 0.1);
+        assert_eq!(pace.steps(), 0);
+        // What comes then has to be paid for when it comes.
+        pace.window_over(soon + Duration::from_secs(10), Duration::from_secs(5), 0.1);
+        assert_eq!(pace.steps(), 1);
+        let mut dear = Pace::begin(start, Duration::ZERO);
+        dear.window_over(soon, Duration::from_secs(8), 0.1);
+        assert_eq!(dear.steps(), 1);
     }
 
     #[test]

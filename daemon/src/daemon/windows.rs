@@ -178,8 +178,9 @@ fn lowered(rates: Rates, asked: Recording) -> Option<String> {
     let Rates { frequency_hz, wait_stack_budget_bytes_per_s } = rates;
     (frequency_hz < asked.frequency || wait_stack_budget_bytes_per_s < asked.wait_stacks.0).then(|| {
         format!(
-            "rates lowered, to stay within the profiler's limits: {frequency_hz} CPU samples per second and CPU instead of {}, \
+            "{}to stay within the profiler's limits: {frequency_hz} CPU samples per second and CPU instead of {}, \
              wait stacks of {} a second instead of {}",
+            pprof::RATES_LOWERED_PREFIX,
             asked.frequency,
             Bytes(wait_stack_budget_bytes_per_s),
             asked.wait_stacks

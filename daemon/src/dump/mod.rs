@@ -112,6 +112,18 @@ pub struct Frame {
     pub function: String,
     /// File or managed module it is in.
     pub module: Option<String>,
+    /// Where its code is; `None` for the kernel's and for the profiler's own remarks.
+    pub code: Option<Code>,
+}
+
+/// A place in code, as `perfusion inspect unwind` takes it.
+#[derive(Debug, Serialize)]
+pub struct Code {
+    /// A file as the process has mapped it, or the process's pid.
+    pub target: String,
+    /// 0x…: of the instruction, or the one behind the call; of a managed method where it begins. The file's own address (ELF), or one in
+    /// the process's memory.
+    pub address: String,
 }
 
 /// `perfusion dump`.
@@ -128,7 +140,7 @@ pub fn dump(options: &cli::Dump, quiet: bool) -> Result<u8, Error> {
     let printed = if options.json {
         serde_json::to_writer_pretty(&mut text, &dump).map_err(io::Error::from).and_then(|()| writeln!(text))
     } else {
-        print::text(&dump, &mut text)
+        print::text(&dump, options.addresses, &mut text)
     };
     printed.map_err(|source| Error::Internal { what: "printing", source })?;
     match &options.output {
@@ -345,7 +357,7 @@ fn thread(processor: &Processor, snapshot: &ThreadSnapshot, at: MonotonicNs) -> 
         at_least: false,
         woken_from: None,
         stack_age_seconds: stack.map(|_| ran.map_or(0.0, seconds)),
-        stack: frames.iter().map(|&key| frame(processor, key)).collect(),
+        stack: stack_of(processor, id.pid, frames),
     };
     if let Some(parts) = Parts::of(snapshot, wait.and_then(|wait| wait.left_cpu)) {
         thread.state = match wait {
@@ -427,7 +439,15 @@ fn state(state: WaitStateKey) -> State {
     }
 }
 
-fn frame(processor: &Processor, key: FrameKey) -> Frame {
+fn stack_of(processor: &Processor, pid: u32, frames: &[FrameKey]) -> Vec<Frame> {
+    // Callers are looked up one byte before where they go on; the innermost frame of user code is at its very instruction.
+    let innermost = frames.iter().position(|key| !matches!(key, FrameKey::Kernel(_) | FrameKey::Marker(_)));
+    let named = |(index, &key)| frame(processor, key, pid, u64::from(Some(index) != innermost));
+    frames.iter().enumerate().map(named).collect()
+}
+
+/// `behind`: bytes from the address in `key` to where it goes on.
+fn frame(processor: &Processor, key: FrameKey, pid: u32, behind: u64) -> Frame {
     let symbol = processor.symbolizer.symbol(key);
     let module = match &symbol.module {
         Module::Kernel => Some("kernel".to_owned()),
@@ -437,7 +457,19 @@ fn frame(processor: &Processor, key: FrameKey) -> Frame {
         Module::Managed(module) => Some(clean(module).into_owned()),
         Module::Jit | Module::None => None,
     };
-    Frame { function: clean(&symbol.name).into_owned(), module }
+    let code = match key {
+        FrameKey::Native { image, address } => processor
+            .processes
+            .image(image)
+            .map(|image| (clean(&image.path).into_owned(), address.wrapping_add(behind))),
+        FrameKey::Managed { start, .. } => Some((pid.to_string(), start)),
+        FrameKey::Stub { address, .. } | FrameKey::Unknown { address, .. } => {
+            Some((pid.to_string(), address.wrapping_add(behind)))
+        }
+        FrameKey::Kernel(_) | FrameKey::Marker(_) => None,
+    };
+    let code = code.map(|(target, address)| Code { target, address: format!("{address:#x}") });
+    Frame { function: clean(&symbol.name).into_owned(), module, code }
 }
 
 /// The kernel's name of a thread nothing was heard of; empty when it is gone.

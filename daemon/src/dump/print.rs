@@ -1,10 +1,10 @@
 //! A dump as text.
 
-use super::{Dump, State, Thread, WokenFrom};
+use super::{Code, Dump, State, Thread, WokenFrom};
 use std::io::{self, Write};
 
-/// Prints `dump`, a paragraph a thread.
-pub(super) fn text(dump: &Dump, out: &mut dyn Write) -> io::Result<()> {
+/// Prints `dump`, a paragraph a thread; with `addresses` each frame has what `inspect unwind` takes.
+pub(super) fn text(dump: &Dump, addresses: bool, out: &mut dyn Write) -> io::Result<()> {
     let count = dump.threads.len();
     writeln!(
         out,
@@ -20,10 +20,14 @@ pub(super) fn text(dump: &Dump, out: &mut dyn Write) -> io::Result<()> {
             writeln!(out, "    [no stack: it was not met while it ran]")?;
         }
         for frame in &thread.stack {
-            match &frame.module {
-                Some(module) => writeln!(out, "    {}  [{module}]", frame.function)?,
-                None => writeln!(out, "    {}", frame.function)?,
+            write!(out, "    {}", frame.function)?;
+            if let Some(module) = &frame.module {
+                write!(out, "  [{module}]")?;
             }
+            if let Some(Code { target, address }) = frame.code.as_ref().filter(|_| addresses) {
+                write!(out, "  {target} {address}")?;
+            }
+            writeln!(out)?;
         }
     }
     Ok(())
@@ -73,7 +77,7 @@ fn duration(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Dump, Frame, State, Thread, WokenFrom};
+    use super::super::{Code, Dump, Frame, State, Thread, WokenFrom};
     use super::text;
 
     fn thread(state: State, seconds: Option<f64>) -> Thread {
@@ -87,7 +91,11 @@ mod tests {
             at_least: false,
             woken_from: None,
             stack_age_seconds: Some(if seconds.is_some() { 0.0 } else { 0.002 }),
-            stack: vec![Frame { function: "A.B()".to_owned(), module: Some("A".to_owned()) }],
+            stack: vec![Frame {
+                function: "A.B()".to_owned(),
+                module: Some("A".to_owned()),
+                code: Some(Code { target: "7".to_owned(), address: "0x10".to_owned() }),
+            }],
         }
     }
 
@@ -101,11 +109,15 @@ mod tests {
             Thread { wait_reason: None, woken_from: Some(woken), ..runnable },
         ];
         let mut out = Vec::new();
-        text(&Dump { pid: 7, process: "shop".to_owned(), threads }, &mut out).unwrap();
+        let dump = Dump { pid: 7, process: "shop".to_owned(), threads };
+        text(&dump, false, &mut out).unwrap();
         let expected = "shop (pid 7), 3 threads\n\
             \n8 \"worker\" (app): blocked for 12.35 s, futex (interruptible)\n    A.B()  [A]\n\
             \n8 \"worker\" (app): running; seen here 2.0 ms ago\n    A.B()  [A]\n\
             \n8 \"worker\" (app): waiting for a CPU for 1.0 ms, woken from futex after more than 10.00 s\n    A.B()  [A]\n";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
+        let mut out = Vec::new();
+        text(&dump, true, &mut out).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), expected.replace("[A]", "[A]  7 0x10"));
     }
 }

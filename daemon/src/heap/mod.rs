@@ -28,7 +28,7 @@ use self::print::Findings;
 use self::walk::Survey;
 use crate::attach::ipc;
 use crate::attach::policy::WhyNot;
-use crate::attach::target::Target;
+use crate::attach::target::{MapLine, Target};
 use crate::cli;
 use crate::error::{Error, say};
 use crate::leaks::end_on_signal;
@@ -77,6 +77,9 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     if !ipc::has_socket(&target) {
         return Err(Error::NotManaged { pid, name, why: why_not.unwrap_or(WhyNot::NoSocket) });
     }
+    if is_counted(&target) {
+        return Err(Error::CountedExactly { pid, name });
+    }
     let tell = |line: &str| {
         if !quiet {
             say(line);
@@ -105,9 +108,9 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     tell(&pause(&survey));
     let (findings, left_out) = findings(&survey, limit_bytes);
     notes.iter().chain(&left_out).for_each(|note| tell(note));
-    if let Some(output) = &options.output {
+    let written = options.output.as_deref().map_or(Ok(()), |output| {
         let Some(paths) = &findings.paths else {
-            return Err(Error::NoWays { path: output.clone() });
+            return Err(Error::NoWays { path: output.to_owned() });
         };
         let mut comments = vec![format!("heap of pid {pid} ({name})"), pause(&survey)];
         comments.push(format!(
@@ -115,13 +118,25 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
             if notes.is_empty() { "none".to_owned() } else { notes.join("; ") }
         ));
         let profile = profile::profile(&survey, paths, time, &comments).map_err(PprofError::Invalid)?;
-        file::write(output, &pack(&profile)?)?;
-        // Both on stdout would be neither.
-        if file::is_stdout(output) {
-            return Ok(());
-        }
+        Ok(file::write(output, &pack(&profile)?)?)
+    });
+    // Both on stdout would be neither. A file that cannot be written is no reason to lose what the app was paused for.
+    if options.output.as_deref().is_none_or(|output| !file::is_stdout(output)) {
+        crate::commands::to_stdout(print::text(&survey, &findings, options.rows).as_bytes())?;
     }
-    crate::commands::to_stdout(print::text(&survey, &findings, options.rows).as_bytes())
+    written
+}
+
+/// True while `record --exact` counts there: its library ends the walk that the runtime makes over all objects after each collection, and a
+/// survey's events come of the same walk.
+fn is_counted(target: &Target) -> bool {
+    let mut found = false;
+    let look = |line: MapLine| {
+        found |= line.name == profiler_protocol::exact::MAPS_NAME;
+        !found
+    };
+    // A process that cannot be read has been refused before.
+    target.maps(look).is_ok() && found
 }
 
 fn pause(survey: &Survey) -> String {

@@ -27,10 +27,18 @@ pub use validate::{Invalid, validate};
 
 /// Comments that begin with this are the loss line, which reports show.
 pub const LOSS_PREFIX: &str = "loss: ";
+
+/// Begins each line about what the recording lacks for want of a right, on stderr and in the profile's comments.
+pub const LIMITED: &str = "limited: ";
+
+/// Begins each comment of the profile about a process without a shim.
+pub const WITHOUT_SHIM: &str = "no managed names, allocations or live objects: ";
 /// Comments that begin with this say what became of a thread pool; reports of waits show them.
 pub const POOL_PREFIX: &str = "thread pool of ";
 /// The comment that begins with this says with what probability waits kept their stacks; reports of waits show it.
 pub const WAIT_STACKS_PREFIX: &str = "wait stacks: ";
+/// How the comment begins that a window was recorded at lower rates than was asked for.
+pub const RATES_LOWERED_PREFIX: &str = "rates lowered, ";
 /// File name of the mapping of kernel code.
 pub const KERNEL_MAPPING: &str = "[kernel.kallsyms]";
 /// File name of the mapping of managed code whose module is not known, and of runtime stubs.

@@ -117,6 +117,10 @@ fn text((name, pid): Process<'_>, of: OfProcess<'_>, duration_ns: i64, options: 
             human(sum.promoted, "bytes"),
         ));
     }
+    // CPU samples have no label of a pause: what a filter leaves of them says nothing of these collections.
+    if !options.view.only.is_empty() {
+        return text;
+    }
     line(format!(
         "{dim}CPU time in collections: {}, {} of the process's; {} on the collector's own threads, {} on the program's{plain}",
         ns(of.collectors_ns.saturating_add(of.others_ns)),

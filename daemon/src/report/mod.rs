@@ -84,6 +84,24 @@ pub enum ReportError {
         /// What there is.
         available: String,
     },
+    /// No sample has the value.
+    #[error("--only {label}={asked}: no sample of the profile has that value; there are {available}")]
+    NoValue {
+        /// The label.
+        label: String,
+        /// What was asked for.
+        asked: String,
+        /// What there is.
+        available: String,
+    },
+    /// A profile that exact mode has not made.
+    #[error("{}: not recorded with --exact: there is no {} beside it", path.display(), beside.display())]
+    NotExact {
+        /// The profile.
+        path: PathBuf,
+        /// What is missing.
+        beside: PathBuf,
+    },
     /// Nothing is in the file.
     #[error(
         "{}: expected a pprof profile, found nothing: the file is empty, no profile was written into it",
@@ -129,8 +147,17 @@ fn shown(path: &Path) -> std::borrow::Cow<'_, str> {
 /// When the file cannot be read or is something else.
 pub fn load_account(path: &Path) -> Result<Account, ReportError> {
     let is_json = path == Path::new("-") || path.extension().is_some_and(|end| end == "json");
+    let profile = path;
     let path = if is_json { path.to_owned() } else { path_beside(path) };
-    let account: Account = serde_json::from_slice(&read(&path)?)
+    let bytes = match read(&path) {
+        Err(ReportError::Read { source, .. })
+            if source.kind() == ErrorKind::NotFound && !is_json && profile.exists() =>
+        {
+            return Err(ReportError::NotExact { path: profile.to_owned(), beside: path });
+        }
+        read => read?,
+    };
+    let account: Account = serde_json::from_slice(&bytes)
         .map_err(|error| ReportError::NoAccount { path: path.clone(), why: error.to_string() })?;
     match account.version {
         exact::VERSION => Ok(account),

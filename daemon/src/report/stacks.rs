@@ -3,12 +3,13 @@
 use super::ReportError;
 use crate::attach::NOT_RECORDED;
 use crate::pprof::proto::{Profile, Sample};
-use crate::pprof::{KERNEL_MAPPING, LOSS_PREFIX, MANAGED_MAPPING};
+use crate::pprof::{KERNEL_MAPPING, LIMITED, LOSS_PREFIX, MANAGED_MAPPING, WITHOUT_SHIM};
 use crate::sample::frame::Marker;
 use crate::symbolize::marker_name;
 use crate::symbolize::pretty::clean;
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write as _;
 
 /// What kind of code a frame is, by its mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,6 +61,9 @@ const TOGETHER: [(&str, [&str; 2]); 2] =
 
 /// Beyond this frame of a wait are those of who ended it.
 const WOKEN_BY: &str = marker_name(Marker::WokenBy);
+
+/// Most values named where one is asked for that is not there.
+const VALUES_SHOWN: usize = 20;
 
 /// How samples without the label are called that one groups by.
 pub const WITHOUT: &str = "(none)";
@@ -238,7 +242,7 @@ impl<'a> Stacks<'a> {
         })
     }
 
-    /// Checks that the profile has the labels `view` asks for.
+    /// Checks that the profile has the labels and values `view` asks for.
     ///
     /// # Errors
     /// For one that no sample has; the error lists those there are.
@@ -255,12 +259,34 @@ impl<'a> Stacks<'a> {
         }
         let mut asked = view.only.iter().map(|only| &only.label).chain(&view.by);
         match asked.find(|label| !labels.contains(label.as_str())) {
-            None => Ok(()),
+            None => view.only.iter().try_for_each(|only| self.check_value(only)),
             Some(label) => Err(ReportError::NoLabel {
                 asked: clean(label).into_owned(),
                 available: labels.into_iter().map(clean).collect::<Vec<_>>().join(", "),
             }),
         }
+    }
+
+    fn check_value(&self, only: &Only) -> Result<(), ReportError> {
+        let found = self.samples().any(|sample| self.is_asked(sample, std::slice::from_ref(only)));
+        // Without a value: samples that have no such label. That there are none is an answer.
+        if found || only.value.is_empty() {
+            return Ok(());
+        }
+        let values: BTreeSet<_> =
+            self.samples().filter_map(|sample| self.group(sample, &only.label)).collect();
+        let more = values.len().saturating_sub(VALUES_SHOWN);
+        let mut available = values.into_iter().take(VALUES_SHOWN).collect::<Vec<_>>().join(", ");
+        if more > 0 {
+            write!(available, " and {more} more (--by {})", clean(&only.label)).unwrap_or_default();
+        }
+        let (label, asked) = (clean(&only.label).into_owned(), clean(&only.value).into_owned());
+        Err(ReportError::NoValue { label, asked, available })
+    }
+
+    /// What the recording says it lacks, of rights and of processes without a shim.
+    pub fn lacks(&self) -> impl Iterator<Item = Cow<'a, str>> {
+        self.comments().filter(|comment| comment.starts_with(LIMITED) || comment.starts_with(WITHOUT_SHIM))
     }
 
     /// True for the time of a thread that was parked for want of work.

@@ -10,7 +10,7 @@ use super::stacks::{Frame, Kind, Stacks, View};
 use super::units::{human, percent};
 use crate::aggregate::pool::STARVATION;
 use crate::pprof::proto::Profile;
-use crate::pprof::{POOL_PREFIX, WAIT_STACKS_PREFIX};
+use crate::pprof::{POOL_PREFIX, RATES_LOWERED_PREFIX, WAIT_STACKS_PREFIX};
 use crate::symbolize::pretty::clean;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -123,6 +123,11 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
             "a file in brackets stands for all its functions without a name: it has no symbols of them",
         );
     }
+    if matches!(sample_type, "samples" | "cpu" | "wall") {
+        let lowered: Vec<_> =
+            stacks.comments().filter(|comment| comment.starts_with(RATES_LOWERED_PREFIX)).collect();
+        lowered.iter().for_each(|comment| table.remark(comment));
+    }
     if matches!(sample_type, "runnable" | "blocked" | "wall") {
         let chances = stacks.comments().find(|comment| comment.starts_with(WAIT_STACKS_PREFIX));
         chances.iter().for_each(|comment| table.remark(comment));
@@ -148,6 +153,8 @@ pub(super) struct Table<'a> {
     pub(super) unit: &'a str,
     /// Why there are none.
     not_recorded: Option<Cow<'a, str>>,
+    /// What the recording says it lacks.
+    lacks: Vec<Cow<'a, str>>,
     /// What was printed.
     pub(super) text: String,
 }
@@ -156,7 +163,8 @@ impl<'a> Table<'a> {
     pub(super) fn new(stacks: &Stacks<'a>, column: usize, options: &'a Options) -> Self {
         let (name, unit) = stacks.sample_types().nth(column).unwrap_or_default();
         let not_recorded = stacks.not_recorded(name);
-        Self { options, duration_ns: stacks.duration_ns(), unit, not_recorded, text: String::new() }
+        let (duration_ns, lacks) = (stacks.duration_ns(), stacks.lacks().collect());
+        Self { options, duration_ns, unit, not_recorded, lacks, text: String::new() }
     }
 
     fn line(&mut self, parts: &[&str]) {
@@ -210,9 +218,19 @@ impl<'a> Table<'a> {
         } else if total == 0 {
             let why = self.not_recorded.take();
             self.remark(why.as_deref().unwrap_or("nothing was counted"));
+            if why.is_none() {
+                let lacks = std::mem::take(&mut self.lacks);
+                lacks.iter().take(LACKS_SHOWN).for_each(|lack| self.remark(lack));
+                if let Some(more) = lacks.len().checked_sub(LACKS_SHOWN).filter(|&more| more > 0) {
+                    self.remark(&format!("and {more} more such comments in the profile"));
+                }
+            }
         }
     }
 }
+
+/// Most comments repeated below an empty table.
+const LACKS_SHOWN: usize = 5;
 
 /// Columns of what is said below a table.
 const REMARK_WIDTH: usize = 110;

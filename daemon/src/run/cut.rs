@@ -17,10 +17,11 @@ use crate::aggregate::pool;
 use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
 use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
 use crate::aggregate::window::{Limits as WindowLimits, OTHER, Window};
-use crate::sample::frame::{FrameKey, Marker};
+use crate::sample::frame::{FrameKey, ImageId, Marker};
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::kernel::rule_set::OfService;
 use crate::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadSnapshot};
+use crate::symbolize::file_name;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -109,8 +110,8 @@ impl Processor {
         window.wait_chances = cut.wait_chances;
         let frames = stacks.iter().flatten().copied();
         self.symbolizer.resolve(frames.chain(lock_events.frames()), &self.processes);
-        let functions = self.lock_functions.called(stacks.iter(), &self.processes);
-        self.symbolizer.resolve(functions.iter().copied(), &self.processes);
+        let functions = self.wait_functions.called(stacks.iter(), &self.processes);
+        self.symbolizer.resolve(functions.iter().map(|&(function, _)| function), &self.processes);
         self.runtime_waits = RuntimeWaits::learn(stacks.iter(), &lock_events, &functions, |frame| {
             self.symbolizer.symbol(frame)
         });
@@ -196,6 +197,10 @@ impl Processor {
         }
     }
 
+    fn file_name(&self, image: ImageId) -> Option<&str> {
+        self.processes.image(image).map(|image| file_name(&image.path))
+    }
+
     fn add_row(&self, window: &mut Window, row: &Row, mut labels: Labels, stacks: &StackTable) {
         (labels.waker, labels.waker_name) = row.waker.filter(|_| self.is_detailed()).map(waker_texts).unzip();
         let marker;
@@ -208,7 +213,7 @@ impl Processor {
         };
         labels.wait_reason = row.reason.map(|reason| self.wait_reason(reason, frames));
         if row.reason.is_some_and(|reason| reason.state == WaitStateKey::Interruptible)
-            && naming::is_parked(&self.symbolizer, labels.thread_role, frames)
+            && naming::is_parked(&self.symbolizer, labels.thread_role, frames, |image| self.file_name(image))
         {
             labels.idle = true;
         }

@@ -3,7 +3,7 @@
 use crate::aggregate::thread_role;
 use crate::aggregate::threads::{WaitReason, Waker};
 use crate::aggregate::wait_reason as words;
-use crate::sample::frame::{FrameKey, Marker};
+use crate::sample::frame::{FrameKey, ImageId, Marker};
 use crate::sample::stack::StackTable;
 use crate::symbolize::Symbolizer;
 use std::sync::Arc;
@@ -60,9 +60,24 @@ pub(super) fn from_throw<'a>(symbolizer: &Symbolizer, frames: &'a [FrameKey]) ->
 }
 
 /// True for a thread that waits for work, not for something the program does.
-pub(super) fn is_parked(symbolizer: &Symbolizer, role: Option<&str>, frames: &[FrameKey]) -> bool {
+pub(super) fn is_parked<'a>(
+    symbolizer: &Symbolizer,
+    role: Option<&str>,
+    frames: &[FrameKey],
+    file_name: impl Fn(ImageId) -> Option<&'a str>,
+) -> bool {
     let managed = frames.iter().filter(|frame| matches!(frame, FrameKey::Managed { .. }));
     thread_role::is_parked(role, managed.map(|&frame| Arc::clone(&symbolizer.symbol(frame).system_name)))
+        || thread_role::is_of_the_runtime_alone(frames.iter().filter_map(|&frame| file(frame, &file_name)))
+}
+
+/// Where a frame of the program's own part of a stack is: the file's name, or nothing where it is in none.
+fn file<'a>(frame: FrameKey, file_name: impl Fn(ImageId) -> Option<&'a str>) -> Option<Option<&'a str>> {
+    match frame {
+        FrameKey::Kernel(_) => None,
+        FrameKey::Native { image, .. } => Some(file_name(image)),
+        _ => Some(None),
+    }
 }
 
 /// Words for a wait in `frames`, which are named.

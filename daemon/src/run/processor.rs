@@ -26,8 +26,8 @@ use crate::source::{
     ThreadId, ThreadSnapshot, UserContext, WaitEnd,
 };
 use crate::symbolize::Symbolizer;
-use crate::symbolize::fcalls::LockFunctions;
 use crate::symbolize::kernel::WakeSites;
+use crate::symbolize::wait_functions::WaitFunctions;
 use crate::unwind::finish::Limits;
 use profiler_protocol::record::NOT_NOW;
 use std::collections::{HashMap, HashSet};
@@ -118,7 +118,7 @@ pub struct Processor {
     pub(super) runtime_waits: RuntimeWaits,
     /// What there is to learn that from beside the stacks of waits.
     pub(super) lock_events: LockEvents,
-    pub(super) lock_functions: LockFunctions,
+    pub(super) wait_functions: WaitFunctions,
     /// Where wake-ups come from; read when the first one is.
     wake_sites: Option<WakeSites>,
     wakers_unknown: WakersUnknown,
@@ -184,7 +184,7 @@ impl Processor {
             wait_chances: Chances::default(),
             runtime_waits: RuntimeWaits::default(),
             lock_events: LockEvents::default(),
-            lock_functions: LockFunctions::default(),
+            wait_functions: WaitFunctions::default(),
             wake_sites: None,
             wakers_unknown: WakersUnknown::default(),
             counters: StackCounters::default(),
@@ -533,8 +533,8 @@ impl Processor {
         let frames = stacks.iter().flat_map(|&stack| self.stacks.frames(stack)).copied();
         self.symbolizer.resolve(frames.chain(self.lock_events.frames()), &self.processes);
         let stacks = stacks.iter().map(|&stack| self.stacks.frames(stack));
-        let functions = self.lock_functions.called(stacks.clone(), &self.processes);
-        self.symbolizer.resolve(functions.iter().copied(), &self.processes);
+        let functions = self.wait_functions.called(stacks.clone(), &self.processes);
+        self.symbolizer.resolve(functions.iter().map(|&(function, _)| function), &self.processes);
         self.runtime_waits =
             RuntimeWaits::learn(stacks, &self.lock_events, &functions, |frame| self.symbolizer.symbol(frame));
     }
@@ -854,7 +854,7 @@ impl Processor {
         }
         self.processes.forget_gone(&images, &mut processes);
         self.symbolizer.keep(&self.processes, &processes);
-        self.lock_functions.keep(&self.processes);
+        self.wait_functions.keep(&self.processes);
     }
 }
 

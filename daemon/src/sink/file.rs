@@ -80,7 +80,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
 pub fn write_into(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), FileError> {
     let path = directory.join(name);
     let fail = |step| failing(&path, step);
-    let mut new = New::make(directory).map_err(|error| fail("new file beside it")(error.into()))?;
+    let mut new = New::make(directory).map_err(|error| not_made(&path, directory, error))?;
     new.file.write_all(bytes).map_err(fail("write"))?;
     new.file.sync_data().map_err(fail("sync to disk"))?;
     new.rename(OsStr::new(name)).map_err(|error| fail("rename into place")(error.into()))
@@ -113,6 +113,18 @@ fn failing(path: &Path, step: &'static str) -> impl Fn(io::Error) -> FileError +
     move |source| FileError { path: path.clone(), step, source }
 }
 
+/// Why there is no new file for `path` in `directory`, in the words of who gave the path: the new file's own name is nothing to them.
+fn not_made(path: &Path, directory: &Path, error: Errno) -> FileError {
+    let (step, source) = match error {
+        Errno::NOENT => {
+            let todo = format!("create {} first", directory.display());
+            ("its directory does not exist", io::Error::new(io::ErrorKind::NotFound, todo))
+        }
+        error => ("create a file in its directory", error.into()),
+    };
+    failing(path, step)(source)
+}
+
 /// Where bytes for a path go.
 enum Destination<'a> {
     /// A device, pipe or socket, also behind a link (`/dev/null`, `/dev/stdout`): written into, never replaced.
@@ -129,11 +141,13 @@ impl<'a> Destination<'a> {
             return Ok(Self::Special);
         }
         let Some(name) = path.file_name() else {
-            return Err(fail("the path has no file name")(io::ErrorKind::InvalidInput.into()));
+            let todo = io::Error::new(io::ErrorKind::InvalidInput, "give the path of a file");
+            return Err(fail("the path has no file name")(todo));
         };
         match std::fs::metadata(path) {
             Ok(found) if found.is_dir() => {
-                return Err(fail("it is a directory")(io::ErrorKind::IsADirectory.into()));
+                let todo = io::Error::new(io::ErrorKind::IsADirectory, "give the path of a file in it");
+                return Err(fail("it is a directory")(todo));
             }
             Ok(found) if !found.is_file() => return Ok(Self::Special),
             // A file that is somebody's open descriptor, such as /dev/stdout under a redirection: the link must stay.
@@ -143,7 +157,7 @@ impl<'a> Destination<'a> {
         let directory =
             path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         sweep(directory);
-        let new = New::make(directory).map_err(|error| fail("new file beside it")(error.into()))?;
+        let new = New::make(directory).map_err(|error| not_made(path, directory, error))?;
         Ok(Self::Beside(new, name))
     }
 }
@@ -284,10 +298,25 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let missing = directory.path().join("no/such/out.pb.gz");
         let error = write(&missing, b"x").unwrap_err().to_string();
-        assert!(error.contains("no/such/out.pb.gz"), "{error}");
-        assert!(write(directory.path(), b"x").is_err());
-        assert!(check(directory.path()).is_err());
+        let expected = format!(
+            "cannot write {}: its directory does not exist: create {} first",
+            missing.display(),
+            missing.parent().unwrap().display()
+        );
+        assert_eq!(error, expected);
+        assert_eq!(
+            write_into(missing.parent().unwrap(), "out.pb.gz", b"x").unwrap_err().to_string(),
+            expected
+        );
+        let expected = format!(
+            "cannot write {}: it is a directory: give the path of a file in it",
+            directory.path().display()
+        );
+        assert_eq!(write(directory.path(), b"x").unwrap_err().to_string(), expected);
+        assert_eq!(check(directory.path()).unwrap_err().to_string(), expected);
         assert!(write(Path::new("/"), b"x").is_err());
+        let below_a_file = write(Path::new("/proc/self/status/out.pb.gz"), b"x").unwrap_err();
+        assert_eq!(below_a_file.source.kind(), io::ErrorKind::NotADirectory);
         assert!(names(directory.path()).is_empty());
     }
 }

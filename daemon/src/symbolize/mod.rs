@@ -10,12 +10,12 @@
 //! [`Directory`] is what this stage must be told about processes and files; the process table implements it. blazesym is used
 //! in `kernel.rs` and `native.rs` only. Every frame that could not be named is counted by reason ([`Symbolizer::counters`]).
 
-pub mod fcalls;
 pub mod kernel;
 pub mod managed;
 pub mod native;
 pub mod perf_map;
 pub mod pretty;
+pub mod wait_functions;
 
 use crate::process::patience::ForeignFile;
 use crate::sample::frame::{FrameKey, ImageId, Marker, ProcessId};

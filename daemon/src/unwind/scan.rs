@@ -4,20 +4,21 @@
 //!
 //! A word can be the return address when a call is before what it points to, and when the rule of that place, if it has one, leads on: to
 //! another return address behind a call, or to the thread's start. A frame may hold words of calls made before it was there, of which all
-//! this is as true. Nothing tells those.
+//! this is as true: the loader leaves whole chains behind when it binds a function. So a call whose instruction leads just here, to code of which
+//! nothing is known either, goes before others; a call through a pointer does not tell.
 //!
 //! Where the frame pointer leads somewhere it may be the caller's, or that of a frame further up: code without unwind data is often written by
-//! hand, and has none of its own. So what is below it is searched first, for a caller that calls just here, or that keeps the
-//! frame pointer.
+//! hand, and has none of its own. So what is below it is searched first, for such a call, or a caller that keeps the frame pointer.
 
 use super::finish::{Code, Limits, Missing, Walk};
-use super::rule::{Cfa, FrameKind, Refusal};
+use super::rule::{Cfa, FrameKind, Refusal, Rule};
 
 /// Most words of one frame that are looked at, and of all frames of a stack.
 const FRAME_WORDS: u64 = 512;
 const STACK_WORDS: u32 = 2048;
-/// Most places of a stack whose code is looked at.
-const STACK_PLACES: u32 = 64;
+/// Most places of a stack whose code is looked at, and in one search.
+const STACK_PLACES: u32 = 128;
+const SEARCH_PLACES: u32 = 32;
 /// Code this far behind where a call leads may be the called function's.
 const FUNCTION_BYTES: u64 = 64 << 10;
 
@@ -39,8 +40,10 @@ impl Default for Scans {
 enum Wanted {
     /// Any return address.
     Any,
-    /// One whose frame has a rule, and which is behind a call to this place, or in code that keeps the frame pointer.
-    Certain { pc: u64 },
+    /// One whose frame has a rule, and which is behind a call to this place.
+    CallTo { pc: u64 },
+    /// The same, or in code that keeps the frame pointer.
+    CallToOrKept { pc: u64 },
 }
 
 impl Walk<'_> {
@@ -51,21 +54,29 @@ impl Walk<'_> {
         let end = |walk: &Self| walk.floor.saturating_add(8 * FRAME_WORDS);
         if scans && let Ok(frame) = self.register(self.machine.frame_pointer) {
             let end = end(self).min(frame);
-            if let Some(caller) = self.scan(Wanted::Certain { pc }, end, code, limits) {
+            if let Some(caller) = self.scan(Wanted::CallToOrKept { pc }, end, code, limits) {
                 return Some(caller);
             }
         }
         let caller = self.leave_by_frame_pointer(code, limits);
-        caller.or_else(|| scans.then(|| self.scan(Wanted::Any, end(self), code, limits)).flatten())
+        if caller.is_some() || !scans {
+            return caller;
+        }
+        [Wanted::CallTo { pc }, Wanted::Any].into_iter().find_map(|wanted| {
+            let end = end(self);
+            self.scan(wanted, end, code, limits)
+        })
     }
 
     /// Leaves the frame by the first word below `end` that fits.
     fn scan(&mut self, wanted: Wanted, end: u64, code: &mut dyn Code, limits: Limits) -> Option<u64> {
         let mut slot = self.floor.checked_next_multiple_of(8)?;
+        let mut places = SEARCH_PLACES;
         while slot < end {
             self.scans.words = self.scans.words.checked_sub(1)?;
             let candidate = self.peek(slot).ok()?.0 & limits.address_mask;
             if code.is_executable(candidate.wrapping_sub(1)) {
+                places = places.checked_sub(1)?;
                 self.scans.places = self.scans.places.checked_sub(1)?;
                 // One that was not seen may be the caller: what is found behind it would be the caller's caller.
                 if code.follows_call(candidate)?
@@ -94,15 +105,8 @@ impl Walk<'_> {
             Err(Refusal::Unreadable | Refusal::Budget) => return None,
             Err(_) => None,
         };
-        let by_frame_pointer = |cfa: Cfa| match cfa {
-            Cfa::Register { base, .. } | Cfa::Deref { base, .. } => base == self.machine.frame_pointer,
-        };
-        if let Wanted::Certain { pc: here } = wanted {
-            let calls_here = |to: u64| here.checked_sub(to).is_some_and(|behind| behind < FUNCTION_BYTES);
-            let Some(rule) = &rule else { return Some(None) };
-            if !by_frame_pointer(rule.cfa) && !code.call_target(pc).is_some_and(calls_here) {
-                return Some(None);
-            }
+        if wanted != Wanted::Any && !rule.as_ref().is_some_and(|rule| self.is_told(rule, pc, wanted, code)) {
+            return Some(None);
         }
         for caller in self.callers(slot) {
             let Some(rule) = &rule else { return Some(Some(caller)) };
@@ -124,5 +128,23 @@ impl Walk<'_> {
             }
         }
         Some(None)
+    }
+
+    /// Whether the frame at the return address `pc` is one of the callers wanted by more than that.
+    fn is_told(&self, rule: &Rule, pc: u64, wanted: Wanted, code: &mut dyn Code) -> bool {
+        let by_frame_pointer = match rule.cfa {
+            Cfa::Register { base, .. } | Cfa::Deref { base, .. } => base == self.machine.frame_pointer,
+        };
+        let here = match wanted {
+            Wanted::Any => return true,
+            Wanted::CallToOrKept { .. } if by_frame_pointer => return true,
+            Wanted::CallTo { pc } | Wanted::CallToOrKept { pc } => pc,
+        };
+        let to =
+            code.call_target(pc).filter(|to| here.checked_sub(*to).is_some_and(|at| at < FUNCTION_BYTES));
+        // What has unwind data is another function.
+        to.is_some_and(|to| {
+            code.step(to, true).rule.map_or(true, |rule| matches!(rule.kind, FrameKind::Stub { .. }))
+        })
     }
 }

@@ -6,7 +6,6 @@
 //! loop cost 100,000 verified instructions on 6.18, and on 7.2 more than a verifier gives.
 
 use super::to_page_end;
-use crate::config::setting;
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
 use core::ffi::{c_long, c_void};
 use ebpf_common::event::SKIPPED_PAGES_SHIFT;
@@ -33,11 +32,16 @@ pub(crate) struct Copied {
     pub(crate) flags: u32,
 }
 
-/// Copies at most `stack_copy_bytes` from user address `from` to `scratch.tail[at..]`.
+/// Copies at most `room` bytes, and `limit`, which is a constant to the verifier, from user address `from` to `scratch.tail[at..]`.
 #[inline(always)]
-pub(crate) fn stack<const LOOPS: bool>(scratch: &mut Scratch, at: u32, from: u64) -> Copied {
-    let limit = setting!(stack_copy_bytes);
-    scratch.copy = StackCopy { from, at, bytes: 0, limit, skipped: 0 };
+pub(crate) fn stack<const LOOPS: bool>(
+    scratch: &mut Scratch,
+    at: u32,
+    from: u64,
+    room: u32,
+    limit: u32,
+) -> Copied {
+    scratch.copy = StackCopy { from, at, bytes: 0, limit: room, skipped: 0 };
     if LOOPS {
         let mut context: *mut Scratch = scratch;
         // SAFETY: the step is a function of this program, and the context outlives the loop.

@@ -298,6 +298,8 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, loops: bool) -> Result
         vma_file: btf.offset_of("vm_area_struct", "vm_file")?,
         place_shift: place_shift(options.max_places),
         task_prio: btf.offset_of("task_struct", "prio")?,
+        task_thread: btf.offset_of("task_struct", "thread")?,
+        thread_pointer: optional(btf.offset_of("thread_struct", "fsbase"))?,
         // Without CONFIG_SMP there is no such field before 6.17.
         task_on_cpu: optional(btf.offset_of("task_struct", "on_cpu"))?,
     })

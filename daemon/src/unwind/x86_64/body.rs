@@ -17,7 +17,8 @@ use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions,
     Mnemonic, OpAccess, OpKind, Register as Machine,
 };
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Deref;
 
 /// Most instructions followed onward, and from one start.
 const MAX_ONWARD: usize = 2_000;
@@ -288,10 +289,27 @@ enum Effect {
     Computes(Machine, Value),
 }
 
+/// An instruction's bytes.
+struct Bytes {
+    bytes: [u8; INSTRUCTION_BYTES],
+    filled: usize,
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(..self.filled).unwrap_or_default()
+    }
+}
+
 /// Code, a block at a time.
 struct Text<'a, 'b> {
     read: &'a mut ReadCode<'b>,
-    blocks: HashMap<u64, Vec<u8>>,
+    /// By their first address, in the order of reading.
+    blocks: Vec<(u64, Vec<u8>)>,
+    /// The one looked at last.
+    last: usize,
     info: InstructionInfoFactory,
     /// Instructions that may still be decoded.
     left: usize,
@@ -299,32 +317,43 @@ struct Text<'a, 'b> {
 
 impl<'a, 'b> Text<'a, 'b> {
     fn new(read: &'a mut ReadCode<'b>) -> Self {
-        Self { read, blocks: HashMap::new(), info: InstructionInfoFactory::new(), left: MAX_DECODED }
+        Self { read, blocks: Vec::new(), last: 0, info: InstructionInfoFactory::new(), left: MAX_DECODED }
     }
 
     /// The bytes at `address`, as many as an instruction has at most, or fewer where they end.
-    fn bytes(&mut self, address: u64) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(INSTRUCTION_BYTES);
-        while bytes.len() < INSTRUCTION_BYTES {
-            let Some(at) = address.checked_add(bytes.len() as u64) else { break };
-            let block = at - at % BLOCK_BYTES;
-            if !self.blocks.contains_key(&block) {
-                if self.blocks.len() >= MAX_BLOCKS {
-                    break;
-                }
-                let mut read = vec![0; usize::try_from(BLOCK_BYTES).unwrap_or(0)];
-                let length = (self.read)(block, &mut read);
-                read.truncate(length);
-                self.blocks.insert(block, read);
-            }
-            let offset = usize::try_from(at - block).unwrap_or(usize::MAX);
-            let rest = self.blocks.get(&block).and_then(|block| block.get(offset..)).unwrap_or_default();
+    fn bytes(&mut self, address: u64) -> Bytes {
+        let mut bytes = Bytes { bytes: [0; INSTRUCTION_BYTES], filled: 0 };
+        while let Some(free) = bytes.bytes.get_mut(bytes.filled..).filter(|free| !free.is_empty()) {
+            let Some(at) = address.checked_add(bytes.filled as u64) else { break };
+            let start = at - at % BLOCK_BYTES;
+            let Some(block) = self.block(start) else { break };
+            let offset = usize::try_from(at - start).unwrap_or(usize::MAX);
+            let rest = block.get(offset..).unwrap_or_default();
             if rest.is_empty() {
                 break;
             }
-            bytes.extend(rest.iter().take(INSTRUCTION_BYTES - bytes.len()));
+            free.iter_mut().zip(rest).for_each(|(to, byte)| *to = *byte);
+            bytes.filled += rest.len().min(free.len());
         }
         bytes
+    }
+
+    /// The block that begins at `start`. Instructions follow each other: it is mostly the one of the last time.
+    fn block(&mut self, start: u64) -> Option<&[u8]> {
+        if self.blocks.get(self.last).is_none_or(|(at, _)| *at != start) {
+            self.last = match self.blocks.iter().position(|(at, _)| *at == start) {
+                Some(known) => known,
+                None if self.blocks.len() >= MAX_BLOCKS => return None,
+                None => {
+                    let mut read = vec![0; usize::try_from(BLOCK_BYTES).unwrap_or(0)];
+                    let length = (self.read)(start, &mut read);
+                    read.truncate(length);
+                    self.blocks.push((start, read));
+                    self.blocks.len() - 1
+                }
+            };
+        }
+        self.blocks.get(self.last).map(|(_, block)| block.as_slice())
     }
 
     /// Whether nothing more will be decoded: what was found until then may be a part of what there is.

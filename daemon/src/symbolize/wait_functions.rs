@@ -1,6 +1,7 @@
-//! Where methods go into the runtime for a lock, before .NET 10, whose `Monitor` is managed code. Those functions have no symbols, but the
-//! runtime finds them by name itself, in a table of its data: `gMonitorFuncs` of src/coreclr/vm/ecalllist.h (dotnet/runtime), whose entries
-//! are flags, the function and the method's name (`ECFunc`, ecall.h). In the file the two pointers are relocations.
+//! Where methods go into the runtime to wait, and what for. Optimised code calls those functions itself: the method that did so in the source
+//! has become a part of its caller. They have no symbols, but the runtime finds them by name, in tables of its data (src/coreclr/vm of
+//! dotnet/runtime): `ECFunc` (ecalllist.h, ecall.h), of flags, the function and the method's name, and `s_QCall` (qcallentrypoints.cpp), of
+//! name and function. In the file the pointers are relocations. Before .NET 10 `Monitor` is among them, `Monitor.Wait` a QCall since .NET 9.
 //!
 //! Any file may claim to be a runtime: what it says is bounded, and stands for its own waits only.
 
@@ -8,18 +9,66 @@ use super::Directory;
 use crate::sample::frame::{FrameKey, ImageId};
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Methods that wait until they have the lock, or for so long.
-const LOCKS: [&[u8]; 3] = [b"Enter", b"ReliableEnter", b"ReliableEnterTimeout"];
-/// By which of them the table is found: the longest that `lock` needs.
-const FOUND_BY: &[u8] = b"ReliableEnter\0";
+/// A table of functions by name.
+struct Table {
+    /// By which name it is found; with the zero behind it.
+    found_by: &'static [u8],
+    /// Bytes of an entry, and where in it the function is, counted from the name.
+    entry_bytes: u64,
+    function_at: i64,
+    /// Names in it, and the word for a wait in that function; some only show that it is the table.
+    names: &'static [(&'static [u8], Option<&'static str>)],
+}
 
-/// Bytes of an entry, and where in it the function is, from the name on.
-const ENTRY_BYTES: u64 = 24;
-const FUNCTION_BEFORE_NAME: u64 = 8;
-/// Most entries on either side of the one that was found; the table has ten. And most places where one may be.
-const MOST_ENTRIES: u64 = 32;
+const TABLES: [Table; 4] = [
+    Table {
+        // The longest that `lock` needs.
+        found_by: b"ReliableEnter\0",
+        entry_bytes: 24,
+        function_at: -8,
+        names: &[
+            (b"Enter", Some("lock")),
+            (b"ReliableEnter", Some("lock")),
+            (b"ReliableEnterTimeout", Some("lock")),
+            (b"ObjWait", Some("condition")),
+        ],
+    },
+    Table {
+        found_by: b"get_OptimalMaxSpinWaitsPerSpinIteration\0",
+        entry_bytes: 24,
+        function_at: -8,
+        names: &[(b"Join", Some("join")), (b"get_OptimalMaxSpinWaitsPerSpinIteration", None)],
+    },
+    Table {
+        found_by: b"WaitOneCore\0",
+        entry_bytes: 24,
+        function_at: -8,
+        names: &[
+            (b"WaitOneCore", Some("event")),
+            (b"WaitMultipleIgnoringSyncContext", Some("event")),
+            (b"SignalAndWaitNative", Some("event")),
+        ],
+    },
+    Table {
+        found_by: b"ThreadNative_Start\0",
+        entry_bytes: 16,
+        function_at: 8,
+        names: &[
+            (b"ThreadNative_Start", None),
+            (b"ThreadNative_YieldThread", None),
+            (b"ThreadNative_Join", Some("join")),
+            (b"Monitor_Wait", Some("condition")),
+            (b"WaitHandle_WaitOneCore", Some("event")),
+            (b"WaitHandle_WaitMultipleIgnoringSyncContext", Some("event")),
+            (b"WaitHandle_SignalAndWait", Some("event")),
+        ],
+    },
+];
+
+/// Most entries on either side of the one that was found; the longest table has some five hundred. And most places where one may be.
+const MOST_ENTRIES: u64 = 1024;
 const MOST_PLACES: usize = 8;
 /// Longest name that is looked at.
 const MOST_NAME: usize = 64;
@@ -30,17 +79,20 @@ const MAX_SECTIONS: u16 = 128;
 /// Most sections that are read: a file system may take its time for each.
 const MAX_READ: usize = 16;
 
+/// Addresses of functions that wait, and the words for it.
+pub type Found = BTreeMap<u64, &'static str>;
+
 /// What is known of the files whose functions methods call.
 #[derive(Debug, Default)]
-pub struct LockFunctions(HashMap<ImageId, Vec<u64>>);
+pub struct WaitFunctions(HashMap<ImageId, Found>);
 
-impl LockFunctions {
+impl WaitFunctions {
     /// Those of the files into which methods go on `stacks`, as frames.
     pub fn called<'a>(
         &mut self,
         stacks: impl Iterator<Item = &'a [FrameKey]>,
         directory: &dyn Directory,
-    ) -> Vec<FrameKey> {
+    ) -> Vec<(FrameKey, &'static str)> {
         let called = stacks.filter_map(|stack| {
             let method = stack.iter().position(|frame| matches!(frame, FrameKey::Managed { .. }))?;
             match stack.get(method.checked_sub(1)?)? {
@@ -54,11 +106,11 @@ impl LockFunctions {
             if !self.0.contains_key(&image)
                 && let Some(file) = directory.image(image).and_then(|image| image.file)
             {
-                let found = lock_functions(&|at, into| file.read_exact_at(into, at).is_ok());
+                let found = wait_functions(&|at, into| file.read_exact_at(into, at).is_ok());
                 self.0.insert(image, found);
             }
             let functions = self.0.get(&image).into_iter().flatten();
-            frames.extend(functions.map(|&address| FrameKey::Native { image, address }));
+            frames.extend(functions.map(|(&address, &word)| (FrameKey::Native { image, address }, word)));
         }
         frames
     }
@@ -69,33 +121,33 @@ impl LockFunctions {
     }
 }
 
-/// ELF addresses of the functions; none when the file is no runtime, or one without the table. `read` fills all it is given from an offset on.
+/// ELF addresses of the functions; none when the file is no runtime, or one without the tables. `read` fills all it is given from an offset on.
 #[must_use]
-pub fn lock_functions(read: &dyn Fn(u64, &mut [u8]) -> bool) -> Vec<u64> {
-    find(read).unwrap_or_default()
+pub fn wait_functions(read: &dyn Fn(u64, &mut [u8]) -> bool) -> Found {
+    let Some(file) = File::read(read) else { return Found::new() };
+    TABLES.iter().flat_map(|table| find(&file, table)).collect()
 }
 
-fn find(read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Vec<u64>> {
-    let file = File::read(read)?;
-    let mut functions = Vec::new();
-    for name in file.addresses_of(FOUND_BY).take(MOST_PLACES) {
+fn find(file: &File, table: &Table) -> Found {
+    let mut functions = Found::new();
+    for name in file.addresses_of(table.found_by).take(MOST_PLACES) {
         for &(at, _) in file.pointers.iter().filter(|(_, to)| *to == name).take(MOST_PLACES) {
-            let forwards = (0..MOST_ENTRIES).map_while(|n| file.entry(at.checked_add(n * ENTRY_BYTES)?));
-            let backwards = (1..MOST_ENTRIES).map_while(|n| file.entry(at.checked_sub(n * ENTRY_BYTES)?));
-            let found: Vec<u64> = forwards
-                .chain(backwards)
-                .filter(|(name, _)| LOCKS.contains(name))
-                .map(|(_, function)| function)
-                .collect();
+            let size = table.entry_bytes;
+            let entry = |at: Option<u64>| file.entry(at?, table.function_at);
+            let forwards = (0..MOST_ENTRIES).map_while(|n| entry(at.checked_add(n * size)));
+            let backwards = (1..MOST_ENTRIES).map_while(|n| entry(at.checked_sub(n * size)));
+            let known = forwards.chain(backwards).filter_map(|(name, function)| {
+                let (_, word) = table.names.iter().find(|(known, _)| *known == name)?;
+                Some((function, *word))
+            });
+            let known: Vec<(u64, Option<&'static str>)> = known.collect();
             // One name alone may stand in any table.
-            if found.len() > 1 {
-                functions.extend(found);
+            if known.len() > 1 {
+                functions.extend(known.into_iter().filter_map(|(function, word)| Some((function, word?))));
             }
         }
     }
-    functions.sort_unstable();
-    functions.dedup();
-    Some(functions)
+    functions
 }
 
 /// What there is to look at.
@@ -176,10 +228,10 @@ impl File {
         self.pointers.get(found).map(|(_, to)| *to)
     }
 
-    /// Name and function of the entry whose name is pointed to from `at`.
-    fn entry(&self, at: u64) -> Option<(&[u8], u64)> {
+    /// Name and function of the entry whose name is pointed to from `at`, and its function from `function_at` bytes on.
+    fn entry(&self, at: u64, function_at: i64) -> Option<(&[u8], u64)> {
         let name = self.pointer(at)?;
-        let function = self.pointer(at.checked_sub(FUNCTION_BEFORE_NAME)?)?;
+        let function = self.pointer(at.checked_add_signed(function_at)?)?;
         let name = self.constants.iter().find_map(|(address, bytes)| {
             let rest = bytes.get(usize::try_from(name.checked_sub(*address)?).ok()?..)?;
             rest.get(..MOST_NAME.min(rest.len()))?.split(|byte| *byte == 0).next()
@@ -190,7 +242,7 @@ impl File {
 
 #[cfg(test)]
 mod tests {
-    use super::lock_functions;
+    use super::{Found, wait_functions};
     use object::elf;
     use proptest::prelude::{any, prop, proptest};
 
@@ -226,8 +278,8 @@ mod tests {
         file
     }
 
-    fn found(file: &[u8]) -> Vec<u64> {
-        lock_functions(&|at, into| {
+    fn found(file: &[u8]) -> Found {
+        wait_functions(&|at, into| {
             let there = usize::try_from(at).ok().and_then(|at| file.get(at..)?.get(..into.len()));
             there.map(|there| into.copy_from_slice(there)).is_some()
         })
@@ -246,14 +298,31 @@ mod tests {
             let entries = (0..).zip(names);
             entries.flat_map(|(n, name)| [(0x5008 + 24 * n, 0x9000 + n), (0x5010 + 24 * n, *name)]).collect()
         };
-        assert_eq!(found(&file(NAMES, &table(&[ENTER, RELIABLE, TIMEOUT, EXIT]))), [0x9000, 0x9001, 0x9002]);
+        let of = |names: &[u64]| found(&file(NAMES, &table(names))).into_iter().collect::<Vec<_>>();
+        let locks = [(0x9000, "lock"), (0x9001, "lock"), (0x9002, "lock")];
+        assert_eq!(of(&[ENTER, RELIABLE, TIMEOUT, EXIT]), locks);
         assert!(found(&file(NAMES, &table(&[EXIT, RELIABLE]))).is_empty(), "a name alone");
         assert!(found(&file(NAMES, &table(&[EXIT, ENTER]))).is_empty());
         // A table ends where an entry has no function.
         let mut gap = table(&[ENTER, EXIT, RELIABLE, TIMEOUT]);
         gap.remove(2);
-        assert_eq!(found(&file(NAMES, &gap)), [0x9002, 0x9003]);
+        assert_eq!(found(&file(NAMES, &gap)).into_keys().collect::<Vec<_>>(), [0x9002, 0x9003]);
         assert!(found(b"#!/bin/sh\n").is_empty());
+    }
+
+    #[test]
+    fn the_functions_of_the_other_table_stand_behind_their_names() {
+        let names = b"ThreadNative_Start\0Monitor_Wait\0ThreadNative_Join\0Other\0";
+        let [start, wait, join, other] = [0x1000, 0x1013, 0x1020, 0x1032];
+        let of = |names_of_entries: &[u64]| {
+            let entries = (0..).zip(names_of_entries);
+            let table: Vec<(u64, u64)> = entries
+                .flat_map(|(n, name)| [(0x5000 + 16 * n, *name), (0x5008 + 16 * n, 0x9000 + n)])
+                .collect();
+            found(&file(names, &table)).into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[join, other, start, wait]), [(0x9000, "join"), (0x9003, "condition")]);
+        assert!(of(&[other, start]).is_empty(), "a name alone");
     }
 
     proptest! {
