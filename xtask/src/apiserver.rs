@@ -10,10 +10,11 @@ use crate::{
     exec::{Steps, need_root, output},
     helm,
     paths::Paths,
-    setup::debian,
+    setup::{debian, go},
     test,
 };
 
+const MODULE: &str = "k8s.io/kubernetes";
 const VERSION: &str = "v1.36.3";
 /// Its parts are modules of their own with this version.
 const STAGING: &str = "v0.36.3";
@@ -23,17 +24,22 @@ const NAMED: &str = "-X k8s.io/component-base/version.gitVersion=";
 /// Builds the server unless it is there, and runs the tests that are ignored without one.
 pub(crate) fn apiserver(paths: &Paths, steps: &Steps) -> Result<()> {
     need_root("recording")?;
-    debian::install(steps, &[("etcd-server", "what the API server keeps its objects in")])?;
+    // What the API server keeps its objects in.
+    let etcd = debian::unpack(steps, &paths.toolchain.join("etcd"), "etcd-server", "usr/bin/etcd")?;
     let server = install(paths, steps)?;
     let helm = helm::install_helm(paths, steps)?;
-    let servers = [("PERFUSION_APISERVER", server.as_path()), ("PERFUSION_HELM", helm.as_path())];
+    let servers = [
+        ("PERFUSION_APISERVER", server.as_path()),
+        ("PERFUSION_ETCD", etcd.as_path()),
+        ("PERFUSION_HELM", helm.as_path()),
+    ];
     test::with_servers(paths, steps, ("an API server", "kubernetes::"), &servers)
 }
 
 fn install(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     let folder = paths.toolchain.join("kubernetes");
     let program = folder.join("kube-apiserver");
-    if program.exists() {
+    if go::has(&program, MODULE, VERSION) {
         return Ok(program);
     }
     steps.step(&format!("building Kubernetes' API server {VERSION} (5 to 10 minutes)"));
@@ -43,7 +49,7 @@ fn install(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
         command.current_dir(&folder).env("GOFLAGS", "-mod=mod");
         command
     };
-    let module = format!("k8s.io/kubernetes@{VERSION}");
+    let module = format!("{MODULE}@{VERSION}");
     let told = output(go().args(["mod", "download", "-json", &module]).current_dir("/"))?;
     let told: Value = serde_json::from_str(&told).context("output of `go mod download`")?;
     let theirs = told["GoMod"].as_str().context("`go mod download` names no go.mod")?;
@@ -52,7 +58,7 @@ fn install(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     output(
         go().args(["build", "-trimpath", "-ldflags", &format!("-s -w {NAMED}{VERSION}"), "-o"])
             .arg(&program)
-            .arg("k8s.io/kubernetes/cmd/kube-apiserver"),
+            .arg(format!("{MODULE}/cmd/kube-apiserver")),
     )?;
     Ok(program)
 }
@@ -71,10 +77,7 @@ fn own_module(theirs: &str) -> String {
     let go = theirs.lines().find(|line| line.starts_with("go ")).unwrap_or("go 1.26");
     let replaced: Vec<String> =
         parts.iter().map(|part| format!("replace {part} => {part} {STAGING}\n")).collect();
-    format!(
-        "module perfusion/apiserver\n\n{go}\n\nrequire k8s.io/kubernetes {VERSION}\n\n{}",
-        replaced.concat()
-    )
+    format!("module perfusion/apiserver\n\n{go}\n\nrequire {MODULE} {VERSION}\n\n{}", replaced.concat())
 }
 
 #[cfg(test)]

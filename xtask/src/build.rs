@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    exec::{Steps, run, write_if_changed},
+    exec::{Steps, cargo, run, write_if_changed},
     paths::Paths,
     setup::{self, EbpfToolchain},
     shim,
@@ -47,9 +47,8 @@ pub(crate) fn inside(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> Resu
 pub(crate) fn build_with(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> Result<PathBuf> {
     inside(paths, steps, ebpf)?;
     steps.step("building perfusion");
-    run(Command::new("cargo")
-        .args(["build", "--release", "--package", "perfusion"])
-        .current_dir(&paths.root)
+    run(cargo(paths)
+        .args(["build", "--package", "perfusion", "--profile", paths.profile_or("release")])
         .env("PERFUSION_PROBES", paths.probes())
         .env("PERFUSION_SHIM", paths.shim()))?;
     Ok(paths.perfusion())

@@ -7,10 +7,13 @@ use anyhow::{Context, Result};
 use crate::{
     exec::{Steps, need_root, output},
     paths::Paths,
+    setup::go,
     test,
 };
 
 const VERSION: &str = "v0.160.0";
+const RECEIVER: &str = "go.opentelemetry.io/collector/receiver/otlpreceiver";
+const EXPORTER: &str = "go.opentelemetry.io/collector/exporter/otlphttpexporter";
 
 /// Builds a Collector unless it is there, and runs the tests that are ignored without one.
 pub(crate) fn collector(paths: &Paths, steps: &Steps) -> Result<()> {
@@ -22,17 +25,17 @@ pub(crate) fn collector(paths: &Paths, steps: &Steps) -> Result<()> {
 fn install(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     let folder = paths.toolchain.join("otelcol");
     let program = folder.join("build/otelcol");
-    if program.exists() {
+    if go::has(&program, RECEIVER, VERSION) {
         return Ok(program);
     }
     steps.step(&format!("building a Collector {VERSION} (2 minutes)"));
     fs::create_dir_all(&folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
-    let module = |path: &str| format!("[{{ gomod: go.opentelemetry.io/collector/{path} {VERSION} }}]");
+    let module = |path: &str| format!("[{{ gomod: {path} {VERSION} }}]");
     let config = format!(
         "dist: {{ name: otelcol, output_path: ./build, version: {} }}\nreceivers: {}\nexporters: {}\n",
         VERSION.trim_start_matches('v'),
-        module("receiver/otlpreceiver"),
-        module("exporter/otlphttpexporter"),
+        module(RECEIVER),
+        module(EXPORTER),
     );
     fs::write(folder.join("builder.yaml"), config).context("the Collector's builder.yaml")?;
     let builder = format!("go.opentelemetry.io/collector/cmd/builder@{VERSION}");

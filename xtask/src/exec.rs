@@ -1,7 +1,7 @@
 //! Steps with their time, and child processes whose failure says which command, what it returned and what it printed.
 
 use std::{
-    fs,
+    env, fs,
     io::{self, BufRead, BufReader, Read},
     path::Path,
     process::{Command, Output, Stdio},
@@ -9,6 +9,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+
+use crate::paths::Paths;
 
 /// Prints one line per step, each with the time since the command began.
 pub(crate) struct Steps {
@@ -26,6 +28,22 @@ impl Steps {
     }
 }
 
+/// A cargo in the workspace. `cargo run`, which began us, has set variables that describe this program; a build script that looks at such (ring's
+/// does) would run anew, and all that depends on it be built anew, whenever a cargo of ours and one that a person types take turns.
+pub(crate) fn cargo(paths: &Paths) -> Command {
+    let mut command = Command::new("cargo");
+    command.current_dir(&paths.root);
+    for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_of_a_package)) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Variables that cargo sets for the program it runs (the Cargo book, "Environment variables Cargo sets for crates").
+fn is_of_a_package(name: &str) -> bool {
+    name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
+}
+
 /// The command as a person would type it.
 fn typed(command: &Command) -> String {
     let mut line = command.get_program().to_string_lossy().into_owned();
@@ -38,7 +56,9 @@ fn typed(command: &Command) -> String {
 
 /// Runs a command that talks to the person itself.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("`{}` did not start", typed(command)))?;
+    let status = command
+        .status()
+        .with_context(|| format!("`{}` did not start: is it installed, and on PATH?", typed(command)))?;
     if !status.success() {
         bail!("`{}` failed: expected exit code 0, found {status}", typed(command));
     }
@@ -47,7 +67,10 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 
 /// Runs a command and returns all it said, whatever its exit code.
 pub(crate) fn outcome(command: &mut Command) -> Result<Output> {
-    command.stdin(Stdio::null()).output().with_context(|| format!("`{}` did not start", typed(command)))
+    command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("`{}` did not start: is it installed, and on PATH?", typed(command)))
 }
 
 /// Runs a quiet command and returns its standard output; the error has the end of its standard error.
@@ -69,7 +92,8 @@ pub(crate) fn told(command: &mut Command) -> Result<(bool, String)> {
     let (mut reader, writer) = io::pipe().with_context(|| format!("a pipe for `{line}`"))?;
     let other = writer.try_clone().with_context(|| format!("a pipe for `{line}`"))?;
     command.stdin(Stdio::null()).stdout(writer).stderr(other);
-    let mut child = command.spawn().with_context(|| format!("`{line}` did not start"))?;
+    let mut child =
+        command.spawn().with_context(|| format!("`{line}` did not start: is it installed, and on PATH?"))?;
     // As in `watch`.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut said = Vec::new();
@@ -78,20 +102,24 @@ pub(crate) fn told(command: &mut Command) -> Result<(bool, String)> {
     Ok((status.success(), String::from_utf8_lossy(&said).into_owned()))
 }
 
-/// Runs a command, passing on all it says line by line, each line shown to `see` too. Returns whether it exited with 0.
-pub(crate) fn watch(command: &mut Command, mut see: impl FnMut(&str)) -> Result<bool> {
+/// Runs a command, passing on line by line what it says, if `see` returns true of the line. Returns whether it exited with 0.
+pub(crate) fn watch(command: &mut Command, mut see: impl FnMut(&str) -> bool) -> Result<bool> {
     let line = typed(command);
     let (reader, writer) = io::pipe().with_context(|| format!("a pipe for `{line}`"))?;
     let other = writer.try_clone().with_context(|| format!("a pipe for `{line}`"))?;
-    let mut child =
-        command.stdout(writer).stderr(other).spawn().with_context(|| format!("`{line}` did not start"))?;
+    let mut child = command
+        .stdout(writer)
+        .stderr(other)
+        .spawn()
+        .with_context(|| format!("`{line}` did not start: is it installed, and on PATH?"))?;
     // The command holds the writing ends; reading would never end while we hold them too.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     for text in BufReader::new(reader).split(b'\n') {
         let text = text.with_context(|| format!("output of `{line}`"))?;
         let text = String::from_utf8_lossy(&text);
-        println!("{text}");
-        see(&text);
+        if see(&text) {
+            println!("{text}");
+        }
     }
     let status = child.wait().with_context(|| format!("waiting for `{line}`"))?;
     Ok(status.success())
@@ -133,4 +161,26 @@ pub(crate) fn write_if_changed(path: &Path, content: &[u8]) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
     }
     fs::write(path, content).with_context(|| format!("{}: cannot be written", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::cargo;
+    use crate::paths::Paths;
+
+    #[test]
+    fn our_cargo_is_told_nothing_of_this_package() {
+        // Cargo, which runs this, has set them.
+        let paths = Paths::find().unwrap();
+        let command = cargo(&paths);
+        let removed = |name: &str| {
+            std::env::var_os(name).is_some() && command.get_envs().any(|set| set == (OsStr::new(name), None))
+        };
+        assert!(
+            removed("CARGO_MANIFEST_DIR") && removed("CARGO_PKG_NAME") && removed("CARGO_PKG_VERSION_PRE")
+        );
+        assert!(command.get_envs().all(|(name, _)| name != "CARGO_HOME" && name != "CARGO_TARGET_DIR"));
+    }
 }

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    exec::{Steps, run},
+    exec::{Steps, cargo, run},
     paths::Paths,
     setup::debian,
 };
@@ -73,12 +73,11 @@ fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     let mut flags = env::var("RUSTFLAGS").unwrap_or_default();
     flags.push(' ');
     flags.push_str(FLAGS);
-    run(Command::new("cargo")
+    run(cargo(paths)
         .args(["build", "--package", "fuzz", "--features", "engine", "--bin", "fuzz", "--profile", "fuzz"])
         // Named, so that the flags are not for build scripts and macros.
         .args(["--target", TRIPLE, "--target-dir"])
         .arg(&folder)
-        .current_dir(&paths.root)
         // What is fuzzed has neither inside; an empty file stands for both.
         .env("PERFUSION_PROBES", "/dev/null")
         .env("PERFUSION_SHIM", "/dev/null")

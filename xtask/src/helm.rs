@@ -10,9 +10,9 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    exec::{Steps, outcome, output, version, write_if_changed},
+    exec::{Steps, outcome, output, write_if_changed},
     paths::Paths,
-    setup::package::clear,
+    setup::{go, package::clear},
 };
 
 const HELM: &str = "v3.19.0";
@@ -158,7 +158,7 @@ fn notes(helm: &Path, chart: &Path, folder: &Path) -> Result<()> {
 /// helm is one Go program, so Go builds it.
 pub(crate) fn install_helm(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     let own = paths.toolchain.join("go/bin/helm");
-    if version(Command::new(&own).args(["version", "--short"])).is_none() {
+    if !go::has(&own, "helm.sh/helm/v3", HELM) {
         steps.step(&format!("building helm {HELM}"));
         output(
             Command::new("go")

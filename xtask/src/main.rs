@@ -49,7 +49,7 @@ cargo xtask COMMAND
                   how often `perfusion leaks` is right about programs with known leaks; writes the figures in docs/memory.md (root)
   apiserver       the chart and the daemon against a real Kubernetes API server, which is built first (root, 10 minutes)
   scale [PROCESSES CGROUPS RUNTIMES STARTS SECONDS]
-                  what the daemon takes on a node with very many processes, some of which come and go (root)
+                  what the daemon takes on a node with very many processes, some of which come and go: 2000 200 50 100 60 unless told (root)
   monitoring      alerts and dashboard by Prometheus' promtool, and beside a real Prometheus and a real daemon (root)
   tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to code
   helm [--fix]    lint the chart, compare what it renders with helm/rendered, check that against Kubernetes' schemas
@@ -61,8 +61,8 @@ cargo xtask COMMAND
 Everything made lies below target/. PERFUSION_TOOLCHAIN names another folder for what setup installs, so that checkouts can share it.
 ";
 
-const SHORT: test::Mode = test::Mode { required: false, long: false };
-const LONG: test::Mode = test::Mode { required: false, long: true };
+const SHORT: test::Mode = test::Mode { required: false, long: false, until: None };
+const LONG: test::Mode = test::Mode { required: false, long: true, until: None };
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();

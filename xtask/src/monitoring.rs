@@ -13,10 +13,11 @@ use serde_json::Value;
 use crate::{
     exec::{Steps, need_root, output},
     paths::Paths,
-    setup::{self, package::clear},
+    setup::{self, debian, package::clear},
     test,
 };
 
+/// Has promtool, too.
 const PACKAGE: &str = "prometheus";
 
 /// All of it.
@@ -40,7 +41,8 @@ pub(crate) fn monitoring(paths: &Paths, steps: &Steps) -> Result<()> {
 
 /// What needs no recording; answers where the tools are.
 pub(crate) fn check(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
-    let tools = install(paths, steps)?;
+    let promtool = debian::unpack(steps, &paths.toolchain.join("prometheus"), PACKAGE, "usr/bin/promtool")?;
+    let tools = promtool.parent().context("the folder of promtool")?.to_path_buf();
     steps.step("alerts and dashboard: promtool");
     let folder = folder_of(paths);
     let promtool = || {
@@ -75,26 +77,6 @@ pub(crate) fn check(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
 
 fn folder_of(paths: &Paths) -> PathBuf {
     paths.root.join("packaging/monitoring")
-}
-
-/// Prometheus and its promtool of Debian's package, which is unpacked and not installed: it would start a server.
-fn install(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
-    let folder = paths.toolchain.join("prometheus");
-    let tools = folder.join("usr/bin");
-    if tools.join("promtool").exists() {
-        return Ok(tools);
-    }
-    steps.step("fetching Debian's package of Prometheus (promtool)");
-    clear(&folder)?;
-    fs::create_dir_all(&folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
-    output(Command::new("apt-get").args(["update", "-qq"]))?;
-    output(Command::new("apt-get").args(["download", PACKAGE]).current_dir(&folder))?;
-    output(
-        Command::new("sh")
-            .args(["-c", "dpkg-deb -x prometheus_*.deb unpacked && rm prometheus_*.deb && mv unpacked/usr ."])
-            .current_dir(&folder),
-    )?;
-    Ok(tools)
 }
 
 /// The alerts of which no test expects that they are raised.

@@ -12,6 +12,8 @@ pub(crate) struct Paths {
     pub(crate) target: PathBuf,
     /// What `setup` installs.
     pub(crate) toolchain: PathBuf,
+    /// The profile that the program and its tests are built with, if not the usual ones: CI builds both with one, and what they share once.
+    pub(crate) profile: Option<String>,
 }
 
 impl Paths {
@@ -25,7 +27,8 @@ impl Paths {
             env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |path| root.join(path));
         let toolchain = env::var_os("PERFUSION_TOOLCHAIN")
             .map_or_else(|| target.join("toolchain"), |path| root.join(path));
-        Ok(Paths { root, target, toolchain })
+        let profile = env::var("PERFUSION_PROFILE").ok();
+        Ok(Paths { root, target, toolchain, profile })
     }
 
     /// The `dotnet` command of one root; `major` is "8", "9" or "10".
@@ -53,8 +56,13 @@ impl Paths {
         self.target.join("artifacts/libperfusion_shim.so")
     }
 
+    /// The profile to build with. `usual` is not "dev": its folder is called otherwise.
+    pub(crate) fn profile_or<'a>(&'a self, usual: &'a str) -> &'a str {
+        self.profile.as_deref().unwrap_or(usual)
+    }
+
     /// The complete program.
     pub(crate) fn perfusion(&self) -> PathBuf {
-        self.target.join("release/perfusion")
+        self.target.join(self.profile_or("release")).join("perfusion")
     }
 }

@@ -1,14 +1,14 @@
 //! `cargo xtask scale [PROCESSES CGROUPS RUNTIMES STARTS SECONDS]`: the daemon on a node with very many processes; prints what it takes and loses.
 
-use std::{env, process::Command};
+use std::env;
 
 use anyhow::{Result, bail};
 
 use crate::{
     build,
-    exec::{Steps, need_root, run},
+    exec::{Steps, cargo, need_root},
     paths::Paths,
-    setup,
+    setup, test,
 };
 
 /// Fits a machine of 2 CPUs and 8 GiB.
@@ -31,14 +31,15 @@ pub(crate) fn scale(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<
     };
     setup::pinned_dotnets(paths, steps)?;
     steps.step(&format!("processes, cgroups, runtimes, starts a second, seconds: {}", size.join(", ")));
-    run(Command::new("cargo")
+    let mut tests = cargo(paths);
+    tests
         .args(["test", "--package", "system-tests", "scale::", "--", "--nocapture"])
-        .current_dir(&paths.root)
         .env("PERFUSION_PROBES", paths.probes())
         .env("PERFUSION_SHIM", paths.shim())
         .env("PERFUSION_BIN", perfusion)
         .env("PERFUSION_DOTNET_ROOTS", paths.dotnet_roots())
         .env("PERFUSION_CSC", paths.csc())
         .env("PERFUSION_SCALE", size.join(" "))
-        .env("PERFUSION_TESTS_REQUIRED", "1"))
+        .env("PERFUSION_TESTS_REQUIRED", "1");
+    test::run_some(&mut tests)
 }

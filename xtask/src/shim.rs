@@ -6,7 +6,7 @@ use std::{fs, process::Command};
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    exec::{Steps, output, run, write_if_changed},
+    exec::{Steps, cargo, output, run, write_if_changed},
     paths::Paths,
 };
 
@@ -35,7 +35,7 @@ pub(crate) fn build(paths: &Paths, steps: &Steps) -> Result<()> {
     steps.step("building the shim");
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let target = paths.target.join("shim");
-    run(Command::new("cargo")
+    run(cargo(paths)
         .args(["rustc", "--quiet", "--release", "--package", "profiler-shim", "--lib"])
         .args([
             "--features",

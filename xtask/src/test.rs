@@ -1,12 +1,12 @@
 //! `cargo xtask test [FILTER]`: every test, from plain ones without privilege to real CLRs under a real kernel, and one sum at the end.
 
-use std::{env, path::Path, process::Command};
+use std::{env, path::Path, process::Command, time::SystemTime};
 
 use anyhow::{Result, bail};
 
 use crate::{
     build,
-    exec::{Steps, is_root, run, watch},
+    exec::{Steps, cargo, is_root, run, watch},
     paths::Paths,
     setup::{self, debian},
 };
@@ -23,6 +23,8 @@ struct Sum {
     skipped: Vec<String>,
     /// Runs that ended badly without a failed test, such as one that did not compile.
     broken: Vec<&'static str>,
+    /// System tests with their time, in seconds.
+    took: Vec<(f64, String)>,
 }
 
 /// How the system tests are run.
@@ -32,6 +34,8 @@ pub(crate) struct Mode {
     pub(crate) required: bool,
     /// The durations and counts the promises are stated with, instead of the shortest the statistics allow.
     pub(crate) long: bool,
+    /// System tests that have not begun by then are skipped, which is said and counted; what hangs then is ended as failed.
+    pub(crate) until: Option<SystemTime>,
 }
 
 pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mode) -> Result<()> {
@@ -55,8 +59,8 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
     let mut system = system(paths);
     system
         .args(filter)
-        // Those that measure time wait until they are alone (`environment::begin` of the tests).
-        .args(["--", "--test-threads=3"])
+        // All begin, and wait for their turn (`environment::begin` of the tests): few run at a time, and those that measure time alone.
+        .args(["--", "--test-threads=1000"])
         .env("PERFUSION_BIN", &perfusion)
         .env("PERFUSION_DOTNET_ROOTS", paths.dotnet_roots())
         .env("PERFUSION_CSC", paths.csc());
@@ -66,6 +70,9 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
     if mode.required {
         system.env("PERFUSION_TESTS_REQUIRED", "1");
     }
+    if let Some(until) = mode.until.and_then(|until| until.duration_since(SystemTime::UNIX_EPOCH).ok()) {
+        system.env("PERFUSION_TESTS_UNTIL", until.as_secs().to_string());
+    }
     sum.run("system tests", &mut system)?;
 
     for skipped in &sum.skipped {
@@ -73,6 +80,10 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
     }
     if !sum.skipped.is_empty() && !is_root()? {
         println!("run `cargo xtask test` as root to run all of them");
+    }
+    println!("the longest:");
+    for (seconds, name) in sum.longest() {
+        println!("{seconds:>8.1} s {name}");
     }
     println!(
         "{} passed, {} failed, {} skipped",
@@ -107,7 +118,7 @@ fn plain(paths: &Paths) -> Command {
 fn loom(paths: &Paths) -> Command {
     let mut command = cargo_test(paths);
     command
-        .args(["--release", "--package", "profiler-protocol", "--test", "loom", "--target-dir"])
+        .args(["--package", "profiler-protocol", "--test", "loom", "--target-dir"])
         .arg(paths.target.join("loom"))
         .env("RUSTFLAGS", "--cfg loom");
     command
@@ -132,25 +143,37 @@ pub(crate) fn with_servers(
         None => build::build(paths, steps)?,
     };
     steps.step(&format!("tests with {what}"));
-    run(Command::new("cargo")
+    let mut tests = cargo(paths);
+    tests
         .args(["test", "--package", "system-tests", filter, "--", "--ignored", "--test-threads=1"])
-        .current_dir(&paths.root)
         .env("PERFUSION_PROBES", paths.probes())
         .env("PERFUSION_SHIM", paths.shim())
         .env("PERFUSION_BIN", perfusion)
         .envs(servers.iter().copied())
-        .env("PERFUSION_TESTS_REQUIRED", "1"))
+        .env("PERFUSION_TESTS_REQUIRED", "1");
+    run_some(&mut tests)
+}
+
+/// Runs tests, of which there has to be one: a filter that fits none any more would be good news for ever.
+pub(crate) fn run_some(tests: &mut Command) -> Result<()> {
+    let mut sum = Sum::default();
+    if !watch(tests, |line| sum.see(line))? {
+        bail!("tests failed");
+    }
+    sum.some()
 }
 
 /// `--no-fail-fast`: one failed test must not hide the next one. All runs have the same probes and shim inside: the daemon's library would
 /// be built anew for each run otherwise.
 fn cargo_test(paths: &Paths) -> Command {
-    let mut command = Command::new("cargo");
+    let mut command = cargo(paths);
     command
         .args(["test", "--no-fail-fast"])
-        .current_dir(&paths.root)
         .env("PERFUSION_PROBES", paths.probes())
         .env("PERFUSION_SHIM", paths.shim());
+    if let Some(profile) = &paths.profile {
+        command.args(["--profile", profile]);
+    }
     command
 }
 
@@ -165,9 +188,28 @@ impl Sum {
         Ok(())
     }
 
-    /// Reads libtest's sum, `test NAME ... ignored, REASON`, and `SKIPPED NAME: REASON`, which our harness prints for a test whose needs
-    /// are not met (libtest counts it as passed).
-    fn see(&mut self, line: &str) {
+    /// Refuses none.
+    fn some(&self) -> Result<()> {
+        if self.passed == self.skipped_as_passed {
+            bail!("expected tests that run, found none: are they called otherwise now?");
+        }
+        Ok(())
+    }
+
+    fn longest(&self) -> impl Iterator<Item = &(f64, String)> {
+        const SHOWN: usize = 20;
+        let mut took: Vec<_> = self.took.iter().collect();
+        took.sort_by(|one, other| other.0.total_cmp(&one.0));
+        took.into_iter().take(SHOWN)
+    }
+
+    /// Reads libtest's sum, `test NAME ... ignored, REASON`, and of our harness `TOOK SECONDS s, HOW: NAME` and `SKIPPED NAME: REASON`, which is
+    /// printed for a test whose needs are not met (libtest counts it as passed). Returns whether a person should see the line: that a test has waited
+    /// a minute for its turn says nothing.
+    fn see(&mut self, line: &str) -> bool {
+        if let Some((seconds, name)) = line.strip_prefix("TOOK ").and_then(|rest| rest.split_once(" s, ")) {
+            self.took.push((seconds.parse().unwrap_or_default(), name.to_owned()));
+        }
         if let Some(reason) = line.find("SKIPPED ").and_then(|at| line.get(at + "SKIPPED ".len()..)) {
             self.skipped.push(reason.to_owned());
             self.skipped_as_passed += 1;
@@ -179,6 +221,7 @@ impl Sum {
             self.passed += count(counts, "passed");
             self.failed += count(counts, "failed");
         }
+        !line.ends_with(" has been running for over 60 seconds")
     }
 }
 
@@ -208,6 +251,12 @@ mod tests {
             sum.see(line);
         }
         assert_eq!((sum.passed, sum.skipped_as_passed, sum.failed), (3, 1, 2));
+        assert!(sum.some().is_ok());
+        let mut none = Sum::default();
+        none.see(
+            "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 267 filtered out; finished in 0.00s",
+        );
+        assert!(none.some().is_err());
         assert_eq!(
             sum.skipped,
             ["b: ignored, takes an hour", "stacks::exact: no .NET 10 below PERFUSION_DOTNET_ROOTS"]

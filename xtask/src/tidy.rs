@@ -4,14 +4,13 @@ use std::{
     collections::HashSet,
     env, fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::{
-    exec::{Steps, output, write_if_changed},
+    exec::{Steps, cargo, output, write_if_changed},
     paths::Paths,
 };
 
@@ -110,11 +109,7 @@ fn check_named_tests(paths: &Paths, functions: &HashSet<String>, broken: &mut Ve
 }
 
 fn check_edges(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
-    let text = output(
-        Command::new("cargo")
-            .args(["metadata", "--no-deps", "--format-version", "1"])
-            .current_dir(&paths.root),
-    )?;
+    let text = output(cargo(paths).args(["metadata", "--no-deps", "--format-version", "1"]))?;
     let metadata: Value = serde_json::from_str(&text).context("output of `cargo metadata`")?;
     for package in metadata["packages"].as_array().into_iter().flatten() {
         let name = package["name"].as_str().unwrap_or_default();

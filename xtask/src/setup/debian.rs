@@ -1,10 +1,15 @@
 //! Debian packages: named before they are installed, and only the missing ones.
 
-use std::process::Command;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, bail};
 
 use crate::exec::{Steps, is_root, outcome, output};
+use crate::setup::package::clear;
 
 /// A package and what it is for.
 pub(crate) type Package = (&'static str, &'static str);
@@ -56,6 +61,25 @@ pub(crate) fn install(steps: &Steps, packages: &[Package]) -> Result<()> {
          see that /etc/apt/sources.list or sources.list.d names all three",
     )?;
     Ok(())
+}
+
+/// A program of a package that is unpacked into `folder` and not installed: that would start a server.
+pub(crate) fn unpack(steps: &Steps, folder: &Path, package: &str, program: &str) -> Result<PathBuf> {
+    let path = folder.join(program);
+    if path.exists() {
+        return Ok(path);
+    }
+    steps.step(&format!("fetching Debian's package {package}"));
+    clear(folder)?;
+    fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+    output(Command::new("apt-get").args(["update", "-qq"]))?;
+    output(Command::new("apt-get").args(["download", package]).current_dir(folder))?;
+    let script = "dpkg-deb -x \"$1\"_*.deb unpacked && rm \"$1\"_*.deb && mv unpacked/* .";
+    output(Command::new("sh").args(["-c", script, "sh", package]).current_dir(folder))?;
+    if !path.exists() {
+        bail!("{}: expected a program of {package}, found nothing", path.display());
+    }
+    Ok(path)
 }
 
 /// Whether dpkg has the package installed.

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Result, bail};
 
 use crate::{
-    exec::{Steps, output, run, version},
+    exec::{Steps, cargo, output, run, version},
     paths::Paths,
 };
 
@@ -56,7 +56,7 @@ fn linker(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
         }
     }
     steps.step(&format!("building bpf-linker {LINKER_VERSION}"));
-    run(Command::new("cargo")
+    run(cargo(paths)
         .args([
             "install",
             "--quiet",

@@ -6,6 +6,7 @@ mod csharp;
 pub(crate) mod debian;
 mod dotnet;
 mod ebpf;
+pub(crate) mod go;
 pub(crate) mod package;
 mod sdk;
 mod single_file;
