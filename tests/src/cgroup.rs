@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::environment::cgroup2;
+use crate::environment::{cgroup1, cgroup2};
 use crate::wait::wait_until;
 
 /// How long the kernel is given to take ended processes out of a group.
@@ -28,6 +28,36 @@ impl Group {
         fs::remove_dir(&path).ok();
         fs::create_dir(&path)?;
         Ok(Self(path))
+    }
+
+    /// Makes one whose processes may have so much memory: beyond it they are throttled (`memory.high`), or ended where memory is version 1's, which
+    /// knows nothing else.
+    ///
+    /// # Errors
+    /// Where neither version's memory controller is there.
+    pub fn with_memory(name: &str, bytes: u64) -> io::Result<Self> {
+        if let Ok(group) = Self::new(name)
+            && fs::write(group.0.join("memory.high"), bytes.to_string()).is_ok()
+        {
+            return Ok(group);
+        }
+        let root = cgroup1("memory").ok_or_else(|| io::Error::other("no memory controller"))?;
+        fs::remove_dir(root.join(name)).ok();
+        fs::create_dir(root.join(name))?;
+        let group = Self(root.join(name));
+        fs::write(group.0.join("memory.limit_in_bytes"), bytes.to_string())?;
+        Ok(group)
+    }
+
+    /// How many of its processes the kernel has ended because they wanted more memory.
+    ///
+    /// # Errors
+    /// Without a memory controller.
+    pub fn ended_for_memory(&self) -> io::Result<u64> {
+        let told = ["memory.events", "memory.oom_control"].map(|name| fs::read_to_string(self.0.join(name)));
+        let told = told.into_iter().find_map(Result::ok).unwrap_or_default();
+        let count = told.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
+        count.ok_or_else(|| io::Error::other("no count of oom_kill"))
     }
 
     /// Its directory.

@@ -2,11 +2,12 @@
 
 use std::env;
 use std::fmt;
-use std::io::Write as _;
 use std::panic;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Once;
+
+use crate::turn::{self, Sort, Turn, say};
 
 /// A .NET runtime by its major version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -142,11 +143,21 @@ fn env_path(name: &str) -> Option<PathBuf> {
 
 /// Where the cgroup v2 hierarchy is mounted.
 pub fn cgroup2() -> Option<PathBuf> {
+    mounted(|kind, _| kind == "cgroup2")
+}
+
+/// Where the cgroup v1 hierarchy of a controller is mounted.
+pub fn cgroup1(controller: &str) -> Option<PathBuf> {
+    mounted(|kind, options| kind == "cgroup" && options.split(',').any(|option| option == controller))
+}
+
+/// Where the first file system of that type, with these options, is mounted.
+fn mounted(fits: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
     mounts.lines().find_map(|line| {
         let mut words = line.split(' ').skip(1);
-        let (folder, kind) = (words.next()?, words.next()?);
-        (kind == "cgroup2").then(|| PathBuf::from(folder))
+        let (folder, kind, options) = (words.next()?, words.next()?, words.next()?);
+        fits(kind, options).then(|| PathBuf::from(folder))
     })
 }
 
@@ -178,26 +189,13 @@ pub fn long_form() -> bool {
     env::var_os("PERFUSION_TESTS_LONG").is_some_and(|value| value == "1")
 }
 
-/// The turn of one test, which ends with it.
-#[derive(Debug)]
-pub enum Turn {
-    /// Nothing else of ours runs.
-    Alone(RwLockWriteGuard<'static, ()>),
-    /// Others of this sort may run.
-    Beside(RwLockReadGuard<'static, ()>),
-}
-
-static TURN: RwLock<()> = RwLock::new(());
-
 /// Begins the test `name`, which needs the machine to itself, because it measures time or looks at all of the machine: waits for its turn
 /// and checks its needs. `None` means skip (said on stderr).
 ///
 /// # Panics
 /// When a need is missing and `PERFUSION_TESTS_REQUIRED=1`: in CI a skipped test is a failed one.
 pub fn begin(name: &str, needs: &[Need]) -> Option<Turn> {
-    // A failed test poisons the lock; the next one starts from nothing all the same.
-    let turn = || Turn::Alone(TURN.write().unwrap_or_else(PoisonError::into_inner));
-    begin_with(name, needs, turn)
+    begin_with(name, needs, Sort::Alone)
 }
 
 /// Begins the test `name`, whose subject is one process of its own, on a machine that may be busy: a few of these run at a time.
@@ -206,23 +204,20 @@ pub fn begin(name: &str, needs: &[Need]) -> Option<Turn> {
 /// # Panics
 /// As [`begin`].
 pub fn begin_beside(name: &str, needs: &[Need]) -> Option<Turn> {
-    let turn = || Turn::Beside(TURN.read().unwrap_or_else(PoisonError::into_inner));
-    begin_with(name, needs, turn)
+    begin_with(name, needs, Sort::Beside)
 }
 
-fn begin_with(name: &str, needs: &[Need], turn: impl FnOnce() -> Turn) -> Option<Turn> {
+fn begin_with(name: &str, needs: &[Need], sort: Sort) -> Option<Turn> {
     let missing: Vec<String> = needs.iter().filter_map(|need| need.missing()).collect();
-    if missing.is_empty() {
-        tell_failures_at_once();
-        return Some(turn());
+    if !missing.is_empty() {
+        let reason = missing.join("; ");
+        let required = env::var_os("PERFUSION_TESTS_REQUIRED").is_some_and(|value| value == "1");
+        assert!(!required, "{name} cannot run: {reason}");
+        say(&format!("SKIPPED {name}: {reason}"));
+        return None;
     }
-    let reason = missing.join("; ");
-    let required = env::var_os("PERFUSION_TESTS_REQUIRED").is_some_and(|value| value == "1");
-    assert!(!required, "{name} cannot run: {reason}");
-    // Past the capture of the test runner, so that nobody takes a skipped test for a passed one, on a line of its own, in one write.
-    // Nothing to do if stderr is closed.
-    std::io::stderr().write_all(format!("\nSKIPPED {name}: {reason}\n").as_bytes()).ok();
-    None
+    tell_failures_at_once();
+    turn::take(name, sort)
 }
 
 /// Has a failing test's words beside its name as well, past the capture of the test runner, which keeps them for the end of the log.
@@ -231,7 +226,7 @@ fn tell_failures_at_once() {
     ONCE.call_once(|| {
         let others = panic::take_hook();
         panic::set_hook(Box::new(move |failure| {
-            std::io::stderr().write_all(format!("\nFAILING: {failure}\n").as_bytes()).ok();
+            say(&format!("FAILING: {failure}"));
             others(failure);
         }));
     });
@@ -239,9 +234,7 @@ fn tell_failures_at_once() {
 
 /// Says that the test `name` is left to the long form.
 pub fn only_in_the_long_form(name: &str) {
-    std::io::stderr()
-        .write_all(format!("\nSKIPPED {name}: in the long form only (cargo xtask test --long)\n").as_bytes())
-        .ok();
+    say(&format!("SKIPPED {name}: in the long form only (cargo xtask test --long)"));
 }
 
 /// One test per runtime from a function that takes a [`Runtime`]: `on_runtimes!(names_are_complete: net8 Net8, net10 Net10; long: net9 Net9)`

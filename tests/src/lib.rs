@@ -15,6 +15,7 @@ pub mod region;
 pub mod schedstat;
 pub mod single_file;
 pub mod truth;
+pub mod turn;
 pub mod wait;
 
 pub use app::{App, Compiler, Workload};

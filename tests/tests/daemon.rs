@@ -8,19 +8,22 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use system_tests::app::Workload;
-use system_tests::environment::{RECORD_NET9, Runtime, begin};
+use system_tests::environment::{Need, RECORD_NET9, Runtime, begin_beside};
 use system_tests::perfusion::{self, Recording, SLACK, Scratch};
 use system_tests::profile::Profile;
 use system_tests::wait::wait_until;
 
-/// A loaded machine may take long to start it; windows are two seconds.
+use crate::node::group;
+
+/// A loaded machine may take long to start it; windows are of a second or two.
 const DEADLINE: Duration = Duration::from_secs(180);
 
-fn configuration(scratch: &Scratch, windows: &str, policy: &str) {
+/// Of a daemon that records those in cgroups of this name.
+fn configuration(scratch: &Scratch, group: &str, windows: &str, policy: &str) {
     let directory = scratch.path("");
     let text = format!(
         "windows: {{length: {windows}, aligned: false}}\n\
-         selection: {{only: [{{command: dotnet}}]}}\n\
+         selection: {{only: [{{cgroup: /{group}*}}]}}\n\
          files: {{directory: {0}/out, keep_free: 1MiB}}\n\
          attach: {{policy: {policy}, services: [orders, shy, stock]}}\n\
          telemetry: {{listen: null}}\n\
@@ -53,12 +56,19 @@ fn has_shim(pid: u32) -> bool {
 
 #[test]
 fn each_window_has_a_profile_of_each_service_and_processes_are_attached_as_the_policy_says() {
-    let Some(_turn) = begin("daemon: windows and attach", RECORD_NET9) else { return };
+    let needs = [RECORD_NET9, &[Need::Cgroup2]].concat();
+    let Some(_turn) = begin_beside("daemon: windows and attach", &needs) else { return };
     let scratch = Scratch::new().unwrap();
-    configuration(&scratch, "2s", "listed");
+    let name = "perfusion-test-windows";
+    configuration(&scratch, name, "1s", "listed");
     let workload = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap();
-    let app = workload.clone().env("OTEL_SERVICE_NAME", "orders").start().unwrap();
-    let shy = workload.env("DD_SERVICE", "shy").env("PERFUSION_ATTACH", "off").start().unwrap();
+    let mut app = workload.clone().env("OTEL_SERVICE_NAME", "orders").spawn().unwrap();
+    let mut shy = workload.env("DD_SERVICE", "shy").env("PERFUSION_ATTACH", "off").spawn().unwrap();
+    let group = group(name).unwrap();
+    for app in [&mut app, &mut shy] {
+        group.take(app.pid()).unwrap();
+        app.await_ready().unwrap();
+    }
     let daemon = daemon(&scratch, &[]);
 
     let named = |profile: &Profile| profile.functions().iter().any(|name| name.contains("CallHeavy"));
@@ -93,7 +103,7 @@ fn each_window_has_a_profile_of_each_service_and_processes_are_attached_as_the_p
     let mut daemon = daemon;
     daemon.signal(Signal::HUP).unwrap();
     daemon.await_progress("did you mean `length`?", DEADLINE).unwrap();
-    configuration(&scratch, "1h", "off");
+    configuration(&scratch, name, "1h", "off");
     daemon.signal(Signal::HUP).unwrap();
     daemon.await_progress("was read again", DEADLINE).unwrap();
     wait_until("the shim to leave", DEADLINE, || (!has_shim(app.pid())).then_some(())).unwrap();
@@ -110,9 +120,9 @@ fn each_window_has_a_profile_of_each_service_and_processes_are_attached_as_the_p
 
 #[test]
 fn metrics_and_health_are_told_over_http_and_a_second_daemon_is_refused() {
-    let Some(_turn) = begin("daemon: http", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("daemon: http", RECORD_NET9) else { return };
     let scratch = Scratch::new().unwrap();
-    configuration(&scratch, "1h", "off");
+    configuration(&scratch, "perfusion-test-http", "1h", "off");
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let listen = format!("telemetry.listen=127.0.0.1:{port}");
     let first = daemon(&scratch, &["--set", &listen, "--set", "selection.only=[]"]);
@@ -156,7 +166,12 @@ fn metrics_and_health_are_told_over_http_and_a_second_daemon_is_refused() {
     })
     .unwrap();
     first.signal(Signal::TERM).unwrap();
-    first.finish_well(2 * SLACK).unwrap();
+    let said = first.finish_well(2 * SLACK).unwrap().stderr;
+    let story = ["a recording begins", "switched off", "a recording begins", "told to end"];
+    let mut rest = said.as_str();
+    for line in story {
+        rest = rest.split_once(line).unwrap_or_else(|| panic!("no `{line}` in its place: {said}")).1;
+    }
 }
 
 /// Descriptors of eBPF programs a process holds.
@@ -169,14 +184,21 @@ fn programs(pid: u32) -> Vec<String> {
 
 #[test]
 fn leaks_are_told_from_caches_by_the_daemons_files() {
-    let Some(_turn) = begin("daemon: leaks of files", RECORD_NET9) else { return };
+    let needs = [RECORD_NET9, &[Need::Cgroup2]].concat();
+    let Some(_turn) = begin_beside("daemon: leaks of files", &needs) else { return };
     let scratch = Scratch::new().unwrap();
-    // The verdict leak takes a minute (tests/memory.rs); a cache of five seconds shows in three windows.
-    configuration(&scratch, "3s", "listed");
+    // The verdict leak takes a minute (tests/memory.rs); a cache of five seconds shows in some windows.
+    let name = "perfusion-test-leaks";
+    configuration(&scratch, name, "2s", "listed");
     let app = |name: &str| {
-        Workload::dotnet(Runtime::Net9, "leaks", &[]).unwrap().env("OTEL_SERVICE_NAME", name).start().unwrap()
+        Workload::dotnet(Runtime::Net9, "leaks", &[]).unwrap().env("OTEL_SERVICE_NAME", name).spawn().unwrap()
     };
-    let apps = [app("orders"), app("stock")];
+    let mut apps = [app("orders"), app("stock")];
+    let group = group(name).unwrap();
+    for app in &mut apps {
+        group.take(app.pid()).unwrap();
+        app.await_ready().unwrap();
+    }
     let began = Instant::now();
     let daemon = daemon(&scratch, &[]);
     let pattern = |name: &str| {

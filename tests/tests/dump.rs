@@ -40,7 +40,7 @@ fn in_order(functions: &[&str], parts: &[&str]) -> bool {
     parts.iter().all(|part| rest.any(|function| function.contains(part)))
 }
 
-on_runtimes!(all_managed_threads_are_dumped_with_whole_stacks: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(all_managed_threads_are_dumped_with_whole_stacks: net10 Net10; long: net8 Net8, net9 Net9);
 
 fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
     let name = format!("dump::managed on {runtime}");
@@ -95,7 +95,7 @@ fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
     app.stop().unwrap();
 }
 
-on_runtimes!(threads_that_never_get_their_lock_wait_for_a_lock: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(threads_that_never_get_their_lock_wait_for_a_lock: net8 Net8; long: net9 Net9, net10 Net10);
 
 fn threads_that_never_get_their_lock_wait_for_a_lock(runtime: Runtime) {
     let name = format!("dump::deadlock on {runtime}");
@@ -138,6 +138,17 @@ fn a_thread_that_runs_is_dumped_where_it_was_just_seen() {
     let main = thread(&dumped, app.pid());
     assert!(in_order(&functions(main), &["read", "main", "_start"]), "{main:#}");
     assert_eq!(main["wait_reason"], "read:pipe");
+    let explain = |frame: &Value| {
+        let code = [&frame["code"]["target"], &frame["code"]["address"]].map(|word| word.as_str().unwrap());
+        let outcome = run(&mut command(["inspect", "unwind", code[0], code[1]]), SLACK).unwrap();
+        assert_eq!(outcome.code(), 0, "{frame:#}: {}", outcome.stderr);
+        outcome.stdout
+    };
+    let user = main["stack"].as_array().unwrap().iter().filter(|frame| !frame["code"].is_null());
+    let explained: Vec<String> = user.map(explain).collect();
+    let starts: Vec<bool> = explained.iter().map(|text| text.contains("the thread starts here")).collect();
+    assert!(starts.len() >= 4 && starts.iter().rposition(|&starts| !starts) == Some(starts.len() - 2));
+    assert!(starts.last() == Some(&true) && explained.iter().all(|text| !text.contains("no rule")));
     app.stop().unwrap();
 }
 

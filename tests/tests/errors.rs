@@ -284,6 +284,29 @@ fn a_kernel_without_btf_ends_with_4_and_says_so() {
     assert_error(&outcome, 4, &["BTF", "/sys/kernel/btf/vmlinux"]);
 }
 
+/// What the kernel says is played: to be locked down is for good until it boots again, so no test has this one be.
+#[test]
+fn a_kernel_that_is_locked_down_ends_with_4_and_is_named_as_the_cause() {
+    let needs = [RECORD, &[Need::Program("unshare")]].concat();
+    let Some(_turn) = begin_beside("errors::a_kernel_that_is_locked_down", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let (app, output) = (sleeper(), scratch.path("locked.pb.gz"));
+    let says = |level: &str| {
+        format!("mount -t tmpfs none /sys/kernel/security; echo '{level}' > /sys/kernel/security/lockdown")
+    };
+    let locked = says("none integrity [confidentiality]");
+    let outcome = in_own_mounts(&locked, &record_args(app.pid(), &output));
+    assert_error(&outcome, 4, &["/sys/kernel/security/lockdown", "found confidentiality", "boot without"]);
+    assert!(!output.exists());
+    let doctor = in_own_mounts(&locked, &["doctor".to_owned()]);
+    assert_eq!(doctor.code(), 4, "{}", doctor.stderr);
+    let line = doctor.stdout.lines().find(|line| line.contains("lockdown")).unwrap_or_default();
+    assert!(line.contains("confidentiality"), "{}", doctor.stdout);
+    // The weaker one forbids nothing that is needed.
+    let doctor = in_own_mounts(&says("none [integrity] confidentiality"), &["doctor".to_owned()]);
+    assert!(!doctor.stdout.contains("found confidentiality"), "{}", doctor.stdout);
+}
+
 #[test]
 fn without_tracefs_and_debugfs_it_records_all_the_same() {
     let needs = [RECORD, &[Need::Program("unshare")]].concat();
@@ -469,6 +492,32 @@ fn a_zombie_is_no_target() {
     let outcome = perfusion::run(command.arg(scratch.path("x.pb.gz")), DEADLINE).unwrap();
     assert_error(&outcome, 3, &[&child.id().to_string(), "zombie"]);
     child.wait().unwrap();
+}
+
+/// Such as pid 1 of a machine whose security module protects it.
+#[test]
+fn a_process_nobody_may_look_at_is_no_target() {
+    let needs = [RECORD, &[Need::Program("unshare")]].concat();
+    let Some(_turn) = begin_beside("errors::a_process_nobody_may_look_at", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let (app, output) = (sleeper(), scratch.path("x.pb.gz"));
+    let maps = format!("/proc/{}/maps", app.pid());
+    // The kernel opens no device on such a mount, for nobody (`may_open`, fs/namei.c): the same answer, with all capabilities there are.
+    let setup = format!(
+        "cd {0:?}; mount -t tmpfs -o nodev none .; cd {0:?}; mknod closed c 1 3; mount --bind closed {maps}",
+        scratch.path(""),
+    );
+    let outcome = in_own_mounts(&setup, &record_args(app.pid(), &output));
+    assert_error(&outcome, 4, &[&maps, "(sleep)", "Permission denied", "perfusion ps"]);
+    assert!(!output.exists());
+    // Before a file of an earlier recording is replaced.
+    fs::write(&output, "earlier").unwrap();
+    let args = record_args(2, &output);
+    let is_thread_of_kernel = fs::read_to_string("/proc/2/comm").unwrap() == "kthreadd\n";
+    assert!(is_thread_of_kernel, "pid 2 is another one's");
+    let outcome = perfusion::run(&mut perfusion::command(args), DEADLINE).unwrap();
+    assert_error(&outcome, 3, &["pid 2 (kthreadd)", "thread of the kernel", "perfusion ps"]);
+    assert_eq!(fs::read_to_string(&output).unwrap(), "earlier");
 }
 
 #[test]

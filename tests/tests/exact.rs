@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use system_tests::environment::{begin_beside, long_form, record_on};
-use system_tests::perfusion::{Scratch, command, run};
-use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes};
+use system_tests::perfusion::{Recording, Scratch, command, run};
+use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes, wait_until};
 
 /// For a machine that is busy with other things, too.
 const DEADLINE: Duration = Duration::from_secs(600);
@@ -159,4 +160,39 @@ fn objects_are_counted_while_the_runtime_collects(runtime: Runtime) {
     // Of what was allocated before a collection nothing is missing: it is dead or has survived.
     let last = collections.iter().rev().find(|of| of["reason"] == "alloc_small").expect("one");
     assert!(number(last, "/dead/objects") > 1_000, "{last}");
+}
+
+#[test]
+fn a_heap_whose_objects_are_counted_is_not_surveyed_beside() {
+    let runtime = Runtime::Net10;
+    let Some(_turn) = begin_beside("exact: survey beside", &record_on(runtime)) else { return };
+    let scratch = Scratch::new().unwrap();
+    // More rounds than anybody waits for.
+    let app = Workload::dotnet(runtime, "exact", &[]).unwrap().arg("1").arg("1000000").arg("1");
+    let mut recorder = command(["record", "--exact", "-o"]);
+    recorder.arg(scratch.path("app.pb.gz")).arg("--").args(app.command_line());
+    let recording = Recording::spawn(&mut recorder).unwrap();
+    let counted = |pid: &u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/maps"))
+            .is_ok_and(|maps| maps.contains("memfd:perfusion-exact"))
+    };
+    let pid = wait_until("a program whose objects are counted", DEADLINE, || {
+        children(recording.pid()).into_iter().find(counted)
+    });
+    let pid = pid.unwrap().to_string();
+    let refused = run(&mut command(["heap", "--pid", &pid]), DEADLINE).unwrap();
+    assert_eq!(refused.code(), 1, "{}", refused.stdout);
+    assert!(refused.stderr.contains(&pid) && refused.stderr.contains("--exact"), "{}", refused.stderr);
+    // The recording ends with its program.
+    let app = Pid::from_raw(pid.parse().unwrap()).unwrap();
+    rustix::process::kill_process(app, Signal::KILL).unwrap();
+    recording.finish(DEADLINE).unwrap();
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().map_while(Result::ok);
+    let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::Signal;
 use serde_json::Value;
 use system_tests::app::{App, Workload};
-use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin, long_form};
+use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin, begin_beside, long_form};
 use system_tests::perfusion::{self, Recording, SLACK};
 use system_tests::profile::{Profile, Sample};
 use system_tests::region::regions;
@@ -49,13 +49,13 @@ fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing()
         node.kill_switch()
     ));
     // Moments as in `restart`: from the first system call into the attached recording.
-    let rounds = if long_form() { 100 } else { 8 };
+    let (rounds, latest) = if long_form() { (100, 1500) } else { (8, 900) };
     let (mut state, mut seen, mut attached): (u64, BTreeSet<_>, u32) = (7, BTreeSet::new(), 0);
     for round in 0..rounds {
         // The last one surely gets to where it counts.
         let last = round + 1 == rounds;
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let moment = Duration::from_millis((state >> 33) % 1500);
+        let moment = Duration::from_millis((state >> 33) % latest);
         let mut daemon = Recording::spawn(&mut daemon(&node)).unwrap();
         if last {
             daemon.await_progress("attached", DEADLINE).unwrap();
@@ -131,7 +131,9 @@ fn new_profile(node: &Node, service: &str, fits: impl Fn(&Profile) -> bool) -> P
 
 #[test]
 fn two_daemons_of_different_folders_are_both_whole_and_one_may_end() {
-    let Some(_turn) = begin("faults: two daemons", &[RECORD_NET9, &[Need::Cgroup2]].concat()) else { return };
+    let Some(_turn) = begin_beside("faults: two daemons", &[RECORD_NET9, &[Need::Cgroup2]].concat()) else {
+        return;
+    };
     let group = group("perfusion-test-two").unwrap();
     let workload = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().env("DD_SERVICE", "shop");
     let app = workload.start().unwrap();
@@ -146,7 +148,7 @@ fn two_daemons_of_different_folders_are_both_whole_and_one_may_end() {
     }
     // Each has a library of its own in the process, and hears every allocation once.
     let [first, second] = &nodes;
-    for node in [first, second, first, second] {
+    for node in [first, second, first] {
         new_profile(node, "shop", has_allocations);
     }
     assert_eq!(regions(&app).len(), 2);
@@ -163,7 +165,9 @@ fn two_daemons_of_different_folders_are_both_whole_and_one_may_end() {
 
 #[test]
 fn a_frozen_container_holds_up_nobody_and_is_there_again_when_it_thaws() {
-    let Some(_turn) = begin("faults: frozen", &[RECORD_NET9, &[Need::Cgroup2]].concat()) else { return };
+    let Some(_turn) = begin_beside("faults: frozen", &[RECORD_NET9, &[Need::Cgroup2]].concat()) else {
+        return;
+    };
     let (frozen, awake) = (group("perfusion-test-cold").unwrap(), group("perfusion-test-cool").unwrap());
     let workload = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap();
     let start = |service: &str| workload.clone().env("DD_SERVICE", service).start().unwrap();
@@ -195,7 +199,7 @@ fn a_frozen_container_holds_up_nobody_and_is_there_again_when_it_thaws() {
     freeze("0");
     new_profile(&node, "cold", has_allocations);
     freeze("1");
-    for _ in 0..3 {
+    for _ in 0..2 {
         let profile = new_profile(&node, "warm", has_allocations);
         let threads = profile.sum("wall", |sample| sample.label("pid") == warm.pid().to_string());
         assert!(
@@ -216,7 +220,7 @@ fn a_frozen_container_holds_up_nobody_and_is_there_again_when_it_thaws() {
 #[test]
 fn a_pid_that_is_used_again_is_another_process() {
     let needs = [RECORD, &[Need::C, Need::Cgroup2]].concat();
-    let Some(_turn) = begin("faults: pid used again", &needs) else { return };
+    let Some(_turn) = begin_beside("faults: pid used again", &needs) else { return };
     let group = group("perfusion-test-again").unwrap();
     let program = |flags: &[&str]| Workload::native("spin", flags).unwrap().command_line().remove(0);
     // The same file but for the name of its function.
@@ -264,25 +268,33 @@ fn a_pid_that_is_used_again_is_another_process() {
     node.end();
 }
 
-/// What the descriptors of a process stand for, without their numbers, and how many of each there are.
+/// What the descriptors of a process stand for.
+fn links(pid: u32) -> Vec<String> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    // One that was closed meanwhile is none.
+    let links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
+    links.map(|link| link.to_string_lossy().into_owned()).collect()
+}
+
+/// The same, without their numbers, and how many of each there are.
 fn descriptors(pid: u32) -> BTreeMap<String, usize> {
     let mut found = BTreeMap::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten() {
-        // One that was closed meanwhile is none.
-        let Ok(link) = fs::read_link(entry.path()) else { continue };
-        let what = link.to_string_lossy().replace(|character: char| character.is_ascii_digit(), "");
-        *found.entry(what).or_default() += 1;
+    for link in links(pid) {
+        *found.entry(link.replace(|character: char| character.is_ascii_digit(), "")).or_default() += 1;
     }
     found
 }
 
 #[test]
 fn reloads_without_end_keep_the_recording_and_the_old_values_when_the_new_are_wrong() {
-    let Some(_turn) = begin("faults: reloads", &[RECORD, &[Need::C]].concat()) else { return };
+    let needs = [RECORD, &[Need::C, Need::Cgroup2]].concat();
+    let Some(_turn) = begin_beside("faults: reloads", &needs) else { return };
+    let group = group("perfusion-test-reloads").unwrap();
     let app = spin();
+    group.take(app.pid()).unwrap();
     let mut node = Node::new();
     node.configure(&format!(
-        "selection: {{only: [{{command: spin}}]}}\nlimits: {{{}}}\n",
+        "selection: {{only: [{{cgroup: /perfusion-test-reloads*}}]}}\nlimits: {{{}}}\n",
         node.kill_switch()
     ));
     // As a ConfigMap is mounted: the file is a link through a folder that is swapped.
@@ -373,11 +385,14 @@ impl Drop for Mounted {
 
 #[test]
 fn a_full_or_read_only_disk_costs_the_files_of_that_time_and_nothing_else() {
-    let Some(_turn) = begin("faults: disk", &[RECORD, &[Need::C]].concat()) else { return };
+    let needs = [RECORD, &[Need::C, Need::Cgroup2]].concat();
+    let Some(_turn) = begin_beside("faults: disk", &needs) else { return };
+    let group = group("perfusion-test-disk").unwrap();
     let app = spin();
+    group.take(app.pid()).unwrap();
     let mut node = Node::new();
     node.configure(&format!(
-        "selection: {{only: [{{command: spin}}]}}\nlimits: {{{}}}\n",
+        "selection: {{only: [{{cgroup: /perfusion-test-disk*}}]}}\nlimits: {{{}}}\n",
         node.kill_switch()
     ));
     // Room for bytes, but not for many files: so it is the writing that fails, beyond the floor of free space.
@@ -441,7 +456,7 @@ fn a_full_or_read_only_disk_costs_the_files_of_that_time_and_nothing_else() {
 
 #[test]
 fn a_receiver_that_says_nothing_holds_the_end_up_no_longer_than_promised() {
-    let Some(_turn) = begin("faults: silent receiver", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("faults: silent receiver", &[RECORD, &[Need::C]].concat()) else { return };
     let app = spin();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let receiver = listener.local_addr().unwrap();
@@ -491,7 +506,7 @@ fn a_receiver_that_says_nothing_holds_the_end_up_no_longer_than_promised() {
 
 #[test]
 fn arguments_and_environment_of_a_process_are_in_nothing_the_daemon_says() {
-    let Some(_turn) = begin("faults: secrets", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("faults: secrets", &[RECORD, &[Need::C]].concat()) else { return };
     let workload = Workload::native("spin", &[]).unwrap();
     let app = workload.arg("--password=open-sesame").env("DB_PASSWORD", "abracadabra").start().unwrap();
     let mut node = Node::new();
@@ -531,7 +546,7 @@ fn arguments_and_environment_of_a_process_are_in_nothing_the_daemon_says() {
 #[test]
 fn a_storm_of_processes_leaves_nothing_in_the_daemon() {
     let needs = [RECORD, &[Need::C, Need::Cgroup2]].concat();
-    let Some(_turn) = begin("faults: fork storm", &needs) else { return };
+    let Some(_turn) = begin_beside("faults: fork storm", &needs) else { return };
     let group = group("perfusion-test-storm").unwrap();
     let app = spin();
     group.take(app.pid()).unwrap();

@@ -41,7 +41,7 @@ fn heap(args: &[&str]) -> Outcome {
     outcome
 }
 
-on_runtimes!(a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was: net8 Net8, net9 Net9, net10 Net10);
+on_runtimes!(a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was: net8 Net8, net10 Net10; long: net9 Net9);
 
 fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runtime) {
     let name = format!("heap::a_survey on {runtime}");

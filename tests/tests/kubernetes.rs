@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 use system_tests::app::{App, Workload};
 use system_tests::cgroup::Group;
-use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin, cgroup2, sources};
+use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin, begin_beside, cgroup2, sources};
 use system_tests::perfusion;
 use system_tests::profile::Profile;
 use system_tests::wait::wait_until;
@@ -169,13 +169,13 @@ pub(crate) fn windows(node: &Node, more: f64) {
     .unwrap();
 }
 
-/// Samples of a process in windows that begin from now on, of which three are waited for. (By their times: files of windows before may come late.)
+/// Samples of a process in windows that begin from now on, of which two are waited for. (By their times: files of windows before may come late.)
 fn samples_from_now(node: &Node, pid: u32) -> usize {
     // What is on its way is over then.
     windows(node, 2.0);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let now = i64::try_from(now.as_nanos()).unwrap();
-    windows(node, 4.0);
+    windows(node, 3.0);
     let profiles = node.profiles();
     profiles
         .iter()
@@ -187,7 +187,7 @@ fn samples_from_now(node: &Node, pid: u32) -> usize {
 #[test]
 fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
     let needs = [RECORD_NET9, &[Need::C, Need::Cgroup2, Need::Program("strace")]].concat();
-    let Some(_turn) = begin("kubernetes: recorded", &needs) else { return };
+    let Some(_turn) = begin_beside("kubernetes: recorded", &needs) else { return };
     let list: Value = serde_json::from_str(&recorded("list.json")).unwrap();
     let pod = |name: &str| {
         let all = list["items"].as_array().unwrap();
@@ -199,7 +199,10 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
     // Nobody has told of this one: it may be one that opts out.
     let strange_group = PodGroup::new("99999999-2222-3333-4444-555555555555", &"c".repeat(64)).unwrap();
     let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap();
-    let (web_app, shy_app, strange) = (app.start().unwrap(), app.start().unwrap(), spin());
+    let (mut web_app, mut shy_app, strange) = (app.spawn().unwrap(), app.spawn().unwrap(), spin());
+    for app in [&mut web_app, &mut shy_app] {
+        app.await_ready().unwrap();
+    }
     web_group.take(&web_app);
     shy_group.take(&shy_app);
     strange_group.take(&strange);
@@ -302,7 +305,7 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
 #[test]
 fn rules_know_all_cgroups_of_the_host_when_the_daemon_is_in_a_container() {
     let needs = [RECORD, &[Need::C, Need::Cgroup2, Need::Program("unshare")]].concat();
-    let Some(_turn) = begin("kubernetes: cgroup namespace", &needs) else { return };
+    let Some(_turn) = begin_beside("kubernetes: cgroup namespace", &needs) else { return };
     let (uid, other) = ("11111111-2222-3333-4444-555555555555", "11111111-2222-3333-4444-666666666666");
     let own = group("perfusion-test-own").unwrap();
     let wanted = PodGroup::new(uid, WEB_CONTAINER).unwrap();
@@ -374,7 +377,8 @@ impl Cluster {
     fn start(folder: &Path) -> Self {
         let (port, store, peers) = (free_port(), free_port(), free_port());
         let url = |port: u16| format!("http://127.0.0.1:{port}");
-        let mut etcd = Command::new("etcd");
+        let mut etcd =
+            Command::new(std::env::var("PERFUSION_ETCD").expect("PERFUSION_ETCD names no program"));
         etcd.arg("--data-dir").arg(folder.join("store"));
         etcd.args(["--listen-client-urls", &url(store), "--advertise-client-urls", &url(store)]);
         etcd.args(["--listen-peer-urls", &url(peers), "--initial-advertise-peer-urls", &url(peers)]);
@@ -527,7 +531,7 @@ fn place_of(object: &str) -> Option<&'static str> {
 #[test]
 #[ignore = "needs an API server: cargo xtask apiserver"]
 fn a_real_api_server_takes_the_chart_and_its_pods_are_profiled() {
-    let needs = [RECORD, &[Need::C, Need::Cgroup2, Need::Program("curl"), Need::Program("etcd")]].concat();
+    let needs = [RECORD, &[Need::C, Need::Cgroup2, Need::Program("curl")]].concat();
     let Some(_turn) = begin("kubernetes: API server", &needs) else { return };
     let folder = tempfile::tempdir().unwrap();
     let mut cluster = Cluster::start(folder.path());

@@ -10,7 +10,7 @@ use perfusion::pprof::{self, proto::Profile};
 use perfusion::sink::pyroscope::{LabelPair, PushRequest};
 use prost::Message as _;
 use system_tests::Workload;
-use system_tests::environment::{Need, RECORD, begin};
+use system_tests::environment::{Need, RECORD, begin_beside};
 use system_tests::perfusion::{Recording, SLACK, Scratch, command};
 use system_tests::wait::wait_until;
 
@@ -131,7 +131,7 @@ fn add(profile: &Profile, service: &str, totals: &mut Totals) {
 
 #[test]
 fn a_strict_server_takes_every_push_also_after_it_was_away_and_has_the_totals_of_the_files() {
-    let Some(_turn) = begin("pyroscope", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("pyroscope", &[RECORD, &[Need::C]].concat()) else { return };
     let taken = Arc::new(Mutex::new(Taken { away: 2, ..Taken::default() }));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

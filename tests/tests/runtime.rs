@@ -174,7 +174,7 @@ fn check_collections(found: &Recorded) {
     assert!((promoted / truth("promoted") - 1.0).abs() < 0.01, "{promoted} bytes promoted: {}", picture());
 }
 
-on_runtimes!(exceptions_have_their_type_and_stack_and_number: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(exceptions_have_their_type_and_stack_and_number: net10 Net10; long: net8 Net8, net9 Net9);
 
 fn exceptions_have_their_type_and_stack_and_number(runtime: Runtime) {
     let name = format!("runtime::exceptions on {runtime}");
@@ -218,7 +218,7 @@ fn exceptions_have_their_type_and_stack_and_number(runtime: Runtime) {
     assert!(top.lines().any(|line| line.contains("Incidents.Program.Frequent()")), "{top}");
 }
 
-on_runtimes!(waits_for_locks_have_length_stack_and_owner: net8 Net8, net9 Net9, net10 Net10);
+on_runtimes!(waits_for_locks_have_length_stack_and_owner: net8 Net8, net10 Net10; long: net9 Net9);
 
 fn waits_for_locks_have_length_stack_and_owner(runtime: Runtime) {
     let name = format!("runtime::waits_for_locks on {runtime}");
@@ -243,7 +243,7 @@ fn waits_for_locks_have_length_stack_and_owner(runtime: Runtime) {
     assert!(blocked > 0.8 * 2e8 && blocked <= delay * 1.05, "{blocked} ns blocked: {}", picture());
 }
 
-on_runtimes!(what_is_not_asked_for_is_not_told: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(what_is_not_asked_for_is_not_told: net8 Net8; long: net9 Net9, net10 Net10);
 
 fn what_is_not_asked_for_is_not_told(runtime: Runtime) {
     let name = format!("runtime::not_asked_for on {runtime}");
@@ -264,7 +264,7 @@ fn what_is_not_asked_for_is_not_told(runtime: Runtime) {
     }
 }
 
-on_runtimes!(a_thread_pool_that_grows_says_why: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(a_thread_pool_that_grows_says_why: net10 Net10; long: net8 Net8, net9 Net9);
 
 fn a_thread_pool_that_grows_says_why(runtime: Runtime) {
     let name = format!("runtime::thread_pool on {runtime}");

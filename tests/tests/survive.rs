@@ -111,6 +111,12 @@ impl Hardship {
         let go = |app: &mut App| {
             app.perform("go").unwrap_or_else(|error| panic!("{error:#}\n{}", recording.progress()));
         };
+        // The session begins while the app stands still: the runtime runs managed code for it, and beside threads that have a collection at every
+        // allocation that takes minutes on a busy machine. (`attach::attached_and_detached…` attaches beside threads at work.)
+        wait_until("a session", SLACK, || {
+            (counted(&regions(&app), Counter::SessionsStarted) > 0).then_some(())
+        })
+        .unwrap_or_else(|error| panic!("{error}\n{}", recording.progress()));
         let (begun, mut others) = (Instant::now(), 1);
         while !is_at_work(&app) {
             assert!(begun.elapsed() < SLACK, "no allocations are heard of:\n{}", recording.progress());
@@ -148,10 +154,12 @@ impl Hardship {
         let bytes = survived.profile.sum("alloc_space", |_| true) as f64;
         let least = (to.allocated_bytes - from.allocated_bytes) * kept;
         let most = last.allocated_bytes - first.allocated_bytes;
-        // Five standard errors of so many samples; and ticks count what a thread that ends leaves unused of its 8 KB.
+        // Five standard errors of so many samples. A tick (.NET 8 and 9) counts the 8 KB that a thread is given to allocate in, and what a
+        // collection or the thread's end leaves unused of them: with a collection at every allocation several times what is allocated.
         let tolerance = 0.2 + 5.0 / (heard as f64).sqrt();
+        let is_sampled = runtime == Runtime::Net10;
         assert!(
-            bytes > least * (1.0 - tolerance) && bytes < most * (1.0 + tolerance),
+            bytes > least * (1.0 - tolerance) && (!is_sampled || bytes < most * (1.0 + tolerance)),
             "{bytes:.2e} of the app's own {least:.2e} to {most:.2e} bytes:\n{}",
             picture()
         );
@@ -187,7 +195,7 @@ fn collections_without_end_and_objects_of_every_kind(runtime: Runtime) {
     }
 }
 
-on_runtimes!(a_collection_at_every_allocation: net10 Net10; long: net8 Net8, net9 Net9);
+on_runtimes!(a_collection_at_every_allocation: net8 Net8; long: net9 Net9, net10 Net10);
 
 /// `DOTNET_GCStress=3`: a full collection at every allocation that the runtime's own code makes, and at transitions between managed code and it.
 fn a_collection_at_every_allocation(runtime: Runtime) {

@@ -6,17 +6,10 @@ use system_tests::environment::{Need, RECORD, begin, long_form};
 use system_tests::truth::measure::{Measured, Mode, Options, attached, launched};
 use system_tests::truth::{cases, report, thinning};
 
-/// The workloads: unwind tables with and without frame pointers, landing pads, funclets, methods that come and go, tail calls, precompiled code
-/// inside a program; waits of known length.
-const SHORT: [&str; 7] = [
-    "c-O2",
-    "c-O2-nofp",
-    "exceptions-9",
-    "dynamicmethods-9",
-    "tailcalls-10",
-    "single-file-readytorun-10",
-    "truthwaits-10",
-];
+/// The workloads: unwind tables without frame pointers, landing pads, funclets, tail calls, precompiled code inside a program; waits of known
+/// length.
+const SHORT: [&str; 5] =
+    ["c-O2-nofp", "exceptions-9", "tailcalls-10", "single-file-readytorun-10", "truthwaits-10"];
 
 #[test]
 fn known_call_chains_are_exact_attached_and_from_the_start() {

@@ -21,7 +21,7 @@ fn of_thread(tid: u32) -> impl Fn(&Sample) -> bool {
     move |sample| sample.label("thread_id") == tid
 }
 
-on_runtimes!(a_thread_asleep_since_before_the_profiler_came_has_its_stack: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(a_thread_asleep_since_before_the_profiler_came_has_its_stack: net8 Net8; long: net9 Net9, net10 Net10);
 
 fn a_thread_asleep_since_before_the_profiler_came_has_its_stack(runtime: Runtime) {
     let name = format!("waits::asleep_since_before on {runtime}");
@@ -199,12 +199,12 @@ fn native_waits_have_their_length_reason_and_waker() {
     }
 }
 
-on_runtimes!(managed_waits_have_their_length_reason_and_waker: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(managed_waits_have_their_length_reason_and_waker: net8 Net8; long: net9 Net9, net10 Net10);
 
 fn managed_waits_have_their_length_reason_and_waker(runtime: Runtime) {
     use EndedBy::{Named, Thread, Timer};
     let name = format!("waits::managed on {runtime}");
-    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "timedwaits", &[]).unwrap().start().unwrap();
     let threads = thread_ids(&app);
     let kernel = Log::start(app.pid());
@@ -218,6 +218,8 @@ fn managed_waits_have_their_length_reason_and_waker(runtime: Runtime) {
         // The runtime's timer thread or a worker of the pool completes the task.
         wait("wait-delay", "task", Named(".NET T")),
         wait("wait-sleep", "sleep", Timer),
+        wait("wait-condition", "condition", Timer),
+        wait("wait-join", "join", Timer),
     ] {
         assert_wait(&profile, &borrowed(&threads), &truth, &kernel, &expected);
     }

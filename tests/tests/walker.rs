@@ -55,7 +55,7 @@ fn finish(processes: &mut ProcessTable, pid: u32, context: &UserContext) -> Fini
     processes.finish(pid, context, Limits::default())
 }
 
-on_runtimes!(both_walkers_find_the_same_stacks: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(both_walkers_find_the_same_stacks: net10 Net10; long: net8 Net8, net9 Net9);
 
 fn both_walkers_find_the_same_stacks(runtime: Runtime) {
     let name = format!("walker::both on {runtime}");

@@ -45,10 +45,12 @@ const RUNTIME_FILES: [&str; 18] = [
     "perfusion-shim-",
 ];
 /// Beginnings of the names of framework, language runtime and harness functions.
-const RUNTIME_FUNCTIONS: [&str; 22] = [
+const RUNTIME_FUNCTIONS: [&str; 24] = [
     // musl's, where it is linked into the program.
     "sccp",
     "nanosleep",
+    "sem_post",
+    "__syscall_ret",
     "clock_",
     "__clock_",
     "syscall.",

@@ -19,7 +19,8 @@ use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion::source::{Event, ThreadSnapshot};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use system_tests::environment;
-use system_tests::environment::{Need, Turn};
+use system_tests::environment::Need;
+use system_tests::turn::Turn;
 
 const NEEDS: &[Need] = &[Need::Root, Need::Btf];
 const DEADLINE: Duration = Duration::from_secs(120);

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
+use std::os::unix::thread::JoinHandleExt as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -32,31 +33,30 @@ fn marker_words(user: &UserContext, marker: u64) -> usize {
 #[test]
 fn samples_carry_the_registers_and_the_stack_of_that_moment() {
     let Some(_turn) = begin("capture: samples", NEEDS) else { return };
-    samples_of_that_moment(&own_options());
+    samples_of_that_moment(own_options());
 }
 
 #[test]
 fn samples_of_the_probes_for_older_kernels_do_too() {
     let Some(_turn) = begin("capture: samples, older probes", NEEDS) else { return };
     let Some(options) = older_options() else { return };
-    samples_of_that_moment(&options);
+    samples_of_that_moment(options);
 }
 
-fn samples_of_that_moment(options: &KernelOptions) {
+fn samples_of_that_moment(options: KernelOptions) {
     const MARKER: u64 = 0x1e55_0ff5_7ac4_c0de;
+    /// As much as there may be.
+    const LIMIT: u32 = 64 << 10;
     let worker = Worker::start("marked", || {
         std::hint::black_box(marked_stack(MARKER, &AtomicU32::new(1)));
     });
     let tid = worker.tid;
     let stack = mapping(worker.stack);
-    // What lies right above the stack's mapping is copied too when it can be read: the probe knows pages, not mappings. The source's own
-    // mappings may come to lie there.
-    let readable_end = || {
-        let readable = ranges(|rights| rights.starts_with('r'));
-        readable.into_iter().fold(stack.end, |end, range| if range.start == end { range.end } else { end })
-    };
-    let end_before = readable_end();
-    let mut source = KernelSource::start(options).unwrap();
+    // The C library's own data of the thread, to which the thread pointer leads, end the stack.
+    let stack_end = worker.handle.as_pthread_t();
+    assert!(stack.contains(&stack_end));
+    let options = KernelOptions { stack_copy_bytes: LIMIT, ..options };
+    let mut source = KernelSource::start(&options).unwrap();
     let begun = Instant::now();
     let (mut events, mut first) = (Vec::new(), None);
     let of_thread = |event: &Event| match &event.kind {
@@ -71,7 +71,6 @@ fn samples_of_that_moment(options: &KernelOptions) {
     })
     .unwrap();
     eprintln!("first sample of a busy thread {first:?} after the start");
-    let memory_end = end_before.max(readable_end());
     let code = executable_ranges();
     let mut marked = 0;
     for sample in &samples {
@@ -81,8 +80,9 @@ fn samples_of_that_moment(options: &KernelOptions) {
         let rsp = user.regs.gpr[7];
         assert!(stack.contains(&rsp), "rsp {rsp:#x} outside {stack:x?}");
         assert!(code.iter().any(|range| range.contains(&user.regs.ip)), "ip {:#x} is no code", user.regs.ip);
-        assert!(user.stack.len() as u64 <= memory_end - rsp, "the copy ends where memory does");
-        assert!(!user.stack.is_empty());
+        let copied = user.stack.len() as u64;
+        assert!(copied == (stack_end - rsp).min(LIMIT.into()), "{copied} of {rsp:#x}..{stack_end:#x}");
+        assert_eq!(user.limited, copied == u64::from(LIMIT));
         marked += usize::from(marker_words(user, MARKER) >= 64);
     }
     worker.stop();

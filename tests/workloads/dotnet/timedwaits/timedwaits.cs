@@ -13,6 +13,8 @@ namespace TimedWaits
         static readonly object contended = new object();
         static readonly SemaphoreSlim semaphore = new SemaphoreSlim(0);
         static readonly ManualResetEventSlim never = new ManualResetEventSlim(false, 0);
+        static readonly object condition = new object();
+        static readonly Thread main = Thread.CurrentThread;
         static int depth;
 
         static int Main()
@@ -30,6 +32,8 @@ namespace TimedWaits
             Waiter("wait-semaphore", WaitForSemaphore);
             Waiter("wait-delay", WaitForDelay);
             Waiter("wait-sleep", Sleep);
+            Waiter("wait-condition", WaitForCondition);
+            Waiter("wait-join", WaitForEnd);
             Workload.Ready();
             Workload.WaitForStop();
             foreach (var pair in logs)
@@ -70,6 +74,18 @@ namespace TimedWaits
 
         [MethodImpl(MethodImplOptions.NoInlining)]
         static void Sleep() { Thread.Sleep(40); depth++; }
+
+        // Optimised from the first call on, so the runtime's methods become a part of these: no frame says what they wait for.
+        [MethodImpl(MethodImplOptions.NoInlining | MethodImplOptions.AggressiveOptimization)]
+        static void WaitForCondition()
+        {
+            lock (condition)
+                Monitor.Wait(condition, 50);
+            depth++;
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining | MethodImplOptions.AggressiveOptimization)]
+        static void WaitForEnd() { main.Join(45); depth++; }
     }
 
     // Begin and end of each wait, in nanoseconds since 1970.
