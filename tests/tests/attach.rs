@@ -176,7 +176,7 @@ fn library_mapped(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().contains(PREFIX)
 }
 
-/// Placed libraries below a process's root.
+/// Placed libraries below a process's root; of this test alone only where the process has both directories for itself ([`OWN_DIRECTORIES`]).
 fn libraries(pid: u32) -> Vec<PathBuf> {
     ["tmp", "dev/shm"]
         .iter()
@@ -187,6 +187,10 @@ fn libraries(pid: u32) -> Vec<PathBuf> {
         .map(|entry| entry.path())
         .collect()
 }
+
+/// A script that gives a program in a mount namespace of its own the directories where libraries are placed: tests beside this one place theirs
+/// in those of the host.
+const OWN_DIRECTORIES: &str = "mount -t tmpfs tmpfs /tmp; mount -t tmpfs tmpfs /dev/shm; exec \"$@\"";
 
 fn allocator(runtime: Runtime) -> Workload {
     Workload::dotnet(runtime, "allocator", &[]).unwrap()
@@ -227,7 +231,7 @@ on_runtimes!(attach_detach_and_attach_again: net8 Net8, net9 Net9, net10 Net10);
 fn attach_detach_and_attach_again(runtime: Runtime) {
     let name = format!("attach::attach_detach_and_attach_again {runtime}");
     let Some(_turn) = begin_beside(&name, &needs(runtime)) else { return };
-    let app = allocator(runtime).start().unwrap();
+    let app = allocator_in(runtime, &["-m"], OWN_DIRECTORIES).start().unwrap();
     for round in 0..2 {
         let mut recorder = Recorder::new();
         recorder.attach(app.pid());
@@ -346,7 +350,7 @@ impl Drop for OnDrop {
 #[test]
 fn another_mount_namespace_with_its_own_tmp_is_reached() {
     let Some(_turn) = begin_beside("attach::another_mount_namespace", &needs(Runtime::Net9)) else { return };
-    let app = allocator_in(Runtime::Net9, &["-m"], "mount -t tmpfs tmpfs /tmp; exec \"$@\"").start().unwrap();
+    let app = allocator_in(Runtime::Net9, &["-m"], OWN_DIRECTORIES).start().unwrap();
     let mut recorder = Recorder::new();
     recorder.attach(app.pid());
     recorder.resolves(app.pid(), "Allocator.Program.Make");
@@ -364,8 +368,7 @@ fn a_user_namespace_that_does_not_know_root_is_reached() {
     for word in ["--reuid=1000", "--regid=1000", "--clear-groups", "unshare", "-Ur", "-m", "sh", "-ec"] {
         workload = workload.arg(word);
     }
-    let script = "mount -t tmpfs tmpfs /tmp; mount -t tmpfs tmpfs /dev/shm; exec \"$@\"";
-    workload = workload.arg(script).arg("sh");
+    workload = workload.arg(OWN_DIRECTORIES).arg("sh");
     let command = allocator(Runtime::Net9).command_line();
     let app = command.into_iter().fold(workload, |workload, word| workload.arg(word)).start().unwrap();
     let mut recorder = Recorder::new();
@@ -723,7 +726,7 @@ fn a_tmpdir_of_somebody_else_is_not_used() {
 fn the_sweep_reaches_other_mount_namespaces() {
     let needs = [Need::Root, Need::Clr(Runtime::Net9)];
     let Some(_turn) = begin_beside("attach::the_sweep", &needs) else { return };
-    let app = allocator_in(Runtime::Net9, &["-m"], "mount -t tmpfs tmpfs /tmp; exec \"$@\"").start().unwrap();
+    let app = allocator_in(Runtime::Net9, &["-m"], OWN_DIRECTORIES).start().unwrap();
     let root = PathBuf::from(format!("/proc/{}/root/tmp", app.pid()));
     let left = root.join(format!("{PREFIX}0123456789abcdef.so"));
     fs::write(&left, b"left by a crash").unwrap();
