@@ -286,6 +286,90 @@ fn descriptors(pid: u32) -> BTreeMap<String, usize> {
 }
 
 #[test]
+fn an_app_that_dies_in_a_call_of_the_library_costs_the_daemon_nothing() {
+    let needs = [RECORD_NET9, &[Need::Cgroup2, Need::Program("strace")]].concat();
+    let Some(_turn) = begin_beside("faults: dies in a call", &needs) else { return };
+    let group = group("perfusion-test-dying").unwrap();
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{cgroup: /perfusion-test-dying*}}]}}\nattach: {{policy: all}}\nlimits: {{{}}}\n",
+        node.kill_switch()
+    ));
+    node.start();
+    let allocator = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap();
+    let whole = allocator.clone().env("DD_SERVICE", "whole").start().unwrap();
+    group.take(whole.pid()).unwrap();
+    new_profile(&node, "whole", has_allocations);
+    // What an attach has the app call, the library's own calls last (`profiler-shim/src/syscall.rs`), and the how manieth of each it dies in:
+    // it is told to by the kernel as it enters the call.
+    let deaths = [
+        ("openat", 1),
+        ("mmap", 1),
+        ("mmap", 4),
+        ("mmap", 8),
+        ("memfd_create", 1),
+        ("ftruncate", 1),
+        ("fcntl", 1),
+        ("madvise", 1),
+        ("prctl", 1),
+        ("getrandom", 1),
+        ("munmap", 2),
+    ];
+    let trace = node.scratch.path("trace");
+    let (mut of_the_library, mut dead) = (0, Vec::new());
+    for (call, which) in deaths {
+        let mut app = allocator.start().unwrap();
+        let mut tracer = Command::new("strace");
+        tracer.args([
+            "-f",
+            "-qq",
+            "-e",
+            &format!("trace=memfd_create,{call}"),
+            "-p",
+            &app.pid().to_string(),
+            "-o",
+        ]);
+        tracer.arg(&trace).args(["-e", &format!("inject={call}:signal=SIGKILL:when={which}")]);
+        let mut tracer = tracer.spawn().unwrap();
+        let traced = |thread: &Path| {
+            let status = fs::read_to_string(thread.join("status")).unwrap_or_default();
+            // The app's own calls count, too: it may be dead before it is known to be traced.
+            !status.contains("TracerPid:\t0\n") || status.contains("State:\tZ")
+        };
+        wait_until("the tracer", DEADLINE, || {
+            let threads = fs::read_dir(format!("/proc/{}/task", app.pid())).into_iter().flatten().flatten();
+            threads.map(|thread| thread.path()).all(|thread| traced(&thread)).then_some(())
+        })
+        .unwrap();
+        group.take(app.pid()).unwrap();
+        let status = app.await_exit(DEADLINE).unwrap_or_else(|error| panic!("{call} {which}: {error}"));
+        tracer.wait().unwrap();
+        let text = fs::read_to_string(&trace).unwrap();
+        assert!(text.contains("killed by SIGKILL"), "{call} {which}: {status}\n{text}");
+        of_the_library += usize::from(text.contains("perfusion-shim"));
+        dead.push(format!("/proc/{}/", app.pid()));
+    }
+    assert!(of_the_library > 0, "none died in the library");
+    writeln!(std::io::stderr(), "{of_the_library} of {} died after the library had begun", deaths.len())
+        .unwrap();
+    // The living one has a region, and its library is a file with symbols like others; of the dead ones nothing is left.
+    let left = || {
+        let links = links(node.daemon().pid());
+        let of_the_dead =
+            links.iter().any(|link| dead.iter().any(|dead| format!("{link}/").starts_with(dead)));
+        let of = |start: &str| links.iter().filter(|link| link.starts_with(start)).count();
+        (of_the_dead || of("/memfd:perfusion-shim") > 1 || of("/tmp/perfusion-shim") > 1).then_some(links)
+    };
+    wait_until("the daemon to let go of the dead", DEADLINE, || left().is_none().then_some(()))
+        .unwrap_or_else(|error| panic!("{error}\n{:#?}", left()));
+    // It is recorded as if nothing had been.
+    new_profile(&node, "whole", has_allocations);
+    node.end();
+    assert_nothing_left(Path::new("/nowhere"));
+    assert_eq!(whole.stop().unwrap()["mistakes"], 0);
+}
+
+#[test]
 fn reloads_without_end_keep_the_recording_and_the_old_values_when_the_new_are_wrong() {
     let needs = [RECORD, &[Need::C, Need::Cgroup2]].concat();
     let Some(_turn) = begin_beside("faults: reloads", &needs) else { return };

@@ -2,6 +2,7 @@
 //! the children of a process that was named. Which these are the pipeline says, which sees their mappings. One thread, beside the recording;
 //! it looks a few times a second.
 
+use super::place;
 use super::policy::{Inspection, Runtime, WhyNot, inspect};
 use super::target::Target;
 use super::workers;
@@ -142,6 +143,7 @@ impl Work {
                 }
             }
             complete.get_or_init(Instant::now);
+            place::remove_those_of_the_dead();
             // The pipeline forgets for a while whatever it is not sure of.
             self.looked_at.retain(|&known, _| present.contains(&known) || program(known.0) == Some(known));
             match stopped.recv_timeout(LOOK) {

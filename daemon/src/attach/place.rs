@@ -129,13 +129,20 @@ impl Placed {
 
     /// Leaves the file where it is for as long as `target` lives, or this process does; then it is the next sweep's.
     pub(super) fn keep_until_the_end_of(mut self, target: Target) {
+        remove_those_of_the_dead();
         let Ok(mut kept) = KEPT.lock() else { return };
-        kept.retain(|(target, _)| target.is_alive());
         if kept.len() < MOST_KEPT {
             kept.push((target, self));
         } else {
             self.removes = false;
         }
+    }
+}
+
+/// Removes what was kept for processes that have ended: each costs a file and four descriptors. For whoever looks at processes again and again.
+pub(crate) fn remove_those_of_the_dead() {
+    if let Ok(mut kept) = KEPT.lock() {
+        kept.retain(|(target, _)| target.is_alive());
     }
 }
 

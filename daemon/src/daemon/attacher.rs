@@ -6,6 +6,7 @@
 
 use super::state::State;
 use crate::attach::follow::{Program, program};
+use crate::attach::place;
 use crate::attach::policy::opted_out;
 use crate::attach::target::Target;
 use crate::attach::workers::{self, Done, Workers};
@@ -124,6 +125,7 @@ impl Work {
             self.known.retain(|program, _| alive.contains(program));
             self.reasons.retain(|program, _| alive.contains(program));
             self.told.retain(|program, _| alive.contains(program));
+            place::remove_those_of_the_dead();
             let rules = self.state.selection();
             let mut filter = rules.as_deref().map(Filter::new);
             let mut of_services = HashMap::new();
