@@ -122,12 +122,13 @@ fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Known allocations, on each runtime.
+/// Known allocations, on each runtime, the newest first: most of what is promised is promised for it. What is measured is written at once: it takes long.
 fn memory(folder: &std::path::Path, windows: usize) -> anyhow::Result<()> {
     let machine = machine()?;
     let mut text = format!("Measured on {machine}.\n");
     let mut values = serde_json::json!({"machine": machine});
-    for runtime in Runtime::ALL {
+    fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+    for runtime in Runtime::ALL.into_iter().rev() {
         if let Some(reason) = Need::Clr(runtime).missing() {
             println!("SKIPPED {runtime}: {reason}");
             continue;
@@ -140,10 +141,10 @@ fn memory(folder: &std::path::Path, windows: usize) -> anyhow::Result<()> {
         println!("{section}");
         text += &section;
         values[runtime.major().to_string()] = serde_json::json!({"known": allocations::json(&cells), "steps": allocations::json(&steps), "alive": live::json(&alive)});
+        write(&folder.join("memory.md"), &text)?;
+        write(&folder.join("memory.json"), &format!("{values:#}\n"))?;
     }
-    fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
-    write(&folder.join("memory.md"), &text)?;
-    write(&folder.join("memory.json"), &format!("{values:#}\n"))
+    Ok(())
 }
 
 /// Verdicts on programs with leaks, on each runtime.
