@@ -410,3 +410,56 @@ fn only_those_are_recorded_that_the_rules_choose_and_no_word_is_heard_of_others(
     assert_eq!(node.metric("perfusion_events_cpu_samples_total"), 0.0, "{}", node.get("/debug/pipeline"));
     node.end();
 }
+
+#[test]
+fn a_process_is_called_what_its_sdk_publishes_and_lies_change_nothing() {
+    let needs = [RECORD, &[Need::C, Need::Cgroup2]].concat();
+    let Some(_turn) = begin_beside("node: published names", &needs) else { return };
+    let group = group("perfusion-test-publishes").unwrap();
+    let workload = Workload::native("publishes", &[]).unwrap().env("DD_SERVICE", "by-variable");
+    let mut app = workload.start().unwrap();
+    app.perform("early").unwrap();
+    let liars = ["?size", "?address", "?payload", "?version"].map(|lie| {
+        let mut liar = workload.start().unwrap();
+        liar.perform(lie).unwrap();
+        liar
+    });
+    for app in liars.iter().chain([&app]) {
+        group.take(app.pid()).unwrap();
+    }
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{cgroup: /perfusion-test-publishes*}}]}}\nlimits: {{{}}}\n",
+        node.kill_switch()
+    ));
+    node.start();
+    let await_service = |node: &Node, service: &str, pid: u32| {
+        let found = wait_until("a profile of the service", DEADLINE, || {
+            let of = |profile: &Profile| {
+                profile.samples.iter().any(|sample| sample.label("pid") == pid.to_string())
+            };
+            node.profiles().into_iter().rfind(|(name, profile)| name == service && of(profile))
+        });
+        found.unwrap_or_else(|error| panic!("{service}: {error}\n{}", node.daemon().progress())).1
+    };
+    for name in ["early", "late"] {
+        app.perform(name).unwrap();
+        let profile = await_service(&node, name, app.pid());
+        let own = profile.samples.iter().filter(|sample| sample.label("pid") == app.pid().to_string());
+        let labels: BTreeSet<&str> = own.map(|sample| sample.label("service.instance.id")).collect();
+        assert_eq!(labels, BTreeSet::from(["one"]));
+    }
+    // By now each has been looked at as often as that one.
+    for liar in &liars {
+        await_service(&node, "by-variable", liar.pid());
+    }
+    let pids = liars.each_ref().map(|liar| liar.pid().to_string());
+    for (service, profile) in node.profiles().iter().filter(|(service, _)| service != "by-variable") {
+        assert!(
+            !profile.samples.iter().any(|sample| pids.iter().any(|pid| pid == sample.label("pid"))),
+            "{service}"
+        );
+    }
+    node.end();
+    drop((app, liars));
+}

@@ -160,6 +160,22 @@ impl Hash for PodLabels {
     }
 }
 
+/// What samples of a process show of what it publishes (`process::published`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublishedLabels {
+    /// Whose it is.
+    pub pid: u32,
+    /// Name and value of each label.
+    pub shown: Vec<(&'static str, Arc<str>)>,
+}
+
+impl Hash for PublishedLabels {
+    /// As with pods: few others are of one process.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.pid.hash(state);
+    }
+}
+
 /// All labels a value can carry. Absent ones are `None`; strings are shared, so that a clone is cheap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels {
@@ -179,6 +195,8 @@ pub struct Labels {
     pub container_id: Option<Arc<str>>,
     /// The pod it runs in, where that is known.
     pub pod: Option<Arc<PodLabels>>,
+    /// What its process publishes of itself.
+    pub published: Option<Arc<PublishedLabels>>,
     /// What a thread waits for (`aggregate::wait_reason`).
     pub wait_reason: Option<&'static str>,
     /// Parked for want of work (`wait_kind=idle`): kept in the sums, hidden from default views.
@@ -269,6 +287,9 @@ impl Labels {
         text("process", self.process.as_deref());
         text("container_id", self.container_id.as_deref());
         for (name, value) in self.pod.iter().flat_map(|pod| &pod.shown) {
+            text(name, Some(value));
+        }
+        for (name, value) in self.published.iter().flat_map(|published| &published.shown) {
             text(name, Some(value));
         }
         text("wait_reason", self.wait_reason);

@@ -13,6 +13,7 @@ pub mod mapping;
 pub mod memory;
 pub mod patience;
 mod pe;
+pub mod published;
 pub mod service;
 pub mod table;
 

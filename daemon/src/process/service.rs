@@ -1,14 +1,20 @@
 //! Which service a process belongs to: the name its profile is filed under.
 //!
-//! Taken from the first of: `OTEL_SERVICE_NAME`, `DD_SERVICE`, the label of its pod that names the application (`app.kubernetes.io/name`, `app`),
+//! Taken from the first of: the name its OpenTelemetry SDK publishes ([`published`]), which has made up its mind from code, configuration and environment;
+//! `OTEL_SERVICE_NAME`, `DD_SERVICE`, the label of its pod that names the application (`app.kubernetes.io/name`, `app`),
 //! the .NET entry assembly, the executable's name, the command name. A process that is gone before it was asked about has the last of
 //! these. A process chooses its own name, and only its own: the name is cut, cleaned, and never taken for a path.
+//!
+//! An SDK publishes when the program has set it up, so a process is asked again, less and less often; what was counted before stays under the name before.
 
+use super::published::{self, Published};
+use crate::aggregate::key::PublishedLabels;
 use crate::attach::target::{Target, printable};
 use crate::kubernetes::pods::Pods;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Characters of a name at most.
 const NAME_CHARACTERS: usize = 100;
@@ -16,6 +22,10 @@ const NAME_CHARACTERS: usize = 100;
 pub const KERNEL: &str = "[kernel]";
 /// Variables that name the service, in the order they count.
 const VARIABLES: [&str; 2] = ["OTEL_SERVICE_NAME", "DD_SERVICE"];
+/// A process that is younger is not asked what it publishes: most that end soon never do, and to look takes a reading of its mappings.
+const YOUNG: Duration = Duration::from_secs(3);
+/// Longest time between two looks at what a process publishes. It doubles from [`YOUNG`] on.
+const LONGEST: Duration = Duration::from_secs(600);
 
 /// Service names by pid, each looked up once in the life of a program.
 #[derive(Debug, Default)]
@@ -31,6 +41,11 @@ struct Known {
     name: Arc<str>,
     /// The pod that may name it better, of which nothing is known yet.
     waits_for: Option<Arc<str>>,
+    /// What it publishes of itself.
+    published: Option<Arc<PublishedLabels>>,
+    /// When it is asked for that again, and how long after that.
+    next: Instant,
+    pause: Duration,
 }
 
 impl Services {
@@ -40,44 +55,89 @@ impl Services {
         Self { pods, ..Self::default() }
     }
 
-    /// The service of the process that has `pid` now; `comm` names it when it is gone.
-    pub fn of(&mut self, pid: u32, comm: &str) -> Arc<str> {
-        if let Some(known) = self.by_pid.get(&pid)
-            && known.waits_for.as_ref().is_none_or(|uid| self.pods.get(uid).is_none())
-        {
-            return Arc::clone(&known.name);
+    /// The service of the process that has `pid` now, and what it publishes; `comm` names it when it is gone.
+    pub fn of(&mut self, pid: u32, comm: &str) -> (Arc<str>, Option<Arc<PublishedLabels>>) {
+        let now = Instant::now();
+        let known = self.by_pid.get(&pid);
+        let known =
+            known.filter(|known| known.waits_for.as_ref().is_none_or(|uid| self.pods.get(uid).is_none()));
+        if let Some(known) = known.filter(|known| now < known.next) {
+            return (Arc::clone(&known.name), known.published.clone());
         }
-        let mut waits_for = None;
+        let known = match known.cloned() {
+            Some(known) => self.ask_again(pid, known, now),
+            None => self.look(pid, comm, now),
+        };
+        let answer = (Arc::clone(&known.name), known.published.clone());
+        self.by_pid.insert(pid, known);
+        answer
+    }
+
+    /// Looks for the first time.
+    fn look(&mut self, pid: u32, comm: &str, now: Instant) -> Known {
+        let (mut waits_for, mut published) = (None, None);
         let found = match Target::open(pid) {
             Ok(target) => {
                 let uid = target.pod().ok().flatten();
                 let pod = uid.as_deref().and_then(|uid| self.pods.get(uid));
                 waits_for = uid.filter(|_| pod.is_none()).map(Into::into);
-                look(&target, pod.as_deref().and_then(|pod| pod.app()))
+                published = (!is_young(&target)).then(|| published::read(&target)).flatten();
+                let named = published.as_ref().and_then(|published| clean(published.service.as_deref()?));
+                named.or_else(|| look(&target, pod.as_deref().and_then(|pod| pod.app())))
             }
             // Workers come and go as they are needed (kernel/workqueue.c); no other thread of the kernel does.
             Err(_) => comm.starts_with("kworker/").then(|| KERNEL.to_owned()),
         };
         let name = found.or_else(|| clean(comm)).unwrap_or_else(|| "[unknown]".to_owned());
+        let published = published.map(|published| labels(pid, published));
+        Known { name: self.shared(name), waits_for, published, next: now + YOUNG, pause: YOUNG }
+    }
+
+    /// Looks once more at what it publishes. That it publishes nothing changes nothing: a child has its parent's name without publishing it.
+    fn ask_again(&mut self, pid: u32, known: Known, now: Instant) -> Known {
+        let pause = known.pause.saturating_mul(2).min(LONGEST);
+        let known = Known { next: now + pause, pause, ..known };
+        let Some(published) = Target::open(pid).ok().and_then(|target| published::read(&target)) else {
+            return known;
+        };
+        let name = match published.service.as_deref().and_then(clean) {
+            Some(name) => self.shared(name),
+            None => Arc::clone(&known.name),
+        };
+        let same = known.published.as_ref().is_some_and(|known| known.shown == published.shown);
+        let published = if same { known.published } else { Some(labels(pid, published)) };
+        Known { name, published, ..known }
+    }
+
+    fn shared(&mut self, name: String) -> Arc<str> {
         let name: Arc<str> = match self.names.get(name.as_str()) {
             Some(known) => Arc::clone(known),
             None => name.into(),
         };
         self.names.insert(Arc::clone(&name));
-        self.by_pid.insert(pid, Known { name: Arc::clone(&name), waits_for });
         name
     }
 
-    /// The same if it was looked up before.
+    /// Its name if it was looked up before.
     #[must_use]
     pub fn known(&self, pid: u32) -> Option<Arc<str>> {
         self.by_pid.get(&pid).map(|known| Arc::clone(&known.name))
     }
 
+    /// What it published when it was looked at last.
+    #[must_use]
+    pub fn published(&self, pid: u32) -> Option<Arc<PublishedLabels>> {
+        self.by_pid.get(&pid)?.published.clone()
+    }
+
     /// `child` was forked from `parent`, and belongs where that does until it becomes another program.
     pub fn forked(&mut self, parent: u32, child: u32) {
         match self.by_pid.get(&parent).cloned() {
-            Some(known) => drop(self.by_pid.insert(child, known)),
+            Some(known) => {
+                // The mapping is not inherited (MADV_DONTFORK): what it says of its parent's instance is not so of the child.
+                let known = Known { published: None, next: Instant::now() + YOUNG, pause: YOUNG, ..known };
+                self.by_pid.insert(child, known);
+            }
             None => drop(self.by_pid.remove(&child)),
         }
     }
@@ -98,6 +158,18 @@ impl Services {
     pub fn doubt(&mut self) {
         self.by_pid.clear();
     }
+}
+
+/// Whether it has just begun; one that cannot say so has.
+fn is_young(target: &Target) -> bool {
+    let ticks = rustix::param::clock_ticks_per_second();
+    let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let now = u64::try_from(boot.tv_sec).unwrap_or(0);
+    target.start_ticks().map_or(true, |start| now < start / ticks.max(1) + YOUNG.as_secs())
+}
+
+fn labels(pid: u32, published: Published) -> Arc<PublishedLabels> {
+    Arc::new(PublishedLabels { pid, shown: published.shown })
 }
 
 /// The service of a process, as far as it can be seen; `app` is what its pod calls itself.
@@ -163,7 +235,7 @@ mod tests {
             (&[], "sleep"),
         ] {
             let child = sleeper(variables);
-            assert_eq!(&*services.of(child.0.id(), "comm"), name);
+            assert_eq!(&*services.of(child.0.id(), "comm").0, name);
         }
     }
 
@@ -183,11 +255,11 @@ mod tests {
         let mut services = Services::default();
         let child = sleeper(&[("DD_SERVICE", "parent")]);
         let pid = child.0.id();
-        assert_eq!(&*services.of(pid, ""), "parent");
+        assert_eq!(&*services.of(pid, "").0, "parent");
         services.forked(pid, u32::MAX);
-        assert_eq!(&*services.of(u32::MAX, "gone"), "parent");
+        assert_eq!(&*services.of(u32::MAX, "gone").0, "parent");
         services.became_another(u32::MAX);
-        assert_eq!(&*services.of(u32::MAX, "gone"), "gone");
+        assert_eq!(&*services.of(u32::MAX, "gone").0, "gone");
         services.keep(&HashSet::from([pid]));
         assert_eq!((services.by_pid.len(), services.names.len()), (1, 1));
     }

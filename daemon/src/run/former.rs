@@ -27,6 +27,7 @@ impl Former {
         labels.process.clone_from(&self.labels.process);
         labels.container_id.clone_from(&self.labels.container_id);
         labels.pod.clone_from(&self.labels.pod);
+        labels.published.clone_from(&self.labels.published);
         if thread.tid == thread.pid {
             labels.thread_name.clone_from(&self.labels.thread_name);
             labels.thread_role = self.labels.thread_role;

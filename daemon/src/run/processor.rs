@@ -235,7 +235,7 @@ impl Processor {
         let managed = found.into_iter().map(|(pid, start_ticks)| {
             let comm = self.names.comm(pid);
             let service =
-                self.services.as_mut().map_or_else(|| comm.into(), |services| services.of(pid, comm));
+                self.services.as_mut().map_or_else(|| comm.into(), |services| services.of(pid, comm).0);
             super::Managed { pid, start_ticks, service }
         });
         managed.collect()
@@ -351,6 +351,7 @@ impl Processor {
         if let Some(services) = &self.services {
             // Where it was not asked for in time, only its name is left.
             labels.service = services.known(pid).or_else(|| labels.process.clone());
+            labels.published = services.published(pid);
         }
         let regions: Vec<RegionId> = self.regions(pid).collect();
         self.formers.retire(Former { pid, at, process: self.processes.id(pid), labels }, &regions);
@@ -807,7 +808,8 @@ impl Processor {
         let mut labels = self.labels(thread, self.is_detailed());
         if let Some(services) = &mut self.services {
             let comm = labels.process.as_deref().unwrap_or_else(|| self.names.comm(thread.pid));
-            labels.service = Some(services.of(thread.pid, comm));
+            let (service, published) = services.of(thread.pid, comm);
+            (labels.service, labels.published) = (Some(service), published);
         }
         labels
     }

@@ -27,7 +27,8 @@ pub struct Converted {
     pub dropped_samples: u64,
 }
 
-/// Labels of samples that OpenTelemetry has a name for; any other gets our prefix.
+/// Labels of samples that OpenTelemetry calls otherwise. Those with a dot have its name already (`k8s.pod.name`, `service.version`); any other gets our
+/// prefix.
 const ATTRIBUTES: [(&str, &str); 5] = [
     ("pid", "process.pid"),
     ("thread_id", "thread.id"),
@@ -322,8 +323,11 @@ impl<'a> Request<'a> {
                     let datum =
                         if label.str == 0 { Datum::Number(label.num) } else { Datum::Text(text.to_owned()) };
                     let known = ATTRIBUTES.iter().find(|(ours, _)| *ours == name);
-                    let key =
-                        known.map_or_else(|| format!("{PREFIX}{name}"), |(_, theirs)| (*theirs).to_owned());
+                    let key = match known {
+                        Some((_, theirs)) => (*theirs).to_owned(),
+                        None if name.contains('.') => name.to_owned(),
+                        None => format!("{PREFIX}{name}"),
+                    };
                     attribute_indices.push(self.attribute(&key, datum, self.source.text(label.num_unit)));
                 }
             }
@@ -545,6 +549,8 @@ mod tests {
         ]
         .map(str::to_owned)
         .to_vec();
+        let pod = i64::try_from(strings.len()).unwrap();
+        strings.push("k8s.pod.name".to_owned());
         let (mut function, mut location) = (Vec::new(), Vec::new());
         for id in 1..=256_i64 {
             strings.push(format!("function {id}"));
@@ -576,6 +582,7 @@ mod tests {
                     label: vec![
                         pprof::Label { key: 7, num: i64::from(*label), ..Default::default() },
                         pprof::Label { key: 8, str: 9, ..Default::default() },
+                        pprof::Label { key: pod, str: 9, ..Default::default() },
                     ],
                 })
                 .collect(),
@@ -709,6 +716,7 @@ mod tests {
             keys,
             [
                 "",
+                "k8s.pod.name",
                 "perfusion.wait_reason",
                 "pprof.profile.comment",
                 "process.executable.build_id.gnu",
