@@ -31,9 +31,19 @@ impl ThreadNames {
         self.managed.insert(tid, name.into());
     }
 
-    /// The thread is gone, or another program; its kernel name stays for its rows until the id is used again, its managed one would be wrong then.
-    pub fn forked(&mut self, tid: u32) {
+    /// `tid` is a new thread's, made by the thread `parent`, whose name it has until it takes another (`dup_task_struct`, kernel/fork.c): one that
+    /// ends before it is sampled tells no other.
+    pub fn forked(&mut self, parent: u32, tid: u32) {
         self.managed.remove(&tid);
+        if let Some(name) = self.kernel.get(&parent).cloned() {
+            self.kernel.insert(tid, name);
+        }
+    }
+
+    /// The thread has become another program, which the kernel calls `name`.
+    pub fn became(&mut self, tid: u32, name: &str) {
+        self.managed.remove(&tid);
+        self.kernel(tid, name);
     }
 
     /// Forgets all threads but these.
@@ -52,5 +62,27 @@ impl ThreadNames {
     #[must_use]
     pub fn shown(&self, tid: u32) -> Option<Arc<str>> {
         self.managed.get(&tid).or_else(|| self.kernel.get(&tid)).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ThreadNames;
+
+    #[test]
+    fn a_new_thread_has_its_makers_name_until_it_has_its_own() {
+        let mut names = ThreadNames::default();
+        names.kernel(7, "maker");
+        names.kernel(8, "who had this id before");
+        names.managed(8, "and was managed".to_owned());
+        names.forked(7, 8);
+        assert_eq!(names.shown(8).as_deref(), Some("maker"));
+        names.kernel(8, "own");
+        assert_eq!((names.shown(7).as_deref(), names.shown(8).as_deref()), (Some("maker"), Some("own")));
+        names.became(8, "program");
+        assert_eq!(names.shown(8).as_deref(), Some("program"));
+        // Of a maker nobody knows nothing is known.
+        names.forked(9, 10);
+        assert_eq!(names.shown(10), None);
     }
 }

@@ -321,15 +321,14 @@ impl Processor {
                 }
             }
             EventKind::Exec { pid, comm } => {
-                self.names.forked(pid);
-                self.names.kernel(pid, &comm);
+                self.names.became(pid, &comm);
                 if let Some(services) = &mut self.services {
                     services.became_another(pid);
                 }
             }
             EventKind::Comm { thread, comm } => self.names.kernel(thread.tid, &comm),
             EventKind::Fork { parent, thread } => {
-                self.names.forked(thread.tid);
+                self.names.forked(parent.tid, thread.tid);
                 if let Some(services) = self.services.as_mut().filter(|_| parent.pid != thread.pid) {
                     services.forked(parent.pid, thread.pid);
                 }
