@@ -15,6 +15,8 @@ const SLOTS: usize = 8192;
 const PROBES: u64 = 16;
 /// Code heaps are made of blocks of 64 KiB, and each heap belongs to one loader allocator (`ExecutableAllocator::Granularity`).
 const BLOCK_BITS: u32 = 16;
+/// Images that are remembered; a program of more modules has that many of its names a little later.
+const IMAGES: usize = 2048;
 /// A question that does not say when its address was seen is younger than this (`docs/shim-protocol.md`).
 const QUESTION_NS: u64 = 6_000_000_000;
 /// Samples are timed by the kernel's clock for non-maskable interrupts, which can be ahead of the one that is read here: by what the
@@ -25,6 +27,8 @@ const APART_NS: u64 = 1_000_000;
 pub struct Code {
     /// Blocks with code that cannot be unloaded, plus 1. Written and read by the service thread alone.
     lasting: [AtomicU64; SLOTS],
+    /// Images that cannot be unloaded: first address and the first behind it, 0 for none. Written and read by the service thread alone.
+    images: [[AtomicU64; 2]; IMAGES],
     /// When something was last unloaded, or may have been; 0 for never.
     unloaded_ns: AtomicU64,
 }
@@ -58,6 +62,7 @@ impl Code {
         }
         let wanted = block(address);
         self.slots(wanted).any(|slot| slot.load(Ordering::Relaxed) == wanted)
+            || self.images().any(|(_, start, end)| (start..end).contains(&address))
     }
 
     /// There is code at `address` that cannot be unloaded. When the neighbourhood of its slot is full, it is not remembered.
@@ -72,13 +77,29 @@ impl Code {
         }
     }
 
-    /// All blocks that lie wholly in these `bytes` last. At most 64 MiB of them.
-    pub fn all_lasts(&self, start: u64, bytes: u64) {
-        let last = start.saturating_add(bytes) >> BLOCK_BITS;
-        let first = start.div_ceil(1 << BLOCK_BITS);
-        for block in (first..last).take(1024) {
-            self.lasts(block << BLOCK_BITS);
+    /// An image of so many `bytes` cannot be unloaded: no other code is between its ends, in which an image differs from a code heap, whose
+    /// blocks may hold anybody's. What finds no room is not remembered.
+    pub fn image_lasts(&self, start: u64, bytes: u64) {
+        for (image, first, end) in self.images() {
+            if first == start && end != 0 {
+                return;
+            }
+            if end == 0 {
+                let [first, end] = image;
+                first.store(start, Ordering::Relaxed);
+                return end.store(start.saturating_add(bytes), Ordering::Relaxed);
+            }
         }
+    }
+
+    /// Those that are known, and the first place that is free.
+    fn images(&self) -> impl Iterator<Item = (&[AtomicU64; 2], u64, u64)> {
+        let mut is_last = false;
+        let all = self.images.iter().map(|image| {
+            let [start, end] = image;
+            (image, start.load(Ordering::Relaxed), end.load(Ordering::Relaxed))
+        });
+        all.take_while(move |(_, _, end)| !core::mem::replace(&mut is_last, *end == 0))
     }
 
     fn slots(&self, block: u64) -> impl Iterator<Item = &AtomicU64> {
@@ -97,7 +118,12 @@ mod tests {
     use core::sync::atomic::AtomicU64;
 
     fn code() -> Code {
-        Code { lasting: std::array::from_fn(|_| AtomicU64::new(0)), unloaded_ns: AtomicU64::new(0) }
+        // As it lies in the instance: all zero.
+        Code {
+            lasting: [const { AtomicU64::new(0) }; super::SLOTS],
+            images: [const { [const { AtomicU64::new(0) }; 2] }; super::IMAGES],
+            unloaded_ns: AtomicU64::new(0),
+        }
     }
 
     #[test]
@@ -125,9 +151,34 @@ mod tests {
         assert!(!code.may_ask(0x8_0000, 1));
         code.lasts(0x8_0000);
         assert!(code.may_ask(0x8_0000, 1));
-        code.all_lasts(0xa_8000, 0x3_0000);
-        let asked = [0xa_ffff, 0xb_0000, 0xc_ffff, 0xd_0000].map(|a| code.may_ask(a, 1));
-        assert_eq!(asked, [false, true, true, false], "blocks that others may share do not count");
+    }
+
+    /// Whatever else has code in the blocks of 64 KiB where it begins and ends. That its edges were left out kept the stub by which the
+    /// runtime's socket thread sleeps from ever being named.
+    #[test]
+    fn the_whole_of_an_image_lasts_and_nothing_beside_it() {
+        let code = code();
+        code.on_unload(5);
+        for _ in 0..2 {
+            code.image_lasts(0xa_8000, 0x3_0000);
+            code.image_lasts(0x2_1000, 0x1000);
+        }
+        let asked = [0xa_7fff, 0xa_8000, 0xb_0000, 0xd_7fff, 0xd_8000, 0x2_0fff, 0x2_1fff, 0x2_2000];
+        let expected = [false, true, true, true, false, false, true, false];
+        assert_eq!(asked.map(|address| code.may_ask(address, 1)), expected);
+        assert_eq!(code.images().filter(|(_, _, end)| *end != 0).count(), 2, "each once");
+    }
+
+    #[test]
+    fn images_beyond_what_is_remembered_are_not_asked_about() {
+        let code = code();
+        code.on_unload(5);
+        for image in 0..super::IMAGES as u64 + 1 {
+            code.image_lasts(0x10_0000 + (image << 13), 0x1000);
+        }
+        let first_and_last = [0, super::IMAGES as u64 - 1, super::IMAGES as u64];
+        let asked = first_and_last.map(|image| code.may_ask(0x10_0000 + (image << 13), 1));
+        assert_eq!(asked, [true, true, false]);
     }
 
     #[test]

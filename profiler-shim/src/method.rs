@@ -174,7 +174,9 @@ impl Namer {
     fn body_of(&self, address: usize, function: usize, rejit: usize, ranges: &mut [CodeRange; 8]) -> usize {
         let mut starts = [0usize; 32];
         let bodies = self.info.bodies(function, rejit, &mut starts);
-        for start in starts.iter().take(bodies) {
+        // What is compiled ahead for a P/Invoke is no version of the method and in no list; the runtime looks up code by any of its
+        // addresses, not by the first alone (vm/proftoeeinterfaceimpl.cpp, `GetCodeInfoFromCodeStart`).
+        for start in starts.iter().take(bodies).chain([&address]) {
             let count = self.info.code(*start, ranges);
             let holds = |r: &CodeRange| address >= r.start && address.wrapping_sub(r.start) < r.bytes;
             if ranges.iter().take(count).any(holds) {

@@ -79,6 +79,8 @@ pub fn run(instance: &Instance) {
         withheld: false,
         withheld_ns: 0,
     };
+    // Stacks of threads that sleep are older than the attach; what they are in is mostly images.
+    service.note_images();
     // Loaded by environment, the session is running since Initialize, and samples have been told.
     service.match_session();
     instance.region().set_state(State::Ready);
@@ -129,7 +131,7 @@ impl Service<'_> {
     fn note_images(&mut self) {
         self.images_ns = syscall::now_ns();
         let (code, namer) = (&self.instance.code, &self.namer);
-        let note = || namer.lasting_images(|base, bytes| code.all_lasts(base as u64, bytes as u64));
+        let note = || namer.lasting_images(|base, bytes| code.image_lasts(base as u64, bytes as u64));
         // While something unloads there is no looking; the next question that is withheld leads here again.
         self.instance.gate.look_up(note);
     }

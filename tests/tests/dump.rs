@@ -82,6 +82,8 @@ fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
     }
     let all = dumped["threads"].as_array().unwrap();
     assert_eq!(all[0]["tid"], app.pid(), "the first thread comes first");
+    let of_sockets = all.iter().find(|thread| thread["name"] == ".NET Sockets").unwrap();
+    assert!(in_order(&functions(of_sockets), &["epoll_wait", "EventLoop"]), "{of_sockets:#}");
     for runtimes_own in all.iter().filter(|thread| thread["name"].as_str().unwrap().starts_with(".NET ")) {
         assert_ne!(runtimes_own["role"], "app", "{runtimes_own:#}");
     }

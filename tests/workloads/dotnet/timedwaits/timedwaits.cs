@@ -1,7 +1,11 @@
 // Threads that wait in known ways for known lengths, again and again, each wait written down with its begin and end by the clock. One
-// more sleeps from the start to the end of the process, inside a chain of NoInlining methods.
+// more sleeps from the start to the end of the process, inside a chain of NoInlining methods, and so does the runtime's own that waits for
+// sockets.
 using System;
 using System.Collections.Generic;
+using System.Net;
+using System.Net.Sockets;
+using System.Reflection;
 using System.Runtime.CompilerServices;
 using System.Threading;
 using System.Threading.Tasks;
@@ -27,13 +31,16 @@ namespace TimedWaits
             }
             Workload.Start("asleep", AsleepOuter);
             Workload.Start("lock-holder", HoldLock);
-            Workload.Start("releaser", () => { while (true) { Thread.Sleep(60); semaphore.Release(); } });
+            Workload.Start("releaser", Release);
             Waiter("wait-monitor", WaitForLock);
             Waiter("wait-semaphore", WaitForSemaphore);
             Waiter("wait-delay", WaitForDelay);
             Waiter("wait-sleep", Sleep);
             Waiter("wait-condition", WaitForCondition);
             Waiter("wait-join", WaitForEnd);
+            using var socket = new Socket(AddressFamily.InterNetwork, SocketType.Dgram, ProtocolType.Udp);
+            socket.Bind(new IPEndPoint(IPAddress.Loopback, 0));
+            var nothing = socket.ReceiveAsync(new ArraySegment<byte>(new byte[16]), SocketFlags.None);
             Workload.Ready();
             Workload.WaitForStop();
             foreach (var pair in logs)
@@ -68,6 +75,19 @@ namespace TimedWaits
 
         [MethodImpl(MethodImplOptions.NoInlining)]
         static void WaitForSemaphore() { semaphore.Wait(); depth++; }
+
+        // A semaphore spins before it waits; where CPUs are scarce, for longer than any time that could be fixed here. It counts who waits.
+        static void Release()
+        {
+            var waiters = typeof(SemaphoreSlim).GetField("m_waitCount", BindingFlags.Instance | BindingFlags.NonPublic);
+            while (true)
+            {
+                while ((int)waiters.GetValue(semaphore) == 0)
+                    Thread.Sleep(1);
+                Thread.Sleep(60);
+                semaphore.Release();
+            }
+        }
 
         [MethodImpl(MethodImplOptions.NoInlining)]
         static void WaitForDelay() { Task.Delay(50).Wait(); depth++; }
