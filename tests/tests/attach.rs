@@ -732,7 +732,8 @@ fn the_sweep_reaches_other_mount_namespaces() {
     fs::write(&left, b"left by a crash").unwrap();
     let placed = place::place(&Target::open(app.pid()).unwrap(), b"in use").unwrap();
     let in_use = root.join(Path::new(placed.path()).file_name().unwrap());
-    assert!(place::sweep() >= 1);
+    // Daemons of tests beside this one sweep, too: how many it removed itself says nothing.
+    place::sweep();
     assert!(!left.exists() && in_use.exists());
     drop(placed);
     assert!(!in_use.exists());

@@ -243,13 +243,13 @@ fn threads_that_want_a_cpu_are_told_from_the_one_that_has_it() {
 
 /// The thread that naps, in the first of many dumps in which it wants a CPU and fits.
 fn napper(app: &App, fits: impl Fn(&Value) -> bool) -> Value {
+    // It sleeps most of the time: one dump in some meets it so.
     let mut last = Value::Null;
-    (0..40)
-        .find_map(|_| {
-            last = thread(&json(&dump(app.pid(), &["--json"])), app.thread("wait-nap")).clone();
-            (last["state"] == "runnable" && fits(&last)).then(|| last.clone())
-        })
-        .unwrap_or_else(|| panic!("{last:#}"))
+    wait_until("a dump that meets it awake", 3 * SLACK, || {
+        last = thread(&json(&dump(app.pid(), &["--json"])), app.thread("wait-nap")).clone();
+        (last["state"] == "runnable" && fits(&last)).then(|| last.clone())
+    })
+    .unwrap_or_else(|error| panic!("{error}: {last:#}"))
 }
 
 #[test]

@@ -14,6 +14,7 @@ struct Recorded {
     profile: Profile,
     truth: serde_json::Value,
     worker: Option<u64>,
+    sleeper: Option<u64>,
     looks: Looks,
     report: Box<dyn Fn(&str) -> String>,
 }
@@ -40,7 +41,8 @@ fn record_with(workload: &Workload, commands: &[&str], arguments: &[&str]) -> Re
     recording.signal(rustix::process::Signal::INT).unwrap();
     recording.finish_well(SLACK).unwrap();
     let looks = log.stop();
-    let worker = app.ready().get("worker").and_then(serde_json::Value::as_u64);
+    let thread = |name| app.ready().get(name).and_then(serde_json::Value::as_u64);
+    let (worker, sleeper) = (thread("worker"), thread("sleeper"));
     let truth = app.stop().unwrap();
     let profile = Profile::read(&file).unwrap();
     let report = move |sample_type: &str| {
@@ -49,7 +51,7 @@ fn record_with(workload: &Workload, commands: &[&str], arguments: &[&str]) -> Re
             command.args(["report", "--type", sample_type]).arg(scratch.path("runtime.pb.gz")).output();
         String::from_utf8(output.unwrap().stdout).unwrap()
     };
-    Recorded { profile, truth, worker, looks, report: Box::new(report) }
+    Recorded { profile, truth, worker, sleeper, looks, report: Box::new(report) }
 }
 
 /// Sum of a numeric label over the samples of `gc_pause` that fit.
@@ -96,6 +98,22 @@ fn collections_are_those_the_runtime_counts(runtime: Runtime) {
         (least..=most).contains(&suspended),
         "{suspended} ns suspended, expected {least} to {most}: {}",
         profile.describe("blocked", |sample| sample.label("thread_id") == worker)
+    );
+
+    // One that sleeps wakes up meanwhile, and is held up on its way back: it no longer waits for its sleep to end.
+    let sleeper = found.sleeper.unwrap().to_string();
+    let ended_by_main = |reason: &str| {
+        profile.sum("blocked", |sample| {
+            sample.label("thread_id") == sleeper
+                && sample.label("wait_reason") == reason
+                && sample.label("waker").ends_with(&format!("/{main}"))
+        }) as f64
+    };
+    let (held_up, asleep) = (ended_by_main("gc_suspend"), ended_by_main("sleep"));
+    assert!(
+        held_up >= own * 0.5 && asleep <= held_up * 0.1,
+        "{held_up} ns held up, {asleep} ns asleep, of {own}: {}",
+        profile.describe("blocked", |sample| sample.label("thread_id") == sleeper)
     );
 
     let report = (found.report)("gc_pause");

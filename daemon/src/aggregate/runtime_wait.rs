@@ -96,6 +96,19 @@ impl LockEvents {
     }
 }
 
+/// Waits of a thread in one place.
+#[derive(Clone, Copy)]
+pub struct Waited<'a> {
+    /// Where.
+    pub stack: &'a [FrameKey],
+    /// What for, as far as the kernel tells.
+    pub reason: WaitReason,
+    /// The thread that ended them has stopped its process for a collection, then or another time.
+    pub by_collector: bool,
+    /// For how long.
+    pub blocked_ns: f64,
+}
+
 /// A native function, by what it is called or where it begins.
 type Function = (ImageId, Arc<str>);
 
@@ -108,6 +121,8 @@ pub struct RuntimeWaits {
     entries: HashMap<Function, &'static str>,
     /// Runtimes whose functions for every other wait a program can ask for are known: what remains is locks.
     complete: HashSet<ImageId>,
+    /// Functions only threads go through that a collection holds up.
+    held: HashSet<Function>,
 }
 
 impl RuntimeWaits {
@@ -172,7 +187,37 @@ impl RuntimeWaits {
                 locks.inside.iter().filter_map(|&frame| function(frame, &symbol)).collect();
             asked.filter(|function| !others.contains(function) && !inside.contains(function)).collect()
         };
-        Self { asked, entries, complete }
+        Self { asked, entries, complete, held: HashSet::new() }
+    }
+
+    /// Learns from `waits`, whose frames have names, how the runtime holds up a thread for a collection. On its way out of a wait a thread is held
+    /// up inside the method that waited (`Thread::RareDisablePreemptiveGC`, src/coreclr/vm/threadsuspend.cpp of dotnet/runtime), which would say
+    /// the wrong thing. The way there is in waits that began while the process stood still and that the thread ended which had stopped it,
+    /// and hardly in others.
+    pub fn learn_pauses<'a>(
+        &mut self,
+        waits: impl Iterator<Item = Waited<'a>>,
+        symbol: impl Fn(FrameKey) -> Arc<Symbol>,
+    ) {
+        let (mut held, mut others) = (HashMap::<Function, f64>::new(), HashMap::<Function, f64>::new());
+        for wait in waits {
+            if held.len() + others.len() > MAX_FUNCTIONS {
+                break;
+            }
+            // What began then and ended otherwise may be either.
+            let of = match (wait.reason.suspended, wait.by_collector) {
+                (true, true) => &mut held,
+                (false, _) => &mut others,
+                (true, false) => continue,
+            };
+            if waits_for_futex(wait.stack, &symbol) {
+                let functions = functions(wait.stack, &symbol);
+                functions.for_each(|function| *of.entry(function).or_default() += wait.blocked_ns);
+            }
+        }
+        // Before the runtime's events come nobody tells that it stands still, nor does the task iterator.
+        held.retain(|function, held_ns| others.get(function).is_none_or(|others_ns| others_ns < held_ns));
+        self.held = held.into_keys().collect();
     }
 
     /// The word for a wait on a futex with this stack; `None` when the runtime's frames do not say.
@@ -185,6 +230,9 @@ impl RuntimeWaits {
     ) -> Option<&'static str> {
         // A method without a name may be any of those below.
         let innermost = methods(stack, &symbol).next()?;
+        if reason.suspended && functions(stack, &symbol).any(|function| self.held.contains(&function)) {
+            return Some("gc_suspend");
+        }
         let mut found = None;
         for method in methods(stack, &symbol) {
             if let Some((_, word)) = METHODS.iter().find(|(name, _)| method.system_name.starts_with(name)) {
@@ -251,7 +299,7 @@ fn waits_for_futex(stack: &[FrameKey], symbol: &impl Fn(FrameKey) -> Arc<Symbol>
 
 #[cfg(test)]
 mod tests {
-    use super::{LockEvents, RuntimeWaits};
+    use super::{LockEvents, RuntimeWaits, Waited};
     use crate::aggregate::threads::{WaitReason, WaitStateKey};
     use crate::sample::frame::{FrameKey, ImageId, ProcessId};
     use crate::symbolize::{Module, Symbol, Unresolved};
@@ -297,8 +345,12 @@ mod tests {
         }
     }
 
-    const FUTEX: WaitReason =
-        WaitReason { state: WaitStateKey::Interruptible, syscall: Some(202), io: false, suspended: false };
+    const FUTEX: WaitReason = WaitReason {
+        state: WaitStateKey::Interruptible,
+        syscall: Some("futex"),
+        io: false,
+        suspended: false,
+    };
 
     fn word(
         names: &mut Names,
@@ -431,6 +483,46 @@ mod tests {
         let held = ["k:futex_wait", "n:cond_wait", "n:pal", "n:event", "n:rare_disable", "Mine"];
         assert_eq!(word(&mut names, &waits, true, &held), Some("gc_suspend"));
         assert_eq!(word(&mut names, &waits, false, &held), None);
+    }
+
+    #[test]
+    fn a_thread_held_up_on_its_way_out_of_a_wait_no_longer_waits_for_that() {
+        let mut names = Names(Vec::new());
+        let mut waits = learnt(&mut names, true);
+        let sleep = "System.Threading.Thread.Sleep";
+        let out_of_sleep =
+            ["k:futex_wait", "n:cond_wait", "n:pal", "n:event", "n:rare_disable", "n:sleep", sleep, "Mine"];
+        let asleep = ["k:futex_wait", "n:cond_wait", "n:pal", "n:sleep", sleep, "Mine"];
+        let finalizer = ["k:futex_wait", "n:cond_wait", "n:pal", "n:event", "n:finalizer"];
+        let locked = ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:enter", "Mine"];
+        // Began while the process stood still; ended by who had stopped it; for how long.
+        type Row<'a> = (&'a [&'static str], bool, bool, f64);
+        let mut learn = |waits: &mut RuntimeWaits, rows: &[Row<'_>]| {
+            let rows: Vec<_> = rows.iter().map(|row| (names.stack(row.0), row)).collect();
+            let rows = rows.iter().map(|(stack, row)| Waited {
+                stack,
+                reason: WaitReason { suspended: row.1, ..FUTEX },
+                by_collector: row.2,
+                blocked_ns: row.3,
+            });
+            waits.learn_pauses(rows, |frame| names.symbol(frame));
+            [&out_of_sleep[..], &asleep, &locked].map(|stack| word(&mut names, waits, true, stack).unwrap())
+        };
+        // Nothing to tell it by.
+        let nothing: [Row<'_>; 2] = [(&asleep, false, false, 9e9), (&out_of_sleep, true, false, 1e6)];
+        assert_eq!(learn(&mut waits, &nothing), ["sleep", "sleep", "lock"]);
+        // Who begins to sleep while a collection goes on sleeps. Not all of who is held up is known to be.
+        let all: [Row<'_>; 5] = [
+            (&asleep, false, false, 9e9),
+            (&finalizer, false, false, 9e9),
+            (&asleep, true, false, 1e6),
+            (&out_of_sleep, true, true, 1e6),
+            (&out_of_sleep, false, true, 1e5),
+        ];
+        assert_eq!(learn(&mut waits, &all), ["gc_suspend", "sleep", "lock"]);
+        // Who began to wait for a lock then, and got it from the thread that had collected, says nothing against all others.
+        let locks: [Row<'_>; 2] = [(&locked, true, true, 1e6), (&locked, false, false, 9e6)];
+        assert_eq!(learn(&mut waits, &[&all[..], &locks].concat()), ["gc_suspend", "sleep", "lock"]);
     }
 
     #[test]

@@ -37,8 +37,9 @@ pub enum Place {
 pub struct WaitReason {
     /// State it left the CPU in.
     pub state: WaitStateKey,
-    /// System call it was in.
-    pub syscall: Option<u32>,
+    /// [Family](super::wait_reason::family) of the system call it was in: its number may be any that the process likes, and waits are kept
+    /// apart by this.
+    pub syscall: Option<&'static str>,
     /// The scheduler counts it as a wait for input or output.
     pub io: bool,
     /// It began while its process stood still for the garbage collector.
@@ -763,8 +764,12 @@ mod tests {
             new_thread: false,
         }
     }
-    const SLEEP: WaitReason =
-        WaitReason { state: WaitStateKey::Interruptible, syscall: Some(35), io: false, suspended: false };
+    const SLEEP: WaitReason = WaitReason {
+        state: WaitStateKey::Interruptible,
+        syscall: Some("sleep"),
+        io: false,
+        suspended: false,
+    };
 
     fn times(oncpu_ns: u64, runnable_ns: u64, blocked_ns: u64) -> ThreadTimes {
         ThreadTimes {

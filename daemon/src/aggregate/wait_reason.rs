@@ -26,7 +26,7 @@ pub fn name(reason: WaitReason, kernel: &[Arc<str>]) -> &'static str {
     if at(FAULT) {
         return if reason.io { "page_fault:io" } else { "page_fault" };
     }
-    let family = reason.syscall.map_or("kernel", syscall_x86_64);
+    let family = reason.syscall.unwrap_or("kernel");
     match family {
         "read" | "write" => direction(family, kernel, reason.io),
         "restart" if at(&["do_restart_poll"]) => "poll",
@@ -107,8 +107,9 @@ fn direction(family: &'static str, kernel: &[Arc<str>], io: bool) -> &'static st
     }
 }
 
-/// Family of a system call by its x86-64 number (`arch/x86/entry/syscalls/syscall_64.tbl` of Linux).
-fn syscall_x86_64(number: u32) -> &'static str {
+/// Family of a system call by its x86-64 number (`arch/x86/entry/syscalls/syscall_64.tbl` of Linux); `syscall` for all others.
+#[must_use]
+pub fn family(number: u32) -> &'static str {
     match number {
         0 | 17 | 19 | 295 | 327 | 40 | 275 | 326 => "read",
         1 | 18 | 20 | 296 | 328 => "write",
@@ -149,7 +150,7 @@ mod tests {
 
     fn reason(state: WaitStateKey, syscall: Option<u32>, io: bool, sites: &[&str]) -> &'static str {
         let sites: Vec<Arc<str>> = sites.iter().map(|&site| site.into()).collect();
-        name(WaitReason { state, syscall, io, suspended: false }, &sites)
+        name(WaitReason { state, syscall: syscall.map(super::family), io, suspended: false }, &sites)
     }
 
     #[test]

@@ -14,13 +14,13 @@ use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count
 use crate::aggregate::incidents::{LockWait, Throw, Waited};
 use crate::aggregate::key::{CollectionLabels, Labels, SampleType, Sampling, UNKNOWN_TYPE};
 use crate::aggregate::pool;
-use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
+use crate::aggregate::runtime_wait::{self, LockEvents, RuntimeWaits};
 use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
 use crate::aggregate::window::{Limits as WindowLimits, OTHER, Window};
 use crate::sample::frame::{FrameKey, ImageId, Marker};
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::kernel::rule_set::OfService;
-use crate::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadSnapshot};
+use crate::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, ThreadSnapshot};
 use crate::symbolize::file_name;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -115,6 +115,16 @@ impl Processor {
         self.runtime_waits = RuntimeWaits::learn(stacks.iter(), &lock_events, &functions, |frame| {
             self.symbolizer.symbol(frame)
         });
+        let waits = rows.iter().filter_map(|row| match row.place {
+            Place::Stack(stack) => {
+                let by_collector =
+                    matches!(row.waker, Some(Waker::Thread { id, .. }) if cut.pausers.contains(&id));
+                let (stack, blocked_ns) = (stacks.frames(stack), row.blocked_ns);
+                Some(runtime_wait::Waited { stack, reason: row.reason?, by_collector, blocked_ns })
+            }
+            Place::Marker(_) => None,
+        });
+        self.runtime_waits.learn_pauses(waits, |frame| self.symbolizer.symbol(frame));
         for row in &rows {
             let labels = match labels.get(&(row.thread.tid, row.since)) {
                 Some(labels) => labels.clone(),
@@ -246,6 +256,8 @@ pub struct Cut {
     /// With how many collections each has survived.
     live: Vec<(LiveObject, u32, Labels)>,
     pauses: Vec<(Labels, u64)>,
+    /// Threads that have stopped their process for a collection.
+    pausers: HashSet<ThreadId>,
     throws: Vec<(StackId, Labels, f64)>,
     lock_waits: Vec<(StackId, Labels, Waited)>,
     lock_events: LockEvents,
@@ -332,6 +344,7 @@ impl Cut {
             sites,
             live,
             pauses,
+            pausers: processor.pausers.clone(),
             throws,
             lock_waits,
             lock_events: std::mem::take(&mut processor.lock_events),

@@ -14,6 +14,7 @@ use crate::aggregate::pool::Pools;
 use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
 use crate::aggregate::thread_role::{self, is_collector};
 use crate::aggregate::threads::{Origin, Threads, WaitReason};
+use crate::aggregate::wait_reason;
 use crate::kubernetes::pods::Pods;
 use crate::process::ProcessTable;
 use crate::process::container::Home;
@@ -86,6 +87,9 @@ pub(super) struct Collecting {
 /// is at something else by now, and the record was lost.
 const RESTART_NS: u64 = 100_000_000;
 
+/// As many as a hostile library may make up.
+const MAX_PAUSERS: usize = 10_000;
+
 /// State of one recording between the collector and the encoder.
 pub struct Processor {
     /// Who lives where.
@@ -107,6 +111,8 @@ pub struct Processor {
     pub(super) regions_gone: HashSet<RegionId>,
     /// Threads that run a collection right now, by region (workstation GC collects on the thread that allocates).
     pub(super) collecting: HashMap<ThreadId, Collecting>,
+    /// Those that have stopped their process for a collection, as long as they live; so many of them at most.
+    pub(super) pausers: HashSet<ThreadId>,
     /// Events of shims after this are not of this window.
     closed: Option<MonotonicNs>,
     pub(super) collections: Collections,
@@ -177,6 +183,7 @@ impl Processor {
             region_pid: HashMap::new(),
             regions_gone: HashSet::new(),
             collecting: HashMap::new(),
+            pausers: HashSet::new(),
             closed: None,
             collections: Collections::default(),
             incidents: Incidents::default(),
@@ -287,8 +294,8 @@ impl Processor {
                 self.names.kernel(wait.thread.tid, &comm_text(&wait.comm));
                 let stack = self.stack(wait.thread, time, &wait.kernel, wait.user.as_deref());
                 let suspended = self.stands_still(wait.thread.pid);
-                let reason =
-                    WaitReason { state: wait.state.into(), syscall: wait.syscall, io: wait.io, suspended };
+                let syscall = wait.syscall.map(wait_reason::family);
+                let reason = WaitReason { state: wait.state.into(), syscall, io: wait.io, suspended };
                 self.threads.wait_start(wait.thread, time, stack, reason, wait.ran_ns, wait.weight);
             }
             EventKind::Sleeper(sleeper) => self.sleeper(time, &sleeper),
@@ -476,8 +483,8 @@ impl Processor {
         } else if let Some(seen) = &sleeper.seen {
             let stack = self.stack(thread, time, &seen.kernel, seen.user.as_deref());
             // When it began is long ago.
-            let reason =
-                WaitReason { state: seen.state.into(), syscall: seen.syscall, io: seen.io, suspended: false };
+            let syscall = seen.syscall.map(wait_reason::family);
+            let reason = WaitReason { state: seen.state.into(), syscall, io: seen.io, suspended: false };
             self.threads.sleeper(thread, start, stack, reason);
         }
         if let Some(off_cpu_ns) = sleeper.off_cpu_ns {
@@ -685,6 +692,9 @@ impl Processor {
                 }
                 self.collecting.retain(|_, of| of.region != region);
                 self.collecting.insert(thread, Collecting { region, until: None });
+                if self.pausers.len() < MAX_PAUSERS {
+                    self.pausers.insert(thread);
+                }
             }
             ShimEvent::PauseCpu { tid, cpu_ns } if tid != 0 => {
                 let cpu_ns = Some(cpu_ns).filter(|_| self.collections.is_in_whole_pause(region));
@@ -831,6 +841,7 @@ impl Processor {
     pub fn forget(&mut self, gone: &Gone) {
         let Gone { regions, threads, pids } = gone;
         self.names.keep(threads);
+        self.pausers.retain(|thread| threads.contains(&thread.tid));
         self.collecting.retain(|thread, of| threads.contains(&thread.tid) && !regions.contains(&of.region));
         if let Some(services) = &mut self.services {
             services.keep(pids);

@@ -208,8 +208,12 @@ mod tests {
     use crate::source::ThreadId;
     use proptest::prelude::{prop, proptest};
 
-    const SLEEP: WaitReason =
-        WaitReason { state: WaitStateKey::Interruptible, syscall: Some(35), io: false, suspended: false };
+    const SLEEP: WaitReason = WaitReason {
+        state: WaitStateKey::Interruptible,
+        syscall: Some("sleep"),
+        io: false,
+        suspended: false,
+    };
 
     fn times(oncpu_ns: u64, blocked_ns: u64) -> ThreadTimes {
         ThreadTimes {

@@ -1,5 +1,5 @@
 // Collections of every kind on command, and what the runtime and the program itself know of them. `collect` runs them, all on the thread
-// that reads commands, while another thread computes; the truth is the difference between its beginning and its end.
+// that reads commands, while another thread computes and one sleeps again and again; the truth is the difference between its beginning and its end.
 using System;
 using System.Collections.Generic;
 using System.Diagnostics;
@@ -26,6 +26,7 @@ namespace Collections
             Workload.Truth("main", main);
             Workload.On("collect", () => Collect(rounds));
             Workload.Start("worker", () => { while (!Workload.Stopping) Compute(1 << 20); });
+            Workload.Start("sleeper", () => { while (!Workload.Stopping) Thread.Sleep(1); });
             Workload.Ready();
             Workload.WaitForStop();
             Workload.PrintTruth();
