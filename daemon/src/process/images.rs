@@ -34,7 +34,7 @@ const MAX_HELD_BYTES: usize = 16 << 20;
 pub struct Elsewhere {
     /// The process's parent.
     pub parent: u32,
-    /// When the mapping was made.
+    /// When the mapping was made, or a time when it was there.
     pub at: MonotonicNs,
 }
 

@@ -2,7 +2,7 @@
 //! left. JIT memory is looked at again once a second per method in use: a body that was replaced gets a new generation.
 
 use super::budget::{Common, Share, cpu_time};
-use super::images::Images;
+use super::images::{Elsewhere, Images};
 use super::lesson::{self, Lesson, Lessons};
 use super::mapping::{FileKey, Mapping, Mappings, Region, Replaced, parse_maps_line};
 use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
@@ -144,8 +144,8 @@ pub(super) struct Process {
     pub(super) budget: Budget,
     /// Of the work for all processes.
     pub(super) share: Share,
-    /// The process it was made by, when that is known.
-    pub(super) parent: Option<u32>,
+    /// Where its files may be found when it is gone: with the process it was made by, unchanged since it was made or first looked at.
+    pub(super) elsewhere: Option<Elsewhere>,
     /// The address space of the rules the probes know.
     pub(super) space: Option<u32>,
     /// The one before, when that was given up for want of room and not because code was replaced.
@@ -189,7 +189,7 @@ impl Process {
             oldest_generation: 0,
             budget: Budget { bytes: BUDGET_BYTES },
             share: Share::new(Instant::now()),
-            parent: None,
+            elsewhere: None,
             space: None,
             former_space: None,
             replaced_at: None,
@@ -684,7 +684,7 @@ impl View<'_> {
             _ => {}
         }
         let closed = self.process.images.get(&key).copied().flatten();
-        let resolved = self.images.resolve(self.process.pid, mapping, None);
+        let resolved = self.images.resolve(self.process.pid, mapping, self.process.elsewhere);
         if let Err(error) = &resolved {
             self.counters.images_failed += 1;
             tracing::debug!(%error, "mapped file not usable");

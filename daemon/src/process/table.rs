@@ -181,7 +181,7 @@ impl ProcessTable {
                     // All its mappings are about to be reported; what is in none of them is an address of the program before.
                     new.refreshed = Some(Instant::now());
                     if let Some(old) = old {
-                        (new.share, new.parent) = (old.share, old.parent);
+                        (new.share, new.elsewhere) = (old.share, old.elsewhere);
                     }
                 }
             }
@@ -199,7 +199,8 @@ impl ProcessTable {
                         && let Some(process) = self.live.get_mut(&thread.pid)
                     {
                         process.images = images;
-                        (process.parent, process.in_doubt) = (Some(parent.pid), in_doubt);
+                        process.elsewhere = Some(Elsewhere { parent: parent.pid, at: event.time });
+                        process.in_doubt = in_doubt;
                     }
                 } else {
                     self.remove(thread.pid);
@@ -228,7 +229,8 @@ impl ProcessTable {
                     process.refill(&mut self.common, Instant::now());
                     if self.common.has_time(&process.share) {
                         let before = cpu_time();
-                        let elsewhere = process.parent.map(|parent| Elsewhere { parent, at: event.time });
+                        let elsewhere =
+                            process.elsewhere.map(|elsewhere| Elsewhere { at: event.time, ..elsewhere });
                         let known = process.images.get(&key).copied().flatten();
                         let image = self.images.resolve(mmap.pid, &mapping, elsewhere).ok();
                         // It may be gone or out of reach by now, and is the one that was known while nobody wrote to that.
@@ -417,7 +419,9 @@ impl ProcessTable {
         let held = mappings.held_bytes();
         let id = self.insert(pid, Some(stat.starttime), 0, stat.comm, home(pid), Arc::new(mappings))?;
         if let Some(process) = self.live.get_mut(&pid) {
-            (process.parent, process.program) = (u32::try_from(stat.ppid).ok(), Some(program));
+            let parent = u32::try_from(stat.ppid).ok();
+            process.elsewhere = parent.map(|parent| Elsewhere { parent, at: MonotonicNs::now() });
+            process.program = Some(program);
             self.common.spend(&mut process.share, cpu_time().saturating_sub(before));
         }
         self.mapping_bytes += held;
@@ -863,6 +867,27 @@ mod tests {
         assert_eq!(table.id(NOBODY + 2), None);
         table.observe(&event(mmap(NOBODY, 0x5000, 0x1000, "//anon")));
         assert_eq!((table.mappings(NOBODY).count(), table.mappings(child.pid).count()), (2, 1));
+    }
+
+    /// Of a process that was there before us and has never been seen in them.
+    #[test]
+    fn files_of_a_fork_that_is_gone_are_found_with_its_parent() {
+        let found = |forked: MonotonicNs| {
+            let mut table = ProcessTable::new();
+            let (parent, child) = (thread(std::process::id()), thread(NOBODY));
+            table.adopt(parent.pid).unwrap();
+            let kind = EventKind::Fork { parent, thread: child };
+            table.observe(&Event { time: forked, kind });
+            let regs = UserRegs { ip: home as *const () as u64, known: u16::MAX, ..UserRegs::default() };
+            table.finish(child.pid, &UserContext { regs, ..UserContext::default() }, Limits::default());
+            table.main_image(child.pid)
+        };
+        assert!(found(MonotonicNs::now()).is_some());
+        assert_eq!(
+            found(MonotonicNs(0)),
+            None,
+            "changed since: it may be another file under the same number"
+        );
     }
 
     #[test]
