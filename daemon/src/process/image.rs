@@ -26,6 +26,8 @@ const MAX_NAMES_BYTES: u64 = 1 << 20;
 const MAX_NOTE_BYTES: u64 = 64 << 10;
 /// Most assemblies that are known in one single-file program, and so many times one is looked for that is not there.
 const MAX_CARRIED: usize = 1024;
+/// Most bytes of exception directories of carried assemblies that stay when another one is wanted.
+const MAX_CARRIED_BYTES: usize = 16 << 20;
 const MAX_SEARCHES: u8 = 64;
 
 /// Why a mapped file could not be used.
@@ -426,7 +428,13 @@ impl Image {
                     }
                     carried.iter().position(|pe| pe.rva(offset).is_some())
                 });
-                carried.get_mut(found?)?
+                let found = found?;
+                // All of them are this one image's, in favour of which others' are dropped: a file may say that it carries hundreds.
+                let held: usize = carried.iter().map(Pe::held_bytes).sum();
+                if held > MAX_CARRIED_BYTES && carried.get(found)?.held_bytes() == 0 {
+                    carried.iter_mut().for_each(Pe::release);
+                }
+                carried.get_mut(found)?
             }
             Format::Other => return None,
         };

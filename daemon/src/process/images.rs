@@ -136,6 +136,8 @@ impl Images {
             }
             None => {
                 let image = Image::of_file(Arc::clone(&mapping.path), mapping.device, mapping.inode, file);
+                // The file may have been written to since it was asked what it is: what the image says of it is by what it is forgotten.
+                let identity = image.identity().copied().unwrap_or(identity);
                 let id = self.add(image, Some(pid))?;
                 self.by_identity.insert(identity, id);
                 id
@@ -247,9 +249,6 @@ impl Images {
             self.evicted += 1;
             self.open -= usize::from(known.image.file().is_some());
             self.all.remove(&known.image);
-            if let Some(identity) = known.image.identity() {
-                self.by_identity.remove(identity);
-            }
             if let Some(pid) = known.brought_by
                 && let Some(room) = self.brought.get_mut(&pid)
             {
@@ -260,6 +259,7 @@ impl Images {
             }
         }
         let images = &self.images;
+        self.by_identity.retain(|_, id| images.contains_key(id));
         self.by_mapping.retain(|_, id| images.contains_key(id));
     }
 

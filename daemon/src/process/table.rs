@@ -36,6 +36,8 @@ const SEARCH_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_MAPPING_BYTES: usize = 32 << 20;
 /// Most `/proc/PID/mem` kept open.
 const MAX_MEMORIES: usize = 128;
+/// Stacks between two looks at how many are open: a look is at all processes.
+const MEMORIES_LOOK: u32 = 64;
 /// Most steps and method bodies remembered of all processes together, about 25 MB.
 const MAX_CACHED: usize = 1 << 18;
 
@@ -153,6 +155,8 @@ pub struct ProcessTable {
     /// When all was last doubted because of that, and how long not to do that again.
     doubted: Option<Instant>,
     doubt_interval: Duration,
+    /// Stacks since open memory files were counted.
+    stacks_since_look: u32,
     /// When processes that are gone were looked for.
     searched: Option<Instant>,
     pub(super) counters: Counters,
@@ -698,6 +702,11 @@ impl ProcessTable {
 
     /// Bounds the number of open memory files: all are closed when there are too many, and reopen when needed.
     fn close_memories(&mut self) {
+        self.stacks_since_look += 1;
+        if self.stacks_since_look < MEMORIES_LOOK {
+            return;
+        }
+        self.stacks_since_look = 0;
         if self.live.len() > MAX_MEMORIES
             && self.live.values().filter(|p| p.memory.is_some()).count() > MAX_MEMORIES
         {

@@ -78,6 +78,8 @@ impl Cutting {
 impl Processor {
     /// A window ends: these were the threads, each at its own moment, `at` the earliest. What comes from now on may be the next window's.
     pub fn begin_cut(&mut self, at: MonotonicNs, running: Vec<ThreadSnapshot>) {
+        let [now, before] = &mut self.begun;
+        *before = std::mem::take(now);
         let looked = running.iter().map(|snapshot| (snapshot.times.thread.tid, snapshot.at)).collect();
         self.cutting = Some(Cutting { at, running, looked, later: Vec::new() });
     }

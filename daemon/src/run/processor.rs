@@ -111,6 +111,8 @@ pub struct Processor {
     pub(super) regions_gone: HashSet<RegionId>,
     /// Threads that run a collection right now, by region (workstation GC collects on the thread that allocates).
     pub(super) collecting: HashMap<ThreadId, Collecting>,
+    /// Ids of threads, first ones of processes among them, that began since the last window's end was announced, and in that window.
+    pub(super) begun: [HashSet<u32>; 2],
     /// Those that have stopped their process for a collection, as long as they live; so many of them at most.
     pub(super) pausers: HashSet<ThreadId>,
     /// Events of shims after this are not of this window.
@@ -184,6 +186,7 @@ impl Processor {
             regions_gone: HashSet::new(),
             collecting: HashMap::new(),
             pausers: HashSet::new(),
+            begun: <[HashSet<u32>; 2]>::default(),
             closed: None,
             collections: Collections::default(),
             incidents: Incidents::default(),
@@ -336,6 +339,10 @@ impl Processor {
             EventKind::Comm { thread, comm } => self.names.kernel(thread.tid, &comm),
             EventKind::Fork { parent, thread } => {
                 self.names.forked(parent.tid, thread.tid);
+                if self.has_windows() {
+                    let [now, _] = &mut self.begun;
+                    now.insert(thread.tid);
+                }
                 if let Some(services) = self.services.as_mut().filter(|_| parent.pid != thread.pid) {
                     services.forked(parent.pid, thread.pid);
                 }
@@ -840,11 +847,21 @@ impl Processor {
     /// Forgets what only a window that is over and encoded needed: whatever was kept of processes, threads and regions that are gone.
     pub fn forget(&mut self, gone: &Gone) {
         let Gone { regions, threads, pids } = gone;
-        self.names.keep(threads);
+        // Those that began since were in no list of who is there: a window waits up to seconds for names before it is forgotten.
+        let (mut threads, mut pids) = (threads.clone(), pids.clone());
+        for since in &self.begun {
+            threads.extend(since);
+            pids.extend(since);
+        }
+        for thread in self.threads.ids() {
+            threads.insert(thread.tid);
+            pids.insert(thread.pid);
+        }
+        self.names.keep(&threads);
         self.pausers.retain(|thread| threads.contains(&thread.tid));
         self.collecting.retain(|thread, of| threads.contains(&thread.tid) && !regions.contains(&of.region));
         if let Some(services) = &mut self.services {
-            services.keep(pids);
+            services.keep(&pids);
         }
         for region in regions {
             self.heap.region_gone(*region);

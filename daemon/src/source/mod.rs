@@ -141,6 +141,7 @@ impl Event {
                 }
                 ShimEvent::Contention(contention) => size_of::<Contention>() + user(&contention.at.user),
                 ShimEvent::TypeName { name, module, .. } => name.len() + module.len(),
+                ShimEvent::ThreadName { name, .. } => name.len(),
                 ShimEvent::Method(method) => {
                     size_of::<Method>()
                         + method.name.len()

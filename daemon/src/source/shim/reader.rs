@@ -18,7 +18,7 @@ use profiler_protocol::counter;
 use profiler_protocol::layout::{FEATURE_SEEN_TIMES, State, UNIT_BYTES, unpack_runtime};
 use profiler_protocol::record::{AllocationHead, Body, Record, Registers, StackHead};
 use profiler_protocol::request::Request;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -36,8 +36,11 @@ const LAST_QUESTIONS: Duration = Duration::from_millis(50);
 const LAST_ROUNDS: u32 = 100;
 /// A record that stays unfinished for this long has lost its writer.
 const HOLE_AGE: Duration = Duration::from_secs(1);
-/// Distinct types, and threads with a name, that one region may tell.
+/// Distinct types that one region may tell, and bytes of their names.
 const TYPES: usize = 65_536;
+const TYPES_BYTES: usize = 8 << 20;
+/// Characters of a thread's name that are kept.
+const THREAD_NAME_CHARS: usize = 128;
 /// Characters of an exception's type that are kept.
 const TYPE_NAME_CHARS: usize = 256;
 /// Events may wait in the ring while the daemon is busy, but not longer than this.
@@ -109,7 +112,7 @@ pub(super) struct Reader {
     pub(super) ours: bool,
     consumer: Consumer<Region>,
     names: NameBook,
-    types: HashSet<u64>,
+    types: Types,
     offset: Offset,
     /// The shim can be told when an address was seen.
     seen_times: bool,
@@ -148,7 +151,7 @@ impl Reader {
             ours,
             consumer,
             names: NameBook::default(),
-            types: HashSet::new(),
+            types: Types::default(),
             offset,
             seen_times,
             not_before_ns: if ours { 0 } else { now.0 },
@@ -347,7 +350,7 @@ pub(super) struct Context<'a> {
 struct Decoder<'a> {
     id: RegionId,
     names: &'a mut NameBook,
-    types: &'a mut HashSet<u64>,
+    types: &'a mut Types,
     offset: Offset,
     not_before_ns: u64,
     said_bye: &'a mut bool,
@@ -405,11 +408,10 @@ impl Decoder<'_> {
                 ShimEvent::Allocation(Box::new(allocation))
             }
             Body::TypeName { type_id, name, module } => {
-                if self.types.len() >= TYPES && !self.types.contains(&type_id) {
+                if !self.types.take(type_id, name.len()) {
                     totals.types_refused += 1;
                     return;
                 }
-                self.types.insert(type_id);
                 ShimEvent::TypeName { type_id, name: name.to_owned(), module: module.to_owned() }
             }
             Body::Method { asked, module_id, token, dynamic, ranges, name, module } => {
@@ -470,7 +472,7 @@ impl Decoder<'_> {
             }
             Body::ThreadName { os_tid, name } => match thread(os_tid) {
                 0 => return,
-                tid => ShimEvent::ThreadName { tid, name: name.to_owned() },
+                tid => ShimEvent::ThreadName { tid, name: name.chars().take(THREAD_NAME_CHARS).collect() },
             },
             Body::Bye => {
                 if std::mem::replace(self.said_bye, true) {
@@ -481,6 +483,27 @@ impl Decoder<'_> {
         };
         let kind = EventKind::Shim { pid: target.pid(), region: self.id, event };
         sink(Event { time: MonotonicNs(time), kind });
+    }
+}
+
+/// Lengths of the names of the types that a region has told.
+#[derive(Default)]
+struct Types {
+    names: HashMap<u64, usize>,
+    bytes: usize,
+}
+
+impl Types {
+    /// A type with a name of so many `bytes` is told, again perhaps. False when there is no room for it.
+    fn take(&mut self, type_id: u64, bytes: usize) -> bool {
+        let before = self.names.get(&type_id).copied();
+        let after = self.bytes - before.unwrap_or(0) + bytes;
+        if after > TYPES_BYTES || before.is_none() && self.names.len() >= TYPES {
+            return false;
+        }
+        self.names.insert(type_id, bytes);
+        self.bytes = after;
+        true
     }
 }
 
@@ -540,10 +563,23 @@ fn registers(captured: &Registers) -> UserRegs {
 
 #[cfg(test)]
 mod tests {
-    use super::{BUDGET, Drained, LEAST, QUOTA, Quota, Turns, UNIT_BYTES};
+    use super::{BUDGET, Drained, LEAST, QUOTA, Quota, TYPES, TYPES_BYTES, Turns, Types, UNIT_BYTES};
 
     fn took(records: u64, bytes: u64) -> Drained {
         Drained { records, units: bytes / UNIT_BYTES, ..Drained::default() }
+    }
+
+    #[test]
+    fn types_are_bounded_by_their_number_and_by_their_names() {
+        let mut types = Types::default();
+        assert!((0..TYPES as u64).all(|id| types.take(id, 10)));
+        assert!(!types.take(TYPES as u64, 10) && types.take(7, 12));
+        let mut types = Types::default();
+        let most = TYPES_BYTES / 2048;
+        assert!((0..most as u64).all(|id| types.take(id, 2048)));
+        assert!(!types.take(most as u64, 1), "no more");
+        assert!(types.take(0, 10) && types.take(most as u64, 1), "what is told anew counts as it is now");
+        assert!(!types.take(most as u64, 2048));
     }
 
     #[test]
