@@ -211,12 +211,16 @@ impl Process {
     pub(super) fn map(&mut self, mapping: Mapping, counters: &mut Counters) {
         self.is_clr |= belongs_to_clr(&mapping);
         let range = mapping.range.clone();
+        let met = self.mappings.met(&range);
         let key = mapping.file();
         match Arc::make_mut(&mut self.mappings).insert(mapping) {
             Replaced::Nothing => {}
             Replaced::Perhaps => self.recheck(&range),
             Replaced::Certainly => self.forget(&range),
-            Replaced::Refused => counters.mappings_refused += 1,
+            Replaced::Refused => {
+                counters.mappings_refused += 1;
+                self.forget(&met);
+            }
         }
         // A file that could not be opened may be another by now.
         if self.images.get(&key) == Some(&None) {

@@ -187,7 +187,14 @@ impl Mappings {
         })
     }
 
-    /// Puts `new` in place of whatever was in its range.
+    /// `range` and all of the mappings that it meets.
+    pub fn met(&self, range: &Range<u64>) -> Range<u64> {
+        let from = self.sorted.partition_point(|m| m.range.end <= range.start);
+        let met = self.sorted.iter().skip(from).take_while(|m| m.range.start < range.end);
+        met.fold(range.clone(), |all, m| all.start.min(m.range.start)..all.end.max(m.range.end))
+    }
+
+    /// Puts `new` in place of whatever was in its range; all that it meets is gone when there is no room.
     pub fn insert(&mut self, new: Mapping) -> Replaced {
         let from = self.sorted.partition_point(|m| m.range.end <= new.range.start);
         let to = self.sorted.partition_point(|m| m.range.start < new.range.end).max(from);
@@ -195,6 +202,9 @@ impl Mappings {
         let full = self.sorted.len() + 2 > MAX_MAPPINGS + (to - from)
             || self.held_bytes + 2 * new.held_bytes() > MAX_MAPPING_BYTES;
         if full {
+            // What was there is there no more: no mapping rather than the wrong one. What sticks out goes, too, which takes no room.
+            let gone = self.sorted.drain(from..to).map(|old| old.held_bytes()).sum::<usize>();
+            self.held_bytes -= gone;
             return Replaced::Refused;
         }
         let over = self.sorted.get(from..to).unwrap_or_default();
@@ -385,6 +395,22 @@ mod tests {
             mappings.insert(Mapping { path: path.as_str().into(), ..mapping(i * 0x2000, 0x1000, 1) });
         }
         assert!(mappings.len() < 1100 && mappings.held_bytes() <= MAX_MAPPING_BYTES);
+    }
+
+    #[test]
+    fn what_finds_no_room_leaves_nothing_wrong_in_its_place() {
+        let mut mappings = Mappings::default();
+        let mut at = |n: u64| mappings.insert(mapping(n * 0x3000, 0x2000, n + 1));
+        assert_eq!(
+            (0..).map(&mut at).take_while(|done| *done != Replaced::Refused).count(),
+            MAX_MAPPINGS - 1
+        );
+        assert_eq!(mappings.met(&(0x3000..0x4000)), 0x3000..0x5000);
+        let two = mapping(0x4000, 0x3000, 9);
+        assert_eq!(mappings.insert(two), Replaced::Certainly, "in place of two there is room");
+        let inside = mapping(0x9800, 0x100, 9);
+        assert_eq!(mappings.insert(inside), Replaced::Refused);
+        assert!(mappings.find(0x9000).is_none() && mappings.find(0x9880).is_none());
     }
 
     #[test]

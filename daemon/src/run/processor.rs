@@ -730,7 +730,11 @@ impl Processor {
             ShimEvent::ObjectsDead { samples } => self.heap.dead(region, &samples),
             ShimEvent::ObjectsAlive { samples } => self.heap.alive(region, &samples),
             ShimEvent::ObjectsDropped { level, samples } => self.heap.dropped(region, level, &samples),
-            ShimEvent::ThreadName { tid, name } if !name.is_empty() => self.names.managed(tid, name),
+            ShimEvent::ThreadName { tid, name }
+                if !name.is_empty() && !self.threads.is_anothers(ThreadId { pid, tid }) =>
+            {
+                self.names.managed(tid, name);
+            }
             // A first word, or the first after a silence in which the shim let go of all its handles.
             ShimEvent::Hello { .. } => {
                 self.heap.watched_from(region, time);
