@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -162,8 +163,12 @@ fn a_process_whose_first_thread_has_ended_is_one_like_others() {
     let stat = format!("/proc/{pid}/stat");
     let ended = || fs::read_to_string(&stat).unwrap().contains(") Z ").then_some(());
     wait_until("the first thread to end", SLACK, ended).unwrap();
+    // What a .NET process that was killed and had the pid before has left.
+    let left = std::env::temp_dir().join(format!("dotnet-diagnostic-{pid}-1-socket"));
+    let _listener = UnixListener::bind(&left).unwrap();
 
     let listed = run(command(["ps"]).arg("--json"), SLACK).unwrap();
+    fs::remove_file(&left).unwrap();
     let rows = json(&listed);
     let row = rows.as_array().unwrap().iter().find(|row| row["pid"] == pid).expect("it is listed");
     assert_eq!((&row["mode"], &row["runtime"]["kind"]), (&"native".into(), &"native".into()), "{row:#}");

@@ -174,7 +174,7 @@ impl Target {
     /// True when it reads the same start times of processes as we do. False when that cannot be told.
     #[must_use]
     pub fn shares_our_time_namespace(&self) -> bool {
-        let theirs = rustix::fs::readlinkat(self.directory(), "ns/time", Vec::new());
+        let theirs = rustix::fs::readlinkat(self.directory(), self.in_common("ns/time"), Vec::new());
         let ours = rustix::fs::readlink("/proc/self/ns/time", Vec::new());
         matches!((theirs, ours), (Ok(theirs), Ok(ours)) if theirs == ours)
     }

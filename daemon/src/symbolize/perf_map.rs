@@ -126,7 +126,8 @@ fn find(pid: u32) -> Option<Found> {
     // Uid: real, effective, saved, filesystem.
     let uid: u32 = field("Uid:")?.parse().ok()?;
     let root = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::open(format!("/proc/{pid}/root"), root, Mode::empty()).ok()?;
+    let root =
+        rustix::fs::open(format!("{}/root", crate::process::in_common(pid)), root, Mode::empty()).ok()?;
     // O_PATH first: opening a FIFO or a device for reading would already have effects.
     let found = rustix::fs::openat2(
         &root,

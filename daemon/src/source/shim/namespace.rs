@@ -139,12 +139,13 @@ impl Offset {
 /// Finds out.
 pub(super) fn monotonic_offset(target: &Target) -> Offset {
     let inode = |name: &str| {
-        let found = statat(target.directory(), format!("ns/{name}"), AtFlags::empty()).ok()?;
+        let found =
+            statat(target.directory(), target.in_common(&format!("ns/{name}")), AtFlags::empty()).ok()?;
         Some((found.st_dev, found.st_ino))
     };
     let ours = statat(rustix::fs::CWD, "/proc/self/ns/time", AtFlags::empty());
     // No time namespaces in this kernel, or the same one: most processes.
-    if readlinkat(target.directory(), "ns/time", Vec::new()) == Err(Errno::NOENT)
+    if readlinkat(target.directory(), target.in_common("ns/time"), Vec::new()) == Err(Errno::NOENT)
         || ours.is_ok_and(|ours| inode("time") == Some((ours.st_dev, ours.st_ino)))
     {
         return Offset { ns: 0, known: true };
