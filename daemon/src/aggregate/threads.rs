@@ -335,18 +335,13 @@ impl Threads {
 
     /// The thread has run a collection, for so long on a CPU; `None` when that is not known, or not all of it was in this window.
     pub fn collected(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
-        if self.is_anothers(id) {
+        // What a process says of its own threads may be made up: this id is another process's now.
+        if self.threads.get(&id.tid).is_some_and(|thread| thread.id.pid != id.pid) {
             return;
         }
         let collected = &mut self.thread(id).collected;
         collected.cpu_ns = collected.cpu_ns.saturating_add(cpu_ns.unwrap_or(0));
         collected.unsure |= cpu_ns.is_none();
-    }
-
-    /// True when the id is known as that of another process's thread: what a process says of its own threads may be made up.
-    #[must_use]
-    pub fn is_anothers(&self, id: ThreadId) -> bool {
-        self.threads.get(&id.tid).is_some_and(|thread| thread.id.pid != id.pid)
     }
 
     /// A thread leaves the CPU and its stack was kept.

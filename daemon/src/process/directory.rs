@@ -17,8 +17,7 @@ impl Directory for ProcessTable {
     }
 
     fn function_start(&self, image: ImageId, address: u64) -> Option<u64> {
-        let found = ProcessTable::image(self, image)?.loaded_rule(address)?.ok()?;
-        Some(found.function.start)
+        ProcessTable::image(self, image)?.loaded_function(address)
     }
 
     fn live_pid(&self, process: ProcessId) -> Option<u32> {

@@ -234,6 +234,17 @@ impl Image {
         }
     }
 
+    /// Where the function at an ELF virtual address begins, under the same condition: no rule's program is run for it.
+    #[must_use]
+    pub(super) fn loaded_function(&self, address: u64) -> Option<u64> {
+        match &self.format {
+            Format::Elf { unwind: Some(unwind), .. } => {
+                unwind.function_in(&self.source, address).ok().map(|f| f.start)
+            }
+            _ => None,
+        }
+    }
+
     /// The rule at an ELF virtual address by the unwind sections of this image.
     pub(super) fn rule(&self, unwind: &UnwindSections, address: u64) -> Result<Found, Refusal> {
         unwind.rule_in(&self.source, address)

@@ -1,5 +1,6 @@
 //! Names of threads by tid: the runtime's where it gave one, else the kernel's.
 
+use crate::source::ThreadId;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,7 +16,8 @@ pub fn comm_text(comm: &[u8; 16]) -> Cow<'_, str> {
 #[derive(Default)]
 pub struct ThreadNames {
     kernel: HashMap<u32, Arc<str>>,
-    managed: HashMap<u32, Arc<str>>,
+    /// With the process whose runtime said so: of a thread whose id is another process's by now it says nothing.
+    managed: HashMap<u32, (u32, Arc<str>)>,
 }
 
 impl ThreadNames {
@@ -26,9 +28,9 @@ impl ThreadNames {
         }
     }
 
-    /// The runtime's name of `tid`: not cut to 15 bytes.
-    pub fn managed(&mut self, tid: u32, name: String) {
-        self.managed.insert(tid, name.into());
+    /// The runtime's name of its `thread`: not cut to 15 bytes.
+    pub fn managed(&mut self, thread: ThreadId, name: String) {
+        self.managed.insert(thread.tid, (thread.pid, name.into()));
     }
 
     /// `tid` is a new thread's, made by the thread `parent`, whose name it has until it takes another (`dup_task_struct`, kernel/fork.c): one that
@@ -60,29 +62,46 @@ impl ThreadNames {
 
     /// What to show.
     #[must_use]
-    pub fn shown(&self, tid: u32) -> Option<Arc<str>> {
-        self.managed.get(&tid).or_else(|| self.kernel.get(&tid)).cloned()
+    pub fn shown(&self, thread: ThreadId) -> Option<Arc<str>> {
+        let managed = self.managed.get(&thread.tid).filter(|(pid, _)| *pid == thread.pid);
+        managed.map(|(_, name)| name).or_else(|| self.kernel.get(&thread.tid)).cloned()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::ThreadNames;
+    use crate::source::ThreadId;
+
+    fn thread(tid: u32) -> ThreadId {
+        ThreadId { pid: 7, tid }
+    }
 
     #[test]
     fn a_new_thread_has_its_makers_name_until_it_has_its_own() {
         let mut names = ThreadNames::default();
         names.kernel(7, "maker");
         names.kernel(8, "who had this id before");
-        names.managed(8, "and was managed".to_owned());
+        names.managed(thread(8), "and was managed".to_owned());
         names.forked(7, 8);
-        assert_eq!(names.shown(8).as_deref(), Some("maker"));
+        let shown = |names: &ThreadNames, tid| names.shown(thread(tid)).map(|name| name.to_string());
+        assert_eq!(shown(&names, 8).as_deref(), Some("maker"));
         names.kernel(8, "own");
-        assert_eq!((names.shown(7).as_deref(), names.shown(8).as_deref()), (Some("maker"), Some("own")));
+        assert_eq!((shown(&names, 7).as_deref(), shown(&names, 8).as_deref()), (Some("maker"), Some("own")));
         names.became(8, "program");
-        assert_eq!(names.shown(8).as_deref(), Some("program"));
+        assert_eq!(shown(&names, 8).as_deref(), Some("program"));
         // Of a maker nobody knows nothing is known.
         names.forked(9, 10);
-        assert_eq!(names.shown(10), None);
+        assert_eq!(shown(&names, 10), None);
+    }
+
+    #[test]
+    fn a_runtime_names_no_thread_of_another_process() {
+        let mut names = ThreadNames::default();
+        names.kernel(8, "kernel's");
+        names.managed(ThreadId { pid: 6, tid: 8 }, "of one that had a thread with this id".to_owned());
+        assert_eq!(names.shown(thread(8)).as_deref(), Some("kernel's"));
+        names.managed(thread(8), "own".to_owned());
+        assert_eq!(names.shown(thread(8)).as_deref(), Some("own"));
     }
 }

@@ -730,10 +730,8 @@ impl Processor {
             ShimEvent::ObjectsDead { samples } => self.heap.dead(region, &samples),
             ShimEvent::ObjectsAlive { samples } => self.heap.alive(region, &samples),
             ShimEvent::ObjectsDropped { level, samples } => self.heap.dropped(region, level, &samples),
-            ShimEvent::ThreadName { tid, name }
-                if !name.is_empty() && !self.threads.is_anothers(ThreadId { pid, tid }) =>
-            {
-                self.names.managed(tid, name);
+            ShimEvent::ThreadName { tid, name } if !name.is_empty() => {
+                self.names.managed(ThreadId { pid, tid }, name);
             }
             // A first word, or the first after a silence in which the shim let go of all its handles.
             ShimEvent::Hello { .. } => {
@@ -782,7 +780,7 @@ impl Processor {
         Labels {
             pid: Some(thread.pid),
             thread_id: detailed.then_some(thread.tid),
-            thread_name: self.names.shown(thread.tid),
+            thread_name: self.names.shown(thread),
             thread_role: Some(thread_role::thread_role(self.names.comm(thread.tid))),
             process: info.map(|info| info.comm.as_str().into()),
             container_id: info.and_then(|info| info.home.container.clone()),
@@ -800,8 +798,9 @@ impl Processor {
 
     /// A thread of `pid` as labels' values, with ids and without, like those of wakers.
     pub(super) fn owner_texts(&self, pid: Option<u32>, owner: u32) -> (Arc<str>, Arc<str>) {
-        let name = self.names.shown(owner).unwrap_or_default();
-        (format!("{name} {}/{owner}", pid.unwrap_or(0)).into(), name)
+        let thread = ThreadId { pid: pid.unwrap_or(0), tid: owner };
+        let name = self.names.shown(thread).unwrap_or_default();
+        (format!("{name} {}/{owner}", thread.pid).into(), name)
     }
 
     /// What the values of a thread that entered the recording at `since` are counted under, with as much detail as this recording has, and the service.

@@ -18,8 +18,12 @@ use std::sync::Arc;
 
 /// Code ranges, and frames, kept per process.
 const MAX_RANGES: usize = 300_000;
-/// Functions kept of all processes.
-const MAX_FUNCTIONS: usize = 1_000_000;
+/// What names may take, of all processes and of one: some 300,000 and 75,000 functions with names as they are. A name may be as long as its process
+/// likes, up to 2 KiB (`record::MAX_NAME_BYTES`).
+const MAX_BYTES: usize = 128 << 20;
+const MAX_PROCESS_BYTES: usize = 32 << 20;
+/// What a function takes besides its texts: a symbol, a key, and their places in two tables.
+const FUNCTION_BYTES: usize = size_of::<FunctionKey>() + size_of::<Symbol>() + 64;
 /// Why an address has no name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
@@ -76,6 +80,8 @@ struct Process {
     /// Newest generation seen of an address, where it is not 0.
     newest: HashMap<u64, u32>,
     full: bool,
+    /// What its functions take.
+    bytes: usize,
 }
 
 /// The store.
@@ -85,6 +91,8 @@ pub(super) struct ManagedNames {
     ids: HashMap<FunctionKey, FunctionId>,
     symbols: HashMap<FunctionId, Symbol>,
     next_id: u32,
+    /// What the functions of all processes take.
+    bytes: usize,
     refused: u64,
     conflicts: u64,
 }
@@ -181,13 +189,19 @@ impl ManagedNames {
         if let Some(&id) = self.ids.get(&key) {
             return Some(id);
         }
-        if self.ids.len() >= MAX_FUNCTIONS {
+        let name: Arc<str> = pretty::managed(&system_name).into();
+        let texts = name.len() + system_name.len() + module.as_ref().map_or(0, |module| module.len());
+        let bytes = FUNCTION_BYTES + texts;
+        let of_process = &mut self.processes.entry(process).or_default().bytes;
+        if *of_process + bytes > MAX_PROCESS_BYTES || self.bytes + bytes > MAX_BYTES {
             return None;
         }
         let id = FunctionId(self.next_id);
         self.next_id = self.next_id.checked_add(1)?;
+        *of_process += bytes;
+        self.bytes += bytes;
         let symbol = Symbol {
-            name: pretty::managed(&system_name).into(),
+            name,
             system_name,
             module: module.map_or(Module::Jit, Module::Managed),
             function: Some(id),
@@ -221,7 +235,12 @@ impl ManagedNames {
 
     /// Forgets all processes but these.
     pub(super) fn keep(&mut self, processes: &HashSet<ProcessId>) {
-        self.processes.retain(|process, _| processes.contains(process));
+        let bytes = &mut self.bytes;
+        self.processes.retain(|process, entry| {
+            let kept = processes.contains(process);
+            *bytes -= if kept { 0 } else { entry.bytes };
+            kept
+        });
         let symbols = &mut self.symbols;
         self.ids.retain(|key, id| {
             let kept = processes.contains(&key.process);
@@ -386,6 +405,26 @@ mod tests {
         names.want(PROCESS, address, generation, true);
         let id = names.find(PROCESS, address, generation)?;
         Ok(names.symbol(id).unwrap().name.to_string())
+    }
+
+    #[test]
+    fn names_of_any_length_take_bounded_memory_and_leave_room_for_other_processes() {
+        let (mut names, long) = (ManagedNames::default(), "n".repeat(2_000));
+        let tell = |names: &mut ManagedNames, process, count: u32| {
+            for token in 0..count {
+                let at = u64::from(token) * 16;
+                names.observe(ProcessId(process), &method(token, &format!("{long}{token}"), &[(at, 16)]));
+            }
+        };
+        tell(&mut names, 1, 9_000);
+        assert!(names.bytes <= MAX_PROCESS_BYTES && names.refused > 0, "{} {}", names.bytes, names.refused);
+        assert_eq!(name(&mut names, 0x10, 0), Err(Missing::NotAnswered));
+        names.observe(PROCESS, &method(1, "Of another", &[(0x10, 16)]));
+        assert_eq!(name(&mut names, 0x10, 0).as_deref(), Ok("Of another"));
+        (10..14).for_each(|process| tell(&mut names, process, 9_000));
+        assert!(names.bytes <= MAX_BYTES && names.bytes > MAX_BYTES - MAX_PROCESS_BYTES, "{}", names.bytes);
+        names.keep(&HashSet::from([PROCESS]));
+        assert!(names.bytes < 5_000 && names.ids.len() == 1, "{}", names.bytes);
     }
 
     #[test]

@@ -199,19 +199,29 @@ impl UnwindSections {
     /// # Errors
     /// As [`UnwindSections::rule`], and [`Refusal::Unreadable`] when the file does not give it.
     pub fn rule_in(&self, file: &dyn FileBytes, address: u64) -> Result<Found, Refusal> {
+        self.ask(file, address)
+    }
+
+    /// The range of the FDE that covers `address`: what an address costs that needs no rule, for a rule's program may be long.
+    ///
+    /// # Errors
+    /// As [`UnwindSections::rule_in`].
+    pub fn function_in(&self, file: &dyn FileBytes, address: u64) -> Result<Range<u64>, Refusal> {
+        self.ask(file, address)
+    }
+
+    fn ask<A: Answer>(&self, file: &dyn FileBytes, address: u64) -> Result<A, Refusal> {
         let found = match &self.far {
-            Some(far) => far.rule(self.machine, file, address),
-            None => self.eh_rule(address),
+            Some(far) => far.ask(self.machine, file, address),
+            None => self.eh_frame(address),
         };
         match found {
-            Err(Refusal::NoEntry) => {
-                self.debug_rule(address).map(|found| Found { table: Table::DebugFrame, ..found })
-            }
+            Err(Refusal::NoEntry) => self.debug_frame(address),
             found => found,
         }
     }
 
-    fn eh_rule(&self, address: u64) -> Result<Found, Refusal> {
+    fn eh_frame<A: Answer>(&self, address: u64) -> Result<A, Refusal> {
         let section = self.eh_frame.as_ref().ok_or(Refusal::NoEntry)?;
         let mut eh_frame = EhFrame::new(&section.bytes, LittleEndian);
         eh_frame.set_vendor(self.machine.vendor);
@@ -219,7 +229,7 @@ impl UnwindSections {
         if let Some(hdr) = &self.eh_frame_hdr {
             bases = bases.set_eh_frame_hdr(hdr.address);
         }
-        let dwarf = Dwarf { section: eh_frame, bytes: &section.bytes, bases };
+        let dwarf = Dwarf { table: Table::EhFrame, section: eh_frame, bytes: &section.bytes, bases };
         if let Some(hdr) = &self.eh_frame_hdr
             && let Some(found) = by_table(self.machine, hdr, &dwarf, section.address, address)
         {
@@ -229,12 +239,13 @@ impl UnwindSections {
         dwarf.by_index(self.machine, index, address)
     }
 
-    fn debug_rule(&self, address: u64) -> Result<Found, Refusal> {
+    fn debug_frame<A: Answer>(&self, address: u64) -> Result<A, Refusal> {
         let section = self.debug_frame.as_ref().ok_or(Refusal::NoEntry)?;
         let mut debug_frame = DebugFrame::new(&section.bytes, LittleEndian);
         debug_frame.set_address_size(8);
         debug_frame.set_vendor(self.machine.vendor);
-        let dwarf = Dwarf { section: debug_frame, bytes: &section.bytes, bases: BaseAddresses::default() };
+        let bases = BaseAddresses::default();
+        let dwarf = Dwarf { table: Table::DebugFrame, section: debug_frame, bytes: &section.bytes, bases };
         let index = self.debug_index.get_or_init(|| dwarf.index());
         dwarf.by_index(self.machine, index, address)
     }
@@ -243,13 +254,13 @@ impl UnwindSections {
 /// Looks in the sorted table. `None` when there is none of the one form all linkers write: four bytes of version and encodings,
 /// the place of `.eh_frame`, the number of rows, then rows of two offsets from the section's own address. Read here and not by gimli
 /// (0.34): that multiplies the number of rows without a check.
-fn by_table(
+fn by_table<A: Answer>(
     machine: &Machine,
     hdr: &Section,
     eh_frame: &Dwarf<'_, EhFrame<Bytes<'_>>>,
     eh_frame_address: u64,
     address: u64,
-) -> Option<Result<Found, Refusal>> {
+) -> Option<Result<A, Refusal>> {
     let (head, table) = hdr.bytes.split_first_chunk::<TABLE_AT>()?;
     let count = usize::try_from(table_rows(head)?).ok()?;
     let (rows, _) = table.as_chunks::<ROW_BYTES>();
@@ -262,7 +273,7 @@ fn by_table(
     };
     let offset = fde.checked_sub(eh_frame_address).and_then(|o| usize::try_from(o).ok());
     let Some(offset) = offset else { return Some(Err(Refusal::Malformed)) };
-    Some(eh_frame.rule(machine, offset, address))
+    Some(eh_frame.ask(machine, offset, address))
 }
 
 /// How many rows a table says it has, if it has the one form all linkers write.
@@ -296,7 +307,7 @@ impl FarSections {
         (rows > 0).then_some(Self { hdr, rows, eh_frame })
     }
 
-    fn rule(&self, machine: &Machine, file: &dyn FileBytes, address: u64) -> Result<Found, Refusal> {
+    fn ask<A: Answer>(&self, machine: &Machine, file: &dyn FileBytes, address: u64) -> Result<A, Refusal> {
         let fde_address = self.row(file, address)?.1;
         let offset = fde_address.checked_sub(self.eh_frame.address).ok_or(Refusal::Malformed)?;
         let mut fde = self.entry(file, offset)?;
@@ -314,7 +325,7 @@ impl FarSections {
         eh_frame.set_vendor(machine.vendor);
         // The FDE's place counts in addresses relative to it; the CIE's has none that matters.
         let bases = BaseAddresses::default().set_eh_frame(fde_address.wrapping_sub(at as u64));
-        Dwarf { section: eh_frame, bytes: &section, bases }.rule(machine, at, address)
+        Dwarf { table: Table::EhFrame, section: eh_frame, bytes: &section, bases }.ask(machine, at, address)
     }
 
     /// The last row whose function does not begin behind `address`: by halves, the last of them read at once.
@@ -374,6 +385,7 @@ impl FarSections {
 
 /// A section of call frame information in memory.
 struct Dwarf<'a, S> {
+    table: Table,
     section: S,
     /// The same bytes, for looking at an entry's length before it is parsed: a CIE's augmentation alone may take up the section, and gimli
     /// parses a CIE for each FDE that names it.
@@ -436,37 +448,76 @@ impl<'a, S: UnwindSection<Bytes<'a>>> Dwarf<'a, S> {
         index
     }
 
-    fn by_index(&self, machine: &Machine, index: &[IndexEntry], address: u64) -> Result<Found, Refusal> {
+    fn by_index<A: Answer>(
+        &self,
+        machine: &Machine,
+        index: &[IndexEntry],
+        address: u64,
+    ) -> Result<A, Refusal> {
         let after = index.partition_point(|e| e.start <= address);
         let entry = after.checked_sub(1).and_then(|i| index.get(i)).ok_or(Refusal::NoEntry)?;
         if address >= entry.end {
             return Err(Refusal::NoEntry);
         }
-        self.rule(machine, entry.offset, address)
+        self.ask(machine, entry.offset, address)
     }
 
-    /// The rule at `address` by the FDE at `offset`.
-    fn rule(&self, machine: &Machine, offset: usize, address: u64) -> Result<Found, Refusal> {
+    /// What the FDE at `offset` says of `address`.
+    fn ask<A: Answer>(&self, machine: &Machine, offset: usize, address: u64) -> Result<A, Refusal> {
         self.entry_bytes(offset).ok_or(Refusal::Unsupported)?;
         let fde = self.section.fde_from_offset(&self.bases, S::Offset::from(offset), |_, _, at| self.cie(at));
         let fde = fde.map_err(|error| match error {
             gimli::Error::UnsupportedOffset => Refusal::Unsupported,
             _ => Refusal::Malformed,
         })?;
-        fde_rule(machine, &self.section, &self.bases, &fde, address)
+        if !fde.contains(address) {
+            return Err(Refusal::NoEntry);
+        }
+        A::of(machine, self, &fde, address)
     }
 }
 
+/// What is asked of the FDE that covers an address.
+trait Answer: Sized {
+    fn of<'a, S: UnwindSection<Bytes<'a>>>(
+        machine: &Machine,
+        dwarf: &Dwarf<'a, S>,
+        fde: &FrameDescriptionEntry<Bytes<'a>>,
+        address: u64,
+    ) -> Result<Self, Refusal>;
+}
+
+impl Answer for Range<u64> {
+    fn of<'a, S: UnwindSection<Bytes<'a>>>(
+        _machine: &Machine,
+        _dwarf: &Dwarf<'a, S>,
+        fde: &FrameDescriptionEntry<Bytes<'a>>,
+        _address: u64,
+    ) -> Result<Self, Refusal> {
+        Ok(fde.initial_address()..fde.end_address())
+    }
+}
+
+impl Answer for Found {
+    fn of<'a, S: UnwindSection<Bytes<'a>>>(
+        machine: &Machine,
+        dwarf: &Dwarf<'a, S>,
+        fde: &FrameDescriptionEntry<Bytes<'a>>,
+        address: u64,
+    ) -> Result<Self, Refusal> {
+        let rule = fde_rule(machine, &dwarf.section, &dwarf.bases, fde, address)?;
+        Ok(Self { rule, function: fde.initial_address()..fde.end_address(), table: dwarf.table })
+    }
+}
+
+/// The rule at `address` by the program of the FDE that covers it.
 fn fde_rule<'a, S: UnwindSection<Bytes<'a>>>(
     machine: &Machine,
     section: &S,
     bases: &BaseAddresses,
     fde: &FrameDescriptionEntry<Bytes<'a>>,
     address: u64,
-) -> Result<Found, Refusal> {
-    if !fde.contains(address) {
-        return Err(Refusal::NoEntry);
-    }
+) -> Result<Rule, Refusal> {
     let return_address = gimli::Register(machine.return_column);
     if fde.cie().return_address_register() != return_address {
         return Err(Refusal::Unsupported);
@@ -528,7 +579,7 @@ fn fde_rule<'a, S: UnwindSection<Bytes<'a>>>(
     if rule.return_address == Saved::Same {
         return Err(Refusal::Malformed);
     }
-    Ok(Found { rule, function: fde.initial_address()..fde.end_address(), table: Table::EhFrame })
+    Ok(rule)
 }
 
 fn general(machine: &Machine, register: gimli::Register) -> Result<Register, Refusal> {
@@ -675,6 +726,17 @@ mod tests {
         }
     }
 
+    #[test]
+    fn where_a_function_begins_is_known_without_its_program() {
+        let mut section = eh_frame();
+        // No such instruction.
+        section.bytes[24 + 17] = 0x3f;
+        let sections = UnwindSections::of(&X86_64, None, Some(section), None);
+        assert_eq!(sections.rule(0x5008), Err(Refusal::Malformed));
+        assert_eq!(sections.function_in(&NoFile, 0x5008), Ok(0x5000..0x5010));
+        assert_eq!(sections.function_in(&NoFile, 0x5010), Err(Refusal::NoEntry));
+    }
+
     /// A file of these bytes.
     impl FileBytes for Vec<u8> {
         fn read_at(&self, offset: u64, into: &mut [u8]) -> usize {
@@ -736,7 +798,10 @@ mod tests {
             let file = many(count);
             let [near, far] = near_and_far(&file);
             for address in (0x4ff0..0x5010 + u64::from(count) * 16).step_by(3) {
-                assert_eq!(far.rule_in(&file.0, address), near.rule(address), "{address:#x} of {count}");
+                let rule = far.rule_in(&file.0, address);
+                assert_eq!(rule, near.rule(address), "{address:#x} of {count}");
+                let function = far.function_in(&file.0, address);
+                assert_eq!(function, rule.map(|found| found.function), "{address:#x} of {count}");
             }
             let last = 0x5000 + u64::from(count - 1) * 16;
             assert_eq!(far.rule_in(&file.0, last).unwrap().function, last..last + 16);
