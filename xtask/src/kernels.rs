@@ -95,6 +95,29 @@ for type in cpu runnable blocked; do
 say $type; /bin/perfusion report /tmp/p.pb.gz --format folded --type $type --by thread_id --idle 2>&1; say \"exit $?\"
 done
 say dump; /bin/perfusion dump --pid $pid 2>&1; say \"exit $?\"
+clocks() {
+say \"$1\"
+while read -r up idle; do echo \"up $up\"; done < /proc/uptime
+while read -r now at ns rest; do [ \"$now $at\" = 'now at' ] && echo \"monotonic $ns\"; done < /proc/timer_list
+}
+clocks 'before sleep'
+/bin/perfusion record --pid $pid --duration 5s -o /tmp/s.pb.gz > /tmp/said 2>&1 & recorder=$!
+until /bin/busybox grep -q '^recording ' /tmp/said 2> /dev/null || ! kill -0 $recorder; do /bin/busybox usleep 100000; done
+/bin/busybox date -s '2001-01-01 00:00:00' > /dev/null
+echo 0 > /sys/class/rtc/rtc0/wakealarm; echo +4 > /sys/class/rtc/rtc0/wakealarm
+echo mem > /sys/power/state
+wait $recorder; code=$?
+clocks 'after sleep'
+say slept; /bin/busybox cat /tmp/said; say \"exit $code\"
+for type in cpu runnable blocked; do
+say \"slept $type\"; /bin/perfusion report /tmp/s.pb.gz --format folded --type $type --by thread_id --idle 2>&1; say \"exit $?\"
+done
+/bin/busybox mount -t securityfs security /sys/kernel/security
+for level in integrity confidentiality; do
+echo $level > /sys/kernel/security/lockdown
+say \"$level doctor\"; /bin/perfusion doctor --json 2> /dev/null; say \"exit $?\"
+say \"$level\"; /bin/perfusion --quiet record --pid $pid --duration 1s -o /tmp/l.pb.gz 2>&1; say \"exit $?\"
+done
 say end
 /bin/busybox poweroff -f
 ";
@@ -340,6 +363,8 @@ impl Found {
             }
         }
         self.check_confined(expected)?;
+        self.check_lockdown()?;
+        self.check_suspended()?;
         let cpu = self.part("samples")?.share(&SPINS);
         let waits = self.part("blocked")?.share(&WAITS);
         for (what, (whole, all)) in [("CPU samples", cpu), ("waits' time", waits)] {
@@ -394,10 +419,56 @@ impl Found {
         Ok(())
     }
 
+    /// Locked down, first as far as is no hindrance (`integrity`), then so far that eBPF may not read memory.
+    fn check_lockdown(&self) -> Result<()> {
+        let (allowed, locked) = (self.part("integrity")?, self.part("confidentiality")?);
+        let doctor = self.part("confidentiality doctor")?;
+        let named = |part: &Part| part.lines.iter().any(|line| line.contains("lockdown=confidentiality"));
+        if allowed.exit != Some(0) || named(self.part("integrity doctor")?) {
+            bail!("under lockdown's integrity record ended with {:?}: {:?}", allowed.exit, allowed.lines);
+        }
+        if (locked.exit, doctor.exit) != (Some(4), Some(4)) || !named(locked) || !named(doctor) {
+            bail!(
+                "under lockdown's confidentiality record ended with {:?}: {:?}; doctor with {:?}: {:?}",
+                locked.exit,
+                locked.lines,
+                doctor.exit,
+                doctor.lines
+            );
+        }
+        Ok(())
+    }
+
+    /// The clock was set back by years and the machine slept for seconds while it recorded: each thread has the time by the clock that does both not.
+    fn check_suspended(&self) -> Result<()> {
+        let recorded = self.part("slept")?;
+        let (before, after) = (self.part("before sleep")?, self.part("after sleep")?);
+        let since = |part: &Part| Some((part.told().0, part.value("monotonic")?));
+        let (Some((up, awake)), Some((up_after, awake_after))) = (since(before), since(after)) else {
+            bail!("no clocks: {before:?}, {after:?}");
+        };
+        let (all, awake) = (up_after.saturating_sub(up), awake_after.saturating_sub(awake));
+        let asleep = all.saturating_sub(awake);
+        if asleep < SLEPT_NS {
+            bail!("it did not sleep: {all} ns passed, it was awake for {awake} of them");
+        }
+        let columns = self.columns("slept ")?;
+        let sums: Vec<u64> = columns.values().map(|of| of.iter().sum()).collect();
+        let whole = |sum: &u64| (SHORT_NS..SHORT_NS + asleep / 2).contains(sum);
+        if recorded.exit != Some(0) || sums.len() != 4 || !sums.iter().all(whole) {
+            bail!(
+                "while the machine slept record ended with {:?}: {:?}; the times of its threads add up to {sums:?} ns, it slept for {asleep}",
+                recorded.exit,
+                recorded.lines
+            );
+        }
+        Ok(())
+    }
+
     /// Each thread's times against the kernel's own account: of a part of the recording, of which they have at least as much, and of all the time
     /// around it, of which they have no more. Answers the least and the most that one thread's add up to.
     fn check_times(&self) -> Result<(u64, u64)> {
-        let columns = self.columns()?;
+        let columns = self.columns("")?;
         let sums = columns.values().map(|of| of.iter().sum::<u64>());
         let (least, most) = (sums.clone().min().unwrap_or(0), sums.max().unwrap_or(0));
         let (within, around) = (self.told("from within", "until within")?, self.told("before", "after")?);
@@ -432,10 +503,10 @@ impl Found {
     }
 
     /// Each thread's time on a CPU, without one, and asleep.
-    fn columns(&self) -> Result<BTreeMap<u32, [u64; 3]>> {
+    fn columns(&self, of: &str) -> Result<BTreeMap<u32, [u64; 3]>> {
         let mut threads: BTreeMap<u32, [u64; 3]> = BTreeMap::new();
         for (column, part) in ["cpu", "runnable", "blocked"].into_iter().enumerate() {
-            for line in &self.part(part)?.lines {
+            for line in &self.part(&format!("{of}{part}"))?.lines {
                 let Some((stack, value)) = line.rsplit_once(' ') else { continue };
                 let Some((thread, _)) = stack.split_once(';') else { continue };
                 let (Ok(thread), Ok(value)) = (thread.parse(), value.parse::<u64>()) else { continue };
@@ -466,6 +537,10 @@ impl Found {
 /// How long it records at least.
 const RECORDED_NS: u64 = 10_000_000_000;
 
+/// The same where it sleeps meanwhile, and how long it sleeps at least.
+const SHORT_NS: u64 = 5_000_000_000;
+const SLEPT_NS: u64 = 2_000_000_000;
+
 /// By how much two of the kernel's accounts may be apart: that of a thread that runs is brought up to date at ticks, and `/proc/uptime` has two
 /// decimals.
 const SLACK_NS: u64 = 100_000_000;
@@ -494,6 +569,11 @@ fn lacks(doctor: &Part) -> Result<Vec<(String, String)>> {
 }
 
 impl Part {
+    /// The number behind a word.
+    fn value(&self, name: &str) -> Option<u64> {
+        self.lines.iter().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+    }
+
     /// Time since boot, and the account of each thread.
     fn told(&self) -> Told {
         let mut told = Told::default();
@@ -584,8 +664,21 @@ mod tests {
              @@ cpu\r\n2;x;spin_thread 9000000000\r\n3;x;wait_thread 10000000\r\n@@ exit 0\r\n\
              @@ runnable\r\n2;x;spin_thread 1000000000\r\n@@ exit 0\r\n\
              @@ blocked\r\n1;[waiting] 10000001000\r\n3;x;wait_thread;wait_outer;wait_inner;nanosleep 9990000000\r\n\
-             {asleep} 10000000000\r\n@@ exit 0\r\n@@ dump\r\n{dump}\r\n@@ end\r\n",
-            told.concat()
+             {asleep} 10000000000\r\n@@ exit 0\r\n@@ dump\r\n{dump}\r\n{}@@ end\r\n",
+            told.concat(),
+            asleep_and_locked(5),
+        )
+    }
+
+    /// What it says of its sleep, of which a thread's times count so many seconds, and of lockdown.
+    fn asleep_and_locked(counted: u64) -> String {
+        let threads: String = (1..5).map(|tid| format!("{tid};x {counted}000000001\r\n")).collect();
+        format!(
+            "@@ before sleep\r\nup 10.00\r\nmonotonic 9000000000\r\n@@ after sleep\r\nup 20.00\r\nmonotonic 15000000000\r\n\
+             @@ slept\r\n@@ exit 0\r\n@@ slept cpu\r\n@@ exit 0\r\n@@ slept runnable\r\n@@ exit 0\r\n@@ slept blocked\r\n{threads}@@ exit 0\r\n\
+             @@ integrity doctor\r\n[]\r\n@@ exit 0\r\n@@ integrity\r\n@@ exit 0\r\n\
+             @@ confidentiality doctor\r\nboot without lockdown=confidentiality\r\n@@ exit 4\r\n\
+             @@ confidentiality\r\nboot without lockdown=confidentiality\r\n@@ exit 4\r\n"
         )
     }
 
@@ -640,6 +733,19 @@ mod tests {
         assert!(error.contains("thread 3 (waiter)"), "{error}");
         // Less than was recorded, and more than has passed.
         assert!(told("up 34.00", "up 29.00").contains("4 threads"));
+    }
+
+    #[test]
+    fn time_of_sleep_that_is_counted_and_a_lock_that_is_not_named_are_told() {
+        let good = log(GOOD, "0", "");
+        let told = |from: &str, to: &str| {
+            assert!(good.contains(from), "{from}");
+            Found::read(&good.replace(from, to)).line(&WHOLE).unwrap_err().to_string()
+        };
+        assert!(told(&asleep_and_locked(5), &asleep_and_locked(9)).contains("while the machine slept"));
+        assert!(told("monotonic 15000000000", "monotonic 19000000000").contains("did not sleep"));
+        assert!(told("boot without lockdown=", "it has ").contains("confidentiality"));
+        assert!(told("@@ integrity\r\n@@ exit 0", "@@ integrity\r\n@@ exit 4").contains("integrity"));
     }
 
     #[test]
