@@ -15,7 +15,7 @@ pub const EXACT_CLASS_ID: [u8; 16] = {
 /// First word of a table that is ready to be read: `PERFEXAC`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PERFEXAC");
 /// Version of this layout.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Name given to `memfd_create`.
 pub const TABLE_NAME: &str = "perfusion-exact";
 /// How such a mapping reads in `/proc/PID/maps`.
@@ -87,6 +87,10 @@ pub mod head {
     pub const OBJECT_BYTES: usize = 15;
     /// Nanoseconds that exact mode added to collections.
     pub const OWN_NS: usize = 16;
+    /// Place of the collection after which somebody looked who holds what, plus one; 0 before.
+    pub const LOOKED_AT: usize = 17;
+    /// Nanoseconds that took, the runtime's part included.
+    pub const LOOKED_NS: usize = 18;
     /// First of the losses ([`super::LOSSES`]).
     pub const LOSSES: usize = 24;
     /// Written by the daemon: not 0 when it has opened the table.
@@ -145,12 +149,25 @@ pub mod of_type {
     pub const BY_COLLECTIONS: usize = 16;
     /// First of the dead by time lived.
     pub const BY_TIME: usize = 32;
+    /// Living objects when somebody looked who holds what ([`super::head::LOOKED_AT`]).
+    pub const ALIVE: usize = 56;
+    /// First of the roots that held them then, by COR_PRF_GC_ROOT_KIND: other, stack, finalizer, handle. Weak ones hold nothing.
+    pub const ROOTS: usize = 57;
+    /// References that they had to others.
+    pub const REFERENCES: usize = 61;
+    /// References that others had to them.
+    pub const REFERENCED: usize = 62;
 }
 
 /// Buckets of lifetimes in collections: 0, 1, 2 to 3, 4 to 7, …; the last one has no end.
 pub const COLLECTION_BUCKETS: usize = 16;
 /// Buckets of lifetimes in time: less than 1 ms, 1 ms, 2 to 3 ms, 4 to 7 ms, …; the last one has no end.
 pub const TIME_BUCKETS: usize = 24;
+
+/// Kinds of roots.
+pub const ROOT_KINDS: usize = 4;
+/// Words of a type's row that say who holds its objects.
+pub const HELD_WORDS: usize = of_type::REFERENCED - of_type::ALIVE + 1;
 
 /// The bucket of `number`, of so many.
 #[must_use]
@@ -247,7 +264,8 @@ pub mod loss {
 
 const _: () = {
     assert!(of_type::BY_COLLECTIONS + COLLECTION_BUCKETS <= of_type::BY_TIME);
-    assert!(of_type::BY_TIME + TIME_BUCKETS <= TYPE_WORDS);
+    assert!(of_type::BY_TIME + TIME_BUCKETS <= of_type::ALIVE);
+    assert!(of_type::ROOTS + ROOT_KINDS == of_type::REFERENCES && of_type::REFERENCED < TYPE_WORDS);
     assert!(of_collection::OBJECTS_AFTER < COLLECTION_WORDS);
     assert!(head::LOSSES + LOSSES.len() <= head::READER);
 };

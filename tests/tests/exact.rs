@@ -132,6 +132,31 @@ fn survivors_moves_and_promotions_are_those_of_the_program(runtime: Runtime) {
     println!("{name}: {objects} objects, all of them true");
 }
 
+on_runtimes!(what_holds_the_objects_of_a_type_is_what_the_program_knows: net8 Net8, net10 Net10; long: net9 Net9);
+
+fn what_holds_the_objects_of_a_type_is_what_the_program_knows(runtime: Runtime) {
+    let name = format!("exact::holders on {runtime}");
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
+    let recorded = record(runtime, &["held"], Some(NO_COLLECTIONS)).unwrap();
+    let process = process(&recorded);
+    assert_eq!(number(process, "/looked/collection"), 0, "the first full one is looked at");
+    assert!(number(process, "/looked/took_ns") > 0);
+    let types = process["types"].as_array().expect("a list");
+    let holders = |name: &str| {
+        let of =
+            types.iter().find(|of| of["name"] == name).unwrap_or_else(|| panic!("no {name}: {types:#?}"));
+        &of["holders"]
+    };
+    for (name, truth) in recorded.truth.as_object().expect("types") {
+        for (word, expected) in truth.as_object().expect("numbers") {
+            assert_eq!(&holders(name)[word], expected, "{word} of {name}");
+        }
+    }
+    assert!(number(holders("Counted.Leaf"), "/stack_roots") > 0, "its local");
+    let row = recorded.report.lines().find(|line| line.contains("Counted.Node ") && line.contains(" 299 "));
+    assert!(row.is_some() && recorded.report.contains("after collection 1 ("), "{}", recorded.report);
+}
+
 on_runtimes!(objects_are_counted_while_the_runtime_collects: net8 Net8, net10 Net10; long: net9 Net9);
 
 fn objects_are_counted_while_the_runtime_collects(runtime: Runtime) {

@@ -135,6 +135,9 @@ pub struct Process {
     pub types: Vec<Type>,
     /// Its collections, in order.
     pub collections: Vec<Collection>,
+    /// When somebody looked who holds what; nobody, without a full collection.
+    #[serde(default)]
+    pub looked: Option<Look>,
 }
 
 /// Objects and their bytes.
@@ -187,12 +190,43 @@ pub struct Type {
     pub finalizable: u64,
     /// Times an object was still alive when it had left that queue.
     pub resurrected: u64,
+    /// Who held its objects when somebody looked ([`Process::looked`]).
+    #[serde(default)]
+    pub holders: Holders,
     /// The dead by the number of collections they lived through.
     pub died_after_collections: Vec<Lifetime>,
     /// The dead by the milliseconds they lived.
     pub died_after_ms: Vec<Lifetime>,
     /// What survived each collection that anything survived.
     pub per_collection: Vec<Survival>,
+}
+
+/// What held the living objects of a type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holders {
+    /// Living objects.
+    pub alive: u64,
+    /// Roots that held one of them: locals of threads' stacks.
+    pub stack_roots: u64,
+    /// Handles; those that are weak hold nothing.
+    pub handle_roots: u64,
+    /// The queue of finalizers.
+    pub finalizer_roots: u64,
+    /// Others of the runtime's.
+    pub other_roots: u64,
+    /// References that fields and elements of living objects had to them.
+    pub referenced: u64,
+    /// References that they had to objects.
+    pub references: u64,
+}
+
+/// When somebody looked who holds what: after the last full collection that left time for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Look {
+    /// Place of the collection in the list.
+    pub collection: u32,
+    /// How long it took, the runtime's part included.
+    pub took_ns: u64,
 }
 
 /// Dead objects of about the same lifetime.

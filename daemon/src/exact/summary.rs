@@ -151,6 +151,8 @@ fn of_process(process: &Process, options: Options) -> Vec<String> {
     lines.extend(lives(&process.types));
     lines.push(String::new());
     lines.extend(types(&process.types, options));
+    lines.push(String::new());
+    lines.extend(holders(process, options));
     lines
 }
 
@@ -294,10 +296,53 @@ fn types(types: &[Type], options: Options) -> Vec<String> {
     lines
 }
 
+/// What held the objects of each type when somebody looked.
+fn holders(process: &Process, options: Options) -> Vec<String> {
+    let Some(look) = process.looked else {
+        return vec!["who holds them: not known, there was no full collection".to_owned()];
+    };
+    let mut types: Vec<&Type> = process.types.iter().filter(|of| of.holders.alive > 0).collect();
+    types.sort_by_key(|of| std::cmp::Reverse(of.holders.alive));
+    let shown = types.len().min(options.rows);
+    let mut lines = vec![
+        format!(
+            "who holds them, after collection {} ({} to look): {shown} of {} types, most living objects first",
+            look.collection.saturating_add(1),
+            time(look.took_ns),
+            types.len()
+        ),
+        format!(
+            "  {:>14} {:>14} {:>14} {:>8} {:>8} {:>10} {:>8}  type",
+            "alive", "referred to by", "they refer to", "stacks", "handles", "finalizers", "others"
+        ),
+    ];
+    for of in types.into_iter().take(shown) {
+        let held = of.holders;
+        let numbers = format!(
+            "  {:>14} {:>14} {:>14} {:>8} {:>8} {:>10} {:>8}  ",
+            count(held.alive),
+            count(held.referenced),
+            count(held.references),
+            count(held.stack_roots),
+            count(held.handle_roots),
+            count(held.finalizer_roots),
+            count(held.other_roots),
+        );
+        let room = options.width.map(|width| width.saturating_sub(numbers.chars().count()));
+        let (name, module) = fit(&of.name, &of.module, room);
+        lines.push(format!("{numbers}{name}{}{module}", if module.is_empty() { "" } else { "  " }));
+    }
+    lines.push(
+        "static fields are elements of arrays of the runtime's (object[]), which handles hold; weak handles hold nothing"
+            .to_owned(),
+    );
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::{Options, lines, text};
-    use crate::exact::{Account, Collection, Count, Ending, Lifetime, Process, Type};
+    use crate::exact::{Account, Collection, Count, Ending, Holders, Lifetime, Look, Process, Type};
 
     fn account() -> Account {
         let of = Type {
@@ -307,6 +352,7 @@ mod tests {
             left: Count { objects: 12, bytes: 288 },
             finalizable: 7,
             resurrected: 2,
+            holders: Holders { alive: 9, referenced: 1234, handle_roots: 3, ..Holders::default() },
             died_after_collections: vec![Lifetime { from: 2, to: Some(3), objects: 5 }],
             ..Type::default()
         };
@@ -318,6 +364,7 @@ mod tests {
             bytes: 24_000_000,
             types: vec![of],
             collections: vec![collection],
+            looked: Some(Look { collection: 0, took_ns: 2_000_000 }),
             ..Process::default()
         };
         Account { command: vec!["shop".to_owned()], processes: vec![process], ..Account::default() }
@@ -334,6 +381,8 @@ mod tests {
             "2 to 3 collections",
             "7 +2",
             "Shop.Order  shop.dll",
+            "after collection 1 (2 ms to look): 1 of 1 types",
+            "9          1,234              0        0        3 ",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }

@@ -1,6 +1,6 @@
 //! Reads one process's table (`profiler_protocol::exact`). Every number may be a lie: all are bounded, and names are made printable.
 
-use super::{Collection, Count, Ending, Lifetime, Process, Source, Survival, Type};
+use super::{Collection, Count, Ending, Lifetime, Look, Process, Source, Survival, Type};
 use crate::aggregate::collections::reason_name;
 use crate::aggregate::key::UNKNOWN_TYPE;
 use crate::source::shim::Opened;
@@ -155,6 +155,10 @@ fn account(copied: &Copied, pid: u32, is_running: bool) -> Process {
             .enumerate()
             .map(|(index, words)| collection(index, &words, began_ns))
             .collect(),
+        looked: head(head::LOOKED_AT).checked_sub(1).map(|collection| Look {
+            collection: u32::try_from(collection).unwrap_or(u32::MAX),
+            took_ns: head(head::LOOKED_NS),
+        }),
     }
 }
 
@@ -265,6 +269,13 @@ fn add(of: &mut Type, words: &Words) {
         (&mut of.finalizable, of_type::FINALIZABLE),
         (&mut of.resurrected, of_type::RESURRECTED),
         (&mut of.dead.bytes, of_type::DEAD_BYTES),
+        (&mut of.holders.alive, of_type::ALIVE),
+        (&mut of.holders.other_roots, of_type::ROOTS),
+        (&mut of.holders.stack_roots, of_type::ROOTS + 1),
+        (&mut of.holders.finalizer_roots, of_type::ROOTS + 2),
+        (&mut of.holders.handle_roots, of_type::ROOTS + 3),
+        (&mut of.holders.references, of_type::REFERENCES),
+        (&mut of.holders.referenced, of_type::REFERENCED),
     ] {
         *sum = sum.saturating_add(words.get(at));
     }

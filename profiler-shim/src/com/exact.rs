@@ -40,12 +40,13 @@ static TABLE: Vtable = {
     slots[42] = runtime_suspend_started as *const ();
     slots[46] = runtime_resume_finished as *const ();
     slots[50] = object_allocated as *const ();
-    // Their answer ends the walk through all living objects that the runtime would make after each collection.
+    // ObjectsAllocatedByClass: what it tells is known better.
     slots[51] = refused as *const ();
-    slots[52] = refused as *const ();
+    slots[52] = object_references as *const ();
     slots[73] = garbage_collection_started as *const ();
     slots[75] = garbage_collection_finished as *const ();
     slots[76] = finalizeable_object_queued as *const ();
+    slots[77] = root_references2 as *const ();
     slots[87] = moved_references2 as *const ();
     slots[88] = surviving_references2 as *const ();
     slots[95] = event_pipe_event_delivered as *const ();
@@ -193,6 +194,40 @@ unsafe extern "C" fn garbage_collection_finished(this: *mut c_void) -> i32 {
 unsafe extern "C" fn finalizeable_object_queued(this: *mut c_void, _flags: u32, object: usize) -> i32 {
     // SAFETY: `this` is the object it was called on.
     unsafe { exact(this) }.waits_for_finalizer(object);
+    S_OK
+}
+
+/// Its answer ends the walk through all living objects that the runtime makes after each collection.
+unsafe extern "C" fn object_references(
+    this: *mut c_void,
+    _object: usize,
+    class: usize,
+    count: u32,
+    to: *const usize,
+) -> i32 {
+    // SAFETY: `count` references.
+    let to = unsafe { slice(to, count) };
+    // SAFETY: `this` is the object it was called on.
+    if unsafe { exact(this) }.alive(class, to) { S_OK } else { E_FAIL }
+}
+
+unsafe extern "C" fn root_references2(
+    this: *mut c_void,
+    count: u32,
+    objects: *const usize,
+    kinds: *const u32,
+    flags: *const u32,
+    _ids: *const usize,
+) -> i32 {
+    // SAFETY: `count` objects.
+    let objects = unsafe { slice(objects, count) };
+    // SAFETY: as many kinds.
+    let kinds = unsafe { slice(kinds, count) };
+    // SAFETY: as many flags.
+    let flags = unsafe { slice(flags, count) };
+    let roots = objects.iter().zip(kinds).zip(flags).map(|((object, kind), flags)| (*object, *kind, *flags));
+    // SAFETY: `this` is the object it was called on.
+    unsafe { exact(this) }.rooted(roots);
     S_OK
 }
 

@@ -5,6 +5,7 @@ use super::guid::{Guid, IMETADATA_IMPORT2, INFOS};
 use super::hresult::{E_FAIL, S_OK};
 use super::metadata::Metadata;
 use crate::exact::Runtime;
+use crate::exact::holders::Objects;
 use crate::live::Handles;
 use crate::repeat::mix;
 use core::ffi::c_void;
@@ -543,6 +544,15 @@ impl Info {
             ranges.as_mut_ptr()
         );
         if answer == S_OK { (count as usize).min(8) } else { 0 }
+    }
+}
+
+impl Objects for Info {
+    #[inline]
+    fn class_of(&self, object: usize) -> Option<usize> {
+        let mut class = 0usize;
+        let answer = invoke!(self.pointer, 3, (usize, *mut usize), object, &raw mut class);
+        (answer == S_OK).then_some(class)
     }
 }
 

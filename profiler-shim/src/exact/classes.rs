@@ -113,6 +113,23 @@ impl Classes {
         None
     }
 
+    /// Row of a class that objects were allocated of; 0 for another one.
+    #[inline(never)]
+    #[must_use]
+    pub fn row(&self, class: usize) -> usize {
+        let start = mix(class as u64);
+        for probe in 0..PROBES {
+            let begin = (start.wrapping_add(probe) as usize % SLOTS) * SLOT_WORDS;
+            let Some([id, info, ..]) = self.slots.get(begin..) else { return 0 };
+            match id.load(Ordering::Acquire) {
+                0 => return 0,
+                there if there == class as u64 => return Class(info.load(Ordering::Acquire)).row(),
+                _ => {}
+            }
+        }
+        0
+    }
+
     /// Finds a class, or adds it.
     #[inline(never)]
     pub fn find(&self, class: usize, table: &Table, runtime: &impl Runtime) -> Found {
@@ -188,6 +205,7 @@ mod tests {
         let find = |class| classes.find(class, &table, &runtime);
         let first = find(0x1000);
         assert!(first.is_new && !find(0x1000).is_new && find(0x2000).is_new);
+        assert_eq!((classes.row(0x1000), classes.row(0x3000)), (first.class.row(), 0));
         assert_eq!(first.class.fixed_size_words(), None);
         classes.described(0x1000, 4, false, &runtime);
         let known = find(0x1000);

@@ -9,6 +9,7 @@
 pub mod chance;
 pub mod chunks;
 pub mod classes;
+pub mod holders;
 pub mod ranges;
 pub mod survey;
 pub mod table;
@@ -21,6 +22,7 @@ use crate::syscall;
 use chunks::{Chunks, Entry};
 use classes::Classes;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use holders::Holders;
 use profiler_protocol::exact::{TABLE_WORDS, head, loss, of_collection as row, state};
 use profiler_protocol::layout::pack_runtime;
 use survey::Survey;
@@ -66,6 +68,7 @@ pub struct Exact {
     chunks: Chunks,
     classes: Classes,
     survey: Survey,
+    holders: Holders,
     /// Address of the newest ICorProfilerInfo, and its number.
     info: AtomicUsize,
     info_level: AtomicU32,
@@ -96,6 +99,7 @@ impl Exact {
             chunks: Chunks::new()?,
             classes: Classes::new()?,
             survey: Survey::new()?,
+            holders: Holders::new()?,
             info: AtomicUsize::new(0),
             info_level: AtomicU32::new(0),
             began_ns: AtomicU64::new(0),
@@ -244,6 +248,9 @@ impl Exact {
         let began_ns = syscall::now_ns();
         self.take_lock();
         self.survey.begin(condemned, induced, began_ns, self.suspending_ns.swap(0, Ordering::Relaxed), &info);
+        if condemned >= survey::OLDEST {
+            self.holders.begin(began_ns);
+        }
         if self.walk.load(Ordering::Relaxed) == walk::SKIPPABLE {
             let is_skipped = info.set_mask(Mask::EXACT_WITHOUT_GC).is_ok();
             self.walk.store(if is_skipped { walk::SKIPPED } else { walk::NEEDED }, Ordering::Relaxed);
@@ -265,10 +272,27 @@ impl Exact {
         self.survey.waits_for_finalizer(object);
     }
 
+    /// What holds living objects from outside the heap, after a collection: object, kind, flags.
+    pub fn rooted(&self, roots: impl Iterator<Item = (usize, u32, u32)>) {
+        if let Some(info) = self.info().filter(|_| self.holders.is_open()) {
+            self.holders.told(&self.table, syscall::now_ns);
+            self.holders.roots(&self.classes, &info, roots);
+        }
+    }
+
+    /// A living object after a collection, and those it refers to. False: no more is wanted.
+    #[inline]
+    pub fn alive(&self, class: usize, to: &[usize]) -> bool {
+        let Some(info) = self.info().filter(|_| self.holders.is_open()) else { return false };
+        self.holders.told(&self.table, syscall::now_ns);
+        self.holders.object(&self.classes, &info, class, to);
+        true
+    }
+
     /// The collection is over; the world still stands.
     pub fn collection_ends(&self) {
         let Some(info) = self.info().filter(|_| self.survey.is_open()) else { return };
-        let ended_ns = syscall::now_ns();
+        let mut ended_ns = syscall::now_ns();
         if self.walk.load(Ordering::Relaxed) == walk::SKIPPED {
             // The event that was relied on did not come (somebody ended our session): nobody told of survivors.
             self.table.count(head::LOSSES + loss::RANGES);
@@ -279,6 +303,8 @@ impl Exact {
         let event =
             (self.event_number.swap(0, Ordering::Relaxed), self.event_what.swap(0, Ordering::Relaxed));
         self.table.change(|table| {
+            // The runtime's going through all objects is no part of the collection.
+            ended_ns = self.holders.end(table, self.survey.collections(), ended_ns).unwrap_or(ended_ns);
             self.survey.finish(table, &self.chunks, &info, now_ms, event);
             table.set(head::COUNTED_NS, ended_ns);
             let own_ns = syscall::now_ns().wrapping_sub(ended_ns);

@@ -15,7 +15,8 @@ use profiler_protocol::exact::{
 
 /// Lists of living objects: generations 0 to 2, the large object heap (3), the pinned one (4).
 const LISTS: usize = 5;
-const OLDEST: u8 = 2;
+/// The generation that is collected with all others.
+pub const OLDEST: u8 = 2;
 const LARGE: u8 = 3;
 const PINNED: u8 = 4;
 
@@ -166,6 +167,12 @@ impl Survey {
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.condemned.load(Ordering::Relaxed) != 0
+    }
+
+    /// Collections that have ended.
+    #[must_use]
+    pub fn collections(&self) -> u64 {
+        self.collections.load(Ordering::Relaxed)
     }
 
     /// A collection begins.

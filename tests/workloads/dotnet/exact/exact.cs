@@ -2,12 +2,14 @@
 // looks at every object it holds, forces a collection, and looks again: what was in a collected generation has survived it, and where it is
 // now says whether it was moved and promoted. With DOTNET_GCgen0size large enough no other collection happens; `collections` is for
 // whoever wants to be sure. Then, if `busy` is given, the threads allocate garbage until the runtime has collected some times by itself.
+// With `held` in place of the numbers it makes objects that are held in ways it knows, and has the runtime look once.
 // Truth: of each type objects, bytes, survivors, survivals, moves, promotions, those queued for finalizers, those alive after that.
 #pragma warning disable 0649 // fields that only make objects larger
 using System;
 using System.Collections.Generic;
 using System.Globalization;
 using System.Runtime.CompilerServices;
+using System.Runtime.InteropServices;
 using System.Text;
 using System.Threading;
 
@@ -26,6 +28,10 @@ namespace Counted
         public static readonly List<Phoenix> Risen = new List<Phoenix>();
         ~Phoenix() { lock (Risen) Risen.Add(this); }
     }
+
+    sealed class Leaf { public long A; }
+    sealed class Node { public Leaf A, B; public Node Next; }
+    sealed class Static { public static readonly Static Only = new Static(); }
 
     // What is true of one type.
     sealed class Of
@@ -77,6 +83,8 @@ namespace Counted
 
         static int Main(string[] args)
         {
+            if (args[0] == "held")
+                return Hold();
             threads = int.Parse(args[0], CultureInfo.InvariantCulture);
             rounds = int.Parse(args[1], CultureInfo.InvariantCulture);
             scale = int.Parse(args[2], CultureInfo.InvariantCulture);
@@ -126,6 +134,40 @@ namespace Counted
             Print(forced);
             GC.KeepAlive(kept);
             return 0;
+        }
+
+        // A list of a hundred nodes, each with two leaves but the last with one twice, in an array that a handle holds; fifty leaves with a handle each, seven
+        // weak ones, and one on the stack.
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static int Hold()
+        {
+            var handles = new List<GCHandle>();
+            Build(handles);
+            var local = new Leaf();
+            GC.KeepAlive(Static.Only);
+            GC.Collect();
+            GC.KeepAlive(local);
+            Console.WriteLine("truth {\"Counted.Leaf\":{\"alive\":250,\"referenced\":200,\"references\":0,\"handle_roots\":50},"
+                + "\"Counted.Node\":{\"alive\":100,\"referenced\":199,\"references\":299,\"handle_roots\":0,\"stack_roots\":0},"
+                + "\"Counted.Node[]\":{\"alive\":1,\"referenced\":0,\"references\":100,\"handle_roots\":1,\"stack_roots\":0},"
+                + "\"Counted.Static\":{\"alive\":1,\"referenced\":1,\"references\":0,\"handle_roots\":0,\"stack_roots\":0}}");
+            foreach (var handle in handles)
+                handle.Free();
+            return 0;
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Build(List<GCHandle> handles)
+        {
+            var nodes = new Node[100];
+            for (var n = 0; n < nodes.Length; n++)
+                nodes[n] = new Node { A = new Leaf(), B = new Leaf(), Next = n > 0 ? nodes[n - 1] : null };
+            nodes[99].B = nodes[99].A;
+            handles.Add(GCHandle.Alloc(nodes));
+            for (var n = 0; n < 50; n++)
+                handles.Add(GCHandle.Alloc(new Leaf()));
+            for (var n = 0; n < 7; n++)
+                handles.Add(GCHandle.Alloc(nodes[n].A, GCHandleType.Weak));
         }
 
         static void Live(int number)
