@@ -104,7 +104,7 @@ impl Processor {
     /// The window of a cut, with all names that are known by now, and what to forget when it is encoded.
     #[must_use]
     pub fn window(&mut self, cut: Cut) -> (Window, Gone) {
-        let Cut { at, rows, labels, stacks, sites, live, pauses, throws, lock_waits, .. } = cut;
+        let Cut { at, mut rows, labels, stacks, sites, live, pauses, throws, lock_waits, .. } = cut;
         let (lock_events, gone) = (cut.lock_events, cut.gone);
         self.left_out_before = cut.left_out;
         let mut window = Window::new(WindowLimits::default());
@@ -127,13 +127,7 @@ impl Processor {
             Place::Marker(_) => None,
         });
         self.runtime_waits.learn_pauses(waits, |frame| self.symbolizer.symbol(frame));
-        for row in &rows {
-            let labels = match labels.get(&(row.thread.tid, row.since)) {
-                Some(labels) => labels.clone(),
-                None => Labels::default(),
-            };
-            self.add_row(&mut window, row, labels, &stacks);
-        }
+        // What is beyond the window's bound on distinct rows is one row: the few of these families would be lost among those of time.
         self.add_heap(&mut window, &stacks, at, sites, live);
         for (labels, total) in pauses {
             let frames = [FrameKey::Marker(Marker::GarbageCollector)];
@@ -146,6 +140,14 @@ impl Processor {
         for (stack, labels, Waited { count, ns }) in lock_waits {
             let values = [(SampleType::Contentions, count), (SampleType::Delay, ns)];
             window.add_all(stacks.frames(stack), &labels, &values);
+        }
+        sort_by_share(&mut rows);
+        for row in &rows {
+            let labels = match labels.get(&(row.thread.tid, row.since)) {
+                Some(labels) => labels.clone(),
+                None => Labels::default(),
+            };
+            self.add_row(&mut window, row, labels, &stacks);
         }
         self.symbolizer.resolve(window.frames(), &self.processes);
         window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
@@ -245,6 +247,21 @@ impl Processor {
             None => window.add_all(frames, &labels, &values),
         }
     }
+}
+
+/// Puts first what is most of a column, whichever: a window keeps so many rows apart, in the order they come.
+fn sort_by_share(rows: &mut [Row]) {
+    let columns = |row: &Row| [row.cpu_ns, row.runnable_ns, row.blocked_ns];
+    let mut sums = [0.0; 3];
+    for row in rows.iter() {
+        sums.iter_mut().zip(columns(row)).for_each(|(sum, value)| *sum += value);
+    }
+    let share = |row: &Row| {
+        let shares =
+            columns(row).into_iter().zip(sums).map(|(value, sum)| if sum > 0.0 { value / sum } else { 0.0 });
+        shares.fold(0.0, f64::max)
+    };
+    rows.sort_by(|a, b| share(b).total_cmp(&share(a)));
 }
 
 /// The estimates of a window that is over; only names may be missing.
@@ -410,4 +427,36 @@ fn wait_labels(processor: &mut Processor, wait: LockWait) -> Labels {
     let owner = wait.owner.filter(|_| processor.is_detailed());
     let (lock_owner, lock_owner_name) = owner.map(|owner| processor.owner_texts(labels.pid, owner)).unzip();
     Labels { lock_owner, lock_owner_name, ..labels }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MonotonicNs, Place, Row, ThreadId, sort_by_share};
+    use crate::sample::frame::Marker;
+
+    #[test]
+    fn what_is_most_of_any_column_comes_first() {
+        let row = |tid, [cpu_ns, runnable_ns, blocked_ns]: [f64; 3]| Row {
+            thread: ThreadId { pid: 1, tid },
+            since: MonotonicNs(0),
+            place: Place::Marker(Marker::Overflow),
+            reason: None,
+            waker: None,
+            samples: 0,
+            cpu_ns,
+            runnable_ns,
+            blocked_ns,
+            wait_stderr_ns: 0.0,
+        };
+        // Nobody wanted a CPU, and sleep is a thousand times what was computed.
+        let mut rows = [
+            row(1, [1.0, 0.0, 10.0]),
+            row(2, [0.0, 0.0, 4_000.0]),
+            row(3, [9.0, 0.0, 0.0]),
+            row(4, [0.0, 0.0, 5_990.0]),
+            row(5, [0.0, 0.0, 0.0]),
+        ];
+        sort_by_share(&mut rows);
+        assert_eq!(rows.map(|row| row.thread.tid), [3, 4, 2, 1, 5]);
+    }
 }
