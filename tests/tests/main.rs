@@ -28,6 +28,7 @@ mod memory;
 mod monitoring;
 mod names;
 mod node;
+mod object_storage;
 mod otlp;
 mod ps;
 mod pyroscope;

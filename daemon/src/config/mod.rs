@@ -11,6 +11,8 @@ use crate::select::Selection;
 use crate::sink::otlp::OtlpOptions;
 use crate::sink::pyroscope::PyroscopeOptions;
 use crate::sink::receiver::SpoolOptions;
+#[cfg(feature = "object-storage")]
+use crate::sink::s3::S3Options;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -39,6 +41,9 @@ pub struct Config {
     pub otlp: Vec<OtlpOptions>,
     /// Pyroscope servers. Any number.
     pub pyroscope: Vec<PyroscopeOptions>,
+    /// Buckets of S3 and of what speaks its protocol. Any number.
+    #[cfg(feature = "object-storage")]
+    pub s3: Vec<S3Options>,
     /// Where what is to be sent waits.
     pub spool: SpoolOptions,
     /// Loading the shim into .NET processes.
@@ -285,6 +290,15 @@ pub struct Unfit {
 }
 
 impl Config {
+    /// True when there is anybody whose profiles wait in the spool.
+    fn has_receivers(&self) -> bool {
+        #[cfg(feature = "object-storage")]
+        if !self.s3.is_empty() {
+            return true;
+        }
+        !(self.otlp.is_empty() && self.pyroscope.is_empty())
+    }
+
     /// Checks what the types cannot say.
     ///
     /// # Errors
@@ -336,7 +350,7 @@ impl Config {
                 return unfit(key, "an absolute path", path.display().to_string());
             }
         }
-        if !(self.otlp.is_empty() && self.pyroscope.is_empty()) && self.spool.directory.is_none() {
+        if self.has_receivers() && self.spool.directory.is_none() {
             return unfit("spool.directory", "a directory, since there is a receiver", "none".to_owned());
         }
         for (at, receiver) in self.otlp.iter().enumerate() {
@@ -354,6 +368,15 @@ impl Config {
             }
             if self.pyroscope.iter().take(at).any(|other| other.url == server.url) {
                 return unfit("pyroscope", "each server once", server.url.clone());
+            }
+        }
+        #[cfg(feature = "object-storage")]
+        for (at, store) in self.s3.iter().enumerate() {
+            if let Err(problem) = store.check() {
+                return Err(Unfit { key: "s3", problem });
+            }
+            if self.s3.iter().take(at).any(|other| other.place() == store.place()) {
+                return unfit("s3", "each prefix of a bucket once", store.place());
             }
         }
         if let Err(problem) = self.kubernetes.check() {

@@ -4,6 +4,8 @@ use crate::config::Config;
 use crate::sink::directory::Directory;
 use crate::sink::otlp::Otlp;
 use crate::sink::pyroscope::Pyroscope;
+#[cfg(feature = "object-storage")]
+use crate::sink::s3::S3;
 use crate::sink::{Finished, Sink, SinkError};
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -64,12 +66,20 @@ pub fn open(config: &Config) -> Result<Vec<Box<dyn Sink>>, SinkError> {
     for server in &config.pyroscope {
         sinks.push(Box::new(Pyroscope::open(server, &config.spool)?));
     }
+    #[cfg(feature = "object-storage")]
+    for store in &config.s3 {
+        sinks.push(Box::new(S3::open(store, &config.spool)?));
+    }
     Ok(sinks)
 }
 
 /// True when the sinks of two configurations differ.
 #[must_use]
 pub fn differ(a: &Config, b: &Config) -> bool {
+    #[cfg(feature = "object-storage")]
+    if a.s3 != b.s3 {
+        return true;
+    }
     (&a.files, &a.otlp, &a.pyroscope, &a.spool) != (&b.files, &b.otlp, &b.pyroscope, &b.spool)
 }
 

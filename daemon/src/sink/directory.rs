@@ -254,7 +254,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// `20261121T213700.000Z.pb.gz`; `-1` and so on before the suffix for further ones of the same moment.
-fn file_name(start: u64, number: u32) -> String {
+pub(super) fn file_name(start: u64, number: u32) -> String {
     let time = Utc::of(Duration::from_millis(start)).compact();
     if number == 0 { format!("{time}{SUFFIX}") } else { format!("{time}-{number}{SUFFIX}") }
 }
@@ -270,7 +270,7 @@ fn parse_name(name: &str) -> Option<(u64, u32)> {
 }
 
 /// A service's name as a directory's: letters, digits, `-`, `_` and inner dots stay, all else becomes `%` and two digits.
-fn encode(service: &str) -> String {
+pub(super) fn encode(service: &str) -> String {
     let mut name = String::new();
     for (at, byte) in service.bytes().enumerate() {
         let plain = byte.is_ascii_alphanumeric() || b"-_".contains(&byte) || byte == b'.' && at > 0;

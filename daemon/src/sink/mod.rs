@@ -11,6 +11,8 @@ pub mod http;
 pub mod otlp;
 pub mod pyroscope;
 pub mod receiver;
+#[cfg(feature = "object-storage")]
+pub mod s3;
 pub mod spool;
 
 use crate::pprof::proto::Profile;
