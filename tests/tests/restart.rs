@@ -127,7 +127,7 @@ fn killing_the_profiler_at_random_moments_never_hurts_the_app() {
     let heard = record_allocations(&mut app, 1, Duration::from_secs(2)).unwrap();
     let (profile, outcome) = &heard.profiles[0];
     let allocated = profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make")) as f64;
-    heard.assert_holds(allocated, &outcome.stderr);
+    heard.assert_holds(profile, allocated, &outcome.stderr);
     assert_nothing_left(scratch.path("killed.pb.gz").parent().unwrap());
     // It computed the right thing all the time.
     let truth = app.stop().unwrap();
