@@ -2,7 +2,7 @@
 // token to each other, so that threads switch all the time. Each line on standard input is answered with "OPERATIONS NANOSECONDS":
 // work done by all threads since the start, and when it was read. "exit" or the end of the input ends it. With the argument "allocate"
 // it allocates about forty times as much for the same work, so that time in the shim can be seen; with "work" nobody hands tokens; with
-// "switch N" nobody works, and threads switch N times a second; with "idle" there are no threads. The line "fill" makes it allocate 1 GB and
+// "switch N" nobody works, and threads switch N times a second; with "micro" they do nothing but make small objects; with "idle" there are no threads. The line "fill" makes it allocate 1 GB and
 // keep most of it.
 using System;
 using System.Diagnostics;
@@ -28,6 +28,14 @@ static class Load
         string what = args.Length > 0 ? args[0] : "";
         if (what == "allocate") (rounds, size) = (2000, 10_000);
         if (what == "switch") Switch(int.Parse(args[1]));
+        else if (what == "micro")
+        {
+            for (int i = 0; i < Environment.ProcessorCount; i++)
+            {
+                int slot = (i + 1) * Stride;
+                new Thread(() => Make(slot)) { IsBackground = true, Name = "maker" }.Start();
+            }
+        }
         else if (what != "idle")
         {
             for (int i = 0; i < Environment.ProcessorCount; i++)
@@ -76,6 +84,19 @@ static class Load
         {
             seed = Down<byte>(seed, Depth);
             Volatile.Write(ref Operations[slot], Operations[slot] + 1);
+        }
+    }
+
+    sealed class Small { public long One, Two; }
+
+    // A micro-benchmark of allocation: objects of 32 bytes as fast as they can be had, of which the last 64 live.
+    static void Make(int slot)
+    {
+        var last = new Small[64];
+        for (long made = 0; ; made++)
+        {
+            last[made & 63] = new Small { One = made };
+            if ((made & 1023) == 0) Volatile.Write(ref Operations[slot], made);
         }
     }
 

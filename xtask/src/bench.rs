@@ -8,6 +8,7 @@ mod load;
 mod shim;
 mod smaps;
 mod statistics;
+mod web;
 
 use std::{fs, path::Path, process::Command};
 
@@ -41,7 +42,7 @@ const LEARNING_SECONDS: f64 = 2.0;
 type Figure = fn(&Bench<'_>) -> Result<Vec<Row>>;
 
 /// Name on the command line, what it measures and how (a heading, and text below it where more is to be said), and the code that does it.
-const FIGURES: [(&str, &str, Figure); 9] = [
+const FIGURES: [(&str, &str, Figure); 11] = [
     ("start", "From starting `perfusion record` to the first sample in the kernel", start_to_first_sample),
     (
         "sample",
@@ -67,6 +68,16 @@ const FIGURES: [(&str, &str, Figure); 9] = [
         "throughput",
         "Operations per second of the app, recorded against not recorded, in alternation",
         throughput,
+    ),
+    (
+        "kestrel",
+        "Requests per second of a Kestrel app with all CPUs busy, clients included, recorded against not recorded, in alternation",
+        kestrel,
+    ),
+    (
+        "micro",
+        "Objects of 32 bytes a second, made by all CPUs and nothing else, recorded against not recorded, in alternation",
+        micro,
     ),
     ("allocation", "An app that allocates 400 MB/s, seen by its own profile at 4,999 Hz", allocation),
     (
@@ -377,13 +388,31 @@ fn crowd_memory(bench: &Bench<'_>) -> Result<Vec<Row>> {
     Ok(vec![whom, memory(rss, maps)])
 }
 
-/// Pairs of windows of 2 s; each pair begins with the other one, so that drift cancels out, and the interval is of the pairs' ratios. A recorded window begins once the shim is there
-/// and the probes have learned the app's code for some seconds: the start is a figure of its own.
+/// The app that works and switches.
 fn throughput(bench: &Bench<'_>) -> Result<Vec<Row>> {
+    throughput_of(bench, &mut load::App::start(bench.paths)?)
+}
+
+/// The app that does nothing but allocate.
+fn micro(bench: &Bench<'_>) -> Result<Vec<Row>> {
+    throughput_of(bench, &mut load::App::start_micro(bench.paths)?)
+}
+
+/// The Kestrel app, and clients that keep all CPUs busy.
+fn kestrel(bench: &Bench<'_>) -> Result<Vec<Row>> {
+    let (mut app, clients) = web::start(bench.paths)?;
+    let rows = throughput_of(bench, &mut app)?;
+    clients.end()?;
+    app.end()?;
+    Ok(rows)
+}
+
+/// Pairs of windows; each pair begins with the other one, so that drift cancels out, and the interval is of the pairs' ratios. A recorded window begins once the shim is there
+/// and the probes have learned the app's code for some seconds: the start is a figure of its own.
+fn throughput_of(bench: &Bench<'_>, app: &mut load::App) -> Result<Vec<Row>> {
     const PAIRS: usize = 20;
-    const WINDOW_SECONDS: f64 = 2.0;
-    let mut app = load::App::start(bench.paths)?;
-    load::pass(WINDOW_SECONDS); // tiered compilation settles
+    const WINDOW_SECONDS: f64 = 3.0;
+    load::pass(2.0 * WINDOW_SECONDS); // tiered compilation settles
     let mut of_time = Vec::new();
     let mut of_cpu = Vec::new();
     for pair in 0..PAIRS {
@@ -398,7 +427,7 @@ fn throughput(bench: &Bench<'_>) -> Result<Vec<Row>> {
             } else {
                 None
             };
-            load::pass(LEARNING_SECONDS);
+            load::pass(WINDOW_SECONDS);
             rates[usize::from(recorded)] = app.rates(WINDOW_SECONDS)?;
             if let Some(daemon) = daemon {
                 daemon.finish()?;

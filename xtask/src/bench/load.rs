@@ -73,6 +73,11 @@ impl App {
         App::start_with(paths, &["allocate"])
     }
 
+    /// Starts it to make small objects on all CPUs, and nothing else.
+    pub(super) fn start_micro(paths: &Paths) -> Result<App> {
+        App::start_with(paths, &["micro"])
+    }
+
     /// Starts it to work only: every CPU is busy with it, and it hardly switches.
     pub(super) fn start_working(paths: &Paths) -> Result<App> {
         App::start_with(paths, &["work"])
