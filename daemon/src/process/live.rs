@@ -50,6 +50,8 @@ const MAX_VDSO_BYTES: u64 = 64 << 10;
 const BUDGET_BYTES: u64 = 64 << 20;
 /// How long a look at JIT memory holds.
 const RECHECK: Duration = Duration::from_secs(1);
+/// Bodies looked at again at once, each some reads of the process's memory: those that were met since the last look and will soon be due.
+const BODIES_AT_ONCE: usize = 128;
 /// How long it holds when the next one is not to be had although the process lives: a busy machine holds a reading up for a moment; who holds
 /// it up for longer, or has others' held up, is not to have a name that may be another method's by now.
 const UNSEEN: Duration = Duration::from_secs(5);
@@ -74,7 +76,10 @@ const ON_ITS_WAY: MonotonicNs = MonotonicNs(u64::MAX);
 pub(super) struct KnownBody {
     pub(super) body: JitBody,
     pub(super) generation: u32,
+    /// When it was last looked at.
     pub(super) checked: Instant,
+    /// It was met since then.
+    pub(super) is_used: bool,
 }
 
 /// What is left of a body that is not known any more.
@@ -846,27 +851,70 @@ impl View<'_> {
     fn has_body(&mut self, pc: u64) -> Result<bool, Refusal> {
         let Some((start, known)) = self.process.body_at(pc) else { return Ok(false) };
         let checked = known.checked;
+        if let Some(known) = self.process.bodies.get_mut(&start) {
+            known.is_used = true;
+        }
         if self.now.duration_since(checked) < RECHECK {
             return Ok(true);
         }
-        let body = known.body.clone();
-        let range = body.range.clone();
-        let current = move |memory: &dyn TargetMemory| body.is_current(NATIVE, memory);
-        match self.process.memory().and_then(|memory| memory.with(current)).flatten() {
-            Some(true) => {
-                if let Some(known) = self.process.bodies.get_mut(&start) {
-                    known.checked = self.now;
-                }
-                Ok(true)
-            }
-            Some(false) => {
-                self.counters.bodies_replaced += 1;
-                self.process.forget(&range);
-                Ok(false)
-            }
+        match self.look_at_bodies(start) {
+            Some(is_current) => Ok(is_current),
             None if self.holds_unseen(checked) => Ok(true),
             None => Err(Refusal::Unreadable),
         }
+    }
+
+    /// Looks whether the body at `first` is still there, and with it at others that are met as often: a look costs less than to hand it over to
+    /// the thread that may be held up by it. The answer is the first one's, `None` when it could not be seen.
+    fn look_at_bodies(&mut self, first: u64) -> Option<bool> {
+        let soon = |known: &KnownBody| known.is_used && self.now.duration_since(known.checked) >= RECHECK / 2;
+        let others = self.process.bodies.iter().filter(|(start, known)| **start != first && soon(known));
+        let bodies: Vec<(u64, JitBody)> = self
+            .process
+            .bodies
+            .get_key_value(&first)
+            .into_iter()
+            .chain(others)
+            .take(BODIES_AT_ONCE)
+            .map(|(start, known)| (*start, known.body.clone()))
+            .collect();
+        let look = move |memory: &dyn TargetMemory| -> Vec<_> {
+            bodies
+                .into_iter()
+                .map(|(start, body)| (start, body.is_current(NATIVE, memory), body.range))
+                .collect()
+        };
+        let seen = self.process.memory()?.with(look)?;
+        let mut answer = None;
+        for (start, is_current, range) in seen {
+            if start == first {
+                answer = is_current;
+            }
+            match is_current {
+                Some(true) => {
+                    if let Some(known) = self.process.bodies.get_mut(&start) {
+                        (known.checked, known.is_used) = (self.now, start == first);
+                    }
+                }
+                Some(false) => {
+                    self.counters.bodies_replaced += 1;
+                    self.process.forget(&range);
+                }
+                None => {}
+            }
+        }
+        answer
+    }
+
+    /// Whether a frame found at `pc` before is still that: the body it is of is still there. Its rule is then what it was, for the runtime writes the code
+    /// of a body once, and unwind data are what a body is told by.
+    fn still_holds(&mut self, pc: u64, frame: FrameKey) -> Option<Instant> {
+        let FrameKey::Managed { start, generation, .. } = frame else { return None };
+        if self.has_body(pc) != Ok(true) {
+            return None;
+        }
+        let (found, known) = self.process.body_at(pc)?;
+        (found == start && known.generation == generation).then_some(known.checked)
     }
 
     /// Whether a look at JIT memory still holds although none can be had now. The memory of a process that has ended is what it was.
@@ -930,7 +978,7 @@ impl View<'_> {
             Some(former) => former.next(),
         };
         process.forget_former(body.range.clone());
-        process.bodies.insert(start, KnownBody { body, generation, checked: self.now });
+        process.bodies.insert(start, KnownBody { body, generation, checked: self.now, is_used: true });
     }
 
     fn stub(&self, pc: u64, code: &[u8]) -> (FrameKey, Result<Rule, Refusal>) {
@@ -939,17 +987,23 @@ impl View<'_> {
         (frame, rule)
     }
 
+    /// Does what the process's share of work has room for.
+    fn within_budget<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        self.process.refill(self.common, self.now);
+        if !self.common.has_time(&self.process.share) {
+            return None;
+        }
+        let before = cpu_time();
+        let done = work(self);
+        self.common.spend(&mut self.process.share, cpu_time().saturating_sub(before));
+        Some(done)
+    }
+
     /// [`View::resolve`] within the process's share of work.
     fn resolve_within_budget(&mut self, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
-        self.process.refill(self.common, self.now);
-        let found = if self.common.has_time(&self.process.share) {
-            let before = cpu_time();
-            let found = self.resolve(pc, exact);
-            self.common.spend(&mut self.process.share, cpu_time().saturating_sub(before));
-            found
-        } else {
-            (self.unknown(pc), Err(Refusal::Budget))
-        };
+        let found = self
+            .within_budget(|view| view.resolve(pc, exact))
+            .unwrap_or_else(|| (self.unknown(pc), Err(Refusal::Budget)));
         self.counters.budget_refusals += u64::from(matches!(found.1, Err(Refusal::Budget)));
         found
     }
@@ -993,10 +1047,17 @@ impl View<'_> {
         if pc >> 63 != 0 {
             return Step { frame: self.unknown(pc), rule: Err(Refusal::NoEntry) };
         }
-        if let Some(cached) = self.process.steps.get(&key)
-            && cached.checked.is_none_or(|at| self.now.duration_since(at) < RECHECK)
-        {
-            return cached.step.clone();
+        if let Some(cached) = self.process.steps.get(&key) {
+            if cached.checked.is_none_or(|at| self.now.duration_since(at) < RECHECK) {
+                return cached.step.clone();
+            }
+            let frame = cached.step.frame;
+            if let Some(looked) = self.within_budget(|view| view.still_holds(pc, frame)).flatten()
+                && let Some(cached) = self.process.steps.get_mut(&key)
+            {
+                cached.checked = Some(looked);
+                return cached.step.clone();
+            }
         }
         let (frame, rule) = self.resolve_within_budget(pc, exact);
         let step = Step { frame, rule: rule.map(|rule| self.intern(rule)) };
@@ -1067,15 +1128,9 @@ impl Code for View<'_> {
     }
 
     fn follows_call(&mut self, address: u64) -> Option<bool> {
-        self.process.refill(self.common, self.now);
-        if !self.common.has_time(&self.process.share) {
-            self.counters.budget_refusals += 1;
-            return None;
-        }
-        let before = cpu_time();
-        let follows = self.is_behind_call(address);
-        self.common.spend(&mut self.process.share, cpu_time().saturating_sub(before));
-        follows
+        let follows = self.within_budget(|view| view.is_behind_call(address));
+        self.counters.budget_refusals += u64::from(follows.is_none());
+        follows.flatten()
     }
 
     /// Asked of what [`Code::follows_call`] was just asked.
@@ -1087,22 +1142,19 @@ impl Code for View<'_> {
     /// Of a thread that still sleeps where it did.
     fn stack(&mut self, address: u64) -> Option<Vec<u8>> {
         let Asleep { tid, exec_ns } = self.asleep?;
-        self.process.refill(self.common, self.now);
-        if !self.common.has_time(&self.process.share) {
-            self.counters.budget_refusals += 1;
-            return None;
-        }
-        let before = cpu_time();
-        let pid = self.process.pid;
-        // Before, lest those be read that are gone already, and behind it, which says that it is true.
-        let sleeps = || still_sleeps(pid, tid, exec_ns);
-        let mut bytes = vec![0; STACK_PIECE_BYTES];
-        let length = if sleeps() { self.process.read(address, &mut bytes) } else { 0 };
-        bytes.truncate(length);
-        let is_true = length > 0 && sleeps();
-        self.common.spend(&mut self.process.share, cpu_time().saturating_sub(before));
-        self.counters.stack_pieces += u64::from(is_true);
-        is_true.then_some(bytes)
+        let piece = self.within_budget(|view| {
+            let pid = view.process.pid;
+            // Before, lest those be read that are gone already, and behind it, which says that it is true.
+            let sleeps = || still_sleeps(pid, tid, exec_ns);
+            let mut bytes = vec![0; STACK_PIECE_BYTES];
+            let length = if sleeps() { view.process.read(address, &mut bytes) } else { 0 };
+            bytes.truncate(length);
+            (length > 0 && sleeps()).then_some(bytes)
+        });
+        self.counters.budget_refusals += u64::from(piece.is_none());
+        let piece = piece.flatten();
+        self.counters.stack_pieces += u64::from(piece.is_some());
+        piece
     }
 }
 
@@ -1258,7 +1310,7 @@ mod tests {
         process.is_clr = true;
         let (start, pc, looked) = (0x1_1000, 0x1_1010, Instant::now());
         let body = JitBody::for_test(start..start + 0x100, 1);
-        process.bodies.insert(start, KnownBody { body, generation: 0, checked: looked });
+        process.bodies.insert(start, KnownBody { body, generation: 0, checked: looked, is_used: false });
         let frame = FrameKey::Managed { process: process.id, start, generation: 0 };
         let step = Step { frame, rule: Ok(Arc::new(NATIVE.frameless())) };
         let cached = CachedStep { step: step.clone(), checked: Some(looked), taught: Some(MonotonicNs(0)) };

@@ -1112,7 +1112,9 @@ mod tests {
             table.observe(&event(EventKind::Exec { pid, comm: String::new() }));
             let process = table.live.get_mut(&pid).unwrap();
             let body = JitBody::for_test(start..start + 0x100, 1);
-            process.bodies.insert(start, KnownBody { body, generation: 0, checked: Instant::now() });
+            process
+                .bodies
+                .insert(start, KnownBody { body, generation: 0, checked: Instant::now(), is_used: false });
         }
         table.live.get_mut(&NOBODY).unwrap().used += Duration::from_secs(1);
         table.cached = 2;
@@ -1231,6 +1233,7 @@ mod tests {
                 body: JitBody::for_test(0x1000..0x1100, 1),
                 generation: 0,
                 checked: Instant::now(),
+                is_used: false,
             };
             process.bodies.insert(0x1000, known);
         }
