@@ -2,7 +2,7 @@
 
 use crate::config::units::Span;
 use crate::report::stacks::Only;
-use crate::source::shim::LIVE_OBJECTS;
+use crate::source::shim::{ALLOCATION_SAMPLES, LIVE_OBJECTS, ShimLimits};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgGroup, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use std::{
@@ -221,15 +221,15 @@ pub struct Record {
     pub stack_kib: u32,
     /// Budget for the stacks of waits, in MiB per second; what four seconds leave of it may be used later, and a recording begins with as much. Above
     /// it, waits keep their exact timing and their stacks are sampled with a known probability.
-    #[arg(long, value_name = "MIB", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "MIB", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub wait_stack_mib: u32,
     /// Take the stack of whoever ends a wait too, of the threads that are recorded: in the flame graph and in folded stacks it stands upside
     /// down on the waiting stack, above a frame [woken by]. Comes out of the same budget.
     #[arg(long)]
     pub waker_stacks: bool,
-    /// Sampled objects watched at a time in each .NET process, 256 to 65536. When there are more, chance chooses which, and these stand for all.
-    #[arg(long, value_name = "N", default_value_t = LIVE_OBJECTS, value_parser = clap::value_parser!(u32).range(256..=65_536))]
-    pub live_objects: u32,
+    /// How much each .NET process tells.
+    #[command(flatten)]
+    pub limits: Limits,
     /// Do not ask runtimes for exceptions (sample type `exceptions`): a program that throws many thousand a second pays nothing then.
     #[arg(long)]
     pub no_exceptions: bool,
@@ -375,9 +375,29 @@ pub struct Leaks {
     /// Most places shown.
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 10)]
     pub rows: usize,
-    /// Sampled objects watched at a time, 256 to 65536. When there are more, chance chooses which, and these stand for all.
+    /// How much each .NET process tells.
+    #[command(flatten)]
+    pub limits: Limits,
+}
+
+/// How much each .NET process tells of its objects.
+#[derive(Debug, Args)]
+pub struct Limits {
+    /// Sampled objects watched at a time in each .NET process, 256 to 65536. When there are more, chance chooses which, and these stand for all.
     #[arg(long, value_name = "N", default_value_t = LIVE_OBJECTS, value_parser = clap::value_parser!(u32).range(256..=65_536))]
     pub live_objects: u32,
+    /// Samples of allocations that each .NET process tells of in a second whatever comes, 16 to 1000000 (a sample for each 100 KiB). Of more, chance
+    /// chooses about as many, large objects first, and these stand for all.
+    #[arg(long, value_name = "N", default_value_t = ALLOCATION_SAMPLES, value_parser = clap::value_parser!(u32).range(16..=1_000_000))]
+    pub allocation_samples: u32,
+}
+
+impl Limits {
+    /// As the library is told.
+    #[must_use]
+    pub fn limits(&self) -> ShimLimits {
+        ShimLimits { live_objects: self.live_objects, allocation_samples: self.allocation_samples }
+    }
 }
 
 /// `perfusion heap`.

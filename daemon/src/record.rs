@@ -153,7 +153,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         processes.adopt(pid).ok();
     }
     let shelf = Shelf::default();
-    let mut shims = ShimSource::new(settings.owner, options.live_objects);
+    let mut shims = ShimSource::new(settings.owner, options.limits.limits());
     if options.exact {
         shims = shims.with_exact(shelf.clone());
     }

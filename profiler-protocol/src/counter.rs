@@ -104,6 +104,8 @@ counters! {
     RuntimeRepeats = 43, "shim_runtime_repeats";
     /// Exceptions with a message so long that what stands behind it was not read: whether they were thrown again is not known.
     MessagesCut = 44, "shim_messages_cut";
+    /// Allocation samples that others stand for: chance chose which are told of when many come.
+    AllocationsThinned = 45, "shim_allocations_thinned";
 }
 
 impl Counter {

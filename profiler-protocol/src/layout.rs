@@ -3,7 +3,7 @@
 /// First word of a region that is ready to be read: `PERFSHIM`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PERFSHIM");
 /// Version of this layout.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Name given to `memfd_create`.
 pub const REGION_NAME: &str = "perfusion-shim";
 /// How such a mapping reads in `/proc/PID/maps`.

@@ -5,8 +5,10 @@
 //! that is alive is watched with the probability `min(1, importance / threshold)` of the highest level it has seen, whatever else the
 //! program does, and stands for the inverse of that.
 
+use crate::record::MAX_LEVEL;
+
 /// Bytes between two samples in the mean.
-const SAMPLING_BYTES: u64 = 102_400;
+pub const SAMPLING_BYTES: u64 = 102_400;
 /// Largest importance: the key must fit 64 bits.
 const MOST_IMPORTANT: u64 = 1 << 31;
 
@@ -16,11 +18,12 @@ pub const TOP_LEVEL: u8 = 184;
 pub const LEVELS_OF_OCTAVE: u8 = 4;
 const STEPS: [u64; LEVELS_OF_OCTAVE as usize] = [65_536, 77_936, 92_682, 110_218];
 
-/// How much an object of `size` bytes matters: about the bytes it stands for as a sample.
+/// How much an object of `size` bytes matters whose sample was chosen at `level` of all samples: about the bytes it stands for.
 #[must_use]
-pub const fn importance(size: u64) -> u64 {
+pub const fn importance(size: u64, level: u8) -> u64 {
     let bytes = size.saturating_add(SAMPLING_BYTES);
-    if bytes > MOST_IMPORTANT { MOST_IMPORTANT } else { bytes }
+    let level = if level > MAX_LEVEL { MAX_LEVEL } else { level } as u32;
+    if bytes > MOST_IMPORTANT >> level { MOST_IMPORTANT } else { bytes << level }
 }
 
 /// Keys up to this are not watched at `level`. Level 0 watches everything.
@@ -83,7 +86,7 @@ mod tests {
     #[test]
     fn a_key_is_below_the_level_above_it_and_not_below_the_one_before() {
         for draw in [1, 2, 77, 1 << 20, u32::MAX] {
-            let key = key(importance(24), draw);
+            let key = key(importance(24, 0), draw);
             let level = level_above(key);
             assert!(key <= threshold(level) && key > threshold(level - 1), "{draw}");
         }
@@ -91,20 +94,25 @@ mod tests {
 
     #[test]
     fn the_chance_is_the_share_of_draws_that_are_watched() {
-        for (size, level) in [(24, 1), (24, 9), (300_000, 9), (5_000_000, 20)] {
+        for (size, thinned, level) in
+            [(24, 0, 1), (24, 0, 9), (300_000, 0, 9), (300_000, 4, 22), (5_000_000, 0, 20)]
+        {
             // Draws are evenly spread: their share is that of the largest one that is watched.
             let (mut low, mut high) = (0u64, 1 << 32);
             while high - low > 1 {
                 let middle = low + (high - low) / 2;
-                if key(importance(size), middle as u32) > threshold(level) {
+                if key(importance(size, thinned), middle as u32) > threshold(level) {
                     low = middle
                 } else {
                     high = middle
                 }
             }
             let share = low as f64 / (1u64 << 32) as f64;
-            assert!((share - chance(importance(size), level)).abs() < 1e-6, "{size} at {level}: {share}");
+            assert!(
+                (share - chance(importance(size, thinned), level)).abs() < 1e-6,
+                "{size} at {level}: {share}"
+            );
         }
-        assert_eq!(chance(importance(24), 0), 1.0);
+        assert_eq!(chance(importance(24, 0), 0), 1.0);
     }
 }

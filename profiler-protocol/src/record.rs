@@ -59,6 +59,8 @@ pub struct AllocationHead {
     pub sampled: bool,
     /// 0: not watched; n: a weak handle watches the object, and the level was n − 1 then ([`crate::live`]).
     pub watched: u8,
+    /// The sample stands for 2^level of its kind: it was chosen with that probability.
+    pub level: u8,
     /// True when the copy of the stack ended because of its limit.
     pub limited: bool,
     /// Bytes of stack that follow.
@@ -80,9 +82,9 @@ impl AllocationHead {
         let [a, b, c, d] = self.stack_bytes.to_le_bytes();
         out.put(u64::from_le_bytes([
             self.heap,
-            u8::from(self.sampled),
+            u8::from(self.sampled) | u8::from(self.limited) << 1,
             self.watched,
-            u8::from(self.limited),
+            self.level,
             a,
             b,
             c,
@@ -727,9 +729,11 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
 
 fn decode_allocation<'a>(cursor: &mut Cursor<'a>) -> Result<Body<'a>, RecordError> {
     let (sample, type_id, size, amount) = (cursor.word()?, cursor.word()?, cursor.word()?, cursor.word()?);
-    let [heap, sampled, watched, limited, a, b, c, d] = cursor.word()?.to_le_bytes();
-    if heap > 2 {
-        return Err(RecordError::BadField { kind: cursor.kind, value: u64::from(heap) });
+    let [heap, flags, watched, level, a, b, c, d] = cursor.word()?.to_le_bytes();
+    for (value, most) in [(heap, 2), (flags, 3), (level, MAX_LEVEL)] {
+        if value > most {
+            return Err(RecordError::BadField { kind: cursor.kind, value: u64::from(value) });
+        }
     }
     let stack_bytes = u32::from_le_bytes([a, b, c, d]);
     let registers = cursor.registers()?;
@@ -739,9 +743,10 @@ fn decode_allocation<'a>(cursor: &mut Cursor<'a>) -> Result<Body<'a>, RecordErro
         size,
         amount,
         heap,
-        sampled: cursor.flag(sampled)?,
+        sampled: flags & 1 != 0,
         watched,
-        limited: cursor.flag(limited)?,
+        level,
+        limited: flags & 2 != 0,
         stack_bytes,
         registers,
     };

@@ -25,7 +25,9 @@ pub enum Request {
     /// New limits; 0 leaves a value as it is.
     Settings {
         /// Most weak handles.
-        handles: u64,
+        handles: u32,
+        /// Samples of allocations told of in a second whatever comes; of more, chance chooses.
+        samples: u32,
         /// Most bytes of stack copied with an allocation.
         stack_bytes: u64,
     },
@@ -38,7 +40,9 @@ impl Request {
         match self {
             Self::Name { address, seen_ns } => [1, address, seen_ns],
             Self::Detach => [2, 0, 0],
-            Self::Settings { handles, stack_bytes } => [3, handles, stack_bytes],
+            Self::Settings { handles, samples, stack_bytes } => {
+                [3, handles as u64 | (samples as u64) << 32, stack_bytes]
+            }
         }
     }
 
@@ -48,7 +52,11 @@ impl Request {
         match words {
             [1, address, seen_ns] => Some(Self::Name { address, seen_ns }),
             [2, ..] => Some(Self::Detach),
-            [3, handles, stack_bytes] => Some(Self::Settings { handles, stack_bytes }),
+            [3, limits, stack_bytes] => Some(Self::Settings {
+                handles: (limits & u32::MAX as u64) as u32,
+                samples: (limits >> 32) as u32,
+                stack_bytes,
+            }),
             _ => None,
         }
     }

@@ -108,22 +108,26 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
 
 fn allocation() -> impl Strategy<Value = Owned> {
     let words = proptest::collection::vec(any::<u64>(), 0..64);
-    (any::<[u64; 12]>(), any::<[bool; 2]>(), 0u8..3, words).prop_map(|(w, b, heap, stack)| {
-        let registers = Registers { pc: w[4], sp: w[5], fp: w[6], saved: [w[7], w[8], w[9], w[10], w[11]] };
-        let head = AllocationHead {
-            sample: w[0],
-            type_id: w[1],
-            size: w[2],
-            amount: w[3],
-            heap,
-            sampled: b[0],
-            watched: w[5].to_le_bytes()[0],
-            limited: b[1],
-            stack_bytes: 8 * u32::try_from(stack.len()).expect("short"),
-            registers,
-        };
-        Owned::Allocation(head, stack)
-    })
+    (any::<[u64; 12]>(), any::<[bool; 2]>(), (0u8..3, 0..=MAX_LEVEL), words).prop_map(
+        |(w, b, (heap, level), stack)| {
+            let registers =
+                Registers { pc: w[4], sp: w[5], fp: w[6], saved: [w[7], w[8], w[9], w[10], w[11]] };
+            let head = AllocationHead {
+                sample: w[0],
+                type_id: w[1],
+                size: w[2],
+                amount: w[3],
+                heap,
+                sampled: b[0],
+                watched: w[5].to_le_bytes()[0],
+                level,
+                limited: b[1],
+                stack_bytes: 8 * u32::try_from(stack.len()).expect("short"),
+                registers,
+            };
+            Owned::Allocation(head, stack)
+        },
+    )
 }
 
 fn stack() -> impl Strategy<Value = (StackHead, Vec<u64>)> {
@@ -310,7 +314,7 @@ fn requests_arrive_once_and_in_order_over_many_laps() {
         }
     }
     assert_eq!(seen, asked);
-    let last = [Request::Settings { handles: 7, stack_bytes: 0 }, Request::Detach];
+    let last = [Request::Settings { handles: 7, samples: 9, stack_bytes: 0 }, Request::Detach];
     assert_eq!(consumer.request(&last), Ok(2));
     assert_eq!(reader.take(&region), Some(last[0]));
     assert_eq!(reader.take(&region), Some(last[1]));

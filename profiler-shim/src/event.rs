@@ -1,8 +1,8 @@
 //! What runs on the app's threads: events of the runtime's provider become records. Nothing here waits, allocates or looks at an
 //! object; payloads are read with bounds (layouts: docs.microsoft.com "garbage-collection-events", ClrEtwAll.man of dotnet/runtime).
 
-use crate::contention::level_for;
-use crate::instance::Instance;
+use crate::contention::{CONTENTIONS, level_for};
+use crate::instance::{EXCEPTIONS, Instance};
 use crate::live::{Handles as _, Watch};
 use crate::repeat::mix;
 use crate::stack::{self, Extent};
@@ -11,6 +11,7 @@ use crate::text::Text;
 use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::FEATURE_ALLOCATION_SAMPLED;
+use profiler_protocol::live::{SAMPLING_BYTES, importance};
 use profiler_protocol::load::{WITH_THREAD_POOL, WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS};
 use profiler_protocol::producer::Grant;
 use profiler_protocol::record::{
@@ -175,6 +176,13 @@ fn pool_adjusted(payload: &[u8]) -> Option<(u32, u32)> {
     Some((payload.u32()?, payload.u32()?))
 }
 
+/// The level of a sample that stands for `bytes` where others are chosen at `level`: its chance is at least its share, so that large objects are known
+/// as well as many small ones.
+fn level_of_sample(level: u8, bytes: u64) -> u8 {
+    let larger = (bytes / SAMPLING_BYTES).checked_ilog2().and_then(|bits| u8::try_from(bits).ok());
+    level.saturating_sub(larger.unwrap_or(0))
+}
+
 fn heap(kind: u32) -> Option<u8> {
     u8::try_from(kind).ok().filter(|k| *k <= 2)
 }
@@ -236,6 +244,12 @@ impl Instance {
             return;
         }
         self.count(Counter::AllocationSamples);
+        let level =
+            level_of_sample(self.sampled.level(began_ns, self.samples_limit()), event.size.max(event.amount));
+        if !self.sampled.chosen(level, self.seed()) {
+            self.count(Counter::AllocationsThinned);
+            return;
+        }
         // Room first: an object whose sample cannot be told is not watched either.
         let Some((mut grant, extent)) =
             self.room_with_stack(AllocationHead::WORDS, registers, self.stack_limit())
@@ -244,7 +258,7 @@ impl Instance {
             return;
         };
         let sample = self.samples.fetch_add(1, Ordering::Relaxed);
-        let watched = self.watch(event.address as usize, sample, event.size);
+        let watched = self.watch(event.address as usize, sample, (event.size, level));
         if !self.types.add(event.type_id) {
             self.count(Counter::TypesQueueFull);
         }
@@ -257,6 +271,7 @@ impl Instance {
             heap: event.heap,
             sampled: event.sampled,
             watched,
+            level,
             limited: extent.limited,
             stack_bytes: extent.bytes as u32,
             registers: *registers,
@@ -301,7 +316,7 @@ impl Instance {
                 self.count(Counter::MessagesCut);
             }
             let rethrown = thrown == Thrown::Again;
-            let level = self.thrown.level(began_ns);
+            let level = self.thrown.level(began_ns, EXCEPTIONS);
             if self.thrown.chosen(level, self.seed()) {
                 self.tell_exception((began_ns, thread), level, rethrown, type_name.as_str(), registers);
             } else {
@@ -348,7 +363,7 @@ impl Instance {
             return Some(());
         };
         self.count(Counter::Contentions);
-        let level = level_for(self.contentions.thin.level(now_ns), waited_ns);
+        let level = level_for(self.contentions.thin.level(now_ns, CONTENTIONS), waited_ns);
         if !self.contentions.thin.chosen(level, self.seed()) {
             self.count(Counter::ContentionsThinned);
             return Some(());
@@ -378,10 +393,13 @@ impl Instance {
     }
 
     /// Watches the object, if it is its turn. As in the record: 0, or 1 more than the level.
-    fn watch(&self, address: usize, sample: u64, size: u64) -> u8 {
+    fn watch(&self, address: usize, sample: u64, (size, level): (u64, u8)) -> u8 {
         let Some(info) = self.info().filter(|i| i.has_handles() && self.watches()) else { return 0 };
         let (watched, counter) =
-            match self.live.watch(&info, address, sample, size, &mut |found| self.tell_found(found)) {
+            match self
+                .live
+                .watch(&info, address, sample, importance(size, level), &mut |found| self.tell_found(found))
+            {
                 Watch::Watched { level } => (level.saturating_add(1), Counter::HandlesCreated),
                 Watch::Thinned => (0, Counter::ObjectsThinned),
                 Watch::Full => (0, Counter::HandlesFull),

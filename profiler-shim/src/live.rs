@@ -2,7 +2,7 @@
 //! decides which stay, so that those that stay stand for all (`profiler_protocol::live`). Lock-free for the threads that allocate.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-use profiler_protocol::live::{LEVELS_OF_OCTAVE, TOP_LEVEL, importance, key, level_above, threshold};
+use profiler_protocol::live::{LEVELS_OF_OCTAVE, TOP_LEVEL, key, level_above, threshold};
 use profiler_protocol::record::Words;
 
 /// Objects watched at a time unless told otherwise, and the fewest and most that can be asked for.
@@ -130,17 +130,17 @@ impl Batch {
 }
 
 impl Live {
-    /// Watches the object at `address` of `size` bytes as sample number `sample`, if chance will have it. Where so many come that the service
+    /// Watches the object at `address`, which matters so much, as sample number `sample`, if chance will have it. Where so many come that the service
     /// thread did not make room in time, it is made here, for some hundred objects to come.
     pub fn watch(
         &self,
         handles: &dyn Handles,
         address: usize,
         sample: u64,
-        size: u64,
+        importance: u64,
         report: &mut dyn FnMut(Found<'_>) -> bool,
     ) -> Watch {
-        let key = key(importance(size), self.draw(sample));
+        let key = key(importance, self.draw(sample));
         if key <= threshold(self.level()) {
             return Watch::Thinned;
         }
@@ -523,7 +523,7 @@ mod tests {
 
     /// Nothing can be told meanwhile: room is made by `keep` alone.
     fn watch(live: &Live, heap: &Heap, address: usize, sample: u64, size: u64) -> Watch {
-        live.watch(heap, address, sample, size, &mut |_| false)
+        live.watch(heap, address, sample, importance(size, 0), &mut |_| false)
     }
 
     fn survey(live: &Live, heap: &Heap, condemned: u8, take: bool) -> (Vec<u64>, Vec<u64>) {
@@ -640,7 +640,7 @@ mod tests {
             told.retain(|sample, _| !dead.contains(sample));
             assert_eq!(told.len(), heap.0.borrow().len(), "both know the same objects");
             let estimate: f64 =
-                told.values().map(|&(size, level)| size as f64 / chance(importance(size), level)).sum();
+                told.values().map(|&(size, level)| size as f64 / chance(importance(size, 0), level)).sum();
             let truth: f64 = (0..3_000).filter(|&n| lives(n)).map(|n| size(n) as f64).sum();
             errors.push(estimate / truth - 1.0);
             watched += told.len();
@@ -660,7 +660,7 @@ mod tests {
         live.set_limit(256);
         let mut thinned = 0;
         for n in 0..5_000u64 {
-            let watched = live.watch(&heap, n as usize + 100, n, 24, &mut |found| {
+            let watched = live.watch(&heap, n as usize + 100, n, importance(24, 0), &mut |found| {
                 let Found::Dropped { samples, .. } = found else { panic!("{found:?}") };
                 dropped += samples.iter().count();
                 true

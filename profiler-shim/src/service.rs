@@ -253,7 +253,9 @@ impl Service<'_> {
                     self.answer(address, seen_at(seen_ns, syscall::now_ns()));
                 }
                 Request::Detach => return (Next::Detach, answered),
-                Request::Settings { handles, stack_bytes } => self.settings(handles, stack_bytes),
+                Request::Settings { handles, samples, stack_bytes } => {
+                    self.settings(handles, samples, stack_bytes);
+                }
             }
         }
         if self.withheld && syscall::now_ns().saturating_sub(self.images_ns) > IMAGES_NS {
@@ -266,9 +268,12 @@ impl Service<'_> {
         (Next::Work, answered)
     }
 
-    fn settings(&self, handles: u64, stack_bytes: u64) {
+    fn settings(&self, handles: u32, samples: u32, stack_bytes: u64) {
         if handles != 0 {
-            self.instance.live.set_limit(handles);
+            self.instance.live.set_limit(handles.into());
+        }
+        if samples != 0 {
+            self.instance.samples_limit.store(samples, Ordering::Relaxed);
         }
         if let (1.., Ok(bytes)) = (stack_bytes, u32::try_from(stack_bytes)) {
             self.instance.stack_bytes.store(bytes, Ordering::Relaxed);

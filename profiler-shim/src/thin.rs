@@ -5,9 +5,7 @@ use crate::repeat::mix;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use profiler_protocol::record::MAX_LEVEL;
 
-/// Events of a period that are told of whatever comes: the period's length is 2³⁰ ns, a little more than a second. With their stacks they
-/// find room in the ring even when all come at once.
-const ALL_OF_A_PERIOD: u32 = 32;
+/// A period's length is 2³⁰ ns, a little more than a second.
 const PERIOD_BITS: u32 = 30;
 
 /// How often a kind of event comes. At level n one in 2ⁿ is chosen.
@@ -28,8 +26,9 @@ impl Thin {
         Self { period, count: AtomicU32::new(0), begin: AtomicU32::new(0), drawn }
     }
 
-    /// Counts an event and answers its level.
-    pub fn level(&self, now_ns: u64) -> u8 {
+    /// Counts an event and answers its level. Of a period `all` are told of whatever comes, and when many times as many come period after period, between
+    /// half as many and as many.
+    pub fn level(&self, now_ns: u64, all: u32) -> u8 {
         let period = now_ns >> PERIOD_BITS;
         let before = self.period.load(Ordering::Relaxed);
         // Relaxed throughout: whoever comes first begins the period, and a count that went to its neighbour does no harm.
@@ -38,12 +37,12 @@ impl Thin {
         {
             let counted = self.count.swap(0, Ordering::Relaxed);
             let next = before.wrapping_add(1) == period;
-            let level = if next { level_of(counted.saturating_sub(1)) } else { 0 };
+            let level = if next { level_of(counted.saturating_sub(1), all) } else { 0 };
             self.begin.store(u32::from(level), Ordering::Relaxed);
         }
         let count = self.count.fetch_add(1, Ordering::Relaxed);
         let begin = u8::try_from(self.begin.load(Ordering::Relaxed)).unwrap_or(MAX_LEVEL);
-        level_of(count).max(begin).min(MAX_LEVEL)
+        level_of(count, all).max(begin).min(MAX_LEVEL)
     }
 
     /// Draws: true for one in 2^level.
@@ -55,21 +54,21 @@ impl Thin {
 }
 
 /// The level when so many came before in a period.
-fn level_of(count: u32) -> u8 {
-    let times = count / ALL_OF_A_PERIOD;
+fn level_of(count: u32, all: u32) -> u8 {
+    let times = count.checked_div(all).unwrap_or(0);
     times.checked_ilog2().map_or(0, |bits| u8::try_from(bits).unwrap_or(MAX_LEVEL).saturating_add(1))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ALL_OF_A_PERIOD, PERIOD_BITS, Thin, level_of};
+    use super::{PERIOD_BITS, Thin, level_of};
 
     /// Sum of what the chosen of `count` events in each of `periods` stand for, and how many were chosen.
     fn told(thin: &Thin, seed: u64, periods: u64, count: u32) -> (u64, u64) {
         let (mut sum, mut chosen) = (0, 0);
         for period in 1..=periods {
             for _ in 0..count {
-                let level = thin.level(period << PERIOD_BITS);
+                let level = thin.level(period << PERIOD_BITS, 32);
                 if thin.chosen(level, seed) {
                     sum += 1 << level;
                     chosen += 1;
@@ -81,8 +80,11 @@ mod tests {
 
     #[test]
     fn few_events_are_all_told_of() {
-        assert_eq!(told(&Thin::new(), 1, 5, ALL_OF_A_PERIOD), (160, 160));
-        assert_eq!([0, 31, 32, 63, 64, 256, u32::MAX].map(level_of), [0, 0, 1, 1, 2, 4, 27]);
+        assert_eq!(told(&Thin::new(), 1, 5, 32), (160, 160));
+        assert_eq!(
+            [0, 31, 32, 63, 64, 256, u32::MAX].map(|count| level_of(count, 32)),
+            [0, 0, 1, 1, 2, 4, 27]
+        );
     }
 
     #[test]
@@ -104,9 +106,9 @@ mod tests {
     fn after_a_silence_it_begins_at_all_again() {
         let thin = Thin::new();
         for _ in 0..10_000 {
-            thin.level(1 << PERIOD_BITS);
+            thin.level(1 << PERIOD_BITS, 32);
         }
-        assert_eq!(thin.level(2 << PERIOD_BITS), 9);
-        assert_eq!(thin.level(4 << PERIOD_BITS), 0);
+        assert_eq!(thin.level(2 << PERIOD_BITS, 32), 9);
+        assert_eq!(thin.level(4 << PERIOD_BITS, 32), 0);
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use perfusion::attach::policy::{self, Runtime as Kind, WhyNot};
 use perfusion::attach::target::Target;
 use perfusion::attach::{AttachError, Settings, Wishes, attach, ipc, launch, place};
-use perfusion::source::shim::{LIVE_OBJECTS, ShimSource};
+use perfusion::source::shim::{ShimLimits, ShimSource};
 use perfusion::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
 use profiler_protocol::counter::Counter;
 use rustix::process::Signal;
@@ -43,7 +43,7 @@ impl Recorder {
     }
 
     fn with(settings: Settings) -> Self {
-        Self { settings, source: ShimSource::new(settings.owner, LIVE_OBJECTS), heard: Vec::new() }
+        Self { settings, source: ShimSource::new(settings.owner, ShimLimits::default()), heard: Vec::new() }
     }
 
     fn attach(&mut self, pid: u32) {

@@ -85,8 +85,8 @@ pub(crate) fn assert_losses_add_up(profile: &Profile, stderr: &str, in_flight: i
 }
 
 #[test]
-fn more_events_than_anyone_can_record_are_dropped_and_counted() {
-    let Some(_turn) = begin("death::more_events_than_anyone_can_record", RECORD_NET9) else { return };
+fn of_more_allocations_than_anyone_can_record_some_stand_for_all() {
+    let Some(_turn) = begin("death::more_allocations_than_anyone_can_record", RECORD_NET9) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("flat-out.pb.gz");
     let mut app = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().arg("flat-out").start().unwrap();
@@ -97,8 +97,8 @@ fn more_events_than_anyone_can_record_are_dropped_and_counted() {
     });
     assert!(heard.is_ok(), "{}", recording.progress());
     let_pass(Duration::from_secs(1));
-    // 4 GB/s are 40,000 samples a second of up to 16 KiB of stack: more than the ring is drained of. Where the machine drains it all the
-    // same, it does not while the recorder stands still, for less than the shim's patience.
+    // 4 GB/s are 40,000 samples a second. While the recorder stands still, for less than the shim's patience, also those that stand for all may find
+    // the ring full.
     recording.signal(Signal::STOP).unwrap();
     let_pass(Duration::from_secs(1));
     recording.signal(Signal::CONT).unwrap();
@@ -110,12 +110,11 @@ fn more_events_than_anyone_can_record_are_dropped_and_counted() {
     assert_eq!(truth["mistakes"], 0, "{truth}");
     let profile = Profile::read(&file).unwrap();
     assert_losses_add_up(&profile, &outcome.stderr, 0);
-    assert!(
-        profile.counter("shim_allocations_dropped_full") > Some(0),
-        "nothing was dropped: {:#?}",
-        profile.comments
-    );
-    // Never more than there was, and still a sample of it.
-    let share = profile.sum("alloc_space", |_| true) as f64 / (profile.duration_ns as f64 / 1e9) / rate;
-    assert!(share > 0.02 && share < 1.25, "{share:.3} of {rate:.0} bytes/s:\n{}", outcome.stderr);
+    let counter = |name: &str| profile.counter(name).unwrap() as f64;
+    let told = counter("shim_allocation_samples") - counter("shim_allocations_thinned");
+    assert!(counter("shim_allocations_thinned") > 3.0 * told, "{:#?}", profile.comments);
+    // What found no room is counted and stood for by nobody; all others are.
+    let seconds = profile.duration_ns as f64 / 1e9;
+    let share = profile.sum("alloc_space", |_| true) as f64 / seconds / rate;
+    assert!(share > 0.3 && share < 1.25, "{share:.3} of {rate:.0} bytes/s:\n{}", outcome.stderr);
 }

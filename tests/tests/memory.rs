@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use perfusion::source::shim::ALLOCATION_SAMPLES;
 use profiler_protocol::counter::Counter;
 use system_tests::environment::{begin_beside, long_form, perfusion_bin, record_on};
 use system_tests::perfusion::{SLACK, Scratch, record_pid};
@@ -133,14 +134,39 @@ fn known_allocations_are_estimated_as_well_as_stated(runtime: Runtime) {
     assert!(cells.iter().chain(&steps).all(has_interval), "{}", found());
     for of in [Of::Objects, Of::Bytes] {
         for cells in [&cells, &steps] {
-            let all = allocations::sum(cells, None, of);
-            // 4.5 standard errors: 1 in 100,000 by chance.
-            assert!((all.ratio - 1.0).abs() <= 4.5 * all.stderr, "{of:?} {all:?}: {}", found());
-            // 95 of 100 are promised; 4.5 standard deviations of a binomial count below.
-            let expected = all.cells as f64 * 0.95;
-            let least = expected - 4.5 * (expected * 0.05).sqrt();
-            assert!(all.covered as f64 >= least, "{of:?} {all:?}: {}", found());
+            assert_as_stated(cells, of, &found);
         }
+    }
+}
+
+/// The estimates of cells are as far from the truth as they say.
+fn assert_as_stated(cells: &[allocations::Cell], of: Of, found: &dyn Fn() -> String) {
+    let all = allocations::sum(cells, None, of);
+    // 4.5 standard errors: 1 in 100,000 by chance.
+    assert!((all.ratio - 1.0).abs() <= 4.5 * all.stderr, "{of:?} {all:?}: {}", found());
+    // 95 of 100 are promised; 4.5 standard deviations of a binomial count below.
+    let expected = all.cells as f64 * 0.95;
+    let least = expected - 4.5 * (expected * 0.05).sqrt();
+    assert!(all.covered as f64 >= least, "{of:?} {all:?}: {}", found());
+}
+
+#[test]
+fn a_part_of_the_samples_stands_for_all() {
+    let Some(_turn) = begin_beside("memory::a_part_of_the_samples", &record_on(Runtime::Net10)) else {
+        return;
+    };
+    let windows = if long_form() { 60 } else { 6 };
+    let cells = without_loss(|| allocations::measure_thinned(Runtime::Net10, windows)).unwrap();
+    for of in [Of::Objects, Of::Bytes] {
+        assert_as_stated(&cells, of, &|| allocations::markdown(Runtime::Net10, &cells).unwrap());
+    }
+    // Of those that are told a part is watched.
+    let alive = without_loss(|| live::measure(Runtime::Net10, windows, ALLOCATION_SAMPLES)).unwrap();
+    for of in [|window: &live::Window| window.objects[4], |window: &live::Window| window.bytes[4]] {
+        let (mean, stderr, covered) = live::sum(&alive, of);
+        // As above, of so few.
+        let is_near = (mean - 1.0).abs() <= 5.0 * stderr && covered * 3 >= windows * 2;
+        assert!(is_near, "{mean} ± {stderr}, {covered}: {}", live::markdown(Runtime::Net10, &alive).unwrap());
     }
 }
 
@@ -154,7 +180,7 @@ fn a_few_watched_objects_stand_for_all_that_is_alive(runtime: Runtime) {
         (false, Runtime::Net10) => 8,
         (false, _) => 3,
     };
-    let windows = without_loss(|| live::measure(runtime, count)).unwrap();
+    let windows = without_loss(|| live::measure(runtime, count, allocations::ALL_SAMPLES)).unwrap();
     let found = || live::markdown(runtime, &windows).unwrap();
     assert!(windows.iter().all(|window| window.watched <= 256 && window.watched > 50), "{}", found());
     for of in [|window: &live::Window| window.objects[4], |window: &live::Window| window.bytes[4]] {

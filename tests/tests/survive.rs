@@ -150,13 +150,15 @@ impl Hardship {
         assert_eq!(survived.truth("mistakes"), 0, "{}", picture());
         // It was recorded all the time: what is in the profile is what the app says of itself, but for what is counted as lost.
         let heard = counter("shim_allocation_samples");
-        let kept = 1.0 - counter("shim_allocations_dropped_full") as f64 / heard as f64;
+        // Those thinned are stood for by others.
+        let told = heard - counter("shim_allocations_thinned");
+        let kept = 1.0 - counter("shim_allocations_dropped_full") as f64 / told as f64;
         let bytes = survived.profile.sum("alloc_space", |_| true) as f64;
         let least = (to.allocated_bytes - from.allocated_bytes) * kept;
         let most = last.allocated_bytes - first.allocated_bytes;
         // Five standard errors of so many samples. A tick (.NET 8 and 9) counts the 8 KB that a thread is given to allocate in, and what a
         // collection or the thread's end leaves unused of them: with a collection at every allocation several times what is allocated.
-        let tolerance = 0.2 + 5.0 / (heard as f64).sqrt();
+        let tolerance = 0.2 + 5.0 / (told as f64).sqrt();
         let is_sampled = runtime == Runtime::Net10;
         assert!(
             bytes > least * (1.0 - tolerance) && (!is_sampled || bytes < most * (1.0 + tolerance)),

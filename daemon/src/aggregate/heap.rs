@@ -43,23 +43,22 @@ impl AddAssign for Weight {
 
 /// The weight of one sampled allocation of `size` bytes. `AllocationSampled`: the object was chosen with probability 1−q^size, so
 /// it stands for the inverse; unbiased. `AllocationTick`: it stands for the bytes since the last tick, as the event says; biased where
-/// allocations are in step with the stride.
+/// allocations are in step with the stride. Where many samples come the library tells one in 2^`level` of them, by chance, so each stands for as many.
 #[must_use]
-pub fn weight(kind: AllocationKind, size: u64) -> Weight {
+pub fn weight(kind: AllocationKind, size: u64, level: u8) -> Weight {
     let seen_bytes = size.max(1);
     let size = seen_bytes as f64;
+    let told = (-f64::from(level)).exp2();
     match kind {
         AllocationKind::Sampled => {
             // 1 − q^size through expm1/ln_1p: the direct form loses all digits for small objects.
-            let chosen = -(size * (-SAMPLED_BYTE_PROBABILITY).ln_1p()).exp_m1();
-            {
-                let bytes = size / chosen;
-                let variance = bytes * bytes * (1.0 - chosen);
-                Weight { objects: 1.0 / chosen, bytes, seen: 1, seen_bytes, variance }
-            }
+            let chosen = -(size * (-SAMPLED_BYTE_PROBABILITY).ln_1p()).exp_m1() * told;
+            let bytes = size / chosen;
+            let variance = bytes * bytes * (1.0 - chosen);
+            Weight { objects: 1.0 / chosen, bytes, seen: 1, seen_bytes, variance }
         }
         AllocationKind::Tick { amount } => {
-            let bytes = (amount as f64).max(size);
+            let bytes = (amount as f64).max(size) / told;
             Weight { objects: bytes / size, bytes, seen: 1, seen_bytes, variance: 0.0 }
         }
     }
@@ -96,6 +95,8 @@ pub struct LiveObject {
     size: u64,
     /// What it stands for as a sample of what is allocated.
     sampled: Weight,
+    /// Its sample was told of with the probability 2^-thinned.
+    thinned: u8,
     /// The level it was watched at from the start; see [`Raised`].
     level: u8,
     /// How often the region's level had been raised before.
@@ -109,7 +110,7 @@ impl LiveObject {
     /// What it stands for, as a sample of what is allocated of which not all are watched.
     #[must_use]
     pub fn weight(&self) -> Weight {
-        let watched = live::chance(live::importance(self.size), self.level);
+        let watched = live::chance(live::importance(self.size, self.thinned), self.level);
         let (objects, bytes) = (self.sampled.objects / watched, self.sampled.bytes / watched);
         // Sampled and watched: 1/objects.
         let variance = bytes * bytes * (1.0 - 1.0 / objects.max(1.0));
@@ -183,7 +184,7 @@ impl Allocations {
         };
         let size_class = size_class(allocation.size);
         let site = self.room_for(Site { region, tid, stack, type_id, heap, size_class, sampling });
-        let weight = weight(allocation.kind, allocation.size);
+        let weight = weight(allocation.kind, allocation.size, allocation.level);
         self.ticks += u64::from(sampling == Sampling::Stride);
         *self.sites.entry(site).or_default() += weight;
         if let Some(level) = allocation.watched {
@@ -204,6 +205,7 @@ impl Allocations {
                     generation,
                     size,
                     sampled,
+                    thinned: allocation.level,
                     level,
                     raised_before: self.raised.get(&region).map_or(0, |raised| raised.count),
                     survived: 0,
@@ -387,6 +389,7 @@ mod tests {
             size,
             heap: Heap::Small,
             kind,
+            level: 0,
             watched: Some(0),
             user: UserContext::default(),
             seen: MonotonicNs(0),
@@ -398,17 +401,36 @@ mod tests {
     fn the_sampled_weight_is_the_inverse_of_the_inclusion_probability() {
         for size in [24u64, 100, 1_000, 102_400, 1_000_000] {
             let included = 1.0 - (1.0 - 1.0 / 102_400.0_f64).powf(size as f64);
-            let w = weight(AllocationKind::Sampled, size);
+            let w = weight(AllocationKind::Sampled, size, 0);
             assert!((w.objects * included - 1.0).abs() < 1e-6, "{size}");
             assert!((w.bytes * included - size as f64).abs() < size as f64 * 1e-6, "{size}");
         }
     }
 
+    /// Of both choices, the runtime's and the library's.
+    #[test]
+    fn a_thinned_sample_stands_for_those_that_were_not_told() {
+        for size in [24u64, 102_400, 1_000_000] {
+            let (one, thinned) =
+                (weight(AllocationKind::Sampled, size, 0), weight(AllocationKind::Sampled, size, 3));
+            assert!((thinned.objects / one.objects - 8.0).abs() < 1e-9, "{size}");
+            assert!((thinned.bytes / one.bytes - 8.0).abs() < 1e-9, "{size}");
+            let missed = 1.0 - 1.0 / thinned.objects;
+            assert!(
+                (thinned.variance / (thinned.bytes * thinned.bytes * missed) - 1.0).abs() < 1e-9,
+                "{size}"
+            );
+            assert_eq!((thinned.seen, thinned.seen_bytes), (1, size));
+        }
+        let tick = weight(AllocationKind::Tick { amount: 102_400 }, 1_024, 2);
+        assert_eq!((tick.objects, tick.bytes), (400.0, 409_600.0));
+    }
+
     #[test]
     fn a_tick_stands_for_its_amount() {
-        let w = weight(AllocationKind::Tick { amount: 102_400 }, 1_024);
+        let w = weight(AllocationKind::Tick { amount: 102_400 }, 1_024, 0);
         assert_eq!((w.objects, w.bytes), (100.0, 102_400.0));
-        assert_eq!(weight(AllocationKind::Tick { amount: 0 }, 0).objects, 1.0);
+        assert_eq!(weight(AllocationKind::Tick { amount: 0 }, 0, 0).objects, 1.0);
     }
 
     #[test]
@@ -448,7 +470,7 @@ mod tests {
         assert_eq!(heap.refused(), (extra, extra), "known ones, and those of others, have room");
         let rest: Vec<_> = heap.sites().filter(|(site, _)| site.stack == StackTable::OVERFLOW).collect();
         assert_eq!(rest.len(), 1);
-        let one = weight(AllocationKind::Sampled, 64);
+        let one = weight(AllocationKind::Sampled, 64, 0);
         assert!((rest[0].1.bytes - extra as f64 * one.bytes).abs() < 1.0, "no byte is lost");
         heap.dead(hostile, &[0, 0, share + 1]);
         heap.region_gone(hostile);
@@ -462,7 +484,7 @@ mod tests {
             let allocation = allocation(sample, 64, AllocationKind::Sampled);
             heap.allocated(region, MonotonicNs(5), &allocation, StackId(1));
         }
-        let one = weight(AllocationKind::Sampled, 64).bytes;
+        let one = weight(AllocationKind::Sampled, 64, 0).bytes;
         heap.dropped(region, 5, &[0, 3]);
         heap.dropped(region, 1, &[]);
         let total: f64 = heap.live().map(|object| object.weight().bytes).sum();

@@ -13,6 +13,8 @@ use crate::sink::pyroscope::PyroscopeOptions;
 use crate::sink::receiver::SpoolOptions;
 #[cfg(feature = "object-storage")]
 use crate::sink::s3::S3Options;
+use crate::source::shim::ShimLimits;
+use crate::source::{Rates, kernel};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -72,6 +74,8 @@ pub struct Recording {
     pub waker_stacks: bool,
     /// Sampled objects watched at a time in each .NET process, 256 to 65536.
     pub live_objects: u32,
+    /// Samples of allocations that each .NET process tells of in a second whatever comes, 16 to 1000000; of more, chance chooses about as many.
+    pub allocation_samples: u32,
     /// Whether runtimes are asked for exceptions; without, a program that throws many thousand a second pays nothing for it.
     pub exceptions: bool,
     /// Whether runtimes are asked for waits for locks (`contentions`, `delay`).
@@ -83,6 +87,20 @@ pub struct Recording {
 }
 
 impl Recording {
+    /// What shims are asked for at most.
+    #[must_use]
+    pub fn limits(&self) -> ShimLimits {
+        ShimLimits { live_objects: self.live_objects, allocation_samples: self.allocation_samples }
+    }
+
+    /// The rates to begin with.
+    #[must_use]
+    pub fn rates(&self) -> Rates {
+        let kernel =
+            kernel::Rates { frequency_hz: self.frequency, wait_stack_budget_bytes_per_s: self.wait_stacks.0 };
+        Rates { kernel, allocation_samples: self.allocation_samples }
+    }
+
     /// What runtimes are asked for.
     #[must_use]
     pub fn wishes(&self) -> Wishes {
@@ -101,9 +119,10 @@ impl Default for Recording {
             cgroup: None,
             frequency: 99,
             stack_copy: Bytes(64 << 10),
-            wait_stacks: Bytes(6 << 20),
+            wait_stacks: Bytes(2 << 20),
             waker_stacks: false,
             live_objects: crate::source::shim::LIVE_OBJECTS,
+            allocation_samples: crate::source::shim::ALLOCATION_SAMPLES,
             exceptions: true,
             contention: true,
             thread_pool: false,
@@ -307,7 +326,8 @@ impl Config {
         let unfit = |key, expected: &str, found: String| {
             Err(Unfit { key, problem: format!("expected {expected}, found {found}") })
         };
-        let Recording { frequency, stack_copy, wait_stacks, live_objects, ring, .. } = &self.recording;
+        let Recording { frequency, stack_copy, wait_stacks, live_objects, allocation_samples, ring, .. } =
+            &self.recording;
         if !(1..=10_000).contains(frequency) {
             return unfit("recording.frequency", "1 to 10000", frequency.to_string());
         }
@@ -319,6 +339,9 @@ impl Config {
         }
         if !(256..=65_536).contains(live_objects) {
             return unfit("recording.live_objects", "256 to 65536", live_objects.to_string());
+        }
+        if !(16..=1_000_000).contains(allocation_samples) {
+            return unfit("recording.allocation_samples", "16 to 1000000", allocation_samples.to_string());
         }
         if !(1 << 20..=1 << 30).contains(&ring.0) || !ring.0.is_power_of_two() {
             return unfit("recording.ring", "a power of two from 1MiB to 1GiB", ring.to_string());

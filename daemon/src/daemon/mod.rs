@@ -34,7 +34,7 @@ use crate::record::{cgroup_id, raise_open_files};
 use crate::run::{Recording, Watcher};
 use crate::select::cgroups::Cgroups;
 use crate::source::kernel::rule_set::RuleSet;
-use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Rates, Selection, online_cpus};
+use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection, online_cpus};
 use crate::source::shim::ShimSource;
 use attacher::Attacher;
 use confines::Confines;
@@ -328,11 +328,10 @@ impl Daemon {
     fn cut(&mut self) {
         let config = self.state.config();
         let what = self.state.mode().recording(&config.recording);
-        let asked = Rates { frequency_hz: what.frequency, wait_stack_budget_bytes_per_s: what.wait_stacks.0 };
-        let rates = self.pace.rates(asked);
+        let rates = self.pace.rates(what.rates());
         if let Some(active) = &self.recording {
             active.recording.cut(Some(rates));
-            self.state.set_frequency(rates.frequency_hz, self.pace.steps());
+            self.state.set_frequency(rates.kernel.frequency_hz, self.pace.steps());
         }
     }
 
@@ -377,7 +376,7 @@ impl Daemon {
         self.schedule = Schedule::begin(config.windows.clone(), Instant::now(), SystemTime::now());
         let mut encoder = Encoder::new(Arc::clone(&self.state), self.sinks.out());
         self.settings = self.settings.wishing(what.wishes());
-        let shims = ShimSource::new(self.settings.owner, what.live_objects);
+        let shims = ShimSource::new(self.settings.owner, what.limits());
         let take = Box::new(move |over: crate::run::Over<'_>| encoder.take(over));
         let pods = Arc::clone(&self.state.pods);
         let recording = Recording::start_windows(kernel, shims, ProcessTable::new(), pods, take)

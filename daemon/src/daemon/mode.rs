@@ -17,8 +17,9 @@ const RING_PART: u64 = 16;
 
 /// What is recorded in reduced mode at most.
 const REDUCED_HZ: u32 = 49;
-const REDUCED_WAIT_STACKS: u64 = 2 << 20;
+const REDUCED_WAIT_STACKS: u64 = 1 << 20;
 const REDUCED_LIVE_OBJECTS: u32 = 1024;
+const REDUCED_ALLOCATION_SAMPLES: u32 = 128;
 const REDUCED_RING: u64 = 4 << 20;
 
 /// What this daemon may take.
@@ -69,6 +70,7 @@ impl Mode {
             what.frequency = what.frequency.min(REDUCED_HZ);
             what.wait_stacks = Bytes(what.wait_stacks.0.min(REDUCED_WAIT_STACKS));
             what.live_objects = what.live_objects.min(REDUCED_LIVE_OBJECTS);
+            what.allocation_samples = what.allocation_samples.min(REDUCED_ALLOCATION_SAMPLES);
             what.ring = Bytes(what.ring.0.min(REDUCED_RING));
         }
         what
@@ -84,11 +86,12 @@ impl Mode {
     /// For each profile and the log.
     #[must_use]
     pub fn remarks(&self, asked: &Recording) -> Vec<String> {
-        let Recording { frequency, wait_stacks, live_objects, ring, .. } = self.recording(asked);
+        let Recording { frequency, wait_stacks, live_objects, allocation_samples, ring, .. } =
+            self.recording(asked);
         let remark = |why: &String| {
             format!(
                 "reduced mode: {why}; {frequency} CPU samples per second and CPU, wait stacks of {wait_stacks} a second, \
-                 {live_objects} live objects of each process, a ring of {ring}"
+                 {live_objects} live objects of each process and {allocation_samples} samples of its allocations a second, a ring of {ring}"
             )
         };
         self.reduced.iter().map(remark).collect()

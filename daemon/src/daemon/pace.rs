@@ -3,13 +3,15 @@
 //! Rates change only between windows, so that all samples of one window stand for as much: a profile is as true at a lower rate, only
 //! coarser. Exact times need no rate at all.
 
-use crate::source::kernel::Rates;
+use crate::source::{Rates, kernel};
 use std::time::{Duration, Instant};
 
 /// Each step halves the CPU samples and quarters the stacks of waits: one is 1/32 and 1/1024 at the last.
 pub const STEPS: u32 = 5;
 /// Least budget of wait stacks: about one a second and CPU.
 const LEAST_WAIT_STACKS: u64 = 64 << 10;
+/// Least samples of allocations a second of each process.
+const LEAST_SAMPLES: u32 = 16;
 /// A step back at most doubles the cost: it is made when that leaves room, and when it was so for as many windows.
 const EASY: f64 = 0.4;
 const EASY_WINDOWS: u32 = 2;
@@ -66,20 +68,30 @@ impl Pace {
     /// The rates in force, of those that were asked for.
     #[must_use]
     pub fn rates(&self, asked: Rates) -> Rates {
-        let Rates { frequency_hz, wait_stack_budget_bytes_per_s: bytes } = asked;
+        let Rates {
+            kernel: kernel::Rates { frequency_hz, wait_stack_budget_bytes_per_s: bytes },
+            allocation_samples,
+        } = asked;
         Rates {
-            frequency_hz: (frequency_hz >> self.steps).max(1),
-            wait_stack_budget_bytes_per_s: (bytes >> (2 * self.steps)).max(LEAST_WAIT_STACKS.min(bytes)),
+            kernel: kernel::Rates {
+                frequency_hz: (frequency_hz >> self.steps).max(1),
+                wait_stack_budget_bytes_per_s: (bytes >> (2 * self.steps)).max(LEAST_WAIT_STACKS.min(bytes)),
+            },
+            allocation_samples: (allocation_samples >> self.steps).max(LEAST_SAMPLES.min(allocation_samples)),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Pace, Rates, STEPS};
+    use super::{Pace, Rates, STEPS, kernel};
     use std::time::{Duration, Instant};
 
-    const ASKED: Rates = Rates { frequency_hz: 99, wait_stack_budget_bytes_per_s: 64 << 20 };
+    const fn asked(frequency_hz: u32, wait_stack_budget_bytes_per_s: u64, allocation_samples: u32) -> Rates {
+        Rates { kernel: kernel::Rates { frequency_hz, wait_stack_budget_bytes_per_s }, allocation_samples }
+    }
+
+    const ASKED: Rates = asked(99, 64 << 20, 512);
 
     #[test]
     fn rates_fall_while_a_window_costs_too_much_and_come_back_when_it_does_not() {
@@ -91,7 +103,7 @@ mod tests {
             used += Duration::from_secs_f64(10.0 * cpus);
             let found = pace.window_over(now, used, 0.1);
             assert!((found - cpus).abs() < 1e-6, "{found}");
-            pace.rates(ASKED).frequency_hz
+            pace.rates(ASKED).kernel.frequency_hz
         };
         let hertz: Vec<u32> = [0.09, 0.2, 0.15, 0.08, 0.03, 0.03, 0.03, 0.08, 0.03, 0.03, 0.03]
             .map(|cpus| window(&mut pace, cpus))
@@ -99,8 +111,7 @@ mod tests {
         assert_eq!(hertz, [99, 49, 24, 24, 24, 49, 49, 49, 49, 99, 99]);
         assert!((0..20).all(|_| window(&mut pace, 5.0) > 0));
         assert_eq!(pace.steps(), STEPS);
-        let Rates { frequency_hz, wait_stack_budget_bytes_per_s } = pace.rates(ASKED);
-        assert_eq!((frequency_hz, wait_stack_budget_bytes_per_s), (3, 64 << 10));
+        assert_eq!(pace.rates(ASKED), asked(3, 64 << 10, 16));
     }
 
     #[test]
@@ -122,7 +133,6 @@ mod tests {
     fn rates_that_are_low_already_do_not_rise() {
         let mut pace = Pace::begin(Instant::now(), Duration::ZERO);
         (0..STEPS).for_each(|_| pace.slower());
-        let asked = Rates { frequency_hz: 2, wait_stack_budget_bytes_per_s: 10_000 };
-        assert_eq!(pace.rates(asked), Rates { frequency_hz: 1, ..asked });
+        assert_eq!(pace.rates(asked(2, 10_000, 8)), asked(1, 10_000, 8));
     }
 }

@@ -9,7 +9,7 @@ use crate::config::units::Bytes;
 use crate::pprof::{self, About};
 use crate::run::{Over, loss};
 use crate::sink::Finished;
-use crate::source::kernel::Rates;
+use crate::source::Rates;
 use crate::source::kernel::rule_set::{Feature, LeftOut, OfService};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Encoder {
         let counters = self.since_before(&over.counters);
         let config = self.state.config();
         let duration = Duration::from_nanos(over.ended.0.saturating_sub(over.began.0));
-        let frequency = over.rates.frequency_hz;
+        let frequency = over.rates.kernel.frequency_hz;
         let comments = self.comments(&over, &counters, duration);
         let labels = self.state.labels(&config);
         let (parts, folded) = parts(over.window.entries(), config.services.max);
@@ -112,7 +112,7 @@ impl Encoder {
             ),
             format!(
                 "cpu: {} samples per second and CPU say where; each thread's sum is its exact on-CPU time",
-                over.rates.frequency_hz
+                over.rates.kernel.frequency_hz
             ),
             "runnable, blocked: exact per thread; split among stacks by waits kept with known probability"
                 .to_owned(),
@@ -125,7 +125,7 @@ impl Encoder {
         comments.extend(self.state.remarks());
         let asked = self.state.mode().recording(&self.state.config().recording);
         comments.extend(asked.wishes().comments());
-        comments.extend(lowered(over.rates, asked));
+        comments.extend(lowered(over.rates, &asked));
         comments.extend(over.processor.estimator_comments());
         comments.push(self.state.cost.comment(duration));
         let counted = counters.iter().filter(|(_, value)| *value > 0);
@@ -174,16 +174,21 @@ fn left_out_comments(all: LeftOut, some: LeftOut, frequency: u32) -> Vec<String>
 }
 
 /// That a window was recorded at other rates than was asked for.
-fn lowered(rates: Rates, asked: Recording) -> Option<String> {
-    let Rates { frequency_hz, wait_stack_budget_bytes_per_s } = rates;
-    (frequency_hz < asked.frequency || wait_stack_budget_bytes_per_s < asked.wait_stacks.0).then(|| {
+fn lowered(rates: Rates, asked: &Recording) -> Option<String> {
+    let Rates { kernel, allocation_samples } = rates;
+    let is_lower = kernel.frequency_hz < asked.frequency
+        || kernel.wait_stack_budget_bytes_per_s < asked.wait_stacks.0
+        || allocation_samples < asked.allocation_samples;
+    is_lower.then(|| {
         format!(
-            "{}to stay within the profiler's limits: {frequency_hz} CPU samples per second and CPU instead of {}, \
-             wait stacks of {} a second instead of {}",
+            "{}to stay within the profiler's limits: {} CPU samples per second and CPU instead of {}, \
+             wait stacks of {} a second instead of {}, {allocation_samples} samples of allocations of each process a second instead of {}",
             pprof::RATES_LOWERED_PREFIX,
+            kernel.frequency_hz,
             asked.frequency,
-            Bytes(wait_stack_budget_bytes_per_s),
-            asked.wait_stacks
+            Bytes(kernel.wait_stack_budget_bytes_per_s),
+            asked.wait_stacks,
+            asked.allocation_samples
         )
     })
 }

@@ -16,7 +16,7 @@ use crate::sample::stack::StackId;
 use crate::sink::file;
 use crate::source::kernel::{KernelOptions, KernelSource, Selection};
 use crate::source::order::Order;
-use crate::source::shim::{LIVE_OBJECTS, ShimSource};
+use crate::source::shim::{ShimLimits, ShimSource};
 use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot};
 use crate::symbolize::pretty::clean;
 use crate::symbolize::{Module, file_name};
@@ -222,7 +222,7 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     processes.adopt(pid).ok();
     let mut session = Session {
         kernel,
-        shims: ShimSource::new(settings.owner, LIVE_OBJECTS),
+        shims: ShimSource::new(settings.owner, ShimLimits::default()),
         order: Order::default(),
         processor: Processor::new(processes),
     };

@@ -111,7 +111,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
     let mut processor = Processor::new(processes).without_threads();
     let mut order = Order::default();
     attach::attach(pid, settings)?;
-    let mut shims = ShimSource::new(settings.owner, options.live_objects);
+    let mut shims = ShimSource::new(settings.owner, options.limits.limits());
     shims.watch(pid);
     if !quiet {
         say(&format!("watching pid {pid} for {:?}; Ctrl-C ends it", options.duration));

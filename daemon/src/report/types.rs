@@ -283,7 +283,8 @@ mod tests {
 
     #[test]
     fn what_no_collection_has_looked_at_is_said_to_be_in_it() {
-        let (small, large) = (weight(AllocationKind::Sampled, 24), weight(AllocationKind::Sampled, 300_000));
+        let (small, large) =
+            (weight(AllocationKind::Sampled, 24, 0), weight(AllocationKind::Sampled, 300_000, 0));
         let said = |samples: &[_], column| {
             let text = table(&of_fates(samples), column, &Options::default());
             let found = text.lines().find(|line| line.contains("not yet through a collection"));
@@ -304,7 +305,7 @@ mod tests {
     #[test]
     fn few_large_objects_have_an_interval_although_values_are_whole_numbers() {
         const SIZE: f64 = 300_000.0;
-        let one = weight(AllocationKind::Sampled, 300_000);
+        let one = weight(AllocationKind::Sampled, 300_000, 0);
         for seen in [1_u32, 2, 20] {
             let profile = profile(&vec![one; seen as usize]);
             let rows = rows(&profile, "alloc_space", &Options::default());

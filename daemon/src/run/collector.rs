@@ -5,10 +5,10 @@ use super::backlog::Backlog;
 use super::processor::NameRequest;
 use crate::attach::Wishes;
 use crate::source::kernel::threads::Look as ThreadLook;
-use crate::source::kernel::{KernelSource, ProgramCost, Rates};
+use crate::source::kernel::{KernelSource, ProgramCost};
 use crate::source::order::Order;
-use crate::source::shim::{ShimLook, ShimSource};
-use crate::source::{Event, MonotonicNs, ThreadSnapshot};
+use crate::source::shim::{ShimLimits, ShimLook, ShimSource};
+use crate::source::{Event, MonotonicNs, Rates, ThreadSnapshot};
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError};
 use std::time::{Duration, Instant, SystemTime};
@@ -236,11 +236,13 @@ impl Collector {
     fn cut(&mut self, next: Option<Rates>) {
         let Some(kernel) = self.kernel.as_mut().filter(|_| self.cut_until.is_none()) else { return };
         let (at, wall) = (MonotonicNs::now(), SystemTime::now());
-        let rates = kernel.rates();
+        let rates = rates(kernel, &self.shims);
         let threads = kernel.look_at_threads(at);
         self.cut_until = Some(MonotonicNs::now());
         if let Some(next) = next.filter(|next| *next != rates) {
-            kernel.set_rates(next);
+            kernel.set_rates(next.kernel);
+            let ShimLimits { live_objects, .. } = self.shims.limits();
+            self.shims.set_limits(ShimLimits { live_objects, allocation_samples: next.allocation_samples });
         }
         let counters = self.counters();
         self.held.push_back(Batch::Cut(KernelTotals { before: at, at, wall, rates, threads, counters }));
@@ -272,7 +274,7 @@ impl Collector {
         let before = MonotonicNs::now();
         // Frozen first, so that no thread ends and nothing is counted between the totals and the last records.
         let at = kernel.freeze();
-        let (wall, rates) = (SystemTime::now(), kernel.rates());
+        let (wall, rates) = (SystemTime::now(), rates(&kernel, &self.shims));
         let threads = kernel.thread_times();
         let order = &mut self.order;
         kernel.drain(&mut |event| order.push(event));
@@ -349,4 +351,9 @@ impl Collector {
         let held = std::mem::take(&mut self.held);
         held.into_iter().all(|batch| self.out.send(batch).is_ok())
     }
+}
+
+/// The rates in force.
+fn rates(kernel: &KernelSource, shims: &ShimSource) -> Rates {
+    Rates { kernel: kernel.rates(), allocation_samples: shims.limits().allocation_samples }
 }

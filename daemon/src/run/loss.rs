@@ -167,6 +167,7 @@ fn line_with(counters: &[(String, u64)], rest: &str) -> String {
         of("shim_allocation_samples"),
         of("events_allocations"),
         &[
+            ("thinned", of("shim_allocations_thinned")),
             ("ring full", of("shim_allocations_dropped_full")),
             ("after the end", of("events_allocations_after_end")),
         ],

@@ -432,6 +432,15 @@ pub enum Heap {
     Pinned,
 }
 
+/// What can be changed while a recording goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rates {
+    /// Of the probes.
+    pub kernel: kernel::Rates,
+    /// As [`shim::ShimLimits::allocation_samples`].
+    pub allocation_samples: u32,
+}
+
 /// How an allocation was chosen, which says what it stands for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AllocationKind {
@@ -459,6 +468,8 @@ pub struct Allocation {
     pub heap: Heap,
     /// How it was chosen.
     pub kind: AllocationKind,
+    /// It was told of with the probability 2^-level.
+    pub level: u8,
     /// When a weak handle watches it, the level it was chosen at (`profiler_protocol::live`).
     pub watched: Option<u8>,
     /// Registers and stack of the allocating thread, inside the shim's callback.

@@ -136,7 +136,19 @@ fn memory(folder: &std::path::Path, windows: usize) -> anyhow::Result<()> {
         let (cells, steps) = allocations::measure(runtime, windows)?;
         let section = allocations::markdown(runtime, &cells)?
             + &allocations::markdown(runtime, &steps)?.replace("windows", "windows in step with the stride");
-        let alive = live::measure(runtime, windows * 2)?;
+        let thinned = match runtime {
+            Runtime::Net10 => allocations::measure_thinned(runtime, windows / 4)?,
+            _ => Vec::new(),
+        };
+        let section = match thinned.is_empty() {
+            true => section,
+            false => {
+                section
+                    + &allocations::markdown(runtime, &thinned)?
+                        .replace("windows", "windows, a part of the samples told")
+            }
+        };
+        let alive = live::measure(runtime, windows * 2, allocations::ALL_SAMPLES)?;
         let section = section + &live::markdown(runtime, &alive)?;
         println!("{section}");
         text += &section;

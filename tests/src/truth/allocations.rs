@@ -3,10 +3,11 @@
 
 use std::fmt::Write as _;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use perfusion::report::top::Options;
 use perfusion::report::types::{TypeRow, rows};
-use perfusion::source::shim::LIVE_OBJECTS;
+use perfusion::source::shim::ShimLimits;
+use profiler_protocol::counter::Counter;
 use serde_json::{Value, json};
 
 use super::tap::Tap;
@@ -32,6 +33,12 @@ const BATCH: [(&str, f64, f64); 12] = [
 const STEPS: [(&str, f64, f64); 2] = [("Known.Wide[]", 50_000.0, 100.0), ("Known.Filler", 24.0, 225_000.0)];
 /// Batches in one window: a dozen samples or more are expected of each type.
 const BATCHES: usize = 4;
+/// In those of which not all samples are told.
+const THINNED_BATCHES: usize = 64;
+/// Samples told of in a second then.
+const THINNED_SAMPLES: u32 = 256;
+/// More than there are.
+pub const ALL_SAMPLES: u32 = 1_000_000;
 
 /// One type in one window.
 #[derive(Clone, Debug)]
@@ -98,13 +105,14 @@ pub fn sum(cells: &[Cell], name: Option<&str>, of: Of) -> Sum {
     Sum { ratio: estimate / truth, stderr: variance.sqrt() / truth, ..sum }
 }
 
-/// Records `windows` windows of batches, and one of the pattern that misleads a stride.
+/// Records `windows` windows of batches, and as many of the pattern that misleads a stride. All samples are told.
 ///
 /// # Errors
 /// When the program or the recorder fails.
 pub fn measure(runtime: Runtime, windows: usize) -> anyhow::Result<(Vec<Cell>, Vec<Cell>)> {
     let app = Workload::dotnet(runtime, "known", &[])?.start()?;
-    let mut tap = Tap::attach(app, LIVE_OBJECTS, "batch")?;
+    let mut tap =
+        Tap::attach(app, ShimLimits { allocation_samples: ALL_SAMPLES, ..ShimLimits::default() }, "batch")?;
     let (mut cells, mut steps) = (Vec::new(), Vec::new());
     for _ in 0..windows {
         for _ in 0..BATCHES {
@@ -118,6 +126,27 @@ pub fn measure(runtime: Runtime, windows: usize) -> anyhow::Result<(Vec<Cell>, V
     }
     tap.stop()?;
     Ok((cells, steps))
+}
+
+/// Records `windows` windows of batches in which many more samples come than are told of.
+///
+/// # Errors
+/// When the program or the recorder fails, or hardly any sample was left out.
+pub fn measure_thinned(runtime: Runtime, windows: usize) -> anyhow::Result<Vec<Cell>> {
+    let app = Workload::dotnet(runtime, "known", &[])?.start()?;
+    let limits = ShimLimits { allocation_samples: THINNED_SAMPLES, ..ShimLimits::default() };
+    let mut tap = Tap::attach(app, limits, "batch")?;
+    let mut cells = Vec::new();
+    for _ in 0..windows {
+        for _ in 0..THINNED_BATCHES {
+            tap.perform("batch")?;
+        }
+        cells.extend(read(&mut tap, &BATCH, THINNED_BATCHES as f64)?);
+    }
+    let (all, thinned) = (tap.counted(Counter::AllocationSamples), tap.counted(Counter::AllocationsThinned));
+    ensure!(thinned * 2 > all, "{thinned} of {all} samples were left out");
+    tap.stop()?;
+    Ok(cells)
 }
 
 fn read(tap: &mut Tap, made: &[(&'static str, f64, f64)], batches: f64) -> anyhow::Result<Vec<Cell>> {

@@ -6,6 +6,7 @@ use anyhow::{Context as _, ensure};
 use perfusion::aggregate::interval::Estimate;
 use perfusion::report::top::Options;
 use perfusion::report::types::{TypeRow, rows};
+use perfusion::source::shim::ShimLimits;
 use profiler_protocol::counter::Counter;
 use serde_json::{Value, json};
 
@@ -57,13 +58,13 @@ impl Known {
     }
 }
 
-/// Fills the program's memory anew `windows` times.
+/// Fills the program's memory anew `windows` times, with so many samples told of in a second.
 ///
 /// # Errors
 /// When the program or the recorder fails, or chance never had to choose.
-pub fn measure(runtime: Runtime, windows: usize) -> anyhow::Result<Vec<Window>> {
+pub fn measure(runtime: Runtime, windows: usize, allocation_samples: u32) -> anyhow::Result<Vec<Window>> {
     let app = Workload::dotnet(runtime, "alive", &[])?.start()?;
-    let mut tap = Tap::attach_whole(app, WATCHED, "fill")?;
+    let mut tap = Tap::attach_whole(app, ShimLimits { live_objects: WATCHED, allocation_samples }, "fill")?;
     let mut all = Vec::new();
     for _ in 0..windows {
         tap.perform("clear")?;

@@ -11,7 +11,7 @@ use perfusion::pprof::{self, About};
 use perfusion::process::ProcessTable;
 use perfusion::run::processor::Processor;
 use perfusion::source::order::Order;
-use perfusion::source::shim::ShimSource;
+use perfusion::source::shim::{ShimLimits, ShimSource};
 use perfusion::source::{Event, EventKind, MonotonicNs, ShimEvent};
 use profiler_protocol::counter::Counter;
 
@@ -69,8 +69,8 @@ impl Tap {
     ///
     /// # Errors
     /// When that does not come about.
-    pub fn attach(app: App, live_objects: u32, command: &str) -> anyhow::Result<Self> {
-        let mut tap = Self::attach_whole(app, live_objects, command)?;
+    pub fn attach(app: App, limits: ShimLimits, command: &str) -> anyhow::Result<Self> {
+        let mut tap = Self::attach_whole(app, limits, command)?;
         tap.next();
         Ok(tap)
     }
@@ -79,10 +79,10 @@ impl Tap {
     ///
     /// # Errors
     /// The same.
-    pub fn attach_whole(app: App, live_objects: u32, command: &str) -> anyhow::Result<Self> {
+    pub fn attach_whole(app: App, limits: ShimLimits, command: &str) -> anyhow::Result<Self> {
         let settings = Settings::new(Wishes::default())?;
         attach::attach(app.pid(), settings)?;
-        let mut shims = ShimSource::new(settings.owner, live_objects);
+        let mut shims = ShimSource::new(settings.owner, limits);
         shims.watch(app.pid());
         let (order, processor) = (Order::default(), processor(&app));
         let began = MonotonicNs::now();
@@ -141,7 +141,9 @@ impl Tap {
         let begin = Instant::now();
         loop {
             let regions = regions(&self.app);
-            let told = counted(&regions, Counter::AllocationSamples);
+            // The one that is thinned is counted as a sample before.
+            let thinned = counted(&regions, Counter::AllocationsThinned);
+            let told = counted(&regions, Counter::AllocationSamples).saturating_sub(thinned);
             let lost = counted(&regions, Counter::AllocationsDroppedFull);
             if lost != 0 {
                 return Err(RingFull(lost).into());

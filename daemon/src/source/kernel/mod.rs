@@ -104,7 +104,7 @@ impl Default for KernelOptions {
     }
 }
 
-/// What can be changed while a recording goes on.
+/// What of the probes can be changed while a recording goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rates {
     /// As [`KernelOptions::frequency_hz`].

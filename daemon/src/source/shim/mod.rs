@@ -27,6 +27,23 @@ pub use self::region::RegionError;
 
 /// Live objects that are watched unless told otherwise.
 pub const LIVE_OBJECTS: u32 = 4_096;
+/// Samples of allocations a shim tells of in a second whatever comes, unless told otherwise.
+pub const ALLOCATION_SAMPLES: u32 = 512;
+
+/// What each shim is asked for at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShimLimits {
+    /// Sampled objects watched at a time.
+    pub live_objects: u32,
+    /// Samples of allocations told of in a second whatever comes; of more, chance chooses.
+    pub allocation_samples: u32,
+}
+
+impl Default for ShimLimits {
+    fn default() -> Self {
+        Self { live_objects: LIVE_OBJECTS, allocation_samples: ALLOCATION_SAMPLES }
+    }
+}
 /// Processes watched at once.
 const PROCESSES: usize = 32_768;
 /// How often ended processes are noticed, and overdue answers asked for again.
@@ -58,16 +75,15 @@ pub struct ShimSource {
 }
 
 impl ShimSource {
-    /// A source for the recorder with this number (`attach::Settings::owner`), which is not 0. Each shim watches at most `live_objects`
-    /// objects.
+    /// A source for the recorder with this number (`attach::Settings::owner`), which is not 0.
     #[must_use]
-    pub fn new(owner: u64, live_objects: u32) -> Self {
+    pub fn new(owner: u64, limits: ShimLimits) -> Self {
         let now = Instant::now();
         Self {
             processes: BTreeMap::new(),
             shared: Shared {
                 owner,
-                live_objects: live_objects.into(),
+                limits,
                 exact: None,
                 next_id: 0,
                 regions: 0,
@@ -108,6 +124,21 @@ impl ShimSource {
             if let Some(before) = self.processes.insert(pid, Process::new(target, now)) {
                 before.readers.iter().for_each(|reader| self.shared.finish(reader));
             }
+        }
+    }
+
+    /// What each shim is asked for at most.
+    #[must_use]
+    pub fn limits(&self) -> ShimLimits {
+        self.shared.limits
+    }
+
+    /// Asks all shims for other limits from now on.
+    pub fn set_limits(&mut self, limits: ShimLimits) {
+        self.shared.limits = limits;
+        for reader in self.processes.values_mut().flat_map(|process| &mut process.readers) {
+            // One whose ring of requests is full, or is gone, keeps those it has.
+            reader.set_limits(limits).ok();
         }
     }
 

@@ -2,6 +2,7 @@
 //! here it is made true for this host: thread ids and times of the initial namespaces, answers only to what was asked, and an end
 //! to how much one process can make the stages behind remember.
 
+use super::ShimLimits;
 use super::counters::Totals;
 use super::names::NameBook;
 use super::namespace::{Offset, Threads};
@@ -211,9 +212,10 @@ impl Reader {
         self.consumer.beat(owner, self.beat, period)
     }
 
-    /// Says how many live objects are to be watched.
-    pub(super) fn set_live_objects(&mut self, most: u64) -> Result<(), ConsumerError<io::Error>> {
-        self.consumer.request(&[Request::Settings { handles: most, stack_bytes: 0 }]).map(drop)
+    /// Says how many live objects are to be watched, and how many samples told of in a second whatever comes.
+    pub(super) fn set_limits(&mut self, limits: ShimLimits) -> Result<(), ConsumerError<io::Error>> {
+        let ShimLimits { live_objects: handles, allocation_samples: samples } = limits;
+        self.consumer.request(&[Request::Settings { handles, samples, stack_bytes: 0 }]).map(drop)
     }
 
     /// Leaves the region to whoever comes next. A region that cannot be written has nobody to tell.
@@ -523,6 +525,7 @@ fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
         } else {
             AllocationKind::Tick { amount: head.amount }
         },
+        level: head.level,
         watched: head.watched.checked_sub(1),
         user: UserContext {
             walk: None,

@@ -4,6 +4,7 @@
 //! taken at once. One that was made for another recorder is left alone while that one lives; when it has been silent for long
 //! enough, the instance is taken over, or told to leave where we have an instance of our own.
 
+use super::ShimLimits;
 use super::counters::Totals;
 use super::exact::Opened;
 use super::finder::{self, Found};
@@ -80,8 +81,8 @@ pub(super) enum Stage {
 /// What the processes share.
 pub(super) struct Shared {
     pub(super) owner: u64,
-    /// Live objects each region is to watch.
-    pub(super) live_objects: u64,
+    /// What each region is asked for at most.
+    pub(super) limits: ShimLimits,
     /// Where tables of exact mode are laid, if that was asked for.
     pub(super) exact: Option<Shelf>,
     pub(super) next_id: u32,
@@ -317,7 +318,7 @@ impl Process {
         let offset = monotonic_offset(&self.target);
         let mut reader = Reader::new(id, consumer, ours, offset, time);
         // Said first: it holds from the first object on.
-        let told = reader.set_live_objects(shared.live_objects);
+        let told = reader.set_limits(shared.limits);
         if told.and_then(|()| reader.beat(self.owner(shared), time)).is_ok() {
             self.readers.push(reader);
         } else {
