@@ -221,7 +221,7 @@ pub struct Record {
     pub stack_kib: u32,
     /// Budget for the stacks of waits, in MiB per second; what four seconds leave of it may be used later, and a recording begins with as much. Above
     /// it, waits keep their exact timing and their stacks are sampled with a known probability.
-    #[arg(long, value_name = "MIB", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "MIB", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub wait_stack_mib: u32,
     /// Take the stack of whoever ends a wait too, of the threads that are recorded: in the flame graph and in folded stacks it stands upside
     /// down on the waiting stack, above a frame [woken by]. Comes out of the same budget.

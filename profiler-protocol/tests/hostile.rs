@@ -9,7 +9,7 @@ use profiler_protocol::consumer::{
     Consumer, ConsumerError, Drained, MIN_SCRATCH_BYTES, Memory, Quota, SCRATCH_BYTES,
 };
 use profiler_protocol::layout::{
-    EVENT_HEAD_AT, EVENT_TAIL_AT, Geometry, HEADER_USED_BYTES, REQUEST_TAIL_AT, STATE_AT, UNITS_AT,
+    EVENT_HEAD_AT, EVENT_TAIL_AT, Geometry, HEADER_USED_BYTES, REQUEST_TAIL_AT, STATE_AT, UNITS_AT, VERSION,
     VERSION_AT,
 };
 use profiler_protocol::position::{Extent, commit_word};
@@ -120,8 +120,9 @@ fn a_header_for_another_file_is_refused() {
     assert!(matches!(open(SMALL.region_bytes() - 1), Some(ConsumerError::Geometry { .. })));
     poke(&shared.memory(), UNITS_AT, 2048);
     assert!(matches!(open(u64::MAX), Some(ConsumerError::Geometry { .. })));
-    poke(&shared.memory(), VERSION_AT, 2);
-    assert_eq!(open(SMALL.region_bytes()), Some(ConsumerError::Version { found: 2 }));
+    let other = VERSION + 1;
+    poke(&shared.memory(), VERSION_AT, other.into());
+    assert_eq!(open(SMALL.region_bytes()), Some(ConsumerError::Version { found: other }));
     poke(&shared.memory(), 0, 0);
     assert_eq!(open(SMALL.region_bytes()), Some(ConsumerError::NotARegion { found: 0 }));
 }

@@ -15,6 +15,7 @@ use perfusion::attach::{AttachError, Settings, Wishes, attach, ipc, launch, plac
 use perfusion::source::shim::{ShimLimits, ShimSource};
 use perfusion::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
 use profiler_protocol::counter::Counter;
+use profiler_protocol::layout::VERSION;
 use rustix::process::Signal;
 use serde_json::json;
 use system_tests::app::compile_c;
@@ -752,11 +753,11 @@ fn no_such_process_is_told_so() {
 /// have the numbers from 0 on. Then it waits.
 const FULL: &str = r#"
 import fcntl, mmap, os, struct, sys, time
-owner, count, units = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+owner, count, units, version = (int(word) for word in sys.argv[1:])
 slots, record = 16, 24
 commit = 4096 + 32 * slots
 data = commit + 8 * units
-words = [0, 1 | 4096 << 32, data + 64 * units, 4096, slots, commit, data, units, 7, os.getpid(), 1, 9, 0, owner]
+words = [0, version | 4096 << 32, data + 64 * units, 4096, slots, commit, data, units, 7, os.getpid(), 1, 9, 0, owner]
 kept = []
 for _ in range(count):
     fd = os.memfd_create("perfusion-shim", os.MFD_ALLOW_SEALING)
@@ -779,7 +780,8 @@ time.sleep(600)
 
 fn full_regions(recorder: &Recorder, count: u32, units: u32) -> App {
     let python = Workload::program("python3").arg("-c").arg(FULL);
-    let arguments = [recorder.settings.owner.to_string(), count.to_string(), units.to_string()];
+    let arguments =
+        [recorder.settings.owner.to_string(), count.to_string(), units.to_string(), VERSION.to_string()];
     arguments.into_iter().fold(python, |python, argument| python.arg(argument)).start().unwrap()
 }
 

@@ -35,6 +35,7 @@ mod pyroscope;
 mod restart;
 mod runtime;
 mod scale;
+mod soak;
 mod survive;
 mod threads;
 mod truth;

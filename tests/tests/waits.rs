@@ -455,7 +455,7 @@ fn a_short_recording_keeps_more_stacks_than_a_long_ones_share_and_loses_none() {
     let Some(_turn) = begin("waits::allowance", &[RECORD, &[Need::C]].concat()) else { return };
     for (storm, least) in [("storm", 5_000), ("deep-storm", 0)] {
         let app = Workload::native("waits", &["-pthread"]).unwrap().arg(storm).start().unwrap();
-        let recorded = || record_pid(app.pid(), Duration::from_secs(1), &["--wait-stack-mib", "6"]).unwrap();
+        let recorded = || record_pid(app.pid(), Duration::from_secs(1), &[]).unwrap();
         // A storm that hardly gets its CPU has not much to keep.
         let storms = |profile: &Profile| profile.sum("cpu", |_| true) * 2 > profile.duration_ns;
         let (profile, outcome) = (0..10)

@@ -2,7 +2,7 @@
 // token to each other, so that threads switch all the time. Each line on standard input is answered with "OPERATIONS NANOSECONDS":
 // work done by all threads since the start, and when it was read. "exit" or the end of the input ends it. With the argument "allocate"
 // it allocates about forty times as much for the same work, so that time in the shim can be seen; with "work" nobody hands tokens; with
-// "switch N" nobody works, and threads switch N times a second; with "micro" they do nothing but make small objects; with "idle" there are no threads. The line "fill" makes it allocate 1 GB and
+// "switch N" nobody works, and threads switch N times a second; with "micro" or "micro N" they, or N of them, do nothing but make small objects; with "idle" there are no threads. The line "fill" makes it allocate 1 GB and
 // keep most of it.
 using System;
 using System.Diagnostics;
@@ -30,7 +30,8 @@ static class Load
         if (what == "switch") Switch(int.Parse(args[1]));
         else if (what == "micro")
         {
-            for (int i = 0; i < Environment.ProcessorCount; i++)
+            int threads = args.Length > 1 ? int.Parse(args[1]) : Environment.ProcessorCount;
+            for (int i = 0; i < threads; i++)
             {
                 int slot = (i + 1) * Stride;
                 new Thread(() => Make(slot)) { IsBackground = true, Name = "maker" }.Start();
@@ -95,7 +96,7 @@ static class Load
         var last = new Small[64];
         for (long made = 0; ; made++)
         {
-            last[made & 63] = new Small { One = made };
+            last[made & 63] = new Small { One = made, Two = made };
             if ((made & 1023) == 0) Volatile.Write(ref Operations[slot], made);
         }
     }

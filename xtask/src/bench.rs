@@ -4,6 +4,7 @@
 
 mod crowd;
 mod daemon;
+mod exact;
 mod load;
 mod shim;
 mod smaps;
@@ -42,7 +43,7 @@ const LEARNING_SECONDS: f64 = 2.0;
 type Figure = fn(&Bench<'_>) -> Result<Vec<Row>>;
 
 /// Name on the command line, what it measures and how (a heading, and text below it where more is to be said), and the code that does it.
-const FIGURES: [(&str, &str, Figure); 11] = [
+const FIGURES: [(&str, &str, Figure); 12] = [
     ("start", "From starting `perfusion record` to the first sample in the kernel", start_to_first_sample),
     (
         "sample",
@@ -86,6 +87,7 @@ const FIGURES: [(&str, &str, Figure); 11] = [
         crowd_memory,
     ),
     ("shim", shim::HOW, shim::costs),
+    ("exact", exact::HOW, exact::costs),
 ];
 
 pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>, write: bool) -> Result<()> {

@@ -50,6 +50,7 @@ cargo xtask COMMAND
   apiserver       the chart and the daemon against a real Kubernetes API server, which is built first (root, 10 minutes)
   scale [PROCESSES CGROUPS RUNTIMES STARTS SECONDS]
                   what the daemon takes on a node with very many processes, some of which come and go: 2000 200 50 100 60 unless told (root)
+  soak [MINUTES]  how the daemon's memory grows while processes, .NET apps and recordings come and go: an hour unless told (root)
   monitoring      alerts and dashboard by Prometheus' promtool, and beside a real Prometheus and a real daemon (root)
   tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to code
   helm [--fix]    lint the chart, compare what it renders with helm/rendered, check that against Kubernetes' schemas
@@ -93,6 +94,7 @@ fn main() -> ExitCode {
             ["leaks", arguments @ ..] => truth::leaks(&paths, &steps, arguments),
             ["apiserver"] => apiserver::apiserver(&paths, &steps),
             ["scale", arguments @ ..] => scale::scale(&paths, &steps, arguments),
+            ["soak", arguments @ ..] => scale::soak(&paths, &steps, arguments),
             ["monitoring"] => monitoring::monitoring(&paths, &steps),
             ["collector"] => collector::collector(&paths, &steps),
             ["tidy"] => tidy::tidy(&paths, &steps, false),

@@ -1,4 +1,5 @@
 //! `cargo xtask scale [PROCESSES CGROUPS RUNTIMES STARTS SECONDS]`: the daemon on a node with very many processes; prints what it takes and loses.
+//! `cargo xtask soak [MINUTES]`: the daemon while processes, .NET apps and recordings come and go for long; prints how its memory grows.
 
 use std::env;
 
@@ -8,7 +9,8 @@ use crate::{
     build,
     exec::{Steps, cargo, need_root},
     paths::Paths,
-    setup, test,
+    setup::{self, debian},
+    test,
 };
 
 /// Fits a machine of 2 CPUs and 8 GiB.
@@ -25,21 +27,38 @@ pub(crate) fn scale(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<
             size.join(" ")
         );
     }
+    run(paths, steps, "scale::", ("PERFUSION_SCALE", &size.join(" ")))
+}
+
+/// Runs it. `PERFUSION_BIN` as above.
+pub(crate) fn soak(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<()> {
+    need_root("recording")?;
+    let minutes = match arguments {
+        [] => "60",
+        [minutes] if minutes.parse::<u32>().is_ok_and(|n| n > 0) => minutes,
+        other => bail!("expected a number of MINUTES, found `{}`", other.join(" ")),
+    };
+    run(paths, steps, "soak::", ("PERFUSION_SOAK", minutes))
+}
+
+/// Runs the system tests of that name with what they are to be as large as.
+fn run(paths: &Paths, steps: &Steps, filter: &str, (variable, size): (&str, &str)) -> Result<()> {
     let perfusion = match env::var_os("PERFUSION_BIN") {
         Some(program) => paths.root.join(program),
         None => build::build(paths, steps)?,
     };
     setup::pinned_dotnets(paths, steps)?;
-    steps.step(&format!("processes, cgroups, runtimes, starts a second, seconds: {}", size.join(", ")));
+    debian::install(steps, &[("bpftool", "entries of maps")])?;
+    steps.step(&format!("{variable}={size}"));
     let mut tests = cargo(paths);
     tests
-        .args(["test", "--package", "system-tests", "scale::", "--", "--nocapture"])
+        .args(["test", "--package", "system-tests", filter, "--", "--nocapture"])
         .env("PERFUSION_PROBES", paths.probes())
         .env("PERFUSION_SHIM", paths.shim())
         .env("PERFUSION_BIN", perfusion)
         .env("PERFUSION_DOTNET_ROOTS", paths.dotnet_roots())
         .env("PERFUSION_CSC", paths.csc())
-        .env("PERFUSION_SCALE", size.join(" "))
+        .env(variable, size)
         .env("PERFUSION_TESTS_REQUIRED", "1");
     test::run_some(&mut tests)
 }

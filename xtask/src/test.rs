@@ -47,6 +47,7 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
         ("musl-tools", "a musl process to profile"),
         ("libcap2-bin", "a program with capabilities"),
         ("strace", "which processes the daemon touches"),
+        ("bpftool", "entries of maps"),
     ];
     debian::install(steps, &needs)?;
     steps.step("tests without privilege");

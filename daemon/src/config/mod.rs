@@ -119,7 +119,7 @@ impl Default for Recording {
             cgroup: None,
             frequency: 99,
             stack_copy: Bytes(64 << 10),
-            wait_stacks: Bytes(2 << 20),
+            wait_stacks: Bytes(6 << 20),
             waker_stacks: false,
             live_objects: crate::source::shim::LIVE_OBJECTS,
             allocation_samples: crate::source::shim::ALLOCATION_SAMPLES,

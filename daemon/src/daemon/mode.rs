@@ -17,7 +17,7 @@ const RING_PART: u64 = 16;
 
 /// What is recorded in reduced mode at most.
 const REDUCED_HZ: u32 = 49;
-const REDUCED_WAIT_STACKS: u64 = 1 << 20;
+const REDUCED_WAIT_STACKS: u64 = 2 << 20;
 const REDUCED_LIVE_OBJECTS: u32 = 1024;
 const REDUCED_ALLOCATION_SAMPLES: u32 = 128;
 const REDUCED_RING: u64 = 4 << 20;

@@ -113,11 +113,16 @@ impl App {
 
     /// Operations over the next `seconds`: per second, and per second of CPU time that the app got.
     pub(super) fn rates(&mut self, seconds: f64) -> Result<[f64; 2]> {
-        let cpu_before = cpu_seconds(self.pid())?;
+        self.rates_of(self.pid(), seconds)
+    }
+
+    /// The same of the process `pid`, where another one has started it.
+    pub(super) fn rates_of(&mut self, pid: u32, seconds: f64) -> Result<[f64; 2]> {
+        let cpu_before = cpu_seconds(pid)?;
         let (operations_before, time_before) = self.progress()?;
         pass(seconds);
         let (operations_after, time_after) = self.progress()?;
-        let cpu = cpu_seconds(self.pid())? - cpu_before;
+        let cpu = cpu_seconds(pid)? - cpu_before;
         let operations = operations_after - operations_before;
         Ok([operations / (time_after - time_before) * 1e9, operations / cpu])
     }
