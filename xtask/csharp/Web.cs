@@ -1,4 +1,4 @@
-// A Kestrel app that `cargo xtask bench` puts under load: each request is read, some orders are made, summed and answered as JSON. Lines on
+// A Kestrel app that `cargo xtask bench` puts under load: each request is read, as many orders are made as its path says, summed and answered as JSON. Lines on
 // standard input as in Load.cs: answered with "REQUESTS NANOSECONDS", and "exit" or the end of the input ends it. Its first line of output is the port.
 using System;
 using System.Collections.Generic;
@@ -37,7 +37,8 @@ static class Web
     static async Task Answer(HttpContext context)
     {
         var orders = new List<Order>();
-        for (int i = 0; i < 20; i++) orders.Add(Take(i));
+        int count = int.Parse(context.Request.Path.Value.AsSpan(1));
+        for (int i = 0; i < count; i++) orders.Add(Take(i));
         var largest = orders.GroupBy(o => o.Customer)
             .Select(g => new { Customer = g.Key, Total = g.Sum(o => o.Lines.Sum(l => l.Price * l.Count)) })
             .OrderByDescending(t => t.Total).Take(5).ToArray();

@@ -18,7 +18,6 @@ use super::load::App;
 use crate::{exec::output, paths::Paths};
 
 const CONNECTIONS: usize = 16;
-const REQUEST: &[u8] = b"GET /orders HTTP/1.1\r\nHost: shop\r\n\r\n";
 /// More than the app answers.
 const MOST_ANSWER_BYTES: u64 = 64 << 10;
 
@@ -33,8 +32,8 @@ fn dll(paths: &Paths) -> PathBuf {
     paths.target.join("bench/web.dll")
 }
 
-/// The app on .NET 9, with all its clients connected.
-pub(super) fn start(paths: &Paths) -> Result<(App, Clients)> {
+/// The app on .NET 9, with all its clients connected, who ask for so many orders each.
+pub(super) fn start(paths: &Paths, orders: u32) -> Result<(App, Clients)> {
     let source = paths.root.join("xtask/csharp/Web.cs");
     output(Command::new(paths.csc()).args(["--framework", "aspnet"]).arg(dll(paths)).arg(source))?;
     let mut app = App::begin(Command::new(paths.dotnet("9")).arg(dll(paths)))?;
@@ -47,17 +46,18 @@ pub(super) fn start(paths: &Paths) -> Result<(App, Clients)> {
         let connection = TcpStream::connect(("127.0.0.1", port)).context("connecting to the web app")?;
         connection.set_nodelay(true).context("TCP_NODELAY")?;
         let enough = Arc::clone(&enough);
-        clients.threads.push(thread::spawn(move || ask(connection, &enough)));
+        clients.threads.push(thread::spawn(move || ask(connection, orders, &enough)));
     }
     Ok((app, clients))
 }
 
 /// Asks again and again.
-fn ask(mut connection: TcpStream, enough: &AtomicBool) -> Result<()> {
+fn ask(mut connection: TcpStream, orders: u32, enough: &AtomicBool) -> Result<()> {
+    let request = format!("GET /{orders} HTTP/1.1\r\nHost: shop\r\n\r\n");
     let mut answers = BufReader::new(connection.try_clone().context("a second handle")?);
     // Pairs with the store when the clients end; nothing else is handed over.
     while !enough.load(Ordering::Relaxed) {
-        connection.write_all(REQUEST).context("asking the web app")?;
+        connection.write_all(request.as_bytes()).context("asking the web app")?;
         let mut length = None;
         let mut line = String::new();
         loop {
