@@ -275,15 +275,16 @@ impl Processor {
     /// Takes one event; events come in time order.
     pub fn event(&mut self, event: Event) {
         let Some(event) = Cutting::put_off(&mut self.cutting, event) else { return };
-        if let EventKind::Exec { pid, .. } = event.kind {
-            self.retire(pid, event.time);
+        if let EventKind::Exec { pid, comm } = &event.kind {
+            self.names.becomes(*pid, comm);
+            self.retire(*pid, event.time);
         }
         self.processes.observe(&event);
         let time = event.time;
         match event.kind {
             EventKind::CpuSample(sample) => {
                 self.counters.cpu_samples += 1;
-                self.names.kernel(sample.thread.tid, &comm_text(&sample.comm));
+                self.names.sampled(sample.thread.tid, &comm_text(&sample.comm));
                 let stack = self.stack(sample.thread, time, &sample.kernel, sample.user.as_deref());
                 if self.collects(sample.thread, time) {
                     self.threads.collecting_sample(sample.thread, time, stack);
@@ -294,7 +295,7 @@ impl Processor {
             EventKind::WaitStart(wait) => {
                 self.counters.waits += 1;
                 self.wait_chances.kept(wait.weight);
-                self.names.kernel(wait.thread.tid, &comm_text(&wait.comm));
+                self.names.sampled(wait.thread.tid, &comm_text(&wait.comm));
                 let stack = self.stack(wait.thread, time, &wait.kernel, wait.user.as_deref());
                 let suspended = self.stands_still(wait.thread.pid);
                 let syscall = wait.syscall.map(wait_reason::family);
@@ -307,7 +308,7 @@ impl Processor {
                 // What an interrupt found there had nothing to do with it.
                 let by = wake.by.filter(|_| origin == Some(Origin::Thread));
                 let stack = by.map(|by| {
-                    self.names.kernel(by.thread.tid, &comm_text(&by.comm));
+                    self.names.sampled(by.thread.tid, &comm_text(&by.comm));
                     self.stack(by.thread, time, &wake.kernel, by.user.as_deref())
                 });
                 match origin {
@@ -484,7 +485,7 @@ impl Processor {
     /// A thread found asleep. Its frames' code is surely there, since the thread will return to it: what has no name yet is asked for.
     fn sleeper(&mut self, time: MonotonicNs, sleeper: &Sleeper) {
         let (thread, start) = (sleeper.thread, sleeper.start);
-        self.names.kernel(thread.tid, &comm_text(&sleeper.comm));
+        self.names.sampled(thread.tid, &comm_text(&sleeper.comm));
         if let Some(stack) = self.threads.seen_waiting(thread, start) {
             self.ask_again(thread.pid, stack, time);
         } else if let Some(seen) = &sleeper.seen {
