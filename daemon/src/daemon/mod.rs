@@ -100,6 +100,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
         cgroups: Cgroups::default(),
         knowledge: Knowledge::None,
         scanned: Instant::now(),
+        pods_changed: 0,
         sources,
         settings,
         schedule: Schedule::begin(state.config().windows.clone(), Instant::now(), SystemTime::now()),
@@ -252,8 +253,9 @@ struct Daemon {
     /// Looked at where rules do.
     cgroups: Cgroups,
     knowledge: Knowledge,
-    /// When cgroups and pods were last looked at.
+    /// When cgroups and pods were last looked at, and how often pods had changed by then.
     scanned: Instant,
+    pods_changed: u64,
     alive_at: Instant,
 }
 
@@ -447,10 +449,12 @@ impl Daemon {
 
     /// Looks which pods and cgroups there are, now and then.
     fn look_around(&mut self, now: Instant) {
-        if now < self.scanned + SCAN {
+        // A pod that opts out is not to wait for the next scan.
+        let changes = self.state.pods.changes();
+        if now < self.scanned + SCAN && changes == self.pods_changed {
             return;
         }
-        self.scanned = now;
+        (self.scanned, self.pods_changed) = (now, changes);
         if let Knowledge::Logs(logs) = &mut self.knowledge {
             logs.read(&self.state.pods, self.state.config().selection.names_pods());
         }

@@ -105,6 +105,8 @@ pub struct Pods {
 struct All {
     by_uid: HashMap<String, Entry>,
     shown: Arc<Shown>,
+    /// How often a pod came or became another.
+    changes: u64,
 }
 
 #[derive(Debug)]
@@ -125,6 +127,12 @@ impl Pods {
     #[must_use]
     pub fn count(&self) -> usize {
         self.read().by_uid.values().filter(|entry| entry.gone.is_none()).count()
+    }
+
+    /// How often a pod came or changed what it says of itself: rules may say something else of it since.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.read().changes
     }
 
     /// Which labels samples show.
@@ -184,10 +192,14 @@ fn put(all: &mut All, uid: String, pod: Pod) {
             entry.gone = None;
             if *entry.pod != pod {
                 entry.pod = Arc::new(pod);
+                all.changes += 1;
             }
         }
         None if full => tracing::warn!("more than {MOST} pods: those beyond are not known"),
-        None => drop(all.by_uid.insert(uid, Entry { pod: Arc::new(pod), gone: None })),
+        None => {
+            all.by_uid.insert(uid, Entry { pod: Arc::new(pod), gone: None });
+            all.changes += 1;
+        }
     }
 }
 
@@ -227,9 +239,11 @@ mod tests {
     fn there_is_room_for_so_many_and_what_is_known_can_change() {
         let (pods, now) = (Pods::default(), Instant::now());
         pods.replace((0..MOST + 1).map(|n| (n.to_string(), pod("x"))).collect(), now);
-        assert_eq!(pods.count(), MOST);
+        assert_eq!((pods.count(), pods.changes()), (MOST, MOST as u64));
         pods.put("0".to_owned(), pod("renamed"), now);
-        assert_eq!(pods.get("0").unwrap().name, "renamed");
+        assert_eq!((pods.get("0").unwrap().name.as_str(), pods.changes()), ("renamed", MOST as u64 + 1));
+        pods.put("0".to_owned(), pod("renamed"), now);
+        assert_eq!(pods.changes(), MOST as u64 + 1, "nothing new");
     }
 
     #[test]
