@@ -114,7 +114,7 @@ pub enum FeatureError {
         found: String,
     },
     /// perf refused.
-    #[error("perf_event_open: expected a descriptor, found {source} (kernel.perf_event_paranoid is {paranoid}); {}", advice(.source))]
+    #[error("perf_event_open: expected a descriptor, found {source} (kernel.perf_event_paranoid is {paranoid}); {}", advice(.source, .paranoid))]
     Perf {
         /// What it answered.
         source: io::Error,
@@ -131,8 +131,12 @@ pub enum FeatureError {
     },
 }
 
-fn advice(error: &io::Error) -> &'static str {
+fn advice(error: &io::Error, paranoid: &str) -> &'static str {
     match error.kind() {
+        // A patch of theirs, which knows no CAP_PERFMON ("Allow further restriction of perf_event_open").
+        io::ErrorKind::PermissionDenied if paranoid.parse().is_ok_and(|level: i32| level > 2) => {
+            "above 2 the kernels of Debian and Ubuntu ask for CAP_SYS_ADMIN, whatever CAP_PERFMON allows: set kernel.perf_event_paranoid to 2, or grant CAP_SYS_ADMIN (the chart's sysAdmin: true; the deb's unit has it)"
+        }
         io::ErrorKind::PermissionDenied => {
             "a seccomp profile, an LSM or perf_event_paranoid forbids it: allow the system call (seccompProfile: Unconfined) and grant CAP_PERFMON"
         }
@@ -458,6 +462,10 @@ mod tests {
             "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_checkpoint_restore,cap_dac_override,cap_syslog=ep";
         assert!(error.to_string().contains(&format!("(setcap {setcap})")), "{error}");
         assert!(Limit::OtherUsers.to_string().contains("CAP_DAC_OVERRIDE"));
-        assert!(advice(&io::Error::from(io::ErrorKind::PermissionDenied)).contains("seccomp"));
+        let refused = io::Error::from(io::ErrorKind::PermissionDenied);
+        assert!(
+            advice(&refused, "2").contains("seccomp") && advice(&refused, "unreadable").contains("seccomp")
+        );
+        assert!(advice(&refused, "4").contains("CAP_SYS_ADMIN"));
     }
 }

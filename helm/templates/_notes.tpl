@@ -11,6 +11,9 @@ Please note:
   with Pod Security admission refuses them until it has this label:
       kubectl label namespace {{ .Release.Namespace }} pod-security.kubernetes.io/enforce=privileged
 - GKE Autopilot, EKS Fargate and virtual nodes refuse such pods altogether.
+{{- if not .Values.sysAdmin }}
+- sysAdmin is false: nodes with Debian's or Ubuntu's kernel refuse to be sampled unless their kernel.perf_event_paranoid is set to 2; `perfusion doctor` tells.
+{{- end }}
 {{- if not (or .Values.config.otlp .Values.config.pyroscope) }}
 - WARNING: no receiver is configured: profiles stay on each node, in {{ .Values.storage.hostPath | default "a volume of the pod" }}. See `config` in the chart's values.
 {{- end }}

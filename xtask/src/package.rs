@@ -24,27 +24,33 @@ const NFPM: &str = "v2.43.4";
 /// Ten times the score of `systemd-analyze security` that the unit may have.
 const MOST_EXPOSED: &str = "35";
 const UNIT: &str = "packaging/perfusion.service";
+/// What the deb adds to it.
+const DROP_IN: &str = "packaging/debian-kernels.conf";
 /// Where packages are unpacked, packed and tried.
 const FOLDER: &str = "packages";
 
 /// Makes both packages, and tries them when asked to.
 pub(crate) fn package(paths: &Paths, steps: &Steps, install: bool) -> Result<()> {
-    let perfusion = match env::var_os("PERFUSION_BIN") {
-        Some(program) => paths.root.join(program),
-        None => build::build(paths, steps)?,
-    };
     check_unit(paths, steps)?;
-    let folder = paths.target.join(FOLDER);
-    let packages = make(paths, steps, &perfusion, &folder)?;
+    let packages = packages(paths, steps)?;
     for package in [&packages.deb, &packages.rpm] {
         let bytes = fs::metadata(package).with_context(|| format!("{}: not made", package.display()))?.len();
         println!("  {} ({:.1} MB)", package.display(), bytes as f64 / 1e6);
     }
     if install {
         need_root("a chroot")?;
-        install_and_remove(&folder, steps, &packages)?;
+        install_and_remove(&paths.target.join(FOLDER), steps, &packages)?;
     }
     Ok(())
+}
+
+/// Makes both. `PERFUSION_BIN` names a program to pack in place of one that is built now.
+pub(crate) fn packages(paths: &Paths, steps: &Steps) -> Result<Packages> {
+    let perfusion = match env::var_os("PERFUSION_BIN") {
+        Some(program) => paths.root.join(program),
+        None => build::build(paths, steps)?,
+    };
+    make(paths, steps, &perfusion, &paths.target.join(FOLDER))
 }
 
 /// What was made.
@@ -72,11 +78,16 @@ pub(crate) fn check_unit(paths: &Paths, steps: &Steps) -> Result<()> {
     if !verified.status.success() || !ours.is_empty() {
         bail!("{UNIT}: systemd-analyze verify: {said}");
     }
-    output(
-        Command::new("systemd-analyze")
-            .args(["security", "--no-pager", "--offline=true", &format!("--threshold={MOST_EXPOSED}")])
-            .arg(&checked),
-    )?;
+    let added = paths.root.join(DROP_IN);
+    let added = fs::read_to_string(&added).with_context(|| format!("{}: cannot be read", added.display()))?;
+    for text in [text.clone(), text + &added] {
+        fs::write(&checked, text).with_context(|| format!("{}: cannot be written", checked.display()))?;
+        output(
+            Command::new("systemd-analyze")
+                .args(["security", "--no-pager", "--offline=true", &format!("--threshold={MOST_EXPOSED}")])
+                .arg(&checked),
+        )?;
+    }
     Ok(())
 }
 
