@@ -214,12 +214,13 @@ impl Work {
             Err(error) => {
                 self.state.counters.attach_failed.add(1);
                 let wait = wait(self.state.config().attach.retry_after.0, failures);
-                let outcome = if is_final(&error) {
-                    Outcome::Never
+                let (outcome, again) = if is_final(&error) {
+                    (Outcome::Never, "never".to_owned())
                 } else {
-                    Outcome::Failed(failures.saturating_add(1), Instant::now() + wait)
+                    let outcome = Outcome::Failed(failures.saturating_add(1), Instant::now() + wait);
+                    (outcome, format!("in {wait:.0?}"))
                 };
-                tracing::warn!(pid, %service, %error, again = ?outcome, "not attached");
+                tracing::warn!(pid, %service, %error, again, "not attached");
                 self.reasons.insert(key, error.to_string());
                 outcome
             }
