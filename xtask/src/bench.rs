@@ -95,6 +95,11 @@ const FIGURES: [(&str, &str, Figure); 13] = [
     ("exact", exact::HOW, exact::costs),
 ];
 
+/// Compiles the program that is measured with, to `target/bench/load.dll`.
+pub(crate) fn compile_load(paths: &Paths) -> Result<()> {
+    load::compile(paths)
+}
+
 pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>, write: bool) -> Result<()> {
     need_root("measuring probes")?;
     let known: Vec<&str> = FIGURES.iter().map(|(name, ..)| *name).collect();

@@ -156,7 +156,7 @@ pub(crate) fn kernels(paths: &Paths, steps: &Steps, only: Option<&str>) -> Resul
         let image = apt.kernel(package, steps)?;
         steps.step(&format!("booting {package}"));
         let log = folder.join(format!("{version}.log"));
-        boot(&image, &files, &log)?;
+        boot(&image, &files, &log, 1024, "")?;
         let text = fs::read(&log).with_context(|| format!("{}: cannot be read", log.display()))?;
         let found = Found::read(&String::from_utf8_lossy(&text));
         match found.line(&kernel) {
@@ -172,12 +172,12 @@ pub(crate) fn kernels(paths: &Paths, steps: &Steps, only: Option<&str>) -> Resul
 }
 
 /// Debian's package lists in a folder of their own: those of this machine stay as they are.
-struct Apt {
+pub(crate) struct Apt {
     folder: PathBuf,
 }
 
 impl Apt {
-    fn new(folder: &Path, steps: &Steps) -> Result<Apt> {
+    pub(crate) fn new(folder: &Path, steps: &Steps) -> Result<Apt> {
         let apt = Apt { folder: folder.join("apt") };
         let lists = apt.folder.join("lists/partial");
         if lists.is_dir() {
@@ -214,13 +214,13 @@ impl Apt {
         command
     }
 
-    fn names(&self) -> Result<Vec<String>> {
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
         let names = output(self.command("apt-cache").args(["pkgnames", "linux-"]))?;
         Ok(names.lines().map(str::to_owned).collect())
     }
 
     /// The kernel's image of a package.
-    fn kernel(&self, package: &str, steps: &Steps) -> Result<PathBuf> {
+    pub(crate) fn kernel(&self, package: &str, steps: &Steps) -> Result<PathBuf> {
         let image = self.folder.join(format!("{package}.vmlinuz"));
         if image.exists() {
             return Ok(image);
@@ -236,7 +236,7 @@ impl Apt {
 }
 
 /// The newest of the packages called `prefix`, a version, `-amd64`.
-fn newest<'a>(packages: &'a [String], prefix: &str) -> Option<&'a str> {
+pub(crate) fn newest<'a>(packages: &'a [String], prefix: &str) -> Option<&'a str> {
     let version = |name: &str| -> Option<Vec<u32>> {
         let version = name.strip_prefix(prefix)?.strip_suffix("-amd64")?;
         // Other words in it are other kernels: cloud, rt, unsigned.
@@ -291,18 +291,19 @@ fn pack(paths: &Paths, folder: &Path, perfusion: &Path) -> Result<PathBuf> {
     Ok(files)
 }
 
-/// Runs the machine to its end.
-fn boot(kernel: &Path, files: &Path, log: &Path) -> Result<()> {
+/// Runs a machine of so many MiB to its end, with these words more on the kernel's command line.
+pub(crate) fn boot(kernel: &Path, files: &Path, log: &Path, mebibytes: u32, words: &str) -> Result<()> {
     let written = fs::File::create(log).with_context(|| format!("{}: cannot be made", log.display()))?;
     run(Command::new("timeout")
         .args(["900", "qemu-system-x86_64", "-accel", "tcg"])
         // Debian's 6.12 does not boot with an emulated cmpxchg16b.
-        .args(["-cpu", "max,-cx16", "-smp", "2", "-m", "1024", "-nographic", "-no-reboot"])
+        .args(["-cpu", "max,-cx16", "-smp", "2", "-nographic", "-no-reboot"])
+        .args(["-m", &mebibytes.to_string()])
         .arg("-kernel")
         .arg(kernel)
         .arg("-initrd")
         .arg(files)
-        .args(["-append", "console=ttyS0 quiet panic=-1"])
+        .args(["-append", &format!("console=ttyS0 quiet panic=-1 {words}")])
         .stdin(std::process::Stdio::null())
         .stdout(written))
     .with_context(|| format!("the machine did not end by itself: see {}", log.display()))
@@ -310,18 +311,18 @@ fn boot(kernel: &Path, files: &Path, log: &Path) -> Result<()> {
 
 /// What the machine said, by part.
 #[derive(Debug, Default)]
-struct Found {
+pub(crate) struct Found {
     parts: BTreeMap<String, Part>,
 }
 
 #[derive(Debug, Default)]
-struct Part {
-    lines: Vec<String>,
-    exit: Option<i32>,
+pub(crate) struct Part {
+    pub(crate) lines: Vec<String>,
+    pub(crate) exit: Option<i32>,
 }
 
 impl Found {
-    fn read(text: &str) -> Found {
+    pub(crate) fn read(text: &str) -> Found {
         let mut found = Found::default();
         let mut current = String::new();
         for line in text.lines().map(|line| line.trim_end_matches('\r')) {
@@ -336,7 +337,7 @@ impl Found {
         found
     }
 
-    fn part(&self, name: &str) -> Result<&Part> {
+    pub(crate) fn part(&self, name: &str) -> Result<&Part> {
         self.parts.get(name).with_context(|| format!("it never came to `{name}`"))
     }
 
