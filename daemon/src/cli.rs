@@ -227,6 +227,10 @@ pub struct Record {
     /// down on the waiting stack, above a frame [woken by]. Comes out of the same budget.
     #[arg(long)]
     pub waker_stacks: bool,
+    /// Tell CPU time and waits apart by what their threads worked for, where those publish it (OpenTelemetry's thread context): labels trace_id and
+    /// span_id. Files grow: stacks of different spans are not summed up.
+    #[arg(long)]
+    pub spans: bool,
     /// How much each .NET process tells.
     #[command(flatten)]
     pub limits: Limits,

@@ -141,6 +141,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         wait_stack_budget_bytes_per_s: u64::from(options.wait_stack_mib) << 20,
         wait_stacks_one_in: options.wait_stacks_one_in,
         waker_stacks: options.waker_stacks,
+        spans: options.spans,
         times_stages: options.time_stages,
         ..KernelOptions::default()
     })?;
@@ -525,6 +526,9 @@ fn write(
     tracing::info!(bytes = bytes.len(), took_ns = MonotonicNs::now().0 - begin.0, "encoded");
     file::write(&options.output, &bytes)?;
     say.line(&format!("{}{loss_line}", pprof::LOSS_PREFIX));
+    if let Some(line) = spans(options, recorded) {
+        say.line(&line);
+    }
     recorded.window.pool_lines(None).for_each(|line| say.line(&format!("{}{line}", pprof::POOL_PREFIX)));
     counted.iter().flat_map(|counted| counted.lines()).for_each(|line| say.line(&format!("{COUNTS}{line}")));
     say.line(&format!(
@@ -534,6 +538,18 @@ fn write(
         size(bytes.len())
     ));
     Ok(())
+}
+
+/// How many stacks say what their thread worked for, if they were to.
+fn spans(options: &Record, recorded: &Recorded) -> Option<String> {
+    let count = || {
+        let found = recorded.counters.iter().find(|(name, _)| name == "spans");
+        found.map_or(0, |(_, count)| *count)
+    };
+    options.spans.then(|| match count() {
+        0 => "spans: none; no thread published what it worked for (OpenTelemetry's thread context: otel_thread_ctx_v1)".to_owned(),
+        count => format!("spans: {count} stacks have trace_id and span_id, as their threads published them"),
+    })
 }
 
 fn comments(
@@ -565,6 +581,7 @@ fn comments(
                 .to_owned(),
         );
     }
+    comments.extend(spans(options, recorded));
     comments.extend(wishes(options).comments());
     comments.extend(recorded.window.pool_lines(None).map(|line| format!("{}{line}", pprof::POOL_PREFIX)));
     if options.exact {

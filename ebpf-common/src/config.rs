@@ -74,6 +74,10 @@ plain! {
         pub copies_all: u32,
         /// 1 to send the stacks of threads that end kept waits.
         pub waker_stacks: u32,
+        /// 1 to send with each stack which span its thread worked for, where threads publish that.
+        pub spans: u32,
+        /// Named padding.
+        pub reserved: u32,
         /// 1 to measure what the stages of a stack record take ([`crate::stage`]).
         pub times_stages: u32,
         /// 1 when the `sched_switch` tracepoint hands over `prev_state` (since 5.18).

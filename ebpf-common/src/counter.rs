@@ -97,6 +97,8 @@ counters! {
     VisitsHeld "visits_held" "looks at sleeping threads given up because reading the stack of one took more than a second; its process is passed over from then on";
     StackPassedOver "stack_passed_over" "stacks of visited waits of such processes, not copied";
     ThreadsLeft "threads_left" "threads found to have left the selection, or to have ended unseen: their times end with their last event";
+    Spans "spans" "stacks sent with the span their thread worked for";
+    SpansUnreadable "spans_unreadable" "threads whose published context could not be read";
     CpuNotFollowed "cpu_not_followed" "CPUs that came online and could not be sampled (tried once a second)";
 }
 

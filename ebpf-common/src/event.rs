@@ -39,6 +39,8 @@ pub const FLAG_IO: u32 = 64;
 pub const FLAG_THROTTLED: u32 = 128;
 /// `SleeperRecord::flags`: no stack follows, because the ring had it at the wait's start.
 pub const FLAG_STACK_SENT: u32 = 256;
+/// `StackRecord::flags`: `trace_id` and `span_id` are there.
+pub const FLAG_SPAN: u32 = 512;
 /// `StackRecord::flags` and `SleeperRecord::flags` from this bit on: pages from the stack pointer on that were not in memory. The copy
 /// of the stack begins behind them.
 pub const SKIPPED_PAGES_SHIFT: u32 = 24;
@@ -110,6 +112,10 @@ plain! {
         pub probability: u64,
         /// Registers of `gpr` that hold the frame's values, by bit; all others mean nothing.
         pub known: u64,
+        /// The trace that the thread says it works for, as it published it, and the span of that.
+        pub trace_id: [u8; 16],
+        /// See there.
+        pub span_id: [u8; 8],
         /// User instruction pointer.
         pub ip: u64,
         /// User registers, by the places of the machine ([`crate::machine`]).

@@ -1,6 +1,6 @@
 //! Values of the maps. All keys are plain `u32`: a tid, a tgid, a CPU or 0.
 
-use crate::limits::{COMM_BYTES, SCRATCH_TAIL_BYTES, WALK_WINDOW_BYTES};
+use crate::limits::{COMM_BYTES, SCRATCH_TAIL_BYTES, SPAN_BYTES, WALK_WINDOW_BYTES};
 use crate::rule::WALK_REGISTERS;
 use crate::{
     event::{SleeperRecord, StackRecord},
@@ -31,6 +31,32 @@ pub const WAIT_WOKEN_THROTTLED: u32 = 8;
 pub const WAIT_WAKER_TOLD: u32 = 16;
 /// The present wait is a new thread's for its first CPU.
 pub const WAIT_NEW: u32 = 32;
+
+/// `SpanPlace::kind`: the variable is `offset` behind the thread pointer.
+pub const SPAN_STATIC: u32 = 0;
+/// `SpanPlace::kind`: the word at `address` says how far behind the thread pointer it is (`R_X86_64_TPOFF64`).
+pub const SPAN_DISTANCE: u32 = 1;
+/// `SpanPlace::kind`: at `address` is a TLS descriptor (`R_X86_64_TLSDESC`).
+pub const SPAN_DESCRIPTOR: u32 = 2;
+/// `SpanPlace::kind`: at `address` are the module's number and the variable's place in the module's block (`R_X86_64_DTPMOD64`).
+pub const SPAN_INDEX: u32 = 3;
+/// `SpanPlace::kind`: at `address` is the module's number; the variable is at `offset` of the module's block.
+pub const SPAN_MODULE: u32 = 4;
+
+plain! {
+    /// Where a process's threads publish what they work for (OpenTelemetry's thread context); key: tgid. Each has a thread-local variable that points to
+    /// its record; these are the ways in which programs find such a variable ("ELF Handling For Thread-Local Storage", Drepper).
+    pub struct SpanPlace {
+        /// Where the dynamic linker has put what `kind` says.
+        pub address: u64,
+        /// As `kind` says; wraps.
+        pub offset: u64,
+        /// One of the `SPAN_` values.
+        pub kind: u32,
+        /// Bytes of an entry of the vector in which each thread has the blocks of modules (`dtv`): 16 with glibc, 8 with musl.
+        pub entry_bytes: u32,
+    }
+}
 
 plain! {
     /// What is known of one thread; key: tid. Law: `oncpu_ns + runnable_ns + blocked_ns == since_ns - entered_ns`, exactly, after each
@@ -210,6 +236,8 @@ pub struct Scratch {
     pub copy: StackCopy,
     /// The walk behind the user frames.
     pub walk: Walk,
+    /// What a thread published.
+    pub span: [u8; SPAN_BYTES],
     /// The fixed part.
     pub record: StackRecord,
     /// User frames, kernel stack, user stack, without gaps.

@@ -64,6 +64,10 @@ pub const MAX_RULES: u32 = 32 * 1024;
 
 /// Most processes whose rules the probes can know.
 pub const MAX_SPACES: u32 = 16 * 1024;
+/// Processes whose threads publish what they work for.
+pub const MAX_SPAN_PLACES: u32 = 4 * 1024;
+/// Of what a thread publishes: trace id (16), span id (8), whether it is valid (1), flags of the trace, size of attributes (2), and room to whole words.
+pub const SPAN_BYTES: usize = 32;
 
 /// Most cgroups, and most users or commands, that rules can tell apart.
 pub const MAX_RULED_CGROUPS: u32 = 16 * 1024;

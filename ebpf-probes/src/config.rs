@@ -28,6 +28,8 @@ pub(crate) static CONFIG: Config = Config {
     stack_copy_bytes: 0,
     copies_all: 0,
     waker_stacks: 0,
+    spans: 0,
+    reserved: 0,
     times_stages: 0,
     has_prev_state: 0,
     task_pid: 0,
@@ -174,13 +176,16 @@ impl Task {
     /// goes on beyond it. It was saved when the thread was made or last left a CPU; programs do not change it.
     #[inline(always)]
     pub(crate) fn stack_room(self, stack_pointer: u64, limit: u32) -> u32 {
-        let offset = setting!(thread_pointer);
-        if offset == NO_FIELD {
-            return limit;
-        }
-        let end: u64 = self.field(setting!(task_thread).wrapping_add(offset));
+        let Some(end) = self.thread_pointer() else { return limit };
         let room = end.wrapping_sub(stack_pointer);
         if room != 0 && room < u64::from(limit) { room as u32 } else { limit }
+    }
+
+    /// Its thread pointer, as it was saved when the thread was made or last left a CPU: programs do not change it. `None` where the kernel keeps none.
+    #[inline(always)]
+    pub(crate) fn thread_pointer(self) -> Option<u64> {
+        let offset = setting!(thread_pointer);
+        (offset != NO_FIELD).then(|| self.field(setting!(task_thread).wrapping_add(offset)))
     }
 
     /// Whether the scheduler counts its wait as one for input or output.

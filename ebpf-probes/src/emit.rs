@@ -3,7 +3,7 @@
 use crate::config::{Task, setting};
 use crate::machine::{self, Native};
 use crate::maps::{RING, SCRATCH, STAGES, add, count};
-use crate::unwind;
+use crate::{span, unwind};
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_ebpf::helpers::generated::{
     bpf_get_smp_processor_id, bpf_get_stack, bpf_ktime_get_ns, bpf_ringbuf_output,
@@ -13,7 +13,7 @@ use core::mem::size_of;
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{
     FLAG_AT_CALL, FLAG_LIMITED, FLAG_USER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, Header,
-    KIND_CPU_SAMPLE, StackRecord,
+    KIND_CPU_SAMPLE, KIND_WAKER_STACK, StackRecord,
 };
 use ebpf_common::key::Scratch;
 use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_RECORD_BYTES, MAX_WAIT_COPY_BYTES, MAX_WALK_BYTES};
@@ -110,6 +110,9 @@ fn fill_and_send<const LOOPS: bool>(
             record.syscall = machine::system_call(regs);
             machine::general(&mut record.gpr, regs);
             copied_from = Some(machine::stack(regs));
+            if hook.kind != KIND_WAKER_STACK {
+                flags |= span::of(task, hook.tgid, &mut scratch.span, record);
+            }
             if LOOPS && unwind::walk::user(scratch, hook.tgid, regs) {
                 walked_bytes = scratch.walk.frames * 8;
                 flags |= walked(scratch);

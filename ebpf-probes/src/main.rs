@@ -12,6 +12,7 @@ mod maps;
 mod process;
 mod sample;
 mod sched;
+mod span;
 mod unwind;
 
 use aya_ebpf::macros::{btf_tracepoint, perf_event};

@@ -5,10 +5,10 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, PerCpuArray, RingBuf};
 use ebpf_common::counter::{COUNTERS, Counter};
 use ebpf_common::event::WakeRecord;
-use ebpf_common::key::{Coin, Recording, Scratch, SleeperScratch, Thread, Visitor};
+use ebpf_common::key::{Coin, Recording, Scratch, SleeperScratch, SpanPlace, Thread, Visitor};
 use ebpf_common::limits::{
     DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_PASSED_OVER, MAX_RULED_CGROUPS, MAX_RULED_OTHERS, MAX_RULES,
-    MAX_SELECTED_PROCESSES, MAX_SPACES, MAX_VISITORS,
+    MAX_SELECTED_PROCESSES, MAX_SPACES, MAX_SPAN_PLACES, MAX_VISITORS,
 };
 use ebpf_common::rule::{PlaceSet, UnwindRule, WAYS};
 use ebpf_common::stage::{STAGE_KINDS, Stages};
@@ -84,6 +84,11 @@ pub(crate) static RULES: Array<UnwindRule> = Array::with_max_entries(MAX_RULES, 
 /// daemon; an entry leaves at exec, so that no rule of the old image is used for the new one. Full: the process's stacks are copied.
 #[map]
 pub(crate) static SPACES: HashMap<u32, u32> = HashMap::with_max_entries(MAX_SPACES, 0);
+
+/// Where the threads of a process publish what they work for, by tgid. Written by the daemon; an entry leaves at exec, or when the daemon finds that
+/// its process is gone. Made small when nobody asks for spans. Full: the process's stacks have none.
+#[map]
+pub(crate) static SPANS: HashMap<u32, SpanPlace> = HashMap::with_max_entries(MAX_SPAN_PLACES, 0);
 
 /// Who reads the task iterator. The daemon writes the thread, and strikes off one that is held up; the thread's visits write the rest.
 #[map]

@@ -1,7 +1,7 @@
 //! Keeps the selection and the rules right while processes are made, replaced and removed.
 
-use crate::config::Task;
-use crate::maps::{SELECTED, SPACES, count};
+use crate::config::{Task, setting};
+use crate::maps::{SELECTED, SPACES, SPANS, count};
 use crate::sched;
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
@@ -34,6 +34,9 @@ pub(crate) fn exec(ctx: &BtfTracePointContext) {
     let tgid = task.tgid();
     // Most processes have none.
     SPACES.remove(tgid).ok();
+    if setting!(spans) != 0 {
+        SPANS.remove(tgid).ok();
+    }
     if let Some(recording) = SELECTED.get_ptr_mut(tgid) {
         // SAFETY: an entry of the map; this process's threads alone are concerned, and this is the only one.
         let recording = unsafe { &mut *recording };

@@ -1,4 +1,4 @@
-//! An ELF file → segments, build id, unwind sections → rule.
+//! An ELF file → segments, build id, a thread-local variable, unwind sections → rule.
 
 use perfusion::process::images::Images;
 use std::hint::black_box;
@@ -15,6 +15,7 @@ pub(crate) fn run(data: &[u8]) {
     let first = images.get(id).and_then(|image| {
         black_box(&image.build_id);
         black_box(image.elf_address(entry));
+        black_box(image.thread_variable("otel_thread_ctx_v1", 8));
         image.elf_address(0x1000)
     });
     if let Some(unwind) = images.unwind(id) {

@@ -36,6 +36,7 @@ mod restart;
 mod runtime;
 mod scale;
 mod soak;
+mod spans;
 mod survive;
 mod threads;
 mod truth;

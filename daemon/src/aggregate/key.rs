@@ -1,6 +1,6 @@
 //! What a value is counted under: the sample types and the label set. Plain data.
 
-use crate::source::Heap;
+use crate::source::{Heap, Span};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -176,6 +176,22 @@ impl Hash for PublishedLabels {
     }
 }
 
+/// What samples of a thread show of what it worked for, in hexadecimal digits as W3C Trace Context has them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SpanLabels {
+    trace: String,
+    span: String,
+}
+
+impl SpanLabels {
+    /// Those of a span.
+    #[must_use]
+    pub fn of(span: Span) -> Self {
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        Self { trace: hex(&span.trace), span: hex(&span.id) }
+    }
+}
+
 /// All labels a value can carry. Absent ones are `None`; strings are shared, so that a clone is cheap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels {
@@ -197,6 +213,8 @@ pub struct Labels {
     pub pod: Option<Arc<PodLabels>>,
     /// What its process publishes of itself.
     pub published: Option<Arc<PublishedLabels>>,
+    /// What the thread worked for.
+    pub span: Option<Arc<SpanLabels>>,
     /// What a thread waits for (`aggregate::wait_reason`).
     pub wait_reason: Option<&'static str>,
     /// Parked for want of work (`wait_kind=idle`): kept in the sums, hidden from default views.
@@ -292,6 +310,9 @@ impl Labels {
         for (name, value) in self.published.iter().flat_map(|published| &published.shown) {
             text(name, Some(value));
         }
+        let span = self.span.as_deref();
+        text("trace_id", span.map(|of| of.trace.as_str()));
+        text("span_id", span.map(|of| of.span.as_str()));
         text("wait_reason", self.wait_reason);
         text("wait_kind", self.idle.then_some("idle"));
         text("waker", self.waker.as_deref());

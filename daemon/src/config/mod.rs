@@ -72,6 +72,9 @@ pub struct Recording {
     pub wait_stacks: Bytes,
     /// Whether whoever ends a wait has a stack too, beyond the waiting stack and a frame `[woken by]`; out of the same budget.
     pub waker_stacks: bool,
+    /// Whether CPU time and waits are told apart by what their threads worked for, where those publish it (OpenTelemetry's thread context), in the labels
+    /// `trace_id` and `span_id`; profiles grow.
+    pub spans: bool,
     /// Sampled objects watched at a time in each .NET process, 256 to 65536.
     pub live_objects: u32,
     /// Samples of allocations that each .NET process tells of in a second whatever comes, 16 to 1000000; of more, chance chooses about as many.
@@ -121,6 +124,7 @@ impl Default for Recording {
             stack_copy: Bytes(64 << 10),
             wait_stacks: Bytes(6 << 20),
             waker_stacks: false,
+            spans: false,
             live_objects: crate::source::shim::LIVE_OBJECTS,
             allocation_samples: crate::source::shim::ALLOCATION_SAMPLES,
             exceptions: true,

@@ -648,6 +648,7 @@ fn kernel_options(what: &What, mode: &Mode, selection: Selection) -> KernelOptio
         stack_copy_bytes: bytes(what.stack_copy.0),
         wait_stack_budget_bytes_per_s: what.wait_stacks.0,
         waker_stacks: what.waker_stacks,
+        spans: what.spans,
         ring_bytes: bytes(what.ring.0),
         max_threads,
         max_places,

@@ -255,6 +255,20 @@ impl Image {
         self.source.read(offset, into)
     }
 
+    /// ELF virtual address of the first byte of an executable mapping that begins at `offset` in the file, which is a page's.
+    pub(super) fn mapped_address(&self, offset: u64) -> Option<u64> {
+        const PAGE: u64 = 4096;
+        let Format::Elf { segments, .. } = &self.format else { return None };
+        let begins =
+            |segment: &&Segment| segment.executable && segment.offset - segment.offset % PAGE == offset;
+        let segment = segments.iter().find(begins)?;
+        segment.address.checked_sub(segment.offset % PAGE)
+    }
+
+    pub(super) fn source(&self) -> &Source {
+        &self.source
+    }
+
     /// ELF virtual address of the byte at `offset` in the file.
     #[must_use]
     pub fn elf_address(&self, offset: u64) -> Option<u64> {
@@ -502,7 +516,7 @@ fn parse_elf(source: &Source) -> Option<(Format, Option<Vec<u8>>)> {
     Some((Format::Elf { segments, entry, unwind: None, carried: Vec::new(), searches: 0 }, build_id))
 }
 
-fn elf_header(source: &Source) -> Option<elf::FileHeader64<LE>> {
+pub(super) fn elf_header(source: &Source) -> Option<elf::FileHeader64<LE>> {
     let mut bytes = [0u8; size_of::<elf::FileHeader64<LE>>()];
     if source.read(0, &mut bytes) < bytes.len() {
         return None;
@@ -515,7 +529,10 @@ fn elf_header(source: &Source) -> Option<elf::FileHeader64<LE>> {
     native.then_some(*header)
 }
 
-fn program_headers(source: &Source, header: &elf::FileHeader64<LE>) -> Option<Vec<elf::ProgramHeader64<LE>>> {
+pub(super) fn program_headers(
+    source: &Source,
+    header: &elf::FileHeader64<LE>,
+) -> Option<Vec<elf::ProgramHeader64<LE>>> {
     let count = header.e_phnum.get(LE).min(MAX_PROGRAM_HEADERS);
     let length = u64::from(count) * size_of::<elf::ProgramHeader64<LE>>() as u64;
     let bytes = source.bytes(header.e_phoff.get(LE), length, length)?;

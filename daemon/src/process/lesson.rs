@@ -1,6 +1,7 @@
 //! What the probes are to learn of the finisher's rules: a list of changes to their maps, in order. Rules belong to an address space, a
 //! number that a process gets with its first rule, and another one after each exec or when everything about it is forgotten at once.
 
+use ebpf_common::key::SpanPlace;
 use ebpf_common::rule::{RuleKey, UnwindRule};
 use std::collections::HashSet;
 
@@ -28,6 +29,18 @@ pub enum Lesson {
     },
     /// The process's stacks are not to be walked.
     NoSpace {
+        /// The process.
+        pid: u32,
+    },
+    /// Its threads say there what they work for.
+    Spans {
+        /// The process.
+        pid: u32,
+        /// Where.
+        place: SpanPlace,
+    },
+    /// They do not any more.
+    NoSpans {
         /// The process.
         pid: u32,
     },

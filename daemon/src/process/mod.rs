@@ -15,7 +15,9 @@ pub mod patience;
 mod pe;
 pub mod published;
 pub mod service;
+pub mod spans;
 pub mod table;
+pub mod thread_variable;
 
 pub use image::{Image, ImageError};
 pub use lesson::Lesson;

@@ -1,5 +1,5 @@
 //! What a process publishes of itself for readers outside: OpenTelemetry's process context (OTEP 4719, format 2), a header of 32 bytes in a mapping
-//! called `OTEL_CTX` with a pointer to a protobuf message.
+//! called `OTEL_CTX` with a pointer to a protobuf message; and whether its threads publish what they work for (OTEP 4947).
 //!
 //! The process may write all of it at any time, and anything: a copy is believed when the time of publishing was the same before and after, is
 //! bounded, and says nothing but how the process calls itself.
@@ -35,13 +35,23 @@ pub struct Published {
     pub service: Option<String>,
     /// The attributes that samples show, with control characters replaced.
     pub shown: Vec<(&'static str, Arc<str>)>,
+    /// Its threads say what they work for, in a variable of their own.
+    pub threads: bool,
 }
 
-/// `opentelemetry.proto.processcontext.v1development.ProcessContext`, as far as it is used. (Thread contexts, OTEP 4947, are not read.)
+/// Thread context (OTEP 4947): the thread-local pointer to a thread's record.
+pub const THREAD_VARIABLE: &str = "otel_thread_ctx_v1";
+/// The attribute that says how threads publish theirs, and what it says for this way: while it was tried, and since.
+const THREAD_SCHEMA: &str = "threadlocal.schema_version";
+const THREAD_SCHEMAS: [&str; 2] = ["tlsdesc_v1_dev", "tls_v1"];
+
+/// `opentelemetry.proto.processcontext.v1development.ProcessContext`.
 #[derive(Clone, PartialEq, prost::Message)]
 struct ProcessContext {
     #[prost(message, optional, tag = "1")]
     resource: Option<Resource>,
+    #[prost(message, repeated, tag = "2")]
+    attributes: Vec<KeyValue>,
 }
 
 /// What the process publishes now; `None` when that is nothing, or cannot be read.
@@ -91,19 +101,22 @@ fn parse(header: &[u8; HEADER_BYTES]) -> Option<(usize, u64)> {
 }
 
 fn decode(payload: &[u8]) -> Option<Published> {
-    let resource = ProcessContext::decode(payload).ok()?.resource?;
+    let ProcessContext { resource, attributes } = ProcessContext::decode(payload).ok()?;
+    let schema = attributes.iter().find(|attribute| attribute.key == THREAD_SCHEMA).and_then(text_of);
+    let threads = schema.is_some_and(|schema| THREAD_SCHEMAS.contains(&schema));
+    let resource = resource.or_else(|| threads.then(Resource::default))?;
     let text = |name: &str| {
         let attribute = resource.attributes.iter().find(|attribute| attribute.key == name)?;
-        text(attribute).filter(|text| !text.trim().is_empty())
+        text_of(attribute).filter(|text| !text.trim().is_empty())
     };
     let shown = SHOWN.iter().filter_map(|name| {
         let value: String = printable(text(name)?).chars().take(SHOWN_CHARACTERS).collect();
         Some((*name, value.into()))
     });
-    Some(Published { service: text("service.name").map(str::to_owned), shown: shown.collect() })
+    Some(Published { service: text("service.name").map(str::to_owned), shown: shown.collect(), threads })
 }
 
-fn text(attribute: &KeyValue) -> Option<&str> {
+fn text_of(attribute: &KeyValue) -> Option<&str> {
     match attribute.value.as_ref()?.value.as_ref()? {
         Value::StringValue(text) => Some(text),
         _ => None,
@@ -143,7 +156,7 @@ mod tests {
             ..KeyValue::default()
         });
         let resource = Resource { attributes: attributes.collect(), ..Resource::default() };
-        ProcessContext { resource: Some(resource) }.encode_to_vec()
+        ProcessContext { resource: Some(resource), attributes: Vec::new() }.encode_to_vec()
     }
 
     /// A header at 0 and a payload at 4096; the header is another one from its `changes`-th reading on.
@@ -211,10 +224,23 @@ mod tests {
         let expected = Published {
             service: Some("shop".to_owned()),
             shown: vec![("service.instance.id", "a\u{fffd}b".into())],
+            threads: false,
         };
         assert_eq!(published, Some(expected));
         assert_eq!(decode(&[0xff; 40]), None);
         assert_eq!(decode(&[]), None);
+    }
+
+    #[test]
+    fn threads_publish_in_a_way_that_is_known_or_not_at_all() {
+        let published = |schema: &str| {
+            let value = Some(AnyValue { value: Some(Value::StringValue(schema.to_owned())) });
+            let attribute =
+                KeyValue { key: "threadlocal.schema_version".to_owned(), value, ..KeyValue::default() };
+            decode(&ProcessContext { resource: None, attributes: vec![attribute] }.encode_to_vec())
+        };
+        assert!(["tlsdesc_v1_dev", "tls_v1"].iter().all(|schema| published(schema).unwrap().threads));
+        assert_eq!(published("go_pprof_labels_v1"), None);
     }
 
     #[test]

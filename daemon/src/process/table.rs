@@ -11,10 +11,14 @@ use super::images::{Elsewhere, Images};
 use super::lesson::{Lesson, Lessons};
 use super::live::{Process, Program, Teaching, View, read_maps};
 use super::mapping::{FileKey, Mapping, Mappings, Region, Replaced};
+use super::published;
+use super::thread_variable::ThreadVariable;
+use crate::attach::target::Target;
 use crate::sample::frame::{ImageId, Marker, ProcessId};
 use crate::source::{Event, EventKind, MonotonicNs, ShimEvent, UserContext, WalkEnd};
 use crate::unwind::finish::{Finished, Limits, walk_traced};
 use crate::unwind::rule::Rule;
+use ebpf_common::key::{SPAN_DESCRIPTOR, SPAN_DISTANCE, SPAN_INDEX, SPAN_MODULE, SPAN_STATIC, SpanPlace};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -516,6 +520,46 @@ impl ProcessTable {
     #[must_use]
     pub fn image(&self, id: ImageId) -> Option<&Image> {
         self.images.get(id)
+    }
+
+    /// Where the threads of `pid` have the variable of this name that points to what they publish, if one of its files defines it.
+    fn thread_pointers(&mut self, pid: u32, name: &str) -> Option<SpanPlace> {
+        let mappings: Vec<Mapping> =
+            self.mappings(pid).filter(|mapping| mapping.region == Region::File).cloned().collect();
+        // Debian's musl is called by the C library's name, of which its loader's is a link.
+        let is_musl = |path: &str| path.contains("/ld-musl") || path.contains("-linux-musl/");
+        let entry_bytes = if mappings.iter().any(|mapping| is_musl(&mapping.path)) { 8 } else { 16 };
+        mappings.iter().find_map(|mapping| {
+            let id = self.images.resolve(pid, mapping, None).ok()?;
+            let image = self.images.get(id)?;
+            let variable = image.thread_variable(name, size_of::<u64>() as u64)?;
+            let bias = mapping.range.start.wrapping_sub(image.mapped_address(mapping.file_offset)?);
+            let at = |address: u64| bias.wrapping_add(address);
+            let (kind, address, offset) = match variable {
+                ThreadVariable::Static(offset) => (SPAN_STATIC, 0, offset.cast_unsigned()),
+                ThreadVariable::Distance(address) => (SPAN_DISTANCE, at(address), 0),
+                ThreadVariable::Descriptor(address) => (SPAN_DESCRIPTOR, at(address), 0),
+                ThreadVariable::Index(address) => (SPAN_INDEX, at(address), 0),
+                ThreadVariable::Module(address, offset) => (SPAN_MODULE, at(address), offset),
+            };
+            Some(SpanPlace { address, offset, kind, entry_bytes })
+        })
+    }
+
+    /// Looks whether the threads of `pid` publish what they work for, and teaches the probes where. True when they do.
+    pub fn find_spans(&mut self, pid: u32) -> bool {
+        let publishes = Target::open(pid).ok().and_then(|target| published::read(&target));
+        if !publishes.is_some_and(|published| published.threads) {
+            return false;
+        }
+        let Some(place) = self.thread_pointers(pid, published::THREAD_VARIABLE) else { return false };
+        self.lessons.push(Lesson::Spans { pid, place });
+        true
+    }
+
+    /// The threads of `pid` are gone.
+    pub fn forget_spans(&mut self, pid: u32) {
+        self.lessons.push(Lesson::NoSpans { pid });
     }
 
     /// The program `pid` runs: the file mapped at its lowest address, where the kernel puts the executable.

@@ -55,6 +55,7 @@ mod tests {
             comm: [0; 16],
             user: user.map(Box::new),
             kernel: vec![0; 8],
+            span: None,
         };
         let event = Event { time: MonotonicNs(0), kind: EventKind::CpuSample(sample) };
         let batch = vec![event; (16 << 20) / (32 << 10)];

@@ -12,7 +12,7 @@ use crate::aggregate::chance::Chances;
 use crate::aggregate::collections::{Kind, Sum};
 use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
 use crate::aggregate::incidents::{LockWait, Throw, Waited};
-use crate::aggregate::key::{CollectionLabels, Labels, SampleType, Sampling, UNKNOWN_TYPE};
+use crate::aggregate::key::{CollectionLabels, Labels, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE};
 use crate::aggregate::pool;
 use crate::aggregate::runtime_wait::{self, LockEvents, RuntimeWaits};
 use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
@@ -225,6 +225,9 @@ impl Processor {
                 &marker[..]
             }
         };
+        if let Place::Stack(stack) = row.place {
+            labels.span = stacks.span(stack).map(SpanLabels::of).map(Arc::new);
+        }
         labels.wait_reason = row.reason.map(|reason| self.wait_reason(reason, frames));
         if row.reason.is_some_and(|reason| reason.state == WaitStateKey::Interruptible)
             && naming::is_parked(&self.symbolizer, labels.thread_role, frames, |image| self.file_name(image))
@@ -301,7 +304,7 @@ impl Cut {
     fn of(processor: &mut Processor, at: MonotonicNs, running: &[ThreadSnapshot], last: bool) -> Self {
         let stacks = std::mem::take(&mut processor.stacks);
         let next = &mut processor.stacks;
-        let mut carry = |stack| next.intern(stacks.frames(stack));
+        let mut carry = |stack| next.intern_for(stacks.frames(stack), stacks.span(stack));
         let (collections, collecting) = processor.collections.cut();
         for thread in collecting {
             processor.threads.collected(thread, None);

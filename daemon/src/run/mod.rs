@@ -213,7 +213,8 @@ impl Recording {
         let (rules, threads) = (kernel.take_rules(), kernel.take_threads());
         let pulse = Pulse::default();
         let watch = pulse.watch();
-        let mut processor = processor.with_waker_stacks(kernel.has_waker_stacks());
+        let mut processor =
+            processor.with_waker_stacks(kernel.has_waker_stacks()).with_spans(kernel.has_spans());
         if rules.is_none() {
             processor.processes.teach_nobody();
         }

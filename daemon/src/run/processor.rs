@@ -19,12 +19,13 @@ use crate::kubernetes::pods::Pods;
 use crate::process::ProcessTable;
 use crate::process::container::Home;
 use crate::process::service::Services;
+use crate::process::spans::Looks;
 use crate::sample::frame::{FrameKey, Marker, ProcessId};
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::kernel::rule_set::{LeftOut, OfService};
 use crate::source::{
     Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, RuntimeSample, ShimEvent, Sleeper,
-    ThreadId, ThreadSnapshot, UserContext, WaitEnd,
+    Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
 };
 use crate::symbolize::Symbolizer;
 use crate::symbolize::kernel::WakeSites;
@@ -33,6 +34,7 @@ use crate::unwind::finish::Limits;
 use profiler_protocol::record::NOT_NOW;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A managed method body whose name is to be asked of its process's shim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +144,8 @@ pub struct Processor {
     detailed: bool,
     /// What ended a wait is shown with it.
     waker_stacks: bool,
+    /// Stacks say what their threads worked for.
+    spans: Option<Looks>,
     /// A window is being ended.
     pub(super) cutting: Option<Cutting>,
 }
@@ -204,6 +208,7 @@ impl Processor {
             left_out_before: HashMap::new(),
             detailed: true,
             waker_stacks: false,
+            spans: None,
             cutting: None,
         }
     }
@@ -227,6 +232,12 @@ impl Processor {
     #[must_use]
     pub fn with_waker_stacks(self, waker_stacks: bool) -> Self {
         Self { waker_stacks, ..self }
+    }
+
+    /// Has stacks say what their threads worked for, where they publish it.
+    #[must_use]
+    pub fn with_spans(self, spans: bool) -> Self {
+        Self { spans: spans.then(Looks::default), ..self }
     }
 
     /// True when what ended a wait is shown with it.
@@ -285,7 +296,8 @@ impl Processor {
             EventKind::CpuSample(sample) => {
                 self.counters.cpu_samples += 1;
                 self.names.sampled(sample.thread.tid, &comm_text(&sample.comm));
-                let stack = self.stack(sample.thread, time, &sample.kernel, sample.user.as_deref());
+                let stack =
+                    self.stack_for(sample.thread, time, &sample.kernel, sample.user.as_deref(), sample.span);
                 if self.collects(sample.thread, time) {
                     self.threads.collecting_sample(sample.thread, time, stack);
                 } else {
@@ -296,7 +308,7 @@ impl Processor {
                 self.counters.waits += 1;
                 self.wait_chances.kept(wait.weight);
                 self.names.sampled(wait.thread.tid, &comm_text(&wait.comm));
-                let stack = self.stack(wait.thread, time, &wait.kernel, wait.user.as_deref());
+                let stack = self.stack_for(wait.thread, time, &wait.kernel, wait.user.as_deref(), wait.span);
                 let suspended = self.stands_still(wait.thread.pid);
                 let syscall = wait.syscall.map(wait_reason::family);
                 let reason = WaitReason { state: wait.state.into(), syscall, io: wait.io, suspended };
@@ -333,6 +345,7 @@ impl Processor {
             }
             EventKind::Exec { pid, comm } => {
                 self.names.became(pid, &comm);
+                self.forget_spans(pid);
                 if let Some(services) = &mut self.services {
                     services.became_another(pid);
                 }
@@ -353,7 +366,12 @@ impl Processor {
                     services.doubt();
                 }
             }
-            EventKind::Exit { thread } => self.formers.exited(thread),
+            EventKind::Exit { thread } => {
+                self.formers.exited(thread);
+                if thread.tid == thread.pid {
+                    self.forget_spans(thread.pid);
+                }
+            }
             EventKind::Mmap(_) => {}
             EventKind::Shim { pid, region, event } => self.shim(time, pid, region, event),
         }
@@ -585,6 +603,21 @@ impl Processor {
         kernel: &[u64],
         user: Option<&UserContext>,
     ) -> StackId {
+        self.stack_for(thread, time, kernel, user, None)
+    }
+
+    /// The same of a thread that worked for this span.
+    fn stack_for(
+        &mut self,
+        thread: ThreadId,
+        time: MonotonicNs,
+        kernel: &[u64],
+        user: Option<&UserContext>,
+        span: Option<Span>,
+    ) -> StackId {
+        if user.is_some() {
+            self.look_for_spans(thread.pid);
+        }
         let mut frames: Vec<FrameKey> = kernel.iter().map(|&address| FrameKey::Kernel(address)).collect();
         if let Some(user) = user {
             self.walk(thread.pid, (time, time), user, &mut frames);
@@ -602,7 +635,24 @@ impl Processor {
             // 32-bit code, or a stack the kernel could not walk.
             frames.push(FrameKey::Marker(Marker::StackLost));
         }
-        self.stacks.intern(&frames)
+        self.stacks.intern_for(&frames, span)
+    }
+
+    /// The process is another program, or gone.
+    fn forget_spans(&mut self, pid: u32) {
+        if self.spans.as_mut().is_some_and(|looks| looks.forget(pid)) {
+            self.processes.forget_spans(pid);
+        }
+    }
+
+    /// Finds out where the threads of a process publish what they work for, now and then.
+    fn look_for_spans(&mut self, pid: u32) {
+        let Some(looks) = &mut self.spans else { return };
+        let now = Instant::now();
+        if looks.is_due(pid, now) {
+            let found = self.processes.find_spans(pid);
+            looks.looked(pid, now, found);
+        }
     }
 
     /// Walks a context of the time `now` that was taken at `seen`.
@@ -866,6 +916,9 @@ impl Processor {
         self.collecting.retain(|thread, of| threads.contains(&thread.tid) && !regions.contains(&of.region));
         if let Some(services) = &mut self.services {
             services.keep(&pids);
+        }
+        for pid in self.spans.iter_mut().flat_map(|looks| looks.keep(&pids)) {
+            self.processes.forget_spans(pid);
         }
         for region in regions {
             self.heap.region_gone(*region);

@@ -31,6 +31,15 @@ pub struct ThreadId {
     pub tid: u32,
 }
 
+/// What a thread says it works for: a span of a trace, by ids as W3C Trace Context has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    /// The trace.
+    pub trace: [u8; 16],
+    /// The span.
+    pub id: [u8; 8],
+}
+
 /// General registers of the interrupted or captured user context, by the places of the machine
 /// ([`crate::unwind::machine::Machine`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -227,6 +236,8 @@ pub struct CpuSample {
     pub user: Option<Box<UserContext>>,
     /// Kernel return addresses, innermost first; empty when user code was interrupted.
     pub kernel: Vec<u64>,
+    /// What it worked for, where it publishes that and was asked.
+    pub span: Option<Span>,
 }
 
 /// Why a thread left the CPU.
@@ -265,6 +276,8 @@ pub struct WaitStart {
     pub syscall: Option<u32>,
     /// One over the probability with which this stack was kept; at least 1.
     pub weight: f64,
+    /// What it worked for, where it publishes that and was asked.
+    pub span: Option<Span>,
 }
 
 /// A wait in progress, seen from outside. It stands for itself alone, whatever the coin said of it.

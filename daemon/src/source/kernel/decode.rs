@@ -2,15 +2,15 @@
 //! panic.
 
 use crate::source::{
-    Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Sleeper, SleeperStack, ThreadId,
+    Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Sleeper, SleeperStack, Span, ThreadId,
     ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
 };
 use crate::unwind::machine::NATIVE;
 use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
-    CERTAIN, FLAG_AT_CALL, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED,
-    FLAG_USER, FLAG_WAKER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, Header,
-    KIND_CPU_SAMPLE, KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE,
+    CERTAIN, FLAG_AT_CALL, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED, FLAG_SPAN, FLAG_STACK_SENT,
+    FLAG_THROTTLED, FLAG_USER, FLAG_WAKER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED,
+    Header, KIND_CPU_SAMPLE, KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE,
     KIND_WAKER_STACK, SleeperRecord, StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord, skipped_bytes,
 };
 use ebpf_common::limits::{MAX_KERNEL_FRAMES, OWN_FRAMES, WAKER_FRAMES};
@@ -33,6 +33,12 @@ pub enum DecodeError {
         /// The tag.
         kind: u32,
     },
+}
+
+/// What the thread of a stack worked for, if it has said so. An id of zeroes is none (W3C Trace Context).
+fn span(record: &StackRecord) -> Option<Span> {
+    let span = Span { trace: record.trace_id, id: record.span_id };
+    (record.flags & FLAG_SPAN != 0 && span.trace != [0; 16] && span.id != [0; 8]).then_some(span)
 }
 
 fn read<T: AnyBitPattern>(bytes: &[u8], offset: usize, what: &'static str) -> Result<T, DecodeError> {
@@ -58,6 +64,7 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
                 comm: parts.record.comm,
                 user: parts.user,
                 kernel: parts.kernel,
+                span: span(&parts.record),
             })
         }
         KIND_WAIT_START => {
@@ -72,6 +79,7 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
                 ran_ns: record.ran_ns,
                 syscall: u32::try_from(record.syscall).ok(),
                 weight: weight(record.probability),
+                span: span(&record),
             })
         }
         KIND_SLEEPER => sleeper(bytes)?,

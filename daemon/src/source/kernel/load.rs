@@ -15,7 +15,7 @@ use ebpf_common::config::{
     Config, NO_FIELD, RULES_BY_CGROUP, SELECT_ALL, SELECT_CGROUP, SELECT_PIDS, SELECT_RULES,
 };
 use ebpf_common::event::CERTAIN;
-use ebpf_common::limits::MAX_RULED_CGROUPS;
+use ebpf_common::limits::{MAX_RULED_CGROUPS, MAX_SPAN_PLACES};
 use ebpf_common::rule::WAYS;
 use std::collections::HashMap;
 use std::time::Instant;
@@ -74,6 +74,7 @@ pub(super) fn load(options: &KernelOptions, possible_cpus: u32) -> Result<Loaded
             "CGROUPS",
             if config.rules_by & RULES_BY_CGROUP == 0 { 1 } else { MAX_RULED_CGROUPS },
         )
+        .map_max_entries("SPANS", if options.spans { MAX_SPAN_PLACES } else { 1 })
         .map_max_entries("SCRATCH", possible_cpus)
         .load(object)
         .map_err(refused)?;
@@ -262,6 +263,8 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, loops: bool) -> Result
         stack_copy_bytes: options.stack_copy_bytes,
         copies_all: u32::from(options.copies_all),
         waker_stacks: u32::from(options.waker_stacks),
+        spans: u32::from(options.spans),
+        reserved: 0,
         times_stages: u32::from(options.times_stages),
         has_prev_state: u32::from(hands_over_state(btf)?),
         task_pid: btf.offset_of("task_struct", "pid")?,

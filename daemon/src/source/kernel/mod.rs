@@ -77,6 +77,8 @@ pub struct KernelOptions {
     pub copies_all: bool,
     /// Takes the stacks of threads that end kept waits, out of the same budget.
     pub waker_stacks: bool,
+    /// Takes with each stack the span its thread works for, where threads publish that and a lesson says where.
+    pub spans: bool,
     /// Measures what the stages of a stack record take: for `cargo xtask bench`, which reads it from the probes' map.
     pub times_stages: bool,
     /// Uses the programs for kernels before 5.17, so that they can be tried on newer ones.
@@ -98,6 +100,7 @@ impl Default for KernelOptions {
             max_places: DEFAULT_MAX_PLACES,
             copies_all: false,
             waker_stacks: false,
+            spans: false,
             times_stages: false,
             older_probes: false,
         }
@@ -419,6 +422,12 @@ impl KernelSource {
     /// The probes' threads, for whoever asks /proc about them; `None` when they were taken before.
     pub fn take_threads(&mut self) -> Option<ThreadTable> {
         self.given.take()
+    }
+
+    /// Whether spans are taken with stacks.
+    #[must_use]
+    pub fn has_spans(&self) -> bool {
+        self.options.spans
     }
 
     /// True when the threads that end waits have stacks too.
@@ -918,7 +927,7 @@ fn rule_cache(bpf: &mut Ebpf) -> Result<RuleCache, KernelError> {
         _ => Err(KernelError::Object { name }),
     };
     let (places, rules) = (array("PLACES")?, array("RULES")?);
-    let cache = RuleCache::new(places, rules, typed(bpf, "SPACES")?);
+    let cache = RuleCache::new(places, rules, typed(bpf, "SPACES")?, typed(bpf, "SPANS")?);
     cache.map_err(|source| KernelError::RulesUnmapped { source })
 }
 

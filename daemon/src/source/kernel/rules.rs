@@ -7,6 +7,7 @@
 use super::maps::Words;
 use crate::process::Lesson;
 use aya::maps::{HashMap as BpfHashMap, MapData, MapError};
+use ebpf_common::key::SpanPlace;
 use ebpf_common::rule::{CachedPlace, PlaceSet, RuleKey, Spot, TAG_USED, UnwindRule, WAYS};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -23,11 +24,12 @@ const RULE_WORDS: usize = size_of::<UnwindRule>() / 8;
 
 type RuleWords = [u64; RULE_WORDS];
 
-/// The maps `PLACES`, `RULES` and `SPACES`.
+/// The maps `PLACES`, `RULES`, `SPACES` and `SPANS`.
 #[derive(Debug)]
 pub struct RuleCache {
     places: Places,
     spaces: BpfHashMap<MapData, u32, u32>,
+    spans: BpfHashMap<MapData, u32, SpanPlace>,
     refused: u64,
     /// Held for as long as they are mapped, so that they are among this process's maps for whoever counts their memory.
     _maps: [MapData; 2],
@@ -38,6 +40,7 @@ impl RuleCache {
         places: MapData,
         rules: MapData,
         spaces: BpfHashMap<MapData, u32, u32>,
+        spans: BpfHashMap<MapData, u32, SpanPlace>,
     ) -> io::Result<Self> {
         let entries = |map: &MapData| {
             let info = map.info().map_err(io::Error::other)?;
@@ -46,7 +49,7 @@ impl RuleCache {
         let place_words = Words::map(places.fd(), entries(&places)? * WAYS * PLACE_WORDS)?;
         let rule_words = Words::map(rules.fd(), entries(&rules)? * RULE_WORDS)?;
         let places_known = Places::new(place_words, rule_words);
-        Ok(Self { places: places_known, spaces, refused: 0, _maps: [places, rules] })
+        Ok(Self { places: places_known, spaces, spans, refused: 0, _maps: [places, rules] })
     }
 
     /// Brings lessons to the probes, in order.
@@ -60,6 +63,8 @@ impl RuleCache {
                     true
                 }
                 Lesson::NoSpace { pid } => gone(self.spaces.remove(&pid)),
+                Lesson::Spans { pid, place } => self.spans.insert(pid, place, 0).is_ok(),
+                Lesson::NoSpans { pid } => gone(self.spans.remove(&pid)),
             };
             self.refused += u64::from(!taught);
         }

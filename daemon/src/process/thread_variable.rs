@@ -1,0 +1,229 @@
+//! Thread-local variables of ELF files, found by name: in the dynamic symbol table, and in the relocations by which the file itself finds them. Files
+//! come from profiled processes: every table is bounded, and what does not fit together has no variable.
+
+use super::image::{Image, Source, elf_header, program_headers};
+use object::endian::LittleEndian as LE;
+use object::{elf, pod};
+
+/// Most entries of the dynamic section, bytes of relocations read, and symbols looked at for one name.
+const MAX_DYNAMIC: u64 = 4096;
+const MAX_RELOCATION_BYTES: u64 = 64 << 20;
+const RELOCATIONS_AT_ONCE: u64 = 1 << 16;
+const MAX_CHAIN: u32 = 4096;
+
+/// Where a thread has a variable. Addresses are ELF virtual addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThreadVariable {
+    /// So far behind the thread pointer.
+    Static(i64),
+    /// The word there says how far.
+    Distance(u64),
+    /// A TLS descriptor is there.
+    Descriptor(u64),
+    /// There are the module's number and the variable's place in its block.
+    Index(u64),
+    /// There is the module's number; the place in its block is known.
+    Module(u64, u64),
+}
+
+impl Image {
+    /// The thread-local variable of this name and size that the file defines for everybody.
+    #[must_use]
+    pub fn thread_variable(&self, name: &str, size: u64) -> Option<ThreadVariable> {
+        find(self.source(), name, size)
+    }
+}
+
+/// A table of the dynamic section: its offset in the file, and bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Table {
+    offset: u64,
+    bytes: u64,
+}
+
+/// What of the dynamic section matters.
+#[derive(Debug, Default)]
+struct Dynamic {
+    symbols: Option<u64>,
+    names: Table,
+    hashes: Option<u64>,
+    relocations: [Table; 2],
+    is_program: bool,
+}
+
+/// Thread-local memory of a module, as the file has it.
+#[derive(Clone, Copy)]
+struct Block {
+    address: u64,
+    bytes: u64,
+    align: u64,
+}
+
+fn find(source: &Source, name: &str, size: u64) -> Option<ThreadVariable> {
+    let header = elf_header(source)?;
+    let programs = program_headers(source, &header)?;
+    let of_type = |wanted: u32| programs.iter().find(move |program| program.p_type.get(LE) == wanted);
+    // Most files have none, and are done with here.
+    let block = of_type(elf::PT_TLS).map(|block| Block {
+        address: block.p_vaddr.get(LE),
+        bytes: block.p_memsz.get(LE),
+        align: block.p_align.get(LE).max(1),
+    })?;
+    let section = of_type(elf::PT_DYNAMIC)?;
+    let offset_of = |address: u64| {
+        programs.iter().filter(|program| program.p_type.get(LE) == elf::PT_LOAD).find_map(|program| {
+            let within = address.checked_sub(program.p_vaddr.get(LE))?;
+            (within < program.p_filesz.get(LE)).then(|| program.p_offset.get(LE).checked_add(within))?
+        })
+    };
+    let bytes = source.bytes(
+        section.p_offset.get(LE),
+        section.p_filesz.get(LE),
+        MAX_DYNAMIC * size_of::<elf::Dyn64<LE>>() as u64,
+    )?;
+    let dynamic = dynamic(&bytes, offset_of);
+    let (index, symbol) = symbol(source, &dynamic, name)?;
+    if symbol.st_info & 0xf != elf::STT_TLS || symbol.st_shndx.get(LE) == 0 || symbol.st_size.get(LE) != size
+    {
+        return None;
+    }
+    let value = symbol.st_value.get(LE);
+    let loaded =
+        header.e_type.get(LE) == elf::ET_EXEC || dynamic.is_program || of_type(elf::PT_INTERP).is_some();
+    if loaded {
+        return distance(block, value).map(ThreadVariable::Static);
+    }
+    dynamic.relocations.iter().find_map(|table| relocated(source, *table, index, value))
+}
+
+/// How far behind the thread pointer the program's own variables are: its block ends there, as far up as its alignment allows (x86-64, variant II).
+fn distance(block: Block, value: u64) -> Option<i64> {
+    let end = block.address.wrapping_add(block.bytes);
+    let below = block.bytes.checked_add(end.wrapping_neg() & (block.align - 1))?;
+    i64::try_from(value).ok()?.checked_sub(i64::try_from(below).ok()?)
+}
+
+fn dynamic(bytes: &[u8], offset_of: impl Fn(u64) -> Option<u64>) -> Dynamic {
+    let count = bytes.len() / size_of::<elf::Dyn64<LE>>();
+    let entries =
+        pod::slice_from_bytes::<elf::Dyn64<LE>>(bytes, count).map_or(&[][..], |(entries, _)| entries);
+    let mut found = Dynamic::default();
+    let [direct, by_calls] = &mut [Table::default(); 2];
+    for entry in entries {
+        let value = entry.d_val.get(LE);
+        let offset = || offset_of(value);
+        match entry.d_tag.get(LE) {
+            elf::DT_NULL => break,
+            elf::DT_SYMTAB => found.symbols = offset(),
+            elf::DT_STRTAB => found.names.offset = offset().unwrap_or(0),
+            elf::DT_STRSZ => found.names.bytes = value,
+            elf::DT_GNU_HASH => found.hashes = offset(),
+            elf::DT_RELA => direct.offset = offset().unwrap_or(0),
+            elf::DT_RELASZ => direct.bytes = value,
+            elf::DT_JMPREL => by_calls.offset = offset().unwrap_or(0),
+            elf::DT_PLTRELSZ => by_calls.bytes = value,
+            elf::DT_FLAGS_1 => found.is_program = value & u64::from(elf::DF_1_PIE) != 0,
+            _ => {}
+        }
+    }
+    found.relocations = [*direct, *by_calls];
+    found
+}
+
+/// The symbol of this name, with its index, by the hash table that linkers make (DT_GNU_HASH).
+fn symbol(source: &Source, dynamic: &Dynamic, name: &str) -> Option<(u32, elf::Sym64<LE>)> {
+    let (symbols, hashes) = (dynamic.symbols?, dynamic.hashes?);
+    let word = |at: u64| {
+        let mut bytes = [0; 4];
+        (source.read(at, &mut bytes) == 4).then(|| u32::from_le_bytes(bytes))
+    };
+    let hash = name.bytes().fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte)));
+    // Buckets, first symbol in them, words of the filter (of 8 bytes), its shift; the filter, the buckets, a hash for each symbol.
+    let (buckets, first, filter) = (word(hashes)?, word(hashes + 4)?, word(hashes + 8)?);
+    let table = hashes.checked_add(16 + 8 * u64::from(filter))?;
+    let chains = table.checked_add(4 * u64::from(buckets))?;
+    let start = word(table.checked_add(4 * u64::from(hash.checked_rem(buckets)?))?)?;
+    for index in start..start.saturating_add(MAX_CHAIN) {
+        let found = word(chains.checked_add(4 * u64::from(index.checked_sub(first)?))?)?;
+        if found | 1 == hash | 1 {
+            let mut bytes = [0; size_of::<elf::Sym64<LE>>()];
+            let at = symbols.checked_add(u64::from(index) * bytes.len() as u64)?;
+            if source.read(at, &mut bytes) < bytes.len() {
+                return None;
+            }
+            let (symbol, _) = pod::from_bytes::<elf::Sym64<LE>>(&bytes).ok()?;
+            if is_called(source, dynamic.names, symbol.st_name.get(LE), name) {
+                return Some((index, *symbol));
+            }
+        }
+        if found & 1 == 1 {
+            return None;
+        }
+    }
+    None
+}
+
+fn is_called(source: &Source, names: Table, at: u32, name: &str) -> bool {
+    let wanted = [name.as_bytes(), &[0]].concat();
+    let (at, length) = (u64::from(at), wanted.len() as u64);
+    let there = at.checked_add(length).is_some_and(|end| end <= names.bytes);
+    there && names.offset.checked_add(at).and_then(|at| source.bytes(at, length, length)) == Some(wanted)
+}
+
+/// What a relocation has put where for the variable. One that is bound within its file has no symbol: the value stands in the relocation.
+fn relocated(source: &Source, table: Table, index: u32, value: u64) -> Option<ThreadVariable> {
+    const BYTES: u64 = size_of::<elf::Rela64<LE>>() as u64;
+    let bytes = table.bytes.min(MAX_RELOCATION_BYTES);
+    let mut module = None;
+    let mut at = 0;
+    while at < bytes {
+        let part = (bytes - at).min(RELOCATIONS_AT_ONCE * BYTES);
+        let read = source.bytes(table.offset.checked_add(at)?, part, part)?;
+        let count = read.len() / size_of::<elf::Rela64<LE>>();
+        let (entries, _) = pod::slice_from_bytes::<elf::Rela64<LE>>(&read, count).ok()?;
+        for entry in entries {
+            let (symbol, addend) = (entry.r_sym(LE, false), entry.r_addend.get(LE));
+            let here = entry.r_offset.get(LE);
+            let by_name = symbol == index && addend == 0;
+            let by_value = symbol == 0 && u64::try_from(addend).is_ok_and(|addend| addend == value);
+            match entry.r_type(LE, false) {
+                elf::R_X86_64_TPOFF64 if by_name || by_value => return Some(ThreadVariable::Distance(here)),
+                elf::R_X86_64_TLSDESC if by_name || by_value => {
+                    return Some(ThreadVariable::Descriptor(here));
+                }
+                elf::R_X86_64_DTPMOD64 if by_name => return Some(ThreadVariable::Index(here)),
+                // The module's, for any of its variables.
+                elf::R_X86_64_DTPMOD64 if symbol == 0 => module = Some(ThreadVariable::Module(here, value)),
+                _ => {}
+            }
+        }
+        at += part;
+    }
+    module
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Block, distance, find};
+    use crate::process::image::Source;
+
+    #[test]
+    fn the_programs_block_ends_at_the_thread_pointer_as_far_up_as_it_may() {
+        let block = |address, bytes, align| Block { address, bytes, align };
+        assert_eq!(distance(block(0x1000, 8, 8), 0), Some(-8));
+        // Linkers round the size up so that the block begins at an aligned address.
+        assert_eq!(distance(block(0x1000, 24, 16), 16), Some(-16));
+        assert_eq!(distance(block(0x1008, 8, 64), 0), Some(-56));
+        assert_eq!(distance(block(u64::MAX, u64::MAX, 1 << 63), u64::MAX), None);
+    }
+
+    /// This program, whose symbols are not for others.
+    #[test]
+    fn a_file_without_the_variable_has_none_and_neither_has_a_cut_one() {
+        let own = std::fs::read("/proc/self/exe").unwrap();
+        for length in [own.len(), own.len() / 2, 4096, 64, 3] {
+            let part = Source::Bytes(own[..length].to_vec());
+            assert_eq!(find(&part, "otel_thread_ctx_v1", 8), None, "{length}");
+        }
+    }
+}
