@@ -46,7 +46,7 @@ After=multi-user.target
 [Service]
 Type=oneshot
 Environment=LC_ALL=C DEBIAN_FRONTEND=noninteractive
-ExecStart=/bin/bash /check/check.sh
+ExecStart=/bin/bash /opt/check/check.sh
 ExecStopPost=/bin/systemctl poweroff --force --force
 StandardOutput=tty
 StandardError=tty
@@ -60,7 +60,7 @@ const CHECK: &str = r#"
 say() { echo; echo "@@ $1"; }
 # Until it is true, for four minutes at most.
 until_true() { local end=$((SECONDS + 240)); until "$@"; do [ $SECONDS -lt $end ] || return 1; sleep 0.5; done; }
-files() { find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp -o -path /var/log -o -path /var/cache -o -path /var/lib/dpkg -o -path /var/lib/systemd -o -path /check \) -prune -o -printf '%p %M %U %G\n' | sort; }
+files() { find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp -o -path /var/log -o -path /var/cache -o -path /var/lib/dpkg -o -path /var/lib/systemd -o -path /opt/check \) -prune -o -printf '%p %M %U %G\n' | sort; }
 metric() { exec 3<> /dev/tcp/127.0.0.1/7071 || return 1; printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3; grep "^perfusion_$1 " <&3 | cut -d' ' -f2; exec 3>&-; }
 main_pid() { systemctl show --value -p MainPID perfusion; }
 at_least() { local value; value=$(metric "$1" 2> /dev/null); [ "${value%.*}" -ge "$2" ] 2> /dev/null; }
@@ -72,18 +72,18 @@ say kernel; uname -r; say 'exit 0'
 useradd --system shop
 files > /tmp/before
 
-say install; dpkg --install /check/perfusion.deb; say "exit $?"
+say install; dpkg --install /opt/check/perfusion.deb; say "exit $?"
 said() { journalctl --no-pager --output=cat --unit=perfusion --lines=40; }
 say active; systemctl is-active perfusion; code=$?; [ $code = 0 ] || said; say "exit $code"
 say unit; systemctl show -p Type -p WatchdogUSec -p NRestarts -p UnitFileState perfusion; say 'exit 0'
 say exposure; systemd-analyze security --no-pager perfusion | tail -1; say 'exit 0'
 
 # An emulated CPU is slow, and there is a system to be run on two of them.
-setpriv --reuid=shop --clear-groups nice -n 19 /check/chain > /tmp/chain &
+setpriv --reuid=shop --clear-groups nice -n 19 /opt/check/chain > /tmp/chain &
 # Its standard input stays open: at its end it would end.
 mkfifo /tmp/orders; exec 4<> /tmp/orders
 export HOME=/tmp DOTNET_SYSTEM_GLOBALIZATION_INVARIANT=1 DOTNET_PROCESSOR_COUNT=1
-setpriv --reuid=shop --clear-groups nice -n 19 /check/dotnet/dotnet /check/load.dll work < /tmp/orders > /tmp/load 2>&1 &
+setpriv --reuid=shop --clear-groups nice -n 19 /opt/check/dotnet/dotnet /opt/check/load.dll work < /tmp/orders > /tmp/load 2>&1 &
 say configured; configure 10s; systemctl restart perfusion; code=$?; [ $code = 0 ] || said; say "exit $code"
 why() { said; perfusion ps 2>&1; cat /tmp/load; for type in cpu blocked alloc_space; do report $type | grep -v chain | cut -c 1-600 | tail -3; done; }
 say attached; until_true at_least daemon_attached_total 1; code=$?; [ $code = 0 ] || why; say "exit $code"
@@ -160,7 +160,7 @@ fn pack(paths: &Paths, steps: &Steps, folder: &Path, deb: &Path) -> Result<PathB
         fs::write(&done, "").with_context(|| format!("{}: cannot be written", done.display()))?;
     }
     steps.step("packing it");
-    let check = root.join("check");
+    let check = root.join("opt/check");
     clear(&check)?;
     fs::create_dir_all(&check).with_context(|| format!("{}: cannot be made", check.display()))?;
     let write = |path: PathBuf, text: &str| {
@@ -267,7 +267,8 @@ fn judge(found: &Found) -> Vec<String> {
     check("services", "each service has its profiles", &|part| has(part, "load") && has(part, "chain"));
     check("programs", "no process of ours is left", &|part| part.lines.iter().any(|line| line == "0"));
     check("forgotten", "systemd knows it no more", &|part| {
-        !has(part, "enabled") && has(part, "No such file or directory")
+        let is_there = part.lines.iter().any(|line| line == "/run/perfusion");
+        !has(part, "enabled") && has(part, "No such file or directory") && !is_there
     });
     wrong
 }
