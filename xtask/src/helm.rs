@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 use crate::{
     exec::{Steps, outcome, output, write_if_changed},
@@ -153,6 +154,40 @@ fn notes(helm: &Path, chart: &Path, folder: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What templates of the chart make with a file of values, as JSON.
+pub(crate) fn as_json<const N: usize>(
+    paths: &Paths,
+    steps: &Steps,
+    values: &Path,
+    templates: [&str; N],
+) -> Result<[Value; N]> {
+    let helm = install_helm(paths, steps)?;
+    let copy = paths.target.join("helm/json");
+    clear(&copy)?;
+    fs::create_dir_all(paths.target.join("helm")).context("a folder for the chart")?;
+    output(Command::new("cp").arg("-r").arg(paths.root.join("helm")).arg(&copy))?;
+    let mut made = [const { Value::Null }; N];
+    for (template, made) in templates.iter().zip(&mut made) {
+        // helm prints nothing but YAML, of which JSON on one line is a part.
+        let line = format!(
+            "object: {{{{ include (print .Template.BasePath \"/{template}\") . | fromYaml | toJson }}}}\n"
+        );
+        fs::write(copy.join("templates/object.yaml"), line)
+            .with_context(|| format!("{}: cannot be written", copy.display()))?;
+        let said = output(
+            Command::new(&helm)
+                .args(["template", "perfusion", "--kube-version", KUBERNETES[1]])
+                .arg(&copy)
+                .args(["--namespace", "perfusion", "--show-only", "templates/object.yaml", "--values"])
+                .arg(values),
+        )?;
+        let object = said.lines().find_map(|line| line.strip_prefix("object: "));
+        let object = object.with_context(|| format!("{template}: expected an object, found {said}"))?;
+        *made = serde_json::from_str(object).with_context(|| format!("{template} as JSON"))?;
+    }
+    Ok(made)
 }
 
 /// helm is one Go program, so Go builds it.

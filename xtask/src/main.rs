@@ -39,7 +39,8 @@ cargo xtask COMMAND
                   look for inputs that break a fuzz target, 10 million executions each unless told (docs/fuzzing.md)
   kernels [5.10|6.1|6.12|newest]
                   boot Debian's kernels in qemu and record a program with known stacks on each (root; docs/kernel-policy.md)
-  boot            boot a Debian with systemd in qemu, install the package there, use it under its unit, purge it (root, 10 minutes)
+  boot [unit|pod]
+                  boot a Debian with systemd in qemu: install the package, use it under its unit, purge it; run the chart's pod (root, 20 minutes)
   bench [FIGURE [--write]]
                   measure what the profiler costs; writes docs/benchmarks.md, of one figure with --write only (root)
   truth [--seconds N] [--repetitions N] [WORKLOAD… | thinning]
@@ -86,7 +87,8 @@ fn main() -> ExitCode {
             ["fuzz", target, "--executions", count] => {
                 fuzz::fuzz(&paths, &steps, Some(target), executions(count)?)
             }
-            ["boot"] => boot::boot(&paths, &steps),
+            ["boot"] => boot::boot(&paths, &steps, None),
+            ["boot", name] => boot::boot(&paths, &steps, Some(name)),
             ["kernels"] => kernels::kernels(&paths, &steps, None),
             ["kernels", version] => kernels::kernels(&paths, &steps, Some(version)),
             ["bench"] => bench::bench(&paths, &steps, None, true),

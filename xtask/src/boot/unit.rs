@@ -1,0 +1,111 @@
+//! The Debian package: installed, recording under the unit's whole hardening, reloaded, killed, stopped and purged.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result};
+
+use super::{Trial, Verdicts, has};
+use crate::{exec::Steps, package, paths::Paths};
+
+pub(super) const TRIAL: Trial = Trial { name: "unit", packages: &[], script: SCRIPT, fill, judge };
+
+const SCRIPT: &str = r#"
+PERFUSION=perfusion
+files() { find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp -o -path /var/log -o -path /var/cache -o -path /var/lib/dpkg -o -path /var/lib/systemd -o -path /opt/check \) -prune -o -printf '%p %M %U %G\n' | sort; }
+metric() { exec 3<> /dev/tcp/127.0.0.1/7071 || return 1; printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3; grep "^perfusion_$1 " <&3 | cut -d' ' -f2; exec 3>&-; }
+main_pid() { systemctl show --value -p MainPID perfusion; }
+at_least() { local value; value=$(metric "$1" 2> /dev/null); [ "${value%.*}" -ge "$2" ] 2> /dev/null; }
+configure() { printf 'windows: {length: %s, aligned: false}\nfiles: {directory: /var/lib/perfusion/profiles}\nattach: {policy: all}\nlimits: {cpu: 100%%}\n' "$1" > /etc/perfusion/perfusion.yaml; }
+files > /tmp/before
+
+say install; dpkg --install /opt/check/perfusion.deb; say "exit $?"
+said() { journalctl --no-pager --output=cat --unit=perfusion --lines=40; }
+say active; systemctl is-active perfusion; code=$?; [ $code = 0 ] || said; say "exit $code"
+say unit; systemctl show -p Type -p WatchdogUSec -p NRestarts -p UnitFileState perfusion; say 'exit 0'
+say exposure; systemd-analyze security --no-pager perfusion | tail -1; say 'exit 0'
+
+native &
+managed &
+say configured; configure 10s; systemctl restart perfusion; code=$?; [ $code = 0 ] || said; say "exit $code"
+why() { said; perfusion ps 2>&1; cat /tmp/load; for type in cpu blocked alloc_space; do report $type | grep -v chain | cut -c 1-600 | tail -3; done; }
+say attached; until_true at_least daemon_attached_total 1; code=$?; [ $code = 0 ] || why; say "exit $code"
+say native; until_true reported cpu spin_inner; say "exit $?"
+say waits; until_true reported blocked wait_inner; say "exit $?"
+say kernel-frames; until_true reported blocked do_syscall_64; say "exit $?"
+say managed; until_true reported cpu 'Load.Leaf'; code=$?; [ $code = 0 ] || why; say "exit $code"
+say allocations; until_true reported alloc_space 'Load.Leaf'; say "exit $?"
+say live; until_true reported inuse_space 'Load.Leaf'; say "exit $?"
+say services; ls /var/lib/perfusion/profiles; say 'exit 0'
+say doctor; perfusion ps 2>&1 | head -20; say 'exit 0'
+
+say reload; configure 5s; systemctl reload perfusion && until_true at_least daemon_reloads_total 1; say "exit $?"
+say broken; echo 'windows: {lenght: 5s}' > /etc/perfusion/perfusion.yaml; systemctl reload perfusion; code=$?; systemctl is-active perfusion; say "exit $code"
+configure 5s
+restarted() { [ "$(systemctl show --value -p NRestarts perfusion)" -ge "$1" ] && systemctl --quiet is-active perfusion; }
+say killed; kill -KILL "$(main_pid)"; until_true restarted 1; say "exit $?"
+say again; until_true at_least daemon_windows_total 1; say "exit $?"
+# Stopped by a signal it says nothing to systemd any more.
+say watchdog; kill -STOP "$(main_pid)"; until_true restarted 2; say "exit $?"
+
+say stopped; systemctl stop perfusion; say "exit $?"
+say programs; cat /proc/[0-9]*/comm 2> /dev/null | grep -c perfusion; say 'exit 0'
+say region; until_true no_region; say "exit $?"
+kill %1 %2; exec 4>&-; wait
+
+say purged; dpkg --purge perfusion; say "exit $?"
+say left; files > /tmp/after; diff /tmp/before /tmp/after; say "exit $?"
+say forgotten; systemctl is-enabled perfusion 2>&1; ls -d /run/perfusion 2>&1; say 'exit 0'
+say end
+"#;
+
+fn fill(paths: &Paths, steps: &Steps, check: &Path) -> Result<()> {
+    let packages = package::packages(paths, steps)?;
+    fs::copy(packages.deb, check.join("perfusion.deb")).context("the deb cannot be copied")?;
+    Ok(())
+}
+
+/// Parts that end with 0 when all is well.
+const WELL: [(&str, &str); 18] = [
+    ("install", "the package installs"),
+    ("active", "and its service runs"),
+    ("configured", "it starts with a configuration"),
+    ("attached", "it attaches to a .NET program of another user"),
+    ("native", "CPU samples of a native program"),
+    ("waits", "waits with their stacks"),
+    ("kernel-frames", "kernel functions have names"),
+    ("managed", ".NET methods have names"),
+    ("allocations", "allocations"),
+    ("live", "live objects"),
+    ("reload", "a reload is used"),
+    ("killed", "killed, it is started again"),
+    ("again", "and records"),
+    ("watchdog", "hanging, it is started again"),
+    ("stopped", "it stops"),
+    ("region", "its library leaves the program"),
+    ("purged", "the package can be purged"),
+    ("left", "and leaves nothing"),
+];
+
+fn judge(verdicts: &mut Verdicts<'_>) {
+    verdicts.all_end_well(&WELL);
+    verdicts.check("unit", "the unit says when it is ready and has a watchdog", |part| {
+        has(part, "Type=notify") && has(part, "WatchdogUSec=1min") && has(part, "UnitFileState=enabled")
+    });
+    verdicts.check("exposure", "systemd gives its exposure at most 3.5", |part| {
+        let words = part.lines.iter().flat_map(|line| line.split_whitespace());
+        words.filter_map(|word| word.parse::<f64>().ok()).next().is_some_and(|level| level <= 3.5)
+    });
+    verdicts.check(
+        "broken",
+        "a broken configuration is refused at the reload, and the service goes on",
+        |part| part.exit.is_some_and(|code| code != 0) && part.lines.iter().any(|line| line == "active"),
+    );
+    verdicts
+        .check("services", "each service has its profiles", |part| has(part, "load") && has(part, "chain"));
+    verdicts
+        .check("programs", "no process of ours is left", |part| part.lines.iter().any(|line| line == "0"));
+    verdicts.check("forgotten", "systemd knows it no more", |part| {
+        let is_there = part.lines.iter().any(|line| line == "/run/perfusion");
+        !has(part, "enabled") && has(part, "No such file or directory") && !is_there
+    });
+}
