@@ -881,7 +881,7 @@ if honest_header:
     units, slots = 1024, 16
     commit = 4096 + 32 * slots
     data = commit + 8 * units
-    words[1:14] = [1 | 4096 << 32, data + 64 * units, 4096, slots, commit, data, units, 7, os.getpid(), 1, 9, 0, 0]
+    words[1:14] = [VERSION | 4096 << 32, data + 64 * units, 4096, slots, commit, data, units, 7, os.getpid(), 1, 9, 0, 0]
 memory[0:128] = struct.pack("<16Q", *words)
 fcntl.fcntl(fd, 1033, seals)
 os.close(fd)

@@ -478,36 +478,36 @@ fn throughput_of(bench: &Bench<'_>, app: &mut load::App) -> Result<Vec<Row>> {
     ])
 }
 
-/// CPU time below the shim's event callback, by the number of allocation samples it took.
+/// CPU time below the shim's event callback, by the number of allocation samples it took: all of them with their stacks, so that chance, which is
+/// cheaper, decides on none.
 fn allocation(bench: &Bench<'_>) -> Result<Vec<Row>> {
     const CALLBACK: &str = "event_pipe_event_delivered";
-    let app = load::App::start_allocating(bench.paths)?;
-    load::pass(2.0); // tiered compilation settles
-    let perfusion = bench.paths.perfusion();
-    let profile = bench.paths.target.join("bench/allocation.pb.gz");
-    output(
-        Command::new(&perfusion)
-            .args([
-                "record",
-                "--frequency",
-                "4999",
-                "--duration",
-                "8s",
-                "--pid",
-                &app.pid().to_string(),
-                "--output",
-            ])
-            .arg(&profile),
-    )?;
-    let folded = output(
-        Command::new(&perfusion).arg("report").arg(&profile).args(["--format", "folded", "--type", "cpu"]),
-    )?;
-    let inside = folded.lines().filter(|line| line.contains(CALLBACK));
-    let ns: f64 = inside.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
-    let samples = comment(&profile, "shim_allocation_samples")?;
+    let mut all = Vec::new();
+    for runtime in ["8", "9", "10"] {
+        let app = load::App::start_allocating(bench.paths, runtime)?;
+        load::pass(2.0); // tiered compilation settles
+        let perfusion = bench.paths.perfusion();
+        let profile = bench.paths.target.join("bench/allocation.pb.gz");
+        output(
+            Command::new(&perfusion)
+                .args(["record", "--frequency", "4999", "--duration", "8s", "--allocation-samples", "1000000"])
+                .args(["--pid", &app.pid().to_string(), "--output"])
+                .arg(&profile),
+        )?;
+        let folded = output(
+            Command::new(&perfusion).arg("report").arg(&profile).args([
+                "--format", "folded", "--type", "cpu",
+            ]),
+        )?;
+        let inside = folded.lines().filter(|line| line.contains(CALLBACK));
+        let ns: f64 = inside.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+        let samples = comment(&profile, "shim_allocation_samples")?;
+        all.push(format!(".NET {runtime}: {:.2} µs, mean of {samples}", ns / samples / 1e3));
+        app.end()?;
+    }
     Ok(vec![Row {
         what: "one allocation sample in the app, stack copied",
-        measured: format!("{:.2} µs, mean of {samples}", ns / samples / 1e3),
+        measured: all.join("; "),
         budget: "5 µs",
     }])
 }

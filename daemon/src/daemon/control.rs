@@ -25,7 +25,7 @@ const NAME: &str = "control.sock";
 pub const PROCESSES: &str = "/processes";
 /// Connections that wait to be taken.
 const BACKLOG: i32 = 8;
-/// How long the daemon is given to answer, and how much is read of it: 8,192 processes of some 300 bytes fit ten times.
+/// How long the daemon is given to answer, and how much is read of it: 16,384 processes of some 300 bytes fit six times.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_BYTES: u64 = 32 << 20;
 

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Most live processes.
-const MAX_PROCESSES: usize = 8192;
+const MAX_PROCESSES: usize = 16_384;
 /// Most processes, dead or alive, whose name and pid are remembered.
 const MAX_INFOS: usize = 65_536;
 /// How long an exited process is kept for samples that come late.

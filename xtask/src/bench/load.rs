@@ -69,8 +69,8 @@ impl App {
     }
 
     /// Starts it to allocate a lot.
-    pub(super) fn start_allocating(paths: &Paths) -> Result<App> {
-        App::start_with(paths, &["allocate"])
+    pub(super) fn start_allocating(paths: &Paths, runtime: &str) -> Result<App> {
+        App::start_on(paths, runtime, &["allocate"])
     }
 
     /// Starts it to make small objects on all CPUs, and nothing else.
@@ -88,9 +88,13 @@ impl App {
         App::start_with(paths, &["switch", &per_second.to_string()])
     }
 
-    /// Returns once its threads run.
     fn start_with(paths: &Paths, arguments: &[&str]) -> Result<App> {
-        let mut app = App::begin(Command::new(paths.dotnet("9")).arg(dll(paths)).args(arguments))?;
+        App::start_on(paths, "9", arguments)
+    }
+
+    /// Returns once its threads run.
+    fn start_on(paths: &Paths, runtime: &str, arguments: &[&str]) -> Result<App> {
+        let mut app = App::begin(Command::new(paths.dotnet(runtime)).arg(dll(paths)).args(arguments))?;
         app.line()?;
         Ok(app)
     }

@@ -166,7 +166,9 @@ impl Start {
         let mut command = Command::new("sh");
         if how == How::Recorded {
             command = Command::new(paths.perfusion());
-            command.args(["--quiet", "record", "--output"]).arg(profile(paths)).args(["--", "sh"]);
+            // Each sample is told of, so that as many objects are watched as may be.
+            command.args(["--quiet", "record", "--allocation-samples", "1000000", "--output"]);
+            command.arg(profile(paths)).args(["--", "sh"]);
         }
         command.args(["-c", BECOME]).arg(paths.dotnet(runtime)).arg(load::dll(paths)).arg("idle");
         if how == How::Alone {
