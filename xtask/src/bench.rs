@@ -490,14 +490,23 @@ fn allocation(bench: &Bench<'_>) -> Result<Vec<Row>> {
         let profile = bench.paths.target.join("bench/allocation.pb.gz");
         output(
             Command::new(&perfusion)
-                .args(["record", "--frequency", "4999", "--duration", "8s", "--allocation-samples", "1000000"])
+                .args([
+                    "record",
+                    "--frequency",
+                    "4999",
+                    "--duration",
+                    "8s",
+                    "--allocation-samples",
+                    "1000000",
+                ])
                 .args(["--pid", &app.pid().to_string(), "--output"])
                 .arg(&profile),
         )?;
         let folded = output(
-            Command::new(&perfusion).arg("report").arg(&profile).args([
-                "--format", "folded", "--type", "cpu",
-            ]),
+            Command::new(&perfusion)
+                .arg("report")
+                .arg(&profile)
+                .args(["--format", "folded", "--type", "cpu"]),
         )?;
         let inside = folded.lines().filter(|line| line.contains(CALLBACK));
         let ns: f64 = inside.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();

@@ -45,7 +45,7 @@ impl Crowd {
         let mut crowd = Crowd {
             children: Vec::new(),
             profile: profile.clone(),
-            dotnet: vec![load::App::start(paths)?, load::App::start_allocating(paths)?],
+            dotnet: vec![load::App::start(paths)?, load::App::start_allocating(paths, "9")?],
         };
         for _ in 0..4 {
             crowd.add(Command::new("node").args(["-e", NODE]))?;
