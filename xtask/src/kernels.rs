@@ -295,7 +295,7 @@ fn pack(paths: &Paths, folder: &Path, perfusion: &Path) -> Result<PathBuf> {
 pub(crate) fn boot(kernel: &Path, files: &Path, log: &Path, mebibytes: u32, words: &str) -> Result<()> {
     let written = fs::File::create(log).with_context(|| format!("{}: cannot be made", log.display()))?;
     run(Command::new("timeout")
-        .args(["900", "qemu-system-x86_64", "-accel", "tcg"])
+        .args(["1800", "qemu-system-x86_64", "-accel", "tcg"])
         // Debian's 6.12 does not boot with an emulated cmpxchg16b.
         .args(["-cpu", "max,-cx16", "-smp", "2", "-nographic", "-no-reboot"])
         .args(["-m", &mebibytes.to_string()])

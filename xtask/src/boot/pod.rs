@@ -65,7 +65,7 @@ say kernel-frames; until_true reported blocked do_syscall_64; say "exit $?"
 say managed; until_true reported cpu 'Load.Leaf'; code=$?; [ $code = 0 ] || why; say "exit $code"
 say allocations; until_true reported alloc_space 'Load.Leaf'; say "exit $?"
 say live; until_true reported inuse_space 'Load.Leaf'; say "exit $?"
-by_pod() { for file in /var/lib/perfusion/profiles/*/*.pb.gz; do $PERFUSION report "$file" --format folded --type cpu --by k8s.pod.name 2> /dev/null; done | cut -d';' -f1 | sort -u; }
+by_pod() { for file in $(newest); do $PERFUSION report "$file" --format folded --type cpu --by k8s.pod.name 2> /dev/null; done | cut -d';' -f1 | sort -u; }
 both_pods() { [ "$(by_pod | grep -c -e '^chain-0$' -e '^load-0$')" = 2 ]; }
 say pods; until_true both_pods; code=$?; by_pod; say "exit $code"
 say names; $PERFUSION report "$(ls -t /var/lib/perfusion/profiles/load/*.pb.gz | head -1)" 2>&1 | tail -12; say 'exit 0'
