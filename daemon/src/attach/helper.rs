@@ -1,6 +1,6 @@
 //! The small process that has CAP_DAC_OVERRIDE, so that the daemon has it not. What an attach needs it for is little: to connect to a diagnostics
 //! socket, which nobody but its user may write to, and to make and remove the library's file where nobody but the process's user may write. The
-//! daemon starts a second process of its own program for these three before it does anything else, and gives the capability up ([`part`]).
+//! daemon starts a second process of its own program for these three before it has a second thread, and gives the capability up ([`part`]).
 //!
 //! What that is good for: no mistake of the daemon's, a path it follows or a file it writes, passes over permissions any more. What it does not do
 //! is keep the capability from somebody who runs code of his own in the daemon: CAP_SYS_PTRACE is there, and with it every process of the host.
