@@ -161,6 +161,9 @@ pub enum Command {
         /// Its path.
         path: PathBuf,
     },
+    /// Does for the daemon what takes CAP_DAC_OVERRIDE. Internal.
+    #[command(hide = true)]
+    AttachHelper,
     /// Copies a file, whole or not at all. Internal: the image has no other program that could.
     #[command(hide = true)]
     Copy {

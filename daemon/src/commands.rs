@@ -89,6 +89,16 @@ pub fn keep_port(path: &Path) -> Result<u8, Error> {
         .map_err(|source| Error::Internal { what: "keeping a diagnostic port", source })
 }
 
+/// `perfusion attach-helper`.
+///
+/// # Errors
+/// When its stdin is no socket of a daemon's, or the capability is not there.
+pub fn attach_helper() -> Result<u8, Error> {
+    crate::attach::helper::serve()
+        .map(|()| 0)
+        .map_err(|source| Error::Internal { what: "helping to attach", source })
+}
+
 /// `perfusion ps`.
 ///
 /// # Errors

@@ -1,6 +1,7 @@
 //! Probes the running kernel and this process's rights, and says what is missing in terms of what to do about it. The one place that
 //! knows which kernel and which capabilities the probes need.
 
+use crate::attach::helper;
 use crate::attach::target::Target;
 use crate::source::kernel::{btf, perf};
 use crate::unwind::machine::NATIVE;
@@ -40,9 +41,10 @@ const NEEDED: [(Capability, Option<Capability>); 3] = [
 const SYS_ADMIN: Capability = Capability { bit: 21, name: "CAP_SYS_ADMIN" };
 /// Mapped files by their mapping (`/proc/PID/map_files`), unless CAP_SYS_ADMIN is there (`checkpoint_restore_ns_capable`).
 const CHECKPOINT_RESTORE: Capability = Capability { bit: 40, name: "CAP_CHECKPOINT_RESTORE" };
-/// What files of other users allow only to them: the directories below /proc/PID, and connecting to the diagnostics socket, for which
-/// CAP_DAC_READ_SEARCH is not enough.
+/// What files of other users allow only to them: the directories below /proc/PID, for which CAP_DAC_READ_SEARCH is enough, and connecting to the
+/// diagnostics socket, for which it is not. The daemon leaves that to a helper (attach/helper.rs).
 const DAC_OVERRIDE: Capability = Capability { bit: 1, name: "CAP_DAC_OVERRIDE" };
+const DAC_READ_SEARCH: Capability = Capability { bit: 2, name: "CAP_DAC_READ_SEARCH" };
 /// Addresses in `/proc/kallsyms` (`kallsyms_show_value`).
 const SYSLOG: Capability = Capability { bit: 34, name: "CAP_SYSLOG" };
 /// Limits above the hard one.
@@ -172,6 +174,12 @@ pub enum Limit {
         DAC_OVERRIDE.name
     )]
     OtherUsers,
+    /// Their diagnostics sockets.
+    #[error(
+        "without {} nothing is loaded into .NET processes of other users: no names, allocations or live objects there",
+        DAC_OVERRIDE.name
+    )]
+    SocketsOfOthers,
     /// The kernel hides its addresses.
     #[error(
         "/proc/kallsyms: no addresses in it; without {} functions of the kernel have no names", SYSLOG.name
@@ -390,7 +398,13 @@ pub fn mapped_files() -> Result<(), Limit> {
 
 fn other_users() -> Result<(), Limit> {
     // A /proc that cannot be read has been reported by then.
-    if effective().is_ok_and(|set| !has(set, DAC_OVERRIDE)) { Err(Limit::OtherUsers) } else { Ok(()) }
+    let Ok(set) = effective() else { return Ok(()) };
+    match (has(set, DAC_OVERRIDE), has(set, DAC_READ_SEARCH)) {
+        (true, _) => Ok(()),
+        (false, true) if helper::has_it() => Ok(()),
+        (false, true) => Err(Limit::SocketsOfOthers),
+        (false, false) => Err(Limit::OtherUsers),
+    }
 }
 
 fn kernel_symbols() -> Result<(), Limit> {

@@ -2,7 +2,7 @@
 //! name that nobody locks was left behind by a crash. A lock tells more than a pid in the name: the recorder may live in another pid
 //! namespace, and its pid may be somebody else's by now.
 
-use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat, unlinkat};
+use rustix::fs::{Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::Read as _;
@@ -29,7 +29,9 @@ impl Naming {
         Ok(format!("{}{:016x}{}", self.prefix, random()?, self.suffix))
     }
 
-    fn fits(self, name: &str) -> bool {
+    /// True for a name of this kind.
+    #[must_use]
+    pub fn fits(self, name: &str) -> bool {
         let digits = name.strip_prefix(self.prefix).and_then(|rest| rest.strip_suffix(self.suffix));
         digits.is_some_and(|digits| {
             digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
@@ -60,15 +62,25 @@ pub fn hold(file: impl AsFd) -> Result<bool, Errno> {
     }
 }
 
-/// Removes from `directory` the regular files of these owners that are called so and that nobody holds. Returns how many.
-pub fn sweep(directory: impl AsFd, naming: Naming, owners: &[u32]) -> usize {
+/// Removes from `directory`, with `unlink`, the regular files of these owners that are called so and that nobody holds. Returns how many.
+pub fn sweep(
+    directory: impl AsFd,
+    naming: Naming,
+    owners: &[u32],
+    unlink: impl Fn(&str) -> Result<(), Errno>,
+) -> usize {
     let Ok(entries) = Dir::read_from(&directory) else { return 0 };
     let names = entries.take(DIRECTORY_ENTRIES).map_while(Result::ok);
-    let left = |name: &str| naming.fits(name) && remove(directory.as_fd(), name, owners);
+    let left = |name: &str| naming.fits(name) && remove(directory.as_fd(), name, owners, &unlink);
     names.filter(|entry| entry.file_name().to_str().is_ok_and(left)).count()
 }
 
-fn remove(directory: impl AsFd, name: &str, owners: &[u32]) -> bool {
+fn remove(
+    directory: impl AsFd,
+    name: &str,
+    owners: &[u32],
+    unlink: impl Fn(&str) -> Result<(), Errno>,
+) -> bool {
     // What the name stands for is looked at without following a link, and without waiting for the other end of a pipe.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let Ok(file) = openat(&directory, name, flags, Mode::empty()) else { return false };
@@ -76,12 +88,12 @@ fn remove(directory: impl AsFd, name: &str, owners: &[u32]) -> bool {
     FileType::from_raw_mode(status.st_mode) == FileType::RegularFile
         && owners.contains(&status.st_uid)
         && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
-        && unlinkat(&directory, name, AtFlags::empty()).is_ok()
+        && unlink(name).is_ok()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Naming, hold, sweep};
+    use super::{Naming, hold};
     use std::fs::File;
     use std::os::unix::fs::symlink;
 
@@ -109,12 +121,14 @@ mod tests {
         .unwrap();
         let me = rustix::process::geteuid().as_raw();
         let directory = File::open(folder.path()).unwrap();
-        assert_eq!(sweep(&directory, NAMING, &[me + 1]), 0, "another user's");
-        assert_eq!(sweep(&directory, NAMING, &[me]), 1);
+        let unlink = |name: &str| rustix::fs::unlinkat(&directory, name, rustix::fs::AtFlags::empty());
+        let sweep = |owner| super::sweep(&directory, NAMING, &[owner], unlink);
+        assert_eq!(sweep(me + 1), 0, "another user's");
+        assert_eq!(sweep(me), 1);
         assert!(!at("ours-0123456789abcdef.x").exists());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 7);
         drop(held);
-        assert_eq!(sweep(&directory, NAMING, &[me]), 1, "nobody holds it any more");
+        assert_eq!(sweep(me), 1, "nobody holds it any more");
     }
 
     #[test]

@@ -58,6 +58,7 @@ fn main() -> ExitCode {
         Command::Completions { shell } => perfusion::manual::completions(*shell),
         Command::Man { directory } => perfusion::manual::pages(directory),
         Command::KeepPort { path } => perfusion::commands::keep_port(path),
+        Command::AttachHelper => perfusion::commands::attach_helper(),
         Command::Copy { from, to } => perfusion::commands::copy(from, to),
         Command::ExecWhenReady(options) => {
             let error = perfusion::launch::exec_when_ready(&options.command);

@@ -35,7 +35,7 @@ perfusion-{{ .Files.Get "files/seccomp.json" | sha256sum | trunc 12 }}.json
      SYSLOG              addresses in /proc/kallsyms
      SYS_RESOURCE        memory of maps on kernels before 5.11
      IPC_LOCK            memory of perf's rings
-     DAC_OVERRIDE        the diagnostics socket of another user's .NET process: attach only
+     DAC_OVERRIDE        the diagnostics socket of another user's .NET process: attach only, and held by a helper process, not by the daemon
      SYS_ADMIN           perf_event_open, where Debian's and Ubuntu's kernels keep it from PERFMON: sysAdmin only */}}
 {{- define "perfusion.capabilities" -}}
 {{- $all := list "BPF" "PERFMON" "SYS_PTRACE" "CHECKPOINT_RESTORE" "DAC_READ_SEARCH" "SYSLOG" "SYS_RESOURCE" "IPC_LOCK" -}}

@@ -50,7 +50,7 @@ fn profiles(scratch: &Scratch, service: &str) -> Vec<Profile> {
     files.iter().map(|file| Profile::read(file).unwrap()).collect()
 }
 
-fn has_shim(pid: u32) -> bool {
+pub(crate) fn has_shim(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("perfusion-shim"))
 }
 

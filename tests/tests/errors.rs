@@ -201,7 +201,7 @@ fn a_capability_less_is_less_in_the_recording_and_said() {
 }
 
 /// A copy of a compiled workload, and a command by which nobody's user runs it.
-fn as_nobody(scratch: &Scratch, workload: &Workload) -> Workload {
+pub(crate) fn as_nobody(scratch: &Scratch, workload: &Workload) -> Workload {
     let line = workload.command_line();
     let (dotnet, dll) = (&line[0], PathBuf::from(&line[1]));
     let folder = scratch.path("app");

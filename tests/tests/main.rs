@@ -30,6 +30,7 @@ mod names;
 mod node;
 mod object_storage;
 mod otlp;
+mod privilege;
 mod ps;
 mod pyroscope;
 mod restart;

@@ -3,6 +3,7 @@
 //! is opened below its own root without following a link at the end, it must be the peer the kernel names, all I/O has one
 //! deadline, and an answer is at most 64 KiB. The events of a session follow its answer on the same connection ([`Events`]).
 
+use super::helper;
 use super::hresult::Hresult;
 use super::target::{Target, printable};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -29,6 +30,9 @@ const CANDIDATES: usize = 8;
 
 /// Between looks at whether the reader of a session's events has been told to stop.
 const LOOK_UP: Duration = Duration::from_millis(100);
+
+/// The step at which another user's socket is refused.
+pub(super) const CONNECT: &str = "connect";
 
 const SET_EVENTS: u8 = 0x02;
 const SET_PROFILER: u8 = 0x03;
@@ -74,6 +78,15 @@ pub enum IpcError {
         /// The system's answer.
         source: Errno,
     },
+    /// Only the daemon's helper could connect.
+    #[error(
+        "process {pid}: its diagnostics socket is for its own user alone, and the helper that has the right to connect to it all the same has \
+         ended; restart the daemon"
+    )]
+    NoHelper {
+        /// The process.
+        pid: u32,
+    },
     /// Nothing came in time.
     #[error("process {pid}: no answer on the diagnostics socket within {} ms (is the process stopped?)", waited.as_millis())]
     TimedOut {
@@ -108,6 +121,11 @@ impl IpcError {
     pub fn is_unknown_command(&self) -> bool {
         // DS_IPC_E_UNKNOWN_COMMAND (ds-ipc-types.h).
         matches!(self, Self::Refused { code: Hresult(0x8013_1385), .. })
+    }
+
+    /// True when the socket is there, and for others.
+    fn is_denied(&self) -> bool {
+        matches!(self, Self::System { step: CONNECT, source: Errno::ACCESS, .. })
     }
 }
 
@@ -385,6 +403,20 @@ fn candidates(target: &Target) -> Result<Vec<OwnedFd>, IpcError> {
     Ok(sockets)
 }
 
+/// For the helper: a connection to the process with this id, if it started then.
+///
+/// # Errors
+/// See [`IpcError`].
+pub(super) fn connect_to(pid: u32, start_ticks: u64, timeout: Duration) -> Result<OwnedFd, IpcError> {
+    let system = |step, source| IpcError::System { pid, step, source };
+    let target = Target::open(pid).map_err(|source| system("opening /proc/PID", source))?;
+    if target.start_ticks().map_err(|source| system("reading stat", source))? != start_ticks {
+        return Err(system("reading stat", Errno::SRCH));
+    }
+    let connection = Connection::open_ourselves(&target, timeout, Instant::now() + timeout)?;
+    Ok(connection.socket)
+}
+
 /// A connection to a runtime, on which one request can be made.
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -410,13 +442,29 @@ impl Connection {
         &self.socket
     }
 
+    /// One to a runtime that listens: by ourselves, which does for our own user's processes and for whoever may do anything, or else through the
+    /// helper, if this process has left that right to one.
     fn open(target: &Target, timeout: Duration) -> Result<Self, IpcError> {
         let pid = target.pid();
         let deadline = Instant::now() + timeout;
+        let opened = Self::open_ourselves(target, timeout, deadline);
+        if let Err(error) = &opened
+            && error.is_denied()
+            && let Some(socket) = helper::connect(target, timeout, deadline)
+        {
+            return Ok(Self { pid, socket: socket?, timeout, deadline });
+        }
+        opened
+    }
+
+    fn open_ourselves(target: &Target, timeout: Duration, deadline: Instant) -> Result<Self, IpcError> {
+        let pid = target.pid();
         let mut last = IpcError::NoSocket { pid, looked_in: target.temporary_directories() };
         for file in candidates(target)? {
             match Self::connect(pid, &file, timeout, deadline) {
                 Ok(connection) => return Ok(connection),
+                // The one that the helper may open: others have been left behind.
+                Err(_) if last.is_denied() => {}
                 Err(error) => last = error,
             }
         }
@@ -435,7 +483,7 @@ impl Connection {
             SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(system("address"))?;
         match connect(&socket, &address) {
             Err(Errno::AGAIN) => return Err(IpcError::TimedOut { pid, waited: timeout }),
-            other => other.map_err(system("connect"))?,
+            other => other.map_err(system(CONNECT))?,
         }
         // Credentials of whoever called listen(), by the kernel: a link or a forged socket cannot fake them.
         let found = socket_peercred(&socket).map_err(system("SO_PEERCRED"))?.pid.as_raw_nonzero().get();
@@ -578,7 +626,7 @@ impl Reader<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::{AttachProfiler, HEADER_BYTES, IpcError, MAGIC, Reader, attach_profiler, process_info};
     use crate::attach::target::Target;
     use proptest::{collection::vec, prelude::any, proptest};
@@ -593,19 +641,29 @@ mod tests {
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
     /// A socket named as this process's runtime would name it, in the first of this process's temporary directories.
-    fn with_peer<T>(peer: impl FnOnce(UnixStream) + Send + 'static, test: impl FnOnce(&Target) -> T) -> T {
+    pub(in crate::attach) fn with_listener<T>(test: impl FnOnce(&Target, UnixListener) -> T) -> T {
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let me = Target::open(std::process::id()).unwrap();
         let directory = me.temporary_directories().remove(0);
         let name =
             format!("dotnet-diagnostic-{}-{}-socket", me.namespace_pid().unwrap(), me.start_ticks().unwrap());
         let path = directory.join(name);
-        let listener = UnixListener::bind(&path).unwrap();
-        let thread = std::thread::spawn(move || peer(listener.accept().unwrap().0));
-        let result = test(&me);
+        let result = test(&me, UnixListener::bind(&path).unwrap());
         std::fs::remove_file(path).unwrap();
-        thread.join().unwrap();
         result
+    }
+
+    /// The same with somebody who answers there once.
+    pub(in crate::attach) fn with_peer<T>(
+        peer: impl FnOnce(UnixStream) + Send + 'static,
+        test: impl FnOnce(&Target) -> T,
+    ) -> T {
+        with_listener(|me, listener| {
+            let thread = std::thread::spawn(move || peer(listener.accept().unwrap().0));
+            let result = test(me);
+            thread.join().unwrap();
+            result
+        })
     }
 
     fn answer(set: u8, id: u8, payload: &[u8]) -> Vec<u8> {

@@ -1,8 +1,9 @@
 //! Brings the shim into a process and out of it again: [`attach()`] for a running one, [`launch::launch`] for one that is about
 //! to start, `port` has one wait at its start for us. `policy` decides whether it can be done, `place` puts the library where the process can load it, `ipc` talks to
-//! its runtime. Nothing here stops, signals or traces the process; each wait has a deadline.
+//! its runtime, `helper` has the right to do so with other users' where the daemon has it not. Nothing here stops, signals or traces the process; each wait has a deadline.
 
 pub mod follow;
+pub mod helper;
 pub mod hresult;
 pub mod ipc;
 pub mod launch;

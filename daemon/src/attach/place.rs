@@ -8,11 +8,13 @@
 //! environment hands it on to children that outlive us: nobody else may ever be able to use the path, also when the file has gone
 //! ([`place_for_start`]).
 
+use super::helper;
 use super::target::{Target, printable};
 use super::trusted;
 use crate::leftover::{self, Naming};
 use rustix::fs::{
-    AtFlags, Mode, OFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, mkdirat, openat, unlinkat,
+    AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, mkdirat, openat, statat,
+    unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, geteuid};
@@ -21,11 +23,12 @@ use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-const NAMING: Naming = Naming { prefix: "perfusion-shim-", suffix: ".so" };
+/// What the library's files are called.
+pub(super) const NAMING: Naming = Naming { prefix: "perfusion-shim-", suffix: ".so" };
 /// Not `/run/perfusion`: what a service manager makes for the daemon goes when the daemon ends.
 const START_DIRECTORY: &str = "perfusion-record";
 /// Roots visited by the sweep, at most.
@@ -150,7 +153,7 @@ impl Drop for Placed {
     fn drop(&mut self) {
         if self.removes {
             // Already removed by somebody else is as good; a directory that went read-only is left to the next sweep.
-            unlinkat(&self.directory, &*self.name, AtFlags::empty()).ok();
+            remove(&self.directory, &self.name).ok();
         }
     }
 }
@@ -304,8 +307,40 @@ fn write_locked(target: &Target, directory: OwnedFd, path: &Path, library: &[u8]
 }
 
 fn create(directory: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
+    match make_here(directory, name) {
+        // The process's user alone may write there, and the helper, if there is one.
+        Err(Errno::ACCESS) => helper::make(directory, name).unwrap_or(Err(Errno::ACCESS)),
+        made => made,
+    }
+}
+
+/// Makes a file that was not there, by this process's own rights.
+///
+/// # Errors
+/// The system call's.
+pub(super) fn make_here(directory: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(directory, name, flags, Mode::RUSR | Mode::WUSR)
+}
+
+/// Removes a file that [`create`] may have made.
+fn remove(directory: impl AsFd, name: &str) -> Result<(), Errno> {
+    match unlinkat(&directory, name, AtFlags::empty()) {
+        Err(Errno::ACCESS) => helper::remove(&directory, name).unwrap_or(Err(Errno::ACCESS)),
+        removed => removed,
+    }
+}
+
+/// Removes a regular file, by this process's own rights.
+///
+/// # Errors
+/// The system call's; `INVAL` for what is no regular file.
+pub(super) fn remove_here(directory: impl AsFd, name: &str) -> Result<(), Errno> {
+    let status = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
+        return Err(Errno::INVAL);
+    }
+    unlinkat(&directory, name, AtFlags::empty())
 }
 
 /// Makes the file on a thread of its own that has become the target's user: ids are per thread in Linux, and this one ends with it.
@@ -354,7 +389,7 @@ pub fn sweep() -> usize {
             let Ok(status) = fstat(&directory) else { continue };
             // Processes of one container share their directories.
             if seen.insert((status.st_dev, status.st_ino, user)) {
-                removed += leftover::sweep(&directory, NAMING, &owners);
+                removed += leftover::sweep(&directory, NAMING, &owners, |name| remove(&directory, name));
             }
         }
     }
@@ -366,12 +401,15 @@ fn sweep_starts() -> usize {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let all = start_directories();
     let opened = all.iter().filter_map(|path| openat(rustix::fs::CWD, path, flags, Mode::empty()).ok());
-    opened.map(|directory| leftover::sweep(&directory, NAMING, &[geteuid().as_raw()])).sum()
+    let swept = |directory: OwnedFd| {
+        leftover::sweep(&directory, NAMING, &[geteuid().as_raw()], |name| remove(&directory, name))
+    };
+    opened.map(swept).sum()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{NAMING, Unfit, own_directory, place_in, write_into};
+    use super::{NAMING, Unfit, own_directory, place_in, remove, write_into};
     use crate::attach::target::Target;
     use crate::leftover;
     use std::fs::{File, Permissions, read_dir, set_permissions};
@@ -397,10 +435,11 @@ mod tests {
         let held = place_in(&me(), folder.path(), b"in use").unwrap();
         let directory = File::open(folder.path()).unwrap();
         let owners = [rustix::process::geteuid().as_raw()];
-        assert_eq!(leftover::sweep(&directory, NAMING, &owners), 0);
+        let sweep = || leftover::sweep(&directory, NAMING, &owners, |name| remove(&directory, name));
+        assert_eq!(sweep(), 0);
         // As a crash would leave it: there, but no longer locked.
         std::fs::copy(held.path(), folder.path().join("perfusion-shim-0123456789abcdef.so")).unwrap();
-        assert_eq!(leftover::sweep(&directory, NAMING, &owners), 1);
+        assert_eq!(sweep(), 1);
         assert!(std::fs::exists(held.path()).unwrap());
     }
 

@@ -160,7 +160,7 @@ fn variable(path: &Path, existing: Option<OsString>) -> OsString {
     value
 }
 
-fn wait(descriptor: &impl std::os::fd::AsFd, timeout: Duration) -> bool {
+pub(super) fn wait(descriptor: &impl std::os::fd::AsFd, timeout: Duration) -> bool {
     let timeout = Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 0 });
     poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timeout)).is_ok_and(|ready| ready > 0)
 }

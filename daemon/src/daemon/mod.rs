@@ -20,6 +20,7 @@ pub mod sinks;
 pub mod state;
 pub mod windows;
 
+use crate::attach::helper::{self, Helper};
 use crate::attach::{self, Settings};
 use crate::cli::ConfigSources;
 use crate::config::load::Sources;
@@ -72,6 +73,8 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     let sources = sources.sources();
     let loaded = sources.load()?;
     log::start(&loaded.config.log);
+    // Before there is any other thread: each would have the capability for itself.
+    let helper = helper::part().map_err(internal("starting the helper that attaches"))?;
     let mut signals = Signals::listen()?;
     let lock = loaded.config.limits.kill_switch.parent();
     let _lock = lock.map(hold).transpose()?;
@@ -110,6 +113,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
         server,
         control,
         recording: None,
+        helper,
         hangs: false,
         switched_off: false,
         counting: None,
@@ -239,6 +243,8 @@ struct Daemon {
     control: Option<Control>,
     schedule: Schedule,
     recording: Option<Active>,
+    /// While it lives.
+    helper: Option<Helper>,
     /// The processor does not move.
     hangs: bool,
     /// By signal.
@@ -568,11 +574,24 @@ impl Daemon {
             },
             _ => true,
         };
+        self.look_at_helper();
         self.look_at_room(now);
         self.look_around(now);
         if alive && self.notify.alive_every().is_some_and(|every| now >= self.alive_at + every) {
             self.alive_at = now;
             self.notify.alive();
+        }
+    }
+
+    /// Says once that the helper has ended. There is nobody who could start another one.
+    fn look_at_helper(&mut self) {
+        if let Some(status) = self.helper.as_mut().and_then(Helper::ended) {
+            self.helper = None;
+            self.state.counters.helpers_ended.add(1);
+            tracing::error!(
+                %status,
+                "the helper that attaches has ended: .NET processes of other users are not attached to until the daemon starts again"
+            );
         }
     }
 

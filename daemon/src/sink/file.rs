@@ -90,7 +90,9 @@ pub fn write_into(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), File
 pub fn sweep(directory: &Path) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     if let Ok(listed) = openat(CWD, directory, flags, Mode::empty()) {
-        leftover::sweep(listed, NAMING, &[geteuid().as_raw()]);
+        leftover::sweep(&listed, NAMING, &[geteuid().as_raw()], |name| {
+            unlinkat(&listed, name, AtFlags::empty())
+        });
     }
 }
 

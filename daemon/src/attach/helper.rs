@@ -1,0 +1,642 @@
+//! The small process that has CAP_DAC_OVERRIDE, so that the daemon has it not. What an attach needs it for is little: to connect to a diagnostics
+//! socket, which nobody but its user may write to, and to make and remove the library's file where nobody but the process's user may write. The
+//! daemon starts a second process of its own program for these three before it has a second thread, and gives the capability up ([`part`]).
+//!
+//! What that is good for: no mistake of the daemon's, a path it follows or a file it writes, passes over permissions any more. What it does not do
+//! is keep the capability from somebody who runs code of his own in the daemon: CAP_SYS_PTRACE is there, and with it every process of the host.
+//!
+//! A request is one message on a SOCK_SEQPACKET pair, with the descriptor on which it is answered: requests of several threads know nothing of each
+//! other, and who has waited long enough goes away. The helper believes nobody: it finds the socket by the process's id and start itself, checks
+//! whose it is, and makes and removes files with the library's kind of name only. It ends when the daemon does, by the end of the pair.
+
+use super::ipc::{self, IpcError};
+use super::place;
+use super::port::wait;
+use super::target::Target;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_type;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// What it is about.
+const CAPABILITY: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
+/// All the helper has: the other one lets it look below the root of another user's process, and read where that keeps temporary files. (To read and
+/// search what is closed to it, CAPABILITY does for CAP_DAC_READ_SEARCH.)
+const KEPT: CapabilitySet = CAPABILITY.union(CapabilitySet::SYS_PTRACE);
+
+/// As many as attach at once (`workers`): each has one request at a time.
+const THREADS: usize = 4;
+/// Bytes of the longest message, and more than that: one of the library's names.
+const MESSAGE_BYTES: usize = 64;
+/// The answer's, and a directory's.
+const MOST_DESCRIPTORS: usize = 2;
+/// A request for a connection waits no longer, whatever it says.
+const LONGEST: Duration = Duration::from_secs(60);
+/// Making or removing a file takes no time, unless its file system does not answer.
+const FILE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The daemon's end of the pair. Once in the life of a process: what was given up does not come back.
+static HELPER: OnceLock<Line> = OnceLock::new();
+
+/// The helper's process.
+#[derive(Debug)]
+pub struct Helper(Child);
+
+impl Helper {
+    /// How it has ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().ok().flatten()
+    }
+}
+
+/// Starts the helper and gives CAP_DAC_OVERRIDE up, for good and for whatever this process starts. Capabilities are each thread's own: to be called
+/// while there is only one. `None` when there is nothing to part with, or when it has to be kept, which is logged.
+///
+/// # Errors
+/// When the helper cannot be started. The capability is still there then.
+pub fn part() -> io::Result<Option<Helper>> {
+    let sets = capabilities(None)?;
+    if !sets.permitted.contains(CAPABILITY) {
+        return Ok(None);
+    }
+    if !sets.permitted.contains(CapabilitySet::DAC_READ_SEARCH) {
+        tracing::warn!(
+            "the daemon itself keeps CAP_DAC_OVERRIDE: it cannot read files of other users without it, for want of CAP_DAC_READ_SEARCH; grant that, too"
+        );
+        return Ok(None);
+    }
+    if was_given_by_the_file() {
+        tracing::warn!(
+            "the daemon itself keeps CAP_DAC_OVERRIDE: the program's file gives it to whoever runs it, so no helper would know for whom it works; \
+             let a service manager give capabilities"
+        );
+        return Ok(None);
+    }
+    let (ours, theirs) = pair()?;
+    // Done when the other program runs, so with its capabilities.
+    let process = Command::new(std::env::current_exe()?)
+        .arg("attach-helper")
+        .stdin(Stdio::from(theirs))
+        .stdout(Stdio::null())
+        // Ctrl-C is for us.
+        .process_group(0)
+        .current_dir("/")
+        .spawn()?;
+    give_up(&sets)?;
+    // Not set twice: this is called once.
+    HELPER.set(Line(ours)).ok();
+    Ok(Some(Helper(process)))
+}
+
+/// True when this process has capabilities its parent had not (AT_SECURE, getauxval(3)): then whoever may run the program may run a helper of his
+/// own, too, which must not do for him what he could not do.
+fn was_given_by_the_file() -> bool {
+    const AT_SECURE: u64 = 23;
+    let Ok(bytes) = std::fs::read("/proc/self/auxv") else { return true };
+    let (words, _) = bytes.as_chunks::<8>();
+    words.chunks_exact(2).any(|pair| {
+        matches!(pair, [name, value] if u64::from_ne_bytes(*name) == AT_SECURE && u64::from_ne_bytes(*value) != 0)
+    })
+}
+
+fn give_up(sets: &CapabilitySets) -> io::Result<()> {
+    // A program that root starts gets all of the bounding set. To take something out of that needs CAP_SETPCAP, which neither the unit nor the pod has;
+    // there it stays in the bounding set, and what keeps it from coming back is no_new_privs alone, which those have anyway: with that no exec gives
+    // more than its caller had (security/commoncap.c, cap_bprm_creds_from_file).
+    remove_capability_from_bounding_set(CAPABILITY).ok();
+    set_no_new_privs(true)?;
+    // The ambient set goes with the inheritable one.
+    let left = CapabilitySets {
+        effective: sets.effective.difference(CAPABILITY),
+        permitted: sets.permitted.difference(CAPABILITY),
+        inheritable: sets.inheritable.difference(CAPABILITY),
+    };
+    Ok(set_capabilities(None, left)?)
+}
+
+/// True when this process has left the capability to a helper, which may have ended since.
+#[must_use]
+pub fn has_it() -> bool {
+    HELPER.get().is_some()
+}
+
+/// Has the helper connect to the diagnostics socket of `target`; `None` when there is no helper.
+pub(super) fn connect(
+    target: &Target,
+    timeout: Duration,
+    deadline: Instant,
+) -> Option<Result<OwnedFd, IpcError>> {
+    HELPER.get().map(|helper| helper.connect(target, timeout, deadline))
+}
+
+/// Has the helper make the library's file; `None` when there is no helper.
+pub(super) fn make(directory: impl AsFd, name: &str) -> Option<Result<OwnedFd, Errno>> {
+    HELPER.get().map(|helper| helper.file(&Request::Make(name), directory)?.ok_or(Errno::IO))
+}
+
+/// Has the helper remove the library's file; `None` when there is no helper.
+pub(super) fn remove(directory: impl AsFd, name: &str) -> Option<Result<(), Errno>> {
+    HELPER.get().map(|helper| helper.file(&Request::Remove(name), directory).map(drop))
+}
+
+/// Where the helper is asked.
+struct Line(OwnedFd);
+
+/// Why there is no answer.
+enum Silence {
+    /// The helper has ended.
+    Ended,
+    TimedOut,
+    System(Errno),
+}
+
+impl Line {
+    fn connect(&self, target: &Target, timeout: Duration, deadline: Instant) -> Result<OwnedFd, IpcError> {
+        let pid = target.pid();
+        let system = |step, source| IpcError::System { pid, step, source };
+        let start_ticks = target.start_ticks().map_err(|source| system("reading stat", source))?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let answer = self.ask(&Request::Connect { pid, start_ticks, timeout: left }, None, deadline);
+        Err(match answer {
+            Ok((Answer::Done, Some(socket))) => return Ok(socket),
+            Ok((Answer::NoSocket, _)) => {
+                IpcError::NoSocket { pid, looked_in: target.temporary_directories() }
+            }
+            Ok((Answer::WrongPeer(found), _)) => IpcError::WrongPeer { pid, found },
+            Ok((Answer::TimedOut, _)) | Err(Silence::TimedOut) => IpcError::TimedOut { pid, waited: timeout },
+            Ok((Answer::System(step, source), _)) => system(step, source),
+            Ok((Answer::Done, None)) => system(ASKING, Errno::IO),
+            Err(Silence::System(source)) => system(ASKING, source),
+            Err(Silence::Ended) => IpcError::NoHelper { pid },
+        })
+    }
+
+    /// A request about a file; whoever has no helper any more has no right either.
+    fn file(&self, request: &Request<'_>, directory: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
+        match self.ask(request, Some(directory.as_fd()), Instant::now() + FILE_TIMEOUT) {
+            Ok((Answer::Done, made)) => Ok(made),
+            Ok((Answer::System(_, error), _)) | Err(Silence::System(error)) => Err(error),
+            Ok((Answer::TimedOut, _)) | Err(Silence::TimedOut) => Err(Errno::TIMEDOUT),
+            Ok((Answer::NoSocket | Answer::WrongPeer(_), _)) => Err(Errno::IO),
+            Err(Silence::Ended) => Err(Errno::ACCESS),
+        }
+    }
+
+    fn ask(
+        &self,
+        request: &Request<'_>,
+        directory: Option<BorrowedFd<'_>>,
+        deadline: Instant,
+    ) -> Result<(Answer, Option<OwnedFd>), Silence> {
+        let (answers, theirs) = pair().map_err(Silence::System)?;
+        let descriptors: Vec<BorrowedFd<'_>> =
+            [Some(theirs.as_fd()), directory].into_iter().flatten().collect();
+        match send(&self.0, &request.bytes(), &descriptors) {
+            Ok(()) => {}
+            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => return Err(Silence::Ended),
+            Err(error) => return Err(Silence::System(error)),
+        }
+        // From here on its other end is the helper's alone, and ends with it.
+        drop(theirs);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if wait(&answers, left) {
+                break;
+            }
+            if left.is_zero() {
+                return Err(Silence::TimedOut);
+            }
+        }
+        match receive(&answers) {
+            Ok(Some(Message { bytes, mut descriptors })) => {
+                let answer = Answer::parse(&bytes).ok_or(Silence::System(Errno::PROTO))?;
+                Ok((answer, descriptors.pop()))
+            }
+            Ok(None) | Err(Errno::CONNRESET) => Err(Silence::Ended),
+            Err(error) => Err(Silence::System(error)),
+        }
+    }
+}
+
+/// What the helper does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Request<'a> {
+    /// Connects to the diagnostics socket of the process that has this id and started then.
+    Connect { pid: u32, start_ticks: u64, timeout: Duration },
+    /// Makes a file of this name in the directory that comes with it.
+    Make(&'a str),
+    /// Removes it.
+    Remove(&'a str),
+}
+
+const CONNECT: u8 = 1;
+const MAKE: u8 = 2;
+const REMOVE: u8 = 3;
+
+impl<'a> Request<'a> {
+    fn bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Connect { pid, start_ticks, timeout } => {
+                let timeout = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+                [&[CONNECT][..], &pid.to_ne_bytes(), &start_ticks.to_ne_bytes(), &timeout.to_ne_bytes()]
+                    .concat()
+            }
+            Self::Make(name) => [&[MAKE], name.as_bytes()].concat(),
+            Self::Remove(name) => [&[REMOVE], name.as_bytes()].concat(),
+        }
+    }
+
+    fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let (kind, rest) = bytes.split_first()?;
+        let name = || std::str::from_utf8(rest).ok().filter(|name| place::NAMING.fits(name));
+        match *kind {
+            CONNECT => {
+                let (pid, rest) = rest.split_first_chunk()?;
+                let (start_ticks, rest) = rest.split_first_chunk()?;
+                let timeout = Duration::from_millis(u32::from_ne_bytes(rest.try_into().ok()?).into());
+                Some(Self::Connect {
+                    pid: u32::from_ne_bytes(*pid),
+                    start_ticks: u64::from_ne_bytes(*start_ticks),
+                    timeout: timeout.min(LONGEST),
+                })
+            }
+            MAKE => name().map(Self::Make),
+            REMOVE => name().map(Self::Remove),
+            _ => None,
+        }
+    }
+}
+
+/// What it answers; with `Done` comes what was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Done,
+    NoSocket,
+    WrongPeer(u32),
+    TimedOut,
+    System(&'static str, Errno),
+}
+
+const ASKING: &str = "asking the helper";
+/// Steps that may fail ([`IpcError::System`]): an answer has their number. Another one is the first of these.
+const STEPS: [&str; 9] = [
+    ASKING,
+    "opening /proc/PID",
+    "reading NSpid",
+    "reading stat",
+    "socket",
+    "SO_SNDTIMEO",
+    "address",
+    ipc::CONNECT,
+    "SO_PEERCRED",
+];
+
+impl Answer {
+    fn of(error: &IpcError) -> Self {
+        match error {
+            IpcError::NoSocket { .. } => Self::NoSocket,
+            IpcError::WrongPeer { found, .. } => Self::WrongPeer(*found),
+            IpcError::TimedOut { .. } => Self::TimedOut,
+            IpcError::System { step, source, .. } => Self::System(step, *source),
+            // These come of what is said on a connection.
+            IpcError::Malformed { .. } | IpcError::Refused { .. } | IpcError::NoHelper { .. } => {
+                Self::System(ASKING, Errno::IO)
+            }
+        }
+    }
+
+    fn bytes(self) -> Vec<u8> {
+        let (kind, step, value) = match self {
+            Self::Done => (0, 0, 0),
+            Self::NoSocket => (1, 0, 0),
+            Self::WrongPeer(found) => (2, 0, found),
+            Self::TimedOut => (3, 0, 0),
+            Self::System(step, error) => {
+                let step = STEPS.iter().position(|known| *known == step).unwrap_or(0);
+                (4, u8::try_from(step).unwrap_or(0), error.raw_os_error().unsigned_abs())
+            }
+        };
+        [&[kind, step][..], &value.to_ne_bytes()].concat()
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let &[kind, step, ref value @ ..] = bytes else { return None };
+        let value = u32::from_ne_bytes(value.try_into().ok()?);
+        match kind {
+            0 => Some(Self::Done),
+            1 => Some(Self::NoSocket),
+            2 => Some(Self::WrongPeer(value)),
+            3 => Some(Self::TimedOut),
+            4 => {
+                let error = io::Error::from_raw_os_error(i32::try_from(value).ok()?);
+                Some(Self::System(STEPS.get(usize::from(step))?, Errno::from_io_error(&error)?))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The helper's life: its stdin is its end of the pair.
+///
+/// # Errors
+/// When it is something else, or the capability is not there.
+pub fn serve() -> io::Result<()> {
+    let socket = io::stdin().as_fd().try_clone_to_owned()?;
+    if socket_type(&socket)? != SocketType::SEQPACKET || was_given_by_the_file() {
+        return Err(io::Error::other("it is for the daemon to start"));
+    }
+    keep_only_what_it_needs()?;
+    outlive_signals()?;
+    let socket = Arc::new(socket);
+    for _ in 0..THREADS {
+        let socket = Arc::clone(&socket);
+        std::thread::Builder::new().name("attach-helper".into()).spawn(move || work(&socket))?;
+    }
+    // Whatever a request still waits for then.
+    loop {
+        match poll(&mut [PollFd::new(&*socket, PollFlags::empty())], None) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn keep_only_what_it_needs() -> io::Result<()> {
+    let kept = capabilities(None)?.permitted.intersection(KEPT);
+    if !kept.contains(CAPABILITY) {
+        return Err(io::Error::other("CAP_DAC_OVERRIDE is not there"));
+    }
+    set_no_new_privs(true)?;
+    clear_ambient_capability_set()?;
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    Ok(set_capabilities(None, sets)?)
+}
+
+/// What is sent to all processes of a service, such as `systemctl stop` and `systemctl kill`, is for the daemon: until that has ended, the helper is
+/// needed.
+fn outlive_signals() -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let _inside = runtime.enter();
+    // The handlers stay when nobody listens to them any more.
+    for kind in [
+        SignalKind::hangup(),
+        SignalKind::interrupt(),
+        SignalKind::terminate(),
+        SignalKind::user_defined1(),
+        SignalKind::user_defined2(),
+    ] {
+        signal(kind).map(drop)?;
+    }
+    Ok(())
+}
+
+/// Answers requests until there are no more.
+fn work(socket: &OwnedFd) {
+    loop {
+        let Message { bytes, descriptors } = match receive(socket) {
+            Ok(Some(message)) => message,
+            Err(Errno::MSGSIZE) => continue,
+            Ok(None) | Err(_) => return,
+        };
+        let mut descriptors = descriptors.into_iter();
+        let Some(answers) = descriptors.next() else { continue };
+        let (answer, found) = match perform(&bytes, descriptors.next()) {
+            Ok(found) => (Answer::Done, found),
+            Err(why) => (why, None),
+        };
+        // Fails only when nobody waits for it any more.
+        send(&answers, &answer.bytes(), found.as_ref().map(AsFd::as_fd).as_slice()).ok();
+    }
+}
+
+fn perform(request: &[u8], directory: Option<OwnedFd>) -> Result<Option<OwnedFd>, Answer> {
+    let file = |error| Answer::System(ASKING, error);
+    match (Request::parse(request), directory) {
+        (Some(Request::Connect { pid, start_ticks, timeout }), None) => {
+            ipc::connect_to(pid, start_ticks, timeout).map(Some).map_err(|error| Answer::of(&error))
+        }
+        (Some(Request::Make(name)), Some(directory)) => {
+            place::make_here(&directory, name).map(Some).map_err(file)
+        }
+        (Some(Request::Remove(name)), Some(directory)) => {
+            place::remove_here(&directory, name).map(|()| None).map_err(file)
+        }
+        _ => Err(file(Errno::INVAL)),
+    }
+}
+
+fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    loop {
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(Errno::MSGSIZE);
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// What is said on a pair.
+struct Message {
+    bytes: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+}
+
+/// The next message; `None` at the end. MSGSIZE when it is longer, or has more of them, than any of ours.
+fn receive(socket: &OwnedFd) -> Result<Option<Message>, Errno> {
+    let mut bytes = [0; MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let (received, descriptors): (_, Vec<OwnedFd>) = loop {
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) => {
+                let descriptors = control.drain().filter_map(|message| match message {
+                    RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+                    _ => None,
+                });
+                break (received, descriptors.flatten().collect());
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    };
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(Errno::MSGSIZE);
+    }
+    match bytes.get(..received.bytes) {
+        None | Some([]) => Ok(None),
+        Some(bytes) => Ok(Some(Message { bytes: bytes.to_vec(), descriptors })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Answer, Line, MESSAGE_BYTES, Request, STEPS, pair, place, send, work};
+    use crate::attach::ipc::IpcError;
+    use crate::attach::ipc::tests::{with_listener, with_peer};
+    use crate::attach::target::Target;
+    use proptest::{collection::vec, prelude::any, proptest};
+    use rustix::io::Errno;
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+    use std::time::{Duration, Instant};
+
+    /// For what is answered at once, on a machine that is busy with other things.
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// One whose helper is a thread: with this process's own rights.
+    fn line() -> Line {
+        let (ours, theirs) = pair().unwrap();
+        std::thread::spawn(move || work(&theirs));
+        Line(ours)
+    }
+
+    fn connect(line: &Line, target: &Target, timeout: Duration) -> Result<UnixStream, IpcError> {
+        line.connect(target, timeout, Instant::now() + timeout).map(UnixStream::from)
+    }
+
+    #[test]
+    fn a_connection_that_the_helper_made_is_whoevers_who_asked() {
+        let peer = |mut stream: UnixStream| {
+            let mut said = [0; 5];
+            stream.read_exact(&mut said).unwrap();
+            stream.write_all(&said).unwrap();
+        };
+        let said = with_peer(peer, |me| {
+            let mut connection = connect(&line(), me, MINUTE).unwrap();
+            connection.write_all(b"hello").unwrap();
+            let mut said = String::new();
+            connection.read_to_string(&mut said).unwrap();
+            said
+        });
+        assert_eq!(said, "hello");
+    }
+
+    #[test]
+    fn a_process_that_has_its_pid_from_another_is_not_connected_to() {
+        let me = Target::open(std::process::id()).unwrap();
+        let request =
+            Request::Connect { pid: me.pid(), start_ticks: me.start_ticks().unwrap() - 1, timeout: MINUTE };
+        let Ok((answer, None)) = line().ask(&request, None, Instant::now() + MINUTE) else { panic!() };
+        assert_eq!(answer, Answer::System("reading stat", Errno::SRCH));
+    }
+
+    #[test]
+    fn a_process_that_takes_no_connection_costs_the_timeout_and_no_more() {
+        let error = with_listener(|me, listener| {
+            // One may wait to be taken.
+            rustix::net::listen(&listener, 0).unwrap();
+            let line = line();
+            let _first = connect(&line, me, MINUTE).unwrap();
+            let begin = Instant::now();
+            let second = connect(&line, me, Duration::from_millis(50));
+            assert!(begin.elapsed() < MINUTE);
+            second.unwrap_err()
+        });
+        assert!(matches!(error, IpcError::TimedOut { .. }), "{error}");
+    }
+
+    #[test]
+    fn files_of_the_librarys_kind_of_name_are_made_and_removed_and_no_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = std::fs::File::open(folder.path()).unwrap();
+        let line = line();
+        let name = place::NAMING.fresh().unwrap();
+        let made = line.file(&Request::Make(&name), &directory).unwrap();
+        std::fs::File::from(made.unwrap()).write_all(b"library").unwrap();
+        assert_eq!(std::fs::read(folder.path().join(&name)).unwrap(), b"library");
+        assert_eq!(line.file(&Request::Make(&name), &directory).unwrap_err(), Errno::EXIST);
+        assert!(line.file(&Request::Remove(&name), &directory).unwrap().is_none());
+        assert!(!folder.path().join(&name).exists());
+
+        std::fs::create_dir(folder.path().join(&name)).unwrap();
+        assert_eq!(line.file(&Request::Remove(&name), &directory).unwrap_err(), Errno::INVAL, "a directory");
+        for other in
+            ["", "x.so", "perfusion-shim-0123456789abcdef.so/x", "../perfusion-shim-0123456789abcdef.so"]
+        {
+            for request in [Request::Make(other), Request::Remove(other)] {
+                assert_eq!(line.file(&request, &directory).unwrap_err(), Errno::INVAL, "{other}");
+            }
+        }
+    }
+
+    #[test]
+    fn noise_is_passed_over() {
+        let line = line();
+        send(&line.0, &[1; MESSAGE_BYTES + 1], &[]).unwrap();
+        send(&line.0, &[1], &[]).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let directory = std::fs::File::open(folder.path()).unwrap();
+        line.file(&Request::Make(&place::NAMING.fresh().unwrap()), &directory).unwrap();
+    }
+
+    #[test]
+    fn a_helper_that_has_ended_is_told_from_one_that_says_no() {
+        let me = Target::open(std::process::id()).unwrap();
+        let (ours, theirs) = pair().unwrap();
+        drop(theirs);
+        let error = connect(&Line(ours), &me, MINUTE).unwrap_err();
+        assert!(matches!(error, IpcError::NoHelper { .. }), "{error}");
+        // It ends with the request in its hands.
+        let (ours, theirs) = pair().unwrap();
+        let asked = std::thread::spawn(move || connect(&Line(ours), &me, MINUTE).unwrap_err());
+        drop(super::receive(&theirs).unwrap().unwrap());
+        drop(theirs);
+        let error = asked.join().unwrap();
+        assert!(matches!(error, IpcError::NoHelper { .. }), "{error}");
+    }
+
+    #[test]
+    fn requests_and_answers_are_read_as_they_were_written() {
+        let name = place::NAMING.fresh().unwrap();
+        let timeout = Duration::from_millis(1234);
+        let connect = Request::Connect { pid: 7, start_ticks: 1 << 40, timeout };
+        for request in [connect, Request::Make(&name), Request::Remove(&name)] {
+            assert!(request.bytes().len() <= MESSAGE_BYTES);
+            assert_eq!(Request::parse(&request.bytes()), Some(request));
+        }
+        let others = [Answer::Done, Answer::NoSocket, Answer::WrongPeer(u32::MAX), Answer::TimedOut];
+        let failed = STEPS.map(|step| Answer::System(step, Errno::ACCESS));
+        for answer in others.into_iter().chain(failed) {
+            assert_eq!(Answer::parse(&answer.bytes()), Some(answer));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_message_is_read_or_refused(bytes in vec(any::<u8>(), 0..MESSAGE_BYTES)) {
+            // What has been read says the same again.
+            if let Some(request) = Request::parse(&bytes) {
+                assert_eq!(Request::parse(&request.bytes()), Some(request));
+            }
+            if let Some(answer) = Answer::parse(&bytes) {
+                assert_eq!(Answer::parse(&answer.bytes()), Some(answer));
+            }
+        }
+    }
+}
