@@ -224,7 +224,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     }
     if all.iter().take(options.limit).any(|row| !row.has_interval && row.counted.is_none()) {
         line(format!(
-            "{dim}not known: of small objects .NET 6 to 9 tell of one per 100 KiB at a fixed stride, for which no interval exists; see docs/memory.md{plain}"
+            "{dim}not known: of small and pinned objects .NET 6 to 9 tell of one per 100 KiB at a fixed stride, for which no interval exists; see docs/memory.md{plain}"
         ));
     }
     text
