@@ -20,7 +20,7 @@ counters! {
     RecordsDroppedFull = 1, "shim_records_dropped_full";
     /// Records given up half way (their space is skipped).
     RecordsAbandoned = 2, "shim_records_abandoned";
-    /// Allocation samples delivered by the runtime, repeats not counted.
+    /// Allocation samples delivered by the runtime, large objects among them, repeats not counted.
     AllocationSamples = 3, "shim_allocation_samples";
     /// Allocation samples dropped because the ring was full.
     AllocationsDroppedFull = 4, "shim_allocations_dropped_full";
@@ -106,6 +106,10 @@ counters! {
     MessagesCut = 44, "shim_messages_cut";
     /// Allocation samples that others stand for: chance chose which are told of when many come.
     AllocationsThinned = 45, "shim_allocations_thinned";
+    /// Large objects among the allocation samples: the runtime tells of each of them by itself.
+    LargeObjects = 46, "shim_large_objects";
+    /// Allocation events of large objects, passed over: each such object is told of by itself.
+    LargeObjectEvents = 47, "shim_large_object_events";
 }
 
 impl Counter {

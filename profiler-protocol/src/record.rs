@@ -51,12 +51,14 @@ pub struct AllocationHead {
     pub type_id: u64,
     /// Object size, bytes.
     pub size: u64,
-    /// Bytes an AllocationTick stands for; 0 for AllocationSampled.
+    /// Bytes an AllocationTick stands for; 0 for others.
     pub amount: u64,
     /// 0 small, 1 large, 2 pinned.
     pub heap: u8,
     /// True for AllocationSampled.
     pub sampled: bool,
+    /// True for a large object, of which the runtime tells one by one: it stands for itself, and for the 2^level of which it was chosen.
+    pub exact: bool,
     /// 0: not watched; n: a weak handle watches the object, and the level was n − 1 then ([`crate::live`]).
     pub watched: u8,
     /// The sample stands for 2^level of its kind: it was chosen with that probability.
@@ -82,7 +84,7 @@ impl AllocationHead {
         let [a, b, c, d] = self.stack_bytes.to_le_bytes();
         out.put(u64::from_le_bytes([
             self.heap,
-            u8::from(self.sampled) | u8::from(self.limited) << 1,
+            u8::from(self.sampled) | u8::from(self.limited) << 1 | u8::from(self.exact) << 2,
             self.watched,
             self.level,
             a,
@@ -730,7 +732,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
 fn decode_allocation<'a>(cursor: &mut Cursor<'a>) -> Result<Body<'a>, RecordError> {
     let (sample, type_id, size, amount) = (cursor.word()?, cursor.word()?, cursor.word()?, cursor.word()?);
     let [heap, flags, watched, level, a, b, c, d] = cursor.word()?.to_le_bytes();
-    for (value, most) in [(heap, 2), (flags, 3), (level, MAX_LEVEL)] {
+    for (value, most) in [(heap, 2), (flags, 7), (level, MAX_LEVEL)] {
         if value > most {
             return Err(RecordError::BadField { kind: cursor.kind, value: u64::from(value) });
         }
@@ -744,6 +746,7 @@ fn decode_allocation<'a>(cursor: &mut Cursor<'a>) -> Result<Body<'a>, RecordErro
         amount,
         heap,
         sampled: flags & 1 != 0,
+        exact: flags & 4 != 0,
         watched,
         level,
         limited: flags & 2 != 0,

@@ -108,7 +108,7 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
 
 fn allocation() -> impl Strategy<Value = Owned> {
     let words = proptest::collection::vec(any::<u64>(), 0..64);
-    (any::<[u64; 12]>(), any::<[bool; 2]>(), (0u8..3, 0..=MAX_LEVEL), words).prop_map(
+    (any::<[u64; 12]>(), any::<[bool; 3]>(), (0u8..3, 0..=MAX_LEVEL), words).prop_map(
         |(w, b, (heap, level), stack)| {
             let registers =
                 Registers { pc: w[4], sp: w[5], fp: w[6], saved: [w[7], w[8], w[9], w[10], w[11]] };
@@ -119,6 +119,7 @@ fn allocation() -> impl Strategy<Value = Owned> {
                 amount: w[3],
                 heap,
                 sampled: b[0],
+                exact: b[2],
                 watched: w[5].to_le_bytes()[0],
                 level,
                 limited: b[1],

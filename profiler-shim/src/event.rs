@@ -1,7 +1,8 @@
-//! What runs on the app's threads: events of the runtime's provider become records. Nothing here waits, allocates or looks at an
-//! object; payloads are read with bounds (layouts: docs.microsoft.com "garbage-collection-events", ClrEtwAll.man of dotnet/runtime).
+//! What runs on the app's threads: events of the runtime's provider become records, and so do large objects. Nothing here waits or allocates, and no event
+//! looks at its object, which may be none yet; payloads are read with bounds (layouts: docs.microsoft.com "garbage-collection-events", ClrEtwAll.man of dotnet/runtime).
 
 use crate::contention::{CONTENTIONS, level_for};
+use crate::exact::Runtime as _;
 use crate::instance::{EXCEPTIONS, Instance};
 use crate::live::{Handles as _, Watch};
 use crate::repeat::mix;
@@ -64,6 +65,11 @@ impl Payload<'_> {
     }
 }
 
+/// Of a heap, as events and records have it.
+const LARGE: u8 = 1;
+/// The large objects' generation, as the profiling interface has it (COR_PRF_GC_LARGE_OBJECT_HEAP).
+const LARGE_GENERATION: u8 = 3;
+
 /// An allocation, as either event tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sample {
@@ -73,6 +79,7 @@ struct Sample {
     amount: u64,
     heap: u8,
     sampled: bool,
+    exact: bool,
 }
 
 /// AllocationTick, version 4 (.NET 6–10): amount u32, kind u32, clr u16, amount64 u64, type u64, name z, heap index u32,
@@ -91,7 +98,7 @@ fn tick(payload: &[u8], version: u32) -> Option<Sample> {
     payload.u32()?;
     let address = payload.u64()?;
     let size = payload.u64()?;
-    Some(Sample { type_id, address, size, amount, heap: heap(kind)?, sampled: false })
+    Some(Sample { type_id, address, size, amount, heap: heap(kind)?, sampled: false, exact: false })
 }
 
 /// AllocationSampled, version 0 (.NET 10): kind u32, clr u16, type u64, name z, address u64, size u64, offset u64.
@@ -104,7 +111,7 @@ fn sampled(payload: &[u8]) -> Option<Sample> {
     let address = payload.u64()?;
     let size = payload.u64()?;
     payload.u64()?;
-    Some(Sample { type_id, address, size, amount: 0, heap: heap(kind)?, sampled: true })
+    Some(Sample { type_id, address, size, amount: 0, heap: heap(kind)?, sampled: true, exact: false })
 }
 
 /// GCHeapStats version 1 or 2: size and promoted bytes of generations 0 to 2 and of large objects, u64 each; finalizable bytes and objects u64,
@@ -232,11 +239,28 @@ impl Instance {
         let generation = self.info().and_then(|info| info.generation(object)).unwrap_or(0);
         // Large and pinned objects have heaps of their own from the first.
         let heap = generation.saturating_sub(2);
-        let sample = Sample { type_id, address: object as u64, size, amount: 0, heap, sampled: true };
+        let address = object as u64;
+        let sample = Sample { type_id, address, size, amount: 0, heap, sampled: true, exact: false };
+        self.on_allocation(&sample, registers);
+    }
+
+    /// An object that this thread has just allocated, and that is one by now. `registers` were captured in a frame that lives until this returns.
+    pub fn on_allocated(&self, type_id: u64, object: usize, registers: &Registers) {
+        let Some(info) = self.info() else { return };
+        // Large ones that are pinned come here too, and lie elsewhere: the events tell of these. Others, when another profiler has asked for all.
+        if info.generation(object) != Some(LARGE_GENERATION) {
+            return;
+        }
+        let Some(bytes) = info.size(object) else { return self.count(Counter::RuntimeRefusals) };
+        let (address, size) = (object as u64, bytes.div_ceil(8).wrapping_mul(8));
+        let sample = Sample { type_id, address, size, amount: 0, heap: LARGE, sampled: false, exact: true };
         self.on_allocation(&sample, registers);
     }
 
     fn on_allocation(&self, event: &Sample, registers: &Registers) {
+        if event.heap == LARGE && !event.exact && self.is_told_of_large() {
+            return self.count(Counter::LargeObjectEvents);
+        }
         let began_ns = syscall::now_ns();
         let thread = syscall::thread_id();
         if self.allocations.is_repeat(thread, event.address, self.gc.count()) {
@@ -244,9 +268,16 @@ impl Instance {
             return;
         }
         self.count(Counter::AllocationSamples);
-        let level =
-            level_of_sample(self.sampled.level(began_ns, self.samples_limit()), event.size.max(event.amount));
-        if !self.sampled.chosen(level, self.seed()) {
+        // The two draw from different sequences: an estimate of both has the variance of independent ones.
+        let (thin, seed) = match event.exact {
+            true => (&self.large, !self.seed()),
+            false => (&self.sampled, self.seed()),
+        };
+        if event.exact {
+            self.count(Counter::LargeObjects);
+        }
+        let level = level_of_sample(thin.level(began_ns, self.samples_limit()), event.size.max(event.amount));
+        if !thin.chosen(level, seed) {
             self.count(Counter::AllocationsThinned);
             return;
         }
@@ -270,6 +301,7 @@ impl Instance {
             amount: event.amount,
             heap: event.heap,
             sampled: event.sampled,
+            exact: event.exact,
             watched,
             level,
             limited: extent.limited,
@@ -523,6 +555,7 @@ mod tests {
             amount: 106_496,
             heap: 1,
             sampled: false,
+            exact: false,
         };
         assert_eq!(tick(&bytes, 4), Some(read));
         assert_eq!(tick(&bytes, 3), None);
@@ -540,7 +573,15 @@ mod tests {
             &48_u64.to_le_bytes(),
             &17_u64.to_le_bytes(),
         ]);
-        let read = Sample { type_id: 0x7f00, address: 0xabc0, size: 48, amount: 0, heap: 2, sampled: true };
+        let read = Sample {
+            type_id: 0x7f00,
+            address: 0xabc0,
+            size: 48,
+            amount: 0,
+            heap: 2,
+            sampled: true,
+            exact: false,
+        };
         assert_eq!(sampled(&bytes), Some(read));
     }
 

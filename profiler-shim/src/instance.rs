@@ -68,6 +68,8 @@ pub struct Instance {
     wishes: AtomicU64,
     /// 1 when exact mode, in the same process, chooses the allocations to be told of.
     told: AtomicU32,
+    /// 1 while the runtime tells of each large object by itself.
+    told_of_large: AtomicU32,
     /// EventPipe session, 0 for none. Changed by Initialize, and then by the service thread and those it waits for.
     pub(crate) session: AtomicU64,
     /// Bytes of stack to copy, 0 for the default.
@@ -85,7 +87,9 @@ pub struct Instance {
     pub(crate) thrown: Thin,
     /// How many samples of allocations come.
     pub(crate) sampled: Thin,
-    /// Most of them to tell of in a period whatever comes, 0 for [`SAMPLES`].
+    /// How many large objects come. Apart from the samples, so that garbage does not cost them their exactness.
+    pub(crate) large: Thin,
+    /// Most of either to tell of in a period whatever comes, 0 for [`SAMPLES`].
     pub(crate) samples_limit: AtomicU32,
     pub(crate) contentions: Contentions,
     /// Workers of the thread pool as last told, plus one.
@@ -154,6 +158,22 @@ impl Instance {
 
     pub(crate) fn has_told(&self) -> bool {
         self.told.load(Ordering::Relaxed) != 0
+    }
+
+    /// True while the runtime tells of each large object by itself; then events about such objects say nothing new.
+    pub fn is_told_of_large(&self) -> bool {
+        self.told_of_large.load(Ordering::Relaxed) != 0
+    }
+
+    /// Has the runtime tell of each large object by itself, or not any more. Where it refuses, they are sampled like others.
+    fn ask_for_large(&self, info: Info, wanted: bool) {
+        // First, so that an object whose event comes just before it is asked is not told of twice.
+        self.told_of_large.store(u32::from(wanted), Ordering::Relaxed);
+        let mask = if wanted { Mask::OURS_AND_LARGE } else { Mask::OURS };
+        if info.set_mask(mask).is_err() {
+            self.told_of_large.store(0, Ordering::Relaxed);
+            self.count(Counter::RuntimeRefusals);
+        }
     }
 
     /// Where the instance's random choices begin.
@@ -268,12 +288,18 @@ impl Instance {
             () if sampled => (keywords | KEYWORD_ALLOCATION_SAMPLED, 4),
             () => (keywords, 5),
         };
+        // Before the session: of its events those of large objects are passed over from the first on.
+        let large = !self.has_told() && wishes & WITHOUT_ALLOCATIONS == 0;
+        self.ask_for_large(info, large);
         match info.start_session(keywords, level) {
             Ok(session) => {
                 self.session.store(session, Ordering::Relaxed);
                 self.count(Counter::SessionsStarted);
             }
-            Err(_) => self.count(Counter::SessionsRefused),
+            Err(_) => {
+                self.ask_for_large(info, false);
+                self.count(Counter::SessionsRefused);
+            }
         }
     }
 
@@ -288,6 +314,7 @@ impl Instance {
             // Its number is kept: the service thread tries again.
             Err(_) => self.count(Counter::RuntimeRefusals),
         }
+        self.ask_for_large(info, false);
     }
 
     /// True when `provider` is the runtime's own. Asked once per provider, in the callback, where the runtime answers it.

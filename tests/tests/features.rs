@@ -150,6 +150,11 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
         group.take(app.pid()).unwrap();
         app.await_ready().unwrap();
     }
+    // Of the first one's service; it makes large objects when told to, of which the runtime tells one by one.
+    let mut large =
+        Workload::dotnet(runtime, "large", &[]).unwrap().env("DD_SERVICE", "shop").spawn().unwrap();
+    group.take(large.pid()).unwrap();
+    large.await_ready().unwrap();
     let [first, second] = &apps;
     node.start();
     let await_of = |service: &str, sample_type: &str| {
@@ -166,6 +171,10 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
     await_of("shop", "inuse_space");
     await_of("batch", "cpu");
     let of = |app: &App, counter| counted(&regions(app), counter);
+    wait_until("a session", DEADLINE, || (of(&large, Counter::SessionsStarted) >= 1).then_some(())).unwrap();
+    large.perform("make").unwrap();
+    let large_objects = of(&large, Counter::LargeObjects);
+    assert!(large_objects >= 100, "{large_objects}");
     // Not one: it was said when the library was loaded.
     assert_eq!(of(second, Counter::AllocationSamples), 0);
     assert_eq!(sum(&profiles(&node, "batch"), "alloc_space", |_| true), 0);
@@ -181,9 +190,11 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
     node.daemon().signal(Signal::HUP).unwrap();
     let asked = std::time::Instant::now();
     wait_until("other sessions", DEADLINE, || {
-        apps.iter().all(|app| of(app, Counter::SessionsStarted) >= 2).then_some(())
+        apps.iter().chain([&large]).all(|app| of(app, Counter::SessionsStarted) >= 2).then_some(())
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    large.perform("make").unwrap();
+    assert_eq!(of(&large, Counter::LargeObjects), large_objects, "it is not told of them any more");
     let took = format!("both apps have other sessions after {:?}\n", asked.elapsed());
     std::io::stderr().write_all(took.as_bytes()).unwrap();
     let before = of(first, Counter::AllocationSamples);
@@ -203,14 +214,14 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
     node.configure(&nothing);
     node.daemon().signal(Signal::HUP).unwrap();
     wait_until("the libraries to leave", DEADLINE, || {
-        apps.iter().all(|app| regions(app).is_empty()).then_some(())
+        apps.iter().chain([&large]).all(|app| regions(app).is_empty()).then_some(())
     })
     .unwrap();
     let row = node.ps(first.pid());
     let why = "all that needs it is left out; left out by rules: allocations, names, exceptions, contention";
     assert_eq!(row["why_not"], why);
     node.end();
-    for app in apps {
+    for app in apps.into_iter().chain([large]) {
         app.stop().unwrap();
     }
 }

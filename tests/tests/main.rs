@@ -24,6 +24,7 @@ mod held;
 mod host;
 mod inspect;
 mod kubernetes;
+mod large;
 mod memory;
 mod monitoring;
 mod names;

@@ -43,7 +43,7 @@ impl AddAssign for Weight {
 
 /// The weight of one sampled allocation of `size` bytes. `AllocationSampled`: the object was chosen with probability 1−q^size, so
 /// it stands for the inverse; unbiased. `AllocationTick`: it stands for the bytes since the last tick, as the event says; biased where
-/// allocations are in step with the stride. Where many samples come the library tells one in 2^`level` of them, by chance, so each stands for as many.
+/// allocations are in step with the stride. A large object stands for itself. Where many samples come the library tells one in 2^`level` of them, by chance, so each stands for as many.
 #[must_use]
 pub fn weight(kind: AllocationKind, size: u64, level: u8) -> Weight {
     let seen_bytes = size.max(1);
@@ -56,6 +56,11 @@ pub fn weight(kind: AllocationKind, size: u64, level: u8) -> Weight {
             let bytes = size / chosen;
             let variance = bytes * bytes * (1.0 - chosen);
             Weight { objects: 1.0 / chosen, bytes, seen: 1, seen_bytes, variance }
+        }
+        AllocationKind::Exact => {
+            let bytes = size / told;
+            let variance = bytes * bytes * (1.0 - told);
+            Weight { objects: 1.0 / told, bytes, seen: 1, seen_bytes, variance }
         }
         AllocationKind::Tick { amount } => {
             let bytes = (amount as f64).max(size) / told;
@@ -116,6 +121,15 @@ impl LiveObject {
         let variance = bytes * bytes * (1.0 - 1.0 / objects.max(1.0));
         Weight { objects, bytes, variance, ..self.sampled }
     }
+
+    /// How it was chosen: what stands for itself among all that was allocated is one of several by chance where not all of those are watched.
+    #[must_use]
+    pub fn sampling(&self) -> Sampling {
+        match self.site.sampling {
+            Sampling::Exact if self.weight().objects > 1.0 => Sampling::Random,
+            sampling => sampling,
+        }
+    }
 }
 
 /// How a region's level was raised. It holds for every object that was alive then, and a process may raise as often as it likes: so the objects
@@ -164,6 +178,7 @@ pub struct Allocations {
     watched_since: HashMap<RegionId, MonotonicNs>,
     untracked: u64,
     ticks: u64,
+    large: u64,
     sites_refused: u64,
     live_refused: u64,
 }
@@ -179,13 +194,15 @@ impl Allocations {
     ) {
         let (tid, type_id, heap) = (allocation.tid, allocation.type_id, allocation.heap);
         let sampling = match allocation.kind {
-            AllocationKind::Sampled => Sampling::Random,
+            AllocationKind::Exact if allocation.level == 0 => Sampling::Exact,
+            AllocationKind::Exact | AllocationKind::Sampled => Sampling::Random,
             AllocationKind::Tick { .. } => Sampling::Stride,
         };
         let size_class = size_class(allocation.size);
         let site = self.room_for(Site { region, tid, stack, type_id, heap, size_class, sampling });
         let weight = weight(allocation.kind, allocation.size, allocation.level);
         self.ticks += u64::from(sampling == Sampling::Stride);
+        self.large += u64::from(allocation.kind == AllocationKind::Exact);
         *self.sites.entry(site).or_default() += weight;
         if let Some(level) = allocation.watched {
             // Large objects are looked at by full collections only, also before the library has told their generation.
@@ -327,6 +344,12 @@ impl Allocations {
         self.ticks
     }
 
+    /// Large objects, of which the runtime tells one by one.
+    #[must_use]
+    pub fn large(&self) -> u64 {
+        self.large
+    }
+
     /// Samples counted under the rest of their region, and objects not followed, because there were too many.
     #[must_use]
     pub fn refused(&self) -> (u64, u64) {
@@ -377,7 +400,7 @@ pub fn age_bucket_seconds(born: MonotonicNs, now: MonotonicNs) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Allocations, MAX_OF_REGION, age_bucket_seconds, has_survived, size_class, weight};
+    use super::{Allocations, MAX_OF_REGION, Sampling, age_bucket_seconds, has_survived, size_class, weight};
     use crate::sample::stack::{StackId, StackTable};
     use crate::source::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId, UserContext};
 
@@ -424,6 +447,39 @@ mod tests {
         }
         let tick = weight(AllocationKind::Tick { amount: 102_400 }, 1_024, 2);
         assert_eq!((tick.objects, tick.bytes), (400.0, 409_600.0));
+    }
+
+    #[test]
+    fn a_large_object_stands_for_itself_and_for_those_it_was_chosen_of() {
+        let one = weight(AllocationKind::Exact, 85_000, 0);
+        assert_eq!((one.objects, one.bytes, one.variance), (1.0, 85_000.0, 0.0));
+        let chosen = weight(AllocationKind::Exact, 85_000, 3);
+        assert_eq!((chosen.objects, chosen.bytes, chosen.seen_bytes), (8.0, 680_000.0, 85_000));
+        // It was told of with a probability of 1/8.
+        assert_eq!(chosen.variance, 680_000.0 * 680_000.0 * 7.0 / 8.0);
+    }
+
+    #[test]
+    fn large_objects_are_exact_until_chance_has_a_part_in_it() {
+        let (mut heap, region) = (Allocations::default(), RegionId(3));
+        for (sample, level) in [(1, 0), (2, 2)] {
+            let large = allocation(sample, 100_000, AllocationKind::Exact);
+            heap.allocated(
+                region,
+                MonotonicNs(5),
+                &Allocation { heap: Heap::Large, level, ..large },
+                StackId(1),
+            );
+        }
+        let mut sites: Vec<_> = heap.sites().map(|(site, weight)| (site.sampling, weight.objects)).collect();
+        sites.sort_by(|(_, a), (_, b)| a.total_cmp(b));
+        assert_eq!(sites, [(Sampling::Exact, 1.0), (Sampling::Random, 4.0)]);
+        assert_eq!((heap.large(), heap.ticks()), (2, 0));
+        let alive = |heap: &Allocations| heap.live().map(|object| object.sampling()).collect::<Vec<_>>();
+        assert!(alive(&heap).contains(&Sampling::Exact));
+        // The threshold of level 9 is above the importance of either.
+        heap.dropped(region, 9, &[]);
+        assert_eq!(alive(&heap), [Sampling::Random; 2]);
     }
 
     #[test]

@@ -111,10 +111,12 @@ pub const fn heap_name(heap: Heap) -> &'static str {
     }
 }
 
-/// How the runtime chose the objects it told of.
+/// How the objects were chosen that were told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sampling {
-    /// Each byte by chance and for itself (`AllocationSampled`): estimates are unbiased and have an interval.
+    /// Each of them was told of and stands for itself.
+    Exact,
+    /// By chance, with a known probability (each byte for itself in `AllocationSampled`): estimates are unbiased and have an interval.
     Random,
     /// One per fixed number of bytes (`AllocationTick`): no unbiased estimator exists.
     Stride,
@@ -125,6 +127,7 @@ impl Sampling {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Exact => "exact",
             Self::Random => "random",
             Self::Stride => "stride",
         }

@@ -3,13 +3,13 @@
 //! take some ten times as long as making the object.
 
 use super::{Account, Count};
-use crate::aggregate::key::{SampleType, UNKNOWN_TYPE};
+use crate::aggregate::key::{SampleType, Sampling, UNKNOWN_TYPE};
 use crate::aggregate::window::OTHER;
 use crate::pprof::proto::{Function, Label, Line, Location, Profile, Sample};
 use std::collections::{HashMap, HashSet};
 
 /// Value of the label `sampling` where values are exact.
-pub const EXACT: &str = "exact";
+pub const EXACT: &str = Sampling::Exact.name();
 /// The same where the runtime has counted, and the last objects of each type were not told of (`record --alloc-counts`).
 pub const COUNTED: &str = "counted";
 /// In place of a stack, for types of which no object was told of.
@@ -71,6 +71,7 @@ pub fn merge(profile: &mut Profile, account: &Account, sampling: &str) {
     let keys = ["type", "pid", "process", "sampling", "space_stderr", sampling];
     let [type_key, pid_key, process_key, sampling_key, stderr_key, exact] =
         keys.map(|text| strings.number(profile, text));
+    let one_by_one = strings.number(profile, EXACT);
     // What the profile calls each process.
     let mut names: HashMap<i64, i64> = HashMap::new();
     let mut places: HashMap<(i64, i64), Vec<usize>> = HashMap::new();
@@ -147,15 +148,21 @@ pub fn merge(profile: &mut Profile, account: &Account, sampling: &str) {
                 profile.sample.push(Sample { location_id: vec![location], value, label });
                 continue;
             };
+            let value = |profile: &Profile, place: usize, column: usize| {
+                profile.sample.get(place).and_then(|sample| sample.value.get(column)).copied().unwrap_or(0)
+            };
+            // Large objects are told of one by one: counts that may lack the last ones of a type add nothing.
+            let is_told = |place: &usize| {
+                let labels = profile.sample.get(*place).map_or(&[][..], |sample| &sample.label);
+                labels.iter().any(|label| label.key == sampling_key && label.str == one_by_one)
+            };
+            let known: i64 = found.iter().map(|place| value(profile, *place, objects_at)).sum();
+            if sampling != EXACT && found.iter().all(is_told) && known.max(0).unsigned_abs() >= count.objects
+            {
+                continue;
+            }
             for (column, total) in [(objects_at, count.objects), (bytes_at, count.bytes)] {
-                let weight = |place: &usize| {
-                    profile
-                        .sample
-                        .get(*place)
-                        .and_then(|sample| sample.value.get(column))
-                        .copied()
-                        .unwrap_or(0)
-                };
+                let weight = |place: &usize| value(profile, *place, column);
                 let weights: Vec<i64> = found.iter().map(weight).collect();
                 for (place, part) in found.iter().zip(split(total, &weights)) {
                     let sample = profile.sample.get_mut(*place);
@@ -199,7 +206,7 @@ fn add_location(profile: &mut Profile, strings: &mut Strings) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{EXACT, NO_STACK, merge, split};
+    use super::{COUNTED, EXACT, NO_STACK, merge, split};
     use crate::exact::{Account, Count, Process, Type};
     use crate::pprof::proto::{Label, Profile, Sample, ValueType};
     use crate::report::stacks::Stacks;
@@ -217,6 +224,40 @@ mod tests {
             prop_assert_eq!(sum, if any { i128::from(total) } else { 0 });
             prop_assert!(parts.iter().zip(&weights).all(|(&part, &weight)| weight > 0 || part == 0));
         }
+    }
+
+    #[test]
+    fn counts_that_may_lack_the_last_objects_replace_no_exact_ones() {
+        let strings =
+            ["", "alloc_objects", "alloc_space", "type", "pid", "sampling", "exact", "A", "B", "cpu"];
+        let label = |key, str, num| Label { key, str, num, ..Label::default() };
+        let sample = |of| Sample {
+            value: vec![0, 10, 1_000_000],
+            label: vec![label(4, 0, 9), label(3, of, 0), label(5, 6, 0)],
+            ..Sample::default()
+        };
+        let mut profile = Profile {
+            string_table: strings.map(str::to_owned).to_vec(),
+            sample_type: [9, 1, 2].map(|r#type| ValueType { r#type, unit: 0 }).to_vec(),
+            sample: vec![sample(7), sample(8)],
+            ..Profile::default()
+        };
+        // Of the second type there are small ones, too, of which none was sampled.
+        let counted = [("A", 9, 900_000), ("B", 500, 1_010_000)].map(|(name, objects, bytes)| Type {
+            name: name.to_owned(),
+            allocated: Count { objects, bytes },
+            ..Type::default()
+        });
+        let account = Account {
+            processes: vec![Process { pid: 9, types: counted.to_vec(), ..Process::default() }],
+            ..Account::default()
+        };
+        merge(&mut profile, &account, COUNTED);
+        let values: Vec<&[i64]> = profile.sample.iter().map(|sample| &sample.value[1..]).collect();
+        assert_eq!(values, [&[10, 1_000_000][..], &[500, 1_010_000]]);
+        let stacks = Stacks::new(&profile);
+        let of: Vec<_> = stacks.samples().map(|sample| stacks.label(sample, "sampling")).collect();
+        assert_eq!(of, [Some(EXACT), Some(COUNTED)]);
     }
 
     #[test]

@@ -22,8 +22,10 @@ struct Type {
     seen_bytes: f64,
     /// A part of it has no interval: sampled by a fixed stride, or the number of samples was lost.
     unsure: bool,
-    /// A part of it was not sampled but counted: [`EXACT`] or [`COUNTED`].
-    counted: Option<&'static str>,
+    /// A part of it was not sampled but counted by the runtime.
+    counted: bool,
+    /// A part of it is an estimate.
+    estimated: bool,
     oldest: i64,
     young: [f64; 2],
 }
@@ -43,7 +45,7 @@ pub struct TypeRow {
     pub seen_bytes: f64,
     /// False where the runtime sampled by a fixed stride: then the variances mean nothing.
     pub has_interval: bool,
-    /// Where it was not sampled but counted: `exact`, or `counted` where the last objects of a type were not told of.
+    /// Where all of it was not sampled but counted: `exact`, or `counted` where the last objects of a type were not told of.
     pub counted: Option<&'static str>,
     /// Oldest age, rounded down to a power of two, seconds; 0 for allocations.
     pub oldest_seconds: i64,
@@ -99,8 +101,10 @@ fn add<'a>(
     let number = |key| stacks.number(sample, key);
     let seen = number("sampled_objects").filter(|&seen| seen > 0);
     let sampling = stacks.label(sample, "sampling");
-    of.counted = [EXACT, COUNTED].into_iter().find(|counted| sampling == Some(counted)).or(of.counted);
-    of.unsure |= seen.is_none() || stacks.label(sample, "sampling") != Some(Sampling::Random.name());
+    let exact = sampling == Some(EXACT);
+    of.counted |= sampling == Some(COUNTED);
+    of.estimated |= !exact;
+    of.unsure |= !exact && (seen.is_none() || sampling != Some(Sampling::Random.name()));
     of.oldest = of.oldest.max(number("age_seconds").unwrap_or(0));
     // Other profilers' profiles do not say.
     if let (Some(generation), Some(survived)) = (number("generation"), number("gcs_survived"))
@@ -124,6 +128,8 @@ fn add<'a>(
                 Estimate { value: bytes, variance, seen },
             )
         }
+        // Exact mode knows the sum, and has seen a part of the stacks.
+        None if exact => (Estimate::of_alike(objects, seen, seen), Estimate::of_alike(bytes, seen, seen)),
         None => (Estimate::of_alike(objects, seen, objects), Estimate::of_alike(bytes, seen, objects)),
     };
     of.objects.add(of_objects);
@@ -140,7 +146,11 @@ fn row(name: &str, of: &Type) -> TypeRow {
         bytes: of.bytes,
         seen_bytes: of.seen_bytes,
         has_interval: !of.unsure,
-        counted: of.counted,
+        counted: match (of.counted, of.estimated) {
+            (true, _) => Some(COUNTED),
+            (false, false) => Some(EXACT),
+            (false, true) => None,
+        },
         oldest_seconds: of.oldest,
         young: of.young,
     }
@@ -179,10 +189,12 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             let interval = estimate.interval95(at_least);
             format!("{} … {}", human(round(interval.low), unit), human(round(interval.high), unit))
         };
-        let unknown = || row.counted.unwrap_or("not known").to_owned();
-        let (bytes, objects) = match row.has_interval {
-            true => (span(row.bytes, row.seen_bytes, "bytes"), span(row.objects, row.seen as f64, "count")),
-            false => (unknown(), unknown()),
+        let (bytes, objects) = match (row.counted, row.has_interval) {
+            (Some(counted), _) => (counted.to_owned(), counted.to_owned()),
+            (None, true) => {
+                (span(row.bytes, row.seen_bytes, "bytes"), span(row.objects, row.seen as f64, "count"))
+            }
+            (None, false) => ("not known".to_owned(), "not known".to_owned()),
         };
         let value = if by_objects { row.objects.value } else { row.bytes.value };
         let numbers = format!(
@@ -212,7 +224,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     }
     if all.iter().take(options.limit).any(|row| !row.has_interval && row.counted.is_none()) {
         line(format!(
-            "{dim}not known: .NET 6 to 9 tell of one object per 100 KiB at a fixed stride, for which no interval exists; see docs/memory.md{plain}"
+            "{dim}not known: of small and pinned objects .NET 6 to 9 tell of one per 100 KiB at a fixed stride, for which no interval exists; see docs/memory.md{plain}"
         ));
     }
     text
@@ -249,7 +261,7 @@ mod tests {
         of_fates(&samples)
     }
 
-    /// The same of samples that are alive, in a generation and through so many collections, where these are told.
+    /// The same of samples that are alive, in a generation and through so many collections, where these are told. What stands for itself is exact.
     fn of_fates(samples: &[(Weight, Option<(u8, u64)>)]) -> pprof::proto::Profile {
         let mut window = Window::new(Limits::default());
         for (address, (weight, alive)) in (1..).zip(samples) {
@@ -257,10 +269,10 @@ mod tests {
                 generation: alive.map(|(generation, _)| generation),
                 survived: alive.map(|(_, survived)| survived),
                 type_name: Some("Huge".into()),
-                sampling: Some(Sampling::Random),
+                sampling: Some(if weight.objects > 1.0 { Sampling::Random } else { Sampling::Exact }),
                 sampled_objects: Some(weight.seen),
                 sampled_bytes: Some(weight.seen_bytes),
-                space_stderr: Some(weight.variance.sqrt().round() as u64),
+                space_stderr: (weight.objects > 1.0).then_some(weight.variance.sqrt().round() as u64),
                 ..Labels::default()
             };
             let [objects, bytes] = match alive {
@@ -300,6 +312,25 @@ mod tests {
         assert!(said(&[(large, Some((3, 1)))], "inuse_space").is_some());
         assert_eq!(said(&alive[2..], "inuse_space"), None);
         assert_eq!(said(&[(small, None)], "alloc_space"), None);
+    }
+
+    #[test]
+    fn large_objects_that_are_all_told_of_are_exact_and_beside_others_add_no_doubt() {
+        let large = weight(AllocationKind::Exact, 300_000, 0);
+        let exact = profile(&[large, large, large]);
+        let shown = rows(&exact, "alloc_space", &Options::default());
+        let [row] = shown.as_slice() else { panic!("{shown:?}") };
+        assert_eq!((row.counted, row.has_interval), (Some("exact"), true));
+        let interval = row.bytes.interval95(row.seen_bytes);
+        assert_eq!((interval.low, interval.high), (900_000.0, 900_000.0));
+        let text = table(&exact, "alloc_space", &Options::default());
+        let cells: Vec<_> = text.lines().nth(2).unwrap().split_whitespace().collect();
+        assert_eq!(cells[3..7], ["exact", "3", "exact", "3"], "{text}");
+        // As many of them and a small one: the doubt is the small one's alone.
+        let small = weight(AllocationKind::Sampled, 24, 0);
+        let mixed = rows(&profile(&[large, large, large, small]), "alloc_space", &Options::default());
+        assert_eq!((mixed[0].counted, mixed[0].has_interval), (None, true));
+        assert!((mixed[0].bytes.variance / small.variance - 1.0).abs() < 0.01, "{mixed:?}");
     }
 
     #[test]

@@ -455,9 +455,16 @@ impl Processor {
     /// How allocations were estimated, for the profile's comments.
     #[must_use]
     pub fn estimator_comments(&self) -> Vec<String> {
-        let (all, ticks) = (self.counters.allocations, self.heap.ticks());
+        let (all, ticks, large) = (self.counters.allocations, self.heap.ticks(), self.heap.large());
         let mut comments = Vec::new();
-        if all > ticks {
+        if large > 0 {
+            comments.push(
+                "alloc, inuse of large objects: the runtime tells of each as it is allocated (LARGEOBJECT_ALLOCATED): label sampling=exact; of those beyond \
+                 --allocation-samples in a second chance chooses with a known probability, and of those alive beyond --live-objects: sampling=random"
+                    .to_owned(),
+            );
+        }
+        if all > ticks + large {
             comments.push(
                 "alloc, inuse (.NET 10 and later): AllocationSampled, every byte an independent trial with p = 1/102400; \
                  an object of s bytes stands for 1/(1-(1-p)^s); unbiased; label sampled_objects says how many were seen"

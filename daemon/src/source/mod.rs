@@ -464,6 +464,8 @@ pub enum AllocationKind {
     },
     /// AllocationSampled (.NET 10+): each byte is an independent trial with p = 1/102400.
     Sampled,
+    /// A large object: the runtime tells of each of them.
+    Exact,
 }
 
 /// One sampled allocation.

@@ -223,6 +223,19 @@ pub(super) unsafe extern "C" fn garbage_collection_finished(this: *mut c_void) -
     S_OK
 }
 
+/// An object that this thread has just allocated: a large one, or any where another profiler asked for all. As in the callback of events, registers are
+/// captured in this frame, which lives until the copy is made.
+pub(super) unsafe extern "C" fn object_allocated(this: *mut c_void, allocated: usize, class: usize) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    let instance = &unsafe { object(this) }.instance;
+    if instance.is_listening() && instance.is_told_of_large() {
+        let mut registers = Registers::default();
+        machine::capture(&mut registers);
+        instance.on_allocated(class as u64, allocated, &registers);
+    }
+    S_OK
+}
+
 /// The callback every event goes through. Its own frame is the first of an allocation's stack: registers are captured here, and
 /// `registers` keeps the frame alive until the copy is made.
 pub(super) unsafe extern "C" fn event_pipe_event_delivered(

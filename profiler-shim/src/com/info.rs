@@ -59,6 +59,8 @@ impl Mask {
     /// MODULE_LOADS (for unloads), THREADS; DYNAMIC_FUNCTION_UNLOADS, BASIC_GC, EVENT_PIPE. All may be set after an attach and by a
     /// notification-only profiler.
     pub const OURS: Self = Self { low: 0x4 | 0x200, high: 0x4 | 0x10 | 0x80 };
+    /// The same, and LARGEOBJECT_ALLOCATED, for which the same is true.
+    pub const OURS_AND_LARGE: Self = Self { low: Self::OURS.low, high: Self::OURS.high | 0x40 };
     /// For a main profiler at the start of the process: MODULE_LOADS, GC, OBJECT_ALLOCATED and what that needs (ENABLE_OBJECT_ALLOCATED), SUSPENDS;
     /// BASIC_GC, EVENT_PIPE. GC turns background collections off for good (vm/profilinghelper.cpp).
     pub const EXACT: Self =

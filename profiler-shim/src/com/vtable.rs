@@ -37,6 +37,7 @@ const fn table() -> Vtable {
     slots[16] = callback::module_unload_finished as *const ();
     slots[30] = callback::thread_destroyed as *const ();
     slots[31] = callback::thread_assigned_to_os_thread as *const ();
+    slots[50] = callback::object_allocated as *const ();
     slots[72] = callback::thread_name_changed as *const ();
     slots[73] = callback::garbage_collection_started as *const ();
     slots[75] = callback::garbage_collection_finished as *const ();

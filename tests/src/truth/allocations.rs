@@ -187,12 +187,13 @@ fn names(cells: &[Cell]) -> Vec<&'static str> {
 /// # Errors
 /// When there are no cells.
 pub fn markdown(runtime: Runtime, cells: &[Cell]) -> anyhow::Result<String> {
-    let sure = cells.iter().flat_map(|cell| &cell.row).all(|row| row.has_interval);
     let mut text = format!(
         "\n| {runtime}, {} windows | objects: estimate / truth | in the interval | bytes: estimate / truth | in the interval | samples |\n|---|---|---|---|---|---|\n",
         cells.len() / names(cells).len().max(1)
     );
     let mut line = |title: &str, name: Option<&str>| {
+        let of_it = || cells.iter().filter(|cell| name.is_none_or(|name| cell.name == name));
+        let sure = of_it().flat_map(|cell| &cell.row).all(|row| row.has_interval);
         let figures = |of| {
             let sum = sum(cells, name, of);
             match sure {
@@ -206,7 +207,6 @@ pub fn markdown(runtime: Runtime, cells: &[Cell]) -> anyhow::Result<String> {
                 false => format!("{:.3} | none stated", sum.ratio),
             }
         };
-        let of_it = || cells.iter().filter(|cell| name.is_none_or(|name| cell.name == name));
         let seen: i64 = of_it().flat_map(|cell| &cell.row).map(|row| row.seen).sum();
         writeln!(text, "| {title} | {} | {} | {seen} |", figures(Of::Objects), figures(Of::Bytes))
     };

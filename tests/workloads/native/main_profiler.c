@@ -1,6 +1,6 @@
 /* Another CLR profiler, in the main slot, written by hand: what an APM's would be. It counts collections and the allocation
  * events it receives, and with MAIN_PROFILER_SESSION=1 it runs an EventPipe session of its own (keyword gc, level verbose), whose
- * events the runtime then delivers to every other profiler of the process too. At shutdown it writes its counts to the file
+ * events the runtime then delivers to every other profiler of the process too. With MAIN_PROFILER_OBJECTS=1 it is told of every object. At shutdown it writes its counts to the file
  * named by MAIN_PROFILER_OUT, so that the test knows that it was really there.
  * Slots and interface ids: corprof.idl of dotnet/runtime. */
 #include <stdint.h>
@@ -20,7 +20,7 @@ static const guid IID_CALLBACK2 = {0x8A8CC829, 0xCCF2, 0x49FE, {0xBB, 0xAE, 0x0F
 static const guid IID_INFO12 = {0x27B24CCD, 0x1CB1, 0x47C5, {0x96, 0xEE, 0x98, 0x19, 0x0D, 0xC3, 0x09, 0x59}};
 
 static struct object *info;
-static long collections, allocation_events;
+static long collections, allocation_events, objects;
 
 struct provider { const uint16_t *name; uint64_t keywords; uint32_t level; const uint16_t *filter; };
 static const uint16_t DOTNET_RUNTIME[] = u"Microsoft-Windows-DotNETRuntime";
@@ -33,8 +33,11 @@ static hresult initialize(struct object *self, struct object *unknown)
     (void)self;
     if (SLOT(unknown, 0, hresult (*)(void *, const guid *, void **))(unknown, &IID_INFO12, (void **)&info))
         return (hresult)0x80004005;
+    /* OBJECT_ALLOCATED and ENABLE_OBJECT_ALLOCATED */
+    const char *every = getenv("MAIN_PROFILER_OBJECTS");
+    uint32_t low = every && *every == '1' ? 0x100 | 0x800000 : 0;
     /* THREADS; BASIC_GC and EVENT_PIPE */
-    hresult failed = SLOT(info, 82, hresult (*)(void *, uint32_t, uint32_t))(info, 0x200, 0x10 | 0x80);
+    hresult failed = SLOT(info, 82, hresult (*)(void *, uint32_t, uint32_t))(info, low | 0x200, 0x10 | 0x80);
     const char *session = getenv("MAIN_PROFILER_SESSION");
     if (!failed && session && *session == '1') {
         struct provider gc_verbose = {DOTNET_RUNTIME, 1, 5, NULL};
@@ -53,6 +56,12 @@ static hresult event(struct object *self, uintptr_t provider, uint32_t id)
     return 0;
 }
 
+static hresult allocated(void)
+{
+    __atomic_fetch_add(&objects, 1, __ATOMIC_RELAXED);
+    return 0;
+}
+
 static hresult collected(void)
 {
     collections++;
@@ -64,7 +73,7 @@ static hresult shutdown_profiler(void)
     const char *path = getenv("MAIN_PROFILER_OUT");
     FILE *out = path ? fopen(path, "w") : NULL;
     if (out) {
-        fprintf(out, "{\"collections\":%ld,\"allocation_events\":%ld}\n", collections, allocation_events);
+        fprintf(out, "{\"collections\":%ld,\"allocation_events\":%ld,\"objects\":%ld}\n", collections, allocation_events, objects);
         fclose(out);
     }
     return 0;
@@ -90,6 +99,7 @@ static hresult create(struct object *self, void *outer, const guid *iid, void **
     callback_slots[1] = callback_slots[2] = one;
     callback_slots[3] = initialize;
     callback_slots[4] = shutdown_profiler;
+    callback_slots[50] = allocated;
     callback_slots[75] = collected;
     callback_slots[95] = event;
     return query_callback(&callback, iid, out);

@@ -520,10 +520,10 @@ fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
             1 => Heap::Large,
             _ => Heap::Pinned,
         },
-        kind: if head.sampled {
-            AllocationKind::Sampled
-        } else {
-            AllocationKind::Tick { amount: head.amount }
+        kind: match (head.exact, head.sampled) {
+            (true, _) => AllocationKind::Exact,
+            (false, true) => AllocationKind::Sampled,
+            (false, false) => AllocationKind::Tick { amount: head.amount },
         },
         level: head.level,
         watched: head.watched.checked_sub(1),
