@@ -6,6 +6,7 @@ pub mod backlog;
 pub mod collector;
 pub mod counters;
 pub mod cut;
+mod effort;
 mod former;
 pub mod loss;
 pub mod names;

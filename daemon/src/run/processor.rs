@@ -2,6 +2,7 @@
 
 use super::asked::Asked;
 use super::cut::{Cutting, Gone};
+use super::effort::Effort;
 use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
 use super::naming;
@@ -148,6 +149,9 @@ pub struct Processor {
     spans: Option<Looks>,
     /// A window is being ended.
     pub(super) cutting: Option<Cutting>,
+    effort: Effort,
+    /// Processes whose shims are not asked for names, because rules leave them out.
+    unnamed: HashSet<u32>,
 }
 
 /// Waits of which it is not known what ended their blocked part: a thread ran then, which may have had nothing to do with it.
@@ -210,6 +214,8 @@ impl Processor {
             waker_stacks: false,
             spans: None,
             cutting: None,
+            effort: Effort::default(),
+            unnamed: HashSet::new(),
         }
     }
 
@@ -286,6 +292,14 @@ impl Processor {
     /// Takes one event; events come in time order.
     pub fn event(&mut self, event: Event) {
         let Some(event) = Cutting::put_off(&mut self.cutting, event) else { return };
+        let begun = self.effort.begin(&event, &self.processes);
+        self.handle(event);
+        if let Some(begun) = begun {
+            begun.end(&mut self.processes);
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
         if let EventKind::Exec { pid, comm } = &event.kind {
             self.names.becomes(*pid, comm);
             self.retire(*pid, event.time);
