@@ -29,6 +29,7 @@ mod monitoring;
 mod names;
 mod node;
 mod object_storage;
+mod operate;
 mod otlp;
 mod ps;
 mod pyroscope;
