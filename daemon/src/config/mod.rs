@@ -246,8 +246,8 @@ pub struct Limits {
     pub kill_switch: PathBuf,
     /// The kill switch as a value: nothing is recorded and nothing is attached while this is true, from the moment on when the configuration is read again.
     pub switched_off: bool,
-    /// Whether the daemon makes way for others on its host: nice 5, I/O class best effort with the last priority, and an `oom_score_adj` of 500. Only
-    /// ever lowers itself, once, when it starts.
+    /// Whether the daemon makes way for others on its host: an `oom_score_adj` of 500, I/O class best effort with the last priority, and nice 10 for all
+    /// threads but those that record. Only ever lowers itself, once, when it starts.
     pub lower_priority: bool,
 }
 

@@ -4,6 +4,7 @@
 //! Processes are recognised by the pipeline, which sees their mappings. Each is tried at most once at a time, less and less often while it
 //! fails, and never again where it cannot be done or where the process wants none, as long as it runs the same program.
 
+use super::neighbour;
 use super::state::State;
 use crate::attach::follow::{Program, program};
 use crate::attach::place;
@@ -113,7 +114,10 @@ impl Attacher {
         })?;
         let (known, reasons) = memory.recall();
         let work = Work { state, watcher, workers, memory, known, reasons, told: HashMap::new() };
-        let thread = std::thread::Builder::new().name("attacher".into()).spawn(move || work.run(&heard))?;
+        let thread = std::thread::Builder::new().name("attacher".into()).spawn(move || {
+            neighbour::wait_for_others();
+            work.run(&heard);
+        })?;
         Ok(Self { thread, news })
     }
 

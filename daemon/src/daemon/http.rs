@@ -3,7 +3,7 @@
 
 use super::sinks::SinkWatcher;
 use super::state::State;
-use super::{control, metrics, pipeline};
+use super::{control, metrics, neighbour, pipeline};
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -183,6 +183,7 @@ impl Server {
         let stopped = Arc::clone(&stop);
         let about = About { state, sinks, private: false };
         let thread = std::thread::Builder::new().name("http".into()).spawn(move || {
+            neighbour::wait_for_others();
             serve(|| listener.accept().map(|(connection, _)| connection), &stopped, &about);
         })?;
         Ok(Self { address, stop, thread: Some(thread) })

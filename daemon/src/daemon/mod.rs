@@ -13,7 +13,7 @@ mod ioprio;
 mod log;
 pub mod metrics;
 pub mod mode;
-mod neighbour;
+pub(crate) mod neighbour;
 pub mod notify;
 pub mod pace;
 pub mod pipeline;
@@ -78,7 +78,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     let loaded = sources.load()?;
     let log = log::start(&loaded.config.log);
     if loaded.config.limits.lower_priority {
-        // Threads have it from the one that makes them: there is only this one yet.
+        // Threads have it from the one that makes them, and there is only this one yet.
         neighbour::step_back();
     }
     let mut signals = Signals::listen()?;

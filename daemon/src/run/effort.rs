@@ -60,7 +60,7 @@ impl Begun {
         let Self { pid, at } = self;
         let time = at.map_or(Duration::ZERO, |(before, looked_up)| {
             let lookups = processes.lookup_time(pid).saturating_sub(looked_up);
-            cpu_time().saturating_sub(before).saturating_sub(lookups) * EVERY
+            cpu_time().saturating_sub(before).saturating_sub(lookups).saturating_mul(EVERY)
         });
         processes.handled(pid, time);
     }
