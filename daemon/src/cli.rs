@@ -75,7 +75,13 @@ const DOCTOR_EXAMPLES: &str = "Example:
 
 const DAEMON_EXAMPLES: &str = "Examples:
   perfusion daemon --config /etc/perfusion/perfusion.yaml
-  perfusion daemon --set windows.length=30s --set attach.policy=all";
+  perfusion daemon --set windows.length=30s --set attach.policy=all
+
+To have it record nothing and attach to nothing while it goes on running:
+  touch /run/perfusion/off          until the file is gone (limits.kill_switch)
+  kill -USR1 PID                    until kill -USR2 PID
+  limits.switched_off: true         in the configuration, from the next reload (kill -HUP PID) until it is false again
+/readyz, the metric perfusion_switched_off and the log say by which.";
 
 const CONFIG_EXAMPLES: &str = "Examples:
   perfusion config check /etc/perfusion/perfusion.yaml
@@ -123,7 +129,7 @@ pub enum Command {
     /// Show what is in the managed heap and what holds it: one survey of a running process, or two compared.
     Heap(Heap),
     /// List processes: runtime and version, container, what profiling they allow and why not more. Where a daemon runs it is asked: how many
-    /// stacks it has of each, how many it lost, and why it did not attach.
+    /// stacks it has of each, how many it lost, what part of a CPU the process costs it, and why it did not attach.
     Ps(Ps),
     /// Check what this machine allows, and say what to do about what it does not.
     #[command(after_help = DOCTOR_EXAMPLES)]

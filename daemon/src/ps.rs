@@ -3,6 +3,7 @@
 use crate::attach::policy::{Inspection, Runtime, WhyNot, inspect, opted_out};
 use crate::attach::target::Target;
 use crate::daemon::control::{Answer, Told};
+use crate::process::table::Standing;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -192,11 +193,19 @@ fn fitting(command: &str) -> String {
     text.chars().take(COMMAND_CHARACTERS - 1).chain(['…']).collect()
 }
 
+/// What it costs the daemon: its part of one CPU since the daemon has known it.
+fn cost(standing: &Standing) -> String {
+    match standing.known_for_ms {
+        0 => "-".to_owned(),
+        ms => format!("{:.3}%", standing.cpu_us as f64 / 10.0 / ms as f64),
+    }
+}
+
 fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     // What a daemon knows has columns only where one has spoken.
     let told = rows.iter().any(|row| row.daemon.is_some());
-    let columns = |stacks: &str, lost: &str| match told {
-        true => format!("{stacks:>9}  {lost:>7}  "),
+    let columns = |stacks: &str, lost: &str, cost: &str| match told {
+        true => format!("{stacks:>9}  {lost:>7}  {cost:>7}  "),
         false => String::new(),
     };
     writeln!(
@@ -207,17 +216,17 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
         "RUNTIME",
         "CONTAINER",
         "MODE",
-        columns("STACKS", "LOST"),
+        columns("STACKS", "LOST", "COST"),
         "COMMAND"
     )?;
     for row in rows {
         let container = row.container.as_deref().and_then(|id| id.get(..12)).unwrap_or("-");
         let command = fitting(&row.command);
         let figures = row.daemon.as_ref().map_or_else(
-            || columns("-", "-"),
+            || columns("-", "-", "-"),
             |Told { standing, shim_dropped, .. }| {
                 let lost = standing.stacks_broken.saturating_add(*shim_dropped);
-                columns(&standing.stacks.to_string(), &lost.to_string())
+                columns(&standing.stacks.to_string(), &lost.to_string(), &cost(standing))
             },
         );
         let line = format!(
@@ -235,7 +244,7 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{COMMAND_CHARACTERS, Mode, UNSELECTED, fitting, join, list, print};
+    use super::{COMMAND_CHARACTERS, Mode, UNSELECTED, cost, fitting, join, list, print, table};
     use crate::daemon::control::Answer;
 
     #[test]
@@ -270,6 +279,28 @@ mod tests {
         let unselected = |ticks: u64| format!(r#","unselected":[{{"pid":{me},"start_ticks":{ticks}}}]"#);
         assert_eq!(why_not(ticks, out, &unselected(ticks), None).unwrap(), UNSELECTED);
         assert_eq!(why_not(ticks, "", &unselected(ticks + 1), None).unwrap(), "it opted out");
+    }
+
+    /// Two thousandths of a CPU for a minute; and a daemon of an earlier version says nothing.
+    #[test]
+    fn the_cost_is_a_part_of_one_cpu() {
+        let me = std::process::id();
+        let ticks = crate::process::start_ticks(me).unwrap();
+        let told = |more: &str| {
+            let told = format!(
+                r#"{{"remarks":[],"processes":[{{"pid":{me},"start_ticks":{ticks},"is_clr":false,"stacks":7,"stacks_broken":1,"lookup_ms":20,
+                "shim":false,"shim_dropped":0,"why_not":null{more}}}]}}"#
+            );
+            let mut rows: Vec<_> = list().unwrap().into_iter().filter(|row| row.pid == me).collect();
+            join(&mut rows, serde_json::from_str(&told).unwrap());
+            let mut text = Vec::new();
+            table(&rows, &mut text).unwrap();
+            (cost(&rows[0].daemon.as_ref().unwrap().standing), String::from_utf8(text).unwrap())
+        };
+        let (cost, text) = told(r#","records":90,"cpu_us":120000,"known_for_ms":60000"#);
+        assert_eq!(cost, "0.200%");
+        assert!(text.contains("   COST  ") && text.contains("  0.200%  "), "{text}");
+        assert_eq!(told("").0, "-");
     }
 
     #[test]

@@ -18,7 +18,7 @@ Please note:
 - WARNING: no receiver is configured: profiles stay on each node, in {{ .Values.storage.hostPath | default "a volume of the pod" }}. See `config` in the chart's values.
 {{- end }}
 {{- if not .Values.storage.hostPath }}
-- WARNING: storage.hostPath is empty: profiles and what waits to be sent go with their pod.
+- WARNING: storage.hostPath is empty: profiles and what waits to be sent go with their pod, which may keep {{ .Values.storage.sizeLimit }}.
 {{- end }}
 {{- if .Values.attach.enabled }}
 - attach.enabled: a library of 80 KB is loaded into .NET processes, which takes DAC_OVERRIDE.

@@ -30,6 +30,7 @@ mod monitoring;
 mod names;
 mod node;
 mod object_storage;
+mod operate;
 mod otlp;
 mod privilege;
 mod ps;

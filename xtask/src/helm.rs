@@ -23,7 +23,7 @@ const KUBERNETES: [&str; 2] = ["1.28", "1.36"];
 /// API groups of others, whose schemas no Kubernetes has.
 const FOREIGN: [&str; 2] = ["security.openshift.io/", "monitoring.coreos.com/"];
 /// `--set`, and what the refusal must name.
-const REFUSED: [(&str, &str); 7] = [
+const REFUSED: [(&str, &str); 9] = [
     ("privileged=true", "privileged"),
     ("image.name=x", "name"),
     ("image.digest=latest", "digest"),
@@ -31,6 +31,11 @@ const REFUSED: [(&str, &str); 7] = [
     ("seccomp.type=Off", "type"),
     ("pods.source=kubelet", "source"),
     ("podMonitor.enabled=true,config.telemetry.listen=127.0.0.1:7071", "telemetry.listen"),
+    ("storage.hostPath=,config.files.max_size=3GiB", "storage.sizeLimit"),
+    (
+        "storage.hostPath=,storage.sizeLimit=1Gi,config.otlp[0].url=http://x:4317,config.spool.max_size=768MiB",
+        "storage.sizeLimit",
+    ),
 ];
 /// `--set`, and a word of the warning in the notes.
 const WARNED: [(&str, &str); 7] = [

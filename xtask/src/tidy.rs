@@ -26,7 +26,7 @@ const EDGES: [(&str, &[&str]); 7] = [
 ];
 
 /// Files and folders where `unsafe` may be written: the kernel's, the CLR's and the allocator's interfaces, and memory shared with others.
-const UNSAFE_ALLOWED: [&str; 11] = [
+const UNSAFE_ALLOWED: [&str; 12] = [
     "ebpf-probes/src/",
     "ebpf-common/src/",
     "profiler-protocol/src/region.rs",
@@ -38,19 +38,25 @@ const UNSAFE_ALLOWED: [&str; 11] = [
     "daemon/src/source/kernel/perf.rs",
     "daemon/src/source/kernel/maps.rs",
     "daemon/src/run/trim.rs",
+    "daemon/src/daemon/ioprio.rs",
 ];
 
 /// A module of these names says nothing about what lives in it.
 const EMPTY_NAMES: [&str; 3] = ["utils", "helpers", "common"];
 
-/// Lists of counters, and what they count.
-const COUNTER_LISTS: [(&str, &str); 5] = [
-    ("ebpf-common/src/counter.rs", "eBPF probes and their reader"),
-    ("profiler-protocol/src/counter.rs", "Shim"),
-    ("daemon/src/source/shim/counters.rs", "The daemon's reader of the shims"),
-    ("daemon/src/run/counters.rs", "The stages inside the daemon"),
-    ("daemon/src/daemon/counts.rs", "`perfusion daemon`"),
+/// Lists of counters, what they count, and what the names of their metrics begin with.
+const COUNTER_LISTS: [(&str, &str, &str); 7] = [
+    ("ebpf-common/src/counter.rs", "eBPF probes and their reader", ""),
+    ("profiler-protocol/src/counter.rs", "Shim", ""),
+    ("daemon/src/source/shim/counters.rs", "The daemon's reader of the shims", ""),
+    ("daemon/src/run/counters.rs", "The stages inside the daemon", ""),
+    ("daemon/src/daemon/counts.rs", "`perfusion daemon`", ""),
+    ("daemon/src/sink/counts.rs", "Sinks: by the label `sink`", "sink_"),
+    ("daemon/src/daemon/families.rs", "The daemon as a whole: in metrics only", ""),
 ];
+
+/// Counts of what is in a cache now, which may fall (`daemon/src/daemon/families.rs`).
+const GAUGES: &str = "symbolize_";
 
 /// Folders of the root directory that are the same on every machine; another one there is somebody's own.
 const STANDARD_FOLDERS: [&str; 17] = [
@@ -239,15 +245,18 @@ fn check_rust(name: &str, text: &str, broken: &mut Vec<String>) {
 fn check_counters(paths: &Paths, fix: bool, broken: &mut Vec<String>) -> Result<()> {
     let mut text = String::from(
         "# Counters\n\nWritten by `cargo xtask tidy --fix` from the lists in the code. Every loss has its counter; a profile has all of them in its \
-         comments that are not 0.\n",
+         comments that are not 0, by their names, and so has `/debug/pipeline`. `/metrics` has them all, with type and meaning (HELP): what ends with `_total` only \
+         grows, until the daemon begins a new recording or ends; the rest may fall.\n",
     );
-    for (list, what) in COUNTER_LISTS {
+    for (list, what, prefix) in COUNTER_LISTS {
         let path = paths.root.join(list);
         let source =
             fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
-        text.push_str(&format!("\n## {what}\n`{list}`\n\n| name | meaning |\n|---|---|\n"));
-        for (name, help) in counters(&source) {
-            text.push_str(&format!("| `{name}` | {help} |\n"));
+        text.push_str(&format!(
+            "\n## {what}\n`{list}`\n\n| name | in `/metrics` | meaning |\n|---|---|---|\n"
+        ));
+        for Counted { name, help, suffix } in counters(&source) {
+            text.push_str(&format!("| `{name}` | `perfusion_{prefix}{name}{suffix}` | {help} |\n"));
         }
     }
     let document = paths.root.join("docs/metrics.md");
@@ -261,8 +270,18 @@ fn check_counters(paths: &Paths, fix: bool, broken: &mut Vec<String>) -> Result<
     Ok(())
 }
 
-/// Name and help of each counter of a list: `Variant "name" "help";`, or `Variant = 1, "name";` below its help as a doc comment.
-fn counters(list: &str) -> Vec<(String, String)> {
+/// One counter of a list.
+#[derive(Debug, PartialEq)]
+struct Counted {
+    name: String,
+    help: String,
+    /// What its name in `/metrics` ends with, which its type says.
+    suffix: &'static str,
+}
+
+/// The counters of a list: `Variant "name" "help";`, or `Variant = 1, "name";` below its help as a doc comment. `Gauge` and `Info` before the
+/// variant are types; without one it is a counter.
+fn counters(list: &str) -> Vec<Counted> {
     let mut found = Vec::new();
     let mut comment = String::new();
     for line in list.lines().map(str::trim) {
@@ -271,10 +290,19 @@ fn counters(list: &str) -> Vec<(String, String)> {
             continue;
         }
         let strings: Vec<&str> = line.split('"').skip(1).step_by(2).collect();
-        match strings.as_slice() {
-            [name, help] if line.ends_with("\";") => found.push(((*name).to_owned(), (*help).to_owned())),
-            [name] if line.ends_with("\";") => found.push(((*name).to_owned(), comment.trim().to_owned())),
-            _ => {}
+        let (name, help) = match strings.as_slice() {
+            [name, help] => (*name, *help),
+            [name] => (*name, comment.trim()),
+            _ => ("", ""),
+        };
+        if !name.is_empty() && line.ends_with("\";") && !line.starts_with("const ") {
+            let suffix = match line.split_once(' ') {
+                Some(("Gauge", _)) => "",
+                Some(("Info", _)) => "_info",
+                _ if name.starts_with(GAUGES) => "",
+                _ => "_total",
+            };
+            found.push(Counted { name: name.to_owned(), help: help.to_owned(), suffix });
         }
         comment.clear();
     }
@@ -310,7 +338,7 @@ fn without_comment_and_strings(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{check_machine_paths, check_rust, counters, without_comment_and_strings};
+    use super::{Counted, check_machine_paths, check_rust, counters, without_comment_and_strings};
 
     fn rust(name: &str, text: &str) -> Vec<String> {
         let mut broken = Vec::new();
@@ -335,11 +363,19 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_both_forms_are_read() {
-        let list =
-            "/// An enum.\nenum A {\nFull \"full\" \"no room\";\n/// Two\n/// lines.\nLost = 1, \"lost\";\n";
-        let expected = [("full", "no room"), ("lost", "Two lines.")];
-        assert_eq!(counters(list), expected.map(|(name, help)| (name.to_owned(), help.to_owned())));
+    fn counters_of_both_forms_and_all_types_are_read() {
+        let list = "/// An enum.\nenum A {\nFull \"full\" \"no room\";\n/// Two\n/// lines.\nLost = 1, \"lost\";\n\
+                    Gauge ROOM \"room\" \"left\";\nconst A: &str = \"a\";\n\"symbolize_x\" \"y\";\nInfo BUILD \"build\" \"what\";\n";
+        let expected = [
+            ("full", "no room", "_total"),
+            ("lost", "Two lines.", "_total"),
+            ("room", "left", ""),
+            ("symbolize_x", "y", ""),
+            ("build", "what", "_info"),
+        ];
+        let expected =
+            expected.map(|(name, help, suffix)| Counted { name: name.into(), help: help.into(), suffix });
+        assert_eq!(counters(list), expected);
     }
 
     #[test]

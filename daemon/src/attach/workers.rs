@@ -3,6 +3,7 @@
 
 use super::target::Target;
 use super::{AttachError, Attached, Settings, attach};
+use crate::daemon::neighbour;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -63,6 +64,7 @@ impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
         let thread = |_| {
             let (queue, attach, done) = (Arc::clone(&queue), attach.clone(), done.clone());
             let work = move || {
+                neighbour::wait_for_others();
                 while let Some((pid, what)) = next(&queue) {
                     let result = attach(pid, &what);
                     done((what, result));

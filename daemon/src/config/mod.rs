@@ -244,11 +244,22 @@ pub struct Limits {
     /// While there is a file with this name, nothing is recorded and nothing is attached. Its directory also holds the file that only one
     /// daemon can lock.
     pub kill_switch: PathBuf,
+    /// The kill switch as a value: nothing is recorded and nothing is attached while this is true, from the moment on when the configuration is read again.
+    pub switched_off: bool,
+    /// Whether the daemon makes way for others on its host: an `oom_score_adj` of 500, I/O class best effort with the last priority, and nice 10 for all
+    /// threads but those that record. Only ever lowers itself, once, when it starts.
+    pub lower_priority: bool,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { cpu: Share(0.05), memory: Bytes(256 << 20), kill_switch: PathBuf::from("/run/perfusion/off") }
+        Self {
+            cpu: Share(0.05),
+            memory: Bytes(256 << 20),
+            kill_switch: PathBuf::from("/run/perfusion/off"),
+            switched_off: false,
+            lower_priority: true,
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! Processes are recognised by the pipeline, which sees their mappings. Each is tried at most once at a time, less and less often while it
 //! fails, and never again where it cannot be done or where the process wants none, as long as it runs the same program.
 
+use super::neighbour;
 use super::state::State;
 use crate::attach::follow::{Program, program};
 use crate::attach::place;
@@ -19,8 +20,8 @@ use crate::run::{Managed, Watcher};
 use crate::source::kernel::rule_set::{Feature, Filter, LeftOut, OfService};
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,33 @@ enum Outcome {
     Never,
     /// The policy is not for it.
     Unwanted,
+}
+
+/// What attaches came to that were not made, and why: it outlives the recordings of a daemon, each of which has an attacher of its own. Whoever cannot
+/// be attached to is not tried again because somebody has changed the configuration, and who failed has its wait.
+#[derive(Clone, Default)]
+pub struct Memory(Arc<Mutex<Kept>>);
+
+type Kept = HashMap<Program, (Outcome, Option<String>)>;
+
+impl Memory {
+    /// Of another recording than this one there is nothing to attach to any more: the shims have left with it, and what its policy was not for this
+    /// one's may be for.
+    fn outlives(outcome: Outcome) -> bool {
+        matches!(outcome, Outcome::Never | Outcome::Failed(..))
+    }
+
+    fn keep(&self, known: &HashMap<Program, Outcome>, reasons: &HashMap<Program, String>) {
+        let kept = known.iter().filter(|(_, outcome)| Self::outlives(**outcome));
+        let kept = kept.map(|(program, outcome)| (*program, (*outcome, reasons.get(program).cloned())));
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = kept.collect();
+    }
+
+    fn recall(&self) -> (HashMap<Program, Outcome>, HashMap<Program, String>) {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = kept.iter().map(|(program, (outcome, _))| (*program, *outcome)).collect();
+        (known, kept.into_iter().filter_map(|(program, (_, why))| Some((program, why?))).collect())
+    }
 }
 
 /// What the thread hears.
@@ -68,7 +96,12 @@ impl Attacher {
     ///
     /// # Errors
     /// When the thread cannot be made.
-    pub fn start(state: Arc<State>, watcher: Watcher, settings: Settings) -> io::Result<Self> {
+    pub fn start(
+        state: Arc<State>,
+        watcher: Watcher,
+        settings: Settings,
+        memory: Memory,
+    ) -> io::Result<Self> {
         let (news, heard) = channel();
         let (tell, seen_to) = (news.clone(), watcher.clone());
         let own = move |attempt: &Try| settings.wishing(attempt.wishes);
@@ -79,15 +112,12 @@ impl Attacher {
             // Fails only when nobody waits for it any more.
             tell.send(News::Done(done)).ok();
         })?;
-        let work = Work {
-            state,
-            watcher,
-            workers,
-            known: HashMap::new(),
-            reasons: HashMap::new(),
-            told: HashMap::new(),
-        };
-        let thread = std::thread::Builder::new().name("attacher".into()).spawn(move || work.run(&heard))?;
+        let (known, reasons) = memory.recall();
+        let work = Work { state, watcher, workers, memory, known, reasons, told: HashMap::new() };
+        let thread = std::thread::Builder::new().name("attacher".into()).spawn(move || {
+            neighbour::wait_for_others();
+            work.run(&heard);
+        })?;
         Ok(Self { thread, news })
     }
 
@@ -103,6 +133,7 @@ struct Work {
     state: Arc<State>,
     watcher: Watcher,
     workers: Workers<Try>,
+    memory: Memory,
     /// For as long as the process lives and runs this program.
     known: HashMap<Program, Outcome>,
     /// In words, why it is not attached to.
@@ -122,8 +153,9 @@ impl Work {
                 .filter(|(program, process)| program.1 == process.start_ticks)
                 .collect();
             let alive: HashSet<Program> = managed.iter().map(|(program, _)| *program).collect();
-            self.known.retain(|program, _| alive.contains(program));
-            self.reasons.retain(|program, _| alive.contains(program));
+            // A new recording has not seen yet who was there in the one before.
+            self.known.retain(|known, _| alive.contains(known) || program(known.0) == Some(*known));
+            self.reasons.retain(|known, _| self.known.contains_key(known));
             self.told.retain(|program, _| alive.contains(program));
             place::remove_those_of_the_dead();
             let rules = self.state.selection();
@@ -147,7 +179,11 @@ impl Work {
             while let Some(news_of) = heard {
                 match news_of {
                     News::Done(done) => self.done(done),
-                    News::Stop => return self.workers.stop(),
+                    News::Stop => {
+                        // Before the workers are waited for: by then the next attacher may be at work.
+                        self.memory.keep(&self.known, &self.reasons);
+                        return self.workers.stop();
+                    }
                 }
                 heard = news.try_recv().ok();
             }
@@ -173,11 +209,11 @@ impl Work {
                 tracing::info!(pid = process.pid, service = %process.service, "detached: the policy is another now");
                 self.watcher.leave(process.pid);
             }
-            if known != Some(Outcome::Unwanted) {
+            // Considered anew when the policy changes again; what cannot be done stays so.
+            if known.is_none_or(|known| !Memory::outlives(known) && known != Outcome::Unwanted) {
                 self.reasons.insert(key, reason.to_owned());
+                self.known.insert(key, Outcome::Unwanted);
             }
-            // Considered anew when the policy changes again.
-            self.known.insert(key, Outcome::Unwanted);
             return;
         }
         let failures = match known {
@@ -288,9 +324,10 @@ fn is_final(error: &AttachError) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{LONGEST, wait, wants};
+    use super::{LONGEST, Memory, Outcome, wait, wants};
     use crate::config::{Attach, Policy};
-    use std::time::Duration;
+    use std::collections::HashMap;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn the_exceptions_come_before_the_policy() {
@@ -311,5 +348,19 @@ mod tests {
         let first = Duration::from_secs(30);
         assert_eq!([0, 1, 3].map(|failures| wait(first, failures).as_secs()), [30, 60, 240]);
         assert_eq!(wait(first, 40), LONGEST);
+    }
+
+    #[test]
+    fn the_next_recording_knows_who_failed_and_attaches_to_all_others_anew() {
+        let program = |pid: u32| (pid, 1, 1, 1);
+        let failed = Outcome::Failed(3, Instant::now());
+        let outcomes = [Outcome::Never, failed, Outcome::Attached, Outcome::Unwanted];
+        let known: HashMap<_, _> = (0..).map(program).zip(outcomes).collect();
+        let reasons = (0..4).map(|pid| (program(pid), pid.to_string())).collect();
+        let memory = Memory::default();
+        memory.keep(&known, &reasons);
+        let (known, reasons) = memory.recall();
+        assert_eq!(known, HashMap::from([(program(0), Outcome::Never), (program(1), failed)]));
+        assert_eq!(reasons, HashMap::from([0, 1].map(|pid| (program(pid), pid.to_string()))));
     }
 }

@@ -2,6 +2,7 @@
 //! the kill switch, and whoever connects must be root or who runs the daemon, whatever rights the file has by then.
 
 use super::http::{self, About};
+use super::neighbour;
 use super::sinks::SinkWatcher;
 use super::state::State;
 use crate::process::table::Standing;
@@ -142,6 +143,7 @@ impl Control {
         let stopped = Arc::clone(&stop);
         let about = About { state, sinks, private: true };
         let thread = std::thread::Builder::new().name("control".into()).spawn(move || {
+            neighbour::wait_for_others();
             http::serve(|| accept(&listener), &stopped, &about);
         })?;
         Ok(Self { path, stop, thread: Some(thread) })

@@ -3,7 +3,7 @@
 
 use super::sinks::SinkWatcher;
 use super::state::State;
-use super::{control, metrics, pipeline};
+use super::{control, metrics, neighbour, pipeline};
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -183,6 +183,7 @@ impl Server {
         let stopped = Arc::clone(&stop);
         let about = About { state, sinks, private: false };
         let thread = std::thread::Builder::new().name("http".into()).spawn(move || {
+            neighbour::wait_for_others();
             serve(|| listener.accept().map(|(connection, _)| connection), &stopped, &about);
         })?;
         Ok(Self { address, stop, thread: Some(thread) })
@@ -223,11 +224,11 @@ fn answer(mut connection: impl Connection, about: &About) -> io::Result<()> {
         }
         Some("/healthz") => ok("alive"),
         Some("/readyz") if state.watcher().is_some() => ok("recording"),
-        Some("/readyz") => unavailable("nothing is recorded"),
+        Some("/readyz") => unavailable(&idle(state, "nothing is recorded")),
         Some("/debug/pipeline") => ("200 OK", JSON, pipeline::text(state, &sinks.counters())),
         Some(control::PROCESSES) if *private => match control::processes(state) {
             Some(processes) => ("200 OK", JSON, processes),
-            None => unavailable("nothing is recorded, or it is too busy to say"),
+            None => unavailable(&idle(state, "nothing is recorded, or it is too busy to say")),
         },
         Some(_) => {
             ("404 Not Found", TEXT, "there are /metrics, /healthz, /readyz and /debug/pipeline\n".to_owned())
@@ -260,6 +261,11 @@ fn ok(what: &str) -> (&'static str, &'static str, String) {
 
 fn unavailable(what: &str) -> (&'static str, &'static str, String) {
     ("503 Service Unavailable", TEXT, format!("{what}\n"))
+}
+
+/// Why there is no recording.
+fn idle(state: &State, otherwise: &str) -> String {
+    state.switched_off().map_or_else(|| otherwise.to_owned(), |off| format!("nothing is recorded: {off}"))
 }
 
 /// The path of a GET, without its query; `None` for anything else.

@@ -1,105 +1,114 @@
-//! The counters of all stages as OpenMetrics text. Labels are few and bounded: no process, no service.
+//! The counters of all stages as OpenMetrics text. Labels are few and bounded: no process, no service. What there can be is in `families`.
 
 use super::cost::daemon_cpu;
-use super::counts::Counts;
+use super::families::{self, Family, Kind};
 use super::sinks::SinkCounters;
 use super::state::State;
 use crate::run::collector::Look;
-use crate::run::counters::DAEMON;
-use ebpf_common::counter::Counter;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// What [`text()`] is: the answer's type.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// Counts of what is in a cache now: they may fall.
-const GAUGES: &str = "symbolize_";
 
-/// One document.
+/// One document. Each family is there, with its type and meaning; those of the pipeline have values while it stands.
 #[must_use]
 pub fn text(state: &State, look: Option<&Look>, sinks: &[SinkCounters]) -> String {
-    let mut families = Families(String::new());
-    // Equal names of two stages are one family.
-    let mut counters: BTreeMap<&str, u64> = BTreeMap::new();
-    let looked = look.iter().flat_map(|look| &look.counters).map(|(name, value)| (name.as_str(), *value));
-    for (name, value) in looked.chain(state.counters.list()) {
-        *counters.entry(name).or_default() += value;
+    let mut document = Document(String::new());
+    pipeline(&mut document, look);
+    let counted: BTreeMap<&str, u64> = state.counters.list().into_iter().collect();
+    for family in families::daemon() {
+        document.family(family, &single(counted.get(family.name).copied().unwrap_or(0) as f64));
     }
-    for (name, value) in counters {
-        let kind = if name.starts_with(GAUGES) { "gauge" } else { "counter" };
-        let help = help(name);
-        families.family(name, kind, help, &[(String::new(), value as f64)]);
-    }
-    let mut of_sinks: BTreeMap<&str, Vec<(String, f64)>> = BTreeMap::new();
-    for (sink, counters) in sinks {
-        for (name, value) in counters {
-            let label = format!("{{sink=\"{}\"}}", escaped(sink));
-            of_sinks.entry(name).or_default().push((label, *value as f64));
-        }
-    }
-    for (name, samples) in of_sinks {
-        families.family(&format!("sink_{name}"), "counter", "", &samples);
-    }
-    let part = |part: &str, value: f64| (format!("{{part=\"{part}\"}}"), value);
+    of_sinks(&mut document, sinks);
+    let label = |label: &str, of: &str, value: f64| (format!("{{{label}=\"{}\"}}", escaped(of)), value);
+    let part = |of: &str, value: f64| label("part", of, value);
     let cpu =
         [part("daemon", daemon_cpu().as_secs_f64()), part("probes", state.cost.probes_cpu().as_secs_f64())];
-    families.family("cpu_seconds", "counter", "CPU time of the profiler; of the probes an estimate", &cpu);
+    document.family(families::CPU_SECONDS, &cpu);
     let memory = state.cost.memory();
     let memory = [
         part("resident", memory.resident as f64),
         part("maps", memory.maps as f64),
         part("rings", memory.rings as f64),
     ];
-    families.family("memory_bytes", "gauge", "memory of the profiler, the kernel's for it included", &memory);
-    let single = |value: f64| [(String::new(), value)];
+    document.family(families::MEMORY, &memory);
     let mode = state.mode();
-    families.family("memory_limit_bytes", "gauge", "what it may be in all", &single(mode.memory as f64));
-    families.family("cpu_limit_cpus", "gauge", "CPUs the profiler may take", &single(mode.cpus));
-    let reduced = f64::from(u8::from(mode.reduced.is_some()));
-    families.family("reduced", "gauge", "1 in reduced mode: its cgroup allows little", &single(reduced));
-    families.family(
-        "rate_steps",
-        "gauge",
-        "steps below the rates asked for, to stay within the CPU limit",
-        &single(state.steps().into()),
-    );
-    families.family("recording", "gauge", "1 while it records", &single(f64::from(u8::from(look.is_some()))));
-    let hertz = f64::from(state.frequency());
-    families.family("frequency_hertz", "gauge", "CPU samples per second and CPU", &single(hertz));
+    document.family(families::MEMORY_LIMIT, &single(mode.memory as f64));
+    document.family(families::CPU_LIMIT, &single(mode.cpus));
+    document.family(families::REDUCED, &single(truth(mode.reduced.is_some())));
+    document.family(families::RATE_STEPS, &single(state.steps().into()));
+    document.family(families::RECORDING, &single(truth(look.is_some())));
+    let switch = state.switch().list().map(|(by, is_on)| label("by", by, truth(is_on)));
+    document.family(families::SWITCHED_OFF, &switch);
+    document.family(families::FREQUENCY, &single(state.frequency().into()));
     let shims = look.map_or(0, |look| look.shims.len());
-    families.family("shim_processes", "gauge", "processes whose shim is read", &single(shims as f64));
-    let pods = state.pods.count();
-    families.family("pods", "gauge", "pods of this node that are known", &single(pods as f64));
-    let version = (format!("{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1.0);
-    families.family("build", "info", "what runs", &[version]);
-    families.0 + "# EOF\n"
+    document.family(families::SHIM_PROCESSES, &single(shims as f64));
+    document.family(families::PODS, &single(state.pods.count() as f64));
+    document.family(families::BUILD, &[label("version", env!("CARGO_PKG_VERSION"), 1.0)]);
+    document.0 + "# EOF\n"
 }
 
-/// What a counter means.
-fn help(name: &str) -> &'static str {
-    let probes = Counter::ALL.iter().map(|info| (info.name, info.help));
-    let mut all = probes.chain(DAEMON.iter().copied()).chain(Counts::ALL.iter().copied());
-    all.find(|(known, _)| *known == name).map_or("", |(_, help)| help)
-}
-
-struct Families(String);
-
-impl Families {
-    fn family(&mut self, name: &str, kind: &str, help: &str, samples: &[(String, f64)]) {
-        let suffix = match kind {
-            "counter" => "_total",
-            "info" => "_info",
-            _ => "",
-        };
-        let to = &mut self.0;
-        // Writing to a String cannot fail.
-        writeln!(to, "# TYPE perfusion_{name} {kind}").ok();
-        if !help.is_empty() {
-            writeln!(to, "# HELP perfusion_{name} {}", escaped(help)).ok();
+fn pipeline(document: &mut Document, look: Option<&Look>) {
+    // Equal names of two stages are one family.
+    let mut counted: BTreeMap<&str, u64> = BTreeMap::new();
+    for (name, value) in look.iter().flat_map(|look| &look.counters) {
+        *counted.entry(name).or_default() += value;
+    }
+    for family in families::pipeline() {
+        // One that nobody has counted yet is at 0 while it could be; a zero for want of an answer would be a fall.
+        let value = counted.remove(family.name).or(look.map(|_| 0));
+        match value {
+            Some(value) => document.family(family, &single(value as f64)),
+            None => document.family(family, &[]),
         }
+    }
+    // What is in no list is a mistake that a test finds; its value is shown all the same.
+    for (name, value) in counted {
+        document.describe(name, Kind::Counter, "not described");
+        document.sample(name, Kind::Counter, "", value as f64);
+    }
+}
+
+fn of_sinks(document: &mut Document, sinks: &[SinkCounters]) {
+    for family in families::sinks() {
+        let name = format!("sink_{}", family.name);
+        document.describe(&name, family.kind, family.help);
+        for (sink, counters) in sinks {
+            for (_, value) in counters.iter().filter(|(counter, _)| *counter == family.name) {
+                let labels = format!("{{sink=\"{}\"}}", escaped(sink));
+                document.sample(&name, family.kind, &labels, *value as f64);
+            }
+        }
+    }
+}
+
+fn single(value: f64) -> [(String, f64); 1] {
+    [(String::new(), value)]
+}
+
+fn truth(is_so: bool) -> f64 {
+    f64::from(u8::from(is_so))
+}
+
+struct Document(String);
+
+impl Document {
+    fn family(&mut self, family: Family, samples: &[(String, f64)]) {
+        self.describe(family.name, family.kind, family.help);
         for (labels, value) in samples {
-            writeln!(to, "perfusion_{name}{suffix}{labels} {value}").ok();
+            self.sample(family.name, family.kind, labels, *value);
         }
+    }
+
+    // Writing to a String cannot fail.
+    fn describe(&mut self, name: &str, kind: Kind, help: &str) {
+        writeln!(self.0, "# TYPE perfusion_{name} {}", kind.name()).ok();
+        writeln!(self.0, "# HELP perfusion_{name} {}", escaped(help)).ok();
+    }
+
+    fn sample(&mut self, name: &str, kind: Kind, labels: &str, value: f64) {
+        writeln!(self.0, "perfusion_{name}{}{labels} {value}", kind.suffix()).ok();
     }
 }
 
@@ -111,25 +120,19 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::text;
     use crate::config::Config;
+    use crate::daemon::families;
     use crate::daemon::state::State;
+    use crate::daemon::switch::Switch;
     use crate::run::collector::Look;
-    use crate::run::counters::DAEMON;
-    use ebpf_common::counter::Counter;
     use std::collections::HashSet;
 
-    /// Those of sinks and shims are known by their beginning.
     #[test]
     fn alerts_and_dashboard_name_metrics_that_there_are() {
-        let state = State::of(Config::default());
-        let counters = DAEMON.iter().map(|(name, _)| *name).chain(Counter::ALL.iter().map(|info| info.name));
-        let counters = counters.map(|name| (name.to_owned(), 1)).collect();
-        let look = Look { counters, costs: Vec::new(), shims: Vec::new() };
-        let text = text(&state, Some(&look), &[]);
-        let known: HashSet<&str> = text
-            .lines()
-            .filter_map(|line| line.split(['{', ' ']).next())
-            .filter(|name| *name != "#")
-            .collect();
+        let sinks =
+            families::sinks().map(|family| format!("perfusion_sink_{}{}", family.name, family.kind.suffix()));
+        let all = families::pipeline().chain(families::daemon()).chain(families::OWN.iter().copied());
+        let known = all.map(|family| format!("perfusion_{}{}", family.name, family.kind.suffix()));
+        let known: HashSet<String> = known.chain(sinks).collect();
         let files = [
             include_str!("../../../packaging/monitoring/rules.yaml"),
             include_str!("../../../packaging/monitoring/dashboard.json"),
@@ -139,9 +142,24 @@ mod tests {
         let named: HashSet<&str> = words.filter(|word| word.starts_with("perfusion_")).collect();
         assert!(named.len() > 20);
         for name in named {
-            let of_others =
-                ["perfusion_sink_", "perfusion_shim_"].iter().any(|start| name.starts_with(start));
-            assert!(known.contains(name) || of_others, "{name}");
+            assert!(known.contains(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_the_pipeline_counts_has_no_value_while_there_is_none() {
+        let state = State::of(Config::default());
+        state.set_switch(Switch { file: true, ..Switch::default() });
+        let text = text(&state, None, &[]);
+        assert!(text.contains("# TYPE perfusion_cpu_samples counter\n"));
+        assert!(!text.contains("\nperfusion_cpu_samples_total"));
+        for line in [
+            "perfusion_recording 0",
+            "perfusion_switched_off{by=\"file\"} 1",
+            "perfusion_switched_off{by=\"config\"} 0",
+            "perfusion_daemon_windows_total 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
         }
     }
 
@@ -162,6 +180,8 @@ mod tests {
             "# HELP perfusion_cpu_samples timer ticks that found a selected thread running",
             "perfusion_cpu_samples_total 8",
             "perfusion_symbolize_no_symbol 2",
+            "# HELP perfusion_shim_objects_dead Sampled objects found dead.",
+            "perfusion_shim_objects_dead_total 0",
             "perfusion_daemon_windows_total 3",
             "perfusion_sink_files_written_total{sink=\"files /\\\"x\\\"\"} 5",
             "perfusion_recording 1",

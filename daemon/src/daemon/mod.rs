@@ -7,10 +7,13 @@ pub mod confines;
 pub mod control;
 pub mod cost;
 pub mod counts;
+pub mod families;
 pub mod http;
+mod ioprio;
 mod log;
 pub mod metrics;
 pub mod mode;
+pub(crate) mod neighbour;
 pub mod notify;
 pub mod pace;
 pub mod pipeline;
@@ -18,6 +21,7 @@ pub mod room;
 pub mod schedule;
 pub mod sinks;
 pub mod state;
+pub mod switch;
 pub mod windows;
 
 use crate::attach::helper::{self, Helper};
@@ -37,7 +41,7 @@ use crate::select::cgroups::Cgroups;
 use crate::source::kernel::rule_set::RuleSet;
 use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection, online_cpus};
 use crate::source::shim::ShimSource;
-use attacher::Attacher;
+use attacher::{Attacher, Memory};
 use confines::Confines;
 use control::Control;
 use http::Server;
@@ -56,6 +60,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+use switch::Switch;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use windows::Encoder;
@@ -72,9 +77,13 @@ const SCAN: Duration = Duration::from_secs(2);
 pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     let sources = sources.sources();
     let loaded = sources.load()?;
-    log::start(&loaded.config.log);
+    let log = log::start(&loaded.config.log);
     // Before there is any other thread: each would have the capability for itself.
     let helper = helper::part().map_err(internal("starting the helper that attaches"))?;
+    if loaded.config.limits.lower_priority {
+        // Threads have it from the one that makes them, and there is only this one yet.
+        neighbour::step_back();
+    }
     let mut signals = Signals::listen()?;
     let lock = loaded.config.limits.kill_switch.parent();
     let _lock = lock.map(hold).transpose()?;
@@ -122,14 +131,19 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
         pace: Pace::begin(Instant::now(), Duration::ZERO),
         room: Room::default(),
         alive_at: Instant::now(),
+        attaches: Memory::default(),
+        log: log.clone(),
     };
     daemon.learn_of_pods(&daemon.state.config());
     daemon.follow_switch()?;
-    daemon.notify.ready(daemon.status());
+    daemon.notify.ready(&daemon.status());
     tracing::info!(status = daemon.status(), "ready");
     let ended = daemon.until_told(&mut signals);
+    log.begin_anew();
     daemon.notify.stopping();
-    daemon.stop(&mut signals)?;
+    let stopped = daemon.stop(&mut signals);
+    log.begin_anew();
+    stopped?;
     ended.map(|()| 0)
 }
 
@@ -263,6 +277,9 @@ struct Daemon {
     scanned: Instant,
     pods_changed: u64,
     alive_at: Instant,
+    /// What attaches of all recordings came to.
+    attaches: Memory,
+    log: log::Limiter,
 }
 
 impl Daemon {
@@ -305,11 +322,11 @@ impl Daemon {
         }
     }
 
-    fn status(&self) -> &'static str {
+    fn status(&self) -> String {
         match (&self.recording, &self.state.mode().reduced) {
-            (None, _) => "switched off",
-            (Some(_), Some(_)) => "recording in reduced mode: its cgroup allows little",
-            (Some(_), None) => "recording",
+            (None, _) => self.state.switched_off().unwrap_or_else(|| "switched off".to_owned()),
+            (Some(_), Some(_)) => "recording in reduced mode: its cgroup allows little".to_owned(),
+            (Some(_), None) => "recording".to_owned(),
         }
     }
 
@@ -346,17 +363,26 @@ impl Daemon {
     /// Begins or ends the recording as the kill switch says.
     fn follow_switch(&mut self) -> Result<(), Error> {
         let config = self.state.config();
-        let off = self.switched_off || config.limits.kill_switch.exists();
-        match (off, self.recording.take()) {
+        let switch = Switch {
+            file: config.limits.kill_switch.exists(),
+            signal: self.switched_off,
+            config: config.limits.switched_off,
+        };
+        let before = self.state.set_switch(switch);
+        if switch != before
+            && let Some(off) = self.state.switched_off()
+        {
+            tracing::warn!("{off}: nothing is recorded");
+        }
+        match (switch.is_off(), self.recording.take()) {
             (true, Some(active)) => {
-                tracing::warn!("switched off: nothing is recorded");
                 self.end(active)?;
-                self.notify.ready(self.status());
+                self.notify.ready(&self.status());
             }
             (false, None) => {
                 self.recording = Some(self.begin(&config)?);
                 tracing::info!("a recording begins");
-                self.notify.ready(self.status());
+                self.notify.ready(&self.status());
             }
             (_, recording) => self.recording = recording,
         }
@@ -394,7 +420,8 @@ impl Daemon {
         // A shim whose region cannot be opened would only be a burden to its process.
         let attacher = match crate::kernel_features::mapped_files() {
             Ok(()) => {
-                let attacher = Attacher::start(Arc::clone(&self.state), watcher.clone(), self.settings);
+                let (state, memory) = (Arc::clone(&self.state), self.attaches.clone());
+                let attacher = Attacher::start(state, watcher.clone(), self.settings, memory);
                 Some(attacher.map_err(internal("starting a thread"))?)
             }
             Err(_) => None,
@@ -527,6 +554,9 @@ impl Daemon {
         if before.log != config.log {
             tracing::warn!("log takes effect when the daemon starts again");
         }
+        if before.limits.lower_priority != config.limits.lower_priority {
+            tracing::warn!("limits.lower_priority takes effect when the daemon starts again");
+        }
         self.state.set_config(config);
         if other_pods {
             self.learn_of_pods(&self.state.config());
@@ -553,13 +583,14 @@ impl Daemon {
         self.follow_switch()?;
         self.state.counters.reloads.add(1);
         tracing::info!("the configuration was read again");
-        self.notify.ready(self.status());
+        self.notify.ready(&self.status());
         Ok(())
     }
 
     /// Looks at how it goes, and says that it lives while it does.
     fn look(&mut self) {
         let now = Instant::now();
+        self.log.sum_up(now);
         let alive = match &self.recording {
             Some(_) if self.hangs => false,
             Some(active) if self.state.cost.wants_look(now) => match active.watcher.look() {
@@ -632,6 +663,7 @@ impl Daemon {
         if let Knowledge::Api(watch) = std::mem::replace(&mut self.knowledge, Knowledge::None) {
             watch.stop();
         }
+        let log = self.log.clone();
         let recording = self.recording.take();
         let mut watch = recording.as_ref().map(|active| active.recording.watch());
         let (done, wait) = std::sync::mpsc::channel();
@@ -643,6 +675,7 @@ impl Daemon {
         });
         loop {
             if let Told::End = signals.wait(Duration::from_millis(50)) {
+                log.begin_anew();
                 std::process::exit(130);
             }
             match wait.try_recv() {

@@ -34,6 +34,7 @@ pub fn text(state: &State, sinks: &[SinkCounters]) -> String {
         state.counters.list().into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
     let document = json!({
         "recording": look.is_some(),
+        "switched_off": state.switched_off(),
         "reduced_mode": mode.reduced,
         "remarks": state.remarks(),
         "rates": {

@@ -1,5 +1,6 @@
 //! The sinks of a configuration, on a thread of their own.
 
+use super::neighbour;
 use crate::config::Config;
 use crate::sink::directory::Directory;
 use crate::sink::otlp::Otlp;
@@ -131,6 +132,7 @@ struct Work {
 
 impl Work {
     fn until_closed(mut self, finished: &Receiver<Vec<Finished>>) {
+        neighbour::wait_for_others();
         loop {
             let window = finished.recv_timeout(LOOK);
             let next = self.shared.lock().unwrap_or_else(PoisonError::into_inner).next.take();

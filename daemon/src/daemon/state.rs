@@ -3,6 +3,7 @@
 use super::cost::Cost;
 use super::counts::Counts;
 use super::mode::Mode;
+use super::switch::Switch;
 use crate::config::Config;
 use crate::kubernetes::pods::Pods;
 use crate::run::Watcher;
@@ -28,6 +29,8 @@ pub struct State {
     left_out: Mutex<HashMap<Arc<str>, OfService>>,
     /// Speaks with the recording, while there is one.
     watcher: Mutex<Option<Watcher>>,
+    /// Which forms of the kill switch are on.
+    switch: Mutex<Switch>,
     /// When the daemon last looked at its clocks.
     beat: Mutex<Instant>,
     /// What is other than configured, in words; for each profile.
@@ -56,6 +59,7 @@ impl State {
             selection: Mutex::default(),
             left_out: Mutex::default(),
             watcher: Mutex::default(),
+            switch: Mutex::default(),
             beat: Mutex::new(Instant::now()),
             remarks: Mutex::default(),
             pods: Arc::default(),
@@ -135,6 +139,23 @@ impl State {
     /// A recording has begun, or ended.
     pub fn set_watcher(&self, watcher: Option<Watcher>) {
         *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = watcher;
+    }
+
+    /// Which forms of the kill switch are on.
+    #[must_use]
+    pub fn switch(&self) -> Switch {
+        *self.switch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// These are on now; answers which were before.
+    pub fn set_switch(&self, switch: Switch) -> Switch {
+        std::mem::replace(&mut *self.switch.lock().unwrap_or_else(PoisonError::into_inner), switch)
+    }
+
+    /// By what it is switched off, in words.
+    #[must_use]
+    pub fn switched_off(&self) -> Option<String> {
+        self.switch().text(&self.config().limits.kill_switch)
     }
 
     /// When the daemon last looked at its clocks.

@@ -6,6 +6,7 @@ use super::Kubernetes;
 use super::object::{Carries, Event, Failure, List, Object, Wanted};
 use super::pods::Pods;
 use crate::daemon::counts::Counts;
+use crate::daemon::neighbour;
 use crate::leftover;
 use crate::sink::http::{Coming, HttpError, Peer, Version};
 use serde::de::DeserializeOwned;
@@ -95,6 +96,7 @@ impl Watch {
             }
         };
         let thread = std::thread::Builder::new().name("pods".into()).spawn(move || {
+            neighbour::wait_for_others();
             runtime.block_on(async {
                 tokio::select! {
                     () = work => {}

@@ -38,6 +38,10 @@ pub(super) struct Share {
     used: Used,
     /// CPU time since it was made.
     time: Duration,
+    /// When it was made, what was told of it since, and the CPU time that took beside look-ups.
+    made: Instant,
+    records: u64,
+    handling: Duration,
 }
 
 /// What all have used of what is nobody's own.
@@ -50,12 +54,30 @@ pub(super) struct Common {
 impl Share {
     /// Of a process that was just made.
     pub(super) fn new(now: Instant) -> Self {
-        Self { since: now, used: Used { time_ns: TIME_NS.own, lessons: LESSONS.own }, time: Duration::ZERO }
+        Self {
+            since: now,
+            used: Used { time_ns: TIME_NS.own, lessons: LESSONS.own },
+            time: Duration::ZERO,
+            made: now,
+            records: 0,
+            handling: Duration::ZERO,
+        }
     }
 
     /// CPU time spent on the process since it was made.
     pub(super) fn time(&self) -> Duration {
         self.time
+    }
+
+    /// One more record was told of it, which took so much CPU time beside look-ups.
+    pub(super) fn handled(&mut self, time: Duration) {
+        self.records += 1;
+        self.handling = self.handling.saturating_add(time);
+    }
+
+    /// Records told of it, all CPU time spent on it, and since when.
+    pub(super) fn cost(&self) -> (u64, Duration, Instant) {
+        (self.records, self.time.saturating_add(self.handling), self.made)
     }
 
     /// Begins a new period when one is over; true when it did. A single look-up may take more time than there is for a period; it comes out

@@ -83,6 +83,15 @@ pub struct Standing {
     pub stacks_broken: u64,
     /// Milliseconds of CPU time spent on its files and rules.
     pub lookup_ms: u64,
+    /// What the probes, the kernel and its shims have told of it, in records.
+    #[serde(default)]
+    pub records: u64,
+    /// Microseconds of CPU time of the daemon for it: all of these records, look-ups included.
+    #[serde(default)]
+    pub cpu_us: u64,
+    /// Milliseconds since the daemon has known it: what to divide by. 0 from a daemon that does not say.
+    #[serde(default)]
+    pub known_for_ms: u64,
 }
 
 /// What the table lost or gave up, and why; each grows only.
@@ -494,15 +503,34 @@ impl ProcessTable {
     /// How each of them stands.
     #[must_use]
     pub fn standings(&self) -> Vec<Standing> {
-        let standing = |process: &Process| Standing {
-            pid: process.pid,
-            start_ticks: process.start_ticks,
-            is_clr: process.is_clr,
-            stacks: process.stacks,
-            stacks_broken: process.stacks_broken,
-            lookup_ms: u64::try_from(process.share.time().as_millis()).unwrap_or(u64::MAX),
+        let whole = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
+        let standing = |process: &Process| {
+            let (records, cpu, since) = process.share.cost();
+            Standing {
+                pid: process.pid,
+                start_ticks: process.start_ticks,
+                is_clr: process.is_clr,
+                stacks: process.stacks,
+                stacks_broken: process.stacks_broken,
+                lookup_ms: whole(process.share.time().as_millis()),
+                records,
+                cpu_us: whole(cpu.as_micros()),
+                known_for_ms: whole(since.elapsed().as_millis()),
+            }
         };
         self.live.values().map(standing).collect()
+    }
+
+    /// CPU time spent on look-ups for `pid`.
+    pub(crate) fn lookup_time(&self, pid: u32) -> Duration {
+        self.live.get(&pid).map(|process| process.share.time()).unwrap_or_default()
+    }
+
+    /// A record of `pid` was handled, which took so much CPU time beside look-ups. One of a process that is not known is nobody's.
+    pub(crate) fn handled(&mut self, pid: u32, time: Duration) {
+        if let Some(process) = self.live.get_mut(&pid) {
+            process.share.handled(time);
+        }
     }
 
     /// Who `id` is or was.

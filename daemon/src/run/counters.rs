@@ -71,6 +71,8 @@ counters! {
     "perf_maps_refused" "perf maps that are somebody else's, or too large";
     "perf_map_bad_lines" "lines of perf maps that make no sense";
     "perf_maps_cut" "perf maps of which only the beginning was read";
+    "managed_frames" "distinct managed frames of each window, summed up, of processes whose shim is asked for names";
+    "managed_frames_unnamed" "of those, frames that had no name when their window was encoded: nobody told it in time, or the code was gone";
     "managed_names_refused" "names beyond the limit of a process";
     "managed_ranges_claimed_twice" "code ranges for which two names came";
 }
@@ -78,8 +80,9 @@ counters! {
 #[cfg(test)]
 mod tests {
     use super::DAEMON;
+    use crate::aggregate::window::{Limits, Window};
     use crate::process::ProcessTable;
-    use crate::run::loss::daemon_counters;
+    use crate::run::loss::{add, daemon_counters, window_counters};
     use crate::run::processor::Processor;
 
     #[test]
@@ -88,5 +91,29 @@ mod tests {
         for (name, _) in counted {
             assert!(DAEMON.iter().any(|(known, _)| *known == name), "{name} is not described");
         }
+    }
+
+    /// But for those of the collector, of the probes' rules, and of names, of which there are only those that count something.
+    #[test]
+    fn every_counter_that_is_described_is_counted() {
+        let mut counted = daemon_counters(&Processor::new(ProcessTable::new()));
+        counted.extend(window_counters(&Window::new(Limits::default())));
+        let others = ["order_late", "collector_paused_rounds", "lessons_lost"];
+        for (name, _) in
+            DAEMON.iter().filter(|(name, _)| !name.starts_with("symbolize_") && !others.contains(name))
+        {
+            assert!(counted.iter().any(|(known, _)| known == name), "{name} is nobody's");
+        }
+    }
+
+    #[test]
+    fn counters_of_windows_are_summed_up() {
+        let of = |list: &[(&str, u64)]| {
+            list.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect::<Vec<_>>()
+        };
+        let mut sums = Vec::new();
+        add(&mut sums, &of(&[("a", 1), ("b", 2)]));
+        add(&mut sums, &of(&[("b", 3), ("c", 0)]));
+        assert_eq!(sums, of(&[("a", 1), ("b", 5), ("c", 0)]));
     }
 }

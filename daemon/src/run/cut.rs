@@ -149,7 +149,9 @@ impl Processor {
             };
             self.add_row(&mut window, row, labels, &stacks);
         }
-        self.symbolizer.resolve(window.frames(), &self.processes);
+        let frames = window.frames();
+        self.symbolizer.resolve(frames.iter().copied(), &self.processes);
+        self.count_managed(&frames);
         window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
         (window, gone)
     }

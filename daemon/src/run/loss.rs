@@ -17,6 +17,16 @@ pub fn window_counters(window: &Window) -> Vec<(String, u64)> {
     named.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
+/// Adds counters to others, by name.
+pub fn add(sums: &mut Vec<(String, u64)>, counters: &[(String, u64)]) {
+    for (name, value) in counters {
+        match sums.iter_mut().find(|(known, _)| known == name) {
+            Some((_, sum)) => *sum = sum.saturating_add(*value),
+            None => sums.push((name.clone(), *value)),
+        }
+    }
+}
+
 /// Counters of the stages inside the daemon.
 #[must_use]
 pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
@@ -33,6 +43,8 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
         ("events_exceptions", stacks.exceptions),
         ("events_contentions", stacks.contentions),
         ("events_incidents_after_end", stacks.incidents_after_end),
+        ("managed_frames", stacks.managed_frames),
+        ("managed_frames_unnamed", stacks.managed_unnamed),
         ("stacks_walked", stacks.walked),
         ("stacks_exact", stacks.exact),
         ("stacks_guessed", table.stacks_guessed),

@@ -6,6 +6,7 @@ pub mod backlog;
 pub mod collector;
 pub mod counters;
 pub mod cut;
+mod effort;
 mod former;
 pub mod loss;
 pub mod names;
@@ -120,6 +121,8 @@ struct Said {
 struct Wishes {
     shed: bool,
     standings: Vec<SyncSender<Vec<Standing>>>,
+    /// Whether the shims of a process are asked for names.
+    names: HashMap<u32, bool>,
 }
 
 /// Lets other threads speak with the collector: tell it of processes that a shim was loaded into, ask how it stands.
@@ -145,6 +148,7 @@ impl Watcher {
 
     /// The shim of `pid` is to tell this, and is asked for names if so said.
     pub fn wish(&self, pid: u32, wishes: attach::Wishes, names: bool) {
+        self.wishes.lock().unwrap_or_else(PoisonError::into_inner).names.insert(pid, names);
         // Fails only when the recording is over.
         self.commands.send(Command::Wish(pid, wishes, names)).ok();
     }
@@ -236,6 +240,7 @@ impl Recording {
             take,
             announced: None,
             naming: None,
+            of_windows: Vec::new(),
         };
         Ok(Self {
             collector: std::thread::Builder::new().name("collector".into()).spawn(move || collector.run())?,
@@ -346,6 +351,8 @@ struct Run {
     take: Option<(TakeWindow, MonotonicNs)>,
     announced: Option<Totals>,
     naming: Option<Naming>,
+    /// What windows could not keep apart, all of them together.
+    of_windows: Vec<(String, u64)>,
 }
 
 impl Run {
@@ -393,7 +400,7 @@ impl Run {
             self.grant();
             if self.take.is_some() && said.elapsed() > SAY_EVERY {
                 said = Instant::now();
-                let counters = self.own_counters();
+                let counters = [self.own_counters(), self.of_windows.clone()].concat();
                 self.say(|said| said.counters = counters);
             }
             if said_managed.elapsed() > SAY_MANAGED_EVERY {
@@ -425,10 +432,13 @@ impl Run {
 
     /// Does what was asked for between two batches.
     fn grant(&mut self) {
-        let Wishes { shed, standings } =
+        let Wishes { shed, standings, names } =
             std::mem::take(&mut *self.wishes.lock().unwrap_or_else(PoisonError::into_inner));
         if shed {
             self.processor.shed();
+        }
+        for (pid, names) in names {
+            self.processor.name(pid, names);
         }
         for answer in standings {
             // Fails only when nobody waits for the answer any more.
@@ -472,7 +482,9 @@ impl Run {
     fn hand_on(&mut self, window: &Window, totals: Totals) {
         let Totals { at: ended, wall: ended_wall, rates, mut counters } = totals;
         counters.extend(self.own_counters());
-        counters.extend(loss::window_counters(window));
+        let of_window = loss::window_counters(window);
+        loss::add(&mut self.of_windows, &of_window);
+        counters.extend(of_window);
         if let Some((take, began)) = &mut self.take {
             let began = std::mem::replace(began, ended);
             take(Over { processor: &self.processor, window, counters, began, ended, ended_wall, rates });

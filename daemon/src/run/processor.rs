@@ -2,6 +2,7 @@
 
 use super::asked::Asked;
 use super::cut::{Cutting, Gone};
+use super::effort::Effort;
 use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
 use super::naming;
@@ -75,6 +76,10 @@ pub struct StackCounters {
     pub contentions: u64,
     /// Of both, those that came after the end.
     pub incidents_after_end: u64,
+    /// Managed frames of windows, of processes whose shim is asked for names.
+    pub managed_frames: u64,
+    /// Of them, those without a name.
+    pub managed_unnamed: u64,
 }
 
 /// A thread of the program that runs a collection.
@@ -148,6 +153,9 @@ pub struct Processor {
     spans: Option<Looks>,
     /// A window is being ended.
     pub(super) cutting: Option<Cutting>,
+    effort: Effort,
+    /// Processes whose shims are not asked for names, because rules leave them out.
+    unnamed: HashSet<u32>,
 }
 
 /// Waits of which it is not known what ended their blocked part: a thread ran then, which may have had nothing to do with it.
@@ -210,6 +218,8 @@ impl Processor {
             waker_stacks: false,
             spans: None,
             cutting: None,
+            effort: Effort::default(),
+            unnamed: HashSet::new(),
         }
     }
 
@@ -286,6 +296,14 @@ impl Processor {
     /// Takes one event; events come in time order.
     pub fn event(&mut self, event: Event) {
         let Some(event) = Cutting::put_off(&mut self.cutting, event) else { return };
+        let begun = self.effort.begin(&event, &self.processes);
+        self.handle(event);
+        if let Some(begun) = begun {
+            begun.end(&mut self.processes);
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
         if let EventKind::Exec { pid, comm } = &event.kind {
             self.names.becomes(*pid, comm);
             self.retire(*pid, event.time);
@@ -444,6 +462,36 @@ impl Processor {
     /// The kernel source ended at `at`: what a shim tells of later is not counted, its names still are.
     pub fn close_at(&mut self, at: MonotonicNs) {
         self.closed = Some(at);
+    }
+
+    /// From now on the shims of `pid` are asked for names, or not.
+    pub(super) fn name(&mut self, pid: u32, names: bool) {
+        if names {
+            self.unnamed.remove(&pid);
+        } else {
+            self.unnamed.insert(pid);
+        }
+    }
+
+    /// Counts the managed frames of a window, and those that its end found without a name although there is a shim to ask.
+    pub(super) fn count_managed(&mut self, frames: &HashSet<FrameKey>) {
+        let process = |(&region, pid): (&RegionId, &u32)| match self.formers.of_region(region) {
+            Some(former) => former.process,
+            None => self.processes.id(*pid),
+        };
+        let asked = self.region_pid.iter().filter(|(_, pid)| !self.unnamed.contains(pid));
+        let asked: HashSet<ProcessId> = asked.filter_map(process).collect();
+        let (mut all, mut unnamed) = (0, 0);
+        for &frame in frames {
+            if let FrameKey::Managed { process, .. } = frame
+                && asked.contains(&process)
+            {
+                all += 1;
+                unnamed += u64::from(self.symbolizer.symbol(frame).unresolved.is_some());
+            }
+        }
+        self.counters.managed_frames += all;
+        self.counters.managed_unnamed += unnamed;
     }
 
     /// What happened to stacks so far.
@@ -919,6 +967,7 @@ impl Processor {
             pids.insert(thread.pid);
         }
         self.names.keep(&threads);
+        self.unnamed.retain(|pid| pids.contains(pid));
         self.pausers.retain(|thread| threads.contains(&thread.tid));
         self.collecting.retain(|thread, of| threads.contains(&thread.tid) && !regions.contains(&of.region));
         if let Some(services) = &mut self.services {

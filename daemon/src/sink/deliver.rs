@@ -4,6 +4,7 @@
 
 use super::file::FileError;
 use super::spool::{Limits, Spool};
+use crate::daemon::neighbour;
 use crate::leftover;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -116,7 +117,10 @@ impl Delivery {
         let other = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("perfusion-send".to_owned())
-            .spawn(move || other.run(timeout, remote))
+            .spawn(move || {
+                neighbour::wait_for_others();
+                other.run(timeout, remote);
+            })
             .map_err(|source| FileError { path: directory.to_owned(), step: "start its thread", source })?;
         Ok(Self { shared, thread: Some(thread) })
     }

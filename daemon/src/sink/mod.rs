@@ -4,6 +4,7 @@
 //! A sink is called on the sinks' own thread, one after the other. It may take as long as a local disk does; one that sends over a
 //! network puts the profile into its spool and sends from a thread of its own, because whoever waits for a remote end holds up the rest.
 
+pub mod counts;
 pub mod deliver;
 pub mod directory;
 pub mod file;
@@ -78,7 +79,7 @@ pub trait Sink: Send {
     /// All profiles of the window were put: a moment for what is due once a window, such as retention.
     fn window_over(&mut self) {}
 
-    /// Name (without prefix) and value of each counter; each grows only.
+    /// Name and value of each counter, by the names of [`counts::SINK`]; each grows only.
     fn counters(&self) -> Vec<(&'static str, u64)>;
 
     /// No more profiles come: what is quickly sent is sent, the rest is kept for the next start.

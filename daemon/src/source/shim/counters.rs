@@ -1,10 +1,13 @@
 //! What this stage counts, beside what each shim counts itself (`profiler_protocol::counter`).
 
 macro_rules! totals {
-    ($($(#[$help:meta])+ $field:ident $name:literal;)+) => {
+    ($($(#[doc = $help:literal])+ $field:ident $name:literal;)+) => {
         /// Counters of this recorder's side, over all regions.
         #[derive(Clone, Copy, Debug, Default)]
-        pub(super) struct Totals { $($(#[$help])+ pub(super) $field: u64,)+ }
+        pub(super) struct Totals { $($(#[doc = $help])+ pub(super) $field: u64,)+ }
+
+        /// Name and meaning of each.
+        pub const SHIM_READER: &[(&str, &str)] = &[$(($name, concat!($($help),+)),)+];
 
         impl Totals {
             /// Name and value of each.

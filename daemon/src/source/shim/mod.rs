@@ -1,7 +1,7 @@
 //! Shims as a source of events: the rings of many processes, found in `/proc`, taken and given up as processes come and go.
 //! `finder` finds regions, `region` is the only access to one, `registry` says which are ours, `reader` turns records into events.
 
-mod counters;
+pub mod counters;
 mod exact;
 pub mod finder;
 mod names;

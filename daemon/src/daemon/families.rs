@@ -1,0 +1,119 @@
+//! Every family of metrics there can be, of which each answer has its name, its type and its meaning: the lists of counters of the stages, those of
+//! the sinks, and what is only said here. docs/metrics.md is written from the same lists.
+
+use super::counts::Counts;
+use crate::run::counters::DAEMON;
+use crate::sink::counts::SINK;
+use crate::source::shim::counters::SHIM_READER;
+use ebpf_common::counter::Counter;
+use profiler_protocol::counter as shim;
+
+/// Counts of what is in a cache now: they may fall.
+const GAUGES: &str = "symbolize_";
+
+/// What its values may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// They only grow, from 0 when the daemon or its recording begins.
+    Counter,
+    /// They rise and fall.
+    Gauge,
+    /// They stand still, and their labels say what there is to say.
+    Info,
+}
+
+impl Kind {
+    /// What OpenMetrics calls it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Info => "info",
+        }
+    }
+
+    /// What the names of its samples end with.
+    #[must_use]
+    pub const fn suffix(self) -> &'static str {
+        match self {
+            Self::Counter => "_total",
+            Self::Gauge => "",
+            Self::Info => "_info",
+        }
+    }
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Family {
+    /// Its name, with neither `perfusion_` nor what its type adds.
+    pub name: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// Its meaning.
+    pub help: &'static str,
+}
+
+macro_rules! families {
+    ($($kind:ident $constant:ident $name:literal $help:literal;)*) => {
+        $(#[doc = $help] pub const $constant: Family = Family { name: $name, kind: Kind::$kind, help: $help };)*
+
+        /// Those that no stage counts.
+        pub const OWN: &[Family] = &[$($constant),*];
+    };
+}
+
+families! {
+    Info BUILD "build" "what runs: `version`";
+    Counter CPU_SECONDS "cpu_seconds" "CPU time of the profiler by `part`: `daemon`, and `probes`, which is an estimate";
+    Gauge CPU_LIMIT "cpu_limit_cpus" "CPUs the profiler may take, probes included";
+    Gauge MEMORY "memory_bytes" "memory of the profiler by `part`: `resident`, and the kernel's for it, `maps` and `rings`";
+    Gauge MEMORY_LIMIT "memory_limit_bytes" "what it may be in all";
+    Gauge REDUCED "reduced" "1 in reduced mode: its cgroup allows little";
+    Gauge RATE_STEPS "rate_steps" "steps below the rates asked for, to stay within the CPU limit; 5 is the last";
+    Gauge FREQUENCY "frequency_hertz" "CPU samples per second and CPU";
+    Gauge RECORDING "recording" "1 while it records";
+    Gauge SWITCHED_OFF "switched_off" "1 for each form of the kill switch that is on, `by`: `file`, `signal`, `config`";
+    Gauge SHIM_PROCESSES "shim_processes" "processes whose shim is read";
+    Gauge PODS "pods" "pods of this node that are known";
+}
+
+/// Those of the pipeline, which are there while it records.
+pub fn pipeline() -> impl Iterator<Item = Family> {
+    let probes = Counter::ALL.iter().map(|info| (info.name, info.help));
+    // Their meanings are comments in the code, which begin with a blank.
+    let shims = shim::ALL.iter().map(|(_, name, help)| (*name, help.trim()));
+    let reader = SHIM_READER.iter().map(|(name, help)| (*name, help.trim()));
+    let counted = probes.chain(shims).chain(reader).chain(DAEMON.iter().copied());
+    counted.map(|(name, help)| {
+        let kind = if name.starts_with(GAUGES) { Kind::Gauge } else { Kind::Counter };
+        Family { name, kind, help }
+    })
+}
+
+/// Those of the daemon around it.
+pub fn daemon() -> impl Iterator<Item = Family> {
+    Counts::ALL.iter().map(|&(name, help)| Family { name, kind: Kind::Counter, help })
+}
+
+/// Those of sinks, whose names begin with `sink_` in metrics; each sink has some of them.
+pub fn sinks() -> impl Iterator<Item = Family> {
+    SINK.iter().map(|&(name, help)| Family { name, kind: Kind::Counter, help })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OWN, daemon, pipeline, sinks};
+    use std::collections::HashSet;
+
+    #[test]
+    fn each_family_is_there_once_and_has_a_meaning() {
+        let mut names = HashSet::new();
+        for family in pipeline().chain(daemon()).chain(OWN.iter().copied()) {
+            assert!(names.insert(family.name), "{} is there twice", family.name);
+            assert!(!family.help.is_empty() && family.help.trim() == family.help, "{}", family.name);
+        }
+        assert_eq!(sinks().map(|family| family.name).collect::<HashSet<_>>().len(), sinks().count());
+    }
+}
