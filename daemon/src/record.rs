@@ -192,7 +192,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     recording.close();
     // Before the programs have gone further.
     let counted = counting.map(Counting::finish);
-    let account = account_path.as_deref().map(|path| (path, account(options, &shelf, targets.first())));
+    let mut account = account_path.as_deref().map(|path| (path, account(options, &shelf, targets.first())));
     if let End::Gone = end
         && options.duration.is_some()
     {
@@ -203,6 +203,9 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let without_shim = follower.map(Follower::stop).unwrap_or_default();
     tracing::debug!("the follower has ended");
     let recorded = recording.stop().ok_or(Error::Failed)?;
+    if let Some((_, account)) = &mut account {
+        account.number_modules(|pid| recorded.processor.contexts(pid));
+    }
     let duration = Duration::from_nanos(recorded.ended.0.saturating_sub(began_ns.0));
     {
         // A pipe nobody reads must not keep this program alive; what is written into one is never half a file.
@@ -512,14 +515,13 @@ fn write(
     };
     let begin = MonotonicNs::now();
     let (symbolizer, processes) = (&recorded.processor.symbolizer, &recorded.processor.processes);
-    let counts =
-        counted.map(|counted| counted.account(|pid, type_id| recorded.processor.type_name(pid, type_id)));
+    let counts = counted.map(Counted::account);
     let counts = account.map(|account| (account, EXACT)).or(counts.as_ref().map(|of| (of, COUNTED)));
     let bytes = match counts {
         None => pprof::encode(&recorded.window, symbolizer, processes, &about)?,
         Some((account, how)) => {
             let mut profile = pprof::message(recorded.window.entries(), symbolizer, processes, &about)?;
-            exact::merge::merge(&mut profile, account, how);
+            exact::merge::merge(&mut profile, account, how, recorded.processor.type_names());
             pprof::pack(&profile)?
         }
     };

@@ -145,6 +145,8 @@ pub mod of_type {
     pub const FINALIZABLE: usize = 13;
     /// Times an object was alive when it had left that queue.
     pub const RESURRECTED: usize = 14;
+    /// The runtime's ModuleID of its module; 0 when it did not tell.
+    pub const MODULE: usize = 15;
     /// First of the dead by collections lived through.
     pub const BY_COLLECTIONS: usize = 16;
     /// First of the dead by time lived.

@@ -227,6 +227,8 @@ pub enum Body<'a> {
     TypeName {
         /// ClassID.
         type_id: u64,
+        /// ModuleID of the module; 0 when the runtime did not tell. Two modules of one file are of two load contexts.
+        module_id: u64,
         /// Name with generic arguments.
         name: &'a str,
         /// Module's simple file name.
@@ -465,7 +467,7 @@ impl Body<'_> {
             Self::Contention(_, stack) => ContentionHead::WORDS.wrapping_add(padded_words(stack.len())),
             Self::Allocation(_, stack) => AllocationHead::WORDS.wrapping_add(padded_words(stack.len())),
             Self::TypeName { name, module, .. } => {
-                2u64.wrapping_add(padded_words(name.len())).wrapping_add(padded_words(module.len()))
+                3u64.wrapping_add(padded_words(name.len())).wrapping_add(padded_words(module.len()))
             }
             Self::Method { ranges, name, module, .. } => 4u64
                 .wrapping_add(padded_words(ranges.0.len()))
@@ -493,8 +495,9 @@ impl Record<'_> {
                 head.encode(out);
                 put_bytes(out, stack);
             }
-            Body::TypeName { type_id, name, module } => {
+            Body::TypeName { type_id, module_id, name, module } => {
                 out.put(type_id);
+                out.put(module_id);
                 out.put(two(length(name.len()), length(module.len())));
                 put_bytes(out, name.as_bytes());
                 put_bytes(out, module.as_bytes());
@@ -654,10 +657,11 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
         1 => Body::Hello { runtime: cursor.word()? },
         2 => decode_allocation(&mut cursor)?,
         3 => {
-            let type_id = cursor.word()?;
+            let (type_id, module_id) = (cursor.word()?, cursor.word()?);
             let (name, module) = cursor.halves()?;
             Body::TypeName {
                 type_id,
+                module_id,
                 name: cursor.text(name as usize)?,
                 module: cursor.text(module as usize)?,
             }

@@ -38,7 +38,7 @@ fn write(region: &Region<'_>, record: &Record<'_>) -> bool {
 enum Owned {
     Hello(u64),
     Allocation(AllocationHead, Vec<u64>),
-    TypeName(u64, String, String),
+    TypeName([u64; 2], String, String),
     Method(u64, u64, u32, bool, Vec<u64>, String, String),
     NoMethod(u64, i32),
     CodeUnloaded(u64, Vec<u64>),
@@ -73,7 +73,9 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
     f(match owned {
         Owned::Hello(runtime) => Body::Hello { runtime: *runtime },
         Owned::Allocation(head, _) => Body::Allocation(*head, &list),
-        Owned::TypeName(type_id, name, module) => Body::TypeName { type_id: *type_id, name, module },
+        Owned::TypeName([type_id, module_id], name, module) => {
+            Body::TypeName { type_id: *type_id, module_id: *module_id, name, module }
+        }
         Owned::Method(asked, module_id, token, dynamic, _, name, module) => Body::Method {
             asked: *asked,
             module_id: *module_id,
@@ -149,7 +151,7 @@ fn owned() -> impl Strategy<Value = Owned> {
     prop_oneof![
         any::<u64>().prop_map(Owned::Hello),
         allocation(),
-        (any::<u64>(), ".{0,40}", ".{0,20}").prop_map(|(t, n, m)| Owned::TypeName(t, n, m)),
+        (any::<[u64; 2]>(), ".{0,40}", ".{0,20}").prop_map(|(t, n, m)| Owned::TypeName(t, n, m)),
         (any::<(u64, u64, u32, bool)>(), pairs(), ".{0,60}", ".{0,20}")
             .prop_map(|((a, m, t, d), r, n, s)| Owned::Method(a, m, t, d, r, n, s)),
         any::<(u64, i32)>().prop_map(|(a, h)| Owned::NoMethod(a, h)),

@@ -15,6 +15,8 @@ pub type Line = Text<2_040>;
 
 /// Types within types, and types around types, deeper than this are cut.
 const DEPTH: u32 = 8;
+/// Where the types are that everybody makes instances of: `List<T>` and the like.
+const CORE_LIBRARY: &str = "System.Private.CoreLib.dll";
 
 /// How a type is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -221,8 +223,17 @@ impl Namer {
         found.collectible
     }
 
-    /// A class as a type argument or an allocated type is written, and its module. False when the runtime does not know it.
-    pub fn class(&self, class: usize, name: &mut Line, module: &mut Line) -> bool {
+    /// A class as a type argument or an allocated type is written, its module and that one's ModuleID (0: the runtime does not say). `None` when it
+    /// does not know the class.
+    pub fn class(&self, class: usize, name: &mut Line, module: &mut Line) -> Option<usize> {
+        let module_id = self.home(class, module, 0);
+        self.class_id(name, class, Style::Argument, 0);
+        (!name.is_empty()).then_some(module_id)
+    }
+
+    /// The module that tells a class from another one of its name: its own; of a generic one of the core library that of its first argument that is of
+    /// another module, if there is one.
+    fn home(&self, class: usize, module: &mut Line, depth: u32) -> usize {
         let mut element = class;
         for _ in 0..DEPTH {
             match self.info.array(element) {
@@ -230,11 +241,22 @@ impl Namer {
                 _ => break,
             }
         }
-        if let Ok(found) = self.info.class(element) {
-            self.module_name(found.module, module);
+        let Ok(found) = self.info.class(element) else { return 0 };
+        let before = module.mark();
+        self.module_name(found.module, module);
+        if depth >= DEPTH || module.as_str() != CORE_LIBRARY {
+            return found.module;
         }
-        self.class_id(name, class, Style::Argument, 0);
-        !name.is_empty()
+        for argument in found.arguments.ids() {
+            module.back_to(before);
+            let of_argument = self.home(*argument, module, depth.wrapping_add(1));
+            if of_argument != 0 && module.as_str() != CORE_LIBRARY {
+                return of_argument;
+            }
+        }
+        module.back_to(before);
+        self.module_name(found.module, module);
+        found.module
     }
 
     fn class_id(&self, out: &mut Line, class: usize, style: Style, depth: u32) {

@@ -323,13 +323,20 @@ impl Service<'_> {
                     return true;
                 }
                 let (mut name, mut module) = (Line::new(), Line::new());
-                if self.namer.class(type_id as usize, &mut name, &mut module) {
+                let module_id = self.namer.class(type_id as usize, &mut name, &mut module);
+                if module_id.is_some() {
                     instance.count(Counter::TypeNames);
                 } else {
                     instance.count(Counter::RuntimeRefusals);
                     name.push('?');
                 }
-                instance.send(Body::TypeName { type_id, name: name.as_str(), module: module.as_str() })
+                let module_id = module_id.unwrap_or(0) as u64;
+                instance.send(Body::TypeName {
+                    type_id,
+                    module_id,
+                    name: name.as_str(),
+                    module: module.as_str(),
+                })
             });
             named.unwrap_or(false)
         });

@@ -83,7 +83,7 @@ impl Recorder {
     /// Waits for the instance's first words; its runtime's major version and its region.
     fn hello(&mut self, of: u32) -> (u16, RegionId) {
         self.hear("Hello", |pid, region, event| match event {
-            ShimEvent::Hello { runtime } if pid == of => Some((runtime.0, region)),
+            ShimEvent::Hello { runtime, .. } if pid == of => Some((runtime.0, region)),
             _ => None,
         })
     }

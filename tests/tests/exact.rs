@@ -106,6 +106,15 @@ fn assert_lives_are_true(runtime: Runtime, arguments: &[&str]) -> u64 {
     assert!(collections.iter().all(|of| of["reason"].as_str().is_some_and(|why| why.starts_with("induced"))));
     assert!(collections.iter().all(|of| number(of, "/pause_ns") > 0), "{collections:?}");
     assert_true(&recorded, &[]);
+    // The dead have lived through as many collections as the program has seen them live through, by its weak handles.
+    for (name, truth) in recorded.truth["types"].as_object().expect("types") {
+        let Some(died) = truth.get("died") else { continue };
+        let of = process["types"].as_array().expect("a list").iter().find(|of| of["name"] == name.as_str());
+        let told = of.and_then(|of| of["died_after_collections"].as_array()).expect("lifetimes");
+        let told = told.iter().map(|one| (number(one, "/from").to_string(), one["objects"].clone()));
+        assert_eq!(&Value::Object(told.collect()), died, "lifetimes of {name}");
+    }
+    assert!(recorded.truth["types"]["Counted.Brief"]["died"].as_object().is_some_and(|died| died.len() > 1));
     // What survived each collection adds up.
     for of in process["types"].as_array().expect("a list") {
         let each = of["per_collection"].as_array().expect("a list");

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod attach;
+mod attribution;
 mod capture;
 mod coexistence;
 mod counts;
@@ -43,6 +44,7 @@ mod spans;
 mod survive;
 mod threads;
 mod truth;
+mod types;
 mod unwind;
 mod versions;
 mod waits;

@@ -151,12 +151,27 @@ fn known_allocations_are_estimated_as_well_as_stated(runtime: Runtime) {
 /// The estimates of cells are as far from the truth as they say.
 fn assert_as_stated(cells: &[allocations::Cell], of: Of, found: &dyn Fn() -> String) {
     let all = allocations::sum(cells, None, of);
-    // 4.5 standard errors: 1 in 100,000 by chance.
-    assert!((all.ratio - 1.0).abs() <= 4.5 * all.stderr, "{of:?} {all:?}: {}", found());
-    // 95 of 100 are promised; 4.5 standard deviations of a binomial count below.
-    let expected = all.cells as f64 * 0.95;
-    let least = expected - 4.5 * (expected * 0.05).sqrt();
-    assert!(all.covered as f64 >= least, "{of:?} {all:?}: {}", found());
+    let bias = (all.ratio - 1.0).abs();
+    // Promised is no bias beyond 1 %. So many windows are known to 0.3 or 0.4 %, and one honest run in fifty is further off than 1 %; 3 standard errors are
+    // one in 400. In the short form 4.5: 1 in 100,000, which tells gross errors only.
+    let most = if long_form() { f64::max(0.01, 3.0 * all.stderr) } else { 4.5 * all.stderr };
+    assert!(bias <= most, "{of:?} {all:?}: {}", found());
+    assert_covered(all.covered, all.cells, found);
+}
+
+/// 95 of 100 intervals hold the truth: 93 to 97 % are promised, of 2,000 and more. One standard deviation of the share of so many is 0.5 %, so that is four of
+/// them. Of 500 it is 1 %, and an honest run in 25 is outside: as much as two of those is added there. In the short form 4.5 of them are the bound, and only
+/// that too few hold it is found out.
+fn assert_covered(covered: usize, count: usize, found: &dyn Fn() -> String) {
+    let (covered, count) = (covered as f64, count as f64);
+    let deviation = (0.95 * 0.05 / count).sqrt();
+    let (least, most) = match count {
+        2_000.0.. => (0.93, 0.97),
+        500.0.. => (0.93 - 2.0 * deviation, 0.97 + 2.0 * deviation),
+        _ => (0.95 - 4.5 * deviation, 1.0),
+    };
+    let share = covered / count;
+    assert!((least..=most).contains(&share), "{covered} of {count} hold the truth: {}", found());
 }
 
 #[test]
@@ -201,9 +216,7 @@ fn a_few_watched_objects_stand_for_all_that_is_alive(runtime: Runtime) {
         }
         // Five standard errors, for a t distribution of so few.
         assert!((mean - 1.0).abs() <= 5.0 * stderr, "{mean} ± {stderr}: {}", found());
-        // 95 of 100 are promised; 4.5 standard deviations of a binomial count below.
-        let expected = count as f64 * 0.95;
-        assert!(covered as f64 >= expected - 4.5 * (expected * 0.05).sqrt(), "{covered}: {}", found());
+        assert_covered(covered, count, &found);
     }
 }
 

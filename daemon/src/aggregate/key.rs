@@ -230,6 +230,10 @@ pub struct Labels {
     pub wait_stderr: Option<u64>,
     /// Type of the allocated object.
     pub type_name: Option<Arc<str>>,
+    /// The name that the runtime has for it, or for the type of the exception, where that is another one (`symbolize::types`).
+    pub type_raw: Option<Arc<str>>,
+    /// Its module, where the process has another type of that name.
+    pub type_module: Option<Arc<str>>,
     /// Heap of the allocated object.
     pub heap: Option<Heap>,
     /// Size of the objects, rounded down to a power of two, bytes (`aggregate::heap`).
@@ -321,6 +325,8 @@ impl Labels {
         text("waker", self.waker.as_deref());
         text("waker_name", self.waker_name.as_deref());
         text("type", self.type_name.as_deref());
+        text("type_raw", self.type_raw.as_deref());
+        text("type_module", self.type_module.as_deref());
         text("heap", self.heap.map(heap_name));
         text("sampling", self.sampling.map(Sampling::name));
         text("gc_reason", self.gc_reason);

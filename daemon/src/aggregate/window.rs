@@ -18,8 +18,8 @@ pub const OTHER: &str = "[other]";
 pub struct Limits {
     /// Distinct (stack, labels) pairs.
     pub max_keys: usize,
-    /// Distinct values of each open-ended label (waker, type, container_id, exception_type, lock_owner, thread_name, and the
-    /// names in waker_name and lock_owner_name).
+    /// Distinct values of each open-ended label (waker, type, type_raw, type_module, container_id, exception_type, lock_owner, thread_name, and
+    /// the names in waker_name and lock_owner_name).
     pub max_label_values: usize,
 }
 
@@ -90,7 +90,7 @@ pub struct Window {
     label_ids: HashMap<Arc<Labels>, LabelsId>,
     rows: Vec<Row>,
     row_ids: HashMap<(StackId, LabelsId), usize>,
-    caps: [Cap; 8],
+    caps: [Cap; 10],
     counters: WindowCounters,
     /// What became of thread pools, each with its process's labels.
     pub pools: Vec<(Labels, Sum)>,
@@ -201,7 +201,18 @@ impl Window {
         }
         let mut changed = labels.clone();
         let limit = self.limits.max_label_values;
-        let [waker, type_name, container, exception, owner, thread, waker_name, owner_name] = &mut self.caps;
+        let [
+            waker,
+            type_name,
+            container,
+            exception,
+            owner,
+            thread,
+            waker_name,
+            owner_name,
+            type_raw,
+            type_module,
+        ] = &mut self.caps;
         let replaced = [
             waker.apply(&mut changed.waker, limit),
             type_name.apply(&mut changed.type_name, limit),
@@ -212,7 +223,15 @@ impl Window {
             waker_name.apply(&mut changed.waker_name, limit),
             owner_name.apply(&mut changed.lock_owner_name, limit),
         ];
-        if !replaced.contains(&true) {
+        if (&changed.type_name, &changed.exception_type) != (&labels.type_name, &labels.exception_type) {
+            // As many as there are types.
+            (changed.type_raw, changed.type_module) = (None, None);
+        }
+        let of_type = [
+            type_raw.apply(&mut changed.type_raw, limit),
+            type_module.apply(&mut changed.type_module, limit),
+        ];
+        if !replaced.contains(&true) && !of_type.contains(&true) {
             return None;
         }
         if changed.container_id != labels.container_id {
@@ -330,6 +349,35 @@ mod tests {
         by_waker.sort_by(|a, b| a.0.cmp(&b.0));
         assert_eq!(by_waker, [(OTHER.to_owned(), 3.0), ("a".to_owned(), 2.0), ("b".to_owned(), 1.0)]);
         assert_eq!(window.counters().capped_labels, 3);
+    }
+
+    #[test]
+    fn types_beyond_the_cap_do_not_bring_their_other_names_along() {
+        let mut window = Window::new(Limits { max_label_values: 2, ..Limits::default() });
+        for n in 0..6 {
+            let labels = Labels {
+                type_name: Some(format!("T{}", n / 2).into()),
+                type_raw: Some(format!("raw {n}").into()),
+                type_module: Some("a.dll".into()),
+                ..Labels::default()
+            };
+            window.add(&[FrameKey::Kernel(1)], &labels, SampleType::AllocObjects, 1.0);
+        }
+        let mut told: Vec<_> = window
+            .entries()
+            .map(|entry| [&entry.labels.type_name, &entry.labels.type_raw, &entry.labels.type_module])
+            .map(|names| names.map(|name| name.as_deref().unwrap_or("none").to_owned()))
+            .collect();
+        told.sort();
+        assert_eq!(
+            told,
+            [
+                ["T0", "raw 0", "a.dll"],
+                ["T0", "raw 1", "a.dll"],
+                ["T1", OTHER, "a.dll"],
+                [OTHER, "none", "none"]
+            ]
+        );
     }
 
     #[test]

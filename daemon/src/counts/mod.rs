@@ -312,16 +312,15 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// As exact mode has it, for the profile. `known` is the name that samples of a process's type bear, so that both meet.
+    /// As exact mode has it, for the profile.
     #[must_use]
-    pub fn account(&self, known: impl Fn(u32, u64) -> Option<Arc<str>>) -> Account {
+    pub fn account(&self) -> Account {
         let process = |of: &Of| {
             let tallied = of.result.as_ref().ok()?;
             let types = tallied.types.iter().map(|found| Type {
-                name: found
-                    .id
-                    .and_then(|id| known(of.pid, id))
-                    .map_or_else(|| found.name.clone(), |name| name.to_string()),
+                name: found.name.shown.to_string(),
+                type_raw: found.name.raw.as_deref().map(str::to_owned),
+                class: found.id.unwrap_or(0),
                 allocated: Count { objects: found.objects, bytes: found.bytes },
                 ..Type::default()
             });

@@ -8,7 +8,7 @@ use crate::heap::fields::Fields;
 use crate::heap::nettrace::Event;
 use crate::heap::types::{Room, Types};
 use crate::report::units::{grouped, human};
-use crate::symbolize::pretty;
+use crate::symbolize::types::TypeName;
 use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -98,19 +98,11 @@ impl Tally {
         let ids: HashMap<u32, u64> = numbers.into_iter().map(|(id, number)| (number, id)).collect();
         let types = (0..).zip(list).filter(|(_, found)| found.objects > 0).map(|(number, found)| Type {
             id: ids.get(&number).copied(),
-            name: shown(&found.name),
+            name: TypeName::of(if found.name.is_empty() { UNKNOWN_TYPE } else { &found.name }),
             objects: found.objects,
             bytes: found.bytes,
         });
         Tallied { types: types.collect(), lost, malformed: self.malformed, broken }
-    }
-}
-
-/// A name as the shim writes it: nested types after a dot.
-fn shown(name: &str) -> String {
-    match name {
-        "" => UNKNOWN_TYPE.to_owned(),
-        name => pretty::type_name(&name.replace('+', ".")),
     }
 }
 
@@ -119,8 +111,8 @@ fn shown(name: &str) -> String {
 pub struct Type {
     /// What the runtime calls it.
     pub id: Option<u64>,
-    /// Its name in C#'s way.
-    pub name: String,
+    /// Its names.
+    pub name: TypeName,
     /// Objects that were made.
     pub objects: u64,
     /// Their bytes; up to 7 more for each array and string that was told of together with others.
@@ -164,7 +156,7 @@ impl fmt::Display for Tallied {
 
 #[cfg(test)]
 mod tests {
-    use super::{Tally, Type, id, shown};
+    use super::{Tally, id};
     use crate::heap::nettrace::Event;
 
     fn allocated(kind: u64, objects: u32, bytes: u64) -> Vec<u8> {
@@ -186,19 +178,13 @@ mod tests {
         send(id::HIGH, &allocated(71, 1, 25)[..20]);
         send(1, b"");
         let tallied = tally.finish(4, None);
-        let of =
-            |id, name: &str, objects, bytes| Type { id: Some(id), name: name.to_owned(), objects, bytes };
-        assert_eq!(tallied.types, [of(70, "Shop.Orders.Map<int>", 5, 120), of(71, "[unknown type]", 1, 32)]);
+        let told: Vec<_> =
+            tallied.types.iter().map(|of| (of.id, &*of.name.shown, of.objects, of.bytes)).collect();
+        assert_eq!(told, [(Some(70), "Shop.Orders.Map<int>", 5, 120), (Some(71), "[unknown type]", 1, 32)]);
         let said = tallied.to_string();
         assert_eq!(
             said,
             "6 objects, 152 B, 2 types; 4 events of the runtime are missing; 1 events make no sense"
         );
-    }
-
-    #[test]
-    fn names_are_as_the_shim_has_them() {
-        assert_eq!(shown("A.B+C"), "A.B.C");
-        assert_eq!(shown("System.String[]"), "string[]");
     }
 }

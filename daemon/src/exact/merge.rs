@@ -2,11 +2,13 @@
 //! the objects that the runtime told of by itself. Which stack made which object is known of those only: walking a stack for each would
 //! take some ten times as long as making the object.
 
-use super::{Account, Count};
+use super::{Account, Count, Process, Type};
 use crate::aggregate::key::{SampleType, Sampling, UNKNOWN_TYPE};
 use crate::aggregate::window::OTHER;
 use crate::pprof::proto::{Function, Label, Line, Location, Profile, Sample};
-use std::collections::{HashMap, HashSet};
+use crate::symbolize::pretty::clean;
+use crate::symbolize::types::{self, TypeName};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Value of the label `sampling` where values are exact.
 pub const EXACT: &str = Sampling::Exact.name();
@@ -55,9 +57,18 @@ fn split(total: u64, weights: &[i64]) -> Vec<i64> {
     parts.collect()
 }
 
-/// Puts the exact values of `account` into `profile`; `sampling` says how exact. Samples of the same processes whose type is not told (beyond
-/// the most types of a window, or unknown) lose theirs: the same objects are in the account under their type. A comment says how many.
-pub fn merge(profile: &mut Profile, account: &Account, sampling: &str) {
+/// What samples of one type bear: numbers of its readable name, of the runtime's and of its module; 0 for none.
+type Names = [i64; 3];
+
+/// Puts the exact values of `account` into `profile`; `sampling` says how exact. `known` is what the samples of a process call its types, by their
+/// ClassIDs. Samples of the same processes whose type is not told (beyond the most types of a window, or unknown) lose theirs: the same objects are
+/// in the account under their type. A comment says how many.
+pub fn merge(
+    profile: &mut Profile,
+    account: &Account,
+    sampling: &str,
+    known: impl Fn(u32, u64) -> Option<TypeName>,
+) {
     let strings = &mut Strings::new(profile);
     let column = |profile: &Profile, wanted: SampleType| {
         let name = |at: i64| usize::try_from(at).ok().and_then(|at| profile.string_table.get(at));
@@ -68,46 +79,47 @@ pub fn merge(profile: &mut Profile, account: &Account, sampling: &str) {
     else {
         return;
     };
-    let keys = ["type", "pid", "process", "sampling", "space_stderr", sampling];
-    let [type_key, pid_key, process_key, sampling_key, stderr_key, exact] =
+    let keys = ["pid", "process", "sampling", "space_stderr", sampling];
+    let [pid_key, process_key, sampling_key, stderr_key, exact] =
         keys.map(|text| strings.number(profile, text));
     let one_by_one = strings.number(profile, EXACT);
+    let name_keys = ["type", "type_raw", "type_module"].map(|text| strings.number(profile, text));
     // What the profile calls each process.
-    let mut names: HashMap<i64, i64> = HashMap::new();
-    let mut places: HashMap<(i64, i64), Vec<usize>> = HashMap::new();
+    let mut processes: HashMap<i64, i64> = HashMap::new();
+    let mut places: HashMap<(i64, Names), Vec<usize>> = HashMap::new();
     for (place, sample) in profile.sample.iter().enumerate() {
         let value = |at: usize| sample.value.get(at).copied().unwrap_or(0);
         let label = |key: i64| sample.label.iter().find(|label| label.key == key);
         if let (Some(name), Some(pid)) = (label(process_key), label(pid_key)) {
-            names.insert(pid.num, name.str);
+            processes.insert(pid.num, name.str);
         }
-        if let (Some(of), Some(pid)) = (label(type_key), label(pid_key))
+        let of = name_keys.map(|key| label(key).map_or(0, |label| label.str));
+        if let Some(pid) = label(pid_key)
+            && of[0] != 0
             && (value(objects_at) > 0 || value(bytes_at) > 0)
         {
-            places.entry((pid.num, of.str)).or_default().push(place);
+            places.entry((pid.num, of)).or_default().push(place);
         }
     }
     let mut no_stack = None;
     let mut untold = 0_i64;
     for process in &account.processes {
-        // A name may be that of several types, of different modules: the samples do not tell them apart.
-        let mut by_name: HashMap<&str, Count> = HashMap::new();
-        for of in &process.types {
-            by_name.entry(&of.name).or_default().add(of.allocated);
-        }
-        let of_process = names.get(&i64::from(process.pid)).copied();
+        let of_process = processes.get(&i64::from(process.pid)).copied();
         let of_process = match (of_process, process.name.as_str()) {
             (None, name) if !name.is_empty() => Some(strings.number(profile, name)),
             (known, _) => known,
         };
-        let mut all: Vec<(&str, Count)> = by_name.into_iter().collect();
-        all.sort_unstable_by_key(|(name, _)| *name);
-        let told: HashSet<i64> = all
-            .iter()
-            .map(|(name, _)| strings.number(profile, &crate::symbolize::pretty::clean(name)))
+        let all: Vec<(Names, Count)> = by_name(process, &known)
+            .into_iter()
+            .map(|(TypeName { shown, raw, module }, count)| {
+                let names = [Some(shown), raw, module];
+                (names.map(|name| name.map_or(0, |name| strings.number(profile, &clean(&name)))), count)
+            })
             .collect();
+        let told: HashSet<Names> = all.iter().map(|(of, _)| *of).collect();
         for ((_, of), found) in places.iter().filter(|((pid, _), _)| *pid == i64::from(process.pid)) {
-            let placeholder = [OTHER, UNKNOWN_TYPE].map(|name| strings.number(profile, name)).contains(of);
+            let placeholder =
+                [OTHER, UNKNOWN_TYPE].map(|name| strings.number(profile, name)).contains(&of[0]);
             // What the runtime has counted leaves out types whose objects were too few to be told of.
             if told.contains(of) || sampling != EXACT && !placeholder {
                 continue;
@@ -124,8 +136,7 @@ pub fn merge(profile: &mut Profile, account: &Account, sampling: &str) {
                 }
             }
         }
-        for (name, count) in all {
-            let of = strings.number(profile, &crate::symbolize::pretty::clean(name));
+        for (of, count) in all {
             let pid = i64::from(process.pid);
             let Some(found) = places.get(&(pid, of)) else {
                 let location = *no_stack.get_or_insert_with(|| add_location(profile, strings));
@@ -135,14 +146,12 @@ pub fn merge(profile: &mut Profile, account: &Account, sampling: &str) {
                         *value = i64::try_from(amount).unwrap_or(i64::MAX);
                     }
                 }
-                let mut label = vec![
-                    Label { key: pid_key, num: pid, ..Label::default() },
-                    Label { key: type_key, str: of, ..Label::default() },
-                    Label { key: sampling_key, str: exact, ..Label::default() },
-                ];
-                label.extend(of_process.map(|name| Label {
-                    key: process_key,
-                    str: name,
+                let mut label = vec![Label { key: pid_key, num: pid, ..Label::default() }];
+                let texts = name_keys.into_iter().zip(of).chain([(sampling_key, exact)]);
+                let texts = texts.chain(of_process.map(|name| (process_key, name)));
+                label.extend(texts.filter(|(_, text)| *text != 0).map(|(key, str)| Label {
+                    key,
+                    str,
                     ..Label::default()
                 }));
                 profile.sample.push(Sample { location_id: vec![location], value, label });
@@ -183,6 +192,27 @@ pub fn merge(profile: &mut Profile, account: &Account, sampling: &str) {
     say_untold(profile, strings, untold);
 }
 
+/// The sums of a process by what its samples call the types; a type of which there is none has its module where another one has its name.
+fn by_name(
+    process: &Process,
+    known: impl Fn(u32, u64) -> Option<TypeName>,
+) -> impl IntoIterator<Item = (TypeName, Count)> {
+    fn system_name(of: &Type) -> &str {
+        of.type_raw.as_deref().unwrap_or(&of.name)
+    }
+    let ambiguous = types::ambiguous(process.types.iter().map(|of| (system_name(of), &of.module)));
+    let mut sums: BTreeMap<TypeName, Count> = BTreeMap::new();
+    for of in &process.types {
+        let name = known(process.pid, of.class).unwrap_or_else(|| TypeName {
+            shown: of.name.as_str().into(),
+            raw: of.type_raw.as_deref().map(Into::into),
+            module: ambiguous.contains(system_name(of)).then(|| of.module.as_str().into()),
+        });
+        sums.entry(name).or_default().add(of.allocated);
+    }
+    sums
+}
+
 /// The comment of [`merge`].
 fn say_untold(profile: &mut Profile, strings: &mut Strings, objects: i64) {
     if objects > 0 {
@@ -210,6 +240,7 @@ mod tests {
     use crate::exact::{Account, Count, Process, Type};
     use crate::pprof::proto::{Label, Profile, Sample, ValueType};
     use crate::report::stacks::Stacks;
+    use crate::symbolize::types::TypeName;
     use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, proptest};
 
     proptest! {
@@ -289,7 +320,7 @@ mod tests {
             processes: vec![Process { pid: 9, name: "shop".to_owned(), types, ..Process::default() }],
             ..Account::default()
         };
-        merge(&mut profile, &account, EXACT);
+        merge(&mut profile, &account, EXACT, |_, _| None);
         let values: Vec<&[i64]> = profile.sample.iter().map(|sample| &sample.value[1..]).collect();
         assert_eq!(values, [&[1, 250][..], &[3, 751], &[0, 0], &[0, 0], &[7, 70]]);
         assert!(profile.string_table.iter().any(|text| text.starts_with("about 5 objects")));
@@ -299,5 +330,66 @@ mod tests {
         let last = profile.sample.last().unwrap();
         assert_eq!(stacks.label(last, "process"), Some("shop"));
         assert_eq!(stacks.frames(last).map(|frame| &*frame.name).collect::<Vec<_>>(), [NO_STACK]);
+    }
+
+    #[test]
+    fn types_of_one_name_get_their_own_values() {
+        let strings = [
+            "",
+            "alloc_objects",
+            "alloc_space",
+            "type",
+            "pid",
+            "type_module",
+            "type_raw",
+            "A",
+            "m.dll",
+            "m.dll#2",
+            "A.<>c",
+        ];
+        let label = |key, str, num| Label { key, str, num, ..Label::default() };
+        let sample = |more: Label| Sample {
+            value: vec![10, 100],
+            label: vec![label(4, 0, 9), label(3, 7, 0), more],
+            ..Sample::default()
+        };
+        let mut profile = Profile {
+            string_table: strings.map(str::to_owned).to_vec(),
+            sample_type: [1, 2].map(|r#type| ValueType { r#type, unit: 0 }).to_vec(),
+            sample: vec![sample(label(5, 8, 0)), sample(label(5, 9, 0)), sample(label(6, 10, 0))],
+            ..Profile::default()
+        };
+        let of = |class, module: &str, raw: Option<&str>, objects| Type {
+            name: "A".to_owned(),
+            type_raw: raw.map(str::to_owned),
+            module: module.to_owned(),
+            class,
+            allocated: Count { objects, bytes: objects * 24 },
+            ..Type::default()
+        };
+        let types = vec![
+            of(1, "m.dll", None, 3),
+            of(2, "m.dll#2", None, 4),
+            of(3, "m.dll#3", None, 5),
+            of(4, "m.dll", Some("A.<>c"), 6),
+        ];
+        let account = Account {
+            processes: vec![Process { pid: 9, types, ..Process::default() }],
+            ..Account::default()
+        };
+        // Of the third no sample was taken, and its name is not known where they are.
+        let known = |_, class: u64| {
+            let module = ["m.dll", "m.dll#2"].get(usize::try_from(class).unwrap() - 1)?;
+            Some(TypeName { shown: "A".into(), raw: None, module: Some((*module).into()) })
+        };
+        merge(&mut profile, &account, EXACT, known);
+        let objects: Vec<i64> = profile.sample.iter().map(|sample| sample.value[0]).collect();
+        assert_eq!(objects, [3, 4, 6, 5]);
+        let stacks = Stacks::new(&profile);
+        let last = profile.sample.last().unwrap();
+        assert_eq!(
+            [stacks.label(last, "type"), stacks.label(last, "type_module")],
+            [Some("A"), Some("m.dll#3")]
+        );
     }
 }

@@ -9,6 +9,7 @@ pub mod table;
 use crate::attach::target::Target;
 use crate::process::{is_running, start_ticks};
 use crate::source::shim::Opened;
+use crate::symbolize::types::Contexts;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -77,6 +78,18 @@ pub fn path_beside(profile: &Path) -> PathBuf {
     }
     name.push(".exact.json");
     profile.with_file_name(name)
+}
+
+impl Account {
+    /// Tells modules of one file name apart, by the numbers that `contexts` has for those of a process already, and on from there.
+    pub fn number_modules(&mut self, contexts: impl Fn(u32) -> Contexts) {
+        for process in &mut self.processes {
+            let mut contexts = contexts(process.pid);
+            for of in process.types.iter_mut().filter(|of| !of.module.is_empty()) {
+                of.module = contexts.label(&of.module, of.module_id).to_string();
+            }
+        }
+    }
 }
 
 /// What exact mode knows of one recording.
@@ -166,10 +179,20 @@ impl Count {
 /// One type.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Type {
-    /// Its name, with type arguments.
+    /// Its readable name, with type arguments.
     pub name: String,
-    /// Its module's file name.
+    /// The name the runtime has for it, where that is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub type_raw: Option<String>,
+    /// Its module's file name, with `#2` and so on for further modules of that name (of a generic type of the core library: its first argument's
+    /// from elsewhere).
     pub module: String,
+    /// The runtime's ModuleID of that, and its ClassID of the type: they mean something while the process lives.
+    #[serde(skip)]
+    pub module_id: u64,
+    /// See there.
+    #[serde(skip)]
+    pub class: u64,
     /// Allocated.
     pub allocated: Count,
     /// Found dead by collections.

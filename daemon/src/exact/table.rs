@@ -4,6 +4,7 @@ use super::{Collection, Count, Ending, Lifetime, Look, Process, Source, Survival
 use crate::aggregate::collections::reason_name;
 use crate::aggregate::key::UNKNOWN_TYPE;
 use crate::source::shim::Opened;
+use crate::symbolize::types::{MOST_CONTEXTS, TypeName};
 use profiler_protocol::exact::{
     COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, LOSSES, MAGIC, MOST_COLLECTIONS, MOST_SURVIVALS,
     MOST_TYPES, NAME_BYTES, NAMES_AT, SURVIVAL_WORDS, SURVIVALS_AT, TABLE_BYTES, TIME_BUCKETS, TYPE_WORDS,
@@ -202,20 +203,37 @@ fn collection(index: usize, words: &Words, began_ns: u64) -> Collection {
     }
 }
 
-/// Rows of the same name and module are one type: a type that was loaded anew, or met by two threads at once.
+/// Rows of the same name and module are one type: two threads met it at once. Of one file there may be several modules, in load contexts of their own
+/// or loaded anew; beyond some they count as one.
 fn types(copied: &Copied) -> Vec<Type> {
     let names: Vec<u8> = copied.names.0.iter().flat_map(|word| word.to_le_bytes()).collect();
     let mut types: Vec<Type> = Vec::new();
-    let mut places: HashMap<(String, String), usize> = HashMap::new();
+    let mut places: HashMap<(String, String, u64), usize> = HashMap::new();
+    let mut modules: HashMap<(String, String), Vec<u64>> = HashMap::new();
     let mut of_row = Vec::new();
     for (number, words) in copied.types.rows(TYPE_WORDS).enumerate() {
         let (name, module) = match number {
             0 => ("[other types]".to_owned(), String::new()),
             _ => name(&names, words.get(of_type::NAME)),
         };
-        let place = *places.entry((name.clone(), module.clone())).or_insert(types.len());
+        let mut module_id = words.get(of_type::MODULE);
+        let known = modules.entry((name.clone(), module.clone())).or_default();
+        match known.last() {
+            _ if known.contains(&module_id) => {}
+            Some(last) if known.len() >= MOST_CONTEXTS => module_id = *last,
+            _ => known.push(module_id),
+        }
+        let place = *places.entry((name.clone(), module.clone(), module_id)).or_insert(types.len());
         if place == types.len() {
-            types.push(Type { name, module, ..Type::default() });
+            let TypeName { shown, raw, .. } = TypeName::of(&name);
+            types.push(Type {
+                name: shown.to_string(),
+                type_raw: raw.map(|raw| raw.to_string()),
+                module,
+                module_id,
+                class: words.get(of_type::CLASS),
+                ..Type::default()
+            });
         }
         of_row.push(place);
         if let Some(of) = types.get_mut(place) {
@@ -241,7 +259,10 @@ fn types(copied: &Copied) -> Vec<Type> {
         of.left = of.allocated.less(of.dead);
     }
     types.retain(|of| of.allocated.objects > 0);
-    types.sort_by(|a, b| b.allocated.bytes.cmp(&a.allocated.bytes).then_with(|| a.name.cmp(&b.name)));
+    types.sort_by(|a, b| {
+        let names = |of: &Type| (of.name.clone(), of.type_raw.clone());
+        b.allocated.bytes.cmp(&a.allocated.bytes).then_with(|| names(a).cmp(&names(b)))
+    });
     types
 }
 
@@ -308,7 +329,8 @@ fn lifetimes(sums: &mut Vec<Lifetime>, words: &Words, first: usize, buckets: usi
 #[cfg(test)]
 mod tests {
     use super::{Copied, Words, account};
-    use crate::exact::{Count, Lifetime, Survival};
+    use crate::exact::{Account, Count, Lifetime, Survival};
+    use crate::symbolize::types::Contexts;
     use profiler_protocol::exact::{TYPE_WORDS, head, of_type};
 
     fn row(words: &[(usize, u64)]) -> Vec<u64> {
@@ -359,5 +381,41 @@ mod tests {
         assert_eq!(process.losses.get("types"), Some(&5));
         assert_eq!(process.types.len(), 3);
         assert_eq!(process.collections[0].generation, 2);
+    }
+
+    #[test]
+    fn types_of_two_load_contexts_are_two() {
+        const NAMED: &[u8; 32] = b"N.T.<>c__DisplayClass1_0m.dll\0\0\0";
+        let name = 24 << 32 | 5 << 48;
+        let mut types = row(&[]);
+        for (module, objects) in [(0x100, 5), (0x200, 7), (0x100, 3)] {
+            types.extend(row(&[
+                (of_type::NAME, name),
+                (of_type::MODULE, module),
+                (of_type::CLASS, module + objects),
+                (of_type::OBJECTS, objects),
+                (of_type::BYTES, objects * 24),
+            ]));
+        }
+        let names = NAMED.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+        let copied = Copied {
+            head: Words(vec![0; head::READER]),
+            types: Words(types),
+            names: Words(names.collect()),
+            collections: Words(Vec::new()),
+            survivals: Words(Vec::new()),
+        };
+        let mut both = Account { processes: vec![account(&copied, 1, false)], ..Account::default() };
+        // The second one was met first where samples were named.
+        both.number_modules(|_| {
+            let mut contexts = Contexts::default();
+            contexts.label("m.dll", 0x200);
+            contexts
+        });
+        let told: Vec<_> = both.processes[0].types.iter().collect();
+        assert!(told.iter().all(|of| of.name == "N.T+closure"), "{told:?}");
+        assert!(told.iter().all(|of| of.type_raw.as_deref() == Some("N.T.<>c__DisplayClass1_0")), "{told:?}");
+        let told: Vec<_> = told.iter().map(|of| (of.module.as_str(), of.allocated.objects)).collect();
+        assert_eq!(told, [("m.dll#2", 8), ("m.dll", 7)]);
     }
 }

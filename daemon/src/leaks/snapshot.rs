@@ -17,7 +17,7 @@ pub struct Place {
     pub pid: i64,
     /// Its name.
     pub process: String,
-    /// The type.
+    /// The type, and in brackets its module, where the process has another type of that name.
     pub type_name: String,
     /// The functions that allocated them, innermost first.
     pub stack: Vec<String>,
@@ -175,11 +175,15 @@ impl Snapshot {
                 }
                 let number = |key| stacks.number(sample, key).unwrap_or(0);
                 let text = |key| clean(stacks.label(sample, key).unwrap_or_default()).into_owned();
+                let type_name = match stacks.label(sample, "type_module") {
+                    Some(module) => format!("{} ({})", text("type"), clean(module)),
+                    None => text("type"),
+                };
                 let frames = stacks.readable_frames(sample).filter(|frame| frame.kind != Kind::Kernel);
                 let place = Place {
                     pid: number("pid"),
                     process: text("process"),
-                    type_name: text("type"),
+                    type_name,
                     stack: frames.map(|frame| frame.name.into_owned()).take(FRAMES).collect(),
                 };
                 if let Some(watched_ms) = stacks.number(sample, "watched_for") {

@@ -13,6 +13,9 @@ use crate::symbolize::pretty::clean;
 use std::collections::HashMap;
 use std::fmt::Write;
 
+/// A type's name, and its module where its process has another type of that name.
+type Name<'a> = (&'a str, Option<&'a str>);
+
 /// One type's sums.
 #[derive(Default)]
 struct Type {
@@ -33,7 +36,7 @@ struct Type {
 /// What is known of one type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TypeRow {
-    /// Its name.
+    /// Its name, and in brackets its module, where there is another type of that name.
     pub name: String,
     /// Objects of it that were seen.
     pub seen: i64,
@@ -75,7 +78,7 @@ pub fn rows(profile: &Profile, sample_type: &str, options: &Options) -> Vec<Type
     let [Ok(objects_at), Ok(bytes_at)] = columns.map(|column| stacks.sample_type(column.name())) else {
         return Vec::new();
     };
-    let mut types: HashMap<&str, Type> = HashMap::new();
+    let mut types: HashMap<Name<'_>, Type> = HashMap::new();
     for sample in stacks.samples() {
         let value = |at: usize| sample.value.get(at).copied().unwrap_or(0);
         let (objects, bytes) = (value(objects_at), value(bytes_at));
@@ -92,12 +95,13 @@ pub fn rows(profile: &Profile, sample_type: &str, options: &Options) -> Vec<Type
 }
 
 fn add<'a>(
-    types: &mut HashMap<&'a str, Type>,
+    types: &mut HashMap<Name<'a>, Type>,
     stacks: &Stacks<'a>,
     sample: &Sample,
     (objects, bytes): (f64, f64),
 ) {
-    let of = types.entry(stacks.label(sample, "type").unwrap_or(UNKNOWN_TYPE)).or_default();
+    let name = (stacks.label(sample, "type").unwrap_or(UNKNOWN_TYPE), stacks.label(sample, "type_module"));
+    let of = types.entry(name).or_default();
     let number = |key| stacks.number(sample, key);
     let seen = number("sampled_objects").filter(|&seen| seen > 0);
     let sampling = stacks.label(sample, "sampling");
@@ -138,9 +142,13 @@ fn add<'a>(
     of.seen_bytes += positive("sampled_bytes").map_or(bytes * share, |bytes| bytes as f64);
 }
 
-fn row(name: &str, of: &Type) -> TypeRow {
+fn row((name, module): Name<'_>, of: &Type) -> TypeRow {
+    let name = clean(name);
     TypeRow {
-        name: clean(name).into_owned(),
+        name: match module {
+            Some(module) => format!("{name} ({})", clean(module)),
+            None => name.into_owned(),
+        },
         seen: of.seen,
         objects: of.objects,
         bytes: of.bytes,

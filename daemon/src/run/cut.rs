@@ -22,6 +22,7 @@ use crate::sample::stack::{StackId, StackTable};
 use crate::source::kernel::rule_set::OfService;
 use crate::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, ThreadSnapshot};
 use crate::symbolize::file_name;
+use crate::symbolize::types::TypeName;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -165,11 +166,15 @@ impl Processor {
         sites: Vec<(Site, Weight, Labels)>,
         live: Vec<(LiveObject, u32, Labels)>,
     ) {
-        let unknown: Arc<str> = UNKNOWN_TYPE.into();
+        let unknown = TypeName { shown: UNKNOWN_TYPE.into(), raw: None, module: None };
+        let types = self.types.told_apart();
         let site_labels = |site: &Site, labels: Labels| {
-            let type_name = self.types.get(&(site.region, site.type_id)).unwrap_or(&unknown);
+            let TypeName { shown, raw, module } =
+                types.get(site.region, site.type_id).unwrap_or_else(|| unknown.clone());
             Labels {
-                type_name: Some(Arc::clone(type_name)),
+                type_name: Some(shown),
+                type_raw: raw,
+                type_module: module,
                 heap: Some(site.heap),
                 size_class: (site.size_class > 0).then_some(site.size_class),
                 sampling: Some(site.sampling),
@@ -406,8 +411,11 @@ fn pause_labels(processor: &mut Processor, region: RegionId, kind: Option<Kind>,
 }
 
 fn throw_labels(processor: &mut Processor, throw: Throw) -> Labels {
+    let name = throw.type_name.as_deref().map(TypeName::of);
+    let (exception_type, type_raw) = name.map_or_else(|| (OTHER.into(), None), |name| (name.shown, name.raw));
     Labels {
-        exception_type: Some(throw.type_name.unwrap_or_else(|| OTHER.into())),
+        exception_type: Some(exception_type),
+        type_raw,
         rethrown: Some(throw.rethrown),
         ..processor.region_labels(throw.place.region, Some(throw.place.tid))
     }

@@ -30,10 +30,11 @@ use crate::source::{
 };
 use crate::symbolize::Symbolizer;
 use crate::symbolize::kernel::WakeSites;
+use crate::symbolize::types::{Contexts, TypeName, Types};
 use crate::symbolize::wait_functions::WaitFunctions;
 use crate::unwind::finish::Limits;
 use profiler_protocol::record::NOT_NOW;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -90,6 +91,14 @@ pub(super) struct Collecting {
     until: Option<MonotonicNs>,
 }
 
+/// What a shim said of its runtime.
+#[derive(Clone, Copy, Debug)]
+struct Runtime {
+    version: (u16, u16, u16),
+    /// Objects can be watched.
+    watches: bool,
+}
+
 /// To let the other threads run again takes microseconds; a thread that was told to have ended its collection and not to have done that
 /// is at something else by now, and the record was lost.
 const RESTART_NS: u64 = 100_000_000;
@@ -112,8 +121,9 @@ pub struct Processor {
     pub(super) formers: Formers,
     requests: Vec<NameRequest>,
     asked: Asked,
-    pub(super) types: HashMap<(RegionId, u64), Arc<str>>,
+    pub(super) types: Types,
     pub(super) region_pid: HashMap<RegionId, u32>,
+    runtimes: HashMap<RegionId, Runtime>,
     /// Regions that said good-bye in this window.
     pub(super) regions_gone: HashSet<RegionId>,
     /// Threads that run a collection right now, by region (workstation GC collects on the thread that allocates).
@@ -193,8 +203,9 @@ impl Processor {
             formers: Formers::default(),
             requests: Vec::new(),
             asked: Asked::default(),
-            types: HashMap::new(),
+            types: Types::default(),
             region_pid: HashMap::new(),
+            runtimes: HashMap::new(),
             regions_gone: HashSet::new(),
             collecting: HashMap::new(),
             pausers: HashSet::new(),
@@ -527,13 +538,7 @@ impl Processor {
                     .to_owned(),
             );
         }
-        if all > 0 {
-            comments.push(
-                "inuse: objects allocated since the shim was loaded, as of the last garbage collection that looked at their generation; those \
-                 watched when there were more than --live-objects stand for all, by the inverse of the probability with which chance chose them"
-                    .to_owned(),
-            );
-        }
+        comments.extend(inuse_comments(all > 0, self.runtimes.values().copied()));
         comments
     }
 
@@ -773,8 +778,8 @@ impl Processor {
         }
         let names_only = self.closed.is_some_and(|at| time > at);
         match event {
-            ShimEvent::TypeName { type_id, name, .. } => {
-                self.types.insert((region, type_id), name.into());
+            ShimEvent::TypeName { type_id, module_id, name, module } => {
+                self.types.learn(region, type_id, &name, (&module, module_id));
             }
             ShimEvent::Allocation(_) if names_only => self.counters.allocations_after_end += 1,
             ShimEvent::Exception(_) | ShimEvent::Contention(_) if names_only => {
@@ -840,7 +845,8 @@ impl Processor {
                 self.names.managed(ThreadId { pid, tid }, name);
             }
             // A first word, or the first after a silence in which the shim let go of all its handles.
-            ShimEvent::Hello { .. } => {
+            ShimEvent::Hello { runtime: version, watches } => {
+                self.runtimes.insert(region, Runtime { version, watches });
                 self.heap.watched_from(region, time);
                 self.pools.forget(region);
             }
@@ -946,11 +952,21 @@ impl Processor {
         super::trim::give_back();
     }
 
-    /// The name that samples of a process bear for what its runtime calls `type_id`, if it has told.
+    /// The names that samples of a process bear for what its runtime calls so, as far as it has told.
     #[must_use]
-    pub fn type_name(&self, pid: u32, type_id: u64) -> Option<Arc<str>> {
-        let regions = self.region_pid.iter().filter(|(_, of)| **of == pid);
-        regions.filter_map(|(region, _)| self.types.get(&(*region, type_id))).next().cloned()
+    pub fn type_names(&self) -> impl Fn(u32, u64) -> Option<TypeName> {
+        let told = self.types.told_apart();
+        move |pid, type_id| {
+            let mut regions = self.region_pid.iter().filter(|(_, of)| **of == pid);
+            regions.find_map(|(region, _)| told.get(*region, type_id))
+        }
+    }
+
+    /// The modules of a process's runtime, as the labels of its samples number them.
+    #[must_use]
+    pub fn contexts(&self, pid: u32) -> Contexts {
+        let mut regions = self.region_pid.iter().filter(|(_, of)| **of == pid);
+        regions.next().map(|(region, _)| self.types.contexts(*region)).unwrap_or_default()
     }
 
     /// Forgets what only a window that is over and encoded needed: whatever was kept of processes, threads and regions that are gone.
@@ -980,10 +996,11 @@ impl Processor {
             self.heap.region_gone(*region);
             self.formers.forget(*region);
             self.region_pid.remove(region);
+            self.runtimes.remove(region);
             self.collections.region_gone(*region);
             self.pools.forget(*region);
         }
-        self.types.retain(|(region, _), _| !regions.contains(region));
+        self.types.forget(regions);
         let (mut images, mut processes) = (HashSet::new(), HashSet::new());
         for frame in self.stacks.iter().flatten() {
             match *frame {
@@ -1016,14 +1033,59 @@ fn sure_frames(frames: &[FrameKey]) -> usize {
     }
 }
 
+/// What the profile says of live objects: how they were estimated, if `any` allocation was told of, and which runtimes cannot tell.
+fn inuse_comments(any: bool, runtimes: impl Iterator<Item = Runtime>) -> Vec<String> {
+    let (watching, blind): (Vec<Runtime>, Vec<Runtime>) = runtimes.partition(|runtime| runtime.watches);
+    let mut comments = Vec::new();
+    if any && (!watching.is_empty() || blind.is_empty()) {
+        comments.push(
+            "inuse: objects allocated since the shim was loaded, as of the last garbage collection that looked at their generation; those \
+             watched when there were more than --live-objects stand for all, by the inverse of the probability with which chance chose them"
+                .to_owned(),
+        );
+    }
+    let versions: BTreeSet<(u16, u16, u16)> = blind.iter().map(|runtime| runtime.version).collect();
+    comments.extend(versions.into_iter().map(|(major, minor, build)| {
+        format!(
+            "inuse: not available of .NET {major}.{minor}.{build}, whose profilers have no weak handles (.NET 7 and later do): live objects of \
+             its processes are not in this profile, their allocations are"
+        )
+    }));
+    comments
+}
+
 /// Suspensions for a collection and for its preparation (`SuspendEEBegin` of the runtime's event manifest, ClrEtwAll.man).
 const FOR_COLLECTION: [u8; 2] = [1, 6];
 
 #[cfg(test)]
 mod tests {
-    use super::{FrameKey, Marker, WakersUnknown, sure_frames};
+    use super::{FrameKey, Marker, Processor, Runtime, WakersUnknown, inuse_comments, sure_frames};
+    use crate::process::ProcessTable;
     use crate::sample::frame::ProcessId;
-    use crate::source::{MonotonicNs, ThreadId, WaitEnd};
+    use crate::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, WaitEnd};
+
+    #[test]
+    fn a_runtime_that_cannot_watch_objects_is_said_to() {
+        let said = |any, runtimes: &[(u16, bool)]| {
+            let runtimes =
+                runtimes.iter().map(|&(major, watches)| Runtime { version: (major, 0, 3), watches });
+            let said = inuse_comments(any, runtimes);
+            let words = ["not available of .NET 6.0.3,", "objects allocated since"];
+            words.map(|words| said.iter().filter(|comment| comment.contains(words)).count())
+        };
+        assert_eq!(said(true, &[(6, false), (6, false)]), [1, 0], "nothing is in `inuse` to be explained");
+        assert_eq!(said(false, &[(6, false)]), [1, 0]);
+        assert_eq!(said(true, &[(6, false), (10, true)]), [1, 1]);
+        assert_eq!(said(true, &[(8, true)]), [0, 1]);
+        assert_eq!(said(false, &[(8, true)]), [0, 0]);
+        // As its library has told, until it is gone.
+        let mut processor = Processor::new(ProcessTable::new());
+        let hello = ShimEvent::Hello { runtime: (6, 0, 36), watches: false };
+        let kind = EventKind::Shim { pid: std::process::id(), region: RegionId(3), event: hello };
+        processor.event(Event { time: MonotonicNs(1), kind });
+        let comments = processor.estimator_comments();
+        assert!(comments.iter().any(|said| said.contains("not available of .NET 6.0.36")), "{comments:?}");
+    }
 
     #[test]
     fn a_thread_that_only_may_have_ended_a_wait_is_not_named() {

@@ -554,6 +554,8 @@ pub enum ShimEvent {
     Hello {
         /// Runtime version.
         runtime: (u16, u16, u16),
+        /// It can watch objects: the runtime has weak handles for profilers.
+        watches: bool,
     },
     /// A sampled allocation.
     Allocation(Box<Allocation>),
@@ -561,7 +563,9 @@ pub enum ShimEvent {
     TypeName {
         /// ClassID.
         type_id: u64,
-        /// C# form with generic arguments.
+        /// ModuleID of its module; 0 when the runtime did not tell.
+        module_id: u64,
+        /// Name with generic arguments; what the compiler has made is as it is called in the metadata.
         name: String,
         /// Module's simple file name.
         module: String,

@@ -15,6 +15,7 @@ pub mod managed;
 pub mod native;
 pub mod perf_map;
 pub mod pretty;
+pub mod types;
 pub mod wait_functions;
 
 use crate::process::patience::ForeignFile;

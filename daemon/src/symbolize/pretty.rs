@@ -61,16 +61,42 @@ pub fn managed(raw: &str) -> String {
     clean(&shown.unwrap_or_else(|| format!("{path}{parameters}"))).into_owned()
 }
 
-/// The readable form of a type's name as the runtime writes it (`TypeString` with namespaces and all arguments).
+/// The readable form of a type's name: as the runtime writes it (`TypeString` with namespaces and all arguments) or as the shim does (arguments in
+/// `<…>` after the level they belong to, nested types after a dot). Both give the same, so that a type is called alike wherever it is told of.
 ///
-/// | runtime | shown |
-/// |---|---|
-/// | ``Ns.Map`2[System.String,Ns.Item[]]`` | `Ns.Map<string, Ns.Item[]>` |
-/// | `Ns.Orders+<Load>d__3` | `Ns.Orders.Load(…)+async` |
-/// | `Ns.Type+<>c__DisplayClass5_0` | `Ns.Type+closure` |
+/// | runtime | shim | shown |
+/// |---|---|---|
+/// | ``Ns.Map`2[System.String,Ns.Item[]]`` | `Ns.Map<string, Ns.Item[]>` | `Ns.Map<string, Ns.Item[]>` |
+/// | `Ns.Outer+Inner` | `Ns.Outer.Inner` | `Ns.Outer.Inner` |
+/// | ``System.ValueTuple`2[System.Int32,Ns.A]`` | `System.ValueTuple<int, Ns.A>` | `(int, Ns.A)` |
+/// | `Ns.Orders+<Load>d__3` | `Ns.Orders.<Load>d__3` | `Ns.Orders.Load(…)+async` |
+/// | the object it is kept in, `…AsyncStateMachineBox` | the same | `Ns.Orders.Load(…)+async` |
+/// | `Ns.Type+<>c__DisplayClass5_0` | `Ns.Type.<>c__DisplayClass5_0` | `Ns.Type+closure` |
+/// | `Ns.Type+<>c` | `Ns.Type.<>c` | `Ns.Type+lambdas` |
 #[must_use]
 pub fn type_name(raw: &str) -> String {
     clean(&type_within(&clean(raw), 0)).into_owned()
+}
+
+/// One level of a nested type's name, or a part of its namespace.
+struct Level<'a> {
+    name: Cow<'a, str>,
+    /// Its own type arguments, as they are shown.
+    arguments: Vec<String>,
+}
+
+impl Level<'_> {
+    fn list(&self) -> String {
+        match self.arguments.as_slice() {
+            [] => String::new(),
+            arguments => format!("<{}>", arguments.join(", ")),
+        }
+    }
+
+    /// Made by the compiler for closures: `<>c__DisplayClass5_0`, `<>c`, and generic ones like `<>c__5<T>`.
+    fn is_closure(&self) -> bool {
+        self.name.strip_prefix("<>c").is_some_and(|rest| rest.is_empty() || rest.starts_with("__"))
+    }
 }
 
 fn type_within(name: &str, depth: usize) -> String {
@@ -86,7 +112,10 @@ fn type_within(name: &str, depth: usize) -> String {
             _ => break,
         }
     }
-    let suffix = &name[element.len()..];
+    shown_type(&levels(element, depth)) + &name[element.len()..]
+}
+
+fn levels(element: &str, depth: usize) -> Vec<Level<'_>> {
     // The list of arguments is the last bracket that opens outside of others.
     let mut level = 0usize;
     let open = element.char_indices().rev().find_map(|(at, c)| {
@@ -98,51 +127,125 @@ fn type_within(name: &str, depth: usize) -> String {
         (c == '[' && level == 0).then_some(at)
     });
     let open = open.filter(|_| element.ends_with(']') && depth < MAX_DEPTH);
-    let (path, arguments) = match open.and_then(|open| Some((&element[..open], bracketed(&element[open..])?)))
-    {
-        Some((path, (arguments, ""))) => {
-            let shown: Vec<String> =
-                arguments.iter().map(|argument| type_within(without_assembly(argument), depth + 1)).collect();
-            divided(path, &shown)
-        }
-        _ => (without_arity(element).into_owned(), String::new()),
+    // What is bracketed as a whole is a name that is none, such as `[unknown type]`.
+    let open = open.filter(|open| *open > 0);
+    let (path, listed) = match open.and_then(|open| Some((&element[..open], bracketed(&element[open..])?))) {
+        Some((path, (arguments, ""))) => (path, arguments),
+        _ => (element, Vec::new()),
     };
-    let segments = segments(&path);
-    let last = segments.last().map_or(Segment { text: "", start: 0 }, |last| Segment { ..*last });
-    let shown = if let Some((method, _)) = state_machine(last.text) {
-        let written = written(method, 0).unwrap_or_else(|| Written::plain(method));
-        format!("{}{}+async", declaring(&path, &segments, last.start), written.show(&arguments))
-    } else if last.text.starts_with("<>c") {
-        let what = if last.text == "<>c" { "lambdas" } else { "closure" };
-        let declaring = declaring(&path, &segments, last.start);
-        format!("{}+{what}{arguments}", declaring.trim_end_matches('.'))
-    } else {
-        format!("{}{arguments}", keyword(&path).unwrap_or(&path))
-    };
-    shown + suffix
+    let shown = listed.iter().map(|argument| type_within(without_assembly(argument), depth + 1));
+    let mut left = shown.collect::<Vec<_>>().into_iter();
+    let segments = segments(path);
+    let count = segments.len();
+    let levels = segments.iter().enumerate().map(|(at, segment)| {
+        let (name, own) = own_arguments(segment.text, depth);
+        // The runtime lists arguments for all levels together, outermost first: each level gets its own, and the innermost what is left.
+        let arity = if at + 1 == count { usize::MAX } else { arity(name) };
+        let arguments = own.into_iter().chain(left.by_ref().take(arity)).collect();
+        Level { name: without_arity(name), arguments }
+    });
+    levels.collect()
 }
 
-/// Arguments are listed for all levels of a nested type together, outermost first: each level gets its own, and those of the innermost stand apart.
-fn divided(path: &str, arguments: &[String]) -> (String, String) {
-    let list = |arguments: &[String]| match arguments {
-        [] => String::new(),
-        arguments => format!("<{}>", arguments.join(", ")),
+/// A segment's name, and the arguments behind it as the shim writes them.
+fn own_arguments(segment: &str, depth: usize) -> (&str, Vec<String>) {
+    let none = (segment, Vec::new());
+    // What the compiler made begins with a bracket, which is a part of its name.
+    let from = angled(segment).map_or(0, |(inside, _)| inside.len() + 2);
+    let Some(open) = segment[from..].find('<').map(|at| from + at).filter(|_| depth < MAX_DEPTH) else {
+        return none;
     };
-    let mut pieces = path.split('`');
-    let mut shown = pieces.next().unwrap_or_default().to_owned();
-    let mut left = arguments;
-    for piece in pieces {
-        let rest = piece.trim_start_matches(|c: char| c.is_ascii_digit());
-        let arity: usize = piece[..piece.len() - rest.len()].parse().unwrap_or(0);
-        if rest.contains(['.', '+', '/'])
-            && let Some((own, others)) = left.split_at_checked(arity)
-        {
-            shown.push_str(&list(own));
-            left = others;
+    match (&segment[..open], angled(&segment[open..])) {
+        (name, Some((inside, ""))) if !name.is_empty() => {
+            (name, split_list(inside).iter().map(|argument| type_within(argument, depth + 1)).collect())
         }
-        shown.push_str(rest);
+        _ => none,
     }
-    (shown, list(left))
+}
+
+/// The items between commas that stand outside of brackets.
+fn split_list(list: &str) -> Vec<&str> {
+    let (mut depth, mut start, mut items) = (0usize, 0, Vec::new());
+    for (at, c) in list.char_indices() {
+        match c {
+            '[' | '<' | '(' => depth += 1,
+            ']' | '>' | ')' => depth = depth.saturating_sub(1),
+            ',' if depth == 0 => {
+                items.push(list[start..at].trim());
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    items.push(list[start..].trim());
+    items
+}
+
+fn shown_type(levels: &[Level<'_>]) -> String {
+    let Some((last, before)) = levels.split_last() else { return String::new() };
+    if let Some(machine) = boxed(before, last) {
+        return machine.clone();
+    }
+    if let Some((method, "")) = state_machine(&last.name) {
+        let written = written(method, 0).unwrap_or_else(|| Written::plain(method));
+        let declaring = without_closures(before);
+        let dot = if declaring.is_empty() { "" } else { "." };
+        return format!("{}{dot}{}+async", joined(declaring), written.show(&last.list()));
+    }
+    if last.is_closure() {
+        let what = if last.name.starts_with("<>c__DisplayClass") { "closure" } else { "lambdas" };
+        return format!("{}+{what}{}", joined(without_closures(before)), last.list());
+    }
+    if let ([Level { name, .. }], "ValueTuple", [_, _, ..]) = (before, &*last.name, last.arguments.as_slice())
+        && name == "System"
+    {
+        return tuple(&last.arguments);
+    }
+    let whole = joined(levels);
+    keyword(&whole).map_or(whole, str::to_owned)
+}
+
+/// What an async method keeps its state in while it waits, where it is known: the object that the builder makes for that,
+/// `AsyncTaskMethodBuilder<TResult>.AsyncStateMachineBox<TStateMachine>` and the like, is the method's and nobody else's.
+fn boxed<'a>(before: &[Level<'_>], last: &'a Level<'_>) -> Option<&'a String> {
+    let [system, runtime, services, builder] = before else { return None };
+    let is_builder = [system, runtime, services].map(|level| &*level.name)
+        == ["System", "Runtime", "CompilerServices"]
+        && builder.name.ends_with("MethodBuilder")
+        && last.name.ends_with("StateMachineBox");
+    last.arguments.last().filter(|machine| is_builder && machine.ends_with("+async"))
+}
+
+/// `(A, B)`. The eighth of more than seven is a tuple of the rest.
+fn tuple(arguments: &[String]) -> String {
+    let items = arguments.join(", ");
+    match arguments {
+        [seven @ .., rest] if seven.len() == 7 => {
+            let of_one = rest.strip_prefix("System.ValueTuple<").and_then(|rest| rest.strip_suffix('>'));
+            let of_more = rest.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
+            match of_more.or(of_one) {
+                Some(rest) => format!("({}, {rest})", seven.join(", ")),
+                None => format!("({items})"),
+            }
+        }
+        _ => format!("({items})"),
+    }
+}
+
+fn joined(levels: &[Level<'_>]) -> String {
+    let levels: Vec<String> = levels.iter().map(|level| format!("{}{}", level.name, level.list())).collect();
+    levels.join(".")
+}
+
+/// Without the classes of closures at the end.
+fn without_closures<'a, 'b>(levels: &'a [Level<'b>]) -> &'a [Level<'b>] {
+    let outer = levels.iter().rposition(|level| !level.is_closure());
+    levels.get(..outer.map_or(0, |at| at + 1)).unwrap_or(levels)
+}
+
+/// The number of type parameters behind a tick.
+fn arity(name: &str) -> usize {
+    name.rsplit_once('`').and_then(|(_, digits)| digits.parse().ok()).unwrap_or(0)
 }
 
 /// Without the numbers of type parameters, `` `2 ``.
@@ -161,6 +264,7 @@ fn without_arity(path: &str) -> Cow<'_, str> {
 /// C#'s word for a type, as the shim has them (`profiler-shim/src/signature.rs`).
 fn keyword(path: &str) -> Option<&'static str> {
     Some(match path.strip_prefix("System.")? {
+        "Void" => "void",
         "Boolean" => "bool",
         "Char" => "char",
         "SByte" => "sbyte",
@@ -178,6 +282,7 @@ fn keyword(path: &str) -> Option<&'static str> {
         "Object" => "object",
         "IntPtr" => "nint",
         "UIntPtr" => "nuint",
+        "__Canon" => "__Canon",
         _ => return None,
     })
 }
@@ -414,33 +519,110 @@ mod tests {
     }
 
     #[test]
-    fn types_are_shown_as_they_are_written() {
-        for (raw, shown) in [
-            ("System.Byte[]", "byte[]"),
-            ("System.Int32[,][]", "int[,][]"),
-            ("Ns.Order", "Ns.Order"),
-            ("Ns.Outer+Inner", "Ns.Outer+Inner"),
-            ("System.Collections.Generic.List`1[System.String]", "System.Collections.Generic.List<string>"),
-            ("A.Map`2[System.String,A.List`1[Ns.Item[]]][]", "A.Map<string, A.List<Ns.Item[]>>[]"),
-            ("A.Outer`1+Inner`1[System.Int32,Ns.Item]", "A.Outer<int>+Inner<Ns.Item>"),
-            ("A.Outer`1+Inner[System.Int32]", "A.Outer<int>+Inner"),
-            ("A.List`1[[System.Int32, System.Private.CoreLib]]", "A.List<int>"),
-            ("Ns.Orders+<Load>d__3", "Ns.Orders.Load(…)+async"),
-            ("Ns.Orders+<Load>d__3`1[System.Int32]", "Ns.Orders.Load<int>(…)+async"),
-            ("Ns.Type+<>c__DisplayClass5_0", "Ns.Type+closure"),
-            ("Ns.Type+<>c", "Ns.Type+lambdas"),
-            ("Ns.Type+<>c+<<Run>b__0_0>d", "Ns.Type.Run(…)+lambda+async"),
+    fn types_are_shown_as_they_are_written_whoever_tells_of_them() {
+        // The runtime's name, the shim's, and what both become.
+        for (raw, of_shim, shown) in [
+            ("System.Byte[]", "byte[]", "byte[]"),
+            ("System.Int32[,][]", "int[,][]", "int[,][]"),
+            ("System.Int32*[]", "int*[]", "int*[]"),
+            ("Ns.Order", "Ns.Order", "Ns.Order"),
+            ("Ns.Outer+Inner", "Ns.Outer.Inner", "Ns.Outer.Inner"),
+            ("A.List`1[System.__Canon]", "A.List<__Canon>", "A.List<__Canon>"),
+            (
+                "System.Collections.Generic.List`1[System.String]",
+                "System.Collections.Generic.List<string>",
+                "System.Collections.Generic.List<string>",
+            ),
+            (
+                "A.Map`2[System.String,A.List`1[Ns.Item[]]][]",
+                "A.Map<string, A.List<Ns.Item[]>>[]",
+                "A.Map<string, A.List<Ns.Item[]>>[]",
+            ),
+            (
+                "A.Outer`1+Inner`1[System.Int32,Ns.Item]",
+                "A.Outer<int>.Inner<Ns.Item>",
+                "A.Outer<int>.Inner<Ns.Item>",
+            ),
+            ("A.Outer`1+Inner[System.Int32]", "A.Outer<int>.Inner", "A.Outer<int>.Inner"),
+            ("A.List`1[[System.Int32, System.Private.CoreLib]]", "A.List<int>", "A.List<int>"),
+            ("System.ValueTuple`2[System.Int32,Ns.A]", "System.ValueTuple<int, Ns.A>", "(int, Ns.A)"),
+            ("System.ValueTuple`1[System.Int32]", "System.ValueTuple<int>", "System.ValueTuple<int>"),
+            (
+                "A.List`1[System.ValueTuple`2[Ns.A,System.ValueTuple`2[Ns.B,System.Int32[]]]][]",
+                "A.List<System.ValueTuple<Ns.A, System.ValueTuple<Ns.B, int[]>>>[]",
+                "A.List<(Ns.A, (Ns.B, int[]))>[]",
+            ),
+            (
+                "System.ValueTuple`8[A,B,C,D,E,F,G,System.ValueTuple`2[H,I]]",
+                "System.ValueTuple<A, B, C, D, E, F, G, System.ValueTuple<H, I>>",
+                "(A, B, C, D, E, F, G, H, I)",
+            ),
+            (
+                "System.ValueTuple`8[A,B,C,D,E,F,G,System.ValueTuple`1[H]]",
+                "System.ValueTuple<A, B, C, D, E, F, G, System.ValueTuple<H>>",
+                "(A, B, C, D, E, F, G, H)",
+            ),
+            ("System.Tuple`2[A,B]", "System.Tuple<A, B>", "System.Tuple<A, B>"),
+            ("Ns.Orders+<Load>d__3", "Ns.Orders.<Load>d__3", "Ns.Orders.Load(…)+async"),
+            (
+                "Ns.Orders+<Load>d__3`1[System.Int32]",
+                "Ns.Orders.<Load>d__3<int>",
+                "Ns.Orders.Load<int>(…)+async",
+            ),
+            (
+                "Ns.Table`1+<Rows>d__3[System.Int32][]",
+                "Ns.Table<int>.<Rows>d__3[]",
+                "Ns.Table<int>.Rows(…)+async[]",
+            ),
+            ("Program+<<Main>$>d__0", "Program.<<Main>$>d__0", "Program.Main(…)+async"),
+            ("Ns.Type+<>c__DisplayClass5_0", "Ns.Type.<>c__DisplayClass5_0", "Ns.Type+closure"),
+            (
+                "Ns.Type`1+<>c__DisplayClass5_0`1[System.Int32,Ns.A]",
+                "Ns.Type<int>.<>c__DisplayClass5_0<Ns.A>",
+                "Ns.Type<int>+closure<Ns.A>",
+            ),
+            (
+                "A.List`1[Ns.Type+<>c__DisplayClass5_0]",
+                "A.List<Ns.Type.<>c__DisplayClass5_0>",
+                "A.List<Ns.Type+closure>",
+            ),
+            ("Ns.Type+<>c", "Ns.Type.<>c", "Ns.Type+lambdas"),
+            ("Ns.Type+<>c__5`1[System.Int32]", "Ns.Type.<>c__5<int>", "Ns.Type+lambdas<int>"),
+            ("Ns.Type+<>c+<<Run>b__0_0>d", "Ns.Type.<>c.<<Run>b__0_0>d", "Ns.Type.Run(…)+lambda+async"),
+            (
+                "Ns.T+<A.IEnumerable<System.Int32>.Get>d__1",
+                "Ns.T.<A.IEnumerable<System.Int32>.Get>d__1",
+                "Ns.T.A.IEnumerable<System.Int32>.Get(…)+async",
+            ),
+            (
+                "System.Runtime.CompilerServices.AsyncTaskMethodBuilder`1+AsyncStateMachineBox`1[A.Void,Ns.Orders+<Load>d__3]",
+                "System.Runtime.CompilerServices.AsyncTaskMethodBuilder<A.Void>.AsyncStateMachineBox<Ns.Orders.<Load>d__3>",
+                "Ns.Orders.Load(…)+async",
+            ),
             (
                 "A.Builder`1+Box`1[A.Void,Ns.Orders+<Load>d__3]",
-                "A.Builder<A.Void>+Box<Ns.Orders.Load(…)+async>",
+                "A.Builder<A.Void>.Box<Ns.Orders.<Load>d__3>",
+                "A.Builder<A.Void>.Box<Ns.Orders.Load(…)+async>",
             ),
-            ("[]", "[]"),
-            ("", ""),
+            (
+                "<>f__AnonymousType0`2[System.Int32,Ns.A]",
+                "<>f__AnonymousType0<int, Ns.A>",
+                "<>f__AnonymousType0<int, Ns.A>",
+            ),
+            ("<>c", "<>c", "+lambdas"),
+            ("[]", "[]", "[]"),
+            ("[other types]", "[other types]", "[other types]"),
+            ("?", "?", "?"),
+            ("", "", ""),
         ] {
             assert_eq!(type_name(raw), shown, "of {raw}");
+            assert_eq!(type_name(of_shim), shown, "of the shim's {of_shim}");
         }
-        assert!(type_name(&"A`1[".repeat(1 << 14)).len() <= MAX_BYTES);
-        assert!(type_name(&"[".repeat(1 << 14)).len() <= MAX_BYTES);
+        // Cut in the middle: as it is.
+        assert_eq!(type_name("A.List<B.C<D…"), "A.List<B.C<D…");
+        for hostile in ["A`1[", "[", "A<", "<", "<>c.", "System.ValueTuple<A, "] {
+            assert!(type_name(&hostile.repeat(1 << 14)).len() <= MAX_BYTES, "{hostile}");
+        }
     }
 
     #[test]

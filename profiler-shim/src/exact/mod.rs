@@ -23,7 +23,7 @@ use chunks::{Chunks, Entry};
 use classes::Classes;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use holders::Holders;
-use profiler_protocol::exact::{TABLE_WORDS, head, loss, of_collection as row, state};
+use profiler_protocol::exact::{TABLE_WORDS, head, loss, of_collection as row, of_type, state};
 use profiler_protocol::layout::pack_runtime;
 use survey::Survey;
 use table::Table;
@@ -215,11 +215,12 @@ impl Exact {
     fn describe(&self, class: usize, row: usize, size_words: u64) {
         let Some(info) = self.info() else { return };
         let (mut name, mut module) = (Line::new(), Line::new());
-        let named = Namer::new(info).class(class, &mut name, &mut module);
+        let module_id = Namer::new(info).class(class, &mut name, &mut module);
+        self.table.type_row(row).set(of_type::MODULE, module_id.unwrap_or(0) as u64);
         // Strings are the one kind of object that has no fixed size and is no array.
         let is_string = name.as_str() == "string";
         self.classes.described(class, size_words, is_string, &info);
-        if !named || !self.table.name(row, name.as_str(), module.as_str()) {
+        if module_id.is_none() || !self.table.name(row, name.as_str(), module.as_str()) {
             self.table.count(head::LOSSES + loss::NAMES);
         }
     }

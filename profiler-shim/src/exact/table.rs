@@ -1,4 +1,4 @@
-//! The shared table: the only words the daemon sees. Changed by one thread at a time (the lock of exact mode), but for losses and names.
+//! The shared table: the only words the daemon sees. Changed by one thread at a time (the lock of exact mode), but for losses, names and modules.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use profiler_protocol::exact::{

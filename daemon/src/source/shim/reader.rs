@@ -16,7 +16,9 @@ use crate::source::{
 use crate::unwind::machine::NATIVE;
 use profiler_protocol::consumer::{Consumer, ConsumerError, Drained, Quota};
 use profiler_protocol::counter;
-use profiler_protocol::layout::{FEATURE_SEEN_TIMES, State, UNIT_BYTES, unpack_runtime};
+use profiler_protocol::layout::{
+    FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, State, UNIT_BYTES, unpack_runtime,
+};
 use profiler_protocol::record::{AllocationHead, Body, Record, Registers, StackHead};
 use profiler_protocol::request::Request;
 use std::collections::HashMap;
@@ -286,6 +288,7 @@ impl Reader {
         ended: bool,
         sink: &mut dyn FnMut(Event),
     ) -> Result<(), End> {
+        let watches = self.consumer.identity().features & FEATURE_LIVE_OBJECTS != 0;
         let Self { consumer, names, types, .. } = self;
         let mut decoder = Decoder {
             id: self.id,
@@ -295,6 +298,7 @@ impl Reader {
             not_before_ns: self.not_before_ns,
             said_bye: &mut self.said_bye,
             wishes: context.wishes,
+            watches,
         };
         let drained = consumer
             .drain(context.scratch, quota, &mut |record| {
@@ -357,6 +361,8 @@ struct Decoder<'a> {
     not_before_ns: u64,
     said_bye: &'a mut bool,
     wishes: Option<Wishes>,
+    /// The shim watches objects.
+    watches: bool,
 }
 
 impl Decoder<'_> {
@@ -399,7 +405,7 @@ impl Decoder<'_> {
             }
             Body::Hello { runtime } => {
                 let (major, minor, build, _) = unpack_runtime(runtime);
-                ShimEvent::Hello { runtime: (major, minor, build) }
+                ShimEvent::Hello { runtime: (major, minor, build), watches: self.watches }
             }
             Body::Allocation(head, stack) => {
                 let mut allocation = allocation(&head, stack, thread(record.tid));
@@ -409,12 +415,13 @@ impl Decoder<'_> {
                 }
                 ShimEvent::Allocation(Box::new(allocation))
             }
-            Body::TypeName { type_id, name, module } => {
+            Body::TypeName { type_id, module_id, name, module } => {
                 if !self.types.take(type_id, name.len()) {
                     totals.types_refused += 1;
                     return;
                 }
-                ShimEvent::TypeName { type_id, name: name.to_owned(), module: module.to_owned() }
+                let (name, module) = (name.to_owned(), module.to_owned());
+                ShimEvent::TypeName { type_id, module_id, name, module }
             }
             Body::Method { asked, module_id, token, dynamic, ranges, name, module } => {
                 let ranges: Vec<(u64, u32)> = ranges

@@ -1,5 +1,6 @@
 // Collections of every kind on command, and what the runtime and the program itself know of them. `collect` runs them, all on the thread
 // that reads commands, while another thread computes and one sleeps again and again; the truth is the difference between its beginning and its end.
+// `collect-once` runs one, of each generation in turn, and `say-pause` answers how long the runtime says that was.
 using System;
 using System.Collections.Generic;
 using System.Diagnostics;
@@ -25,6 +26,10 @@ namespace Collections
                 kept.Add(new Node { Next = i > 0 ? kept[i / 2] : null, Value = i });
             Workload.Truth("main", main);
             Workload.On("collect", () => Collect(rounds));
+            int asked = 0;
+            Workload.On("warm", Litter);
+            Workload.On("collect-once", () => CollectOnce(asked++ % 3));
+            Workload.On("say-pause", () => Console.Out.WriteLine("pause [" + string.Join(",", lastPause) + "]"));
             Workload.Start("worker", () => { while (!Workload.Stopping) Compute(1 << 20); });
             Workload.Start("sleeper", () => { while (!Workload.Stopping) Thread.Sleep(1); });
             Workload.Ready();
@@ -40,6 +45,27 @@ namespace Collections
             for (int i = 0; i < times; i++)
                 sum = sum * 6364136223846793005 + 1442695040888963407;
             sink = sum;
+        }
+
+        // Some garbage: 10 MB.
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Litter()
+        {
+            for (int i = 0; i < 10_000; i++)
+                garbage = new byte[1000];
+        }
+
+        static volatile object garbage;
+        static long[] lastPause = new long[3];
+
+        // What the runtime says it stood still for this one collection, how long threads that collect wanted a CPU meanwhile, and how many collections there were.
+        static void CollectOnce(int generation)
+        {
+            Compute(1 << 21);
+            long queued = Queued(), count = GC.CollectionCount(0), pause = GC.GetTotalPauseDuration().Ticks * 100;
+            GC.Collect(generation, GCCollectionMode.Forced, blocking: true);
+            pause = GC.GetTotalPauseDuration().Ticks * 100 - pause;
+            lastPause = new[] { pause, Queued() - queued, GC.CollectionCount(0) - count };
         }
 
         static void Collect(int rounds)

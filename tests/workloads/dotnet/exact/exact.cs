@@ -3,7 +3,8 @@
 // now says whether it was moved and promoted. With DOTNET_GCgen0size large enough no other collection happens; `collections` is for
 // whoever wants to be sure. Then, if `busy` is given, the threads allocate garbage until the runtime has collected some times by itself.
 // With `held` in place of the numbers it makes objects that are held in ways it knows, and has the runtime look once.
-// Truth: of each type objects, bytes, survivors, survivals, moves, promotions, those queued for finalizers, those alive after that.
+// Truth: of each type objects, bytes, survivors, survivals, moves, promotions, the dead by the collections they lived through, those queued for
+// finalizers, those alive after that.
 #pragma warning disable 0649 // fields that only make objects larger
 using System;
 using System.Collections.Generic;
@@ -38,10 +39,21 @@ namespace Counted
     {
         public long Objects, Bytes, Survivors, Survivals, SurvivalBytes, Moves, Promoted1, Promoted2, Finalizable, Resurrected;
         public bool Followed = true;
+        // The dead by the collections they lived through, in powers of two: from 0, 1, 2, 4, … on.
+        public readonly SortedDictionary<int, long> Died = new SortedDictionary<int, long>();
+
+        public void Dies(int lived, long objects)
+        {
+            var from = lived == 0 ? 0 : 1 << (31 - System.Numerics.BitOperations.LeadingZeroCount((uint)lived));
+            Died[from] = Died.GetValueOrDefault(from) + objects;
+        }
     }
 
+    // An object that nobody holds any more: its weak handle says when it is gone. Born after so many collections.
+    struct Leaving { public GCHandle Handle; public Of Type; public int Born; }
+
     // An object that is looked at before and after each collection: where it was, and in which generation.
-    struct Held { public object Object; public Of Type; public int Bytes, Generation; public bool Survived; public long Address; }
+    struct Held { public object Object; public Of Type; public int Bytes, Generation, Born; public bool Survived; public long Address; }
 
     // So many of them, in pieces: an array of all would be a large object, and 3 MB of those are enough for the runtime to collect by itself.
     sealed class Holder
@@ -80,6 +92,9 @@ namespace Counted
         static object[][][] kept;
         static object[][] brief;
         static Holder lasting, passing;
+        // In pieces, like what is held.
+        static readonly LinkedList<Leaving> leaving = new LinkedList<Leaving>();
+        static int collections;
 
         static int Main(string[] args)
         {
@@ -256,13 +271,37 @@ namespace Counted
             var collected = GC.CollectionCount(2) > full ? 2 : GC.CollectionCount(1) > half ? 1 : 0;
             Compare(lasting, collected);
             Compare(passing, collected);
+            for (LinkedListNode<Leaving> one = leaving.First, next; one != null; one = next)
+            {
+                next = one.Next;
+                if (IsGone(one.Value))
+                    leaving.Remove(one);
+            }
+            collections++;
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static bool IsGone(Leaving one)
+        {
+            if (one.Handle.Target != null)
+                return false;
+            one.Handle.Free();
+            one.Type.Dies(collections - one.Born, 1);
+            return true;
         }
 
         // Takes up what this round has made, and lets go of what nobody else holds any more.
         [MethodImpl(MethodImplOptions.NoInlining)]
         static void Follow(int round)
         {
+            for (var n = 0; n < passing.Count; n++)
+            {
+                var gone = passing[n];
+                leaving.AddLast(new Leaving { Handle = GCHandle.Alloc(gone.Object, GCHandleType.Weak), Type = gone.Type, Born = gone.Born });
+            }
             passing.Clear();
+            // Nobody has ever held them when the next collection comes.
+            truth["Counted.Dead"].Dies(0, 30L * scale * threads);
             for (var n = 0; n < threads; n++)
             {
                 foreach (var one in kept[n][round])
@@ -275,7 +314,7 @@ namespace Counted
         static void Add(Holder to, object one)
         {
             var bytes = one is Kept ? 32 : one is Brief ? 40 : one is Array array ? Round(24 + array.Length) : 24;
-            to[to.Count++] = new Held { Object = one, Type = ofType[one.GetType()], Bytes = bytes };
+            to[to.Count++] = new Held { Object = one, Type = ofType[one.GetType()], Bytes = bytes, Born = collections };
         }
 
         [MethodImpl(MethodImplOptions.NoInlining)]
@@ -358,6 +397,11 @@ namespace Counted
                 if (of.Followed)
                     text.Append(",\"survivors\":" + of.Survivors + ",\"survivals\":" + of.Survivals + ",\"survival_bytes\":" + of.SurvivalBytes
                         + ",\"moves\":" + of.Moves + ",\"promoted_to_1\":" + of.Promoted1 + ",\"promoted_to_2\":" + of.Promoted2);
+                var died = new List<string>();
+                foreach (var lived in of.Died)
+                    died.Add("\"" + lived.Key + "\":" + lived.Value);
+                if (of.Followed)
+                    text.Append(",\"died\":{" + string.Join(",", died) + "}");
                 text.Append(",\"finalizable\":" + of.Finalizable + ",\"resurrected\":" + of.Resurrected + "}");
                 first = false;
             }
