@@ -357,8 +357,12 @@ impl Processor {
                     let [now, _] = &mut self.begun;
                     now.insert(thread.tid);
                 }
-                if let Some(services) = self.services.as_mut().filter(|_| parent.pid != thread.pid) {
-                    services.forked(parent.pid, thread.pid);
+                if parent.pid != thread.pid {
+                    // Whoever had the pid before.
+                    self.forget_spans(thread.pid);
+                    if let Some(services) = &mut self.services {
+                        services.forked(parent.pid, thread.pid);
+                    }
                 }
             }
             EventKind::ProcessRecordsLost => {
@@ -615,12 +619,11 @@ impl Processor {
         user: Option<&UserContext>,
         span: Option<Span>,
     ) -> StackId {
-        if user.is_some() {
-            self.look_for_spans(thread.pid);
-        }
         let mut frames: Vec<FrameKey> = kernel.iter().map(|&address| FrameKey::Kernel(address)).collect();
         if let Some(user) = user {
             self.walk(thread.pid, (time, time), user, &mut frames);
+            // Behind the walk, with which a process is taken up.
+            self.look_for_spans(thread.pid);
         }
         if is_collector(self.names.comm(thread.tid)) {
             frames.push(FrameKey::Marker(Marker::GarbageCollector));
@@ -645,13 +648,22 @@ impl Processor {
         }
     }
 
+    /// The probes had no room for where the threads of `pid` publish what they work for.
+    pub fn spans_refused(&mut self, pid: u32) {
+        if let Some(looks) = &mut self.spans {
+            looks.refused(pid, Instant::now());
+        }
+    }
+
     /// Finds out where the threads of a process publish what they work for, now and then.
     fn look_for_spans(&mut self, pid: u32) {
-        let Some(looks) = &mut self.spans else { return };
+        let (Some(looks), Some(process)) = (&mut self.spans, self.processes.id(pid)) else { return };
         let now = Instant::now();
-        if looks.is_due(pid, now) {
+        if looks.is_due(pid, process, now) {
             let found = self.processes.find_spans(pid);
-            looks.looked(pid, now, found);
+            if looks.looked(pid, process, now, found) {
+                self.processes.forget_spans(pid);
+            }
         }
     }
 
