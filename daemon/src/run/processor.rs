@@ -488,7 +488,7 @@ impl Processor {
 
     /// What the estimators and their tables could not take as it came.
     #[must_use]
-    pub fn estimator_counters(&self) -> [(&'static str, u64); 10] {
+    pub fn estimator_counters(&self) -> [(&'static str, u64); 11] {
         let (sites, live) = self.heap.refused();
         [
             ("wait_ends_unmatched", self.threads.unmatched_wait_ends()),
@@ -501,6 +501,7 @@ impl Processor {
             ("gc_events_unmatched", self.collections.unmatched()),
             ("thread_pool_starvations", self.pools.starved()),
             ("stacks_refused", self.stacks.refused()),
+            ("spans_refused", self.stacks.spans_refused()),
         ]
     }
 
@@ -638,7 +639,7 @@ impl Processor {
             // 32-bit code, or a stack the kernel could not walk.
             frames.push(FrameKey::Marker(Marker::StackLost));
         }
-        self.stacks.intern_for(&frames, span)
+        self.stacks.intern_for(&frames, span, thread.pid)
     }
 
     /// The process is another program, or gone.
