@@ -21,6 +21,7 @@ use crate::process::ProcessTable;
 use crate::process::table::Standing;
 use crate::source::kernel::KernelSource;
 use crate::source::kernel::rules::RuleCache;
+use crate::source::kernel::spans::SpanPlaces;
 use crate::source::kernel::threads::{Confirmed, Look as ThreadLook, ThreadTable};
 use crate::source::shim::ShimSource;
 use crate::source::{MonotonicNs, Rates, ThreadSnapshot};
@@ -210,7 +211,7 @@ impl Recording {
         processor: Processor,
         take: Option<(TakeWindow, MonotonicNs)>,
     ) -> io::Result<Self> {
-        let (rules, threads) = (kernel.take_rules(), kernel.take_threads());
+        let (rules, spans, threads) = (kernel.take_rules(), kernel.take_spans(), kernel.take_threads());
         let pulse = Pulse::default();
         let watch = pulse.watch();
         let mut processor =
@@ -231,6 +232,7 @@ impl Recording {
             said: Arc::clone(&said),
             processor,
             rules,
+            spans,
             threads,
             pulse,
             take,
@@ -339,6 +341,7 @@ struct Run {
     wishes: Arc<Mutex<Wishes>>,
     processor: Processor,
     rules: Option<RuleCache>,
+    spans: Option<SpanPlaces>,
     /// The probes' threads, which are confirmed here.
     threads: Option<ThreadTable>,
     pulse: Pulse,
@@ -364,11 +367,7 @@ impl Run {
                         self.pulse.beat();
                     }
                     self.backlog.take(bytes);
-                    self.processor.processes.teach(|lessons| {
-                        if let Some(rules) = &mut self.rules {
-                            rules.teach(lessons);
-                        }
-                    });
+                    self.teach();
                     ask(&self.commands, self.processor.take_requests());
                 }
                 Ok(Batch::Cut(totals)) => self.begin_cut(totals),
@@ -420,6 +419,22 @@ impl Run {
                     ask(&self.commands, open);
                 }
             }
+        }
+    }
+
+    /// Brings to the probes what was learnt for them.
+    fn teach(&mut self) {
+        let mut refused = Vec::new();
+        self.processor.processes.teach(|lessons| {
+            if let Some(spans) = &mut self.spans {
+                refused = spans.teach(&lessons);
+            }
+            if let Some(rules) = &mut self.rules {
+                rules.teach(lessons);
+            }
+        });
+        for pid in refused {
+            self.processor.spans_refused(pid);
         }
     }
 
@@ -481,7 +496,9 @@ impl Run {
 
     fn own_counters(&self) -> Vec<(String, u64)> {
         let mut counters = loss::daemon_counters(&self.processor);
-        counters.push(("lessons_lost".to_owned(), self.rules.as_ref().map_or(0, RuleCache::refused)));
+        let lost = self.rules.as_ref().map_or(0, RuleCache::refused)
+            + self.spans.as_ref().map_or(0, SpanPlaces::refused);
+        counters.push(("lessons_lost".to_owned(), lost));
         counters
     }
 
