@@ -512,7 +512,7 @@ impl Processor {
         if let Some(stack) = self.threads.seen_waiting(thread, start) {
             self.ask_again(thread.pid, stack, time);
         } else if let Some(seen) = &sleeper.seen {
-            let stack = self.stack(thread, time, &seen.kernel, seen.user.as_deref());
+            let stack = self.stack_for(thread, time, &seen.kernel, seen.user.as_deref(), seen.span);
             // When it began is long ago.
             let syscall = seen.syscall.map(wait_reason::family);
             let reason = WaitReason { state: seen.state.into(), syscall, io: seen.io, suspended: false };
