@@ -549,6 +549,7 @@ fn spans(options: &Record, recorded: &Recorded) -> Option<String> {
         found.map_or(0, |(_, count)| *count)
     };
     options.spans.then(|| match count() {
+        0 if !cfg!(target_arch = "x86_64") => "spans: none; where threads publish them is known on x86-64 only".to_owned(),
         0 => "spans: none; no thread published what it worked for (OpenTelemetry's thread context: otel_thread_ctx_v1)".to_owned(),
         count => format!("spans: {count} stacks have trace_id and span_id, as their threads published them"),
     })

@@ -39,7 +39,7 @@ pub const FLAG_IO: u32 = 64;
 pub const FLAG_THROTTLED: u32 = 128;
 /// `SleeperRecord::flags`: no stack follows, because the ring had it at the wait's start.
 pub const FLAG_STACK_SENT: u32 = 256;
-/// `StackRecord::flags`: `trace_id` and `span_id` are there.
+/// `StackRecord::flags` and `SleeperRecord::flags`: `trace_id` and `span_id` are there.
 pub const FLAG_SPAN: u32 = 512;
 /// `StackRecord::flags` and `SleeperRecord::flags` from this bit on: pages from the stack pointer on that were not in memory. The copy
 /// of the stack begins behind them.
@@ -206,6 +206,10 @@ plain! {
         pub exec_ns: u64,
         /// The system call's number, negative when there is none.
         pub syscall: i64,
+        /// As in [`StackRecord`].
+        pub trace_id: [u8; 16],
+        /// See there.
+        pub span_id: [u8; 8],
         /// User instruction pointer.
         pub ip: u64,
         /// User registers, as in [`StackRecord`].

@@ -209,6 +209,8 @@ pub struct SleeperScratch {
     pub tail: [u8; SCRATCH_TAIL_BYTES as usize],
     /// The copy behind the kernel stack.
     pub copy: StackCopy,
+    /// What the thread has published.
+    pub span: [u8; SPAN_BYTES],
 }
 
 /// A copy of a stack in progress.

@@ -111,7 +111,8 @@ fn fill_and_send<const LOOPS: bool>(
             machine::general(&mut record.gpr, regs);
             copied_from = Some(machine::stack(regs));
             if hook.kind != KIND_WAKER_STACK {
-                flags |= span::of(task, hook.tgid, &mut scratch.span, record);
+                let ids = (&mut record.trace_id, &mut record.span_id);
+                flags |= span::of_current(task, hook.tgid, &mut scratch.span, ids);
             }
             if LOOPS && unwind::walk::user(scratch, hook.tgid, regs) {
                 walked_bytes = scratch.walk.frames * 8;

@@ -10,6 +10,7 @@ use crate::emit::{PF_KTHREAD, send};
 use crate::machine;
 use crate::maps::{PASSED_OVER, RING, SLEEPER_SCRATCH, THREADS, VISITORS, count};
 use crate::sched::state_of;
+use crate::span;
 use crate::unwind::copy::{END, MAX_STEPS, ON, Step, next, skip, skipped};
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, task_struct};
 use aya_ebpf::helpers::generated::{
@@ -261,11 +262,13 @@ fn stacks(scratch: &mut SleeperScratch, task: Task, mapping: &Mapping, visitor: 
     // SAFETY: a valid, aligned field, which the daemon may read at any time.
     unsafe { core::ptr::write_volatile(&raw mut visitor.copies_since_ns, now) };
     let bytes = copy(scratch, kernel_bytes, task, from, mapped);
+    let ids = (&mut scratch.record.trace_id, &mut scratch.record.span_id);
+    let in_span = span::of_sleeper(task, scratch.record.tgid, &mut scratch.span, ids);
     // SAFETY: as above.
     unsafe { core::ptr::write_volatile(&raw mut visitor.copies_since_ns, 0) };
     let record = &mut scratch.record;
     record.user_bytes = bytes;
-    record.flags |= skipped(&scratch.copy);
+    record.flags |= skipped(&scratch.copy) | in_span;
     if bytes >= limit {
         record.flags |= FLAG_LIMITED;
         count(Counter::StackLimited);

@@ -26,7 +26,7 @@ pub enum Request {
     Settings {
         /// Most weak handles.
         handles: u32,
-        /// Samples of allocations told of in a second whatever comes; of more, chance chooses.
+        /// Samples of allocations in a second that are all told of; of more, chance chooses.
         samples: u32,
         /// Most bytes of stack copied with an allocation.
         stack_bytes: u64,

@@ -4,7 +4,7 @@ use crate::thin::Thin;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 const SLOTS: usize = 1024;
-/// Waits told of in a period whatever comes: with their stacks they find room in the ring even when all come at once.
+/// Waits in a period that are all told of (`thin`): with their stacks they find room in the ring even when all come at once.
 pub(crate) const CONTENTIONS: u32 = 32;
 /// A wait this long is told of whatever comes: no thread can have more than a hundred of them a second.
 const LONG_NS: u64 = 10_000_000;

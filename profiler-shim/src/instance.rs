@@ -39,9 +39,9 @@ pub mod phase {
 /// How long the end of a process may be held up for last questions, and the pause between two looks.
 const FAREWELL_NS: u64 = 50_000_000;
 const LOOK_NS: u64 = 500_000;
-/// Exceptions told of in a period whatever comes (`thin`): with their stacks they find room in the ring even when all come at once.
+/// Exceptions in a period that are all told of (`thin`): with their stacks they find room in the ring even when all come at once.
 pub(crate) const EXCEPTIONS: u32 = 32;
-/// Samples of allocations told of in a period whatever comes, unless told otherwise. One costs the app some 4 µs and the daemon some 10, so no program pays
+/// Samples of allocations in a period that are all told of, unless told otherwise. One costs the app some 4 µs and the daemon some 10, so no program pays
 /// more than some hundredths of a CPU for them; in a window of a minute there are 15,000 and more.
 const SAMPLES: u32 = 512;
 /// Threads that were named before they had an OS id, and the bytes of a name that are kept.
@@ -89,7 +89,7 @@ pub struct Instance {
     pub(crate) sampled: Thin,
     /// How many large objects come. Apart from the samples, so that garbage does not cost them their exactness.
     pub(crate) large: Thin,
-    /// Most of either to tell of in a period whatever comes, 0 for [`SAMPLES`].
+    /// Most of either in a period that are all told of, 0 for [`SAMPLES`].
     pub(crate) samples_limit: AtomicU32,
     pub(crate) contentions: Contentions,
     /// Workers of the thread pool as last told, plus one.
@@ -188,7 +188,7 @@ impl Instance {
         }
     }
 
-    /// Samples of allocations to tell of in a period whatever comes.
+    /// Samples of allocations in a period that are all told of.
     pub(crate) fn samples_limit(&self) -> u32 {
         match self.samples_limit.load(Ordering::Relaxed) {
             0 => SAMPLES,

@@ -26,8 +26,9 @@ impl Thin {
         Self { period, count: AtomicU32::new(0), begin: AtomicU32::new(0), drawn }
     }
 
-    /// Counts an event and answers its level. Of a period `all` are told of whatever comes, and when many times as many come period after period, between
-    /// half as many and as many.
+    /// Counts an event and answers its level. All are told of while they do not come faster than `all` in a period. When many times as many come period after
+    /// period it is between half as many and as many; of a period that follows on a quieter one, and of one whose many come late, it is `all` and half as many
+    /// for each doubling. The level of the period before holds as long as this one's events come no less often: what follows on a burst is told of again.
     pub fn level(&self, now_ns: u64, all: u32) -> u8 {
         let period = now_ns >> PERIOD_BITS;
         let before = self.period.load(Ordering::Relaxed);
@@ -42,7 +43,8 @@ impl Thin {
         }
         let count = self.count.fetch_add(1, Ordering::Relaxed);
         let begin = u8::try_from(self.begin.load(Ordering::Relaxed)).unwrap_or(MAX_LEVEL);
-        level_of(count, all).max(begin).min(MAX_LEVEL)
+        let at_this_rate = level_of(whole_period(count, now_ns), all);
+        level_of(count, all).max(begin.min(at_this_rate)).min(MAX_LEVEL)
     }
 
     /// Draws: true for one in 2^level.
@@ -51,6 +53,13 @@ impl Thin {
         let mask = 1u64.checked_shl(u32::from(level)).unwrap_or(0).wrapping_sub(1);
         draw & mask == 0
     }
+}
+
+/// How many come in a period that goes on as it began, with so many until now.
+fn whole_period(count: u32, now_ns: u64) -> u32 {
+    let elapsed = (now_ns & ((1 << PERIOD_BITS) - 1)).max(1);
+    let count = (u64::from(count) << PERIOD_BITS).checked_div(elapsed).unwrap_or(0);
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// The level when so many came before in a period.
@@ -62,25 +71,35 @@ fn level_of(count: u32, all: u32) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::{PERIOD_BITS, Thin, level_of};
+    use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest};
 
-    /// Sum of what the chosen of `count` events in each of `periods` stand for, and how many were chosen.
-    fn told(thin: &Thin, seed: u64, periods: u64, count: u32) -> (u64, u64) {
-        let (mut sum, mut chosen) = (0, 0);
-        for period in 1..=periods {
-            for _ in 0..count {
-                let level = thin.level(period << PERIOD_BITS, 32);
-                if thin.chosen(level, seed) {
-                    sum += 1 << level;
-                    chosen += 1;
-                }
-            }
-        }
-        (sum, chosen)
+    /// So many events, evenly spread over each of so many periods.
+    fn even(periods: core::ops::Range<u64>, count: u64) -> impl Iterator<Item = u64> {
+        let spread = move |n| (n << PERIOD_BITS) / count + (1 << PERIOD_BITS) / (2 * count);
+        periods.flat_map(move |period| (0..count).map(move |n| (period << PERIOD_BITS) + spread(n)))
+    }
+
+    /// Levels of events at these times.
+    fn levels(thin: &Thin, all: u32, times: impl IntoIterator<Item = u64>) -> Vec<u8> {
+        times.into_iter().map(|now_ns| thin.level(now_ns, all)).collect()
+    }
+
+    /// What the chosen of these levels stand for, and how many are chosen.
+    fn told(levels: &[u8], seed: u64) -> (u64, u64) {
+        let thin = Thin::new();
+        let chosen = levels.iter().filter(|level| thin.chosen(**level, seed));
+        chosen.fold((0, 0), |(sum, count), level| (sum + (1 << level), count + 1))
+    }
+
+    /// Σ (2ⁿ − 1): the variance of what they stand for together.
+    fn variance(levels: &[u8]) -> f64 {
+        levels.iter().map(|level| f64::from(*level).exp2() - 1.0).sum()
     }
 
     #[test]
     fn few_events_are_all_told_of() {
-        assert_eq!(told(&Thin::new(), 1, 5, 32), (160, 160));
+        let at_once = (1..6_u64).flat_map(|period| [period << PERIOD_BITS; 32]);
+        assert_eq!(levels(&Thin::new(), 32, at_once), [0; 160]);
         assert_eq!(
             [0, 31, 32, 63, 64, 256, u32::MAX].map(|count| level_of(count, 32)),
             [0, 0, 1, 1, 2, 4, 27]
@@ -89,17 +108,41 @@ mod tests {
 
     #[test]
     fn many_events_are_stood_for_by_some() {
-        // 10 periods of 25,000: the levels are 9 and 10. Of 40 such estimates the mean is right within four of its standard errors; one estimate
-        // has a variance of at most Σ 2^10 = 2.6e8, so the mean of 40 an error of 2,530.
-        let (mut sum, mut chosen) = (0, 0);
-        for seed in 0..40 {
-            let (told, number) = told(&Thin::new(), seed << 40, 10, 25_000);
-            sum += told;
-            chosen += number;
+        for at_once in [true, false] {
+            let times = even(1..11, 25_000)
+                .map(|time| if at_once { time >> PERIOD_BITS << PERIOD_BITS } else { time });
+            let levels = levels(&Thin::new(), 32, times);
+            let (mut sum, mut chosen) = (0, 0);
+            for seed in 0..40 {
+                let (stands_for, number) = told(&levels, seed << 40);
+                sum += stands_for;
+                chosen += number;
+            }
+            // Within four standard errors of the mean of 40.
+            let (mean, stderr) = (sum as f64 / 40.0, (variance(&levels) / 40.0).sqrt());
+            assert!((mean - 2.5e5).abs() < 4.0 * stderr, "{mean} ± {stderr}");
+            // One in 2^10 of each but the first period, which begins with all.
+            let (first, others) = (32.0 + 16.0 * (25_000.0 / 32.0_f64).log2(), 9.0 * 25_000.0 / 1024.0);
+            let number = f64::from(u32::try_from(chosen).unwrap()) / 40.0;
+            assert!((0.8..1.2).contains(&(number / (first + others))), "{number} of {first} and {others}");
         }
-        let mean = sum as f64 / 40.0;
-        assert!((mean - 2.5e5).abs() < 4.0 * 2_530.0, "{mean}");
-        assert!(chosen / 40 < 1_000, "{chosen}");
+    }
+
+    #[test]
+    fn after_a_burst_few_events_are_all_told_of_again() {
+        for burst in [even(1..2, 50_000).collect::<Vec<_>>(), vec![1 << PERIOD_BITS; 50_000]] {
+            for few in [1, 2, 100, 511] {
+                let thin = Thin::new();
+                assert_eq!(levels(&thin, 512, burst.iter().copied()).last(), Some(&7));
+                let next = levels(&thin, 512, even(2..4, few));
+                assert!(next.iter().all(|level| *level == 0), "{few}: {next:?}");
+            }
+            // As long as it goes on it is the same burst.
+            let thin = Thin::new();
+            levels(&thin, 512, burst);
+            let on = levels(&thin, 512, even(2..3, 50_000));
+            assert_eq!((on[0], &on[2..10_000]), (0, &[7; 9_998][..]), "it is not known of the first");
+        }
     }
 
     #[test]
@@ -108,7 +151,48 @@ mod tests {
         for _ in 0..10_000 {
             thin.level(1 << PERIOD_BITS, 32);
         }
+        thin.level(2 << PERIOD_BITS, 32);
         assert_eq!(thin.level(2 << PERIOD_BITS, 32), 9);
+        thin.level(4 << PERIOD_BITS, 32);
         assert_eq!(thin.level(4 << PERIOD_BITS, 32), 0);
+    }
+
+    /// Bursts: how long after the one before, how many events, and how far apart.
+    fn bursts() -> impl Strategy<Value = Vec<u64>> {
+        let burst =
+            (0..3_000_000_000_u64, 1..1_000_u64, prop::sample::select(vec![0, 100, 10_000, 1_000_000]));
+        prop::collection::vec(burst, 1..8).prop_map(|bursts| {
+            let mut now = 0;
+            let mut times = Vec::new();
+            for (silence, count, apart) in bursts {
+                now += silence;
+                times.extend((0..count).map(|n| now + n * apart));
+                now += count * apart;
+            }
+            times
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn what_is_told_stands_for_all_without_bias_however_they_come(times in bursts(), all in 1_u32..1_000) {
+            const SEEDS: u64 = 16;
+            let of = levels(&Thin::new(), all, times.iter().copied());
+            // Choosing in between changes nothing: else what is told would depend on what was.
+            let choosing = Thin::new();
+            for (now_ns, level) in times.iter().zip(&of) {
+                let again = choosing.level(*now_ns, all);
+                prop_assert_eq!(again, *level);
+                choosing.chosen(again, now_ns >> 1);
+            }
+            let sum: u64 = (0..SEEDS).map(|seed| told(&of, seed << 40).0).sum();
+            let most = of.iter().max().map_or(1.0, |level| f64::from(*level).exp2());
+            let error = sum as f64 - (SEEDS * times.len() as u64) as f64;
+            let stderr = (SEEDS as f64 * variance(&of)).sqrt();
+            // Six standard errors, and what a few more of the rarest make.
+            prop_assert!(error.abs() <= 6.0 * stderr + 4.0 * most, "{} ± {}", error, stderr);
+        }
     }
 }

@@ -3,18 +3,26 @@
 
 use std::time::Duration;
 
-use system_tests::app::compile_c;
+use perfusion::aggregate::key::SampleType;
+use perfusion::process::ProcessTable;
+use perfusion::run::Recording;
+use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
+use perfusion::source::shim::{ShimLimits, ShimSource};
+use system_tests::app::{Compiler, compile_c};
 use system_tests::environment::{Need, RECORD, begin_beside};
 use system_tests::perfusion::record_pid;
 use system_tests::wait::wait_until;
 use system_tests::{Profile, Sample, Workload};
 
+use crate::capture;
 use crate::node::{DEADLINE, Node, group};
 
 const SPANS: [(&str, &str, &str, &str); 2] = [
     ("worker0", "10101010101010101010101010101010", "a0a0a0a0a0a0a0a0", "b0b0b0b0b0b0b0b0"),
     ("worker1", "11111111111111111111111111111111", "a1a1a1a1a1a1a1a1", "b1b1b1b1b1b1b1b1"),
 ];
+/// That of the thread `resting`.
+const RESTING: &str = "a2a2a2a2a2a2a2a2";
 
 /// Where the program has its variable.
 #[derive(Clone, Copy)]
@@ -23,27 +31,26 @@ enum Where {
     Own,
     /// In a library it is linked with, which is compiled so.
     Linked(&'static [&'static str]),
-    /// In a library it loads.
-    Loaded(&'static [&'static str]),
+    /// In a library it loads, which was compiled by this compiler, as the program was, and so.
+    Loaded(Compiler, &'static [&'static str]),
 }
 
+const LIBRARY: &[&str] = &["-shared", "-fPIC", "-DVARIABLE"];
+
 fn workload(place: Where) -> Workload {
-    let library = |flags: &[&str]| {
-        let flags = [&["-shared", "-fPIC", "-DVARIABLE"], flags].concat();
-        compile_c("spans", "libspans.so", &flags).unwrap()
-    };
     match place {
         Where::Own => Workload::native("spans", &["-pthread", "-DOWN", "-rdynamic"]).unwrap(),
         Where::Linked(flags) => {
-            let library = library(flags);
+            let library = compile_c("spans", "libspans.so", &[LIBRARY, flags].concat()).unwrap();
             let folder = library.parent().unwrap().display().to_string();
             let path = format!("-Wl,-rpath,{folder}");
             let flags = ["-pthread", "-Wl,--no-as-needed", library.to_str().unwrap(), &path];
             Workload::native("spans", &flags).unwrap()
         }
-        Where::Loaded(flags) => {
-            let library = library(&[&["-DLARGE"], flags].concat());
-            Workload::native("spans", &["-pthread", "-ldl"]).unwrap().arg(library)
+        Where::Loaded(compiler, flags) => {
+            let flags = [LIBRARY, &["-O2", "-DLARGE"], flags].concat();
+            let library = Workload::compiled(compiler, "spans.c", &flags).unwrap().command_line().remove(0);
+            Workload::compiled(compiler, "spans.c", &["-O2", "-ldl"]).unwrap().arg(library)
         }
     }
 }
@@ -78,15 +85,19 @@ fn assert_shares(what: &str, profile: &Profile) {
 
 #[test]
 fn time_is_told_apart_by_span_wherever_the_variable_is() {
-    let Some(_turn) = begin_beside("spans::wherever", &[RECORD, &[Need::C]].concat()) else { return };
+    let needs = [RECORD, &[Need::C, Need::Program("musl-gcc")]].concat();
+    let Some(_turn) = begin_beside("spans::wherever", &needs) else { return };
     let descriptors = &["-mtls-dialect=gnu2"][..];
     let places = [
         ("program", Where::Own),
         ("linked", Where::Linked(&[])),
         ("linked, descriptors", Where::Linked(descriptors)),
         ("linked, initial-exec", Where::Linked(&["-ftls-model=initial-exec"])),
-        ("loaded", Where::Loaded(&[])),
-        ("loaded, descriptors", Where::Loaded(descriptors)),
+        ("loaded", Where::Loaded(Compiler::C, &[])),
+        ("loaded, descriptors", Where::Loaded(Compiler::C, descriptors)),
+        ("loaded, local-dynamic", Where::Loaded(Compiler::C, &["-ftls-model=local-dynamic"])),
+        ("musl", Where::Loaded(Compiler::MuslC, &[])),
+        ("musl, descriptors", Where::Loaded(Compiler::MuslC, descriptors)),
     ];
     for (what, place) in places {
         let app = workload(place).start().unwrap();
@@ -100,6 +111,53 @@ fn time_is_told_apart_by_span_wherever_the_variable_is() {
     let (profile, _) = record_pid(app.pid(), Duration::from_secs(1), &[]).unwrap();
     assert!(!profile.samples.is_empty());
     assert!(profile.samples.iter().all(|sample| sample.label("span_id").is_empty()));
+}
+
+/// Of whose waits nearly none is kept by the coin, and those looked at stand for themselves.
+#[test]
+fn a_wait_that_is_looked_at_has_the_span_its_thread_sleeps_in() {
+    let Some(_turn) = begin_beside("spans::looked_at", &[RECORD, &[Need::C]].concat()) else { return };
+    let app = workload(Where::Own).start().unwrap();
+    let options = ["--spans", "--wait-stacks-one-in", "1000000"];
+    let (profile, _) = record_pid(app.pid(), Duration::from_secs(7), &options).unwrap();
+    let rests = |sample: &Sample| sample.label("thread_name") == "resting";
+    let in_span = |sample: &Sample| rests(sample) && sample.label("span_id") == RESTING;
+    let (all, in_span) = (profile.sum("blocked", rests) as f64, profile.sum("blocked", in_span) as f64);
+    // The wait it was in when the recording began was looked at before anybody knew where spans are.
+    assert!(
+        all > 6.5e9 && in_span > 0.5 * all,
+        "{in_span} of {all}: {:?}",
+        profile.sum_by("blocked", "span_id")
+    );
+}
+
+/// Where nothing is taught of rules.
+#[test]
+fn the_probes_for_older_kernels_tell_spans_apart_too() {
+    let Some(_turn) = begin_beside("spans: older probes", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(options) = capture::older_options() else { return };
+    let app = workload(Where::Own).start().unwrap();
+    let options = KernelOptions {
+        selection: Selection::Pids(vec![app.pid()]),
+        exclude_self: true,
+        spans: true,
+        frequency_hz: 499,
+        ..options
+    };
+    let shims = ShimSource::new(1, ShimLimits::default());
+    let recording =
+        Recording::start(KernelSource::start(&options).unwrap(), shims, ProcessTable::new()).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    let recorded = recording.stop().unwrap();
+    let cpu = |told: bool| -> f64 {
+        let rows = recorded.window.entries().filter(|row| {
+            row.labels.span.is_some() == told
+                && row.labels.thread_name.as_deref().is_some_and(|name| name.starts_with("worker"))
+        });
+        rows.map(|row| row.values[SampleType::Cpu.index()]).sum()
+    };
+    let (told, none) = (cpu(true), cpu(false));
+    assert!(told > none, "{told} and {none} ns");
 }
 
 #[test]

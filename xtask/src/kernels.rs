@@ -101,7 +101,7 @@ while read -r up idle; do echo \"up $up\"; done < /proc/uptime
 while read -r now at ns rest; do [ \"$now $at\" = 'now at' ] && echo \"monotonic $ns\"; done < /proc/timer_list
 }
 clocks 'before sleep'
-/bin/perfusion record --pid $pid --duration 5s -o /tmp/s.pb.gz > /tmp/said 2>&1 & recorder=$!
+/bin/perfusion record --pid $pid --spans --duration 5s -o /tmp/s.pb.gz > /tmp/said 2>&1 & recorder=$!
 until /bin/busybox grep -q '^recording ' /tmp/said 2> /dev/null || ! kill -0 $recorder; do /bin/busybox usleep 100000; done
 /bin/busybox date -s '2001-01-01 00:00:00' > /dev/null
 echo 0 > /sys/class/rtc/rtc0/wakealarm; echo +4 > /sys/class/rtc/rtc0/wakealarm

@@ -1,6 +1,8 @@
 //! What a value is counted under: the sample types and the label set. Plain data.
 
-use crate::source::{Heap, Span};
+use super::window::OTHER;
+use crate::sample::stack::StackSpan;
+use crate::source::Heap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -189,9 +191,22 @@ pub struct SpanLabels {
 impl SpanLabels {
     /// Those of a span.
     #[must_use]
-    pub fn of(span: Span) -> Self {
+    pub fn of(span: StackSpan) -> Self {
+        let StackSpan::Of(span) = span else { return Self::other() };
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         Self { trace: hex(&span.trace), span: hex(&span.id) }
+    }
+
+    /// Those of all spans there is no room to tell apart.
+    #[must_use]
+    pub fn other() -> Self {
+        Self { trace: OTHER.to_owned(), span: OTHER.to_owned() }
+    }
+
+    /// True when they are of one span.
+    #[must_use]
+    pub fn is_of_one(&self) -> bool {
+        self.span != OTHER
     }
 }
 

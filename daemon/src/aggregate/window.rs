@@ -2,7 +2,7 @@
 //! is counted, no value is lost.
 
 use super::chance::Chances;
-use super::key::{Labels, SampleType};
+use super::key::{Labels, SampleType, SpanLabels};
 use super::pool::Sum;
 use crate::sample::frame::{FrameKey, Marker};
 use crate::sample::stack::{StackId, StackTable};
@@ -16,7 +16,7 @@ pub const OTHER: &str = "[other]";
 /// Bounds of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Distinct (stack, labels) pairs.
+    /// Distinct (stack, labels) pairs. Spans are told apart while there are half as many.
     pub max_keys: usize,
     /// Distinct values of each open-ended label (waker, type, type_raw, type_module, container_id, exception_type, lock_owner, thread_name, and
     /// the names in waker_name and lock_owner_name).
@@ -157,6 +157,14 @@ impl Window {
         {
             return row;
         }
+        // There are as many spans as an app has requests: they take no room from what has none.
+        if self.rows.len() >= self.limits.max_keys / 2
+            && labels.span.as_deref().is_some_and(SpanLabels::is_of_one)
+        {
+            self.counters.capped_labels = self.counters.capped_labels.saturating_add(1);
+            let other = Labels { span: Some(Arc::new(SpanLabels::other())), ..labels.clone() };
+            return self.row(frames, &other);
+        }
         if self.rows.len() < self.limits.max_keys {
             return self.insert(frames, labels);
         }
@@ -280,6 +288,8 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample::stack::StackSpan;
+    use crate::source::Span;
 
     fn thread(tid: u32) -> Labels {
         Labels { pid: Some(1), thread_id: Some(tid), ..Labels::default() }
@@ -378,6 +388,36 @@ mod tests {
                 [OTHER, "none", "none"]
             ]
         );
+    }
+
+    #[test]
+    fn very_many_spans_leave_room_for_what_has_none() {
+        let mut window = Window::new(Limits { max_keys: 20, ..Limits::default() });
+        let in_span = |id: u64| {
+            let span = StackSpan::Of(Span { trace: [1; 16], id: id.to_le_bytes() });
+            Labels { span: Some(Arc::new(SpanLabels::of(span))), ..thread(1) }
+        };
+        for id in 0..1000 {
+            window.add(&[FrameKey::Kernel(id % 2)], &in_span(id), SampleType::Cpu, 1.0);
+        }
+        for tid in 2..9 {
+            window.add(&[FrameKey::Kernel(1)], &thread(tid), SampleType::Cpu, 1.0);
+        }
+        assert!((2..9).all(|tid| total(&window, SampleType::Cpu, tid) == 1.0));
+        assert_eq!(total(&window, SampleType::Cpu, 1), 1000.0);
+        let other = Some(Arc::new(SpanLabels::other()));
+        let rest: Vec<f64> = window
+            .entries()
+            .filter(|entry| entry.labels.span == other)
+            .map(|entry| entry.values[SampleType::Cpu.index()])
+            .collect();
+        assert_eq!((rest, window.entries().len()), (vec![495.0, 495.0], 10 + 2 + 7));
+        let WindowCounters { overflowed, capped_labels, .. } = window.counters();
+        assert_eq!((overflowed, capped_labels), (0, 990));
+        let before = window.entries().len();
+        window.add(&[FrameKey::Kernel(1)], &in_span(9), SampleType::Cpu, 1.0);
+        assert_eq!(window.entries().len(), before, "one that is known stays itself");
+        assert_eq!(window.counters().capped_labels, 990);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use super::image::{Identity, Image, ImageError};
 use super::mapping::{FileKey, Mapping};
 use super::patience::{ForeignFile, Holder, wait_for};
+use super::published::THREAD_VARIABLE;
+use super::thread_variable::ThreadVariable;
 use crate::sample::frame::ImageId;
 use crate::source::MonotonicNs;
 use crate::unwind::eh_frame::UnwindSections;
@@ -48,6 +50,8 @@ struct Known {
     used: u64,
     /// It stands in a stack, which will need its name.
     in_stacks: bool,
+    /// The variable its threads publish in, once somebody has asked.
+    variable: Option<Option<ThreadVariable>>,
 }
 
 /// What there is of images, against the bounds.
@@ -227,7 +231,8 @@ impl Images {
             self.brought.entry(pid).or_default().add(&image);
         }
         self.open += usize::from(image.file().is_some());
-        self.images.insert(id, Known { image, brought_by, used: self.clock, in_stacks: false });
+        self.images
+            .insert(id, Known { image, brought_by, used: self.clock, in_stacks: false, variable: None });
         Ok(id)
     }
 
@@ -278,6 +283,21 @@ impl Images {
             }
             self.open -= 1;
         }
+    }
+
+    /// Whether it is known if an image has the variable that threads publish what they work for in.
+    pub(super) fn is_asked(&self, id: ImageId) -> bool {
+        self.images.get(&id).is_some_and(|known| known.variable.is_some())
+    }
+
+    /// That variable, if its file defines it for everybody. A file is asked once, however many processes map it, and however often: to find the
+    /// relocation it may take megabytes of it.
+    pub(super) fn thread_variable(&mut self, id: ImageId) -> Option<ThreadVariable> {
+        let Known { image, variable, .. } = self.images.get_mut(&id)?;
+        if variable.is_none() && image.is_closed() {
+            return None;
+        }
+        *variable.get_or_insert_with(|| image.thread_variable(THREAD_VARIABLE, size_of::<u64>() as u64))
     }
 
     /// The unwind sections of an ELF image, loaded now if they were not.
@@ -416,6 +436,7 @@ fn readable(handle: &OwnedFd) -> rustix::io::Result<File> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::thread_variable::tests::library;
     use super::*;
     use crate::source::Mmap;
     use std::io::Write;
@@ -485,6 +506,27 @@ mod tests {
         assert!(resolve(Some(at(-20_000_000_000))).is_err(), "written after it was mapped");
         let another = Mapping { inode: mapping.inode + 1, ..mapping.clone() };
         assert!(Images::default().resolve(NOBODY, &another, Some(at(20_000_000_000))).is_err());
+    }
+
+    #[test]
+    fn a_file_is_asked_for_its_variable_once() {
+        let own = (0x3000, object::elf::R_X86_64_TLSDESC, 1, 0);
+        let mut images = Images::default();
+        let mut resolve = |bytes: &[u8]| {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(bytes).unwrap();
+            images.resolve(std::process::id(), &mapping_of(file.path()), None).unwrap()
+        };
+        let has = resolve(&library(THREAD_VARIABLE, &[own], &[]));
+        let has_not = resolve(&library("another", &[own], &[]));
+        let unasked = resolve(&library(THREAD_VARIABLE, &[own], &[own]));
+        let found = Some(ThreadVariable::Descriptor(0x3000));
+        assert!(!images.is_asked(has));
+        assert_eq!([has, has_not].map(|id| images.thread_variable(id)), [found, None]);
+        // Nothing of it can be read any more.
+        images.images.values_mut().for_each(|known| known.image.close());
+        assert_eq!([has, has_not, unasked].map(|id| images.thread_variable(id)), [found, None, None]);
+        assert_eq!([has, has_not, unasked].map(|id| images.is_asked(id)), [true, true, false]);
     }
 
     #[test]

@@ -52,6 +52,8 @@ const BUDGET_BYTES: u64 = 64 << 20;
 const RECHECK: Duration = Duration::from_secs(1);
 /// Bodies looked at again at once, each some reads of the process's memory: those that were met since the last look and will soon be due.
 const BODIES_AT_ONCE: usize = 128;
+/// And no more than there is time for: a batch that takes too long is given up, and its process left alone for a minute, by whom a busy machine did that.
+const TIME_AT_ONCE: Duration = Duration::from_millis(20);
 /// How long it holds when the next one is not to be had although the process lives: a busy machine holds a reading up for a moment; who holds
 /// it up for longer, or has others' held up, is not to have a name that may be another method's by now.
 const UNSEEN: Duration = Duration::from_secs(5);
@@ -598,6 +600,23 @@ fn belongs_to_clr(mapping: &Mapping) -> bool {
     mapping.region == Region::Jit { doublemapped: true } || mapping.path.ends_with("/libcoreclr.so")
 }
 
+/// Looks whether bodies are still there: at the first, and at as many others as there is time for.
+fn looks(
+    bodies: Vec<(u64, JitBody)>,
+    memory: &dyn TargetMemory,
+    time: Duration,
+) -> Vec<(u64, Option<bool>, Range<u64>)> {
+    let begin = Instant::now();
+    let mut seen = Vec::new();
+    for (start, body) in bodies {
+        if !seen.is_empty() && begin.elapsed() >= time {
+            break;
+        }
+        seen.push((start, body.is_current(NATIVE, memory), body.range));
+    }
+    seen
+}
+
 /// Memory of a process that is gone.
 struct Gone;
 
@@ -864,8 +883,8 @@ impl View<'_> {
         }
     }
 
-    /// Looks whether the body at `first` is still there, and with it at others that are met as often: a look costs less than to hand it over to
-    /// the thread that may be held up by it. The answer is the first one's, `None` when it could not be seen.
+    /// Looks whether the body at `first` is still there, and with it at others that are met as often, as long as there is time: a look costs less than to
+    /// hand it over to the thread that may be held up by it. The answer is the first one's, `None` when it could not be seen.
     fn look_at_bodies(&mut self, first: u64) -> Option<bool> {
         let soon = |known: &KnownBody| known.is_used && self.now.duration_since(known.checked) >= RECHECK / 2;
         let others = self.process.bodies.iter().filter(|(start, known)| **start != first && soon(known));
@@ -878,13 +897,7 @@ impl View<'_> {
             .take(BODIES_AT_ONCE)
             .map(|(start, known)| (*start, known.body.clone()))
             .collect();
-        let look = move |memory: &dyn TargetMemory| -> Vec<_> {
-            bodies
-                .into_iter()
-                .map(|(start, body)| (start, body.is_current(NATIVE, memory), body.range))
-                .collect()
-        };
-        let seen = self.process.memory()?.with(look)?;
+        let seen = self.process.memory()?.with(move |memory| looks(bodies, memory, TIME_AT_ONCE))?;
         let mut answer = None;
         for (start, is_current, range) in seen {
             if start == first {
@@ -900,7 +913,12 @@ impl View<'_> {
                     self.counters.bodies_replaced += 1;
                     self.process.forget(&range);
                 }
-                None => {}
+                // One that cannot be seen takes no other one's place in the next batch before it is met again.
+                None => {
+                    if let Some(known) = self.process.bodies.get_mut(&start) {
+                        known.is_used = false;
+                    }
+                }
             }
         }
         answer
@@ -1051,8 +1069,10 @@ impl View<'_> {
             if cached.checked.is_none_or(|at| self.now.duration_since(at) < RECHECK) {
                 return cached.step.clone();
             }
-            let frame = cached.step.frame;
-            if let Some(looked) = self.within_budget(|view| view.still_holds(pc, frame)).flatten()
+            // Why there was none may be over.
+            let frame = cached.step.rule.is_ok().then_some(cached.step.frame);
+            if let Some(frame) = frame
+                && let Some(looked) = self.within_budget(|view| view.still_holds(pc, frame)).flatten()
                 && let Some(cached) = self.process.steps.get_mut(&key)
             {
                 cached.checked = Some(looked);
@@ -1287,6 +1307,100 @@ mod tests {
         assert_eq!(view.follows_call(0x20), None);
         view.process.forget(&(0x2000..0x2001));
         assert!(view.walked(2, true, MonotonicNs::now()).is_none(), "code was replaced a moment ago");
+    }
+
+    /// Memory with the same word everywhere, which takes its time.
+    struct Slow(Duration);
+
+    impl TargetMemory for Slow {
+        fn read(&self, _address: u64, into: &mut [u8]) -> usize {
+            std::thread::sleep(self.0);
+            into.fill(0);
+            into.len()
+        }
+    }
+
+    #[test]
+    fn a_batch_of_looks_ends_when_its_time_does_but_not_before_the_first() {
+        let body = |n: u64| (n << 12, JitBody::for_test(n << 12..(n << 12) + 0x100, n));
+        let batch = || (1..=BODIES_AT_ONCE as u64).map(body).collect::<Vec<_>>();
+        let pause = Duration::from_millis(5);
+        let seen = looks(batch(), &Slow(pause), 4 * pause);
+        assert!((1..=4).contains(&seen.len()) && seen[0].0 == 1 << 12, "{seen:?}");
+        assert_eq!(looks(batch(), &Slow(pause), Duration::ZERO).len(), 1);
+        assert_eq!(looks(batch(), &Slow(Duration::ZERO), Duration::from_secs(60)).len(), BODIES_AT_ONCE);
+    }
+
+    #[test]
+    fn bodies_that_cannot_be_seen_do_not_fill_the_next_batch() {
+        let pid = std::process::id();
+        let mut process = Process::new(ProcessId(0), pid, crate::process::start_ticks(pid), Arc::default());
+        let looked = Instant::now();
+        let known = |start: u64| KnownBody {
+            body: JitBody::for_test(start..start + 0x100, 1),
+            generation: 0,
+            checked: looked,
+            is_used: true,
+        };
+        // Where nothing is.
+        let starts: Vec<u64> = (1..=2 * BODIES_AT_ONCE as u64).map(|n| n << 12).collect();
+        starts.iter().for_each(|start| drop(process.bodies.insert(*start, known(*start))));
+        let (images, rules) = (&mut Images::default(), &mut HashSet::new());
+        let (counters, lessons) = (&mut Counters::default(), &mut Lessons::default());
+        let (process, common) = (&mut process, &mut Common::default());
+        let (now, teaching) = (looked + RECHECK, Teaching::Off);
+        let mut view =
+            View { process, images, rules, counters, lessons, common, now, teaching, asleep: None };
+        let used = |view: &View<'_>| view.process.bodies.values().filter(|known| known.is_used).count();
+        for _ in 0..2 * BODIES_AT_ONCE {
+            let Some((first, _)) = view.process.bodies.iter().find(|(_, known)| known.is_used) else { break };
+            let (first, before) = (*first, used(&view));
+            assert_eq!(view.look_at_bodies(first), None);
+            assert!(used(&view) < before, "none of them comes again before it is met");
+        }
+        assert_eq!(used(&view), 0);
+    }
+
+    #[test]
+    fn why_there_was_no_rule_is_found_out_again() {
+        let pid = std::process::id();
+        let mmap = Mmap {
+            pid,
+            start: 0x1_0000,
+            len: 0x1_0000,
+            file_offset: 0,
+            device: (0, 0),
+            inode: 0,
+            path: "//anon".into(),
+        };
+        let mut mappings = Mappings::default();
+        mappings.insert(Mapping::new(&mmap).unwrap());
+        let mut process = Process::new(ProcessId(0), pid, None, Arc::new(mappings));
+        process.is_clr = true;
+        let (start, looked) = (0x1_1000, Instant::now());
+        // The body was just looked at and is there; the steps in it were found a while ago.
+        let known = KnownBody {
+            body: JitBody::for_test(start..start + 0x100, 1),
+            generation: 0,
+            checked: looked + RECHECK,
+            is_used: false,
+        };
+        process.bodies.insert(start, known);
+        let frame = FrameKey::Managed { process: process.id, start, generation: 0 };
+        let [found, not] = [Ok(Arc::new(NATIVE.frameless())), Err(Refusal::Unsupported)];
+        for (pc, rule) in [(start + 0x10, found), (start + 0x20, not)] {
+            let step = Step { frame, rule };
+            process.steps.insert(place(pc, false), CachedStep { step, checked: Some(looked), taught: None });
+        }
+        let (images, rules) = (&mut Images::default(), &mut HashSet::new());
+        let (counters, lessons) = (&mut Counters::default(), &mut Lessons::default());
+        let (process, common) = (&mut process, &mut Common::default());
+        let (now, teaching) = (looked + RECHECK, Teaching::Off);
+        let mut view =
+            View { process, images, rules, counters, lessons, common, now, teaching, asleep: None };
+        assert!(view.look_up(start + 0x10, false).rule.is_ok(), "not derived again");
+        let again = view.look_up(start + 0x20, false);
+        assert!(again.rule.is_err() && again.rule != Err(Refusal::Unsupported), "{again:?}");
     }
 
     #[test]

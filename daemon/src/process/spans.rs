@@ -1,11 +1,23 @@
 //! When to look whether the threads of a process publish what they work for ([`super::published`]): at its first stack, and then less and less often,
 //! for they may begin to at any time.
 
+use crate::sample::frame::ProcessId;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
+
+/// What a look has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Where threads publish.
+    There,
+    /// That they do not.
+    Nothing,
+    /// It could not be done, or not to its end: the process has used up its share of work.
+    PutOff,
+}
 
 /// Processes with stacks.
 #[derive(Debug, Default)]
@@ -14,38 +26,62 @@ pub struct Looks {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Look {
-    Found,
-    Again { at: Instant, pause: Duration },
+struct Look {
+    /// Which one it was: the pid may be another's by now, or its program another one, and nobody has been told.
+    process: ProcessId,
+    next: Next,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    /// Found.
+    Never,
+    At {
+        at: Instant,
+        pause: Duration,
+    },
 }
 
 impl Looks {
     /// Whether it is time to look at this process.
     #[must_use]
-    pub fn is_due(&self, pid: u32, now: Instant) -> bool {
+    pub fn is_due(&self, pid: u32, process: ProcessId, now: Instant) -> bool {
         match self.by_pid.get(&pid) {
-            Some(Look::Found) => false,
-            Some(Look::Again { at, .. }) => now >= *at,
-            None => true,
+            Some(look) if look.process == process => match look.next {
+                Next::Never => false,
+                Next::At { at, .. } => now >= at,
+            },
+            _ => true,
         }
     }
 
-    /// It was looked at.
-    pub fn looked(&mut self, pid: u32, now: Instant, found: bool) {
-        let next = match self.by_pid.get(&pid) {
-            _ if found => Look::Found,
-            Some(Look::Again { pause, .. }) => {
-                let pause = pause.saturating_mul(2).min(LONGEST);
-                Look::Again { at: now + pause, pause }
-            }
-            Some(Look::Found) | None => Look::Again { at: now + FIRST, pause: FIRST },
+    /// It was looked at. True when what was found before, of whoever had this pid, does not hold any more.
+    pub fn looked(&mut self, pid: u32, process: ProcessId, now: Instant, found: Found) -> bool {
+        let before = self.by_pid.get(&pid).copied();
+        let pause = match before {
+            Some(Look { process: same, next: Next::At { pause, .. } }) if same == process => Some(pause),
+            _ => None,
         };
-        self.by_pid.insert(pid, next);
+        let pause = match (pause, found) {
+            (Some(pause), Found::Nothing) => pause.saturating_mul(2).min(LONGEST),
+            (Some(pause), _) => pause,
+            (None, _) => FIRST,
+        };
+        let next = if found == Found::There { Next::Never } else { Next::At { at: now + pause, pause } };
+        self.by_pid.insert(pid, Look { process, next });
+        found != Found::There && matches!(before, Some(Look { next: Next::Never, .. }))
+    }
+
+    /// There was no room to say what was found: later there may be.
+    pub fn refused(&mut self, pid: u32, now: Instant) {
+        if let Some(look) = self.by_pid.get_mut(&pid) {
+            look.next = Next::At { at: now + LONGEST, pause: LONGEST };
+        }
     }
 
     /// It has ended or become another program; true when its threads were found to publish.
     pub fn forget(&mut self, pid: u32) -> bool {
-        matches!(self.by_pid.remove(&pid), Some(Look::Found))
+        matches!(self.by_pid.remove(&pid), Some(Look { next: Next::Never, .. }))
     }
 
     /// Forgets all processes but these; answers those whose threads were found to publish.
@@ -57,28 +93,58 @@ impl Looks {
 
 #[cfg(test)]
 mod tests {
-    use super::{FIRST, LONGEST, Looks};
+    use super::{FIRST, Found, LONGEST, Looks};
+    use crate::sample::frame::ProcessId;
     use std::collections::HashSet;
     use std::time::{Duration, Instant};
+
+    const ONE: ProcessId = ProcessId(1);
+    const OTHER: ProcessId = ProcessId(2);
 
     #[test]
     fn a_process_is_looked_at_less_and_less_often_until_something_is_found() {
         let (mut looks, mut now) = (Looks::default(), Instant::now());
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            assert!(looks.is_due(7, now));
-            looks.looked(7, now, false);
+            assert!(looks.is_due(7, ONE, now));
+            assert!(!looks.looked(7, ONE, now, Found::Nothing));
             let begin = now;
-            while !looks.is_due(7, now) {
+            while !looks.is_due(7, ONE, now) {
                 now += Duration::from_millis(500);
             }
             pauses.push(now - begin);
         }
         assert_eq!((pauses[0], pauses[1], pauses[8]), (FIRST, 2 * FIRST, LONGEST));
-        looks.looked(7, now, true);
-        assert!(!looks.is_due(7, now + 10 * LONGEST) && looks.is_due(8, now));
+        assert!(!looks.looked(7, ONE, now, Found::There));
+        assert!(!looks.is_due(7, ONE, now + 10 * LONGEST) && looks.is_due(8, ONE, now));
         assert!(looks.keep(&HashSet::from([7])).is_empty());
         assert_eq!(looks.keep(&HashSet::new()), [7]);
-        assert!(looks.is_due(7, now));
+        assert!(looks.is_due(7, ONE, now));
+    }
+
+    #[test]
+    fn whoever_has_the_pid_now_is_looked_at_and_what_was_found_of_the_one_before_does_not_hold() {
+        let (mut looks, now) = (Looks::default(), Instant::now());
+        looks.looked(7, ONE, now, Found::There);
+        // Its exec, or its end and the beginning of another one, was in no record.
+        assert!(looks.is_due(7, OTHER, now));
+        assert!(looks.looked(7, OTHER, now, Found::Nothing), "the probes are to be told");
+        assert!(!looks.is_due(7, OTHER, now) && !looks.looked(7, OTHER, now, Found::Nothing));
+        looks.looked(7, OTHER, now, Found::There);
+        assert!(!looks.looked(7, ONE, now, Found::There), "they have been told of another place");
+        assert!(looks.looked(7, OTHER, now, Found::PutOff) && !looks.forget(7));
+    }
+
+    #[test]
+    fn what_was_put_off_is_soon_tried_again_and_what_found_no_room_later() {
+        let (mut looks, now) = (Looks::default(), Instant::now());
+        for _ in 0..5 {
+            looks.looked(7, ONE, now, Found::PutOff);
+        }
+        assert!(!looks.is_due(7, ONE, now) && looks.is_due(7, ONE, now + FIRST));
+        looks.looked(7, ONE, now, Found::There);
+        looks.refused(7, now);
+        assert!(!looks.is_due(7, ONE, now + LONGEST / 2) && looks.is_due(7, ONE, now + LONGEST));
+        assert!(!looks.forget(7), "nobody was told of it");
     }
 }

@@ -12,6 +12,7 @@ use super::lesson::{Lesson, Lessons};
 use super::live::{Process, Program, Teaching, View, read_maps};
 use super::mapping::{FileKey, Mapping, Mappings, Region, Replaced};
 use super::published;
+use super::spans::Found;
 use super::thread_variable::ThreadVariable;
 use crate::attach::target::Target;
 use crate::sample::frame::{ImageId, Marker, ProcessId};
@@ -550,42 +551,98 @@ impl ProcessTable {
         self.images.get(id)
     }
 
-    /// Where the threads of `pid` have the variable of this name that points to what they publish, if one of its files defines it.
-    fn thread_pointers(&mut self, pid: u32, name: &str) -> Option<SpanPlace> {
+    /// Looks whether the threads of `pid` publish what they work for, and teaches the probes where. It comes out of the process's share of work, as far as
+    /// that goes: what a process maps decides how much there is to look at.
+    pub fn find_spans(&mut self, pid: u32) -> Found {
+        // The access models of thread-local variables are those of x86-64.
+        if !cfg!(target_arch = "x86_64") {
+            return Found::Nothing;
+        }
+        let publishes = |_: &mut Self| {
+            let published = Target::open(pid).ok().and_then(|target| published::read(&target));
+            published.is_some_and(|published| published.threads)
+        };
+        match self.within_share(pid, publishes) {
+            None => return Found::PutOff,
+            Some(false) => return Found::Nothing,
+            Some(true) => {}
+        }
+        match self.thread_pointers(pid) {
+            None => Found::PutOff,
+            Some(None) => Found::Nothing,
+            Some(Some(place)) => {
+                self.lessons.push(Lesson::Spans { pid, place });
+                Found::There
+            }
+        }
+    }
+
+    /// Where the threads of `pid` have the variable that points to what they publish, if one of its files defines it; `None` when its share of work is used up
+    /// before that is known. What was found out until then need not be found out again.
+    fn thread_pointers(&mut self, pid: u32) -> Option<Option<SpanPlace>> {
         let mappings: Vec<Mapping> =
             self.mappings(pid).filter(|mapping| mapping.region == Region::File).cloned().collect();
         // Debian's musl is called by the C library's name, of which its loader's is a link.
         let is_musl = |path: &str| path.contains("/ld-musl") || path.contains("-linux-musl/");
         let entry_bytes = if mappings.iter().any(|mapping| is_musl(&mapping.path)) { 8 } else { 16 };
-        mappings.iter().find_map(|mapping| {
-            let id = self.images.resolve(pid, mapping, None).ok()?;
-            let image = self.images.get(id)?;
-            let variable = image.thread_variable(name, size_of::<u64>() as u64)?;
-            let bias = mapping.range.start.wrapping_sub(image.mapped_address(mapping.file_offset)?);
-            let at = |address: u64| bias.wrapping_add(address);
-            let (kind, address, offset) = match variable {
-                ThreadVariable::Static(offset) => (SPAN_STATIC, 0, offset.cast_unsigned()),
-                ThreadVariable::Distance(address) => (SPAN_DISTANCE, at(address), 0),
-                ThreadVariable::Descriptor(address) => (SPAN_DESCRIPTOR, at(address), 0),
-                ThreadVariable::Index(address) => (SPAN_INDEX, at(address), 0),
-                ThreadVariable::Module(address, offset) => (SPAN_MODULE, at(address), offset),
-            };
-            Some(SpanPlace { address, offset, kind, entry_bytes })
-        })
-    }
-
-    /// Looks whether the threads of `pid` publish what they work for, and teaches the probes where. True when they do.
-    pub fn find_spans(&mut self, pid: u32) -> bool {
-        let publishes = Target::open(pid).ok().and_then(|target| published::read(&target));
-        if !publishes.is_some_and(|published| published.threads) {
-            return false;
+        for mapping in mappings {
+            let found = self.within_share(pid, |table| table.thread_pointer_in(pid, &mapping))?;
+            if let Some(place) = found {
+                return Some(Some(SpanPlace { entry_bytes, ..place }));
+            }
         }
-        let Some(place) = self.thread_pointers(pid, published::THREAD_VARIABLE) else { return false };
-        self.lessons.push(Lesson::Spans { pid, place });
-        true
+        Some(None)
     }
 
-    /// The threads of `pid` are gone.
+    /// The same by one of its mappings.
+    fn thread_pointer_in(&mut self, pid: u32, mapping: &Mapping) -> Option<SpanPlace> {
+        let process = self.live.get_mut(&pid)?;
+        let key = mapping.file();
+        let asked = match process.images.get(&key) {
+            // It could not be opened.
+            Some(None) => return None,
+            Some(Some(id)) if self.images.is_asked(*id) => Some(*id),
+            _ => None,
+        };
+        let id = match asked {
+            Some(id) => id,
+            None => {
+                let id = self.images.resolve(pid, mapping, process.elsewhere).ok()?;
+                process.set_image(key, Some(id));
+                id
+            }
+        };
+        let variable = self.images.thread_variable(id)?;
+        let image = self.images.get(id)?;
+        let bias = mapping.range.start.wrapping_sub(image.mapped_address(mapping.file_offset)?);
+        let at = |address: u64| bias.wrapping_add(address);
+        let (kind, address, offset) = match variable {
+            ThreadVariable::Static(offset) => (SPAN_STATIC, 0, offset.cast_unsigned()),
+            ThreadVariable::Distance(address) => (SPAN_DISTANCE, at(address), 0),
+            ThreadVariable::Descriptor(address) => (SPAN_DESCRIPTOR, at(address), 0),
+            ThreadVariable::Index(address) => (SPAN_INDEX, at(address), 0),
+            ThreadVariable::Module(address, offset) => (SPAN_MODULE, at(address), offset),
+        };
+        Some(SpanPlace { address, offset, kind, entry_bytes: 0 })
+    }
+
+    /// Does what the process's share of work has room for.
+    fn within_share<T>(&mut self, pid: u32, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        let process = self.live.get_mut(&pid)?;
+        process.refill(&mut self.common, Instant::now());
+        if !self.common.has_time(&process.share) {
+            self.counters.budget_refusals += 1;
+            return None;
+        }
+        let before = cpu_time();
+        let done = work(self);
+        if let Some(process) = self.live.get_mut(&pid) {
+            self.common.spend(&mut process.share, cpu_time().saturating_sub(before));
+        }
+        Some(done)
+    }
+
+    /// The threads of `pid` are gone, or publish nothing any more.
     pub fn forget_spans(&mut self, pid: u32) {
         self.lessons.push(Lesson::NoSpans { pid });
     }
@@ -800,10 +857,12 @@ fn has_threads(pid: u32, start_ticks: Option<u64>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::live::KnownBody;
+    use super::super::thread_variable::tests::library;
     use super::*;
     use crate::sample::frame::FrameKey;
     use crate::source::{Mmap, ProbeWalk, RegionId, ThreadId, UserRegs};
     use crate::unwind::managed::JitBody;
+    use std::io::Write as _;
     use std::os::unix::fs::{FileExt, MetadataExt};
     use std::process::{Child, Command, Stdio};
 
@@ -907,6 +966,43 @@ mod tests {
         let mut table = ProcessTable::new();
         assert_eq!(table.finish(pid, &context, Limits::default()).frames.len(), first.frames.len());
         assert!(table.counters().lessons > 0);
+    }
+
+    #[test]
+    fn a_look_for_spans_ends_with_the_processs_share_of_work() {
+        let (child, _) = sleeper();
+        let pid = child.0.id();
+        let mut table = ProcessTable::new();
+        table.adopt(pid).unwrap();
+        assert_eq!(table.thread_pointers(pid), Some(None), "nothing has it");
+        let known = |table: &ProcessTable| {
+            let ids: Vec<ImageId> = table.live[&pid].images.values().copied().flatten().collect();
+            assert!(!ids.is_empty() && ids.iter().all(|id| table.images.is_asked(*id)));
+        };
+        known(&table);
+        // One of its libraries has, mapped where nothing else is.
+        let own = (0x3000, object::elf::R_X86_64_TLSDESC, 1, 0);
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&library(published::THREAD_VARIABLE, &[own], &[])).unwrap();
+        let meta = file.as_file().metadata().unwrap();
+        let start = 0x10_0000;
+        table.observe(&event(EventKind::Mmap(Mmap {
+            pid,
+            start,
+            len: 0x1000,
+            file_offset: 0,
+            device: (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev())),
+            inode: meta.ino(),
+            path: file.path().to_str().unwrap().to_owned(),
+        })));
+        let place = SpanPlace { address: start + 0x3000, offset: 0, kind: SPAN_DESCRIPTOR, entry_bytes: 16 };
+        assert_eq!(table.thread_pointers(pid), Some(Some(place)));
+        let process = table.live.get_mut(&pid).unwrap();
+        table.common.spend(&mut process.share, Duration::from_secs(60));
+        assert_eq!((table.thread_pointers(pid), table.counters().budget_refusals), (None, 1));
+        if cfg!(target_arch = "x86_64") {
+            assert_eq!((table.find_spans(pid), table.counters().budget_refusals), (Found::PutOff, 2));
+        }
     }
 
     #[test]

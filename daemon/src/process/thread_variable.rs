@@ -5,11 +5,12 @@ use super::image::{Image, Source, elf_header, program_headers};
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
 
-/// Most entries of the dynamic section, bytes of relocations read, and symbols looked at for one name.
+/// Most entries of the dynamic section, and symbols looked at for one name: linkers make tables in which a name has a handful to itself.
 const MAX_DYNAMIC: u64 = 4096;
-const MAX_RELOCATION_BYTES: u64 = 64 << 20;
+const MAX_CHAIN: u32 = 512;
+/// Most bytes of relocations read of a file, of all its tables together: a third of a million.
+const MAX_RELOCATION_BYTES: u64 = 8 << 20;
 const RELOCATIONS_AT_ONCE: u64 = 1 << 16;
-const MAX_CHAIN: u32 = 4096;
 
 /// Where a thread has a variable. Addresses are ELF virtual addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +94,18 @@ fn find(source: &Source, name: &str, size: u64) -> Option<ThreadVariable> {
     if loaded {
         return distance(block, value).map(ThreadVariable::Static);
     }
-    dynamic.relocations.iter().find_map(|table| relocated(source, *table, index, value))
+    let mut left = MAX_RELOCATION_BYTES;
+    let mut module = None;
+    for table in dynamic.relocations {
+        match relocated(source, table, &mut left, index, value) {
+            // That says where the module's other variables are as well. The variable's own relocation, which is the surer one, may be in another table:
+            // linkers put a descriptor among those of calls.
+            Some(found @ ThreadVariable::Module(..)) => module = module.or(Some(found)),
+            Some(found) => return Some(found),
+            None => {}
+        }
+    }
+    module
 }
 
 /// How far behind the thread pointer the program's own variables are: its block ends there, as far up as its alignment allows (x86-64, variant II).
@@ -126,7 +138,8 @@ fn dynamic(bytes: &[u8], offset_of: impl Fn(u64) -> Option<u64>) -> Dynamic {
             _ => {}
         }
     }
-    found.relocations = [*direct, *by_calls];
+    // The smaller one first, so that there is something left to read of the other.
+    found.relocations = [*by_calls, *direct];
     found
 }
 
@@ -170,10 +183,18 @@ fn is_called(source: &Source, names: Table, at: u32, name: &str) -> bool {
     there && names.offset.checked_add(at).and_then(|at| source.bytes(at, length, length)) == Some(wanted)
 }
 
-/// What a relocation has put where for the variable. One that is bound within its file has no symbol: the value stands in the relocation.
-fn relocated(source: &Source, table: Table, index: u32, value: u64) -> Option<ThreadVariable> {
+/// What a relocation has put where for the variable, of so many bytes as there are `left` to read. One that is bound within its file has no symbol: the
+/// value stands in the relocation.
+fn relocated(
+    source: &Source,
+    table: Table,
+    left: &mut u64,
+    index: u32,
+    value: u64,
+) -> Option<ThreadVariable> {
     const BYTES: u64 = size_of::<elf::Rela64<LE>>() as u64;
-    let bytes = table.bytes.min(MAX_RELOCATION_BYTES);
+    let bytes = table.bytes.min(*left) / BYTES * BYTES;
+    *left -= bytes;
     let mut module = None;
     let mut at = 0;
     while at < bytes {
@@ -203,9 +224,126 @@ fn relocated(source: &Source, table: Table, index: u32, value: u64) -> Option<Th
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{Block, distance, find};
+pub(super) mod tests {
+    use super::{Block, MAX_RELOCATION_BYTES, ThreadVariable, distance, find};
     use crate::process::image::Source;
+    use crate::unwind::machine::NATIVE;
+    use object::elf;
+
+    /// Offsets in [`library`], which are its addresses, too.
+    const PROGRAMS: u64 = 64;
+    const DYNAMIC: u64 = 0x400;
+    const SYMBOLS: u64 = 0x600;
+    const NAMES: u64 = 0x700;
+    const HASHES: u64 = 0x800;
+    const TABLES: u64 = 0x1000;
+    /// Where the variable is in its module's block.
+    const VALUE: u64 = 16;
+
+    /// A relocation: where, which, of which symbol, what is added.
+    pub(crate) type Relocation = (u64, u32, u32, u64);
+
+    /// A library that defines the variable `name`, with relocations of data and of calls.
+    pub(crate) fn library(name: &str, direct: &[Relocation], by_calls: &[Relocation]) -> Vec<u8> {
+        let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let halves = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let table = |of: &[Relocation]| -> Vec<u8> {
+            let entry = |&(at, kind, symbol, addend): &Relocation| {
+                [at, u64::from(symbol) << 32 | u64::from(kind), addend]
+            };
+            words(&of.iter().flat_map(entry).collect::<Vec<u64>>())
+        };
+        let (direct, by_calls) = (table(direct), table(by_calls));
+        let calls_at = TABLES + direct.len() as u64;
+        let end = calls_at + by_calls.len() as u64;
+        let program = |kind: u32, flags: u32, offset: u64, bytes: u64| {
+            [halves(&[kind, flags]), words(&[offset, offset, offset, bytes, bytes, 8])].concat()
+        };
+        let hash =
+            name.bytes().fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte)));
+        let names = [&[0], name.as_bytes(), &[0]].concat();
+        let parts = [
+            (0, [&elf::ELFMAG[..], &[elf::ELFCLASS64, elf::ELFDATA2LSB, 1]].concat()),
+            (16, halves(&[u32::from(NATIVE.elf) << 16 | u32::from(elf::ET_DYN), 1])),
+            (32, words(&[PROGRAMS])),
+            (52, halves(&[56 << 16 | 64, 3])),
+            (
+                PROGRAMS,
+                [
+                    program(elf::PT_LOAD, elf::PF_R | elf::PF_X, 0, end),
+                    program(elf::PT_TLS, elf::PF_R, 0, 32),
+                    program(elf::PT_DYNAMIC, elf::PF_R, DYNAMIC, 16 * 9),
+                ]
+                .concat(),
+            ),
+            (
+                DYNAMIC,
+                [
+                    (elf::DT_SYMTAB, SYMBOLS),
+                    (elf::DT_STRTAB, NAMES),
+                    (elf::DT_STRSZ, names.len() as u64),
+                    (elf::DT_GNU_HASH, HASHES),
+                    (elf::DT_RELA, TABLES),
+                    (elf::DT_RELASZ, direct.len() as u64),
+                    (elf::DT_JMPREL, calls_at),
+                    (elf::DT_PLTRELSZ, by_calls.len() as u64),
+                    (elf::DT_NULL, 0),
+                ]
+                .iter()
+                .flat_map(|(tag, value)| words(&[u64::try_from(*tag).unwrap_or(0), *value]))
+                .collect(),
+            ),
+            // The first symbol is none.
+            (SYMBOLS + 24, [halves(&[1, 1 << 16 | elf::STT_TLS as u32]), words(&[VALUE, 8])].concat()),
+            (NAMES, names),
+            // A bucket, whose first symbol is 1; a word of the filter; the bucket; the hash of its last symbol.
+            (HASHES, [halves(&[1, 1, 1, 0]), words(&[u64::MAX]), halves(&[1, hash | 1])].concat()),
+            (TABLES, direct),
+            (calls_at, by_calls),
+        ];
+        let mut file = vec![0; usize::try_from(end).unwrap()];
+        for (at, bytes) in parts {
+            let at = usize::try_from(at).unwrap();
+            file[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        file
+    }
+
+    fn found(direct: &[Relocation], by_calls: &[Relocation]) -> Option<ThreadVariable> {
+        find(&Source::Bytes(library("shown", direct, by_calls)), "shown", 8)
+    }
+
+    #[test]
+    fn the_variables_own_relocation_is_preferred_in_whichever_table_it_is() {
+        let module = (0x3000, elf::R_X86_64_DTPMOD64, 0, 0);
+        let others = (0x3100, elf::R_X86_64_GLOB_DAT, 2, 0);
+        let own = [
+            ((0x3200, elf::R_X86_64_TLSDESC, 1, 0), ThreadVariable::Descriptor(0x3200)),
+            // Bound within the file.
+            ((0x3200, elf::R_X86_64_TLSDESC, 0, VALUE), ThreadVariable::Descriptor(0x3200)),
+            ((0x3200, elf::R_X86_64_TPOFF64, 1, 0), ThreadVariable::Distance(0x3200)),
+            ((0x3200, elf::R_X86_64_DTPMOD64, 1, 0), ThreadVariable::Index(0x3200)),
+        ];
+        for (own, expected) in own {
+            assert_eq!(found(&[others, module], &[others, own]), Some(expected));
+            assert_eq!(found(&[own], &[module]), Some(expected));
+            assert_eq!(found(&[module, own], &[]), Some(expected));
+        }
+        assert_eq!(found(&[others], &[module, others]), Some(ThreadVariable::Module(0x3000, VALUE)));
+        assert_eq!(found(&[module], &[]), Some(ThreadVariable::Module(0x3000, VALUE)));
+        // Another variable's.
+        assert_eq!(found(&[(0x3200, elf::R_X86_64_TLSDESC, 0, VALUE + 8)], &[others]), None);
+    }
+
+    #[test]
+    fn no_more_of_a_files_relocations_is_read_than_there_may_be_in_all() {
+        let most = usize::try_from(MAX_RELOCATION_BYTES / 24).unwrap();
+        let others = vec![(0x3100, elf::R_X86_64_GLOB_DAT, 2, 0); most];
+        let own = (0x3200, elf::R_X86_64_TLSDESC, 1, 0);
+        assert_eq!(found(&[&[own], &others[1..]].concat(), &[]), Some(ThreadVariable::Descriptor(0x3200)));
+        assert_eq!(found(&[&others[1..], &[own]].concat(), &others[..1]), None);
+        assert_eq!(found(&others, &[own]), Some(ThreadVariable::Descriptor(0x3200)), "calls are few");
+    }
 
     #[test]
     fn the_programs_block_ends_at_the_thread_pointer_as_far_up_as_it_may() {

@@ -23,6 +23,7 @@ counters! {
     "stacks_stale" "of those, walked by rules of a program image the process has left";
     "stacks_of_gone_processes" "of those, of processes that were gone before their mappings could be read";
     "stacks_refused" "stacks beyond the limit on distinct ones; they are `[other stacks]`";
+    "spans_refused" "stacks whose span was beyond the limit on distinct ones of a process or of all; its ids are `[other]`";
     "guessed_frames" "frames found by a frame pointer or a scan, for want of unwind data";
     "stack_pieces_read" "pieces of sleeping threads' stacks that were read where the copy had ended";
     "processes_read_anew" "times all processes were read again, each before its next stack, because records about them had been lost";

@@ -312,9 +312,9 @@ pub struct Gone {
 impl Cut {
     /// Makes a window's estimates. `last`: none comes after it.
     fn of(processor: &mut Processor, at: MonotonicNs, running: &[ThreadSnapshot], last: bool) -> Self {
-        let stacks = std::mem::take(&mut processor.stacks);
+        let stacks = processor.stacks.take();
         let next = &mut processor.stacks;
-        let mut carry = |stack| next.intern_for(stacks.frames(stack), stacks.span(stack));
+        let mut carry = |stack| next.intern_from(&stacks, stack);
         let (collections, collecting) = processor.collections.cut();
         for thread in collecting {
             processor.threads.collected(thread, None);

@@ -81,7 +81,7 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 46] = [
+const OTHER_LOSSES: [&str; 47] = [
     "calls_given_up",
     "calls_not_made",
     "stacks_stale",
@@ -105,6 +105,7 @@ const OTHER_LOSSES: [&str; 46] = [
     "mappings_refused",
     "images_refused",
     "stacks_refused",
+    "spans_refused",
     "threads_summed_up",
     "wakers_capped",
     "allocation_sites_refused",

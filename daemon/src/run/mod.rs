@@ -22,6 +22,7 @@ use crate::process::ProcessTable;
 use crate::process::table::Standing;
 use crate::source::kernel::KernelSource;
 use crate::source::kernel::rules::RuleCache;
+use crate::source::kernel::spans::SpanPlaces;
 use crate::source::kernel::threads::{Confirmed, Look as ThreadLook, ThreadTable};
 use crate::source::shim::ShimSource;
 use crate::source::{MonotonicNs, Rates, ThreadSnapshot};
@@ -214,7 +215,7 @@ impl Recording {
         processor: Processor,
         take: Option<(TakeWindow, MonotonicNs)>,
     ) -> io::Result<Self> {
-        let (rules, threads) = (kernel.take_rules(), kernel.take_threads());
+        let (rules, spans, threads) = (kernel.take_rules(), kernel.take_spans(), kernel.take_threads());
         let pulse = Pulse::default();
         let watch = pulse.watch();
         let mut processor =
@@ -235,6 +236,7 @@ impl Recording {
             said: Arc::clone(&said),
             processor,
             rules,
+            spans,
             threads,
             pulse,
             take,
@@ -344,6 +346,7 @@ struct Run {
     wishes: Arc<Mutex<Wishes>>,
     processor: Processor,
     rules: Option<RuleCache>,
+    spans: Option<SpanPlaces>,
     /// The probes' threads, which are confirmed here.
     threads: Option<ThreadTable>,
     pulse: Pulse,
@@ -371,11 +374,7 @@ impl Run {
                         self.pulse.beat();
                     }
                     self.backlog.take(bytes);
-                    self.processor.processes.teach(|lessons| {
-                        if let Some(rules) = &mut self.rules {
-                            rules.teach(lessons);
-                        }
-                    });
+                    self.teach();
                     ask(&self.commands, self.processor.take_requests());
                 }
                 Ok(Batch::Cut(totals)) => self.begin_cut(totals),
@@ -427,6 +426,22 @@ impl Run {
                     ask(&self.commands, open);
                 }
             }
+        }
+    }
+
+    /// Brings to the probes what was learnt for them.
+    fn teach(&mut self) {
+        let mut refused = Vec::new();
+        self.processor.processes.teach(|lessons| {
+            if let Some(spans) = &mut self.spans {
+                refused = spans.teach(&lessons);
+            }
+            if let Some(rules) = &mut self.rules {
+                rules.teach(lessons);
+            }
+        });
+        for pid in refused {
+            self.processor.spans_refused(pid);
         }
     }
 
@@ -493,7 +508,9 @@ impl Run {
 
     fn own_counters(&self) -> Vec<(String, u64)> {
         let mut counters = loss::daemon_counters(&self.processor);
-        counters.push(("lessons_lost".to_owned(), self.rules.as_ref().map_or(0, RuleCache::refused)));
+        let lost = self.rules.as_ref().map_or(0, RuleCache::refused)
+            + self.spans.as_ref().map_or(0, SpanPlaces::refused);
+        counters.push(("lessons_lost".to_owned(), lost));
         counters
     }
 

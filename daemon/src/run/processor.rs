@@ -386,8 +386,12 @@ impl Processor {
                     let [now, _] = &mut self.begun;
                     now.insert(thread.tid);
                 }
-                if let Some(services) = self.services.as_mut().filter(|_| parent.pid != thread.pid) {
-                    services.forked(parent.pid, thread.pid);
+                if parent.pid != thread.pid {
+                    // Whoever had the pid before.
+                    self.forget_spans(thread.pid);
+                    if let Some(services) = &mut self.services {
+                        services.forked(parent.pid, thread.pid);
+                    }
                 }
             }
             EventKind::ProcessRecordsLost => {
@@ -544,7 +548,7 @@ impl Processor {
 
     /// What the estimators and their tables could not take as it came.
     #[must_use]
-    pub fn estimator_counters(&self) -> [(&'static str, u64); 10] {
+    pub fn estimator_counters(&self) -> [(&'static str, u64); 11] {
         let (sites, live) = self.heap.refused();
         [
             ("wait_ends_unmatched", self.threads.unmatched_wait_ends()),
@@ -557,6 +561,7 @@ impl Processor {
             ("gc_events_unmatched", self.collections.unmatched()),
             ("thread_pool_starvations", self.pools.starved()),
             ("stacks_refused", self.stacks.refused()),
+            ("spans_refused", self.stacks.spans_refused()),
         ]
     }
 
@@ -567,7 +572,7 @@ impl Processor {
         if let Some(stack) = self.threads.seen_waiting(thread, start) {
             self.ask_again(thread.pid, stack, time);
         } else if let Some(seen) = &sleeper.seen {
-            let stack = self.stack(thread, time, &seen.kernel, seen.user.as_deref());
+            let stack = self.stack_for(thread, time, &seen.kernel, seen.user.as_deref(), seen.span);
             // When it began is long ago.
             let syscall = seen.syscall.map(wait_reason::family);
             let reason = WaitReason { state: seen.state.into(), syscall, io: seen.io, suspended: false };
@@ -675,12 +680,11 @@ impl Processor {
         user: Option<&UserContext>,
         span: Option<Span>,
     ) -> StackId {
-        if user.is_some() {
-            self.look_for_spans(thread.pid);
-        }
         let mut frames: Vec<FrameKey> = kernel.iter().map(|&address| FrameKey::Kernel(address)).collect();
         if let Some(user) = user {
             self.walk(thread.pid, (time, time), user, &mut frames);
+            // Behind the walk, with which a process is taken up.
+            self.look_for_spans(thread.pid);
         }
         if is_collector(self.names.comm(thread.tid)) {
             frames.push(FrameKey::Marker(Marker::GarbageCollector));
@@ -695,7 +699,7 @@ impl Processor {
             // 32-bit code, or a stack the kernel could not walk.
             frames.push(FrameKey::Marker(Marker::StackLost));
         }
-        self.stacks.intern_for(&frames, span)
+        self.stacks.intern_for(&frames, span, thread.pid)
     }
 
     /// The process is another program, or gone.
@@ -705,13 +709,22 @@ impl Processor {
         }
     }
 
+    /// The probes had no room for where the threads of `pid` publish what they work for.
+    pub fn spans_refused(&mut self, pid: u32) {
+        if let Some(looks) = &mut self.spans {
+            looks.refused(pid, Instant::now());
+        }
+    }
+
     /// Finds out where the threads of a process publish what they work for, now and then.
     fn look_for_spans(&mut self, pid: u32) {
-        let Some(looks) = &mut self.spans else { return };
+        let (Some(looks), Some(process)) = (&mut self.spans, self.processes.id(pid)) else { return };
         let now = Instant::now();
-        if looks.is_due(pid, now) {
+        if looks.is_due(pid, process, now) {
             let found = self.processes.find_spans(pid);
-            looks.looked(pid, now, found);
+            if looks.looked(pid, process, now, found) {
+                self.processes.forget_spans(pid);
+            }
         }
     }
 

@@ -14,23 +14,39 @@ pub struct StackId(pub u32);
 const MAX_FRAMES: usize = 1 << 23;
 /// What a stack takes besides its frames, in frames.
 const OVERHEAD: usize = 4;
+/// Part of the room that there is besides for stacks of spans, which are as many as an app has requests: they take none from the others.
+const SPAN_PART: usize = 8;
 /// What stands for a stack there was no room for.
 const NO_ROOM: &[FrameKey] = &[FrameKey::Marker(Marker::Overflow)];
+
+/// What the thread of a stack worked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StackSpan {
+    /// This span.
+    Of(Span),
+    /// One of those that found no room.
+    Other,
+}
 
 /// All stacks of a window. Frames are innermost first, kernel frames before user frames. The same frames for another span are another stack, which shares
 /// them.
 pub struct StackTable {
     ids: HashMap<Arc<[FrameKey]>, StackId, RandomState>,
     /// Those with a span, by the stack without it.
-    of_spans: HashMap<(StackId, Span), StackId, RandomState>,
+    of_spans: HashMap<(StackId, StackSpan), StackId, RandomState>,
     stacks: Vec<Stack>,
     room: usize,
     refused: u64,
+    /// How many more there may be with a span, and how many each process has.
+    spans_left: usize,
+    spans_of: HashMap<u32, usize>,
+    spans_refused: u64,
 }
 
 struct Stack {
     frames: Arc<[FrameKey]>,
-    span: Option<Span>,
+    /// And whose thread it was.
+    span: Option<(StackSpan, u32)>,
 }
 
 impl Default for StackTable {
@@ -44,7 +60,16 @@ impl StackTable {
     pub const OVERFLOW: StackId = StackId(u32::MAX);
 
     pub(crate) fn with_room(room: usize) -> Self {
-        Self { ids: HashMap::default(), of_spans: HashMap::default(), stacks: Vec::new(), room, refused: 0 }
+        Self {
+            ids: HashMap::default(),
+            of_spans: HashMap::default(),
+            stacks: Vec::new(),
+            room,
+            refused: 0,
+            spans_left: room / SPAN_PART / (2 * OVERHEAD),
+            spans_of: HashMap::new(),
+            spans_refused: 0,
+        }
     }
 
     /// The id of `frames`, made if new and there is room, else [`Self::OVERFLOW`].
@@ -59,16 +84,54 @@ impl StackTable {
         id
     }
 
-    /// The id of `frames` that were in this span, made if new; without the span where there is no room for one more.
-    pub fn intern_for(&mut self, frames: &[FrameKey], span: Option<Span>) -> StackId {
+    /// The id of `frames` of a thread of `pid` that was in this span, made if new; where there is no room for one more, that of the same frames in
+    /// [`StackSpan::Other`].
+    pub fn intern_for(&mut self, frames: &[FrameKey], span: Option<Span>, pid: u32) -> StackId {
         let without = self.intern(frames);
-        let Some(span) = span.filter(|_| without != Self::OVERFLOW) else { return without };
+        span.map_or(without, |span| self.in_span(without, StackSpan::Of(span), pid))
+    }
+
+    /// The id here of a stack of another table, made if new.
+    pub fn intern_from(&mut self, other: &Self, id: StackId) -> StackId {
+        let without = self.intern(other.frames(id));
+        let span = other.get(id).and_then(|stack| stack.span);
+        span.map_or(without, |(span, pid)| self.in_span(without, span, pid))
+    }
+
+    /// Takes what is there for a window that is over. What was refused stays counted.
+    pub fn take(&mut self) -> Self {
+        let (refused, spans_refused) = (self.refused, self.spans_refused);
+        std::mem::replace(self, Self { refused, spans_refused, ..Self::default() })
+    }
+
+    fn in_span(&mut self, without: StackId, span: StackSpan, pid: u32) -> StackId {
+        if without == Self::OVERFLOW {
+            return without;
+        }
         if let Some(id) = self.of_spans.get(&(without, span)) {
             return *id;
         }
-        let Some(id) = self.room_for(2 * OVERHEAD) else { return without };
+        let id = match span {
+            StackSpan::Of(_) => {
+                let own = self.spans_of.entry(pid).or_default();
+                let next = u32::try_from(self.stacks.len());
+                // Nobody takes more than it leaves to others.
+                let (true, Ok(next)) = (*own < self.spans_left, next) else {
+                    self.spans_refused += 1;
+                    return self.in_span(without, StackSpan::Other, pid);
+                };
+                *own += 1;
+                self.spans_left -= 1;
+                StackId(next)
+            }
+            // As many as there are stacks without, at most.
+            StackSpan::Other => match self.room_for(2 * OVERHEAD) {
+                Some(id) => id,
+                None => return without,
+            },
+        };
         let frames = self.shared(without);
-        self.stacks.push(Stack { frames, span: Some(span) });
+        self.stacks.push(Stack { frames, span: Some((span, pid)) });
         self.of_spans.insert((without, span), id);
         id
     }
@@ -98,6 +161,12 @@ impl StackTable {
         self.refused
     }
 
+    /// Times a stack's span found no room.
+    #[must_use]
+    pub fn spans_refused(&self) -> u64 {
+        self.spans_refused
+    }
+
     /// The id of `frames` if they were interned.
     #[must_use]
     pub fn find(&self, frames: &[FrameKey]) -> Option<StackId> {
@@ -120,8 +189,8 @@ impl StackTable {
 
     /// The span of `id`.
     #[must_use]
-    pub fn span(&self, id: StackId) -> Option<Span> {
-        self.get(id)?.span
+    pub fn span(&self, id: StackId) -> Option<StackSpan> {
+        self.get(id)?.span.map(|(span, _)| span)
     }
 
     /// Number of distinct stacks.
@@ -139,7 +208,8 @@ impl StackTable {
 
 #[cfg(test)]
 mod tests {
-    use super::{FrameKey, OVERHEAD, Span, StackTable};
+    use super::{FrameKey, OVERHEAD, SPAN_PART, Span, StackId, StackSpan, StackTable};
+    use std::collections::HashSet;
 
     #[test]
     fn stacks_beyond_the_limit_are_counted_and_known_ones_stay() {
@@ -151,22 +221,64 @@ mod tests {
         assert_eq!((table.intern(&stack(1)), table.frames(ids[1])), (ids[1], &stack(1)[..]));
         let marker = table.frames(StackTable::OVERFLOW).to_vec();
         assert_eq!((table.intern(&marker), table.find(&marker)), (ids[2], Some(ids[2])));
+        let over = table.take();
+        assert_eq!(
+            (over.len(), table.len(), table.refused()),
+            (2, 0, 3),
+            "counted since the recording began"
+        );
+    }
+
+    const fn span(id: u8) -> Option<Span> {
+        Some(Span { trace: [1; 16], id: [id; 8] })
+    }
+
+    /// Room in which there is a part for so many stacks of spans.
+    const fn room_for_spans(count: usize) -> usize {
+        count * SPAN_PART * 2 * OVERHEAD
     }
 
     #[test]
-    fn a_stack_in_a_span_shares_its_frames_and_goes_without_the_span_where_there_is_no_room() {
+    fn a_stack_in_a_span_shares_its_frames_and_is_another_spans_where_there_is_no_room() {
         let frames = [FrameKey::Kernel(1), FrameKey::Kernel(2)];
-        let span = |id| Some(Span { trace: [1; 16], id: [id; 8] });
-        let mut table = StackTable::with_room(2 + OVERHEAD + 2 * (2 * OVERHEAD));
-        let ids = [None, span(1), span(2), span(1), span(3)].map(|span| table.intern_for(&frames, span));
-        assert_eq!((ids[1], ids[0]), (ids[3], ids[4]));
-        assert!(ids[0] != ids[1] && ids[1] != ids[2]);
-        assert_eq!(ids.map(|id| table.span(id)), [None, span(1), span(2), span(1), None]);
+        let mut table = StackTable::with_room(room_for_spans(4));
+        let ids = [None, span(1), span(2), span(1), span(3), span(4)]
+            .map(|span| table.intern_for(&frames, span, 7));
+        assert_eq!((ids[1], ids[4]), (ids[3], ids[5]));
+        assert_eq!(ids.iter().collect::<HashSet<_>>().len(), 4);
+        let of = |id| span(id).map(StackSpan::Of);
+        let other = Some(StackSpan::Other);
+        assert_eq!(ids.map(|id| table.span(id)), [None, of(1), of(2), of(1), other, other]);
         assert!(ids.iter().all(|id| table.frames(*id) == frames) && table.find(&frames) == Some(ids[0]));
-        assert_eq!((table.iter().count(), table.refused()), (1, 1));
-        assert_eq!(
-            table.intern_for(table.frames(StackTable::OVERFLOW).to_vec().as_slice(), span(1)),
-            StackTable::OVERFLOW
-        );
+        assert_eq!((table.iter().count(), table.refused(), table.spans_refused()), (1, 0, 2));
+        let overflow = table.frames(StackTable::OVERFLOW).to_vec();
+        assert_eq!(table.intern_for(&overflow, span(1), 7), StackTable::OVERFLOW);
+        // The next window's table.
+        let mut next = StackTable::with_room(room_for_spans(4));
+        let carried = ids.map(|id| next.intern_from(&table, id));
+        assert_eq!(carried.map(|id| next.span(id)), ids.map(|id| table.span(id)));
+        assert!(carried.iter().all(|id| next.frames(*id) == frames));
+    }
+
+    #[test]
+    fn spans_take_no_room_from_stacks_and_those_of_one_process_none_from_anothers() {
+        let (spans, stacks) = (64, 128);
+        let mut table = StackTable::with_room(room_for_spans(spans));
+        let frames = |first: usize| [first as u64; 8].map(FrameKey::Kernel);
+        let mut new_span = 0u64;
+        let mut flood = |table: &mut StackTable, pid, count: usize| {
+            let told = (0..count).filter(|_| {
+                new_span += 1;
+                let span = Span { trace: [1; 16], id: new_span.to_le_bytes() };
+                let id = table.intern_for(&frames(0), Some(span), pid);
+                table.span(id) == Some(StackSpan::Of(span))
+            });
+            told.count()
+        };
+        assert_eq!(flood(&mut table, 1, 10_000), spans / 2);
+        assert_eq!(flood(&mut table, 2, 5), 5);
+        assert_eq!(flood(&mut table, 1, 10_000), 0);
+        let ids: HashSet<StackId> = (0..stacks).map(|first| table.intern(&frames(first))).collect();
+        assert!(ids.len() == stacks && !ids.contains(&StackTable::OVERFLOW) && table.refused() == 0);
     }
 }

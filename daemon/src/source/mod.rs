@@ -308,6 +308,8 @@ pub struct SleeperStack {
     pub io: bool,
     /// System call it is in, if any.
     pub syscall: Option<u32>,
+    /// What it worked for.
+    pub span: Option<Span>,
 }
 
 /// The end of the blocked part of a wait; pairs like [`WaitEnd`], which follows.

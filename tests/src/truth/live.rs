@@ -10,6 +10,7 @@ use perfusion::source::shim::ShimLimits;
 use profiler_protocol::counter::Counter;
 use serde_json::{Value, json};
 
+use super::allocations::ALL_SAMPLES;
 use super::tap::Tap;
 use crate::app::Workload;
 use crate::environment::Runtime;
@@ -79,6 +80,9 @@ pub fn measure(runtime: Runtime, windows: usize, allocation_samples: u32) -> any
         all.push(window(&counts, &rows(&tap.profile()?, "inuse_space", &Options::default()))?);
     }
     ensure!(tap.counted(Counter::ObjectsThinned) > 0, "there was room for all");
+    // What is watched is then a part of a part.
+    let left_out = tap.counted(Counter::AllocationsThinned);
+    ensure!(left_out > 0 || allocation_samples == ALL_SAMPLES, "every sample was told of");
     ensure!(tap.counted(Counter::HandlesFull) == 0, "some were not watched without chance having chosen");
     tap.stop()?;
     Ok(all)

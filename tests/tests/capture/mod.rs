@@ -59,7 +59,7 @@ fn own_options() -> KernelOptions {
 
 /// The same with the probes for kernels before 5.17. `None` on those from 6.9 on that are built for FRED and leave 16 bytes free above the
 /// registers on a kernel stack (`TOP_OF_KERNEL_STACK_PADDING`, arch/x86/include/asm/thread_info.h), as none of the older ones does.
-fn older_options() -> Option<KernelOptions> {
+pub(super) fn older_options() -> Option<KernelOptions> {
     let symbols = fs::read_to_string("/proc/kallsyms").unwrap();
     if symbols.contains(" asm_fred_entrypoint_user") {
         writeln!(std::io::stderr(), "nothing to try: this kernel's stacks are not those of older ones").ok();

@@ -1,5 +1,5 @@
 /* Threads that publish what they work for, as OpenTelemetry's thread context has it (OTEP 4947), and how much CPU time they spend on it: of ten parts six on
- * one span, in which they also sleep, two on another, two on none. With -DVARIABLE this is the library that has the thread-local variable alone; with
+ * one span, in which they also sleep, two on another, two on none; and one that sleeps in a span all the time. With -DVARIABLE this is the library that has the thread-local variable alone; with
  * -DOWN the program has it itself; else it is linked with the library, or loads the one that is its argument. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -91,6 +91,20 @@ static void *works(void *number)
     return NULL;
 }
 
+/* For longer than the recorder waits between two looks at threads that sleep. */
+static void *rests(void *none)
+{
+    prctl(PR_SET_NAME, "resting");
+    struct timespec pause = { .tv_sec = 2, .tv_nsec = 500000000 };
+    struct record span = { .valid = 1 };
+    memset(span.trace, 0x12, 16);
+    memset(span.span, 0xa2, 8);
+    *find() = &span;
+    for (;;)
+        nanosleep(&pause, NULL);
+    return none;
+}
+
 static void *idles(void *none)
 {
     prctl(PR_SET_NAME, "outside");
@@ -154,6 +168,7 @@ int main(int count, char **arguments)
     publish();
     for (uintptr_t n = 0; n < 2; n++)
         pthread_create(&thread, NULL, works, (void *)n);
+    pthread_create(&thread, NULL, rests, NULL);
     puts("ready {}");
     fflush(stdout);
     char line[16];

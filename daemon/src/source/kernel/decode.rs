@@ -36,9 +36,8 @@ pub enum DecodeError {
 }
 
 /// What the thread of a stack worked for, if it has said so. An id of zeroes is none (W3C Trace Context).
-fn span(record: &StackRecord) -> Option<Span> {
-    let span = Span { trace: record.trace_id, id: record.span_id };
-    (record.flags & FLAG_SPAN != 0 && span.trace != [0; 16] && span.id != [0; 8]).then_some(span)
+fn span(flags: u32, trace: [u8; 16], id: [u8; 8]) -> Option<Span> {
+    (flags & FLAG_SPAN != 0 && trace != [0; 16] && id != [0; 8]).then_some(Span { trace, id })
 }
 
 fn read<T: AnyBitPattern>(bytes: &[u8], offset: usize, what: &'static str) -> Result<T, DecodeError> {
@@ -64,7 +63,7 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
                 comm: parts.record.comm,
                 user: parts.user,
                 kernel: parts.kernel,
-                span: span(&parts.record),
+                span: span(parts.record.flags, parts.record.trace_id, parts.record.span_id),
             })
         }
         KIND_WAIT_START => {
@@ -79,7 +78,7 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
                 ran_ns: record.ran_ns,
                 syscall: u32::try_from(record.syscall).ok(),
                 weight: weight(record.probability),
-                span: span(&record),
+                span: span(record.flags, record.trace_id, record.span_id),
             })
         }
         KIND_SLEEPER => sleeper(bytes)?,
@@ -232,6 +231,7 @@ fn sleeper(bytes: &[u8]) -> Result<EventKind, DecodeError> {
             state: wait_state(record.flags, record.state),
             io: record.flags & FLAG_IO != 0,
             syscall: u32::try_from(record.syscall).ok(),
+            span: span(record.flags, record.trace_id, record.span_id),
         })
     };
     Ok(EventKind::Sleeper(Sleeper {
@@ -362,11 +362,11 @@ fn text(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{DecodeError, PerfRecord, perf_records, ring_record, weight};
-    use crate::source::{Asleep, EventKind, MonotonicNs, ProbeWalk, WalkEnd};
+    use crate::source::{Asleep, EventKind, MonotonicNs, ProbeWalk, Span, WalkEnd};
     use crate::unwind::machine::NATIVE;
     use ebpf_common::event::{
-        CERTAIN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, KIND_WAKE, SKIPPED_PAGES_SHIFT,
-        StackRecord, WakeRecord,
+        CERTAIN, FLAG_SPAN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, KIND_SLEEPER,
+        KIND_WAKE, SKIPPED_PAGES_SHIFT, SleeperRecord, StackRecord, WakeRecord,
     };
     use proptest::prelude::{any, proptest};
 
@@ -436,6 +436,26 @@ mod tests {
             ring_record(&bytes[..cut]).unwrap_err(),
             DecodeError::Short { what: "user stack", len: cut }
         );
+    }
+
+    #[test]
+    fn a_sleeper_is_in_the_span_it_says_and_ids_of_zeroes_are_none() {
+        let span = |flags, trace_id, span_id| {
+            let record = SleeperRecord {
+                header: Header { kind: KIND_SLEEPER, len: 0, time_ns: 7 },
+                flags,
+                trace_id,
+                span_id,
+                ..SleeperRecord::default()
+            };
+            let EventKind::Sleeper(sleeper) = ring_record(bytemuck::bytes_of(&record)).unwrap().kind else {
+                panic!()
+            };
+            sleeper.seen.unwrap().span
+        };
+        assert_eq!(span(FLAG_SPAN, [1; 16], [2; 8]), Some(Span { trace: [1; 16], id: [2; 8] }));
+        assert_eq!([span(FLAG_SPAN, [0; 16], [2; 8]), span(FLAG_SPAN, [1; 16], [0; 8])], [None; 2]);
+        assert_eq!(span(0, [1; 16], [2; 8]), None);
     }
 
     #[test]

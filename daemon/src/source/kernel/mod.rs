@@ -12,6 +12,7 @@ pub mod perf;
 pub mod rule_set;
 pub mod rules;
 pub(crate) mod seed;
+pub mod spans;
 pub mod threads;
 
 use super::{Event, EventKind, MonotonicNs, ThreadSnapshot};
@@ -28,6 +29,7 @@ use iter::Visitor;
 use load::Loaded;
 use rule_set::RuleSet;
 use rules::RuleCache;
+use spans::SpanPlaces;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::num::NonZeroU32;
@@ -308,6 +310,7 @@ pub struct KernelSource {
     frozen_ns: Option<u64>,
     ring: RingBuf<MapData>,
     rules: Option<RuleCache>,
+    spans: Option<SpanPlaces>,
     threads: ThreadTable,
     /// Another handle for whoever asks /proc about them.
     given: Option<ThreadTable>,
@@ -364,6 +367,7 @@ impl KernelSource {
         let mut source = Self {
             ring: typed(&mut bpf, "RING")?,
             rules: loops.then(|| rule_cache(&mut bpf)).transpose()?,
+            spans: if options.spans { Some(SpanPlaces::new(typed(&mut bpf, "SPANS")?)) } else { None },
             threads,
             given: Some(given),
             ends: Vec::new(),
@@ -417,6 +421,11 @@ impl KernelSource {
     /// The probes' rules, for whoever finishes stacks; `None` when they were taken before, or the kernel cannot walk.
     pub fn take_rules(&mut self) -> Option<RuleCache> {
         self.rules.take()
+    }
+
+    /// Where the probes are told of spans, for whoever finds that out; `None` when it was taken before, or nobody asks for spans.
+    pub fn take_spans(&mut self) -> Option<SpanPlaces> {
+        self.spans.take()
     }
 
     /// The probes' threads, for whoever asks /proc about them; `None` when they were taken before.
@@ -927,7 +936,7 @@ fn rule_cache(bpf: &mut Ebpf) -> Result<RuleCache, KernelError> {
         _ => Err(KernelError::Object { name }),
     };
     let (places, rules) = (array("PLACES")?, array("RULES")?);
-    let cache = RuleCache::new(places, rules, typed(bpf, "SPACES")?, typed(bpf, "SPANS")?);
+    let cache = RuleCache::new(places, rules, typed(bpf, "SPACES")?);
     cache.map_err(|source| KernelError::RulesUnmapped { source })
 }
 

@@ -7,7 +7,6 @@
 use super::maps::Words;
 use crate::process::Lesson;
 use aya::maps::{HashMap as BpfHashMap, MapData, MapError};
-use ebpf_common::key::SpanPlace;
 use ebpf_common::rule::{CachedPlace, PlaceSet, RuleKey, Spot, TAG_USED, UnwindRule, WAYS};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -24,12 +23,11 @@ const RULE_WORDS: usize = size_of::<UnwindRule>() / 8;
 
 type RuleWords = [u64; RULE_WORDS];
 
-/// The maps `PLACES`, `RULES`, `SPACES` and `SPANS`.
+/// The maps `PLACES`, `RULES` and `SPACES`.
 #[derive(Debug)]
 pub struct RuleCache {
     places: Places,
     spaces: BpfHashMap<MapData, u32, u32>,
-    spans: BpfHashMap<MapData, u32, SpanPlace>,
     refused: u64,
     /// Held for as long as they are mapped, so that they are among this process's maps for whoever counts their memory.
     _maps: [MapData; 2],
@@ -40,7 +38,6 @@ impl RuleCache {
         places: MapData,
         rules: MapData,
         spaces: BpfHashMap<MapData, u32, u32>,
-        spans: BpfHashMap<MapData, u32, SpanPlace>,
     ) -> io::Result<Self> {
         let entries = |map: &MapData| {
             let info = map.info().map_err(io::Error::other)?;
@@ -49,10 +46,10 @@ impl RuleCache {
         let place_words = Words::map(places.fd(), entries(&places)? * WAYS * PLACE_WORDS)?;
         let rule_words = Words::map(rules.fd(), entries(&rules)? * RULE_WORDS)?;
         let places_known = Places::new(place_words, rule_words);
-        Ok(Self { places: places_known, spaces, spans, refused: 0, _maps: [places, rules] })
+        Ok(Self { places: places_known, spaces, refused: 0, _maps: [places, rules] })
     }
 
-    /// Brings lessons to the probes, in order.
+    /// Brings what lessons say of rules to the probes, in order.
     pub fn teach(&mut self, lessons: impl IntoIterator<Item = Lesson>) {
         for lesson in lessons {
             let taught = match lesson {
@@ -63,8 +60,8 @@ impl RuleCache {
                     true
                 }
                 Lesson::NoSpace { pid } => gone(self.spaces.remove(&pid)),
-                Lesson::Spans { pid, place } => self.spans.insert(pid, place, 0).is_ok(),
-                Lesson::NoSpans { pid } => gone(self.spans.remove(&pid)),
+                // In a map of its own (`spans`).
+                Lesson::Spans { .. } | Lesson::NoSpans { .. } => true,
             };
             self.refused += u64::from(!taught);
         }
@@ -78,7 +75,7 @@ impl RuleCache {
 }
 
 /// An entry that has left by itself is as good as removed.
-fn gone(removed: Result<(), MapError>) -> bool {
+pub(super) fn gone(removed: Result<(), MapError>) -> bool {
     match removed {
         Err(MapError::SyscallError(error)) => error.io_error.kind() == io::ErrorKind::NotFound,
         Err(MapError::KeyNotFound) | Ok(()) => true,

@@ -27,7 +27,7 @@ pub use self::region::RegionError;
 
 /// Live objects that are watched unless told otherwise.
 pub const LIVE_OBJECTS: u32 = 4_096;
-/// Samples of allocations a shim tells of in a second whatever comes, unless told otherwise.
+/// Samples of allocations in a second of which a shim tells of all, unless told otherwise.
 pub const ALLOCATION_SAMPLES: u32 = 512;
 
 /// What each shim is asked for at most.
@@ -35,7 +35,7 @@ pub const ALLOCATION_SAMPLES: u32 = 512;
 pub struct ShimLimits {
     /// Sampled objects watched at a time.
     pub live_objects: u32,
-    /// Samples of allocations told of in a second whatever comes; of more, chance chooses.
+    /// Samples of allocations in a second that are all told of; of more, chance chooses.
     pub allocation_samples: u32,
 }
 
@@ -137,8 +137,8 @@ impl ShimSource {
     pub fn set_limits(&mut self, limits: ShimLimits) {
         self.shared.limits = limits;
         for reader in self.processes.values_mut().flat_map(|process| &mut process.readers) {
-            // One whose ring of requests is full, or is gone, keeps those it has.
-            reader.set_limits(limits).ok();
+            // One that cannot be told is gone: the next drain meets the same error and gives the region up. One with a full ring of requests is told later.
+            reader.tell_limits(limits).ok();
         }
     }
 
@@ -251,7 +251,8 @@ impl ShimSource {
         for process in self.processes.values_mut() {
             let owner = process.owner(&self.shared);
             for reader in process.readers.iter_mut().filter(|reader| which(reader)) {
-                if let Err(error) = reader.beat(owner, time) {
+                let told = reader.tell_limits(self.shared.limits);
+                if let Err(error) = told.and_then(|()| reader.beat(owner, time)) {
                     // The next drain meets the same error and gives the region up.
                     tracing::debug!(%error, "no beat");
                 }

@@ -136,6 +136,8 @@ pub(super) struct Reader {
     /// Its process runs another program now.
     pub(super) left_behind: bool,
     beat: u64,
+    /// What it was asked for last.
+    told: Option<ShimLimits>,
 }
 
 impl Reader {
@@ -167,6 +169,7 @@ impl Reader {
             found: MonotonicNs::now(),
             left_behind: false,
             beat: 0,
+            told: None,
         };
         if !ours {
             reader.base = reader.counters();
@@ -214,10 +217,16 @@ impl Reader {
         self.consumer.beat(owner, self.beat, period)
     }
 
-    /// Says how many live objects are to be watched, and how many samples told of in a second whatever comes.
-    pub(super) fn set_limits(&mut self, limits: ShimLimits) -> Result<(), ConsumerError<io::Error>> {
+    /// Says how many live objects are to be watched, and how many samples told of in a second, unless that was said before. A ring of requests that is full
+    /// takes nothing: then it is to be tried again.
+    pub(super) fn tell_limits(&mut self, limits: ShimLimits) -> Result<(), ConsumerError<io::Error>> {
         let ShimLimits { live_objects: handles, allocation_samples: samples } = limits;
-        self.consumer.request(&[Request::Settings { handles, samples, stack_bytes: 0 }]).map(drop)
+        if self.told != Some(limits)
+            && self.consumer.request(&[Request::Settings { handles, samples, stack_bytes: 0 }])? == 1
+        {
+            self.told = Some(limits);
+        }
+        Ok(())
     }
 
     /// Leaves the region to whoever comes next. A region that cannot be written has nobody to tell.
@@ -573,7 +582,65 @@ fn registers(captured: &Registers) -> UserRegs {
 
 #[cfg(test)]
 mod tests {
-    use super::{BUDGET, Drained, LEAST, QUOTA, Quota, TYPES, TYPES_BYTES, Turns, Types, UNIT_BYTES};
+    use super::{
+        BUDGET, Consumer, Drained, LEAST, MonotonicNs, QUOTA, Quota, Reader, Region, RegionId, Request,
+        ShimLimits, State, TYPES, TYPES_BYTES, Turns, Types, UNIT_BYTES,
+    };
+    use crate::attach::target::Target;
+    use crate::source::shim::namespace::monotonic_offset;
+    use profiler_protocol::layout::{
+        COMMIT_OFFSET_AT, DATA_OFFSET_AT, Geometry, HEADER_BYTES, MAGIC, MAGIC_AT, MIN_UNITS,
+        REGION_BYTES_AT, REQUEST_HEAD_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, REQUEST_TAIL_AT, STATE_AT,
+        UNITS_AT, VERSION, VERSION_AT,
+    };
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    /// A region in a file, with so many slots for requests.
+    fn region(slots: u64) -> File {
+        let file = tempfile::tempfile().unwrap();
+        let of = Geometry::new(MIN_UNITS, slots).unwrap();
+        file.set_len(of.region_bytes()).unwrap();
+        for (at, word) in [
+            (MAGIC_AT, MAGIC),
+            (VERSION_AT, HEADER_BYTES << 32 | u64::from(VERSION)),
+            (REGION_BYTES_AT, of.region_bytes()),
+            (REQUEST_OFFSET_AT, of.request_offset()),
+            (REQUEST_SLOTS_AT, slots),
+            (COMMIT_OFFSET_AT, of.commit_offset()),
+            (DATA_OFFSET_AT, of.data_offset()),
+            (UNITS_AT, MIN_UNITS),
+            (STATE_AT, State::Ready.word()),
+        ] {
+            file.write_all_at(&word.to_le_bytes(), at).unwrap();
+        }
+        file
+    }
+
+    #[test]
+    fn limits_that_find_no_room_among_the_requests_are_told_later_and_once() {
+        const SLOTS: usize = 64;
+        let file = region(SLOTS as u64);
+        let memory = Region::for_test(file.try_clone().unwrap());
+        let consumer = Consumer::open(memory, file.metadata().unwrap().len()).unwrap();
+        let offset = monotonic_offset(&Target::open(std::process::id()).unwrap());
+        let mut reader = Reader::new(RegionId(0), consumer, true, offset, MonotonicNs(1));
+        let asked = || {
+            let mut word = [0; 8];
+            file.read_exact_at(&mut word, REQUEST_HEAD_AT).unwrap();
+            u64::from_le_bytes(word)
+        };
+        assert_eq!(reader.consumer.request(&[Request::Detach; SLOTS]).unwrap(), SLOTS);
+        let fewer = ShimLimits { live_objects: 256, allocation_samples: 16 };
+        reader.tell_limits(fewer).unwrap();
+        assert_eq!(asked(), SLOTS as u64, "full");
+        // The shim has taken all.
+        file.write_all_at(&(SLOTS as u64).to_le_bytes(), REQUEST_TAIL_AT).unwrap();
+        for (limits, requests) in [(fewer, 1), (fewer, 1), (ShimLimits::default(), 2), (fewer, 3)] {
+            reader.tell_limits(limits).unwrap();
+            assert_eq!(asked(), SLOTS as u64 + requests);
+        }
+    }
 
     fn took(records: u64, bytes: u64) -> Drained {
         Drained { records, units: bytes / UNIT_BYTES, ..Drained::default() }

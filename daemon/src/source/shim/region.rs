@@ -102,6 +102,14 @@ impl Region {
         Ok(Self { file, key: RegionKey { device: status.st_dev, inode: status.st_ino }, bytes })
     }
 
+    /// Any file.
+    #[cfg(test)]
+    pub(super) fn for_test(file: File) -> Self {
+        let status = fstat(&file).unwrap();
+        let bytes = u64::try_from(status.st_size).unwrap();
+        Self { file, key: RegionKey { device: status.st_dev, inode: status.st_ino }, bytes }
+    }
+
     pub(crate) fn key(&self) -> RegionKey {
         self.key
     }

@@ -318,7 +318,7 @@ impl Process {
         let offset = monotonic_offset(&self.target);
         let mut reader = Reader::new(id, consumer, ours, offset, time);
         // Said first: it holds from the first object on.
-        let told = reader.set_limits(shared.limits);
+        let told = reader.tell_limits(shared.limits);
         if told.and_then(|()| reader.beat(self.owner(shared), time)).is_ok() {
             self.readers.push(reader);
         } else {
