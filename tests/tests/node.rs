@@ -232,7 +232,7 @@ fn over_its_cpu_budget_it_records_at_lower_rates_says_so_and_comes_back() {
 
 /// Processes that come and go in a cgroup: each run maps other files and walks other stacks.
 fn churn(group: &Group) -> std::process::Child {
-    let churn = "while :; do for i in sed tail grep sort ls date env id; do $i --version; done; done";
+    let churn = "while :; do for i in sed tail grep sort ls date env id python3 perl gcc ld readelf tar; do $i --version; done; done";
     let mut shell = std::process::Command::new("/bin/sh");
     let shell = shell.args(["-c", churn]).stdout(std::process::Stdio::null()).spawn().unwrap();
     group.take(shell.id()).unwrap();
@@ -265,7 +265,8 @@ fn assert_within(what: &str, node: &Node, bound: f64) {
     assert!(3 * over <= seen.len(), "{text}\n{}", node.daemon().progress());
 }
 
-/// Maps and rings alone are some 15 MiB of it.
+/// The least that may be asked for. What is recorded here takes minutes to reach it; what is done then is seen in a small cgroup, whose bound is below what the
+/// daemon would have otherwise.
 const BOUND_MIB: u32 = 64;
 
 #[test]
@@ -286,11 +287,10 @@ fn with_a_small_bound_its_memory_stays_within_it_on_a_host_where_processes_come_
     node.start();
     let bound = node.metric("perfusion_memory_limit_bytes");
     assert_eq!(bound, f64::from(BOUND_MIB << 20));
-    // A bound that is never reached holds nothing.
-    wait_until("memory to be short", DEADLINE, || {
-        (node.metric("perfusion_daemon_memory_shed_total") >= 1.0).then_some(())
+    wait_until("three windows", DEADLINE, || {
+        (node.metric("perfusion_daemon_windows_total") >= 3.0).then_some(())
     })
-    .unwrap_or_else(|error| panic!("{error}: {} of {bound}\n{}", node.memory(), node.daemon().progress()));
+    .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
     assert_within("with a bound of its own", &node, bound);
     churn.kill().unwrap();
     churn.wait().unwrap();
@@ -298,12 +298,15 @@ fn with_a_small_bound_its_memory_stays_within_it_on_a_host_where_processes_come_
     node.end();
 }
 
+/// What its cgroup allows: so little that what it would have otherwise, some 45 MiB, is more than its part of that.
+const LITTLE: u64 = 70 << 20;
+
 #[test]
 fn with_little_memory_in_its_cgroup_it_starts_in_a_reduced_mode_that_it_names() {
     let needs = [RECORD, &[Need::C, Need::Cgroup2]].concat();
     let Some(_turn) = begin_beside("node: reduced mode", &needs) else { return };
     let name = format!("perfusion-test-little-{}", std::process::id());
-    let Ok(little) = Group::with_memory(&name, 160 << 20) else {
+    let Ok(little) = Group::with_memory(&name, LITTLE) else {
         skip("node: reduced mode", "no memory controller");
         return;
     };
@@ -323,19 +326,24 @@ fn with_little_memory_in_its_cgroup_it_starts_in_a_reduced_mode_that_it_names() 
     command.arg(little.path().join("cgroup.procs")).arg(daemon.get_program());
     command.arg(node.scratch.path("perfusion.yaml"));
     node.run(&mut command);
-    assert!(node.daemon().progress().contains("reduced mode: its cgroup allows 160 MiB of memory"));
+    assert!(node.daemon().progress().contains("reduced mode: its cgroup allows 70 MiB of memory"));
     assert_eq!(node.metric("perfusion_reduced"), 1.0);
     // Three fifths of it are its own.
     let bound = node.metric("perfusion_memory_limit_bytes");
-    assert_eq!(bound, f64::from((160 << 20) / 5 * 3));
+    assert_eq!(bound, (LITTLE as f64 * 0.6).floor());
     assert!(node.metric("perfusion_frequency_hertz") <= 49.0);
     wait_until("three windows that say so", DEADLINE, || {
-        let says = |line: &String| line.starts_with("reduced mode: its cgroup allows 160 MiB of memory");
+        let says = |line: &String| line.starts_with("reduced mode: its cgroup allows 70 MiB of memory");
         let profiles = node.profiles();
         let of_app = profiles.iter().filter(|(name, _)| name == "spin");
         (of_app.filter(|(_, profile)| profile.comments.iter().any(says)).count() >= 3).then_some(())
     })
     .unwrap();
+    // A bound that is never reached holds nothing.
+    wait_until("memory to be short", DEADLINE, || {
+        (node.metric("perfusion_daemon_memory_shed_total") >= 1.0).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}: {} of {bound}\n{}", node.memory(), node.daemon().progress()));
     assert_within("in a small cgroup", &node, bound);
     churn.kill().unwrap();
     churn.wait().unwrap();
