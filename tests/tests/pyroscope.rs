@@ -224,13 +224,15 @@ fn a_profile_that_is_longer_than_the_server_takes_arrives_in_parts_and_nothing_i
     let Some(_turn) = begin_beside("pyroscope: parts", &[]) else { return };
     let scratch = Scratch::new().unwrap();
     // Too many samples, and too many bytes.
-    for (samples, name_bytes, least_parts) in [(40_000, 8, 3), (10_000, 1000, 3)] {
+    for (samples, name_bytes) in [(17_000, 8), (4500, 1000)] {
         let taken = Arc::new(Mutex::new(Taken::default()));
         let mut options = PyroscopeOptions {
             url: format!("http://127.0.0.1:{}", listen(&taken)),
             ..PyroscopeOptions::default()
         };
         options.reach.headers.insert("x-scope-orgid".to_owned(), "team-a".to_owned());
+        // A server that is slow to read what a busy machine sends it gets it once all the same.
+        options.timeout.0 = SLACK;
         let mut spool = SpoolOptions { directory: Some(scratch.path("spool")), ..SpoolOptions::default() };
         spool.keep_free.0 = 0;
         let mut sink = Pyroscope::open(&options, &spool).unwrap();
@@ -254,7 +256,7 @@ fn a_profile_that_is_longer_than_the_server_takes_arrives_in_parts_and_nothing_i
         let taken = taken.lock().unwrap();
         assert_eq!(taken.wrong, [""; 0]);
         assert_eq!(taken.totals, expected);
-        assert!(taken.pushes >= least_parts, "{} parts", taken.pushes);
+        assert!(taken.pushes >= 2, "{} parts", taken.pushes);
         assert!(taken.largest_samples <= MOST_SAMPLES && taken.largest_bytes <= MOST_BYTES);
         let counter = |name: &str| sink.counters().into_iter().find(|(n, _)| *n == name).unwrap().1;
         assert_eq!(counter("samples_too_long"), 0);
