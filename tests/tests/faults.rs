@@ -238,7 +238,7 @@ fn a_recorder_beside_a_daemon_and_the_daemon_are_both_whole() {
     assert!(windows.len() >= 3, "{}", picture());
     // Thousands of samples: 1 % by chance, and the app goes faster and slower as others want its CPUs. Events that are heard twice give 2.
     assert!((0.8..1.25).contains(&(rate / own)), "{}", picture());
-    assert!(windows.iter().all(|profile| profile.sum("cpu", made) > 0), "{}", picture());
+    assert!(sum(&|profile| profile.sum("cpu", made)) > 0.0, "{}", picture());
     // Each its own library, and the recorder's has left.
     wait_until("the recorder's library to leave", DEADLINE, || (regions(&app).len() == 1).then_some(()))
         .unwrap();
@@ -442,19 +442,20 @@ fn an_app_that_dies_in_a_call_of_the_library_costs_the_daemon_nothing() {
     group.take(whole.pid()).unwrap();
     new_profile(&node, "whole", has_allocations);
     // What an attach has the app call, the library's own calls last (`profiler-shim/src/syscall.rs`), the how manieth of each it dies in, and of what:
-    // it is told to by the kernel as it enters the call. Of some it dies by its runtime's own hand, which hears of them first.
+    // it is told to by the kernel as it enters the call. Of SIGSYS, as of a call that a filter forbids, no runtime hears;
+    // what it hears of and was not raised by itself (SIGSEGV, SIGABRT) it may take for nothing.
     let deaths = [
         ("openat", 1, "SIGKILL"),
-        ("mmap", 1, "SIGABRT"),
+        ("mmap", 1, "SIGSYS"),
         ("mmap", 4, "SIGKILL"),
-        ("mmap", 8, "SIGSEGV"),
-        ("memfd_create", 1, "SIGSEGV"),
+        ("mmap", 8, "SIGSYS"),
+        ("memfd_create", 1, "SIGSYS"),
         ("ftruncate", 1, "SIGKILL"),
-        ("fcntl", 1, "SIGABRT"),
+        ("fcntl", 1, "SIGSYS"),
         ("madvise", 1, "SIGKILL"),
-        ("prctl", 1, "SIGSEGV"),
+        ("prctl", 1, "SIGSYS"),
         ("getrandom", 1, "SIGKILL"),
-        ("munmap", 2, "SIGABRT"),
+        ("munmap", 2, "SIGSYS"),
     ];
     let trace = node.scratch.path("trace");
     let (mut of_the_library, mut dead) = (0, Vec::new());
@@ -486,10 +487,7 @@ fn an_app_that_dies_in_a_call_of_the_library_costs_the_daemon_nothing() {
         let status = app.await_exit(DEADLINE).unwrap_or_else(|error| panic!("{call} {which}: {error}"));
         tracer.wait().unwrap();
         let text = fs::read_to_string(&trace).unwrap();
-        // A runtime that has heard of a fault ends itself by SIGABRT.
-        let died = text.contains(&format!("killed by {signal}"))
-            || signal == "SIGSEGV" && text.contains("killed by SIGABRT");
-        assert!(died, "{call} {which}, {signal}: {status}\n{text}");
+        assert!(text.contains(&format!("killed by {signal}")), "{call} {which}, {signal}: {status}\n{text}");
         of_the_library += usize::from(text.contains("memfd_create(\"perfusion-shim"));
         dead.push(format!("/proc/{}/", app.pid()));
     }
@@ -685,9 +683,9 @@ fn a_full_or_read_only_disk_costs_the_files_of_that_time_and_nothing_else() {
 
 /// What the daemon gives its sinks when it is told to end.
 const SINKS_HAVE: Duration = Duration::from_secs(5);
-/// Then there are the names and the file of the last window, of one program here, and the probes' way out of the kernel: a second of waiting for RCU each
-/// where CPUs are busy.
-const LAST_WINDOW: Duration = Duration::from_secs(3);
+/// Then there are the names and the file of the last window, of one program here, and the probes' way out of the kernel: seconds of waiting for RCU where other
+/// tests keep the CPUs busy (four, on two CPUs with ten times as much to do as they can).
+const LAST_WINDOW: Duration = Duration::from_secs(5);
 /// Told twice it looks at signals every 50 ms; the kernel takes the probes with it.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
