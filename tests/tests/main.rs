@@ -12,6 +12,7 @@ mod coexistence;
 mod counts;
 mod daemon;
 mod death;
+mod deleted;
 mod demo;
 mod dump;
 mod errors;

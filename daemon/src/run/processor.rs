@@ -966,7 +966,6 @@ impl Processor {
     }
 
     /// The names that samples of a process bear for what its runtime calls so, as far as it has told.
-    #[must_use]
     pub fn type_names(&self) -> impl Fn(u32, u64) -> Option<TypeName> {
         let told = self.types.told_apart();
         move |pid, type_id| {
