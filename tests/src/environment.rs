@@ -210,14 +210,21 @@ pub fn begin_beside(name: &str, needs: &[Need]) -> Option<Turn> {
 fn begin_with(name: &str, needs: &[Need], sort: Sort) -> Option<Turn> {
     let missing: Vec<String> = needs.iter().filter_map(|need| need.missing()).collect();
     if !missing.is_empty() {
-        let reason = missing.join("; ");
-        let required = env::var_os("PERFUSION_TESTS_REQUIRED").is_some_and(|value| value == "1");
-        assert!(!required, "{name} cannot run: {reason}");
-        say(&format!("SKIPPED {name}: {reason}"));
+        skip(name, &missing.join("; "));
         return None;
     }
     tell_failures_at_once();
     turn::take(name, sort)
+}
+
+/// Says that the test `name` is skipped, for a need that is not met: also where that shows only once it has begun.
+///
+/// # Panics
+/// When `PERFUSION_TESTS_REQUIRED=1`: in CI a skipped test is a failed one.
+pub fn skip(name: &str, reason: &str) {
+    let required = env::var_os("PERFUSION_TESTS_REQUIRED").is_some_and(|value| value == "1");
+    assert!(!required, "{name} cannot run: {reason}");
+    say(&format!("SKIPPED {name}: {reason}"));
 }
 
 /// Has a failing test's words beside its name as well, past the capture of the test runner, which keeps them for the end of the log.

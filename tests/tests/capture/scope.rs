@@ -9,6 +9,7 @@ use std::{fs, thread};
 use perfusion::source::kernel::rule_set::{Feature, RuleSet};
 use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion::source::{Event, EventKind};
+use system_tests::environment::skip;
 use system_tests::wait_until;
 
 use super::{
@@ -153,7 +154,7 @@ fn a_cgroup_is_selected_by_its_id() {
         .find_map(|line| line.split(" cgroup2 ").next().filter(|start| start.len() < line.len()));
     let Some(home) = home.and_then(|start| start.split(' ').nth(1)) else {
         // Past the capture of the test runner, as the harness does it.
-        writeln!(std::io::stderr(), "SKIPPED capture: cgroup: no cgroup v2 hierarchy is mounted").unwrap();
+        skip("capture: cgroup", "no cgroup v2 hierarchy is mounted");
         return;
     };
     let group = tempfile::Builder::new().prefix("perfusion-test-").tempdir_in(home).unwrap();
