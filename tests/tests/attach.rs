@@ -19,7 +19,7 @@ use profiler_protocol::layout::VERSION;
 use rustix::process::Signal;
 use serde_json::json;
 use system_tests::app::compile_c;
-use system_tests::environment::{Need, begin_beside, long_form};
+use system_tests::environment::{Need, begin, begin_beside, long_form};
 use system_tests::perfusion::{Scratch, memory, record_pid};
 use system_tests::region::{counted, regions};
 use system_tests::{App, Runtime, Workload, on_runtimes, wait_until};
@@ -868,11 +868,12 @@ fn the_last_words_of_a_process_are_read_whole_but_not_at_once() {
     assert!(rounds >= 16, "{rounds}");
 }
 
-/// A process that offers a region of its own making and scribbles over it for as long as it lives. Arguments: seals (a sum of `F_SEAL_*`),
-/// bytes, and whether the header is a good one.
+/// A process that offers a region of its own making and, once it is told `lie`, scribbles over it for as long as it lives. Arguments: seals (a sum of `F_SEAL_*`),
+/// bytes, whether the header is a good one, and for it the recorder's number and the version.
 const LIAR: &str = r#"
 import fcntl, mmap, os, random, struct, sys
 seals, size, honest_header = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "good"
+owner, version = int(sys.argv[4]), int(sys.argv[5])
 fd = os.memfd_create("perfusion-shim", os.MFD_ALLOW_SEALING)
 os.ftruncate(fd, size)
 memory = mmap.mmap(fd, size)
@@ -881,26 +882,38 @@ if honest_header:
     units, slots = 1024, 16
     commit = 4096 + 32 * slots
     data = commit + 8 * units
-    words[1:14] = [1 | 4096 << 32, data + 64 * units, 4096, slots, commit, data, units, 7, os.getpid(), 1, 9, 0, 0]
+    words[1:14] = [version | 4096 << 32, data + 64 * units, 4096, slots, commit, data, units, 7, os.getpid(), 1, 9, 0, owner]
 memory[0:128] = struct.pack("<16Q", *words)
 fcntl.fcntl(fd, 1033, seals)
 os.close(fd)
 memory[0:8] = b"PERFSHIM"
 print("ready {}", flush=True)
+sys.stdin.readline()
+print("done lie", flush=True)
 while True:
     at = random.randrange(16, size // 8)
     memory[8 * at:8 * at + 8] = os.urandom(8) if random.random() < 0.5 else struct.pack("<Q", random.randrange(3000))
 "#;
 
+/// Most memory that a process which lies may cost.
+const LIARS_MEMORY: u64 = 1 << 20;
+
+/// Bytes this process has for itself.
+fn own_memory() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
+
+// Alone: it looks at the memory of this process, which is that of all tests.
 #[test]
 fn a_lying_process_is_given_up_and_the_others_lose_nothing() {
     let needs = [&needs(Runtime::Net9)[..], &[Need::Program("python3")]].concat();
-    let Some(_turn) = begin_beside("attach::a_lying_process", &needs) else { return };
+    let Some(_turn) = begin("attach::a_lying_process", &needs) else { return };
     let app = allocator(Runtime::Net9).start().unwrap();
     let mut recorder = Recorder::new();
-    recorder.attach(app.pid());
     // SHRINK | GROW | SEAL is 7; the good header's region has 78,336 bytes.
-    let liars: Vec<App> = [
+    let mut liars: Vec<App> = [
         ("7", "78336", "good"),
         ("7", "78336", "bad"),
         ("7", "4096", "good"),
@@ -910,23 +923,86 @@ fn a_lying_process_is_given_up_and_the_others_lose_nothing() {
     .into_iter()
     .map(|(seals, bytes, header)| {
         let python = Workload::program("python3").arg("-c").arg(LIAR);
-        python.arg(seals).arg(bytes).arg(header).start().unwrap()
+        let python = python.arg(seals).arg(bytes).arg(header);
+        python.arg(recorder.settings.owner.to_string()).arg(VERSION.to_string()).start().unwrap()
     })
     .collect();
-    liars.iter().for_each(|liar| recorder.source.watch(liar.pid()));
-    let wrong = |recorder: &Recorder| {
-        recorder.counter("shim_regions_refused") + recorder.counter("shim_regions_disabled")
-    };
-    wait_until("every liar to be found out", DEADLINE, || {
+    recorder.attach(app.pid());
+    // All that the honest one has told of, and what the others have said while somebody listened to them.
+    let mut heard = [0, 0];
+    let listen = |recorder: &mut Recorder, heard: &mut [u64; 2]| {
         recorder.drain();
-        liars.iter().for_each(|liar| recorder.source.ask(liar.pid(), 4096, MonotonicNs::now()));
-        (wrong(&recorder) >= liars.len() as u64).then_some(())
+        for event in recorder.heard.drain(..) {
+            match event.kind {
+                EventKind::Shim { pid, event: ShimEvent::Allocation(_), .. } if pid == app.pid() => {
+                    heard[0] += 1;
+                }
+                EventKind::Shim { pid, .. } if pid != app.pid() => heard[1] += 1,
+                _ => {}
+            }
+        }
+    };
+    // With the ring read through once, all that one honest process costs is there.
+    wait_until("a thousand samples", DEADLINE, || {
+        listen(&mut recorder, &mut heard);
+        (heard[0] > 1000).then_some(())
     })
     .unwrap_or_else(|error| panic!("{error}\n{:#?}", recorder.counters()));
-    recorder.resolves(app.pid(), "Allocator.Program.Make");
-    let names = |name: &str| recorder.counter(name);
-    assert_eq!(names("shim_names_unasked"), 0);
+    let (before, heard_before) = (own_memory(), heard[0]);
+    liars.iter().for_each(|liar| recorder.source.watch(liar.pid()));
+    // One is believed, since all it says is right until it begins to lie.
+    wait_until("the good one's region", DEADLINE, || {
+        listen(&mut recorder, &mut heard);
+        let refused = recorder.counter("shim_regions_refused");
+        (recorder.counter("shim_regions_adopted") == 2 && refused == 4).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{:#?}", recorder.counters()));
+    liars.iter_mut().for_each(|liar| liar.perform("lie").unwrap());
+    wait_until("every liar to be found out", DEADLINE, || {
+        listen(&mut recorder, &mut heard);
+        liars.iter().for_each(|liar| recorder.source.ask(liar.pid(), 4096, MonotonicNs::now()));
+        (recorder.counter("shim_regions_disabled") == 1).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{:#?}", recorder.counters()));
     assert!(liars.iter().all(|liar| !recorder.source.has_region(liar.pid())));
+    let found_out = heard;
+    // They go on lying, and nobody listens any more.
+    let until = heard[0] + if long_form() { 100_000 } else { 2000 };
+    wait_until("samples as before", DEADLINE, || {
+        listen(&mut recorder, &mut heard);
+        (heard[0] > until).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}: {heard:?}\n{:#?}", recorder.counters()));
+    let grown = own_memory().saturating_sub(before);
+    assert_eq!(heard[1], found_out[1], "the given up were listened to");
+    let of_app = |counter| counted(&regions(&app), counter);
+    let told = of_app(Counter::AllocationSamples) - of_app(Counter::AllocationsThinned);
+    // A round reads no more than its quota.
+    let all = wait_until("what was told by then", DEADLINE, || {
+        listen(&mut recorder, &mut heard);
+        // Each of the app's four threads may have counted a sample and not written it yet.
+        (heard[0] + 4 >= told).then_some(heard[0])
+    });
+    let picture = || {
+        format!(
+            "{heard:?} of {told}, {heard_before} before the liars came; {grown} bytes more\n{:#?}",
+            recorder.counters()
+        )
+    };
+    println!("{}", picture());
+    assert!(all.is_ok(), "{}", picture());
+    let lost = [
+        Counter::RecordsDroppedFull,
+        Counter::RecordsAbandoned,
+        Counter::AllocationsDroppedFull,
+        Counter::EventsMalformed,
+        Counter::LeasesLost,
+    ]
+    .map(of_app);
+    assert_eq!(lost, [0; 5], "{}", picture());
+    assert!(grown <= LIARS_MEMORY * liars.len() as u64, "{}", picture());
+    recorder.resolves(app.pid(), "Allocator.Program.Make");
+    assert_eq!(recorder.counter("shim_names_unasked"), 0);
     recorder.detach();
     app.stop().unwrap();
 }
