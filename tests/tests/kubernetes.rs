@@ -2,6 +2,7 @@
 //! is played by a small server of the test, with answers from `fixtures/kubernetes`; against the server itself `cargo xtask apiserver` runs the
 //! tests that are ignored, and with PERFUSION_RECORD_ANSWERS=FOLDER keeps its answers.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -46,7 +47,7 @@ impl PodGroup {
     }
 }
 
-/// An answer the real server gave once.
+/// An answer of the API server, written after its documents (one that it gave: `PERFUSION_RECORD_ANSWERS`).
 fn recorded(name: &str) -> String {
     fs::read_to_string(sources().join("fixtures/kubernetes").join(name)).unwrap()
 }
@@ -184,9 +185,109 @@ fn samples_from_now(node: &Node, pid: u32) -> usize {
         .sum()
 }
 
+/// A `strace` of all by which a process can be reached from outside, with the paths of descriptors.
+fn tracer(output: &Path) -> Command {
+    let mut command = Command::new("strace");
+    command.args(["-f", "-y", "--seccomp-bpf", "-qq", "-s", "200", "-o"]).arg(output).arg("-e");
+    command.arg("trace=%file,connect,openat2,process_vm_readv,process_vm_writev,ptrace");
+    command
+}
+
+/// How a process was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Way {
+    /// By a path below its directory in /proc.
+    Path,
+    /// From a descriptor of that directory, or of what is below it.
+    Descriptor,
+    /// By its runtime's socket.
+    Socket,
+    Memory,
+    Trace,
+}
+
+/// What of a process's directory is the process itself; the rest is what the kernel counts of it and tells everybody.
+const INSIDE: [&str; 12] =
+    ["auxv", "cmdline", "cwd", "environ", "exe", "fd", "fdinfo", "map_files", "maps", "mem", "root", "smaps"];
+
+/// True when so much of a path below a process's directory leads into it.
+fn is_inside(place: &str) -> bool {
+    let mut names = place.split('/').filter(|name| !name.is_empty()).peekable();
+    // Of its threads it is the same.
+    if names.next_if_eq(&"task").is_some() {
+        names.next();
+    }
+    names.next().is_some_and(|name| INSIDE.contains(&name))
+}
+
+/// How often `pid` was reached in which way, by what [`tracer`] wrote.
+fn ways<'a>(traced: impl Iterator<Item = &'a str>, pid: u32) -> BTreeMap<Way, usize> {
+    let (directory, socket) = (format!("/proc/{pid}"), format!("dotnet-diagnostic-{pid}-"));
+    // `/proc/12` is no part of `/proc/123`.
+    let below = |path: &str| {
+        path.strip_prefix(&directory)
+            .filter(|rest| rest.is_empty() || rest.starts_with('/'))
+            .map(str::to_owned)
+    };
+    let mut found = BTreeMap::new();
+    for line in traced {
+        let mut see = |way| *found.entry(way).or_default() += 1;
+        // "path", and 12</path/of/descriptor>, "path from there".
+        if line.split('"').skip(1).step_by(2).filter_map(below).any(|place| is_inside(&place)) {
+            see(Way::Path);
+        }
+        let by_descriptor = line.split('<').skip(1).filter_map(|rest| {
+            let (path, then) = rest.split_once('>')?;
+            let from_there = then.strip_prefix(", \"").and_then(|then| then.split('"').next());
+            Some(format!("{}/{}", below(path)?, from_there.unwrap_or_default()))
+        });
+        if { by_descriptor }.any(|place| is_inside(&place)) {
+            see(Way::Descriptor);
+        }
+        if line.contains(&socket) {
+            see(Way::Socket);
+        }
+        if line.contains(&format!("process_vm_readv({pid}, "))
+            || line.contains(&format!("process_vm_writev({pid}, "))
+        {
+            see(Way::Memory);
+        }
+        if line.contains("ptrace(") && line.contains(&format!(", {pid},")) {
+            see(Way::Trace);
+        }
+    }
+    found
+}
+
+#[test]
+fn a_trace_tells_each_way_into_a_process() {
+    let of = |line: &str| ways(line.lines(), 12).into_keys().collect::<Vec<_>>();
+    assert_eq!(
+        of(r#"7 openat(AT_FDCWD</>, "/proc/12/task/13/mem", O_RDONLY) = 5</proc/12/task/13/mem>"#),
+        [Way::Path, Way::Descriptor]
+    );
+    assert_eq!(of(r#"7 openat(4</proc/12>, "maps", O_RDONLY <unfinished ...>"#), [Way::Descriptor]);
+    assert_eq!(of(r#"7 openat2(4</proc/12/root>, "tmp", {flags=O_PATH}, 24) = 5</tmp>"#), [Way::Descriptor]);
+    assert_eq!(
+        of(
+            r#"7 connect(4<socket:[9]>, {sa_family=AF_UNIX, sun_path="/tmp/dotnet-diagnostic-12-1-socket"}, 110) = 0"#
+        ),
+        [Way::Socket]
+    );
+    for harmless in [
+        r#"7 openat(AT_FDCWD</>, "/proc/123/mem", O_RDONLY) = 5</proc/123/mem>"#,
+        r#"7 openat(AT_FDCWD</>, "/proc/12/stat", O_RDONLY) = 5</proc/12/stat>"#,
+        r#"7 openat(AT_FDCWD</>, "/proc/12/task/12/syscall", O_RDONLY) = 5</proc/12/task/12/syscall>"#,
+        r#"7 openat(AT_FDCWD</>, "/proc/12", O_RDONLY|O_DIRECTORY) = 4</proc/12>"#,
+    ] {
+        assert_eq!(of(harmless), [], "{harmless}");
+    }
+}
+
 #[test]
 fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
-    let needs = [RECORD_NET9, &[Need::C, Need::Cgroup2, Need::Program("strace")]].concat();
+    let programs = [Need::C, Need::Cgroup2, Need::Program("strace"), Need::Program("python3")];
+    let needs = [RECORD_NET9, &programs].concat();
     let Some(_turn) = begin_beside("kubernetes: recorded", &needs) else { return };
     let list: Value = serde_json::from_str(&recorded("list.json")).unwrap();
     let pod = |name: &str| {
@@ -215,18 +316,8 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
         "selection: {only: [{namespace: shop}, {cgroup: /kubepods-pod99999999_*}]}\nattach: {policy: all}\n";
     node.configure(&configuration(&node, &url, selection));
     let trace = node.scratch.path("trace");
-    let mut command = Command::new("strace");
-    command.args([
-        "-D",
-        "-f",
-        "--seccomp-bpf",
-        "-qq",
-        "-s",
-        "200",
-        "-e",
-        "trace=%file,connect,openat2,process_vm_readv,ptrace",
-    ]);
-    command.arg("-o").arg(&trace).arg(perfusion::command([""; 0]).get_program());
+    let mut command = tracer(&trace);
+    command.arg("-D").arg(perfusion::command([""; 0]).get_program());
     node.run(command.args(["daemon", "--config"]).arg(node.scratch.path("perfusion.yaml")));
 
     // Without the right token nothing is known. Tokens are renewed: the file is read for each request.
@@ -253,20 +344,33 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
     assert_eq!(node.metric("perfusion_pods"), 2.0);
     assert!(has_shim(web_app.pid()));
 
-    // The others were neither recorded nor touched, and the trace would have shown it.
+    // The others were neither recorded nor touched, and the trace would have shown it: it shows each way of the daemon into the one that may be touched, and
+    // the ways the daemon does not go of a program that goes them. What is not counted is the look of every daemon, as it begins, into everybody's directories
+    // for temporary files, where one that crashed may have left its library: by a thread of its own, which is known by its look at the kernel's.
     let traced = fs::read_to_string(&trace).unwrap();
-    let touched = |pid: u32| {
-        let inside = ["root", "cwd", "exe", "mem", "map_files", "fd/"];
-        let paths = inside.map(|name| format!("/proc/{pid}/{name}"));
-        let socket = format!("dotnet-diagnostic-{pid}-");
-        let lines = traced.lines();
-        lines
-            .filter(|line| line.contains(&socket) || paths.iter().any(|path| line.contains(path.as_str())))
-            .count()
-    };
-    assert!(touched(web_app.pid()) > 0, "the trace does not show what it should");
+    let sweeps = |line: &&str| line.contains("</proc/2>, \"environ\"");
+    let sweeper = traced.lines().find(sweeps).and_then(|line| line.split(' ').next());
+    let by_sweeper = |line: &&str| line.split(' ').next() == sweeper;
+    let touched = |pid: u32| ways(traced.lines().filter(|line| !by_sweeper(line)), pid);
+    let of_web = touched(web_app.pid());
+    for way in [Way::Path, Way::Descriptor, Way::Socket] {
+        assert!(of_web.contains_key(&way), "the trace does not show what it should: {of_web:?}");
+    }
+    let control = node.scratch.path("control");
+    let memory = "import ctypes, sys\nlibc = ctypes.CDLL(None)\npid = int(sys.argv[1])\n\
+                  libc.process_vm_readv(pid, None, 0, None, 0, 0)\nlibc.ptrace(3, pid, None, None)";
+    let mut command = tracer(&control);
+    assert!(command.args(["python3", "-c", memory, &web_app.pid().to_string()]).status().unwrap().success());
+    let of_control = ways(fs::read_to_string(&control).unwrap().lines(), web_app.pid());
+    assert_eq!(of_control, BTreeMap::from([(Way::Memory, 1), (Way::Trace, 1)]), "the trace is blind");
     for app in [&shy_app, &strange] {
-        assert_eq!(touched(app.pid()), 0, "{traced}");
+        let pid = app.pid().to_string();
+        let picture = || traced.lines().filter(|line| line.contains(&pid)).collect::<Vec<_>>().join("\n");
+        assert_eq!(touched(app.pid()), BTreeMap::new(), "{}", picture());
+        // Of its environment TMPDIR, and the directory that names, and /tmp or /dev/shm, below its root.
+        let swept = ways(traced.lines().filter(by_sweeper), app.pid());
+        assert!(swept.keys().all(|way| *way == Way::Descriptor), "{swept:?}: {}", picture());
+        assert!(swept.values().sum::<usize>() <= 4, "{swept:?}: {}", picture());
         assert!(!has_shim(app.pid()) && !node.pids().contains(&app.pid()));
     }
 
