@@ -6,13 +6,60 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
-use perfusion::pprof::{self, proto::Profile};
-use perfusion::sink::pyroscope::{LabelPair, PushRequest};
+use perfusion::pprof;
+use perfusion::pprof::proto::{Function, Line, Location, Profile, Sample, ValueType};
+use perfusion::sink::pyroscope::{Pyroscope, PyroscopeOptions};
+use perfusion::sink::receiver::SpoolOptions;
+use perfusion::sink::{Finished, Sink as _};
 use prost::Message as _;
 use system_tests::Workload;
 use system_tests::environment::{Need, RECORD, begin_beside};
 use system_tests::perfusion::{Recording, SLACK, Scratch, command};
 use system_tests::wait::wait_until;
+
+/// The messages as the server publishes them (grafana/pyroscope, api/push/v1/push.proto and api/types/v1/types.proto), written down here again on purpose:
+/// a test that reads with the code that wrote would not see a wrong field number.
+mod published {
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct PushRequest {
+        #[prost(message, repeated, tag = "1")]
+        pub(super) series: Vec<RawProfileSeries>,
+    }
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct RawProfileSeries {
+        #[prost(message, repeated, tag = "1")]
+        pub(super) labels: Vec<LabelPair>,
+        #[prost(message, repeated, tag = "2")]
+        pub(super) samples: Vec<RawSample>,
+        #[prost(message, repeated, tag = "3")]
+        pub(super) annotations: Vec<ProfileAnnotation>,
+    }
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct RawSample {
+        #[prost(bytes = "vec", tag = "1")]
+        pub(super) raw_profile: Vec<u8>,
+        #[prost(string, tag = "2")]
+        pub(super) id: String,
+    }
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct LabelPair {
+        #[prost(string, tag = "1")]
+        pub(super) name: String,
+        #[prost(string, tag = "2")]
+        pub(super) value: String,
+    }
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct ProfileAnnotation {
+        #[prost(string, tag = "1")]
+        pub(super) key: String,
+        #[prost(string, tag = "2")]
+        pub(super) value: String,
+    }
+}
+
+/// What the server takes by default (pkg/validation/limits.go).
+const MOST_BYTES: usize = 4 << 20;
+const MOST_SAMPLES: usize = 16_000;
 
 /// Sum of each sample type of each service.
 type Totals = BTreeMap<(String, String), i64>;
@@ -23,6 +70,7 @@ struct Taken {
     totals: Totals,
     pushes: usize,
     largest_samples: usize,
+    largest_bytes: usize,
     wrong: Vec<String>,
     /// So many answers are "try again".
     away: usize,
@@ -75,7 +123,7 @@ fn take(head: &[String], body: &[u8], taken: &mut Taken) -> Result<(), String> {
     if !has("connect-protocol-version: 1") || !has("x-scope-orgid: team-a") {
         return Err(format!("{head:?}"));
     }
-    let request = PushRequest::decode(body).map_err(|error| error.to_string())?;
+    let request = published::PushRequest::decode(body).map_err(|error| error.to_string())?;
     if request.encode_to_vec() != body {
         return Err("fields that the messages do not have".to_owned());
     }
@@ -83,8 +131,11 @@ fn take(head: &[String], body: &[u8], taken: &mut Taken) -> Result<(), String> {
         let service = check_labels(&series.labels)?;
         for sample in &series.samples {
             let profile = pprof::decode(&sample.raw_profile).map_err(|error| error.to_string())?;
-            let bytes = profile.encoded_len();
-            if bytes > 4 << 20 || profile.sample.len() > 16_000 || profile.sample.is_empty() {
+            let mut unpacked = Vec::new();
+            let mut gzip = flate2::read::MultiGzDecoder::new(sample.raw_profile.as_slice());
+            gzip.read_to_end(&mut unpacked).map_err(|error| error.to_string())?;
+            let bytes = unpacked.len();
+            if bytes > MOST_BYTES || profile.sample.len() > MOST_SAMPLES || profile.sample.is_empty() {
                 return Err(format!("{bytes} bytes, {} samples", profile.sample.len()));
             }
             if profile.string_table.iter().any(|text| text.len() > 65_535) {
@@ -96,6 +147,7 @@ fn take(head: &[String], body: &[u8], taken: &mut Taken) -> Result<(), String> {
                 return Err(format!("{age} ns old"));
             }
             taken.largest_samples = taken.largest_samples.max(profile.sample.len());
+            taken.largest_bytes = taken.largest_bytes.max(bytes);
             add(&profile, &service, &mut taken.totals);
         }
     }
@@ -103,7 +155,7 @@ fn take(head: &[String], body: &[u8], taken: &mut Taken) -> Result<(), String> {
     Ok(())
 }
 
-fn check_labels(labels: &[LabelPair]) -> Result<String, String> {
+fn check_labels(labels: &[published::LabelPair]) -> Result<String, String> {
     let plain = |name: &str| {
         !name.is_empty()
             && name.len() <= 1024
@@ -129,20 +181,93 @@ fn add(profile: &Profile, service: &str, totals: &mut Totals) {
     }
 }
 
+/// Serves at a port of its own.
+fn listen(taken: &Arc<Mutex<Taken>>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let taken = Arc::clone(taken);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            serve(stream, &taken);
+        }
+    });
+    port
+}
+
+/// So many samples, each with a place and a name of its own, of so many bytes.
+fn profile(samples: u64, name_bytes: usize) -> Profile {
+    let mut string_table: Vec<String> =
+        ["", "samples", "count", "cpu", "nanoseconds"].map(str::to_owned).to_vec();
+    let mut profile = Profile {
+        sample_type: vec![ValueType { r#type: 1, unit: 2 }, ValueType { r#type: 3, unit: 4 }],
+        period_type: Some(ValueType { r#type: 3, unit: 4 }),
+        period: 10_000_000,
+        default_sample_type: 3,
+        duration_nanos: 60_000_000_000,
+        ..Profile::default()
+    };
+    for id in 1..=samples {
+        let name = i64::try_from(string_table.len()).unwrap();
+        string_table.push(format!("{id:0name_bytes$}"));
+        profile.function.push(Function { id, name, system_name: name, ..Function::default() });
+        let line = vec![Line { function_id: id, ..Line::default() }];
+        profile.location.push(Location { id, line, ..Location::default() });
+        let value = vec![1, i64::try_from(id).unwrap()];
+        profile.sample.push(Sample { location_id: vec![id], value, ..Sample::default() });
+    }
+    profile.string_table = string_table;
+    profile
+}
+
+#[test]
+fn a_profile_that_is_longer_than_the_server_takes_arrives_in_parts_and_nothing_is_lost() {
+    let Some(_turn) = begin_beside("pyroscope: parts", &[]) else { return };
+    let scratch = Scratch::new().unwrap();
+    // Too many samples, and too many bytes.
+    for (samples, name_bytes) in [(17_000, 8), (4500, 1000)] {
+        let taken = Arc::new(Mutex::new(Taken::default()));
+        let mut options = PyroscopeOptions {
+            url: format!("http://127.0.0.1:{}", listen(&taken)),
+            ..PyroscopeOptions::default()
+        };
+        options.reach.headers.insert("x-scope-orgid".to_owned(), "team-a".to_owned());
+        // A server that is slow to read what a busy machine sends it gets it once all the same.
+        options.timeout.0 = SLACK;
+        let mut spool = SpoolOptions { directory: Some(scratch.path("spool")), ..SpoolOptions::default() };
+        spool.keep_free.0 = 0;
+        let mut sink = Pyroscope::open(&options, &spool).unwrap();
+        let now = std::time::SystemTime::now();
+        let mut profile = profile(samples, name_bytes);
+        profile.time_nanos =
+            i64::try_from(now.duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos()).unwrap();
+        pprof::validate(&profile).unwrap();
+        assert!(profile.sample.len() > MOST_SAMPLES || profile.encoded_len() > MOST_BYTES);
+        let mut expected = Totals::new();
+        add(&profile, "shop", &mut expected);
+        let finished = Finished {
+            service: "shop".into(),
+            labels: BTreeMap::new(),
+            start: now,
+            duration: std::time::Duration::from_secs(60),
+            profile,
+        };
+        sink.put(&finished).unwrap();
+        sink.close(std::time::Instant::now() + SLACK);
+        let taken = taken.lock().unwrap();
+        assert_eq!(taken.wrong, [""; 0]);
+        assert_eq!(taken.totals, expected);
+        assert!(taken.pushes >= 2, "{} parts", taken.pushes);
+        assert!(taken.largest_samples <= MOST_SAMPLES && taken.largest_bytes <= MOST_BYTES);
+        let counter = |name: &str| sink.counters().into_iter().find(|(n, _)| *n == name).unwrap().1;
+        assert_eq!(counter("samples_too_long"), 0);
+    }
+}
+
 #[test]
 fn a_strict_server_takes_every_push_also_after_it_was_away_and_has_the_totals_of_the_files() {
     let Some(_turn) = begin_beside("pyroscope", &[RECORD, &[Need::C]].concat()) else { return };
     let taken = Arc::new(Mutex::new(Taken { away: 2, ..Taken::default() }));
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    std::thread::spawn({
-        let taken = Arc::clone(&taken);
-        move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                serve(stream, &taken);
-            }
-        }
-    });
+    let port = listen(&taken);
     let scratch = Scratch::new().unwrap();
     let (config, files) = (scratch.path("perfusion.yaml"), scratch.path("files"));
     let text = format!(
