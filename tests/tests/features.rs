@@ -1,18 +1,23 @@
 //! What rules leave out of one service and not of another: in the kernel, in the app, and when the rules change.
 
 use std::io::Write as _;
+use std::time::{Duration, Instant};
 
 use profiler_protocol::counter::Counter;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use system_tests::app::{App, Workload};
-use system_tests::environment::{Need, RECORD, Runtime, begin, begin_beside, record_on};
+use system_tests::environment::{Need, RECORD, Runtime, begin, begin_beside, record_on, skip};
 use system_tests::on_runtimes;
 use system_tests::profile::{Profile, Sample};
 use system_tests::region::{counted, regions};
 use system_tests::wait::wait_until;
 
 use crate::node::{DEADLINE, Node, group};
+
+/// What a shim does changes "two seconds after" the configuration (docs/deployment.md): a look a second at what rules say, and an end and a start of a session
+/// in the runtime. Four times that is for a machine whose CPUs a few tests share; a daemon that applies it with the next window of 60 s, or never, is far beyond.
+const CHANGES_WITHIN: Duration = Duration::from_secs(8);
 
 fn named(program: &str, service: &str) -> App {
     Workload::native(program, &[]).unwrap().env("DD_SERVICE", service).start().unwrap()
@@ -43,7 +48,7 @@ fn windows(node: &Node, more: f64) {
 fn samples_and_waits_are_left_out_in_the_kernel_and_what_is_left_stays_exact() {
     let Some(_turn) = begin("features: kernel", &[RECORD, &[Need::C]].concat()) else { return };
     let (Ok(without), Ok(rare)) = (group("perfusion-test-nocpu"), group("perfusion-test-rare")) else {
-        writeln!(std::io::stderr(), "SKIPPED features: kernel: no cgroup v2 hierarchy to write to").unwrap();
+        skip("features: kernel", "no cgroup v2 hierarchy to write to");
         return;
     };
     let at = |group: &system_tests::cgroup::Group| {
@@ -179,13 +184,15 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
     // The other way round, in the same recording: the runtimes get other sessions.
     node.configure(&batch);
     node.daemon().signal(Signal::HUP).unwrap();
-    let asked = std::time::Instant::now();
+    let asked = Instant::now();
     wait_until("other sessions", DEADLINE, || {
         apps.iter().all(|app| of(app, Counter::SessionsStarted) >= 2).then_some(())
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
-    let took = format!("both apps have other sessions after {:?}\n", asked.elapsed());
-    std::io::stderr().write_all(took.as_bytes()).unwrap();
+    let took = asked.elapsed();
+    let text = format!("both apps have other sessions {took:.1?} after the configuration was changed\n");
+    std::io::stderr().write_all(text.as_bytes()).unwrap();
+    assert!(took < CHANGES_WITHIN, "{took:.1?}");
     let before = of(first, Counter::AllocationSamples);
     await_of("batch", "alloc_space");
     windows(&node, 1.0);
