@@ -11,6 +11,7 @@ mod coexistence;
 mod counts;
 mod daemon;
 mod death;
+mod deleted;
 mod demo;
 mod dump;
 mod errors;
