@@ -266,9 +266,25 @@ impl Heard {
 /// # Errors
 /// When a recording fails, hears nothing, or its file cannot be read.
 pub fn record_allocations(app: &mut App, recorders: usize, duration: Duration) -> anyhow::Result<Heard> {
+    record_allocations_beside(app, 0, recorders, duration)
+}
+
+/// The same where so many others, such as a daemon, hear of them already.
+///
+/// # Errors
+/// As [`record_allocations`].
+pub fn record_allocations_beside(
+    app: &mut App,
+    others: usize,
+    recorders: usize,
+    duration: Duration,
+) -> anyhow::Result<Heard> {
     let scratch = Scratch::new()?;
     let files: Vec<PathBuf> = (0..recorders).map(|number| scratch.path(&format!("{number}.pb.gz"))).collect();
     let mut counted = BTreeMap::new();
+    wait::wait_until("those who listen already", SLACK, || {
+        (region::counting(app, &mut counted) == others).then_some(())
+    })?;
     let mut recordings = Vec::new();
     for file in &files {
         recordings.push(Recording::of_pid(app.pid(), file, &[])?);
@@ -276,10 +292,10 @@ pub fn record_allocations(app: &mut App, recorders: usize, duration: Duration) -
     let mut first = None;
     wait::wait_until("allocations to be heard of", SLACK, || {
         let listening = region::counting(app, &mut counted);
-        if listening > 0 && first.is_none() {
+        if listening > others && first.is_none() {
             first = Some(app.mark());
         }
-        (listening == recorders).then_some(())
+        (listening == others + recorders).then_some(())
     })
     .with_context(|| recordings.iter().map(Recording::progress).collect::<String>())?;
     let first = first.context("nobody was first")??;

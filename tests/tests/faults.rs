@@ -14,8 +14,9 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::Signal;
 use serde_json::Value;
 use system_tests::app::{App, Workload};
-use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin, begin_beside, long_form};
-use system_tests::perfusion::{self, Recording, SLACK};
+use system_tests::cgroup::Group;
+use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin, begin_beside, long_form, skip};
+use system_tests::perfusion::{self, Recording, SLACK, record_allocations_beside};
 use system_tests::profile::{Profile, Sample};
 use system_tests::region::regions;
 use system_tests::wait::{let_pass, wait_until};
@@ -29,6 +30,9 @@ fn daemon(node: &Node) -> Command {
     command.arg(node.scratch.path("perfusion.yaml"));
     command
 }
+
+/// How soon the next daemon is in the app again, from when it is ready on.
+const ATTACHES_ANEW: Duration = Duration::from_secs(2);
 
 #[test]
 fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing() {
@@ -81,6 +85,11 @@ fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing()
     // The next daemon takes over, as if nothing had been.
     node.start();
     let asked = Instant::now();
+    wait_until("the next daemon to be in the app", DEADLINE, || {
+        (node.metric("perfusion_daemon_attached_total") >= 1.0).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    let attached_anew = asked.elapsed();
     wait_until("a profile with names and allocations", DEADLINE, || {
         let whole = |profile: &Profile| {
             profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make")) > 0
@@ -98,11 +107,12 @@ fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing()
     .unwrap_or_else(|error| panic!("{error}\n{:?}\n{}", regions(&app), node.daemon().progress()));
     writeln!(
         std::io::stderr(),
-        "{rounds} daemons ended, {attached} of them attached: a profile with allocations {took:.1?} after the next one was ready, \
+        "{rounds} daemons ended, {attached} of them attached: the next one is in the app {attached_anew:.1?} after it was ready, has a profile with allocations after {took:.1?}, \
          their instances gone after {:.1?}",
         asked.elapsed()
     )
     .unwrap();
+    assert!(attached_anew < ATTACHES_ANEW, "{attached_anew:?}");
     drop(load);
     node.end();
     assert_nothing_left(Path::new("/nowhere"));
@@ -164,28 +174,160 @@ fn two_daemons_of_different_folders_are_both_whole_and_one_may_end() {
 }
 
 #[test]
+fn a_recorder_beside_a_daemon_and_the_daemon_are_both_whole() {
+    let Some(_turn) =
+        begin_beside("faults: recorder beside a daemon", &[RECORD_NET9, &[Need::Cgroup2]].concat())
+    else {
+        return;
+    };
+    let group = group("perfusion-test-guest").unwrap();
+    let workload = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().env("DD_SERVICE", "guest");
+    let mut app = workload.start().unwrap();
+    group.take(app.pid()).unwrap();
+    let mut node = Node::new();
+    node.configure(&format!(
+        "selection: {{only: [{{cgroup: /perfusion-test-guest*}}]}}\nattach: {{policy: all}}\nlimits: {{{}}}\n",
+        node.kill_switch()
+    ));
+    node.start();
+    new_profile(&node, "guest", has_allocations);
+    let wall = || {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        i64::try_from(now.as_nanos()).unwrap()
+    };
+    let (from, begun) = (app.mark().unwrap(), wall());
+    let heard = record_allocations_beside(&mut app, 1, 1, Duration::from_secs(3)).unwrap();
+    let (to, ended) = (app.mark().unwrap(), wall());
+    // The recorder has all and each once, by the app's own account.
+    let (profile, outcome) = &heard.profiles[0];
+    let made = |sample: &Sample| sample.has("Allocator.Program.Make");
+    let allocated = profile.sum("alloc_space", |_| true) as f64;
+    heard.assert_holds(profile, allocated, &outcome.stderr);
+    assert!(
+        profile.sum("alloc_space", made) as f64 > 0.9 * allocated,
+        "{}",
+        profile.describe("alloc_space", |_| true)
+    );
+    assert!(profile.sum("cpu", made) > 0, "{}", profile.describe("cpu", |_| true));
+    // And so has the daemon, in its windows of that time; the last of them may still have to be written.
+    new_profile(&node, "guest", has_allocations);
+    let all = node.profiles();
+    let meanwhile =
+        |profile: &&Profile| profile.time_ns >= begun && profile.time_ns + profile.duration_ns <= ended;
+    let windows: Vec<&Profile> = all
+        .iter()
+        .filter(|(name, _)| name == "guest")
+        .map(|(_, profile)| profile)
+        .filter(meanwhile)
+        .collect();
+    let sum = |of: &dyn Fn(&Profile) -> i64| windows.iter().map(|profile| of(profile)).sum::<i64>() as f64;
+    let rate =
+        sum(&|profile| profile.sum("alloc_space", |_| true)) / sum(&|profile| profile.duration_ns) * 1e9;
+    let own = from.bytes_per_second(to);
+    let picture = || {
+        format!(
+            "{} windows: {rate:.0} bytes/s, the app's own {own:.0}; the recorder {allocated:.0} of {:.0} to {:.0} bytes\n{}\n{:#?}",
+            windows.len(),
+            heard.least_bytes,
+            heard.most_bytes,
+            node.daemon().progress(),
+            windows.last().map(|profile| &profile.comments)
+        )
+    };
+    writeln!(std::io::stderr(), "{}", picture().lines().next().unwrap_or_default()).unwrap();
+    assert!(windows.len() >= 3, "{}", picture());
+    // Thousands of samples: 1 % by chance, and the app goes faster and slower as others want its CPUs. Events that are heard twice give 2.
+    assert!((0.8..1.25).contains(&(rate / own)), "{}", picture());
+    assert!(sum(&|profile| profile.sum("cpu", made)) > 0.0, "{}", picture());
+    // Each its own library, and the recorder's has left.
+    wait_until("the recorder's library to leave", DEADLINE, || (regions(&app).len() == 1).then_some(()))
+        .unwrap();
+    new_profile(&node, "guest", has_allocations);
+    assert_eq!(node.metric("perfusion_daemon_recordings_total"), 1.0);
+    node.end();
+    let truth = app.stop().unwrap();
+    assert_eq!(truth["mistakes"], 0, "{truth}");
+}
+
+#[test]
 fn a_frozen_container_holds_up_nobody_and_is_there_again_when_it_thaws() {
     let Some(_turn) = begin_beside("faults: frozen", &[RECORD_NET9, &[Need::Cgroup2]].concat()) else {
         return;
     };
-    let (frozen, awake) = (group("perfusion-test-cold").unwrap(), group("perfusion-test-cool").unwrap());
-    let workload = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap();
-    let start = |service: &str| workload.clone().env("DD_SERVICE", service).start().unwrap();
-    let (cold, warm) = (start("cold"), start("warm"));
-    frozen.take(cold.pid()).unwrap();
-    awake.take(warm.pid()).unwrap();
-    let freeze = |how: &str| {
-        fs::write(frozen.path().join("cgroup.freeze"), how).unwrap();
+    stands_still("cold", |frozen, _, how| {
+        let how = u32::from(how).to_string();
+        fs::write(frozen.path().join("cgroup.freeze"), &how).unwrap();
         wait_until("the cgroup to obey", DEADLINE, || {
             let events = fs::read_to_string(frozen.path().join("cgroup.events")).unwrap();
             events.contains(&format!("frozen {how}")).then_some(())
         })
         .unwrap();
-    };
-    freeze("1");
+    });
+}
+
+/// Stops all threads of a process as a debugger does, until its stdin ends.
+const DEBUGGER: &str = r#"
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+pid, seize, interrupt, wall = int(sys.argv[1]), 0x4206, 0x4207, 0x40000000
+stopped = set()
+while True:
+    left = {int(tid) for tid in os.listdir(f"/proc/{pid}/task")} - stopped
+    if not left:
+        break
+    for tid in left:
+        if libc.ptrace(seize, tid, None, None) == 0 and libc.ptrace(interrupt, tid, None, None) == 0:
+            os.waitpid(tid, wall)
+            stopped.add(tid)
+print("ready {}", flush=True)
+sys.stdin.read()
+"#;
+
+#[test]
+fn a_process_that_a_debugger_has_stopped_holds_up_nobody_and_is_there_again_when_it_goes_on() {
+    let needs = [RECORD_NET9, &[Need::Cgroup2, Need::Program("python3")]].concat();
+    let Some(_turn) = begin_beside("faults: stopped by a debugger", &needs) else { return };
+    let mut debugger = None;
+    stands_still("held", move |_, app, how| {
+        // The kernel has all go on whose tracer is gone.
+        drop(debugger.take());
+        let states = || {
+            let threads = fs::read_dir(format!("/proc/{}/task", app.pid())).unwrap().flatten();
+            let state =
+                |status: String| status.lines().find(|line| line.starts_with("State:")).map(str::to_owned);
+            threads
+                .filter_map(|thread| state(fs::read_to_string(thread.path().join("status")).ok()?))
+                .collect::<Vec<_>>()
+        };
+        if how {
+            let python = Workload::program("python3").arg("-c").arg(DEBUGGER).arg(app.pid().to_string());
+            debugger = Some(python.start().unwrap());
+            assert!(states().iter().all(|state| state.contains("tracing stop")), "{:?}", states());
+        } else {
+            wait_until("it to go on", DEADLINE, || {
+                (!states().iter().any(|state| state.contains("tracing stop"))).then_some(())
+            })
+            .unwrap();
+        }
+    });
+}
+
+/// A process that stands still beside one that does not, when the daemon comes and later, when its library is in it: `still` stops and wakes it.
+fn stands_still(name: &'static str, mut still: impl FnMut(&Group, &App, bool)) {
+    let (resting, awake) = (
+        group(&format!("perfusion-test-{name}")).unwrap(),
+        group(&format!("perfusion-test-{name}-not")).unwrap(),
+    );
+    let workload = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap();
+    let start = |service: &str| workload.clone().env("DD_SERVICE", service).start().unwrap();
+    let (cold, warm) = (start(name), start("warm"));
+    resting.take(cold.pid()).unwrap();
+    awake.take(warm.pid()).unwrap();
+    still(&resting, &cold, true);
     let mut node = Node::new();
     node.configure(&format!(
-        "selection: {{only: [{{cgroup: /perfusion-test-co*}}]}}\nattach: {{policy: all, retry_after: 1s}}\nlimits: {{{}}}\n",
+        "selection: {{only: [{{cgroup: /perfusion-test-{name}*}}]}}\nattach: {{policy: all, retry_after: 1s}}\nlimits: {{{}}}\n",
         node.kill_switch()
     ));
     node.start();
@@ -194,11 +336,11 @@ fn a_frozen_container_holds_up_nobody_and_is_there_again_when_it_thaws() {
     let failures = || node.metric("perfusion_daemon_attach_failed_total");
     wait_until("an attach to fail", DEADLINE, || (failures() > 0.0).then_some(()))
         .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
-    assert!(node.profiles().iter().all(|(service, profile)| service != "cold" || !has_allocations(profile)));
-    // Frozen when its library is in it, too: the other one is recorded all the while.
-    freeze("0");
-    new_profile(&node, "cold", has_allocations);
-    freeze("1");
+    assert!(node.profiles().iter().all(|(service, profile)| service != name || !has_allocations(profile)));
+    // Still when its library is in it, too: the other one is recorded all the while.
+    still(&resting, &cold, false);
+    new_profile(&node, name, has_allocations);
+    still(&resting, &cold, true);
     for _ in 0..2 {
         let profile = new_profile(&node, "warm", has_allocations);
         let threads = profile.sum("wall", |sample| sample.label("pid") == warm.pid().to_string());
@@ -208,8 +350,8 @@ fn a_frozen_container_holds_up_nobody_and_is_there_again_when_it_thaws() {
             profile.duration_ns
         );
     }
-    freeze("0");
-    new_profile(&node, "cold", has_allocations);
+    still(&resting, &cold, false);
+    new_profile(&node, name, has_allocations);
     assert_eq!(node.metric("perfusion_daemon_recordings_total"), 1.0);
     node.end();
     for app in [cold, warm] {
@@ -241,8 +383,7 @@ fn a_pid_that_is_used_again_is_another_process() {
     new_profile(&node, "first", has("spin_here"));
     let done = app.ask("again", "done").unwrap();
     if done["errno"] != 0 {
-        let line = format!("\nSKIPPED faults: pid used again: clone3: errno {}\n", done["errno"]);
-        std::io::stderr().write_all(line.as_bytes()).unwrap();
+        skip("faults: pid used again", &format!("clone3 gives no chosen pid: errno {}", done["errno"]));
         return;
     }
     assert_eq!(done["pid"], pid);
@@ -300,24 +441,25 @@ fn an_app_that_dies_in_a_call_of_the_library_costs_the_daemon_nothing() {
     let whole = allocator.clone().env("DD_SERVICE", "whole").start().unwrap();
     group.take(whole.pid()).unwrap();
     new_profile(&node, "whole", has_allocations);
-    // What an attach has the app call, the library's own calls last (`profiler-shim/src/syscall.rs`), and the how manieth of each it dies in:
-    // it is told to by the kernel as it enters the call.
+    // What an attach has the app call, the library's own calls last (`profiler-shim/src/syscall.rs`), the how manieth of each it dies in, and of what:
+    // it is told to by the kernel as it enters the call. Of SIGSYS, as of a call that a filter forbids, no runtime hears;
+    // what it hears of and was not raised by itself (SIGSEGV, SIGABRT) it may take for nothing.
     let deaths = [
-        ("openat", 1),
-        ("mmap", 1),
-        ("mmap", 4),
-        ("mmap", 8),
-        ("memfd_create", 1),
-        ("ftruncate", 1),
-        ("fcntl", 1),
-        ("madvise", 1),
-        ("prctl", 1),
-        ("getrandom", 1),
-        ("munmap", 2),
+        ("openat", 1, "SIGKILL"),
+        ("mmap", 1, "SIGSYS"),
+        ("mmap", 4, "SIGKILL"),
+        ("mmap", 8, "SIGSYS"),
+        ("memfd_create", 1, "SIGSYS"),
+        ("ftruncate", 1, "SIGKILL"),
+        ("fcntl", 1, "SIGSYS"),
+        ("madvise", 1, "SIGKILL"),
+        ("prctl", 1, "SIGSYS"),
+        ("getrandom", 1, "SIGKILL"),
+        ("munmap", 2, "SIGSYS"),
     ];
     let trace = node.scratch.path("trace");
     let (mut of_the_library, mut dead) = (0, Vec::new());
-    for (call, which) in deaths {
+    for (call, which, signal) in deaths {
         let mut app = allocator.start().unwrap();
         let mut tracer = Command::new("strace");
         tracer.args([
@@ -329,7 +471,7 @@ fn an_app_that_dies_in_a_call_of_the_library_costs_the_daemon_nothing() {
             &app.pid().to_string(),
             "-o",
         ]);
-        tracer.arg(&trace).args(["-e", &format!("inject={call}:signal=SIGKILL:when={which}")]);
+        tracer.arg(&trace).args(["-e", &format!("inject={call}:signal={signal}:when={which}")]);
         let mut tracer = tracer.spawn().unwrap();
         let traced = |thread: &Path| {
             let status = fs::read_to_string(thread.join("status")).unwrap_or_default();
@@ -345,7 +487,7 @@ fn an_app_that_dies_in_a_call_of_the_library_costs_the_daemon_nothing() {
         let status = app.await_exit(DEADLINE).unwrap_or_else(|error| panic!("{call} {which}: {error}"));
         tracer.wait().unwrap();
         let text = fs::read_to_string(&trace).unwrap();
-        assert!(text.contains("killed by SIGKILL"), "{call} {which}: {status}\n{text}");
+        assert!(text.contains(&format!("killed by {signal}")), "{call} {which}, {signal}: {status}\n{text}");
         of_the_library += usize::from(text.contains("memfd_create(\"perfusion-shim"));
         dead.push(format!("/proc/{}/", app.pid()));
     }
@@ -539,6 +681,14 @@ fn a_full_or_read_only_disk_costs_the_files_of_that_time_and_nothing_else() {
     }
 }
 
+/// What the daemon gives its sinks when it is told to end.
+const SINKS_HAVE: Duration = Duration::from_secs(5);
+/// Then there are the names and the file of the last window, of one program here, and the probes' way out of the kernel: seconds of waiting for RCU where other
+/// tests keep the CPUs busy (four, on two CPUs with ten times as much to do as they can).
+const LAST_WINDOW: Duration = Duration::from_secs(5);
+/// Told twice it looks at signals every 50 ms; the kernel takes the probes with it.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
 #[test]
 fn a_receiver_that_says_nothing_holds_the_end_up_no_longer_than_promised() {
     let Some(_turn) = begin_beside("faults: silent receiver", &[RECORD, &[Need::C]].concat()) else { return };
@@ -568,8 +718,8 @@ fn a_receiver_that_says_nothing_holds_the_end_up_no_longer_than_promised() {
     let asked = Instant::now();
     daemon.signal(Signal::TERM).unwrap();
     daemon.finish_well(SLACK).unwrap();
-    // Five seconds for the sinks, and the rest for the last window on a busy machine.
-    assert!(asked.elapsed() < Duration::from_secs(15), "{:?}", asked.elapsed());
+    let ended = asked.elapsed();
+    assert!(ended < SINKS_HAVE + LAST_WINDOW, "{ended:?}");
     let spooled = fs::read_dir(node.scratch.path("spool")).unwrap().flatten().next().unwrap().path();
     let waiting = fs::read_dir(spooled).unwrap().count();
     assert!(waiting > 0, "what was not taken waits for the next daemon");
@@ -577,15 +727,21 @@ fn a_receiver_that_says_nothing_holds_the_end_up_no_longer_than_promised() {
     // Told twice, it ends at once.
     node.start();
     hears.recv_timeout(DEADLINE).unwrap();
-    let daemon = node.take();
+    let mut daemon = node.take();
     daemon.signal(Signal::TERM).unwrap();
-    let_pass(Duration::from_millis(100));
+    daemon.await_progress("told to end", DEADLINE).unwrap();
     let asked = Instant::now();
-    daemon.signal(Signal::TERM).ok();
+    daemon.signal(Signal::TERM).unwrap();
     let outcome = daemon.finish(SLACK).unwrap();
-    // Else it waits five seconds for the sinks.
-    assert!(asked.elapsed() < Duration::from_millis(4500), "{:?}", asked.elapsed());
-    assert!([0, 130].contains(&outcome.code()), "{}", outcome.stderr);
+    let ended_at_once = asked.elapsed();
+    writeln!(
+        std::io::stderr(),
+        "told to end with a silent receiver: {ended:.1?}; told twice: {ended_at_once:.1?}"
+    )
+    .unwrap();
+    // 130: it gave up what it was about to do.
+    assert_eq!(outcome.code(), 130, "{}", outcome.stderr);
+    assert!(ended_at_once < AT_ONCE, "{ended_at_once:?}");
     drop(app);
 }
 
@@ -628,6 +784,12 @@ fn arguments_and_environment_of_a_process_are_in_nothing_the_daemon_says() {
     node.end();
 }
 
+/// How long after a storm nothing of its dead is known any more: they are kept for ten seconds for samples that come late (`daemon/src/process/table.rs`), by the
+/// time of the events, which come a second late; and what is due is done with the next event and window. Twice that for a machine that others keep busy.
+const FORGOTTEN_WITHIN: Duration = Duration::from_secs(25);
+/// Of its memory before the storm, so much more may be there after it.
+const GROWTH: f64 = 0.10;
+
 #[test]
 fn a_storm_of_processes_leaves_nothing_in_the_daemon() {
     let needs = [RECORD, &[Need::C, Need::Cgroup2]].concat();
@@ -642,36 +804,66 @@ fn a_storm_of_processes_leaves_nothing_in_the_daemon() {
     ));
     node.start();
     wait_until("a profile", DEADLINE, || (!node.profiles().is_empty()).then_some(())).unwrap();
-    let resident = |node: &Node| node.metric("perfusion_memory_bytes{part=\"resident\"}");
-    // As many as the promise is about where the machine is free to, and fewer a second where it is not.
-    let (count, rate) = if long_form() { (60_000, 2_000) } else { (1_500, 2_000) };
-    let storm = Workload::native("storm", &["-static"]).unwrap().arg(count.to_string()).arg(rate.to_string());
-    let mut storm = storm.start().unwrap();
-    group.take(storm.pid()).unwrap();
-    let truth = storm.await_line("truth", 10 * DEADLINE).unwrap();
-    assert_eq!(truth["failed"], 0, "{truth}");
-    let started = truth["started"].as_u64().unwrap();
-    writeln!(std::io::stderr(), "{started} processes in {} s", truth["seconds"]).unwrap();
-    // What it has not got to yet is in its ring.
-    windows(&node, 2.0);
-    let after_storm = resident(&node);
-    // Ten seconds later they are forgotten: of the dead the daemon knows but those that others left just now.
-    let dead_ones = || {
+    let rage = |count: u32, rate: u32| -> u64 {
+        let storm = Workload::native("storm", &["-static"]).unwrap();
+        let mut storm = storm.arg(count.to_string()).arg(rate.to_string()).start().unwrap();
+        group.take(storm.pid()).unwrap();
+        let truth = storm.await_line("truth", 10 * DEADLINE).unwrap();
+        assert_eq!(truth["failed"], 0, "{truth}");
+        writeln!(std::io::stderr(), "{} processes in {} s", truth["started"], truth["seconds"]).unwrap();
+        // What it has not got to yet is in its ring.
+        windows(&node, 2.0);
+        truth["started"].as_u64().unwrap()
+    };
+    // The dead that it knows; `None` when it has no time to answer now.
+    let dead = || -> Option<BTreeSet<u64>> {
         let mut connection = UnixStream::connect(node.scratch.path("run/control.sock")).unwrap();
         write!(connection, "GET /processes HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         let mut answer = String::new();
         connection.read_to_string(&mut answer).unwrap();
-        // It may have no time to answer now, and says so.
         let answer: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).ok()?;
-        let pids =
-            answer["processes"].as_array().unwrap().iter().map(|process| process["pid"].as_u64().unwrap());
-        Some(pids.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()).count())
+        let pids = answer["processes"].as_array().unwrap().iter().map(|known| known["pid"].as_u64().unwrap());
+        Some(pids.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()).collect())
     };
-    let forgotten = wait_until("the dead to be forgotten", DEADLINE, || {
-        (u64::try_from(dead_ones()?).unwrap() * 20 < started).then_some(())
+    // Those that were dead at once after it are not known any more; others of this host die all the time. How long that took.
+    let forgets = || -> Duration {
+        let asked = Instant::now();
+        let of_the_storm = wait_until("who is dead", DEADLINE, dead).unwrap();
+        let known = || Some(dead()?.intersection(&of_the_storm).count());
+        wait_until("the dead to be forgotten", DEADLINE, || (known()? == 0).then_some(()))
+            .unwrap_or_else(|error| panic!("{error}: {:?} of {} are known", known(), of_the_storm.len()));
+        asked.elapsed()
+    };
+    // As many as the promise is about where the machine is free to, and fewer a second where it is not. A tenth of that, before, has it make all room it needs
+    // for so much at once.
+    let (count, rate) = if long_form() { (60_000, 2_000) } else { (1_500, 2_000) };
+    rage(count / 10, rate);
+    // The least of a few looks: a window in progress takes memory and gives it back.
+    let least = |looks: u32| {
+        (0..looks).fold(f64::INFINITY, |least, _| {
+            let_pass(Duration::from_millis(250));
+            least.min(node.memory())
+        })
+    };
+    let before = least(12);
+    let started = rage(count, rate);
+    let after_storm = node.memory();
+    let took = forgets();
+    let mut after = f64::INFINITY;
+    let given_back = wait_until("its memory to be as before", Duration::from_secs(30), || {
+        after = after.min(node.memory());
+        (after <= before * (1.0 + GROWTH)).then_some(())
     });
-    assert!(forgotten.is_ok(), "{:?} dead ones of {started} are known", dead_ones());
-    assert!(resident(&node) < after_storm * 1.1, "{} after {after_storm}", resident(&node));
+    let mib = |bytes: f64| bytes / f64::from(1 << 20);
+    let text = format!(
+        "a storm of {started}: memory {:.1} MiB before, {:.1} at once after, {:.1} at last; its dead forgotten after {took:.1?}",
+        mib(before),
+        mib(after_storm),
+        mib(after)
+    );
+    std::io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
+    assert!(took < FORGOTTEN_WITHIN, "{text}");
+    assert!(given_back.is_ok(), "{text}\n{}", node.get("/debug/pipeline"));
     assert!(node.metric("perfusion_recording") == 1.0);
     drop(app);
     node.end();
