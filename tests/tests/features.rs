@@ -199,8 +199,7 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
     let took = asked.elapsed();
-    let text = format!("the apps have other sessions {took:.1?} after the configuration was changed
-");
+    let text = format!("the apps have other sessions {took:.1?} after the configuration was changed\n");
     std::io::stderr().write_all(text.as_bytes()).unwrap();
     assert!(took < CHANGES_WITHIN, "{took:.1?}");
     large.perform("make").unwrap();
