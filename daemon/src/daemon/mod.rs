@@ -78,12 +78,12 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     let sources = sources.sources();
     let loaded = sources.load()?;
     let log = log::start(&loaded.config.log);
-    // Before there is any other thread: each would have the capability for itself.
-    let helper = helper::part().map_err(internal("starting the helper that attaches"))?;
     if loaded.config.limits.lower_priority {
-        // Threads have it from the one that makes them, and there is only this one yet.
+        // The helper and all threads have it from who makes them, and there is only this one yet.
         neighbour::step_back();
     }
+    // Before there is any other thread: each would have the capability for itself.
+    let helper = helper::part().map_err(internal("starting the helper that attaches"))?;
     let mut signals = Signals::listen()?;
     let lock = loaded.config.limits.kill_switch.parent();
     let _lock = lock.map(hold).transpose()?;
