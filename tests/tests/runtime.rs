@@ -205,7 +205,8 @@ fn each_pause_is_as_long_as_the_runtime_says(runtime: Runtime) {
     let count = if long_form() { 300 } else { 24 };
     let mut apart = Vec::new();
     let mut longest = 0.0_f64;
-    for _ in 0..count {
+    let mut unheard = 0;
+    while apart.len() < count {
         tap.next();
         tap.perform("collect-once").unwrap();
         let profile = tap.profile().unwrap();
@@ -216,8 +217,14 @@ fn each_pause_is_as_long_as_the_runtime_says(runtime: Runtime) {
         let collections: i64 = pauses().filter_map(|sample| stacks.number(sample, "collections")).sum();
         let said = tap.ask("say-pause", "pause").unwrap();
         let [pause, queued, counted] = [0, 1, 2].map(|at| said[at].as_i64().unwrap());
-        assert_eq!((collections, counted), (1, 1), "{said}");
-        // Promised: 1 ms. Between the runtime's clock and its event the thread may have to wait for a CPU.
+        assert_eq!(counted, 1, "{said}");
+        if collections == 0 {
+            // A shim that nobody has read for two seconds, on a machine so busy, says nothing.
+            unheard += 1;
+            assert!(unheard < count, "no collection is heard of");
+            continue;
+        }
+        // Promised: 1 ms. Between the runtime's clock and its event a thread may have to wait for a CPU: the one that collects, or one that is to be stopped.
         let difference = (told - pause) as f64;
         assert!(difference.abs() <= 1e6 + queued as f64, "{told} ns of pause, the runtime says {said}");
         apart.push(difference);

@@ -58,14 +58,15 @@ namespace Collections
         static volatile object garbage;
         static long[] lastPause = new long[3];
 
-        // What the runtime says it stood still for this one collection, how long threads that collect wanted a CPU meanwhile, and how many collections there were.
+        // What the runtime says it stood still for this one collection, how long all threads wanted a CPU meanwhile (one that computes has to have one to be
+        // stopped), and how many collections there were.
         static void CollectOnce(int generation)
         {
             Compute(1 << 21);
-            long queued = Queued(), count = GC.CollectionCount(0), pause = GC.GetTotalPauseDuration().Ticks * 100;
+            long queued = Queued(true), count = GC.CollectionCount(0), pause = GC.GetTotalPauseDuration().Ticks * 100;
             GC.Collect(generation, GCCollectionMode.Forced, blocking: true);
             pause = GC.GetTotalPauseDuration().Ticks * 100 - pause;
-            lastPause = new[] { pause, Queued() - queued, GC.CollectionCount(0) - count };
+            lastPause = new[] { pause, Queued(true) - queued, GC.CollectionCount(0) - count };
         }
 
         static void Collect(int rounds)
@@ -110,8 +111,8 @@ namespace Collections
             return new long[] { GC.CollectionCount(0) - GC.CollectionCount(1), GC.CollectionCount(1) - GC.CollectionCount(2), GC.CollectionCount(2) };
         }
 
-        // How long the threads that collect have waited for a CPU: by so much the runtime's times and those of its events may differ.
-        static long Queued()
+        // How long the threads that collect, or all, have waited for a CPU: by so much the runtime's times and those of its events may differ.
+        static long Queued(bool all = false)
         {
             long sum = 0;
             foreach (string task in Directory.GetDirectories("/proc/self/task"))
@@ -119,7 +120,7 @@ namespace Collections
                 try
                 {
                     string name = File.ReadAllText(task + "/comm");
-                    if (task.EndsWith("/" + main) || name.StartsWith(".NET Server GC") || name.StartsWith(".NET BGC"))
+                    if (all || task.EndsWith("/" + main) || name.StartsWith(".NET Server GC") || name.StartsWith(".NET BGC"))
                         sum += long.Parse(File.ReadAllText(task + "/schedstat").Split(' ')[1]);
                 }
                 catch (IOException)
