@@ -283,7 +283,7 @@ mod tests {
             processes: vec![Process { pid: 9, types: counted.to_vec(), ..Process::default() }],
             ..Account::default()
         };
-        merge(&mut profile, &account, COUNTED);
+        merge(&mut profile, &account, COUNTED, |_, _| None);
         let values: Vec<&[i64]> = profile.sample.iter().map(|sample| &sample.value[1..]).collect();
         assert_eq!(values, [&[10, 1_000_000][..], &[500, 1_010_000]]);
         let stacks = Stacks::new(&profile);
