@@ -205,8 +205,9 @@ fn each_pause_is_as_long_as_the_runtime_says(runtime: Runtime) {
     let count = if long_form() { 300 } else { 24 };
     let mut apart = Vec::new();
     let mut longest = 0.0_f64;
-    let mut unheard = 0;
-    while apart.len() < count {
+    let (mut rounds, mut disturbed) = (0, 0);
+    while apart.len() < count && rounds < 10 * count {
+        rounds += 1;
         tap.next();
         tap.perform("collect-once").unwrap();
         let profile = tap.profile().unwrap();
@@ -218,23 +219,25 @@ fn each_pause_is_as_long_as_the_runtime_says(runtime: Runtime) {
         let said = tap.ask("say-pause", "pause").unwrap();
         let [pause, queued, counted] = [0, 1, 2].map(|at| said[at].as_i64().unwrap());
         assert_eq!(counted, 1, "{said}");
-        if collections == 0 {
-            // A shim that nobody has read for two seconds, on a machine so busy, says nothing.
-            unheard += 1;
-            assert!(unheard < count, "no collection is heard of");
+        // A shim that nobody has read for two seconds says nothing, and where a thread of the program waited for a CPU it is not known how much of that was
+        // between the runtime's clock and its event: a machine so busy tells nothing.
+        if collections == 0 || queued > 1_000_000 {
+            disturbed += 1;
             continue;
         }
-        // Promised: 1 ms. Between the runtime's clock and its event a thread may have to wait for a CPU: the one that collects, or one that is to be stopped.
+        // Promised: 1 ms.
         let difference = (told - pause) as f64;
         assert!(difference.abs() <= 1e6 + queued as f64, "{told} ns of pause, the runtime says {said}");
         apart.push(difference);
         longest = longest.max(pause as f64);
     }
     tap.stop().unwrap();
+    assert!(apart.len() >= 3, "{disturbed} of {rounds} pauses were disturbed");
     apart.sort_by(f64::total_cmp);
     let at = |share: f64| apart[((apart.len() - 1) as f64 * share).round() as usize] / 1e3;
     println!(
-        "{name}: of {count} pauses up to {:.1} ms, ours less the runtime's: {:.1} µs at the least, {:.1} in the median, {:.1} at nine of ten, {:.1} at the most",
+        "{name}: of {} pauses up to {:.1} ms ({disturbed} disturbed), ours less the runtime's: {:.1} µs at the least, {:.1} in the median, {:.1} at nine of ten, {:.1} at the most",
+        apart.len(),
         longest / 1e6,
         at(0.0),
         at(0.5),
