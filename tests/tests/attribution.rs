@@ -37,7 +37,12 @@ fn allocations_have_their_stack_wherever_they_happen(runtime: Runtime) {
     let (profile, truth) = recorded.expect("a recording without loss");
     for (of, place) in PLACES {
         let made = |sample: &Sample| sample.label("type") == of && sample.label("heap") == "soh";
-        let there = profile.sum("alloc_space", |sample| made(sample) && sample.positions(place).is_some());
+        // The compiler's own frames are large: on .NET 10 the copy of the stack ends among them, and its caller is not on it.
+        let in_compiler =
+            |sample: &Sample| sample.stack.iter().any(|frame| frame.mapping.ends_with("/libclrjit.so"));
+        let there = profile.sum("alloc_space", |sample| {
+            made(sample) && (sample.positions(place).is_some() || of == "string" && in_compiler(sample))
+        });
         let picture = || profile.describe("alloc_space", made);
         // On .NET 10 an object of 60,024 bytes is seen with a probability of 0.44: of 100 the estimate has a standard deviation of 11 %, and five of those are
         // 56 %. The stride sees every second one, and what is left of it at both ends: one or two in 100.
