@@ -77,7 +77,7 @@ pub struct Recording {
     pub spans: bool,
     /// Sampled objects watched at a time in each .NET process, 256 to 65536.
     pub live_objects: u32,
-    /// Samples of allocations in a second of which each .NET process tells of all, 16 to 1000000; of more, chance chooses about as many.
+    /// Samples of allocations, and large objects, in a second of which each .NET process tells of all, 16 to 1000000 of either; of more, chance chooses about as many.
     pub allocation_samples: u32,
     /// Whether runtimes are asked for exceptions; without, a program that throws many thousand a second pays nothing for it.
     pub exceptions: bool,
