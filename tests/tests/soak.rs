@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::DirEntryExt as _;
+use std::os::unix::fs::{DirEntryExt as _, MetadataExt as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -156,7 +156,9 @@ fn cgroups(folder: &Path, found: &mut BTreeSet<u64>) {
 /// How many entries of each map are of what is not there.
 fn of_the_gone(maps: &[Map]) -> BTreeMap<&str, usize> {
     let mut groups = BTreeSet::new();
-    cgroups(&cgroup2().unwrap(), &mut groups);
+    let top = cgroup2().unwrap();
+    groups.insert(fs::metadata(&top).unwrap().ino());
+    cgroups(&top, &mut groups);
     let number = |key: &[u8]| key.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
     let is_there = |map: &Map, key: &[u8]| match map.name.as_str() {
         // By thread and by process: the kernel knows both by such a path.
@@ -276,7 +278,8 @@ fn what_comes_and_goes_leaves_nothing_in_a_daemon_that_runs_on() {
         Workload::native("storm", &["-static"]).unwrap().arg("0").arg(STARTS_A_SECOND).start().unwrap();
     group.take(storm.pid()).unwrap();
     let (mut held, mut apps, mut reloads) = (Vec::new(), 0, 0);
-    while begun.elapsed() < length {
+    // Where a machine is slow, until one that is left of each would be seen: three apps, a reload, and one after it.
+    while begun.elapsed() < length || apps < 4 {
         let app = come(&node);
         let seen = Instant::now();
         // What passes meanwhile is looked at.
@@ -345,7 +348,7 @@ fn what_comes_and_goes_leaves_nothing_in_a_daemon_that_runs_on() {
     std::io::stderr().write_all(text.as_bytes()).unwrap();
     stays.ensure_alive().unwrap();
     // One that is left of each would be more than what is allowed.
-    assert!(apps >= 3 && reloads >= 1, "{text}");
+    assert!(apps >= 4 && reloads >= 1, "{text}");
     assert!(
         is_settled,
         "{:?}, {:?}\n{:#?} and {:#?}\n{text}",
