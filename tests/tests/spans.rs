@@ -125,7 +125,7 @@ fn a_wait_that_is_looked_at_has_the_span_its_thread_sleeps_in() {
     let (all, in_span) = (profile.sum("blocked", rests) as f64, profile.sum("blocked", in_span) as f64);
     // The wait it was in when the recording began was looked at before anybody knew where spans are.
     assert!(
-        all > 6.5e9 && in_span > 0.5 * all,
+        all > 6.5e9 && in_span > 0.3 * all,
         "{in_span} of {all}: {:?}",
         profile.sum_by("blocked", "span_id")
     );
