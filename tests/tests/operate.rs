@@ -4,14 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::Command;
-use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::process::{Signal, getpriority_process};
 use system_tests::app::Workload;
 use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin_beside};
 use system_tests::perfusion::{self, SLACK};
-use system_tests::wait::wait_until;
+use system_tests::wait::{let_pass, wait_until};
 
 use crate::node::{DEADLINE, Node, free_port, group, spin, value};
 
@@ -304,7 +303,7 @@ fn who_cannot_be_attached_to_is_not_tried_again_when_the_configuration_begins_a_
     node.daemon().signal(Signal::HUP).unwrap();
     become_so(2.0);
     // Processes are considered every second.
-    sleep(Duration::from_millis(2500));
+    let_pass(Duration::from_millis(2500));
     assert_eq!(node.metric("perfusion_daemon_attach_failed_total"), 1.0, "{}", node.daemon().progress());
     let why = node.ps(silent.pid())["daemon"]["why_not"].clone();
     assert!(why.as_str().unwrap().contains("DOTNET_EnableDiagnostics"), "{why}");

@@ -11,7 +11,7 @@ use perfusion::source::shim::{ShimLimits, ShimSource};
 use system_tests::app::{Compiler, compile_c};
 use system_tests::environment::{Need, RECORD, begin_beside};
 use system_tests::perfusion::record_pid;
-use system_tests::wait::wait_until;
+use system_tests::wait::{let_pass, wait_until};
 use system_tests::{Profile, Sample, Workload};
 
 use crate::capture;
@@ -68,7 +68,8 @@ fn assert_shares(what: &str, profile: &Profile) {
         let all = first_ns + second_ns + none;
         let share = first_ns / (first_ns + second_ns);
         assert!((0.67..0.83).contains(&share), "{thread}: {share} of 0.75\n{}", picture());
-        assert!((0.13..0.40).contains(&(none / all)), "{thread}: {none} of {all} ns\n{}", picture());
+        // Two parts of ten, and all of what came before: the second look is a second later, a quarter of the recording.
+        assert!((0.13..0.50).contains(&(none / all)), "{thread}: {none} of {all} ns\n{}", picture());
         let traces = profile.samples.iter().filter(|sample| !sample.label("span_id").is_empty());
         let mut own = traces.filter(|sample| sample.label("thread_name") == thread);
         assert!(own.all(|sample| sample.label("trace_id") == trace), "{}", picture());
@@ -147,7 +148,8 @@ fn the_probes_for_older_kernels_tell_spans_apart_too() {
     let shims = ShimSource::new(1, ShimLimits::default());
     let recording =
         Recording::start(KernelSource::start(&options).unwrap(), shims, ProcessTable::new()).unwrap();
-    std::thread::sleep(Duration::from_secs(2));
+    // Where spans are is known after a look or two, of which the second comes a second after the first.
+    let_pass(Duration::from_secs(5));
     let recorded = recording.stop().unwrap();
     let cpu = |told: bool| -> f64 {
         let rows = recorded.window.entries().filter(|row| {
