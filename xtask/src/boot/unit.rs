@@ -47,6 +47,13 @@ say again; until_true at_least daemon_windows_total 1; say "exit $?"
 # Stopped by a signal it says nothing to systemd any more.
 say watchdog; kill -STOP "$(main_pid)"; until_true restarted 2; say "exit $?"
 
+# Above that the kernel throttles: what it does for it is counted, and is nothing as long as the daemon keeps to its part.
+limit() { printf '[Service]\nMemoryHigh=%s\n' "$1" > /run/systemd/system/perfusion.service.d/limit.conf; systemctl daemon-reload; systemctl restart perfusion; }
+mkdir -p /run/systemd/system/perfusion.service.d; limit 160M
+say throttled; until_true at_least daemon_windows_total 4; code=$?
+echo "reduced $(metric reduced)"; grep -h . /sys/fs/cgroup/system.slice/perfusion.service/memory.events; cat /sys/fs/cgroup/system.slice/perfusion.service/memory.peak; say "exit $code"
+rm -r /run/systemd/system/perfusion.service.d; systemctl daemon-reload
+
 say stopped; systemctl stop perfusion; say "exit $?"
 say programs; cat /proc/[0-9]*/comm 2> /dev/null | grep -c perfusion; say 'exit 0'
 say region; until_true no_region; say "exit $?"
