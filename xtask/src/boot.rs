@@ -71,11 +71,32 @@ export HOME=/tmp DOTNET_SYSTEM_GLOBALIZATION_INVARIANT=1 DOTNET_PROCESSOR_COUNT=
 as_shop() { exec setpriv --reuid=shop --clear-groups nice -n 19 "$@"; }
 native() { as_shop /opt/check/chain > /tmp/chain; }
 managed() { as_shop /opt/check/dotnet/dotnet /opt/check/load.dll work < /tmp/orders > /tmp/load 2>&1; }
+# What of both programs must be in the profiles. `at_least` and `why` are the trial's: a metric, and what helps to understand a failure.
+profiled() {
+say attached; until_true at_least daemon_attached_total 1; code=$?; [ $code = 0 ] || why; say "exit $code"
+say native; until_true reported cpu spin_inner; say "exit $?"
+say waits; until_true reported blocked wait_inner; say "exit $?"
+say kernel-frames; until_true reported blocked do_syscall_64; say "exit $?"
+say managed; until_true reported cpu 'Load.Leaf'; code=$?; [ $code = 0 ] || why; say "exit $code"
+say allocations; until_true reported alloc_space 'Load.Leaf'; say "exit $?"
+say live; until_true reported inuse_space 'Load.Leaf'; say "exit $?"
+}
 say kernel; uname -r; say 'exit 0'
 useradd --system shop
 # The load's standard input stays open: at its end it would end.
 mkfifo /tmp/orders; exec 4<> /tmp/orders
 "#;
+
+/// The parts of `profiled`.
+const PROFILED: [(&str, &str); 7] = [
+    ("attached", "it attaches to a .NET program of another user"),
+    ("native", "CPU samples of a native program"),
+    ("waits", "waits with their stacks"),
+    ("kernel-frames", "kernel functions have names"),
+    ("managed", ".NET methods have names"),
+    ("allocations", "allocations"),
+    ("live", "live objects"),
+];
 
 /// What is tried in a machine of its own.
 struct Trial {

@@ -6,7 +6,7 @@ use std::{fs, path::Path, process::Command};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::{Trial, Verdicts, has, write};
+use super::{PROFILED, Trial, Verdicts, has, write};
 use crate::{
     exec::{Steps, output},
     helm, image,
@@ -58,13 +58,7 @@ say alive; answers /healthz; say "exit $?"
 say confined; for task in /proc/$pid/task/*; do grep -E '^(Uid|CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs|Seccomp):' $task/status; done | sort | uniq -c; say 'exit 0'
 say root; while read -r id parent device root point options rest; do [ "$point" = / ] && echo "root ${options%%,*}"; done < /proc/$pid/mountinfo; say 'exit 0'
 say namespaces; for of in mnt net ipc uts pid; do [ "$(readlink /proc/$pid/ns/$of)" = "$(readlink /proc/self/ns/$of)" ] && echo "shared $of"; done; say 'exit 0'
-say attached; until_true at_least daemon_attached_total 1; code=$?; [ $code = 0 ] || why; say "exit $code"
-say native; until_true reported cpu spin_inner; say "exit $?"
-say waits; until_true reported blocked wait_inner; say "exit $?"
-say kernel-frames; until_true reported blocked do_syscall_64; say "exit $?"
-say managed; until_true reported cpu 'Load.Leaf'; code=$?; [ $code = 0 ] || why; say "exit $code"
-say allocations; until_true reported alloc_space 'Load.Leaf'; say "exit $?"
-say live; until_true reported inuse_space 'Load.Leaf'; say "exit $?"
+profiled
 by_pod() { for file in $(newest); do $PERFUSION report "$file" --format folded --type cpu --by k8s.pod.name 2> /dev/null; done | cut -d';' -f1 | sort -u; }
 both_pods() { [ "$(by_pod | grep -c -e '^chain-0$' -e '^load-0$')" = 2 ]; }
 say pods; until_true both_pods; code=$?; by_pod; say "exit $code"
@@ -229,24 +223,18 @@ fn bytes(quantity: &Value) -> Result<u64> {
 }
 
 /// Parts that end with 0 when all is well.
-const WELL: [(&str, &str); 14] = [
+const WELL: [(&str, &str); 7] = [
     ("init", "the init container puts the list of system calls on the node"),
     ("profile", "under the name that the pod asks for, as the chart has it"),
     ("ready", "the daemon starts, and /readyz says so"),
     ("alive", "so does /healthz"),
-    ("attached", "it attaches to a .NET program in another user's pod"),
-    ("native", "CPU samples of a native program"),
-    ("waits", "waits with their stacks"),
-    ("kernel-frames", "kernel functions have names"),
-    ("managed", ".NET methods have names"),
-    ("allocations", "allocations"),
-    ("live", "live objects"),
     ("pods", "samples have the names of their pods"),
     ("stopped", "told to end, it ends well"),
     ("region", "its library leaves the program"),
 ];
 
 fn judge(verdicts: &mut Verdicts<'_>) {
+    verdicts.all_end_well(&PROFILED);
     verdicts.all_end_well(&WELL);
     verdicts.check("confined", "no thread can gain privileges, and each has the filter", |part| {
         // Each line is how many threads say the same.

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
 
-use super::{Trial, Verdicts, has};
+use super::{PROFILED, Trial, Verdicts, has};
 use crate::{exec::Steps, package, paths::Paths};
 
 pub(super) const TRIAL: Trial = Trial { name: "unit", packages: &[], script: SCRIPT, fill, judge };
@@ -28,13 +28,7 @@ native &
 managed &
 say configured; configure 10s; systemctl restart perfusion; code=$?; [ $code = 0 ] || said; say "exit $code"
 why() { said; perfusion ps 2>&1; cat /tmp/load; for type in cpu blocked alloc_space; do report $type | grep -v chain | cut -c 1-600 | tail -3; done; }
-say attached; until_true at_least daemon_attached_total 1; code=$?; [ $code = 0 ] || why; say "exit $code"
-say native; until_true reported cpu spin_inner; say "exit $?"
-say waits; until_true reported blocked wait_inner; say "exit $?"
-say kernel-frames; until_true reported blocked do_syscall_64; say "exit $?"
-say managed; until_true reported cpu 'Load.Leaf'; code=$?; [ $code = 0 ] || why; say "exit $code"
-say allocations; until_true reported alloc_space 'Load.Leaf'; say "exit $?"
-say live; until_true reported inuse_space 'Load.Leaf'; say "exit $?"
+profiled
 say services; ls /var/lib/perfusion/profiles; say 'exit 0'
 say doctor; perfusion ps 2>&1 | head -20; say 'exit 0'
 
@@ -72,17 +66,10 @@ fn fill(paths: &Paths, steps: &Steps, check: &Path) -> Result<()> {
 }
 
 /// Parts that end with 0 when all is well.
-const WELL: [(&str, &str); 18] = [
+const WELL: [(&str, &str); 11] = [
     ("install", "the package installs"),
     ("active", "and its service runs"),
     ("configured", "it starts with a configuration"),
-    ("attached", "it attaches to a .NET program of another user"),
-    ("native", "CPU samples of a native program"),
-    ("waits", "waits with their stacks"),
-    ("kernel-frames", "kernel functions have names"),
-    ("managed", ".NET methods have names"),
-    ("allocations", "allocations"),
-    ("live", "live objects"),
     ("reload", "a reload is used"),
     ("killed", "killed, it is started again"),
     ("again", "and records"),
@@ -94,6 +81,7 @@ const WELL: [(&str, &str); 18] = [
 ];
 
 fn judge(verdicts: &mut Verdicts<'_>) {
+    verdicts.all_end_well(&PROFILED);
     verdicts.all_end_well(&WELL);
     verdicts.check("unit", "the unit says when it is ready and has a watchdog", |part| {
         has(part, "Type=notify") && has(part, "WatchdogUSec=1min") && has(part, "UnitFileState=enabled")
