@@ -6,6 +6,8 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 const FIRST: Duration = Duration::from_secs(1);
+/// After a look that the process's share of work did not suffice for; the share grows meanwhile.
+const SOON: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// What a look has found.
@@ -67,7 +69,11 @@ impl Looks {
             (Some(pause), _) => pause,
             (None, _) => FIRST,
         };
-        let next = if found == Found::There { Next::Never } else { Next::At { at: now + pause, pause } };
+        let next = match found {
+            Found::There => Next::Never,
+            Found::Nothing => Next::At { at: now + pause, pause },
+            Found::PutOff => Next::At { at: now + SOON, pause },
+        };
         self.by_pid.insert(pid, Look { process, next });
         found != Found::There && matches!(before, Some(Look { next: Next::Never, .. }))
     }
@@ -93,7 +99,7 @@ impl Looks {
 
 #[cfg(test)]
 mod tests {
-    use super::{FIRST, Found, LONGEST, Looks};
+    use super::{FIRST, Found, LONGEST, Looks, SOON};
     use crate::sample::frame::ProcessId;
     use std::collections::HashSet;
     use std::time::{Duration, Instant};
@@ -141,7 +147,7 @@ mod tests {
         for _ in 0..5 {
             looks.looked(7, ONE, now, Found::PutOff);
         }
-        assert!(!looks.is_due(7, ONE, now) && looks.is_due(7, ONE, now + FIRST));
+        assert!(!looks.is_due(7, ONE, now) && looks.is_due(7, ONE, now + SOON));
         looks.looked(7, ONE, now, Found::There);
         looks.refused(7, now);
         assert!(!looks.is_due(7, ONE, now + LONGEST / 2) && looks.is_due(7, ONE, now + LONGEST));
