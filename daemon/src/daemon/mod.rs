@@ -36,7 +36,7 @@ use crate::kubernetes::logs::Logs;
 use crate::kubernetes::pods::Shown;
 use crate::process::ProcessTable;
 use crate::record::{cgroup_id, raise_open_files};
-use crate::run::{Recording, Watcher};
+use crate::run::{Recording, Watcher, trim};
 use crate::select::cgroups::Cgroups;
 use crate::source::kernel::rule_set::RuleSet;
 use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection, online_cpus};
@@ -82,6 +82,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
         // The helper and all threads have it from who makes them, and there is only this one yet.
         neighbour::step_back();
     }
+    trim::few_heaps();
     // Before there is any other thread: each would have the capability for itself.
     let helper = helper::part().map_err(internal("starting the helper that attaches"))?;
     let mut signals = Signals::listen()?;
@@ -514,7 +515,10 @@ impl Daemon {
             attacher.stop();
         }
         drop(active.watcher);
-        active.recording.stop().map(drop).ok_or(Error::Failed)
+        let ended = active.recording.stop().map(drop).ok_or(Error::Failed);
+        // What it held lies scattered between what stays.
+        trim::give_back();
+        ended
     }
 
     /// Reads the configuration again. One that cannot be used changes nothing.

@@ -13,7 +13,7 @@ pub mod names;
 mod naming;
 pub mod processor;
 pub mod pulse;
-mod trim;
+pub(crate) mod trim;
 
 use crate::aggregate::window::Window;
 use crate::attach;
