@@ -33,6 +33,9 @@ const GONE_WITHIN: Duration = Duration::from_secs(60);
 /// Most descriptors of programs and libraries (`daemon/src/process/images.rs`): a cache, for any other process may have them.
 const MOST_IMAGES: usize = 512;
 
+/// What a thread reads of its own CPU time, with its ids left out.
+const SCHEDSTAT: &str = "/proc//task//schedstat";
+
 /// What the daemon holds.
 #[derive(Clone, Debug)]
 struct Held {
@@ -85,13 +88,19 @@ impl Held {
     }
 
     fn all_descriptors(&self) -> usize {
-        self.descriptors.values().sum()
+        let counted = self.descriptors.iter().filter(|(kind, _)| *kind != SCHEDSTAT);
+        counted.map(|(_, count)| count).sum()
     }
 
     /// What there is more of than there was, by more than what it says and does just now: fewer than what one that is left of each app would be.
     fn more_than(&self, before: &Self) -> Vec<String> {
         let kinds = self.descriptors.iter().map(|(kind, count)| {
-            (format!("descriptors of {kind}"), *count, before.descriptors.get(kind).copied().unwrap_or(0) + 1)
+            let most = match kind.as_str() {
+                // One of each thread that reads what others may hold up (`process/patience.rs`).
+                SCHEDSTAT => self.threads,
+                _ => before.descriptors.get(kind).copied().unwrap_or(0) + 1,
+            };
+            (format!("descriptors of {kind}"), *count, most)
         });
         let others = [
             ("descriptors", self.all_descriptors(), before.all_descriptors() + 2),
