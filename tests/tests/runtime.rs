@@ -242,8 +242,8 @@ fn each_pause_is_as_long_as_the_runtime_says(runtime: Runtime) {
         at(1.0)
     );
     // Promised: 1 ms. Where others want the CPUs a thread may wait for one between the runtime's clock and its event, and what its times say of that is only about
-    // right: one in four may be further off.
-    assert!(within * 4 >= apart.len() * 3, "{within} of {apart:?}");
+    // right: one in ten may be further off (of 900 on a quiet machine one was).
+    assert!(within * 10 >= apart.len() * 9, "{within} of {apart:?}");
 }
 
 on_runtimes!(compiling_is_on_the_threads_that_do_it: net8 Net8, net10 Net10; long: net9 Net9);
