@@ -303,7 +303,10 @@ pub(crate) fn boot(kernel: &Path, files: &Path, log: &Path, mebibytes: u32, word
         .arg(kernel)
         .arg("-initrd")
         .arg(files)
-        .args(["-append", &format!("console=ttyS0 quiet panic=-1 {words}")])
+        .args([
+            "-append",
+            &format!("console=ttyS0 quiet panic=-1 loglevel=5 softlockup_all_cpu_backtrace=1 {words}"),
+        ])
         .stdin(std::process::Stdio::null())
         .stdout(written))
     .with_context(|| format!("the machine did not end by itself: see {}", log.display()))

@@ -342,10 +342,16 @@ fn count(len: usize, pid: u32) -> Result<[u8; 4], IpcError> {
     Ok(len.to_le_bytes())
 }
 
-/// True when a file with the name of this process's diagnostics socket exists.
-#[must_use]
-pub fn has_socket(target: &Target) -> bool {
-    candidates(target).is_ok_and(|found| !found.is_empty())
+/// Whether a file with the name of this process's diagnostics socket exists.
+///
+/// # Errors
+/// When that cannot be seen: at which step, and why.
+pub fn has_socket(target: &Target) -> Result<bool, String> {
+    match candidates(target) {
+        Ok(found) => Ok(!found.is_empty()),
+        Err(IpcError::System { step, source, .. }) => Err(format!("{step}: {source}")),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn request(
@@ -367,10 +373,17 @@ fn candidates(target: &Target) -> Result<Vec<OwnedFd>, IpcError> {
     // The key is the start time as the process reads it; in a time namespace it differs from what is read here.
     let exact = format!("{prefix}{}-socket", target.start_ticks().map_err(system("reading stat"))?);
     let mut sockets = Vec::new();
+    let mut unseen = None;
     for path in target.temporary_directories() {
-        let Ok(directory) = target.open_in_root(&path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK)
-        else {
-            continue;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK;
+        let directory = match target.open_in_root(&path, flags) {
+            Ok(directory) => directory,
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+            // Not the process's doing, as where a sandbox keeps openat2(2) from us: that there is no socket is not known then.
+            Err(error) => {
+                unseen = Some(error);
+                continue;
+            }
         };
         let open = |name: &str| {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -400,7 +413,10 @@ fn candidates(target: &Target) -> Result<Vec<OwnedFd>, IpcError> {
         sockets.extend(named.into_iter().map(|(_, socket)| socket));
     }
     sockets.truncate(CANDIDATES);
-    Ok(sockets)
+    match unseen {
+        Some(error) if sockets.is_empty() => Err(system("opening its temporary directory")(error)),
+        _ => Ok(sockets),
+    }
 }
 
 /// For the helper: a connection to the process with this id, if it started then.

@@ -74,6 +74,9 @@ pub enum WhyNot {
         "no diagnostics socket: diagnostics are switched off in runtimeconfig.json, the socket was deleted, or TMPDIR is longer than 108 bytes"
     )]
     NoSocket,
+    /// Whether its socket is there cannot be seen, for this reason.
+    #[error("whether it has a diagnostics socket cannot be seen: {0}")]
+    SocketUnseen(String),
     /// Older than .NET 6.
     #[error(".NET {0} is older than 6, the first with notification profilers")]
     TooOld(String),
@@ -130,7 +133,8 @@ pub fn inspect(target: &Target, ask: Option<Duration>) -> Result<Inspection, Err
         }
         Err(error) => return Err(error),
     }
-    let has_socket = ipc::has_socket(target);
+    let socket = ipc::has_socket(target);
+    let has_socket = matches!(socket, Ok(true));
     let mut versions: Vec<String> = clr_paths.iter().filter_map(|path| version_in_path(path)).collect();
     if versions.is_empty()
         && has_socket
@@ -147,11 +151,16 @@ pub fn inspect(target: &Target, ask: Option<Duration>) -> Result<Inspection, Err
         (true, false) if has_runtime_thread(target) => Runtime::SingleFile { versions },
         (true, false) => Runtime::Native,
     };
-    let why_not = why_not(target, &runtime, &executable, has_socket).or(musl.then_some(WhyNot::Musl));
+    let why_not = why_not(target, &runtime, &executable, socket).or(musl.then_some(WhyNot::Musl));
     Ok(Inspection { runtime, shim_loaded, why_not })
 }
 
-fn why_not(target: &Target, runtime: &Runtime, executable: &Executable, has_socket: bool) -> Option<WhyNot> {
+fn why_not(
+    target: &Target,
+    runtime: &Runtime,
+    executable: &Executable,
+    socket: Result<bool, String>,
+) -> Option<WhyNot> {
     if let Some(other) = &executable.foreign {
         return Some(WhyNot::Architecture(other.clone()));
     }
@@ -164,8 +173,10 @@ fn why_not(target: &Target, runtime: &Runtime, executable: &Executable, has_sock
     if let Some(variable) = diagnostics_off(target) {
         return Some(WhyNot::DiagnosticsOff(variable));
     }
-    if !has_socket {
-        return Some(WhyNot::NoSocket);
+    match socket {
+        Ok(true) => {}
+        Ok(false) => return Some(WhyNot::NoSocket),
+        Err(error) => return Some(WhyNot::SocketUnseen(error)),
     }
     let major = |version: &String| version.split('.').next()?.parse::<u32>().ok();
     versions.iter().find(|version| major(version).is_some_and(|m| m < 6)).cloned().map(WhyNot::TooOld)

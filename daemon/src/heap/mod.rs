@@ -74,8 +74,10 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
     let why_not = check_managed(&target)?;
     let name = target.comm().unwrap_or_default();
-    if !ipc::has_socket(&target) {
-        return Err(Error::NotManaged { pid, name, why: why_not.unwrap_or(WhyNot::NoSocket) });
+    let seen = ipc::has_socket(&target);
+    if !matches!(seen, Ok(true)) {
+        let why = seen.map_or_else(WhyNot::SocketUnseen, |_| WhyNot::NoSocket);
+        return Err(Error::NotManaged { pid, name, why: why_not.unwrap_or(why) });
     }
     if is_counted(&target) {
         return Err(Error::CountedExactly { pid, name });

@@ -27,7 +27,7 @@ say exposure; systemd-analyze security --no-pager perfusion | tail -1; say 'exit
 native &
 managed &
 say configured; configure 10s; systemctl restart perfusion; code=$?; [ $code = 0 ] || said; say "exit $code"
-why() { said; perfusion ps 2>&1; cat /tmp/load; for type in cpu blocked alloc_space; do report $type | grep -v chain | cut -c 1-600 | tail -3; done; }
+why() { said; perfusion ps 2>&1; cat /tmp/load; ls -ld /tmp /tmp/*; grep dotnet- /proc/net/unix; cut -d' ' -f1,2,22 /proc/[0-9]*/stat | grep dotnet; for type in cpu blocked alloc_space; do report $type | grep -v chain | cut -c 1-600 | tail -3; done; }
 profiled
 say services; ls /var/lib/perfusion/profiles; say 'exit 0'
 say doctor; perfusion ps 2>&1 | head -20; say 'exit 0'
