@@ -62,7 +62,7 @@ const WORDS: &str = r#"
 say() { echo; echo "@@ $1"; }
 # Until it is true, for four minutes at most.
 until_true() { local end=$((SECONDS + 240)); until "$@"; do [ $SECONDS -lt $end ] || return 1; sleep 0.5; done; }
-newest() { ls -t /var/lib/perfusion/profiles/*/*.pb.gz 2> /dev/null | head -8; }
+newest() { ls -t /var/lib/perfusion/profiles/{chain,load}/*.pb.gz 2> /dev/null | head -4; }
 report() { for file in $(newest); do $PERFUSION report "$file" --format folded --type "$1" --idle 2> /dev/null; done; }
 reported() { report "$1" | grep -q -- "$2"; }
 no_region() { ! cat /proc/[0-9]*/maps 2> /dev/null | grep -q 'memfd:perfusion'; }

@@ -32,7 +32,7 @@ profiled
 say services; ls /var/lib/perfusion/profiles; say 'exit 0'
 say doctor; perfusion ps 2>&1 | head -20; say 'exit 0'
 
-say reload; configure 5s; systemctl reload perfusion && until_true at_least daemon_reloads_total 1; say "exit $?"
+say reload; configure 5s; systemctl reload perfusion && until_true at_least daemon_reloads_total 1; code=$?; [ $code = 0 ] || said; say "exit $code"
 say broken; echo 'windows: {lenght: 5s}' > /etc/perfusion/perfusion.yaml; systemctl reload perfusion; code=$?; systemctl is-active perfusion; say "exit $code"
 configure 5s
 restarted() { [ "$(systemctl show --value -p NRestarts perfusion)" -ge "$1" ] && systemctl --quiet is-active perfusion; }
