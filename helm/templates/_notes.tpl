@@ -14,7 +14,7 @@ Please note:
 {{- if not .Values.sysAdmin }}
 - sysAdmin is false: nodes with Debian's or Ubuntu's kernel refuse to be sampled unless their kernel.perf_event_paranoid is set to 2; `perfusion doctor` tells.
 {{- end }}
-{{- if not (or .Values.config.otlp .Values.config.pyroscope) }}
+{{- if not (or .Values.config.otlp .Values.config.pyroscope .Values.config.s3) }}
 - WARNING: no receiver is configured: profiles stay on each node, in {{ .Values.storage.hostPath | default "a volume of the pod" }}. See `config` in the chart's values.
 {{- end }}
 {{- if not .Values.storage.hostPath }}

@@ -16,7 +16,8 @@ if ! command -v systemctl >/dev/null; then exit 0; fi
 
 if [ "$new" = yes ]; then
     # Works in a chroot, too: it makes links, nothing runs.
-    systemctl enable --quiet perfusion.service
+    # One that is masked stays so, and the package is installed all the same.
+    systemctl enable --quiet perfusion.service || echo "perfusion: the service was not enabled" >&2
 fi
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload

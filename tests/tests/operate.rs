@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Signal, getpriority_process};
 use system_tests::app::Workload;
-use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin_beside};
+use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin, begin_beside};
 use system_tests::perfusion::{self, SLACK};
 use system_tests::wait::{let_pass, wait_until};
 
@@ -319,4 +319,60 @@ fn who_cannot_be_attached_to_is_not_tried_again_when_the_configuration_begins_a_
     assert!(unnamed < all / 3.0, "{unnamed} of {all}");
     node.end();
     drop((app, silent));
+}
+
+/// The most samples a second that this kernel gives anybody, until the end of the test.
+struct SampleRate(String);
+
+impl SampleRate {
+    const FILE: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
+
+    fn at_most(hertz: u32) -> Self {
+        let before = fs::read_to_string(Self::FILE).unwrap();
+        fs::write(Self::FILE, hertz.to_string()).unwrap();
+        Self(before)
+    }
+}
+
+impl Drop for SampleRate {
+    fn drop(&mut self) {
+        fs::write(Self::FILE, self.0.trim()).unwrap();
+    }
+}
+
+#[test]
+fn what_the_host_refuses_of_a_good_configuration_stays_as_it_was() {
+    let needs = [RECORD, &[Need::C, Need::Cgroup2]].concat();
+    let Some(_turn) = begin("operate: the host refuses", &needs) else { return };
+    let _rate = SampleRate::at_most(2000);
+    let group = group("perfusion-test-refused").unwrap();
+    let app = spin();
+    group.take(app.pid()).unwrap();
+    let mut node = Node::new();
+    let good = format!(
+        "selection: {{only: [{{cgroup: /perfusion-test-refused*}}]}}\nlimits: {{{}}}\n",
+        node.kill_switch()
+    );
+    node.configure(&good);
+    node.start();
+    wait_until("a window", DEADLINE, || (!node.profiles().is_empty()).then_some(())).unwrap();
+    node.configure(&format!("{good}recording: {{frequency: 5000}}\nservices: {{max: 7}}\n"));
+    node.daemon().signal(Signal::HUP).unwrap();
+    wait_until("a reload", DEADLINE, || {
+        (node.metric("perfusion_daemon_reloads_failed_total") > 0.0).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    let before = node.profiles().len();
+    wait_until("windows as before", DEADLINE, || (node.profiles().len() >= before + 2).then_some(()))
+        .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    assert_eq!(node.metric("perfusion_frequency_hertz"), 99.0);
+    assert!(node.daemon().progress().contains("what is recorded stays as it was"));
+    // And a good one is taken afterwards.
+    node.configure(&format!("{good}recording: {{frequency: 199}}\n"));
+    node.daemon().signal(Signal::HUP).unwrap();
+    wait_until("the new frequency", DEADLINE, || {
+        (node.metric("perfusion_frequency_hertz") == 199.0).then_some(())
+    })
+    .unwrap();
+    node.end();
 }

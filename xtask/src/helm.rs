@@ -23,7 +23,9 @@ const KUBERNETES: [&str; 2] = ["1.28", "1.36"];
 /// API groups of others, whose schemas no Kubernetes has.
 const FOREIGN: [&str; 2] = ["security.openshift.io/", "monitoring.coreos.com/"];
 /// `--set`, and what the refusal must name.
-const REFUSED: [(&str, &str); 9] = [
+const REFUSED: [(&str, &str); 11] = [
+    ("config.fils.max_size=1GiB", "fils"),
+    ("config.otlp[0].urll=http://collector:4317", "urll"),
     ("privileged=true", "privileged"),
     ("image.name=x", "name"),
     ("image.digest=latest", "digest"),

@@ -112,9 +112,18 @@ impl Sources {
         overlays.extend(self.flags.iter().map(|flag| from_flag(flag)).collect::<Result<Vec<_>, _>>()?);
         for Overlay { key, text, origin } in &overlays {
             let wrong = |problem| ConfigError::Overlay { origin: origin.clone(), problem };
-            put(&mut value, key, text).map_err(wrong)?;
-            let read = serde_yaml::from_value(value.clone());
-            config = read.map_err(|error| wrong(explain(&error)))?;
+            let new: Value = serde_yaml::from_str(text).map_err(|error| wrong(explain(&error)))?;
+            let is_scalar = new.is_number() || new.is_bool() || new.is_null();
+            put(&mut value, key, new).map_err(wrong)?;
+            config = match serde_yaml::from_value(value.clone()) {
+                Ok(read) => read,
+                Err(error) => {
+                    // A node may be called 12345, and a version 1.10: what YAML takes for a number is a text where one is wanted.
+                    let as_text = if is_scalar { text.trim() } else { return Err(wrong(explain(&error))) };
+                    put(&mut value, key, Value::String(as_text.to_owned())).map_err(wrong)?;
+                    serde_yaml::from_value(value.clone()).map_err(|_| wrong(explain(&error)))?
+                }
+            };
         }
         config.check().map_err(|Unfit { key, problem }| {
             let overlay = overlays.iter().rfind(|overlay| overlay.key == key);
@@ -250,8 +259,7 @@ fn from_flag(flag: &str) -> Result<Overlay, ConfigError> {
 }
 
 /// Sets the value with this dotted name.
-fn put(value: &mut Value, key: &str, text: &str) -> Result<(), String> {
-    let new: Value = serde_yaml::from_str(text).map_err(|error| explain(&error))?;
+fn put(value: &mut Value, key: &str, new: Value) -> Result<(), String> {
     let mut at = value;
     // A label's own name has dots.
     let parts: Vec<&str> = match key.strip_prefix("services.labels.") {
@@ -302,6 +310,17 @@ mod tests {
 
     fn error(text: &str, environment: &[(&str, &str)], flags: &[&str]) -> String {
         load(text, environment, flags).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_number_is_a_text_where_a_text_is_wanted() {
+        let flags = ["services.labels.version=1.10", "services.labels.build=5e3"];
+        let loaded = load("", &[("PERFUSION_KUBERNETES_NODE", "12345")], &flags).unwrap().config;
+        assert_eq!(loaded.kubernetes.node.as_deref(), Some("12345"));
+        assert_eq!(loaded.services.labels["version"], "1.10");
+        assert_eq!(loaded.services.labels["build"], "5e3");
+        let error = load("", &[], &["recording.frequency=true"]).unwrap_err().to_string();
+        assert!(error.contains("boolean"), "{error}");
     }
 
     #[test]
@@ -412,6 +431,39 @@ mod tests {
             assert!(properties(section).unwrap().get(name).is_some(), "{key}");
         }
         assert_eq!(schema["additionalProperties"], false);
+    }
+
+    /// What a schema asks for, without its words and defaults.
+    fn bare(node: &serde_json::Value) -> serde_json::Value {
+        use serde_json::Value as Json;
+        match node {
+            Json::Object(fields) => {
+                let asked = fields.iter().filter(|(name, _)| {
+                    !matches!(name.as_str(), "description" | "default" | "title" | "$schema")
+                });
+                let of = |(name, value): (&String, &Json)| match (name.as_str(), value) {
+                    // Here names are of values and types.
+                    ("properties" | "$defs", Json::Object(named)) => {
+                        let named = named.iter().map(|(name, value)| (name.clone(), bare(value)));
+                        (name.clone(), Json::Object(named.collect()))
+                    }
+                    _ => (name.clone(), bare(value)),
+                };
+                Json::Object(asked.map(of).collect())
+            }
+            Json::Array(list) => Json::Array(list.iter().map(bare).collect()),
+            _ => node.clone(),
+        }
+    }
+
+    #[test]
+    fn the_chart_refuses_what_the_daemon_would() {
+        let chart: serde_json::Value =
+            serde_json::from_str(include_str!("../../../helm/values.schema.json")).unwrap();
+        let mut own = bare(&serde_json::to_value(schemars::schema_for!(Config)).unwrap());
+        let types = own.as_object_mut().unwrap().remove("$defs").unwrap();
+        assert_eq!(chart["properties"]["config"], own, "helm/values.schema.json, `config`: expected\n{own}");
+        assert_eq!(chart["$defs"], types, "helm/values.schema.json, `$defs`: expected\n{types}");
     }
 
     proptest! {

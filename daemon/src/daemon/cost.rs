@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 /// counts for one part of the time.
 const COUNTED_FOR: Duration = Duration::from_secs(1);
 const COUNT_EVERY: Duration = Duration::from_secs(10);
+/// Why the probes' time is not known.
+pub(super) const UNKNOWN: &str = "the kernel counts it for CAP_SYS_ADMIN or with kernel.bpf_stats_enabled=1";
 
 #[derive(Debug, Default)]
 struct Probes {
@@ -21,6 +23,8 @@ struct Probes {
     /// Estimated time since the start.
     total: Duration,
     estimated: Option<Instant>,
+    /// The kernel was to count and did not: that takes CAP_SYS_ADMIN (kernel/bpf/syscall.c, bpf_enable_stats), or kernel.bpf_stats_enabled.
+    unknown: bool,
 }
 
 /// The costs so far.
@@ -114,13 +118,19 @@ impl Cost {
             }
             Some((since, before)) => {
                 let counted = now.saturating_duration_since(since).as_secs_f64().max(1e-3);
-                let rate = nanos.saturating_sub(before) as f64 / 1e9 / counted;
+                let Some(taken) = nanos.checked_sub(before) else {
+                    // A new recording has begun meanwhile, with programs of its own.
+                    return false;
+                };
+                // Some probe runs at each context switch: nothing at all in a second means that nobody counted.
+                probes.unknown = taken == 0;
+                let rate = taken as f64 / 1e9 / counted;
                 // Until now it was the rate before: what was said once is not taken back.
-                let (from, taken) = match probes.estimated.replace(now) {
+                let (from, at_rate) = match probes.estimated.replace(now) {
                     Some(at) => (at, probes.rate),
                     None => (since, rate),
                 };
-                probes.total += now.saturating_duration_since(from).mul_f64(taken);
+                probes.total += now.saturating_duration_since(from).mul_f64(at_rate);
                 probes.rate = rate;
                 probes.next = Some(now + COUNT_EVERY - COUNTED_FOR);
                 false
@@ -128,12 +138,12 @@ impl Cost {
         }
     }
 
-    /// CPU time of the probes, estimated from the parts in which the kernel counted.
+    /// CPU time of the probes, estimated from the parts in which the kernel counted; `None` where it does not count.
     #[must_use]
-    pub fn probes_cpu(&self) -> Duration {
+    pub fn probes_cpu(&self) -> Option<Duration> {
         let probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
         let since = probes.estimated.map(|at| at.elapsed()).unwrap_or_default();
-        probes.total + since.mul_f64(probes.rate)
+        (!probes.unknown).then(|| probes.total + since.mul_f64(probes.rate))
     }
 
     /// Memory when it was last looked at.
@@ -150,10 +160,10 @@ impl Cost {
         *memory
     }
 
-    /// CPU time of daemon and probes so far.
+    /// CPU time of daemon and probes so far; of the daemon alone where the probes' is not known.
     #[must_use]
     pub fn cpu(&self) -> Duration {
-        daemon_cpu() + self.probes_cpu()
+        daemon_cpu() + self.probes_cpu().unwrap_or_default()
     }
 
     /// The costs of a window that ends now, in words.
@@ -161,16 +171,21 @@ impl Cost {
     pub fn comment(&self, duration: Duration) -> String {
         let (daemon, probes) = (daemon_cpu(), self.probes_cpu());
         let mut before = self.window.lock().unwrap_or_else(PoisonError::into_inner);
-        let (daemon_before, probes_before) = std::mem::replace(&mut *before, (daemon, probes));
-        let (daemon, probes) = (daemon.saturating_sub(daemon_before), probes.saturating_sub(probes_before));
+        let (daemon_before, probes_before) =
+            std::mem::replace(&mut *before, (daemon, probes.unwrap_or_default()));
+        let daemon = daemon.saturating_sub(daemon_before);
         let share = |time: Duration| 100.0 * time.as_secs_f64() / duration.as_secs_f64().max(1e-3);
+        let probes = match probes.map(|probes| probes.saturating_sub(probes_before)) {
+            Some(probes) => {
+                format!("about {:.3} s in the probes ({:.2}%)", probes.as_secs_f64(), share(probes))
+            }
+            None => format!("the probes' not known ({UNKNOWN})"),
+        };
         let bytes = self.memory().total();
         format!(
-            "cost of the profiler: {:.3} s CPU of the daemon ({:.2}% of one CPU), about {:.3} s in the probes ({:.2}%), {} MiB with maps and rings",
+            "cost of the profiler: {:.3} s CPU of the daemon ({:.2}% of one CPU), {probes}, {} MiB with maps and rings",
             daemon.as_secs_f64(),
             share(daemon),
-            probes.as_secs_f64(),
-            share(probes),
             bytes >> 20,
         )
     }
@@ -198,10 +213,23 @@ mod tests {
         assert!(cost.wants_look(second));
         // A twentieth of a second in one second; and so, it is taken, in the nineteen since.
         assert!(!cost.observe(&look(55_000_000), second));
-        let estimate = cost.probes_cpu().as_secs_f64();
+        let estimate = cost.probes_cpu().unwrap().as_secs_f64();
         assert!((0.99..1.2).contains(&estimate), "{estimate}");
         assert!(!cost.wants_look(second + Duration::from_secs(8)));
         assert!(cost.wants_look(second + COUNT_EVERY));
+    }
+
+    #[test]
+    fn where_the_kernel_does_not_count_the_probes_time_is_not_said_to_be_zero() {
+        let (cost, start) = (Cost::default(), Instant::now());
+        cost.observe(&look(0), start);
+        cost.observe(&look(0), start + Duration::from_secs(1));
+        assert_eq!(cost.probes_cpu(), None);
+        assert!(cost.comment(Duration::from_secs(1)).contains("the probes' not known"));
+        // An administrator has switched it on.
+        cost.observe(&look(0), start + COUNT_EVERY);
+        cost.observe(&look(1_000), start + COUNT_EVERY + Duration::from_secs(1));
+        assert!(cost.probes_cpu().is_some());
     }
 
     #[test]

@@ -66,8 +66,8 @@ macro_rules! families {
 
 families! {
     Info BUILD "build" "what runs: `version`";
-    Counter CPU_SECONDS "cpu_seconds" "CPU time of the profiler by `part`: `daemon`, and `probes`, which is an estimate";
-    Gauge CPU_LIMIT "cpu_limit_cpus" "CPUs the profiler may take, probes included";
+    Counter CPU_SECONDS "cpu_seconds" "CPU time of the profiler by `part`: `daemon`, and `probes`, which is an estimate, and not there where the kernel does not count it";
+    Gauge CPU_LIMIT "cpu_limit_cpus" "CPUs the profiler may take, probes included where their time is known";
     Gauge MEMORY "memory_bytes" "memory of the profiler by `part`: `resident`, and the kernel's for it, `maps` and `rings`";
     Gauge MEMORY_LIMIT "memory_limit_bytes" "what it may be in all";
     Gauge REDUCED "reduced" "1 in reduced mode: its cgroup allows little";

@@ -23,8 +23,8 @@ pub fn text(state: &State, look: Option<&Look>, sinks: &[SinkCounters]) -> Strin
     of_sinks(&mut document, sinks);
     let label = |label: &str, of: &str, value: f64| (format!("{{{label}=\"{}\"}}", escaped(of)), value);
     let part = |of: &str, value: f64| label("part", of, value);
-    let cpu =
-        [part("daemon", daemon_cpu().as_secs_f64()), part("probes", state.cost.probes_cpu().as_secs_f64())];
+    let mut cpu = vec![part("daemon", daemon_cpu().as_secs_f64())];
+    cpu.extend(state.cost.probes_cpu().map(|probes| part("probes", probes.as_secs_f64())));
     document.family(families::CPU_SECONDS, &cpu);
     let memory = state.cost.memory();
     let memory = [

@@ -584,10 +584,30 @@ impl Daemon {
         if anew && let Some(active) = self.recording.take() {
             self.end(active)?;
         }
-        self.follow_switch()?;
+        match self.follow_switch() {
+            Err(error) if anew => return self.record_as_before(&before, &error),
+            result => result?,
+        }
         self.state.counters.reloads.add(1);
         tracing::info!("the configuration was read again");
         self.notify.ready(&self.status());
+        Ok(())
+    }
+
+    /// A configuration can be right and the host refuse it, such as a frequency above `kernel.perf_event_max_sample_rate`: what is recorded, and of whom, is
+    /// what it was then.
+    fn record_as_before(&mut self, before: &Config, error: &Error) -> Result<(), Error> {
+        self.state.counters.reloads_failed.add(1);
+        tracing::error!(%error, "what is recorded stays as it was; the rest of the configuration is the new one");
+        let mut config = Config::clone(&self.state.config());
+        config.recording = before.recording.clone();
+        config.selection = before.selection.clone();
+        config.kubernetes = before.kubernetes.clone();
+        self.state.set_mode(Mode::of(&config, &self.confines, self.host_cpus));
+        self.state.set_config(config);
+        self.learn_of_pods(before);
+        self.follow_switch()?;
+        self.notify.ready("recording as before: this host refuses what the new configuration asks for");
         Ok(())
     }
 
@@ -599,9 +619,15 @@ impl Daemon {
             Some(_) if self.hangs => false,
             Some(active) if self.state.cost.wants_look(now) => match active.watcher.look() {
                 Some(look) => {
+                    let known = self.state.cost.probes_cpu().is_some();
                     let count = self.state.cost.observe(&look, now);
-                    // Where the kernel does not count, the probes' cost is not known, and said to be zero.
                     self.counting = if count { count_probes() } else { None };
+                    if known && self.state.cost.probes_cpu().is_none() {
+                        tracing::warn!(
+                            "the probes' CPU time is not known, and not part of limits.cpu: {}",
+                            cost::UNKNOWN
+                        );
+                    }
                     self.state.cost.look_at_memory(true);
                     true
                 }

@@ -45,7 +45,7 @@ pub fn text(state: &State, sinks: &[SinkCounters]) -> String {
         "cpu": {
             "limit_cpus": mode.cpus,
             "daemon_seconds": daemon_cpu().as_secs_f64(),
-            "probes_seconds": state.cost.probes_cpu().as_secs_f64(),
+            "probes_seconds": state.cost.probes_cpu().map(|probes| probes.as_secs_f64()),
         },
         "memory": {
             "limit_bytes": mode.memory,

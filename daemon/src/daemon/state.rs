@@ -202,7 +202,9 @@ impl State {
     #[must_use]
     pub fn labels(&self, config: &Config) -> BTreeMap<String, String> {
         let mut labels = config.services.labels.clone();
-        labels.entry("host.name".to_owned()).or_insert_with(|| self.host.clone());
+        // In a pod the host's own name is not to be had: what the system calls one is the pod's.
+        let host = config.kubernetes.node.as_ref().unwrap_or(&self.host);
+        labels.entry("host.name".to_owned()).or_insert_with(|| host.clone());
         if let Some(node) = &config.kubernetes.node {
             labels.entry("k8s.node.name".to_owned()).or_insert_with(|| node.clone());
         }
