@@ -106,16 +106,19 @@ impl Directory {
         self.files.insert(key, bytes);
     }
 
-    fn path(&self, (start, service, number): &Key) -> PathBuf {
-        self.root.join(&**service).join(file_name(*start, *number))
-    }
-
-    /// Removes the oldest file; false when there is none.
+    /// Removes the oldest file; false when there is none, or it cannot be removed.
     fn evict(&mut self) -> bool {
-        let Some((key, bytes)) = self.files.pop_first() else { return false };
-        self.bytes -= bytes;
+        let Some(entry) = self.files.first_entry() else { return false };
+        let path = self.root.join(&*entry.key().1).join(file_name(entry.key().0, entry.key().2));
         // Whoever removed it before us did the same.
-        fs::remove_file(self.path(&key)).ok();
+        if let Err(error) = fs::remove_file(&path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %path.display(), %error, "the oldest profile cannot be removed, and stays");
+            return false;
+        }
+        let (key, bytes) = entry.remove_entry();
+        self.bytes -= bytes;
         if let Some(left) = self.names.get_mut(&key.1) {
             *left -= 1;
             if *left == 0 {
@@ -400,6 +403,22 @@ mod tests {
             directory.window_over();
         }
         assert!(lines(root.path()).len() < 100, "{}", lines(root.path()).len());
+    }
+
+    #[test]
+    fn what_cannot_be_removed_is_not_forgotten() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(1, 0)).unwrap();
+        directory.put(&finished("a", 0)).unwrap();
+        let file = root.path().join(lines(root.path())[0]["file"].as_str().unwrap());
+        // Nobody removes a directory as a file, root neither.
+        fs::remove_file(&file).and_then(|()| fs::create_dir(&file)).unwrap();
+        directory.put(&finished("a", 1)).unwrap();
+        directory.window_over();
+        assert_eq!((directory.files.len(), directory.evicted), (2, 0));
+        fs::remove_dir(&file).unwrap();
+        directory.window_over();
+        assert_eq!((directory.files.len(), directory.evicted), (1, 1));
     }
 
     proptest! {

@@ -59,6 +59,9 @@ pub struct Spool {
     limits: Limits,
     /// Oldest first.
     items: VecDeque<Item>,
+    /// Done with, but their files could not be removed: they are not sent again, and removed as soon as that is possible.
+    left: Vec<Item>,
+    /// Of the files of both.
     bytes: u64,
     next: u64,
     /// Being sent: neither counts as lost nor goes while its receiver may be taking it.
@@ -91,6 +94,7 @@ impl Spool {
             bytes: items.iter().map(|item| item.bytes).sum(),
             next: items.last().map_or(0, |item| item.sequence.saturating_add(1)),
             items: items.into(),
+            left: Vec::new(),
             busy: None,
             lost: Lost::default(),
         })
@@ -111,6 +115,7 @@ impl Spool {
                 io::Error::other(format!("{bytes} bytes, and the spool holds {}", self.limits.bytes));
             return Err(FileError { path, step: "spool", source });
         }
+        self.remove_left();
         let full = |what: String| FileError {
             path: path.clone(),
             step: "spool",
@@ -122,7 +127,7 @@ impl Spool {
                     continue;
                 }
                 self.lost.refused += 1;
-                return Err(full(format!("the one that is being sent leaves no room for {bytes} bytes")));
+                return Err(full(format!("what is being sent or cannot be removed leaves no room for {bytes} bytes")));
             }
             if self.short_of_space(bytes) {
                 if self.evict() {
@@ -150,10 +155,11 @@ impl Spool {
     /// The oldest that is not too old at `now`; those before it go. It stays, whatever is put, until [`done`](Self::done) or
     /// [`later`](Self::later).
     pub fn oldest(&mut self, now: SystemTime) -> Option<Oldest> {
+        self.remove_left();
         let now = seconds(now);
         while let Some(&item) = self.items.front() {
             if now.saturating_sub(item.at) > self.limits.age.as_secs() {
-                self.remove(0);
+                self.remove_oldest();
                 self.lost.expired += 1;
                 continue;
             }
@@ -164,7 +170,7 @@ impl Spool {
                 }
                 Err(_) => {
                     // Somebody took it away, or the disk is failing: the next one may be readable.
-                    self.remove(0);
+                    self.remove_oldest();
                     self.lost.refused += 1;
                 }
             }
@@ -176,7 +182,7 @@ impl Spool {
     pub fn done(&mut self, sequence: u64) {
         self.later();
         if self.items.front().is_some_and(|item| item.sequence == sequence) {
-            self.remove(0);
+            self.remove_oldest();
         }
     }
 
@@ -197,7 +203,7 @@ impl Spool {
         self.items.is_empty()
     }
 
-    /// Bytes that wait.
+    /// Bytes of all files.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -211,17 +217,46 @@ impl Spool {
 
     fn evict(&mut self) -> bool {
         let at = usize::from(self.items.front().is_some_and(|item| self.busy == Some(item.sequence)));
-        let there = self.remove(at);
-        self.lost.evicted += u64::from(there);
-        there
+        let Some(&item) = self.items.get(at) else { return false };
+        // What cannot be removed makes no room: it still waits.
+        if !self.unlink(item) {
+            return false;
+        }
+        self.items.remove(at);
+        self.lost.evicted += 1;
+        true
     }
 
-    fn remove(&mut self, at: usize) -> bool {
-        let Some(item) = self.items.remove(at) else { return false };
-        self.bytes = self.bytes.saturating_sub(item.bytes);
-        // What cannot be removed is found again at the next start.
-        fs::remove_file(self.path(item)).ok();
-        true
+    fn remove_oldest(&mut self) {
+        if let Some(item) = self.items.pop_front()
+            && !self.unlink(item)
+        {
+            self.left.push(item);
+        }
+    }
+
+    /// Until the first that cannot be removed either: whatever is in the way of one is most likely in the way of all.
+    fn remove_left(&mut self) {
+        while let Some(&item) = self.left.last()
+            && self.unlink(item)
+        {
+            self.left.pop();
+        }
+    }
+
+    /// True when the file is gone.
+    fn unlink(&mut self, item: Item) -> bool {
+        let path = self.path(item);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %path.display(), %error, "cannot be removed from the spool; it is tried again");
+                false
+            }
+            _ => {
+                self.bytes = self.bytes.saturating_sub(item.bytes);
+                true
+            }
+        }
     }
 
     fn short_of_space(&self, bytes: u64) -> bool {
@@ -356,6 +391,37 @@ mod tests {
         fs::remove_file(first).unwrap();
         assert_eq!(spool.oldest(at(0)).unwrap().payload, b"two");
         assert_eq!(spool.lost().refused, 1);
+    }
+
+    #[test]
+    fn what_cannot_be_removed_is_not_sent_twice_and_goes_when_it_can() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        spool.put(at(0), &[0; 600]).unwrap();
+        spool.put(at(0), &[1; 100]).unwrap();
+        let path = spool.path(spool.items[0]);
+        // Nobody removes a directory as a file, root neither.
+        let make_lasting = || fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
+        let sent = spool.oldest(at(0)).unwrap();
+        make_lasting();
+        spool.done(sent.sequence);
+        assert_eq!((spool.len(), spool.bytes()), (1, 700), "it takes its room as long as it is there");
+        assert_eq!(drain(&mut spool, at(0)), [[1; 100]]);
+        assert!(spool.put(at(0), &[2; 500]).is_err());
+        fs::remove_dir(&path).unwrap();
+        spool.put(at(0), &[3; 500]).unwrap();
+        assert_eq!((spool.bytes(), spool.lost()), (500, Lost { refused: 1, ..Lost::default() }));
+    }
+
+    #[test]
+    fn what_cannot_be_evicted_still_waits_and_counts_as_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        spool.put(at(0), &[0; 600]).unwrap();
+        let path = spool.path(spool.items[0]);
+        fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
+        assert!(spool.put(at(0), &[1; 500]).is_err());
+        assert_eq!((spool.len(), spool.lost()), (1, Lost { refused: 1, ..Lost::default() }));
     }
 
     proptest! {
