@@ -8,6 +8,7 @@ use crate::sink::pyroscope::Pyroscope;
 #[cfg(feature = "object-storage")]
 use crate::sink::s3::S3;
 use crate::sink::{Finished, Sink, SinkError};
+use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -92,7 +93,7 @@ impl Sinks {
     pub fn start(sinks: Vec<Box<dyn Sink>>) -> io::Result<Self> {
         let (out, finished) = sync_channel(WINDOWS);
         let shared = Arc::new(Mutex::new(Shared::default()));
-        let at_work = Work { sinks, shared: Arc::clone(&shared), reported: None };
+        let at_work = Work { sinks, shared: Arc::clone(&shared), reported: HashMap::new() };
         let thread = std::thread::Builder::new()
             .name("sinks".into())
             .spawn(move || at_work.until_closed(&finished))?;
@@ -127,7 +128,8 @@ impl Sinks {
 struct Work {
     sinks: Vec<Box<dyn Sink>>,
     shared: Arc<Mutex<Shared>>,
-    reported: Option<Instant>,
+    /// When each that failed was last reported, by its name: one that always fails does not hide the others.
+    reported: HashMap<String, Instant>,
 }
 
 impl Work {
@@ -140,6 +142,7 @@ impl Work {
                 for mut old in std::mem::replace(&mut self.sinks, next) {
                     old.close(Instant::now() + LAST);
                 }
+                self.reported.clear();
             }
             match window {
                 Ok(window) => self.put(&window),
@@ -160,8 +163,8 @@ impl Work {
             for finished in window {
                 if let Err(error) = sink.put(finished) {
                     failed += 1;
-                    if self.reported.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
-                        self.reported = Some(Instant::now());
+                    if self.reported.get(sink.name()).is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
+                        self.reported.insert(sink.name().to_owned(), Instant::now());
                         tracing::error!(sink = sink.name(), service = %finished.service, %error, "a profile is lost");
                     }
                 }
@@ -175,5 +178,47 @@ impl Work {
     fn publish(&self) {
         let counters = self.sinks.iter().map(|sink| (sink.name().to_owned(), sink.counters())).collect();
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).counters = counters;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pprof::proto::Profile;
+    use std::collections::BTreeMap;
+    use std::time::SystemTime;
+
+    struct Broken(&'static str);
+
+    impl Sink for Broken {
+        fn name(&self) -> &str {
+            self.0
+        }
+
+        fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
+            Err(SinkError::Refused { reason: "it is broken".to_owned() })
+        }
+
+        fn counters(&self) -> Vec<(&'static str, u64)> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn each_sink_that_fails_is_reported_once_in_a_while() {
+        let sinks: Vec<Box<dyn Sink>> = vec![Box::new(Broken("a")), Box::new(Broken("b"))];
+        let mut work = Work { sinks, shared: Arc::default(), reported: HashMap::new() };
+        let finished = Finished {
+            service: "web".into(),
+            labels: BTreeMap::new(),
+            start: SystemTime::now(),
+            duration: Duration::from_secs(60),
+            profile: Profile::default(),
+        };
+        work.put(&[finished.clone(), finished.clone()]);
+        let first = work.reported.clone();
+        assert!(first.contains_key("a") && first.contains_key("b"), "{first:?}");
+        work.put(&[finished]);
+        assert_eq!(work.reported, first);
     }
 }
