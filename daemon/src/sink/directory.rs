@@ -1,7 +1,8 @@
 //! Profiles as files: `DIRECTORY/SERVICE/TIME.pb.gz`, and one line each in `DIRECTORY/index.jsonl`.
 //!
 //! A file appears whole or not at all. The oldest go when there are too many, they are too large together or too old, or the file system
-//! has too little room left. The directory's names tell all that the index does, so the index is made anew from them at the start.
+//! has too little room left. The directory's names tell all that the index does, so the index is made anew from them at the start, and whenever
+//! it could not be written.
 
 use super::file;
 use super::{Finished, Sink, SinkError};
@@ -47,6 +48,8 @@ pub struct Directory {
     /// Directory names of services, as long as they have files.
     names: HashMap<Arc<str>, usize>,
     stale_lines: usize,
+    /// It lacks lines or has half ones: nothing is appended until it is written anew.
+    index_broken: bool,
     written: u64,
     written_bytes: u64,
     failed: u64,
@@ -70,6 +73,7 @@ impl Directory {
             bytes: 0,
             names: HashMap::new(),
             stale_lines: 0,
+            index_broken: false,
             written: 0,
             written_bytes: 0,
             failed: 0,
@@ -157,10 +161,16 @@ impl Directory {
                 break;
             }
         }
-        if self.stale_lines > STALE_LINES.max(self.files.len() / 4)
-            && let Err(error) = self.write_index()
-        {
-            tracing::warn!(%error, "the index of profiles is out of date");
+        if self.index_broken || self.stale_lines > STALE_LINES.max(self.files.len() / 4) {
+            self.renew_index();
+        }
+    }
+
+    /// No profile is lost when it fails.
+    fn renew_index(&mut self) {
+        if let Err(error) = self.write_index() {
+            self.index_broken = true;
+            tracing::warn!(%error, "the index of profiles is out of date; it is tried again");
         }
     }
 
@@ -182,6 +192,7 @@ impl Directory {
         let text: Vec<u8> = self.files.iter().flat_map(|(key, bytes)| self.line(key, *bytes)).collect();
         file::write(&self.root.join(INDEX), &text)?;
         self.stale_lines = 0;
+        self.index_broken = false;
         Ok(())
     }
 
@@ -214,15 +225,24 @@ impl Directory {
         self.note(key, length);
         self.written += 1;
         self.written_bytes += length;
-        let index = self.root.join(INDEX);
-        OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&index)
-            .and_then(|mut file| file.write_all(&line))
-            .map_err(failed("append", &index))?;
+        if !self.index_broken
+            && let Err(error) = self.append(&line)
+        {
+            // The file is there.
+            self.index_broken = true;
+            tracing::warn!(%error, "the index of profiles is out of date; it is written anew after this window");
+        }
         Ok(())
+    }
+
+    fn append(&self, line: &[u8]) -> Result<(), file::FileError> {
+        let path = self.root.join(INDEX);
+        let opened = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
+        opened.and_then(|mut index| index.write_all(line)).map_err(|source| file::FileError {
+            path,
+            step: "append",
+            source,
+        })
     }
 }
 
@@ -419,6 +439,24 @@ mod tests {
         fs::remove_dir(&file).unwrap();
         directory.window_over();
         assert_eq!((directory.files.len(), directory.evicted), (1, 1));
+    }
+
+    #[test]
+    fn an_index_that_cannot_be_written_loses_no_profile_and_is_made_good() {
+        let root = tempfile::tempdir().unwrap();
+        let index = root.path().join(INDEX);
+        let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
+        directory.put(&finished("a", 0)).unwrap();
+        fs::remove_file(&index).and_then(|()| fs::create_dir(&index)).unwrap();
+        directory.put(&finished("a", 1)).unwrap();
+        directory.window_over();
+        assert_eq!((directory.written, directory.failed), (2, 0));
+        // Half a line, and nobody appends to it.
+        fs::remove_dir(&index).and_then(|()| fs::write(&index, "{\"start\":")).unwrap();
+        directory.put(&finished("a", 2)).unwrap();
+        directory.window_over();
+        directory.put(&finished("a", 3)).unwrap();
+        assert_eq!((lines(root.path()).len(), directory.failed), (4, 0));
     }
 
     proptest! {
