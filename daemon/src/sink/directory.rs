@@ -42,6 +42,8 @@ pub struct Directory {
     options: Files,
     root: PathBuf,
     name: String,
+    /// What was there before is known.
+    listed: bool,
     /// By time; the second part of the key is the service's directory.
     files: BTreeMap<Key, u64>,
     bytes: u64,
@@ -58,17 +60,20 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Takes up the directory, made if it is not there, with what is in it.
+    /// Takes up the directory, made if it is not there. What is in it is listed with the first profile or window: until then the sink whose
+    /// place this one takes may still be at work there, and its files would be in nobody's list.
     ///
     /// # Errors
     /// When it cannot be made or read.
     pub fn open(root: &Path, options: &Files) -> Result<Self, SinkError> {
         let failed = |step| move |source| file::FileError { path: root.to_owned(), step, source };
         DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed("make the directory"))?;
-        let mut new = Self {
+        fs::read_dir(root).map_err(failed("read the directory"))?;
+        Ok(Self {
             options: options.clone(),
             root: root.to_owned(),
             name: format!("files {}", root.display()),
+            listed: false,
             files: BTreeMap::new(),
             bytes: 0,
             names: HashMap::new(),
@@ -79,18 +84,32 @@ impl Directory {
             failed: 0,
             no_room: 0,
             evicted: 0,
-        };
-        for service in fs::read_dir(root).map_err(failed("read the directory"))?.flatten() {
+        })
+    }
+
+    /// Takes up what is there, the first time.
+    fn list(&mut self) -> Result<(), file::FileError> {
+        if self.listed {
+            return Ok(());
+        }
+        let root = self.root.clone();
+        let found = fs::read_dir(&root).map_err(|source| file::FileError {
+            path: root.clone(),
+            step: "read the directory",
+            source,
+        })?;
+        for service in found.flatten() {
             if let Ok(name) = service.file_name().into_string()
                 && service.file_type().is_ok_and(|kind| kind.is_dir())
             {
                 file::sweep(&service.path());
-                new.take_up(&name.into(), &service.path());
+                self.take_up(&name.into(), &service.path());
             }
         }
-        file::sweep(root);
-        new.write_index()?;
-        Ok(new)
+        file::sweep(&root);
+        self.listed = true;
+        self.renew_index();
+        Ok(())
     }
 
     fn take_up(&mut self, service: &Arc<str>, path: &Path) {
@@ -197,6 +216,7 @@ impl Directory {
     }
 
     fn write(&mut self, finished: &Finished) -> Result<(), SinkError> {
+        self.list()?;
         let packed = finished.packed()?;
         let length = u64::try_from(packed.len()).unwrap_or(u64::MAX);
         let failed = |step, path: &Path| {
@@ -258,7 +278,10 @@ impl Sink for Directory {
     }
 
     fn window_over(&mut self) {
-        self.keep_within_limits(SystemTime::now());
+        match self.list() {
+            Ok(()) => self.keep_within_limits(SystemTime::now()),
+            Err(error) => tracing::warn!(%error, "old profiles stay; it is tried again"),
+        }
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
@@ -375,7 +398,8 @@ mod tests {
         drop(directory);
         fs::write(root.path().join("web/.perfusion-0123456789abcdef.tmp"), "half").unwrap();
         let before = lines(root.path());
-        let again = Directory::open(root.path(), &options(100, 0)).unwrap();
+        let mut again = Directory::open(root.path(), &options(100, 0)).unwrap();
+        again.window_over();
         assert_eq!((again.files.len(), before.len(), lines(root.path()).len()), (7, 7, 7));
         for line in lines(root.path()) {
             let file = root.path().join(line["file"].as_str().unwrap());
@@ -423,6 +447,21 @@ mod tests {
             directory.window_over();
         }
         assert!(lines(root.path()).len() < 100, "{}", lines(root.path()).len());
+    }
+
+    #[test]
+    fn what_was_written_until_another_takes_over_is_in_its_list() {
+        let root = tempfile::tempdir().unwrap();
+        let mut old = Directory::open(root.path(), &options(100, 0)).unwrap();
+        old.put(&finished("a", 0)).unwrap();
+        let mut new = Directory::open(root.path(), &options(2, 0)).unwrap();
+        old.put(&finished("b", 1)).unwrap();
+        old.window_over();
+        drop(old);
+        new.put(&finished("a", 2)).unwrap();
+        assert_eq!((new.files.len(), lines(root.path()).len()), (3, 3));
+        new.window_over();
+        assert_eq!(new.files.len(), 2);
     }
 
     #[test]
