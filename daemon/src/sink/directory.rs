@@ -5,6 +5,7 @@
 //! it could not be written.
 
 use super::file;
+use super::lock::{self, Lock};
 use super::{Finished, Sink, SinkError};
 use crate::config::Files;
 use crate::report::clock::{self, Utc};
@@ -39,6 +40,7 @@ struct Line<'a> {
 
 /// The files of one directory.
 pub struct Directory {
+    _lock: Arc<Lock>,
     options: Files,
     root: PathBuf,
     name: String,
@@ -64,12 +66,14 @@ impl Directory {
     /// place this one takes may still be at work there, and its files would be in nobody's list.
     ///
     /// # Errors
-    /// When it cannot be made or read.
+    /// When it cannot be made or read, or is another process's.
     pub fn open(root: &Path, options: &Files) -> Result<Self, SinkError> {
         let failed = |step| move |source| file::FileError { path: root.to_owned(), step, source };
         DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed("make the directory"))?;
         fs::read_dir(root).map_err(failed("read the directory"))?;
+        let lock = lock::hold(root)?;
         Ok(Self {
+            _lock: lock,
             options: options.clone(),
             root: root.to_owned(),
             name: format!("files {}", root.display()),

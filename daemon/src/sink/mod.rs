@@ -9,6 +9,7 @@ pub mod deliver;
 pub mod directory;
 pub mod file;
 pub mod http;
+pub mod lock;
 pub mod otlp;
 pub mod pyroscope;
 pub mod receiver;

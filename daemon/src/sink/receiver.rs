@@ -151,10 +151,7 @@ pub(super) fn unreached(error: http::HttpError) -> Verdict {
 ///
 /// # Errors
 /// The first there was.
-pub(super) fn each<T>(
-    parts: &[T],
-    does: impl FnMut(&T) -> Result<(), SinkError>,
-) -> Result<(), SinkError> {
+pub(super) fn each<T>(parts: &[T], does: impl FnMut(&T) -> Result<(), SinkError>) -> Result<(), SinkError> {
     parts.iter().map(does).fold(Ok(()), Result::and)
 }
 

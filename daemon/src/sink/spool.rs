@@ -2,11 +2,14 @@
 //! whatever goes unsent is counted by its cause. Times are handed in, so that a day's outage can be tested in a moment.
 
 use super::file::{self, FileError};
+use super::lock::{self, Lock};
 use rustix::fs::statvfs;
 use std::collections::VecDeque;
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 const SUFFIX: &str = ".spooled";
@@ -55,6 +58,7 @@ pub struct Oldest {
 /// One receiver's spool. One process at a time uses a directory.
 #[derive(Debug)]
 pub struct Spool {
+    _lock: Arc<Lock>,
     directory: PathBuf,
     limits: Limits,
     /// Oldest first.
@@ -73,10 +77,15 @@ impl Spool {
     /// Opens the directory, making it if needed, and takes what an earlier daemon left there.
     ///
     /// # Errors
-    /// When it cannot be made or listed.
+    /// When it cannot be made or listed, or is another process's.
     pub fn open(directory: &Path, limits: Limits) -> Result<Self, FileError> {
         let fail = |step| move |source| FileError { path: directory.to_owned(), step, source };
-        fs::create_dir_all(directory).map_err(fail("make the directory"))?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)
+            .map_err(fail("make the directory"))?;
+        let lock = lock::hold(directory)?;
         file::sweep(directory);
         let mut items = Vec::new();
         for entry in fs::read_dir(directory).map_err(fail("list the directory"))? {
@@ -89,6 +98,7 @@ impl Spool {
         }
         items.sort_unstable_by_key(|item| item.sequence);
         Ok(Self {
+            _lock: lock,
             directory: directory.to_owned(),
             limits,
             bytes: items.iter().map(|item| item.bytes).sum(),
@@ -127,7 +137,9 @@ impl Spool {
                     continue;
                 }
                 self.lost.refused += 1;
-                return Err(full(format!("what is being sent or cannot be removed leaves no room for {bytes} bytes")));
+                return Err(full(format!(
+                    "what is being sent or cannot be removed leaves no room for {bytes} bytes"
+                )));
             }
             if self.short_of_space(bytes) {
                 if self.evict() {
@@ -297,6 +309,14 @@ mod tests {
         SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + seconds)
     }
 
+    /// All but the lock's.
+    fn files(directory: &Path) -> Vec<PathBuf> {
+        let found = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+        let mut found: Vec<PathBuf> = found.filter(|path| !path.ends_with(lock::NAME)).collect();
+        found.sort();
+        found
+    }
+
     fn drain(spool: &mut Spool, now: SystemTime) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
         while let Some(oldest) = spool.oldest(now) {
@@ -351,7 +371,7 @@ mod tests {
         let expected: Vec<Vec<u8>> = (day - 61..day).map(|minute| minute.to_le_bytes().to_vec()).collect();
         assert_eq!(sent, expected);
         assert_eq!(spool.lost(), Lost { expired: day - 61, ..Lost::default() });
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
     }
 
     #[test]
@@ -387,8 +407,7 @@ mod tests {
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         spool.put(at(0), b"one").unwrap();
         spool.put(at(0), b"two").unwrap();
-        let first = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path()).min().unwrap();
-        fs::remove_file(first).unwrap();
+        fs::remove_file(&files(directory.path())[0]).unwrap();
         assert_eq!(spool.oldest(at(0)).unwrap().payload, b"two");
         assert_eq!(spool.lost().refused, 1);
     }
@@ -449,7 +468,7 @@ mod tests {
                     put += 1;
                 }
                 prop_assert!(spool.bytes() <= ALL.bytes);
-                let on_disk: u64 = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
+                let on_disk: u64 = files(directory.path()).iter().map(|file| file.metadata().unwrap().len()).sum();
                 prop_assert_eq!(on_disk, spool.bytes());
             }
             let lost = spool.lost();
