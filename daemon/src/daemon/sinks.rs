@@ -3,6 +3,7 @@
 use super::neighbour;
 use crate::config::Config;
 use crate::sink::directory::Directory;
+use crate::sink::orphans::Orphans;
 use crate::sink::otlp::Otlp;
 use crate::sink::pyroscope::Pyroscope;
 #[cfg(feature = "object-storage")]
@@ -27,10 +28,25 @@ const REPORT_EVERY: Duration = Duration::from_secs(60);
 /// Name of a sink, and name and value of each of its counters.
 pub type SinkCounters = (String, Vec<(&'static str, u64)>);
 
+/// The sinks of a configuration, and the spools of earlier ones.
+#[derive(Default)]
+pub struct Opened {
+    sinks: Vec<Box<dyn Sink>>,
+    orphans: Orphans,
+}
+
+impl Opened {
+    /// True when profiles go nowhere.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.sinks.is_empty()
+    }
+}
+
 #[derive(Default)]
 struct Shared {
     /// What is to take the place of the sinks at work.
-    next: Option<Vec<Box<dyn Sink>>>,
+    next: Option<Opened>,
     counters: Vec<SinkCounters>,
 }
 
@@ -57,7 +73,7 @@ impl SinkWatcher {
 ///
 /// # Errors
 /// When one cannot be opened.
-pub fn open(config: &Config) -> Result<Vec<Box<dyn Sink>>, SinkError> {
+pub fn open(config: &Config) -> Result<Opened, SinkError> {
     let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
     if let Some(root) = &config.files.directory {
         sinks.push(Box::new(Directory::open(root, &config.files)?));
@@ -72,7 +88,19 @@ pub fn open(config: &Config) -> Result<Vec<Box<dyn Sink>>, SinkError> {
     for store in &config.s3 {
         sinks.push(Box::new(S3::open(store, &config.spool)?));
     }
-    Ok(sinks)
+    Ok(Opened { sinks, orphans: orphans(config) })
+}
+
+fn orphans(config: &Config) -> Orphans {
+    let mut in_use: Vec<(&str, String)> = Vec::new();
+    in_use.extend(config.otlp.iter().map(|receiver| ("otlp", receiver.url.clone())));
+    in_use.extend(config.pyroscope.iter().map(|server| ("pyroscope", server.url.clone())));
+    #[cfg(feature = "object-storage")]
+    in_use.extend(config.s3.iter().map(|store| ("s3", store.place())));
+    let spool = &config.spool;
+    // One without a directory was not opened.
+    let in_use = in_use.iter().filter_map(|(kind, place)| spool.directory_of(kind, place).ok()).collect();
+    Orphans::of(spool.directory.clone(), in_use, spool.max_age.0)
 }
 
 /// True when the sinks of two configurations differ.
@@ -90,10 +118,11 @@ impl Sinks {
     ///
     /// # Errors
     /// When the thread cannot be made.
-    pub fn start(sinks: Vec<Box<dyn Sink>>) -> io::Result<Self> {
+    pub fn start(opened: Opened) -> io::Result<Self> {
         let (out, finished) = sync_channel(WINDOWS);
         let shared = Arc::new(Mutex::new(Shared::default()));
-        let at_work = Work { sinks, shared: Arc::clone(&shared), reported: HashMap::new() };
+        let Opened { sinks, orphans } = opened;
+        let at_work = Work { sinks, orphans, shared: Arc::clone(&shared), reported: HashMap::new() };
         let thread = std::thread::Builder::new()
             .name("sinks".into())
             .spawn(move || at_work.until_closed(&finished))?;
@@ -113,8 +142,8 @@ impl Sinks {
     }
 
     /// Puts others in their place, between two windows.
-    pub fn replace(&self, sinks: Vec<Box<dyn Sink>>) {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner).next = Some(sinks);
+    pub fn replace(&self, opened: Opened) {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).next = Some(opened);
     }
 
     /// Waits until all that was handed over is done. All senders must be gone.
@@ -127,6 +156,7 @@ impl Sinks {
 
 struct Work {
     sinks: Vec<Box<dyn Sink>>,
+    orphans: Orphans,
     shared: Arc<Mutex<Shared>>,
     /// When each that failed was last reported, by its name: one that always fails does not hide the others.
     reported: HashMap<String, Instant>,
@@ -139,7 +169,8 @@ impl Work {
             let window = finished.recv_timeout(LOOK);
             let next = self.shared.lock().unwrap_or_else(PoisonError::into_inner).next.take();
             if let Some(next) = next {
-                for mut old in std::mem::replace(&mut self.sinks, next) {
+                self.orphans = next.orphans;
+                for mut old in std::mem::replace(&mut self.sinks, next.sinks) {
                     old.close(Instant::now() + LAST);
                 }
                 self.reported.clear();
@@ -149,6 +180,7 @@ impl Work {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
+            self.orphans.look();
         }
         let deadline = Instant::now() + LAST;
         for sink in &mut self.sinks {
@@ -207,7 +239,8 @@ mod tests {
     #[test]
     fn each_sink_that_fails_is_reported_once_in_a_while() {
         let sinks: Vec<Box<dyn Sink>> = vec![Box::new(Broken("a")), Box::new(Broken("b"))];
-        let mut work = Work { sinks, shared: Arc::default(), reported: HashMap::new() };
+        let mut work =
+            Work { sinks, orphans: Orphans::default(), shared: Arc::default(), reported: HashMap::new() };
         let finished = Finished {
             service: "web".into(),
             labels: BTreeMap::new(),
@@ -220,5 +253,25 @@ mod tests {
         assert!(first.contains_key("a") && first.contains_key("b"), "{first:?}");
         work.put(&[finished]);
         assert_eq!(work.reported, first);
+    }
+
+    #[test]
+    fn spools_of_all_receivers_there_are_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let spool = folder.path().to_str().unwrap();
+        let text = format!(
+            "spool: {{directory: {spool:?}}}\notlp: [{{url: \"http://a:4317\"}}]\npyroscope: [{{url: \"http://b/x\"}}]\n"
+        );
+        #[cfg(feature = "object-storage")]
+        let text = text + "s3: [{bucket: profiles, prefix: /x/}]\n";
+        let config: Config = serde_yaml::from_str(&text).unwrap();
+        let mut opened = open(&config).unwrap();
+        let spools = || std::fs::read_dir(folder.path()).unwrap().count();
+        let in_use = spools();
+        assert!(in_use >= 2);
+        std::fs::create_dir(folder.path().join("otlp-gone")).unwrap();
+        opened.orphans.look();
+        assert_eq!(spools(), in_use);
+        assert!(!folder.path().join("otlp-gone").exists());
     }
 }

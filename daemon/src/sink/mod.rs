@@ -10,6 +10,7 @@ pub mod directory;
 pub mod file;
 pub mod http;
 pub mod lock;
+pub mod orphans;
 pub mod otlp;
 pub mod pyroscope;
 pub mod receiver;

@@ -168,13 +168,9 @@ impl Spool {
     /// [`later`](Self::later).
     pub fn oldest(&mut self, now: SystemTime) -> Option<Oldest> {
         self.remove_left();
-        let now = seconds(now);
-        while let Some(&item) = self.items.front() {
-            if now.saturating_sub(item.at) > self.limits.age.as_secs() {
-                self.remove_oldest();
-                self.lost.expired += 1;
-                continue;
-            }
+        loop {
+            self.expire(now);
+            let &item = self.items.front()?;
             match fs::read(self.path(item)) {
                 Ok(payload) => {
                     self.busy = Some(item.sequence);
@@ -187,7 +183,25 @@ impl Spool {
                 }
             }
         }
-        None
+    }
+
+    /// What is too old at `now` goes.
+    pub fn expire(&mut self, now: SystemTime) {
+        let now = seconds(now);
+        while self.items.front().is_some_and(|item| now.saturating_sub(item.at) > self.limits.age.as_secs()) {
+            self.remove_oldest();
+            self.lost.expired += 1;
+        }
+    }
+
+    /// Removes the directory when nothing is in it any more; true when it is gone.
+    pub fn remove_if_empty(self) -> bool {
+        if !(self.items.is_empty() && self.left.is_empty()) {
+            return false;
+        }
+        // Whoever waits for the lock makes both anew.
+        fs::remove_file(self.directory.join(lock::NAME)).ok();
+        fs::remove_dir(&self.directory).is_ok()
     }
 
     /// The oldest was sent, or never will be.
