@@ -5,7 +5,7 @@ use super::file::{self, FileError};
 use super::lock::{self, Lock};
 use rustix::fs::statvfs;
 use std::collections::VecDeque;
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -97,14 +97,17 @@ impl Spool {
             }
         }
         items.sort_unstable_by_key(|item| item.sequence);
+        let next = items.last().map_or(0, |item| item.sequence.saturating_add(1));
+        // Without content: see `remove_oldest`.
+        let (left, items): (Vec<Item>, Vec<Item>) = items.into_iter().partition(|item| item.bytes == 0);
         Ok(Self {
             _lock: lock,
             directory: directory.to_owned(),
             limits,
             bytes: items.iter().map(|item| item.bytes).sum(),
-            next: items.last().map_or(0, |item| item.sequence.saturating_add(1)),
+            next,
             items: items.into(),
-            left: Vec::new(),
+            left,
             busy: None,
             lost: Lost::default(),
         })
@@ -167,7 +170,6 @@ impl Spool {
     /// The oldest that is not too old at `now`; those before it go. It stays, whatever is put, until [`done`](Self::done) or
     /// [`later`](Self::later).
     pub fn oldest(&mut self, now: SystemTime) -> Option<Oldest> {
-        self.remove_left();
         loop {
             self.expire(now);
             let &item = self.items.front()?;
@@ -187,6 +189,7 @@ impl Spool {
 
     /// What is too old at `now` goes.
     pub fn expire(&mut self, now: SystemTime) {
+        self.remove_left();
         let now = seconds(now);
         while self.items.front().is_some_and(|item| now.saturating_sub(item.at) > self.limits.age.as_secs()) {
             self.remove_oldest();
@@ -254,9 +257,14 @@ impl Spool {
     }
 
     fn remove_oldest(&mut self) {
-        if let Some(item) = self.items.pop_front()
+        if let Some(mut item) = self.items.pop_front()
             && !self.unlink(item)
         {
+            // Whoever opens this spool next would send it again: what has no content is not sent.
+            if OpenOptions::new().write(true).truncate(true).open(self.path(item)).is_ok() {
+                self.bytes = self.bytes.saturating_sub(item.bytes);
+                item.bytes = 0;
+            }
             self.left.push(item);
         }
     }
@@ -444,6 +452,28 @@ mod tests {
         fs::remove_dir(&path).unwrap();
         spool.put(at(0), &[3; 500]).unwrap();
         assert_eq!((spool.bytes(), spool.lost()), (500, Lost { refused: 1, ..Lost::default() }));
+    }
+
+    #[test]
+    fn what_was_sent_and_cannot_be_removed_is_not_sent_by_the_next_daemon() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let allow = |mode| fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode)).unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        spool.put(at(0), b"sent").unwrap();
+        // Root removes it all the same.
+        allow(0o500);
+        assert_eq!(drain(&mut spool, at(0)), [b"sent"]);
+        drop(spool);
+        // By hand, for root's sake.
+        allow(0o700);
+        let emptied = Item { sequence: 7, at: 1_700_000_000, bytes: 0 };
+        fs::write(directory.path().join(name(emptied)), "").unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        assert_eq!((drain(&mut spool, at(0)), spool.lost(), spool.bytes()), (Vec::new(), Lost::default(), 0));
+        assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
+        spool.put(at(0), b"new").unwrap();
+        assert_eq!(spool.oldest(at(0)).unwrap().sequence, 8);
     }
 
     #[test]
