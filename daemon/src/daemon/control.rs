@@ -219,7 +219,7 @@ pub fn ask(path: &Path) -> io::Result<Option<Answer>> {
 mod tests {
     use super::{Control, ask, path};
     use crate::config::Config;
-    use crate::daemon::sinks::Sinks;
+    use crate::daemon::sinks::{Opened, Sinks};
     use crate::daemon::state::State;
     use std::io::{Read as _, Write as _};
     use std::os::unix::fs::PermissionsExt as _;
@@ -233,7 +233,8 @@ mod tests {
         assert_eq!(ask(&path).unwrap(), None, "no daemon");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert_eq!(ask(&path).unwrap(), None, "one that died");
-        let (state, sinks) = (Arc::new(State::of(Config::default())), Sinks::start(Vec::new()).unwrap());
+        let (state, sinks) =
+            (Arc::new(State::of(Config::default())), Sinks::start(Opened::default()).unwrap());
         let control = Control::start(path.clone(), state, sinks.watcher()).unwrap();
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert!(ask(&path).unwrap_err().to_string().contains("nothing is recorded"));

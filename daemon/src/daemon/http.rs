@@ -297,7 +297,7 @@ fn request(connection: &mut impl Connection) -> io::Result<Option<String>> {
 mod tests {
     use super::{CONNECTIONS, Server};
     use crate::config::Config;
-    use crate::daemon::sinks::Sinks;
+    use crate::daemon::sinks::{Opened, Sinks};
     use crate::daemon::state::State;
     use std::io::{Read as _, Write as _};
     use std::net::{SocketAddr, TcpStream};
@@ -313,7 +313,8 @@ mod tests {
 
     #[test]
     fn each_path_has_its_answer_and_what_is_no_request_is_refused() {
-        let (state, sinks) = (Arc::new(State::of(Config::default())), Sinks::start(Vec::new()).unwrap());
+        let (state, sinks) =
+            (Arc::new(State::of(Config::default())), Sinks::start(Opened::default()).unwrap());
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let server = Server::start(listen, state, sinks.watcher()).unwrap();
         let get = |path: &str| ask(server.address(), &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
@@ -339,7 +340,8 @@ mod tests {
 
     #[test]
     fn connections_that_are_held_open_keep_nobody_out() {
-        let (state, sinks) = (Arc::new(State::of(Config::default())), Sinks::start(Vec::new()).unwrap());
+        let (state, sinks) =
+            (Arc::new(State::of(Config::default())), Sinks::start(Opened::default()).unwrap());
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let server = Server::start(listen, state, sinks.watcher()).unwrap();
         let mut held = Vec::new();

@@ -3,11 +3,13 @@
 use super::neighbour;
 use crate::config::Config;
 use crate::sink::directory::Directory;
+use crate::sink::orphans::Orphans;
 use crate::sink::otlp::Otlp;
 use crate::sink::pyroscope::Pyroscope;
 #[cfg(feature = "object-storage")]
 use crate::sink::s3::S3;
 use crate::sink::{Finished, Sink, SinkError};
+use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,10 +28,25 @@ const REPORT_EVERY: Duration = Duration::from_secs(60);
 /// Name of a sink, and name and value of each of its counters.
 pub type SinkCounters = (String, Vec<(&'static str, u64)>);
 
+/// The sinks of a configuration, and the spools of earlier ones.
+#[derive(Default)]
+pub struct Opened {
+    sinks: Vec<Box<dyn Sink>>,
+    orphans: Orphans,
+}
+
+impl Opened {
+    /// True when profiles go nowhere.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.sinks.is_empty()
+    }
+}
+
 #[derive(Default)]
 struct Shared {
     /// What is to take the place of the sinks at work.
-    next: Option<Vec<Box<dyn Sink>>>,
+    next: Option<Opened>,
     counters: Vec<SinkCounters>,
 }
 
@@ -56,7 +73,7 @@ impl SinkWatcher {
 ///
 /// # Errors
 /// When one cannot be opened.
-pub fn open(config: &Config) -> Result<Vec<Box<dyn Sink>>, SinkError> {
+pub fn open(config: &Config) -> Result<Opened, SinkError> {
     let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
     if let Some(root) = &config.files.directory {
         sinks.push(Box::new(Directory::open(root, &config.files)?));
@@ -71,7 +88,19 @@ pub fn open(config: &Config) -> Result<Vec<Box<dyn Sink>>, SinkError> {
     for store in &config.s3 {
         sinks.push(Box::new(S3::open(store, &config.spool)?));
     }
-    Ok(sinks)
+    Ok(Opened { sinks, orphans: orphans(config) })
+}
+
+fn orphans(config: &Config) -> Orphans {
+    let mut in_use: Vec<(&str, String)> = Vec::new();
+    in_use.extend(config.otlp.iter().map(|receiver| ("otlp", receiver.url.clone())));
+    in_use.extend(config.pyroscope.iter().map(|server| ("pyroscope", server.url.clone())));
+    #[cfg(feature = "object-storage")]
+    in_use.extend(config.s3.iter().map(|store| ("s3", store.place())));
+    let spool = &config.spool;
+    // One without a directory was not opened.
+    let in_use = in_use.iter().filter_map(|(kind, place)| spool.directory_of(kind, place).ok()).collect();
+    Orphans::of(spool.directory.clone(), in_use, spool.max_age.0)
 }
 
 /// True when the sinks of two configurations differ.
@@ -89,10 +118,11 @@ impl Sinks {
     ///
     /// # Errors
     /// When the thread cannot be made.
-    pub fn start(sinks: Vec<Box<dyn Sink>>) -> io::Result<Self> {
+    pub fn start(opened: Opened) -> io::Result<Self> {
         let (out, finished) = sync_channel(WINDOWS);
         let shared = Arc::new(Mutex::new(Shared::default()));
-        let at_work = Work { sinks, shared: Arc::clone(&shared), reported: None };
+        let Opened { sinks, orphans } = opened;
+        let at_work = Work { sinks, orphans, shared: Arc::clone(&shared), reported: HashMap::new() };
         let thread = std::thread::Builder::new()
             .name("sinks".into())
             .spawn(move || at_work.until_closed(&finished))?;
@@ -112,8 +142,8 @@ impl Sinks {
     }
 
     /// Puts others in their place, between two windows.
-    pub fn replace(&self, sinks: Vec<Box<dyn Sink>>) {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner).next = Some(sinks);
+    pub fn replace(&self, opened: Opened) {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).next = Some(opened);
     }
 
     /// Waits until all that was handed over is done. All senders must be gone.
@@ -126,8 +156,10 @@ impl Sinks {
 
 struct Work {
     sinks: Vec<Box<dyn Sink>>,
+    orphans: Orphans,
     shared: Arc<Mutex<Shared>>,
-    reported: Option<Instant>,
+    /// When each that failed was last reported, by its name: one that always fails does not hide the others.
+    reported: HashMap<String, Instant>,
 }
 
 impl Work {
@@ -137,15 +169,18 @@ impl Work {
             let window = finished.recv_timeout(LOOK);
             let next = self.shared.lock().unwrap_or_else(PoisonError::into_inner).next.take();
             if let Some(next) = next {
-                for mut old in std::mem::replace(&mut self.sinks, next) {
+                self.orphans = next.orphans;
+                for mut old in std::mem::replace(&mut self.sinks, next.sinks) {
                     old.close(Instant::now() + LAST);
                 }
+                self.reported.clear();
             }
             match window {
                 Ok(window) => self.put(&window),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
+            self.orphans.look();
         }
         let deadline = Instant::now() + LAST;
         for sink in &mut self.sinks {
@@ -160,8 +195,8 @@ impl Work {
             for finished in window {
                 if let Err(error) = sink.put(finished) {
                     failed += 1;
-                    if self.reported.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
-                        self.reported = Some(Instant::now());
+                    if self.reported.get(sink.name()).is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
+                        self.reported.insert(sink.name().to_owned(), Instant::now());
                         tracing::error!(sink = sink.name(), service = %finished.service, %error, "a profile is lost");
                     }
                 }
@@ -175,5 +210,68 @@ impl Work {
     fn publish(&self) {
         let counters = self.sinks.iter().map(|sink| (sink.name().to_owned(), sink.counters())).collect();
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).counters = counters;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pprof::proto::Profile;
+    use std::collections::BTreeMap;
+    use std::time::SystemTime;
+
+    struct Broken(&'static str);
+
+    impl Sink for Broken {
+        fn name(&self) -> &str {
+            self.0
+        }
+
+        fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
+            Err(SinkError::Refused { reason: "it is broken".to_owned() })
+        }
+
+        fn counters(&self) -> Vec<(&'static str, u64)> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn each_sink_that_fails_is_reported_once_in_a_while() {
+        let sinks: Vec<Box<dyn Sink>> = vec![Box::new(Broken("a")), Box::new(Broken("b"))];
+        let mut work =
+            Work { sinks, orphans: Orphans::default(), shared: Arc::default(), reported: HashMap::new() };
+        let finished = Finished {
+            service: "web".into(),
+            labels: BTreeMap::new(),
+            start: SystemTime::now(),
+            duration: Duration::from_secs(60),
+            profile: Profile::default(),
+        };
+        work.put(&[finished.clone(), finished.clone()]);
+        let first = work.reported.clone();
+        assert!(first.contains_key("a") && first.contains_key("b"), "{first:?}");
+        work.put(&[finished]);
+        assert_eq!(work.reported, first);
+    }
+
+    #[test]
+    fn spools_of_all_receivers_there_are_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let spool = folder.path().to_str().unwrap();
+        let text = format!(
+            "spool: {{directory: {spool:?}}}\notlp: [{{url: \"http://a:4317\"}}]\npyroscope: [{{url: \"http://b/x\"}}]\n"
+        );
+        #[cfg(feature = "object-storage")]
+        let text = text + "s3: [{bucket: profiles, prefix: /x/}]\n";
+        let config: Config = serde_yaml::from_str(&text).unwrap();
+        let mut opened = open(&config).unwrap();
+        let spools = || std::fs::read_dir(folder.path()).unwrap().count();
+        let in_use = spools();
+        assert!(in_use >= 2);
+        std::fs::create_dir(folder.path().join("otlp-gone")).unwrap();
+        opened.orphans.look();
+        assert_eq!(spools(), in_use);
+        assert!(!folder.path().join("otlp-gone").exists());
     }
 }

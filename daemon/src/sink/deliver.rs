@@ -7,6 +7,7 @@ use super::spool::{Limits, Spool};
 use crate::daemon::neighbour;
 use crate::leftover;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -40,6 +41,12 @@ pub enum Verdict {
 pub trait Remote: Send + 'static {
     /// Sends one payload and waits for the answer, at most until `deadline`, which may come nearer meanwhile.
     fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict;
+}
+
+impl Remote for Box<dyn Remote> {
+    fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict {
+        (**self).send(payload, deadline)
+    }
 }
 
 /// What a delivery did; each grows only but the last two.
@@ -111,18 +118,33 @@ impl Delivery {
         timeout: Duration,
         remote: impl Remote,
     ) -> Result<Self, FileError> {
+        let (delivery, employ) = Self::without_remote(directory, limits, timeout)?;
+        // The thread waits for it.
+        employ.send(remote).ok();
+        Ok(delivery)
+    }
+
+    /// All but the remote, which the thread waits for: whoever cannot have a delivery keeps the remote for another time.
+    fn without_remote<R: Remote>(
+        directory: &Path,
+        limits: Limits,
+        timeout: Duration,
+    ) -> Result<(Self, Sender<R>), FileError> {
         let spool = Spool::open(directory, limits)?;
         let state = State { spool, figures: Figures::default(), trouble: None, closing: None };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         let other = Arc::clone(&shared);
+        let (employ, employed) = channel();
         let thread = std::thread::Builder::new()
             .name("perfusion-send".to_owned())
             .spawn(move || {
                 neighbour::wait_for_others();
-                other.run(timeout, remote);
+                if let Ok(remote) = employed.recv() {
+                    other.run(timeout, remote);
+                }
             })
             .map_err(|source| FileError { path: directory.to_owned(), step: "start its thread", source })?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok((Self { shared, thread: Some(thread) }, employ))
     }
 
     /// Puts what was made at `at` into the spool.
@@ -170,53 +192,68 @@ impl Drop for Delivery {
     }
 }
 
-/// A delivery that begins when it is first needed.
-pub enum Lazy {
-    /// What it is to begin with.
-    NotYet(Option<Box<dyn FnOnce() -> Result<Delivery, FileError> + Send>>),
-    /// At work.
-    Started(Delivery),
+/// A delivery that begins when it is first needed. One that cannot begin is tried again with each payload: what is in its way, such as a disk
+/// that is full or read-only, may pass.
+pub struct Lazy {
+    directory: PathBuf,
+    limits: Limits,
+    timeout: Duration,
+    /// There until the delivery begins.
+    remote: Option<Box<dyn Remote>>,
+    delivery: Option<Delivery>,
+    /// Payloads lost because it could not begin.
+    lost: u64,
 }
 
 impl Lazy {
     /// See [`Delivery::start`].
     #[must_use]
     pub fn new(directory: PathBuf, limits: Limits, timeout: Duration, remote: impl Remote) -> Self {
-        Self::NotYet(Some(Box::new(move || Delivery::start(&directory, limits, timeout, remote))))
+        let remote: Option<Box<dyn Remote>> = Some(Box::new(remote));
+        Self { directory, limits, timeout, remote, delivery: None, lost: 0 }
     }
 
-    /// Begins, if it has not.
+    /// See [`Delivery::put`]; begins, if it has not.
     ///
     /// # Errors
-    /// As [`Delivery::start`].
-    pub fn started(&mut self) -> Result<&Delivery, FileError> {
-        if let Self::NotYet(start) = self
-            && let Some(start) = start.take()
-        {
-            *self = Self::Started(start()?);
+    /// When the payload is lost, which is counted.
+    pub fn put(&mut self, at: SystemTime, payload: &[u8]) -> Result<(), FileError> {
+        match self.started() {
+            Ok(delivery) => delivery.put(at, payload),
+            Err(error) => {
+                self.lost += 1;
+                Err(error)
+            }
         }
-        match self {
-            Self::Started(delivery) => Ok(delivery),
-            Self::NotYet(_) => Err(FileError {
-                path: PathBuf::new(),
-                step: "spool",
-                source: std::io::Error::other("the spool could not be opened"),
-            }),
-        }
+    }
+
+    fn started(&mut self) -> Result<&Delivery, FileError> {
+        let delivery = match self.delivery.take() {
+            Some(delivery) => delivery,
+            None => {
+                let (delivery, employ) =
+                    Delivery::without_remote(&self.directory, self.limits, self.timeout)?;
+                if let Some(remote) = self.remote.take() {
+                    // The thread waits for it.
+                    employ.send(remote).ok();
+                }
+                delivery
+            }
+        };
+        Ok(self.delivery.insert(delivery))
     }
 
     /// See [`Delivery::figures`].
     #[must_use]
     pub fn figures(&self) -> Figures {
-        match self {
-            Self::Started(delivery) => delivery.figures(),
-            Self::NotYet(_) => Figures::default(),
-        }
+        let mut figures = self.delivery.as_ref().map(Delivery::figures).unwrap_or_default();
+        figures.lost.refused += self.lost;
+        figures
     }
 
     /// See [`Delivery::close`].
     pub fn close(&mut self, deadline: Instant) {
-        if let Self::Started(delivery) = self {
+        if let Some(delivery) = &mut self.delivery {
             delivery.close(deadline);
         }
     }
@@ -311,7 +348,7 @@ fn wait(failures: u32, asked: Option<Duration>, chance: u64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::mpsc::Receiver;
 
     const LIMITS: Limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
 
@@ -393,6 +430,26 @@ mod tests {
         assert_eq!(saw.recv().unwrap(), b"kept");
         next.close(Instant::now() + Duration::from_secs(60));
         assert_eq!((next.figures().waiting, next.figures().sent), (0, 1));
+    }
+
+    #[test]
+    fn a_spool_that_cannot_be_opened_is_tried_again_and_what_is_lost_meanwhile_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path().join("spool");
+        std::fs::write(&directory, "in the way").unwrap();
+        let (remote, answer, saw) = told();
+        let mut lazy = Lazy::new(directory.clone(), LIMITS, Duration::from_secs(1), remote);
+        for _ in 0..2 {
+            let error = lazy.put(SystemTime::now(), b"lost").unwrap_err().to_string();
+            assert!(error.contains(directory.to_str().unwrap()), "{error}");
+        }
+        assert_eq!(lazy.figures().lost.refused, 2);
+        std::fs::remove_file(&directory).unwrap();
+        answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
+        lazy.put(SystemTime::now(), b"sent").unwrap();
+        assert_eq!(saw.recv().unwrap(), b"sent");
+        lazy.close(Instant::now() + Duration::from_secs(60));
+        assert_eq!((lazy.figures().sent, lazy.figures().lost.refused), (1, 2));
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! Profiles as files: `DIRECTORY/SERVICE/TIME.pb.gz`, and one line each in `DIRECTORY/index.jsonl`.
 //!
 //! A file appears whole or not at all. The oldest go when there are too many, they are too large together or too old, or the file system
-//! has too little room left. The directory's names tell all that the index does, so the index is made anew from them at the start.
+//! has too little room left. The directory's names tell all that the index does, so the index is made anew from them at the start, and whenever
+//! it could not be written.
 
 use super::file;
+use super::lock::{self, Lock};
 use super::{Finished, Sink, SinkError};
 use crate::config::Files;
 use crate::report::clock::{self, Utc};
@@ -38,15 +40,20 @@ struct Line<'a> {
 
 /// The files of one directory.
 pub struct Directory {
+    _lock: Arc<Lock>,
     options: Files,
     root: PathBuf,
     name: String,
+    /// What was there before is known.
+    listed: bool,
     /// By time; the second part of the key is the service's directory.
     files: BTreeMap<Key, u64>,
     bytes: u64,
     /// Directory names of services, as long as they have files.
     names: HashMap<Arc<str>, usize>,
     stale_lines: usize,
+    /// It lacks lines or has half ones: nothing is appended until it is written anew.
+    index_broken: bool,
     written: u64,
     written_bytes: u64,
     failed: u64,
@@ -55,38 +62,58 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Takes up the directory, made if it is not there, with what is in it.
+    /// Takes up the directory, made if it is not there. What is in it is listed with the first profile or window: until then the sink whose
+    /// place this one takes may still be at work there, and its files would be in nobody's list.
     ///
     /// # Errors
-    /// When it cannot be made or read.
+    /// When it cannot be made or read, or is another process's.
     pub fn open(root: &Path, options: &Files) -> Result<Self, SinkError> {
         let failed = |step| move |source| file::FileError { path: root.to_owned(), step, source };
         DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed("make the directory"))?;
-        let mut new = Self {
+        fs::read_dir(root).map_err(failed("read the directory"))?;
+        let lock = lock::hold(root)?;
+        Ok(Self {
+            _lock: lock,
             options: options.clone(),
             root: root.to_owned(),
             name: format!("files {}", root.display()),
+            listed: false,
             files: BTreeMap::new(),
             bytes: 0,
             names: HashMap::new(),
             stale_lines: 0,
+            index_broken: false,
             written: 0,
             written_bytes: 0,
             failed: 0,
             no_room: 0,
             evicted: 0,
-        };
-        for service in fs::read_dir(root).map_err(failed("read the directory"))?.flatten() {
+        })
+    }
+
+    /// Takes up what is there, the first time.
+    fn list(&mut self) -> Result<(), file::FileError> {
+        if self.listed {
+            return Ok(());
+        }
+        let root = self.root.clone();
+        let found = fs::read_dir(&root).map_err(|source| file::FileError {
+            path: root.clone(),
+            step: "read the directory",
+            source,
+        })?;
+        for service in found.flatten() {
             if let Ok(name) = service.file_name().into_string()
                 && service.file_type().is_ok_and(|kind| kind.is_dir())
             {
                 file::sweep(&service.path());
-                new.take_up(&name.into(), &service.path());
+                self.take_up(&name.into(), &service.path());
             }
         }
-        file::sweep(root);
-        new.write_index()?;
-        Ok(new)
+        file::sweep(&root);
+        self.listed = true;
+        self.renew_index();
+        Ok(())
     }
 
     fn take_up(&mut self, service: &Arc<str>, path: &Path) {
@@ -106,16 +133,19 @@ impl Directory {
         self.files.insert(key, bytes);
     }
 
-    fn path(&self, (start, service, number): &Key) -> PathBuf {
-        self.root.join(&**service).join(file_name(*start, *number))
-    }
-
-    /// Removes the oldest file; false when there is none.
+    /// Removes the oldest file; false when there is none, or it cannot be removed.
     fn evict(&mut self) -> bool {
-        let Some((key, bytes)) = self.files.pop_first() else { return false };
-        self.bytes -= bytes;
+        let Some(entry) = self.files.first_entry() else { return false };
+        let path = self.root.join(&*entry.key().1).join(file_name(entry.key().0, entry.key().2));
         // Whoever removed it before us did the same.
-        fs::remove_file(self.path(&key)).ok();
+        if let Err(error) = fs::remove_file(&path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %path.display(), %error, "the oldest profile cannot be removed, and stays");
+            return false;
+        }
+        let (key, bytes) = entry.remove_entry();
+        self.bytes -= bytes;
         if let Some(left) = self.names.get_mut(&key.1) {
             *left -= 1;
             if *left == 0 {
@@ -154,10 +184,16 @@ impl Directory {
                 break;
             }
         }
-        if self.stale_lines > STALE_LINES.max(self.files.len() / 4)
-            && let Err(error) = self.write_index()
-        {
-            tracing::warn!(%error, "the index of profiles is out of date");
+        if self.index_broken || self.stale_lines > STALE_LINES.max(self.files.len() / 4) {
+            self.renew_index();
+        }
+    }
+
+    /// No profile is lost when it fails.
+    fn renew_index(&mut self) {
+        if let Err(error) = self.write_index() {
+            self.index_broken = true;
+            tracing::warn!(%error, "the index of profiles is out of date; it is tried again");
         }
     }
 
@@ -179,10 +215,12 @@ impl Directory {
         let text: Vec<u8> = self.files.iter().flat_map(|(key, bytes)| self.line(key, *bytes)).collect();
         file::write(&self.root.join(INDEX), &text)?;
         self.stale_lines = 0;
+        self.index_broken = false;
         Ok(())
     }
 
     fn write(&mut self, finished: &Finished) -> Result<(), SinkError> {
+        self.list()?;
         let packed = finished.packed()?;
         let length = u64::try_from(packed.len()).unwrap_or(u64::MAX);
         let failed = |step, path: &Path| {
@@ -211,15 +249,24 @@ impl Directory {
         self.note(key, length);
         self.written += 1;
         self.written_bytes += length;
-        let index = self.root.join(INDEX);
-        OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&index)
-            .and_then(|mut file| file.write_all(&line))
-            .map_err(failed("append", &index))?;
+        if !self.index_broken
+            && let Err(error) = self.append(&line)
+        {
+            // The file is there.
+            self.index_broken = true;
+            tracing::warn!(%error, "the index of profiles is out of date; it is written anew after this window");
+        }
         Ok(())
+    }
+
+    fn append(&self, line: &[u8]) -> Result<(), file::FileError> {
+        let path = self.root.join(INDEX);
+        let opened = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
+        opened.and_then(|mut index| index.write_all(line)).map_err(|source| file::FileError {
+            path,
+            step: "append",
+            source,
+        })
     }
 }
 
@@ -235,7 +282,10 @@ impl Sink for Directory {
     }
 
     fn window_over(&mut self) {
-        self.keep_within_limits(SystemTime::now());
+        match self.list() {
+            Ok(()) => self.keep_within_limits(SystemTime::now()),
+            Err(error) => tracing::warn!(%error, "old profiles stay; it is tried again"),
+        }
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
@@ -352,7 +402,8 @@ mod tests {
         drop(directory);
         fs::write(root.path().join("web/.perfusion-0123456789abcdef.tmp"), "half").unwrap();
         let before = lines(root.path());
-        let again = Directory::open(root.path(), &options(100, 0)).unwrap();
+        let mut again = Directory::open(root.path(), &options(100, 0)).unwrap();
+        again.window_over();
         assert_eq!((again.files.len(), before.len(), lines(root.path()).len()), (7, 7, 7));
         for line in lines(root.path()) {
             let file = root.path().join(line["file"].as_str().unwrap());
@@ -400,6 +451,55 @@ mod tests {
             directory.window_over();
         }
         assert!(lines(root.path()).len() < 100, "{}", lines(root.path()).len());
+    }
+
+    #[test]
+    fn what_was_written_until_another_takes_over_is_in_its_list() {
+        let root = tempfile::tempdir().unwrap();
+        let mut old = Directory::open(root.path(), &options(100, 0)).unwrap();
+        old.put(&finished("a", 0)).unwrap();
+        let mut new = Directory::open(root.path(), &options(2, 0)).unwrap();
+        old.put(&finished("b", 1)).unwrap();
+        old.window_over();
+        drop(old);
+        new.put(&finished("a", 2)).unwrap();
+        assert_eq!((new.files.len(), lines(root.path()).len()), (3, 3));
+        new.window_over();
+        assert_eq!(new.files.len(), 2);
+    }
+
+    #[test]
+    fn what_cannot_be_removed_is_not_forgotten() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(1, 0)).unwrap();
+        directory.put(&finished("a", 0)).unwrap();
+        let file = root.path().join(lines(root.path())[0]["file"].as_str().unwrap());
+        // Nobody removes a directory as a file, root neither.
+        fs::remove_file(&file).and_then(|()| fs::create_dir(&file)).unwrap();
+        directory.put(&finished("a", 1)).unwrap();
+        directory.window_over();
+        assert_eq!((directory.files.len(), directory.evicted), (2, 0));
+        fs::remove_dir(&file).unwrap();
+        directory.window_over();
+        assert_eq!((directory.files.len(), directory.evicted), (1, 1));
+    }
+
+    #[test]
+    fn an_index_that_cannot_be_written_loses_no_profile_and_is_made_good() {
+        let root = tempfile::tempdir().unwrap();
+        let index = root.path().join(INDEX);
+        let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
+        directory.put(&finished("a", 0)).unwrap();
+        fs::remove_file(&index).and_then(|()| fs::create_dir(&index)).unwrap();
+        directory.put(&finished("a", 1)).unwrap();
+        directory.window_over();
+        assert_eq!((directory.written, directory.failed), (2, 0));
+        // Half a line, and nobody appends to it.
+        fs::remove_dir(&index).and_then(|()| fs::write(&index, "{\"start\":")).unwrap();
+        directory.put(&finished("a", 2)).unwrap();
+        directory.window_over();
+        directory.put(&finished("a", 3)).unwrap();
+        assert_eq!((lines(root.path()).len(), directory.failed), (4, 0));
     }
 
     proptest! {

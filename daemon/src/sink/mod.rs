@@ -9,6 +9,8 @@ pub mod deliver;
 pub mod directory;
 pub mod file;
 pub mod http;
+pub mod lock;
+pub mod orphans;
 pub mod otlp;
 pub mod pyroscope;
 pub mod receiver;

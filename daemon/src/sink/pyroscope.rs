@@ -149,18 +149,18 @@ impl Sink for Pyroscope {
     }
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        let delivery = self.delivery.started()?;
         let (labels, dropped) = labels(finished);
         self.dropped_labels += dropped;
         let split = split(&finished.profile, MOST_SAMPLES, self.most_bytes);
         self.dropped_samples += split.dropped_samples;
-        for part in &split.parts {
+        let spooled = receiver::each(&split.parts, |part| {
             self.requests += 1;
             let samples = vec![RawSample { raw_profile: pprof::pack(part)? }];
             let series = vec![RawProfileSeries { labels: labels.clone(), samples }];
-            delivery.put(finished.start + finished.duration, &PushRequest { series }.encode_to_vec())?;
-        }
-        receiver::all_fitted(split.dropped_samples, "profile", self.most_bytes)
+            let request = PushRequest { series }.encode_to_vec();
+            Ok(self.delivery.put(finished.start + finished.duration, &request)?)
+        });
+        spooled.and(receiver::all_fitted(split.dropped_samples, "profile", self.most_bytes))
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {

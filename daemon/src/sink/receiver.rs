@@ -147,6 +147,14 @@ pub(super) fn unreached(error: http::HttpError) -> Verdict {
     Verdict::Later { after: None, reason: error.to_string() }
 }
 
+/// Does it with each part of a profile: what becomes of one is nothing to the rest.
+///
+/// # Errors
+/// The first there was.
+pub(super) fn each<T>(parts: &[T], does: impl FnMut(&T) -> Result<(), SinkError>) -> Result<(), SinkError> {
+    parts.iter().map(does).fold(Ok(()), Result::and)
+}
+
 /// When so many samples found no room in any request; `what` and `bytes` are what a request holds.
 ///
 /// # Errors
@@ -193,6 +201,17 @@ mod tests {
         );
         assert!(spool.directory_of("otlp", &"x".repeat(300)).unwrap_err().contains("too long"));
         assert!(SpoolOptions::default().directory_of("otlp", "http://a").is_err());
+    }
+
+    #[test]
+    fn a_part_that_finds_no_room_costs_neither_the_rest_nor_its_own_error() {
+        let mut done = Vec::new();
+        let first = each(&[1, 2, 3, 4], |&part| {
+            done.push(part);
+            if part % 2 == 0 { Err(SinkError::Refused { reason: part.to_string() }) } else { Ok(()) }
+        });
+        assert_eq!((first.unwrap_err().to_string().as_str(), done), ("2", vec![1, 2, 3, 4]));
+        assert!(each(&[1], |_| Ok(())).is_ok());
     }
 
     #[test]

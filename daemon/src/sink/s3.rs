@@ -222,11 +222,9 @@ impl Sink for S3 {
     }
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        let delivery = self.delivery.started()?;
         let object = Object { key: key(&self.prefix, finished), body: finished.packed()? };
         self.objects += 1;
-        delivery.put(finished.start + finished.duration, &object.encode_to_vec())?;
-        Ok(())
+        Ok(self.delivery.put(finished.start + finished.duration, &object.encode_to_vec())?)
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {

@@ -2,11 +2,14 @@
 //! whatever goes unsent is counted by its cause. Times are handed in, so that a day's outage can be tested in a moment.
 
 use super::file::{self, FileError};
+use super::lock::{self, Lock};
 use rustix::fs::statvfs;
 use std::collections::VecDeque;
-use std::fs;
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 const SUFFIX: &str = ".spooled";
@@ -55,10 +58,14 @@ pub struct Oldest {
 /// One receiver's spool. One process at a time uses a directory.
 #[derive(Debug)]
 pub struct Spool {
+    _lock: Arc<Lock>,
     directory: PathBuf,
     limits: Limits,
     /// Oldest first.
     items: VecDeque<Item>,
+    /// Done with, but their files could not be removed: they are not sent again, and removed as soon as that is possible.
+    left: Vec<Item>,
+    /// Of the files of both.
     bytes: u64,
     next: u64,
     /// Being sent: neither counts as lost nor goes while its receiver may be taking it.
@@ -70,10 +77,15 @@ impl Spool {
     /// Opens the directory, making it if needed, and takes what an earlier daemon left there.
     ///
     /// # Errors
-    /// When it cannot be made or listed.
+    /// When it cannot be made or listed, or is another process's.
     pub fn open(directory: &Path, limits: Limits) -> Result<Self, FileError> {
         let fail = |step| move |source| FileError { path: directory.to_owned(), step, source };
-        fs::create_dir_all(directory).map_err(fail("make the directory"))?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)
+            .map_err(fail("make the directory"))?;
+        let lock = lock::hold(directory)?;
         file::sweep(directory);
         let mut items = Vec::new();
         for entry in fs::read_dir(directory).map_err(fail("list the directory"))? {
@@ -85,12 +97,17 @@ impl Spool {
             }
         }
         items.sort_unstable_by_key(|item| item.sequence);
+        let next = items.last().map_or(0, |item| item.sequence.saturating_add(1));
+        // Without content: see `remove_oldest`.
+        let (left, items): (Vec<Item>, Vec<Item>) = items.into_iter().partition(|item| item.bytes == 0);
         Ok(Self {
+            _lock: lock,
             directory: directory.to_owned(),
             limits,
             bytes: items.iter().map(|item| item.bytes).sum(),
-            next: items.last().map_or(0, |item| item.sequence.saturating_add(1)),
+            next,
             items: items.into(),
+            left,
             busy: None,
             lost: Lost::default(),
         })
@@ -111,6 +128,7 @@ impl Spool {
                 io::Error::other(format!("{bytes} bytes, and the spool holds {}", self.limits.bytes));
             return Err(FileError { path, step: "spool", source });
         }
+        self.remove_left();
         let full = |what: String| FileError {
             path: path.clone(),
             step: "spool",
@@ -122,7 +140,9 @@ impl Spool {
                     continue;
                 }
                 self.lost.refused += 1;
-                return Err(full(format!("the one that is being sent leaves no room for {bytes} bytes")));
+                return Err(full(format!(
+                    "what is being sent or cannot be removed leaves no room for {bytes} bytes"
+                )));
             }
             if self.short_of_space(bytes) {
                 if self.evict() {
@@ -150,13 +170,9 @@ impl Spool {
     /// The oldest that is not too old at `now`; those before it go. It stays, whatever is put, until [`done`](Self::done) or
     /// [`later`](Self::later).
     pub fn oldest(&mut self, now: SystemTime) -> Option<Oldest> {
-        let now = seconds(now);
-        while let Some(&item) = self.items.front() {
-            if now.saturating_sub(item.at) > self.limits.age.as_secs() {
-                self.remove(0);
-                self.lost.expired += 1;
-                continue;
-            }
+        loop {
+            self.expire(now);
+            let &item = self.items.front()?;
             match fs::read(self.path(item)) {
                 Ok(payload) => {
                     self.busy = Some(item.sequence);
@@ -164,19 +180,38 @@ impl Spool {
                 }
                 Err(_) => {
                     // Somebody took it away, or the disk is failing: the next one may be readable.
-                    self.remove(0);
+                    self.remove_oldest();
                     self.lost.refused += 1;
                 }
             }
         }
-        None
+    }
+
+    /// What is too old at `now` goes.
+    pub fn expire(&mut self, now: SystemTime) {
+        self.remove_left();
+        let now = seconds(now);
+        while self.items.front().is_some_and(|item| now.saturating_sub(item.at) > self.limits.age.as_secs()) {
+            self.remove_oldest();
+            self.lost.expired += 1;
+        }
+    }
+
+    /// Removes the directory when nothing is in it any more; true when it is gone.
+    pub fn remove_if_empty(self) -> bool {
+        if !(self.items.is_empty() && self.left.is_empty()) {
+            return false;
+        }
+        // Whoever waits for the lock makes both anew.
+        fs::remove_file(self.directory.join(lock::NAME)).ok();
+        fs::remove_dir(&self.directory).is_ok()
     }
 
     /// The oldest was sent, or never will be.
     pub fn done(&mut self, sequence: u64) {
         self.later();
         if self.items.front().is_some_and(|item| item.sequence == sequence) {
-            self.remove(0);
+            self.remove_oldest();
         }
     }
 
@@ -197,7 +232,7 @@ impl Spool {
         self.items.is_empty()
     }
 
-    /// Bytes that wait.
+    /// Bytes of all files.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -211,17 +246,51 @@ impl Spool {
 
     fn evict(&mut self) -> bool {
         let at = usize::from(self.items.front().is_some_and(|item| self.busy == Some(item.sequence)));
-        let there = self.remove(at);
-        self.lost.evicted += u64::from(there);
-        there
+        let Some(&item) = self.items.get(at) else { return false };
+        // What cannot be removed makes no room: it still waits.
+        if !self.unlink(item) {
+            return false;
+        }
+        self.items.remove(at);
+        self.lost.evicted += 1;
+        true
     }
 
-    fn remove(&mut self, at: usize) -> bool {
-        let Some(item) = self.items.remove(at) else { return false };
-        self.bytes = self.bytes.saturating_sub(item.bytes);
-        // What cannot be removed is found again at the next start.
-        fs::remove_file(self.path(item)).ok();
-        true
+    fn remove_oldest(&mut self) {
+        if let Some(mut item) = self.items.pop_front()
+            && !self.unlink(item)
+        {
+            // Whoever opens this spool next would send it again: what has no content is not sent.
+            if OpenOptions::new().write(true).truncate(true).open(self.path(item)).is_ok() {
+                self.bytes = self.bytes.saturating_sub(item.bytes);
+                item.bytes = 0;
+            }
+            self.left.push(item);
+        }
+    }
+
+    /// Until the first that cannot be removed either: whatever is in the way of one is most likely in the way of all.
+    fn remove_left(&mut self) {
+        while let Some(&item) = self.left.last()
+            && self.unlink(item)
+        {
+            self.left.pop();
+        }
+    }
+
+    /// True when the file is gone.
+    fn unlink(&mut self, item: Item) -> bool {
+        let path = self.path(item);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %path.display(), %error, "cannot be removed from the spool; it is tried again");
+                false
+            }
+            _ => {
+                self.bytes = self.bytes.saturating_sub(item.bytes);
+                true
+            }
+        }
     }
 
     fn short_of_space(&self, bytes: u64) -> bool {
@@ -260,6 +329,14 @@ mod tests {
 
     fn at(seconds: u64) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + seconds)
+    }
+
+    /// All but the lock's.
+    fn files(directory: &Path) -> Vec<PathBuf> {
+        let found = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+        let mut found: Vec<PathBuf> = found.filter(|path| !path.ends_with(lock::NAME)).collect();
+        found.sort();
+        found
     }
 
     fn drain(spool: &mut Spool, now: SystemTime) -> Vec<Vec<u8>> {
@@ -316,7 +393,7 @@ mod tests {
         let expected: Vec<Vec<u8>> = (day - 61..day).map(|minute| minute.to_le_bytes().to_vec()).collect();
         assert_eq!(sent, expected);
         assert_eq!(spool.lost(), Lost { expired: day - 61, ..Lost::default() });
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
     }
 
     #[test]
@@ -352,10 +429,62 @@ mod tests {
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         spool.put(at(0), b"one").unwrap();
         spool.put(at(0), b"two").unwrap();
-        let first = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path()).min().unwrap();
-        fs::remove_file(first).unwrap();
+        fs::remove_file(&files(directory.path())[0]).unwrap();
         assert_eq!(spool.oldest(at(0)).unwrap().payload, b"two");
         assert_eq!(spool.lost().refused, 1);
+    }
+
+    #[test]
+    fn what_cannot_be_removed_is_not_sent_twice_and_goes_when_it_can() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        spool.put(at(0), &[0; 600]).unwrap();
+        spool.put(at(0), &[1; 100]).unwrap();
+        let path = spool.path(spool.items[0]);
+        // Nobody removes a directory as a file, root neither.
+        let make_lasting = || fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
+        let sent = spool.oldest(at(0)).unwrap();
+        make_lasting();
+        spool.done(sent.sequence);
+        assert_eq!((spool.len(), spool.bytes()), (1, 700), "it takes its room as long as it is there");
+        assert_eq!(drain(&mut spool, at(0)), [[1; 100]]);
+        assert!(spool.put(at(0), &[2; 500]).is_err());
+        fs::remove_dir(&path).unwrap();
+        spool.put(at(0), &[3; 500]).unwrap();
+        assert_eq!((spool.bytes(), spool.lost()), (500, Lost { refused: 1, ..Lost::default() }));
+    }
+
+    #[test]
+    fn what_was_sent_and_cannot_be_removed_is_not_sent_by_the_next_daemon() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let allow = |mode| fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode)).unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        spool.put(at(0), b"sent").unwrap();
+        // Root removes it all the same.
+        allow(0o500);
+        assert_eq!(drain(&mut spool, at(0)), [b"sent"]);
+        drop(spool);
+        // By hand, for root's sake.
+        allow(0o700);
+        let emptied = Item { sequence: 7, at: 1_700_000_000, bytes: 0 };
+        fs::write(directory.path().join(name(emptied)), "").unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        assert_eq!((drain(&mut spool, at(0)), spool.lost(), spool.bytes()), (Vec::new(), Lost::default(), 0));
+        assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
+        spool.put(at(0), b"new").unwrap();
+        assert_eq!(spool.oldest(at(0)).unwrap().sequence, 8);
+    }
+
+    #[test]
+    fn what_cannot_be_evicted_still_waits_and_counts_as_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        spool.put(at(0), &[0; 600]).unwrap();
+        let path = spool.path(spool.items[0]);
+        fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
+        assert!(spool.put(at(0), &[1; 500]).is_err());
+        assert_eq!((spool.len(), spool.lost()), (1, Lost { refused: 1, ..Lost::default() }));
     }
 
     proptest! {
@@ -383,7 +512,7 @@ mod tests {
                     put += 1;
                 }
                 prop_assert!(spool.bytes() <= ALL.bytes);
-                let on_disk: u64 = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
+                let on_disk: u64 = files(directory.path()).iter().map(|file| file.metadata().unwrap().len()).sum();
                 prop_assert_eq!(on_disk, spool.bytes());
             }
             let lost = spool.lost();

@@ -126,17 +126,16 @@ impl Sink for Otlp {
     }
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        let delivery = self.delivery.started()?;
         let converted = convert::requests(finished, self.most_bytes, &mut fresh_id);
         self.dropped_samples += converted.dropped_samples;
-        for request in &converted.requests {
+        let spooled = receiver::each(&converted.requests, |request| {
             self.requests += 1;
             let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
             packed.write_all(&request.encode_to_vec()).map_err(PprofError::from)?;
             let packed = packed.finish().map_err(PprofError::from)?;
-            delivery.put(finished.start + finished.duration, &packed)?;
-        }
-        receiver::all_fitted(converted.dropped_samples, "request", self.most_bytes)
+            Ok(self.delivery.put(finished.start + finished.duration, &packed)?)
+        });
+        spooled.and(receiver::all_fitted(converted.dropped_samples, "request", self.most_bytes))
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {

@@ -1,0 +1,104 @@
+//! One process at a time uses a directory of profiles or a spool: two would send and remove what is the other's. A lock of a file in it (flock)
+//! says so to all processes that see the directory, in whatever container; it goes with the process, however that ends.
+//!
+//! Within a process the lock is shared: while a reload puts other sinks in place of those at work, both have it, and take turns.
+
+use super::file::FileError;
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, openat};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The file's name.
+pub const NAME: &str = ".perfusion.lock";
+/// How often the file is made, when another process takes an empty directory away with it.
+const ATTEMPTS: u32 = 10;
+
+/// What this process holds, by the file's path.
+static HELD: Mutex<BTreeMap<PathBuf, Weak<Lock>>> = Mutex::new(BTreeMap::new());
+
+/// A directory is this process's for as long as any of these lives.
+#[derive(Debug)]
+pub struct Lock {
+    /// The lock goes when it is closed.
+    _file: File,
+}
+
+/// Takes the lock of a directory that is there. On a file system that knows no locks nobody is kept out.
+///
+/// # Errors
+/// When another process has it, or its file cannot be made.
+pub fn hold(directory: &Path) -> Result<Arc<Lock>, FileError> {
+    let fail = |step, source: io::Error| FileError { path: directory.join(NAME), step, source };
+    let path =
+        fs::canonicalize(directory).map_err(|source| fail("look for its directory", source))?.join(NAME);
+    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(lock) = held.get(&path).and_then(Weak::upgrade) {
+        return Ok(lock);
+    }
+    let file = take(&path).map_err(|error| match error {
+        Errno::WOULDBLOCK => {
+            let todo =
+                "another process uses this directory: give each daemon one of its own, or end the other one";
+            fail("lock", io::Error::new(io::ErrorKind::WouldBlock, todo))
+        }
+        error => fail("make the lock's file", error.into()),
+    })?;
+    let lock = Arc::new(Lock { _file: file });
+    held.retain(|_, lock| lock.strong_count() > 0);
+    held.insert(path, Arc::downgrade(&lock));
+    Ok(lock)
+}
+
+fn take(path: &Path) -> Result<File, Errno> {
+    // Nobody's link or pipe leads elsewhere. A file open for writing would keep the file system from being made read-only.
+    let flags = OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let mut access = OFlags::RDONLY;
+    for _ in 0..ATTEMPTS {
+        let file = File::from(openat(CWD, path, flags | access, Mode::RUSR | Mode::WUSR)?);
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            // A lock of a file that is gone keeps nobody out.
+            Ok(()) if fstat(&file)?.st_nlink == 0 => {}
+            Err(Errno::WOULDBLOCK) => return Err(Errno::WOULDBLOCK),
+            // NFS wants it open for writing.
+            Err(Errno::BADF) if access == OFlags::RDONLY => access = OFlags::RDWR,
+            Ok(()) | Err(_) => return Ok(file),
+        }
+    }
+    Err(Errno::BUSY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_shared_within_the_process_and_refused_to_others() {
+        let directory = tempfile::tempdir().unwrap();
+        // Whoever opens the file anew is to a lock as another process is.
+        let elsewhere = || take(&directory.path().join(NAME));
+        let (old, new) = (hold(directory.path()).unwrap(), hold(&directory.path().join(".")).unwrap());
+        assert!(Arc::ptr_eq(&old, &new));
+        drop(old);
+        assert_eq!(elsewhere().unwrap_err(), Errno::WOULDBLOCK);
+        drop(new);
+        let other = elsewhere().unwrap();
+        let error = hold(directory.path()).unwrap_err().to_string();
+        let path = directory.path().join(NAME);
+        assert!(error.contains(path.to_str().unwrap()) && error.contains("one of its own"), "{error}");
+        drop(other);
+        hold(directory.path()).unwrap();
+    }
+
+    #[test]
+    fn what_lies_in_the_place_of_the_file_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let elsewhere = directory.path().join("elsewhere");
+        std::os::unix::fs::symlink(&elsewhere, directory.path().join(NAME)).unwrap();
+        assert!(hold(directory.path()).is_err());
+        assert!(!elsewhere.exists());
+    }
+}

@@ -1,0 +1,104 @@
+//! Spools of receivers that are configured no more. What waits there is for nobody, but the receiver may come back (a reload with a mistake in
+//! it), so it goes by its age, as it would with the receiver, and the directory with the last of it.
+
+use super::spool::{Limits, Spool};
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+/// What spools' names begin with, see [`super::receiver::SpoolOptions::directory_of`].
+const KINDS: [&str; 3] = ["otlp-", "pyroscope-", "s3-"];
+/// How often they are looked at.
+const EVERY: Duration = Duration::from_secs(600);
+
+/// Those in one directory.
+#[derive(Debug, Default)]
+pub struct Orphans {
+    directory: Option<PathBuf>,
+    age: Duration,
+    /// Spools of configured receivers.
+    in_use: Vec<PathBuf>,
+    looked: Option<Instant>,
+    said: HashSet<PathBuf>,
+}
+
+impl Orphans {
+    /// Those in `directory` but `in_use`, of which nothing older than `age` is kept.
+    #[must_use]
+    pub fn of(directory: Option<PathBuf>, in_use: Vec<PathBuf>, age: Duration) -> Self {
+        Self { directory, age, in_use, looked: None, said: HashSet::new() }
+    }
+
+    /// Looks for them, now and then. No sink of an earlier configuration may be at work any more.
+    pub fn look(&mut self) {
+        if self.looked.is_none_or(|at| at.elapsed() >= EVERY) {
+            self.looked = Some(Instant::now());
+            self.expire(SystemTime::now());
+        }
+    }
+
+    fn expire(&mut self, now: SystemTime) {
+        let Some(directory) = &self.directory else { return };
+        // Without one nothing waits.
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            let (name, path) = (entry.file_name(), entry.path());
+            let spool = name.to_str().is_some_and(|name| KINDS.iter().any(|kind| name.starts_with(kind)));
+            if spool && !self.in_use.contains(&path) && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                let first = self.said.insert(path.clone());
+                expire(&path, self.age, now, first);
+            }
+        }
+    }
+}
+
+fn expire(path: &Path, age: Duration, now: SystemTime, first: bool) {
+    let limits = Limits { bytes: u64::MAX, age, free_bytes: 0 };
+    let mut spool = match Spool::open(path, limits) {
+        Ok(spool) => spool,
+        // Another daemon's, with receivers of its own.
+        Err(error) => return tracing::debug!(%error, "a spool that no receiver here has is left alone"),
+    };
+    spool.expire(now);
+    let (expired, waiting) = (spool.lost().expired, spool.len());
+    if spool.remove_if_empty() {
+        tracing::info!(path = %path.display(), expired, "the spool of a receiver that is configured no more is removed");
+    } else if first || expired > 0 {
+        tracing::warn!(
+            path = %path.display(),
+            expired,
+            waiting,
+            "the receiver of this spool is configured no more: what waits goes by spool.max_age"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_for_nobody_goes_by_its_age_and_its_directory_with_the_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let made = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        let hour = Duration::from_secs(3600);
+        let all = Limits { bytes: 1000, age: hour, free_bytes: 0 };
+        for name in ["otlp-old", "otlp-new", "s3-x", "pyroscope-y", "somebody's"] {
+            let mut spool = Spool::open(&at(name), all).unwrap();
+            spool.put(made, b"early").unwrap();
+            spool.put(made + hour, b"late").unwrap();
+        }
+        fs::write(at("pyroscope-y").join("somebody's"), "x").unwrap();
+        std::os::unix::fs::symlink(at("somebody's"), at("otlp-link")).unwrap();
+        let mut orphans =
+            Orphans::of(Some(folder.path().to_owned()), vec![at("otlp-new"), at("otlp-away")], hour);
+        let waiting = |name: &str| Spool::open(&at(name), all).unwrap().len();
+        orphans.expire(made + hour + Duration::from_secs(1));
+        assert_eq!(["otlp-old", "otlp-new", "s3-x", "somebody's"].map(waiting), [1, 2, 1, 2]);
+        orphans.expire(made + 3 * hour);
+        assert!(!at("otlp-old").exists() && !at("s3-x").exists());
+        assert_eq!(["otlp-new", "somebody's"].map(waiting), [2, 2]);
+        assert!(at("pyroscope-y").join("somebody's").exists());
+    }
+}
