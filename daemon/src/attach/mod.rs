@@ -1,6 +1,7 @@
 //! Brings the shim into a process and out of it again: [`attach()`] for a running one, [`launch::launch`] for one that is about
 //! to start, `port` has one wait at its start for us. `policy` decides whether it can be done, `place` puts the library where the process can load it, `ipc` talks to
-//! its runtime, `helper` has the right to do so with other users' where the daemon has it not. Nothing here stops, signals or traces the process; each wait has a deadline.
+//! its runtime, `helper` has the right to do so with other users' where the daemon has it not. Nothing here stops, signals or traces the process; each wait for it has a
+//! deadline. A file system may hold up a call for ever all the same: the daemon leaves such an attach behind (`workers`).
 
 pub mod follow;
 pub mod helper;
@@ -23,6 +24,7 @@ use crate::source::shim::finder;
 use profiler_protocol::load::{self, CLASS_ID, OWNER_VARIABLE, client_data};
 use rustix::io::Errno;
 use std::ffi::OsString;
+use std::io;
 use std::time::{Duration, Instant};
 
 /// A runtime that has just started needs this long at most before it listens.
@@ -79,6 +81,14 @@ pub enum AttachError {
         pid: u32,
         /// What takes so long.
         what: String,
+    },
+    /// There is nobody to do it.
+    #[error("process {pid}: no thread for the attach: {source}")]
+    NoThread {
+        /// The process.
+        pid: u32,
+        /// The system's answer.
+        source: io::Error,
     },
     /// `/proc` could not be read.
     #[error("process {pid}: /proc/{pid}/{file}: {source}")]

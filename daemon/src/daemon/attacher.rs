@@ -105,13 +105,13 @@ impl Attacher {
         let (news, heard) = channel();
         let (tell, seen_to) = (news.clone(), watcher.clone());
         let own = move |attempt: &Try| settings.wishing(attempt.wishes);
-        let workers = Workers::start(own, move |done: Done<Try>| {
+        let workers = Workers::new(own, move |done: Done<Try>| {
             if done.1.is_ok() {
                 seen_to.watch(done.0.program.0);
             }
             // Fails only when nobody waits for it any more.
             tell.send(News::Done(done)).ok();
-        })?;
+        });
         let (known, reasons) = memory.recall();
         let work = Work { state, watcher, workers, memory, known, reasons, told: HashMap::new() };
         let thread = std::thread::Builder::new().name("attacher".into()).spawn(move || {
@@ -158,6 +158,9 @@ impl Work {
             self.reasons.retain(|known, _| self.known.contains_key(known));
             self.told.retain(|program, _| alive.contains(program));
             place::remove_those_of_the_dead();
+            for (attempt, error) in self.workers.give_up() {
+                self.failed(&attempt, &error);
+            }
             let rules = self.state.selection();
             let mut filter = rules.as_deref().map(Filter::new);
             let mut of_services = HashMap::new();
@@ -239,11 +242,13 @@ impl Work {
             }
         }
         // Without a worker it has its turn when an attach is over.
-        self.workers.begin(process.pid, &attempt);
+        if let Err(error) = self.workers.begin(process.pid, &attempt) {
+            self.failed(&attempt, &error);
+        }
     }
 
     fn done(&mut self, (attempt, result): Done<Try>) {
-        self.workers.finished(&attempt);
+        let in_time = self.workers.finished(&attempt);
         match result {
             Ok(attached) => {
                 self.state.counters.attached.add(1);
@@ -251,7 +256,9 @@ impl Work {
                 self.reasons.remove(&attempt.program);
                 self.known.insert(attempt.program, Outcome::Attached);
             }
-            Err(error) => self.failed(&attempt, &error),
+            // That of one that was given up has been said.
+            Err(error) if in_time => self.failed(&attempt, &error),
+            Err(_) => {}
         }
     }
 
