@@ -739,9 +739,8 @@ mod tests {
         let take = |pid| InHand::add(&in_hand, Holder::Process(pid));
         let mut places: Vec<_> = (0..MOST_OF_ONE).map(|_| take(1).unwrap()).collect();
         assert!(take(1).is_none());
-        places.extend(
-            (MOST_OF_ONE..MOST_REQUESTS).map(|_| InHand::add(&in_hand, Holder::Device(0, 1))).flatten(),
-        );
+        places
+            .extend((MOST_OF_ONE..MOST_REQUESTS).filter_map(|_| InHand::add(&in_hand, Holder::Device(0, 1))));
         places.extend((2..2 + (MOST_REQUESTS - places.len()) as u32).map(|pid| take(pid).unwrap()));
         assert_eq!(places.len(), MOST_REQUESTS);
         assert!(take(1000).is_none());
