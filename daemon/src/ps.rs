@@ -86,7 +86,7 @@ fn row(pid: u32) -> Option<Row> {
         return None;
     }
     // Asking means to connect to its diagnostics socket.
-    let ask = (!opted_out(&target)).then_some(ASK_TIMEOUT);
+    let ask = matches!(opted_out(&target), Ok(false)).then_some(ASK_TIMEOUT);
     let Inspection { runtime, shim_loaded, why_not } = inspect(&target, ask).ok()?;
     let mode = match (&runtime, &why_not) {
         _ if shim_loaded => Mode::ShimLoaded,

@@ -1,6 +1,7 @@
 //! Brings the shim into a process and out of it again: [`attach()`] for a running one, [`launch::launch`] for one that is about
 //! to start, `port` has one wait at its start for us. `policy` decides whether it can be done, `place` puts the library where the process can load it, `ipc` talks to
-//! its runtime, `helper` has the right to do so with other users' where the daemon has it not. Nothing here stops, signals or traces the process; each wait has a deadline.
+//! its runtime, `helper` has the right to do so with other users' where the daemon has it not. Nothing here stops, signals or traces the process; each wait for it has a
+//! deadline. A file system may hold up a call for ever all the same: the daemon leaves such an attach behind (`workers`).
 
 pub mod follow;
 pub mod helper;
@@ -23,6 +24,7 @@ use crate::source::shim::finder;
 use profiler_protocol::load::{self, CLASS_ID, OWNER_VARIABLE, client_data};
 use rustix::io::Errno;
 use std::ffi::OsString;
+use std::io;
 use std::time::{Duration, Instant};
 
 /// A runtime that has just started needs this long at most before it listens.
@@ -70,19 +72,31 @@ pub enum AttachError {
         /// What is lacking.
         source: crate::kernel_features::Limit,
     },
-    /// `/proc` did not answer for as long as there is.
+    /// Something did not answer for as long as there is.
     #[error(
-        "process {pid}: reading /proc/{pid}/maps takes too long: this machine has too much to do, or a file system that the process has mapped does not answer; try again later"
+        "process {pid}: {what} takes too long: this machine has too much to do, or a file system that the process uses does not answer; try again later"
     )]
     HeldUp {
         /// The process.
         pid: u32,
+        /// What takes so long.
+        what: String,
+    },
+    /// There is nobody to do it.
+    #[error("process {pid}: no thread for the attach: {source}")]
+    NoThread {
+        /// The process.
+        pid: u32,
+        /// The system's answer.
+        source: io::Error,
     },
     /// `/proc` could not be read.
-    #[error("process {pid}: /proc/{pid}/maps: {source}")]
+    #[error("process {pid}: /proc/{pid}/{file}: {source}")]
     Look {
         /// The process.
         pid: u32,
+        /// What of it.
+        file: &'static str,
         /// The system's answer.
         source: Errno,
     },
@@ -108,6 +122,16 @@ pub enum AttachError {
         /// How long was waited.
         waited: Duration,
     },
+}
+
+impl AttachError {
+    /// A file of the process's in `/proc` that could not be read. What `process/patience.rs` does not wait for any longer can be read another time.
+    pub(crate) fn unread(pid: u32, file: &'static str, source: Errno) -> Self {
+        match source {
+            Errno::TIMEDOUT => Self::HeldUp { pid, what: format!("reading /proc/{pid}/{file}") },
+            source => Self::Look { pid, file, source },
+        }
+    }
 }
 
 /// What a recorder wishes to be told of, beside what it always is. Runtimes are not asked for the rest, and a program in which that happens often
@@ -289,8 +313,7 @@ fn look<T>(
     loop {
         match look() {
             Err(Errno::TIMEDOUT) if Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN * 10),
-            Err(Errno::TIMEDOUT) => return Err(AttachError::HeldUp { pid }),
-            answer => return answer.map_err(|source| AttachError::Look { pid, source }),
+            answer => return answer.map_err(|source| AttachError::unread(pid, "maps", source)),
         }
     }
 }
@@ -337,11 +360,11 @@ mod tests {
         });
         assert!(matches!(found, Ok(3)), "{found:?}");
         let found = look(1, long, || Err::<(), _>(Errno::SRCH));
-        assert!(matches!(found, Err(AttachError::Look { pid: 1, source: Errno::SRCH })), "{found:?}");
+        assert!(matches!(found, Err(AttachError::Look { pid: 1, source: Errno::SRCH, .. })), "{found:?}");
         // What a reader of a process's files says of a read that is not waited for any longer.
         let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
         let found = look(1, Duration::from_millis(1), || Err::<(), _>(target::errno(&error)));
-        assert!(matches!(found, Err(AttachError::HeldUp { pid: 1 })), "{found:?}");
+        assert!(matches!(found, Err(AttachError::HeldUp { pid: 1, .. })), "{found:?}");
     }
 
     #[test]

@@ -26,6 +26,7 @@ use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::thread::JoinHandle;
 
 /// What the library's files are called.
 pub(super) const NAMING: Naming = Naming { prefix: "perfusion-shim-", suffix: ".so" };
@@ -49,6 +50,8 @@ pub struct PlaceError {
 pub enum Unfit {
     /// A system call failed.
     System(&'static str, Errno),
+    /// The file system of a user namespace that has no number for any user of ours (EOVERFLOW), and we may not become the process's user, who has one.
+    UnknownUser,
     /// Mounted noexec: the loader could not map the library.
     NoExec,
     /// Mounted read-only.
@@ -77,6 +80,11 @@ impl fmt::Display for Unfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::System(step, source) => write!(f, "{step}: {source}"),
+            Self::UnknownUser => write!(
+                f,
+                "create: {}: its file system knows no user of ours; that takes CAP_SETUID and CAP_SETGID",
+                Errno::OVERFLOW
+            ),
             Self::NoExec => f.write_str("mounted noexec"),
             Self::ReadOnly => f.write_str("mounted read-only"),
             Self::Owner { path, uid } => write!(
@@ -120,8 +128,14 @@ pub struct Placed {
 }
 
 /// Libraries that processes may load later than they should have, until they end. At most so many; beyond, files are left to the next sweep.
-static KEPT: Mutex<Vec<(Target, Placed)>> = Mutex::new(Vec::new());
+static KEPT: Mutex<Kept> = Mutex::new(Kept { placed: Vec::new(), remover: None });
 const MOST_KEPT: usize = 64;
+
+struct Kept {
+    placed: Vec<(Target, Placed)>,
+    /// What removes those of the dead.
+    remover: Option<JoinHandle<()>>,
+}
 
 impl Placed {
     /// Path in the process's mount namespace.
@@ -134,8 +148,8 @@ impl Placed {
     pub(super) fn keep_until_the_end_of(mut self, target: Target) {
         remove_those_of_the_dead();
         let Ok(mut kept) = KEPT.lock() else { return };
-        if kept.len() < MOST_KEPT {
-            kept.push((target, self));
+        if kept.placed.len() < MOST_KEPT {
+            kept.placed.push((target, self));
         } else {
             self.removes = false;
         }
@@ -144,8 +158,16 @@ impl Placed {
 
 /// Removes what was kept for processes that have ended: each costs a file and four descriptors. For whoever looks at processes again and again.
 pub(crate) fn remove_those_of_the_dead() {
-    if let Ok(mut kept) = KEPT.lock() {
-        kept.retain(|(target, _)| target.is_alive());
+    let Ok(mut kept) = KEPT.lock() else { return };
+    // A thread does it that may hang: the file system was the process's to choose. One at a time; those that die meanwhile are kept until it ends.
+    if kept.remover.as_ref().is_some_and(|remover| !remover.is_finished()) {
+        return;
+    }
+    let dead = kept.placed.extract_if(.., |(target, _)| !target.is_alive());
+    let dead: Vec<Placed> = dead.map(|(_, placed)| placed).collect();
+    if !dead.is_empty() {
+        let thread = std::thread::Builder::new().name("attach-remove".to_owned());
+        kept.remover = thread.spawn(move || drop(dead)).ok();
     }
 }
 
@@ -291,10 +313,9 @@ fn write_locked(target: &Target, directory: OwnedFd, path: &Path, library: &[u8]
     };
     let file = match create(&directory, &name) {
         // The file system belongs to a user namespace that does not know our user: make the file as the process's own.
-        Err(Errno::OVERFLOW) => create_as(target, &directory, &name),
-        other => other,
+        Err(Errno::OVERFLOW) => create_as(target, &directory, &name)?,
+        other => other.map_err(|e| Unfit::System("create", e))?,
     };
-    let file = file.map_err(|e| Unfit::System("create", e))?;
     // From here on `placed` removes the file when it is dropped, on failure too.
     let mut placed = Placed { directory, name, path: inside, locked: File::from(file), removes: true };
     if !leftover::hold(&placed.locked).map_err(|e| Unfit::System("lock", e))? {
@@ -344,18 +365,23 @@ pub(super) fn remove_here(directory: impl AsFd, name: &str) -> Result<(), Errno>
 }
 
 /// Makes the file on a thread of its own that has become the target's user: ids are per thread in Linux, and this one ends with it.
-fn create_as(target: &Target, directory: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
-    let (uid, gid) = target.file_owner()?;
+/// That takes capabilities which neither the unit nor the pod has.
+fn create_as(target: &Target, directory: &OwnedFd, name: &str) -> Result<OwnedFd, Unfit> {
+    let system = |error| Unfit::System("create", error);
+    let (uid, gid) = target.file_owner().map_err(system)?;
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-    let work = || {
+    let become_it = || {
         set_thread_groups(&[])?;
         // Only the effective ids: who may signal a thread is decided by its real and saved ones (kernel/signal.c,
         // kill_ok_by_cred), so the target's user must never own those.
         set_thread_res_gid(None, gid, None)?;
-        set_thread_res_uid(None, uid, None)?;
-        create(directory, name)
+        set_thread_res_uid(None, uid, None)
     };
-    std::thread::scope(|scope| scope.spawn(work).join()).unwrap_or(Err(Errno::IO))
+    let work = || {
+        become_it().map_err(|error| if error == Errno::PERM { Unfit::UnknownUser } else { system(error) })?;
+        create(directory, name).map_err(system)
+    };
+    std::thread::scope(|scope| scope.spawn(work).join()).unwrap_or(Err(system(Errno::IO)))
 }
 
 fn errno(error: &io::Error) -> Errno {
@@ -409,11 +435,17 @@ fn sweep_starts() -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{NAMING, Unfit, own_directory, place_in, remove, write_into};
+    use super::{
+        NAMING, Unfit, create_as, own_directory, place_in, remove, remove_those_of_the_dead, write_into,
+    };
     use crate::attach::target::Target;
     use crate::leftover;
+    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
     use std::fs::{File, Permissions, read_dir, set_permissions};
+    use std::os::fd::OwnedFd;
     use std::os::unix::fs::PermissionsExt as _;
+    use std::process::Command;
+    use std::time::{Duration, Instant};
 
     fn me() -> Target {
         Target::open(std::process::id()).unwrap()
@@ -441,6 +473,41 @@ mod tests {
         std::fs::copy(held.path(), folder.path().join("perfusion-shim-0123456789abcdef.so")).unwrap();
         assert_eq!(sweep(), 1);
         assert!(std::fs::exists(held.path()).unwrap());
+    }
+
+    #[test]
+    fn what_was_kept_for_a_process_is_removed_when_it_has_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
+        let placed = place_in(&me(), folder.path(), b"library").unwrap();
+        placed.keep_until_the_end_of(Target::open(sleeper.id()).unwrap());
+        remove_those_of_the_dead();
+        assert_eq!(read_dir(folder.path()).unwrap().count(), 1);
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+        let begin = Instant::now();
+        while read_dir(folder.path()).unwrap().count() > 0 {
+            assert!(begin.elapsed() < Duration::from_secs(60));
+            remove_those_of_the_dead();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn without_the_right_to_become_the_processs_user_that_is_the_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = OwnedFd::from(File::open(folder.path()).unwrap());
+        // Capabilities are each thread's own.
+        let made = std::thread::spawn(move || {
+            let none = CapabilitySet::empty();
+            set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+                .unwrap();
+            create_as(&me(), &directory, "perfusion-shim-0123456789abcdef.so")
+        });
+        let why = made.join().unwrap().unwrap_err();
+        assert!(matches!(why, Unfit::UnknownUser), "{why}");
+        assert!(why.to_string().contains("Value too large"), "{why}");
+        assert_eq!(read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -101,11 +101,12 @@ pub struct Inspection {
     pub why_not: Option<WhyNot>,
 }
 
-/// True when it says in its environment that it is not to be attached to. One whose environment cannot be read has not said that it may be.
-#[must_use]
-pub fn opted_out(target: &Target) -> bool {
-    let value = target.environment(OPT_OUT);
-    value.map_or(true, |value| value.is_some_and(|value| value.eq_ignore_ascii_case("off")))
+/// True when it says in its environment that it is not to be attached to.
+///
+/// # Errors
+/// When its environment cannot be read now: it has not said that it may be touched then, nor that it may not.
+pub fn opted_out(target: &Target) -> Result<bool, Errno> {
+    Ok(target.environment(OPT_OUT)?.is_some_and(|value| value.eq_ignore_ascii_case("off")))
 }
 
 /// Looks at `target` from outside. When `ask` is given, a runtime whose version cannot be seen is asked for it over its
@@ -276,8 +277,10 @@ fn has_runtime_thread(target: &Target) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Runtime, WhyNot, inspect, version_in_path};
+    use super::{Runtime, WhyNot, inspect, opted_out, version_in_path};
     use crate::attach::target::Target;
+    use crate::config::load::OPT_OUT;
+    use std::process::Command;
 
     #[test]
     fn the_version_is_the_folder_of_the_library() {
@@ -292,9 +295,22 @@ mod tests {
     }
 
     #[test]
+    fn who_opts_out_is_told_from_who_cannot_be_asked() {
+        for (value, expected) in [("off", true), ("OFF", true), ("on", false)] {
+            let mut sleeper = Command::new("sleep").arg("600").env(OPT_OUT, value).spawn().unwrap();
+            let target = Target::open(sleeper.id()).unwrap();
+            let before = opted_out(&target);
+            sleeper.kill().unwrap();
+            sleeper.wait().unwrap();
+            assert_eq!(before, Ok(expected), "{value}");
+            assert!(opted_out(&target).is_err(), "it has gone");
+        }
+    }
+
+    #[test]
     fn a_native_process_is_told_so() {
         // Not the process of the tests: others of them have sockets and threads like a runtime's.
-        let mut sleeper = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
         let found = inspect(&Target::open(sleeper.id()).unwrap(), None);
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();

@@ -1,16 +1,23 @@
 //! Several attaches at once. One that is stalled, by a process that is stopped or that means harm, holds up its worker for
 //! [`ATTACH_TIMEOUT`](super::ATTACH_TIMEOUT) and a little more: so whoever owns processes has one worker at a time, and no user has all.
+//!
+//! A file system whose server does not answer, such as that of a process's temporary directory, may hold one up for ever, and no signal ends that. Such an
+//! attach is given up after [`LONGEST`], and its thread left behind. Until that ends nothing else of the same owner's is attached to, which would be held up as
+//! well; and there are only so many such threads in this process.
 
 use super::target::Target;
 use super::{AttachError, Attached, Settings, attach};
 use crate::daemon::neighbour;
 use std::io;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const WORKERS: usize = 4;
+/// How long an attach may take. Whatever waits for the process ends by itself before that, unless several things take as long as they may.
+const LONGEST: Duration = Duration::from_secs(30);
+/// Most threads that have been left behind and have not ended yet; with so many nothing is attached to any more.
+const MOST_LEFT_BEHIND: usize = 16;
 /// How long the end of the workers is waited for. Most attaches take a tenth of a second; one that is left alone does no harm: what it still
 /// loads finds nobody listening, goes quiet within 2 s and leaves.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -33,101 +40,160 @@ impl Owner {
     }
 }
 
+/// Threads that nobody waits for any more, and whose processes they attach to.
+struct LeftBehind(Mutex<Vec<(Owner, JoinHandle<()>)>>);
+
+/// Those of all recordings of this process: each has workers of its own, and what holds an attach up knows nothing of that.
+static LEFT_BEHIND: LeftBehind = LeftBehind::new();
+
+impl LeftBehind {
+    const fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    fn add(&self, owner: Owner, thread: JoinHandle<()>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(_, thread)| !thread.is_finished());
+        all.push((owner, thread));
+        if all.len() == MOST_LEFT_BEHIND {
+            tracing::warn!(
+                attaches = all.len(),
+                "so many attaches are held up that no other is begun before one of them ends: file systems that processes use do not answer"
+            );
+        }
+    }
+
+    /// What holds up an attach to a process of this owner's before it has begun.
+    fn holds_up(&self, owner: &Owner) -> Option<String> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(_, thread)| !thread.is_finished());
+        if all.iter().any(|(other, _)| other == owner) {
+            return Some(
+                "an earlier attach, to this process or another one of its user and cgroup,".to_owned(),
+            );
+        }
+        (all.len() >= MOST_LEFT_BEHIND).then(|| format!("each of {} other attaches", all.len()))
+    }
+}
+
 /// What became of an attach, and what it was for.
 pub type Done<T> = (T, Result<Attached, AttachError>);
 
-/// The threads. Dropping it lets them end when they are ready.
+/// An attach that has not been given up.
+struct Running<T> {
+    pid: u32,
+    what: T,
+    owner: Owner,
+    since: Instant,
+    thread: JoinHandle<()>,
+}
+
+/// The threads, one for each attach.
 pub struct Workers<T> {
-    jobs: Sender<(u32, T)>,
-    threads: Vec<JoinHandle<()>>,
-    running: Vec<(T, Owner)>,
+    start: Box<dyn Fn(u32, T) -> io::Result<JoinHandle<()>> + Send>,
+    running: Vec<Running<T>>,
+    left_behind: &'static LeftBehind,
 }
 
 impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
-    /// Starts them; each attach has settings of its own. `done` is called on their threads.
-    ///
-    /// # Errors
-    /// When a thread cannot be made.
-    pub fn start(
+    /// None are at work yet; each attach has settings of its own. `done` is called on their threads.
+    #[must_use]
+    pub fn new(
         settings: impl Fn(&T) -> Settings + Clone + Send + 'static,
         done: impl Fn(Done<T>) + Clone + Send + 'static,
-    ) -> io::Result<Self> {
-        Self::with(move |pid, what| attach(pid, settings(what)), done)
+    ) -> Self {
+        Self::with(move |pid, what| attach(pid, settings(what)), done, &LEFT_BEHIND)
     }
 
     fn with(
         attach: impl Fn(u32, &T) -> Result<Attached, AttachError> + Clone + Send + 'static,
         done: impl Fn(Done<T>) + Clone + Send + 'static,
-    ) -> io::Result<Self> {
-        let (jobs, queue) = channel();
-        let queue = Arc::new(Mutex::new(queue));
-        let thread = |_| {
-            let (queue, attach, done) = (Arc::clone(&queue), attach.clone(), done.clone());
+        left_behind: &'static LeftBehind,
+    ) -> Self {
+        let start = move |pid, what| {
+            let (attach, done) = (attach.clone(), done.clone());
             let work = move || {
                 neighbour::wait_for_others();
-                while let Some((pid, what)) = next(&queue) {
-                    let result = attach(pid, &what);
-                    done((what, result));
-                }
+                let result = attach(pid, &what);
+                done((what, result));
             };
             std::thread::Builder::new().name("attach".into()).spawn(work)
         };
-        let threads = (0..WORKERS).map(thread).collect::<io::Result<_>>()?;
-        Ok(Self { jobs, threads, running: Vec::new() })
+        Self { start: Box::new(start), running: Vec::new(), left_behind }
     }
 
-    /// Begins to attach to `pid` if a worker may be had for it now; false otherwise. [`Workers::finished`] is to be told of its end.
-    pub fn begin(&mut self, pid: u32, what: &T) -> bool {
+    /// Begins to attach to `pid` if a worker may be had for it now; false when it has its turn later. [`Workers::finished`] is to be told of its end.
+    ///
+    /// # Errors
+    /// When it cannot be begun before an earlier one ends that was given up, and when there is no thread for it.
+    pub fn begin(&mut self, pid: u32, what: &T) -> Result<bool, AttachError> {
         if self.running.len() >= WORKERS {
-            return false;
+            return Ok(false);
         }
         let owner = Owner::of(pid);
-        let of_user = self.running.iter().filter(|(_, other)| other.user == owner.user).count();
-        if of_user >= WORKERS - 1 || self.running.iter().any(|(_, other)| *other == owner) {
-            return false;
+        if let Some(what) = self.left_behind.holds_up(&owner) {
+            return Err(AttachError::HeldUp { pid, what });
         }
-        // Fails only when all threads have panicked, which was said.
-        let sent = self.jobs.send((pid, what.clone())).is_ok();
-        if sent {
-            self.running.push((what.clone(), owner));
+        let of_user = self.running.iter().filter(|other| other.owner.user == owner.user).count();
+        if of_user >= WORKERS - 1 || self.running.iter().any(|other| other.owner == owner) {
+            return Ok(false);
         }
-        sent
+        let thread =
+            (self.start)(pid, what.clone()).map_err(|source| AttachError::NoThread { pid, source })?;
+        self.running.push(Running { pid, what: what.clone(), owner, since: Instant::now(), thread });
+        Ok(true)
     }
 
-    /// This attach is over.
-    pub fn finished(&mut self, what: &T) {
-        self.running.retain(|(other, _)| other != what);
+    /// This attach is over. False when it had been given up.
+    pub fn finished(&mut self, what: &T) -> bool {
+        let before = self.running.len();
+        self.running.retain(|other| other.what != *what);
+        self.running.len() < before
     }
 
     /// True while it is attached to.
     #[must_use]
     pub fn is_running(&self, what: &T) -> bool {
-        self.running.iter().any(|(other, _)| other == what)
+        self.running.iter().any(|other| other.what == *what)
+    }
+
+    /// Gives up those that have taken too long. Their threads are left behind: what they wait for cannot be told to end.
+    pub fn give_up(&mut self) -> Vec<(T, AttachError)> {
+        self.give_up_after(LONGEST)
+    }
+
+    fn give_up_after(&mut self, longest: Duration) -> Vec<(T, AttachError)> {
+        let late = self.running.extract_if(.., |one| one.since.elapsed() >= longest);
+        late.map(|Running { pid, what, owner, thread, .. }| {
+            self.left_behind.add(owner, thread);
+            (what, AttachError::HeldUp { pid, what: "the attach".to_owned() })
+        })
+        .collect()
     }
 
     /// Lets them end, for a while.
     pub fn stop(self) {
-        drop(self.jobs);
-        self.threads.into_iter().fold(Instant::now() + PATIENCE, join_until);
+        let deadline = Instant::now() + PATIENCE;
+        for Running { owner, thread, .. } in self.running {
+            if let Some(thread) = join_until(deadline, thread) {
+                self.left_behind.add(owner, thread);
+            }
+        }
     }
 }
 
-fn next<T>(queue: &Mutex<Receiver<T>>) -> Option<T> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
-}
-
-/// Waits for a thread that may hang in what others decide, no longer than until `deadline`, which it answers.
-fn join_until(deadline: Instant, thread: JoinHandle<()>) -> Instant {
+/// Waits for a thread that may hang in what others decide, no longer than until `deadline`; answers one that is still at work then.
+fn join_until(deadline: Instant, thread: JoinHandle<()>) -> Option<JoinHandle<()>> {
     while !thread.is_finished() && Instant::now() < deadline {
         std::thread::sleep(LOOK_AGAIN);
     }
-    if thread.is_finished() {
-        // One that panicked has said so.
-        thread.join().ok();
-    } else {
+    if !thread.is_finished() {
         tracing::warn!("a process holds its attach up; it is not waited for");
+        return Some(thread);
     }
-    deadline
+    // One that panicked has said so.
+    thread.join().ok();
+    None
 }
 
 /// Waits for a thread that attaches as long as [`Workers::stop`] does.
@@ -137,32 +203,62 @@ pub fn join(thread: JoinHandle<()>) {
 
 #[cfg(test)]
 mod tests {
-    use super::{PATIENCE, Workers};
-    use crate::attach::AttachError;
-    use std::sync::mpsc::channel;
+    use super::{LeftBehind, MOST_LEFT_BEHIND, Owner, PATIENCE, Workers};
+    use crate::attach::ipc::ProcessInfo;
+    use crate::attach::{AttachError, Attached};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::{Arc, Mutex};
     use std::time::{Duration, Instant};
+
+    /// For what is done at once, on a machine that is busy with other things.
+    const MINUTE: Duration = Duration::from_secs(60);
+    /// Nobody has this pid (PID_MAX_LIMIT).
+    const NOBODY: u32 = 1 << 23;
+
+    type Told = Receiver<(&'static str, bool)>;
+
+    /// Attaches to this process are over, well, when the sender says so or has gone; all others fail at once.
+    fn workers(left_behind: &'static LeftBehind) -> (Workers<&'static str>, Sender<()>, Told) {
+        let (release, stalled) = channel::<()>();
+        let (tell, told) = channel();
+        let stalled = Arc::new(Mutex::new(stalled));
+        let attach = move |pid, _: &&str| {
+            if pid != std::process::id() {
+                return Err(AttachError::NoSuchProcess { pid });
+            }
+            stalled.lock().unwrap().recv().ok();
+            Ok(Attached { pid, info: ProcessInfo::default(), took: Duration::ZERO })
+        };
+        let done = move |(what, result): super::Done<_>| {
+            tell.send((what, result.is_ok())).ok();
+        };
+        (Workers::with(attach, done, left_behind), release, told)
+    }
+
+    /// Those of a test, not of the process.
+    fn left_behind() -> &'static LeftBehind {
+        Box::leak(Box::new(LeftBehind::new()))
+    }
+
+    fn held_up(begun: Result<bool, AttachError>) -> String {
+        match begun {
+            Err(error @ AttachError::HeldUp { .. }) => error.to_string(),
+            other => panic!("{other:?}"),
+        }
+    }
 
     /// Threads of one process have one owner, as the processes of one service do.
     #[test]
     fn one_that_is_stalled_has_one_worker_and_does_not_hold_the_end_up() {
-        let (release, stalled) = channel::<()>();
-        let (tell, told) = channel();
-        let stalled = std::sync::Arc::new(std::sync::Mutex::new(stalled));
-        let attach = move |pid, _: &&str| {
-            if pid == std::process::id() {
-                stalled.lock().unwrap().recv().ok();
-            }
-            Err(AttachError::NoSuchProcess { pid })
-        };
-        let mut workers = Workers::with(attach, move |(what, _)| tell.send(what).unwrap()).unwrap();
+        let left_behind = left_behind();
+        let (mut workers, release, told) = workers(left_behind);
         let me = std::process::id();
-        assert!(workers.begin(me, &"stalled"));
-        assert!(!workers.begin(me, &"next"), "it is the same owner's");
-        // Nobody has this pid (PID_MAX_LIMIT).
+        assert!(workers.begin(me, &"stalled").unwrap());
+        assert!(!workers.begin(me, &"next").unwrap(), "it is the same owner's");
         for round in 0..100 {
-            assert!(workers.begin(1 << 23, &"another"), "{round}");
-            assert_eq!(told.recv_timeout(Duration::from_secs(60)).unwrap(), "another");
-            workers.finished(&"another");
+            assert!(workers.begin(NOBODY, &"another").unwrap(), "{round}");
+            assert_eq!(told.recv_timeout(MINUTE).unwrap(), ("another", false));
+            assert!(workers.finished(&"another"));
         }
         assert!(workers.is_running(&"stalled"));
         let begin = Instant::now();
@@ -170,6 +266,56 @@ mod tests {
         let took = begin.elapsed();
         // Nobody ever releases it: whatever the machine does beside, that would last.
         assert!(took >= PATIENCE && took < PATIENCE * 30, "{took:?}");
+        // The next recording knows of it.
+        held_up(self::workers(left_behind).0.begin(me, &"stalled"));
         drop(release);
+    }
+
+    #[test]
+    fn one_that_takes_too_long_is_given_up_and_its_owner_left_alone_until_it_ends() {
+        let (mut workers, release, told) = workers(left_behind());
+        let me = std::process::id();
+        assert!(workers.begin(me, &"stalled").unwrap());
+        assert!(workers.give_up_after(MINUTE).is_empty());
+        let given_up = workers.give_up_after(Duration::ZERO);
+        assert!(matches!(given_up[..], [("stalled", AttachError::HeldUp { .. })]), "{given_up:?}");
+        assert!(!workers.is_running(&"stalled"));
+        let why = held_up(workers.begin(me, &"next"));
+        assert!(why.contains("an earlier attach"), "{why}");
+        assert!(workers.begin(NOBODY, &"another").unwrap(), "others have a worker");
+        assert_eq!(told.recv_timeout(MINUTE).unwrap(), ("another", false));
+        // That it has come to something after all is told.
+        drop(release);
+        assert_eq!(told.recv_timeout(MINUTE).unwrap(), ("stalled", true));
+        assert!(!workers.finished(&"stalled"));
+        let begin = Instant::now();
+        while workers.begin(me, &"next").is_err() {
+            assert!(begin.elapsed() < MINUTE);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn with_so_many_held_up_nothing_is_begun() {
+        let left_behind = left_behind();
+        let (release, stalled) = channel::<()>();
+        let stalled = Arc::new(Mutex::new(stalled));
+        for number in 0..MOST_LEFT_BEHIND {
+            assert_eq!(left_behind.holds_up(&Owner::of(NOBODY)), None, "{number}");
+            let stalled = Arc::clone(&stalled);
+            let thread = std::thread::spawn(move || {
+                stalled.lock().unwrap().recv().ok();
+            });
+            left_behind.add(Owner { user: 1, cgroup: number.to_string() }, thread);
+        }
+        let (mut workers, _release, _told) = workers(left_behind);
+        let why = held_up(workers.begin(NOBODY, &"another"));
+        assert!(why.contains("16 other attaches"), "{why}");
+        drop(release);
+        let begin = Instant::now();
+        while workers.begin(NOBODY, &"another").is_err() {
+            assert!(begin.elapsed() < MINUTE);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

@@ -105,13 +105,13 @@ impl Attacher {
         let (news, heard) = channel();
         let (tell, seen_to) = (news.clone(), watcher.clone());
         let own = move |attempt: &Try| settings.wishing(attempt.wishes);
-        let workers = Workers::start(own, move |done: Done<Try>| {
+        let workers = Workers::new(own, move |done: Done<Try>| {
             if done.1.is_ok() {
                 seen_to.watch(done.0.program.0);
             }
             // Fails only when nobody waits for it any more.
             tell.send(News::Done(done)).ok();
-        })?;
+        });
         let (known, reasons) = memory.recall();
         let work = Work { state, watcher, workers, memory, known, reasons, told: HashMap::new() };
         let thread = std::thread::Builder::new().name("attacher".into()).spawn(move || {
@@ -158,6 +158,9 @@ impl Work {
             self.reasons.retain(|known, _| self.known.contains_key(known));
             self.told.retain(|program, _| alive.contains(program));
             place::remove_those_of_the_dead();
+            for (attempt, error) in self.workers.give_up() {
+                self.failed(&attempt, &error);
+            }
             let rules = self.state.selection();
             let mut filter = rules.as_deref().map(Filter::new);
             let mut of_services = HashMap::new();
@@ -226,42 +229,46 @@ impl Work {
         if self.workers.is_running(&attempt) {
             return;
         }
-        // One that cannot be looked at has not said that it may be touched.
-        if Target::open(process.pid).map_or(true, |target| opted_out(&target)) {
-            self.known.insert(key, Outcome::Never);
-            self.reasons.insert(key, format!("it opted out with {OPT_OUT}=off"));
-            return;
+        match Target::open(process.pid).and_then(|target| opted_out(&target)) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.known.insert(key, Outcome::Never);
+                self.reasons.insert(key, format!("it opted out with {OPT_OUT}=off"));
+                return;
+            }
+            // Whether it may be touched is to be seen another time.
+            Err(source) => {
+                return self.failed(&attempt, &AttachError::unread(process.pid, "environ", source));
+            }
         }
         // Without a worker it has its turn when an attach is over.
-        self.workers.begin(process.pid, &attempt);
+        if let Err(error) = self.workers.begin(process.pid, &attempt) {
+            self.failed(&attempt, &error);
+        }
     }
 
     fn done(&mut self, (attempt, result): Done<Try>) {
-        self.workers.finished(&attempt);
-        let Try { program: key, service, failures, .. } = attempt;
-        let pid = key.0;
-        let outcome = match result {
+        let in_time = self.workers.finished(&attempt);
+        match result {
             Ok(attached) => {
                 self.state.counters.attached.add(1);
-                tracing::info!(pid, %service, took = ?attached.took, "attached");
-                self.reasons.remove(&key);
-                Outcome::Attached
+                tracing::info!(pid = attempt.program.0, service = %attempt.service, took = ?attached.took, "attached");
+                self.reasons.remove(&attempt.program);
+                self.known.insert(attempt.program, Outcome::Attached);
             }
-            Err(error) => {
-                self.state.counters.attach_failed.add(1);
-                let wait = wait(self.state.config().attach.retry_after.0, failures);
-                let (outcome, again) = if is_final(&error) {
-                    (Outcome::Never, "never".to_owned())
-                } else {
-                    let outcome = Outcome::Failed(failures.saturating_add(1), Instant::now() + wait);
-                    (outcome, format!("in {wait:.0?}"))
-                };
-                tracing::warn!(pid, %service, %error, again, "not attached");
-                self.reasons.insert(key, error.to_string());
-                outcome
-            }
-        };
-        self.known.insert(key, outcome);
+            // That of one that was given up has been said.
+            Err(error) if in_time => self.failed(&attempt, &error),
+            Err(_) => {}
+        }
+    }
+
+    fn failed(&mut self, attempt: &Try, error: &AttachError) {
+        let Try { program: key, service, failures, .. } = attempt;
+        self.state.counters.attach_failed.add(1);
+        let (outcome, again) = after(error, self.state.config().attach.retry_after.0, *failures);
+        tracing::warn!(pid = key.0, %service, %error, again, "not attached");
+        self.reasons.insert(*key, error.to_string());
+        self.known.insert(*key, outcome);
     }
 
     /// Why it is not to be attached to, as things are now.
@@ -299,6 +306,15 @@ fn wants(attach: &Attach, service: &str) -> bool {
         }
 }
 
+/// What comes of one more failure than these, and in words when it is tried again.
+fn after(error: &AttachError, first: Duration, failures: u32) -> (Outcome, String) {
+    if is_final(error) {
+        return (Outcome::Never, "never".to_owned());
+    }
+    let wait = wait(first, failures);
+    (Outcome::Failed(failures.saturating_add(1), Instant::now() + wait), format!("in {wait:.0?}"))
+}
+
 /// How long to wait after one more failure than these.
 fn wait(first: Duration, failures: u32) -> Duration {
     first.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX)).min(LONGEST)
@@ -324,8 +340,11 @@ fn is_final(error: &AttachError) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{LONGEST, Memory, Outcome, wait, wants};
+    use super::{LONGEST, Memory, Outcome, after, wait, wants};
+    use crate::attach::AttachError;
+    use crate::attach::policy::WhyNot;
     use crate::config::{Attach, Policy};
+    use rustix::io::Errno;
     use std::collections::HashMap;
     use std::time::{Duration, Instant};
 
@@ -348,6 +367,21 @@ mod tests {
         let first = Duration::from_secs(30);
         assert_eq!([0, 1, 3].map(|failures| wait(first, failures).as_secs()), [30, 60, 240]);
         assert_eq!(wait(first, 40), LONGEST);
+    }
+
+    #[test]
+    fn whose_environment_cannot_be_read_is_tried_again_and_the_reason_is_the_real_one() {
+        let first = Duration::from_secs(30);
+        for (errno, said) in [(Errno::TIMEDOUT, "takes too long"), (Errno::ACCESS, "Permission denied")] {
+            let error = AttachError::unread(7, "environ", errno);
+            let (outcome, again) = after(&error, first, 1);
+            assert!(matches!(outcome, Outcome::Failed(2, next) if next > Instant::now()), "{outcome:?}");
+            assert_eq!(again, "in 60s");
+            let words = error.to_string();
+            assert!(words.contains("/proc/7/environ") && words.contains(said), "{words}");
+        }
+        let error = AttachError::Unsuitable { pid: 7, why: WhyNot::NativeAot };
+        assert_eq!(after(&error, first, 1), (Outcome::Never, "never".to_owned()));
     }
 
     #[test]
