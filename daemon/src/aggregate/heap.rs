@@ -9,7 +9,7 @@ use std::ops::AddAssign;
 
 /// Probability with which the runtime samples each single byte (.NET 10 `AllocationSampled`, `docs/design/features/RandomizedAllocationSampling.md`
 /// of dotnet/runtime): a mean distance of 100 KiB.
-const SAMPLED_BYTE_PROBABILITY: f64 = 1.0 / 102_400.0;
+pub const SAMPLED_BYTE_PROBABILITY: f64 = 1.0 / 102_400.0;
 
 /// Sites, and living objects, kept of one region. A shim follows 4,096 objects; a process that invents samples takes its share.
 const MAX_OF_REGION: usize = 1 << 17;

@@ -1,7 +1,7 @@
 //! What was alive at one moment, by process, type and allocation stack: read from a profile.
 
 use super::series::Process;
-use crate::aggregate::heap::has_survived;
+use crate::aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use crate::pprof::proto::Profile;
 use crate::report::stacks::{Kind, Stacks};
 use crate::symbolize::pretty::clean;
@@ -71,9 +71,32 @@ impl Cell {
     }
 
     /// The share of them that is older than `age_s`, as if ages were evenly spread over the cell.
-    fn share_older(self, age_s: f64) -> f64 {
+    #[must_use]
+    pub fn share_older(self, age_s: f64) -> f64 {
         let (low, high) = (self.age_s, self.below_s());
         ((high - age_s) / (high - low)).clamp(0.0, 1.0)
+    }
+
+    /// The most that may be.
+    #[must_use]
+    pub fn share_perhaps_older(self, age_s: f64) -> f64 {
+        f64::from(u8::from(self.below_s() > age_s))
+    }
+
+    /// The fewest that are.
+    #[must_use]
+    pub fn share_surely_older(self, age_s: f64) -> f64 {
+        f64::from(u8::from(self.age_s >= age_s))
+    }
+
+    /// Of the objects that they stand for, how many the runtime tells of: as many as would be seen if all of those were watched. It does not depend
+    /// on their size, of which each of few objects may have another.
+    fn told(self) -> f64 {
+        if self.objects > 0.0 {
+            -self.objects * (-self.bytes / self.objects * SAMPLED_BYTE_PROBABILITY).exp_m1()
+        } else {
+            self.seen
+        }
     }
 }
 
@@ -88,11 +111,17 @@ impl Group {
         self.sum(|cell| cell.seen)
     }
 
-    /// The share of what is alive that was seen; `None` of nothing.
+    /// Of what is alive, as many as the runtime told of.
     #[must_use]
-    pub fn watched(&self) -> Option<f64> {
-        let objects = self.objects();
-        (objects > 0.0).then(|| self.seen() / objects)
+    pub fn told(&self) -> f64 {
+        self.sum(|cell| cell.told())
+    }
+
+    /// How many of those one that is seen stands for; `None` of nothing.
+    #[must_use]
+    pub fn stands_for(&self) -> Option<f64> {
+        let seen = self.seen();
+        (seen > 0.0).then(|| self.told() / seen)
     }
 
     /// Objects.
@@ -123,16 +152,22 @@ impl Group {
         self.only(|cell| cell.proven)
     }
 
-    /// Of what was seen, about how many are older than `age_s`.
+    /// As [`Group::told`] of what is older than `age_s`, by this share of alike objects.
     #[must_use]
-    pub fn seen_older(&self, age_s: f64) -> f64 {
-        self.sum(|cell| cell.seen * cell.share_older(age_s))
+    pub fn told_older(&self, age_s: f64, older: fn(Cell, f64) -> f64) -> f64 {
+        self.sum(|cell| cell.told() * older(*cell, age_s))
     }
 
-    /// Of what was seen, how many may be older than `age_s`.
+    /// As [`Group::stands_for`] of these.
     #[must_use]
-    pub fn seen_perhaps_older(&self, age_s: f64) -> f64 {
-        self.sum(|cell| if cell.below_s() > age_s { cell.seen } else { 0.0 })
+    pub fn stands_for_older(&self, age_s: f64, older: fn(Cell, f64) -> f64) -> Option<f64> {
+        let seen = self.seen_older(age_s, older);
+        (seen > 0.0).then(|| self.told_older(age_s, older) / seen)
+    }
+
+    /// Of what was seen, how many are older than `age_s`, by this share of alike objects.
+    fn seen_older(&self, age_s: f64, older: fn(Cell, f64) -> f64) -> f64 {
+        self.sum(|cell| cell.seen * older(*cell, age_s))
     }
 
     /// The oldest age, rounded down to a power of two, seconds.
@@ -240,7 +275,7 @@ mod tests {
         assert_eq!((group.seen(), group.objects(), group.bytes()), (16.0, 160.0, 160_000.0));
         assert_eq!(group.oldest_s(), 16.0);
         assert_eq!(
-            [0.5, 1.0, 8.0, 12.0, 24.0, 32.0, 99.0].map(|s| group.seen_older(s)),
+            [0.5, 1.0, 8.0, 12.0, 24.0, 32.0, 99.0].map(|s| group.seen_older(s, Cell::share_older)),
             [14.0, 12.0, 12.0, 8.0, 2.0, 0.0, 0.0]
         );
         assert_eq!(group.half_at_least_s(), 8.0);
@@ -259,7 +294,7 @@ mod tests {
         ] {
             let group = group(cells);
             assert_eq!(group.half_at_least_s(), half_s, "{cells:?}");
-            assert!(group.seen_older(half_s) >= group.seen() / 2.0, "{cells:?}");
+            assert!(group.seen_older(half_s, Cell::share_older) >= group.seen() / 2.0, "{cells:?}");
         }
     }
 
