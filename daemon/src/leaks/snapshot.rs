@@ -235,7 +235,11 @@ impl Snapshot {
                     objects,
                     bytes,
                     survived: has_survived(number("generation"), number("gcs_survived")),
-                    proven: is_proven(number("generation"), number("gcs_survived")),
+                    proven: is_proven(
+                        number("generation"),
+                        number("gcs_survived"),
+                        stacks.number(sample, "full_gcs_survived"),
+                    ),
                 });
             }
         }
@@ -243,9 +247,13 @@ impl Snapshot {
     }
 }
 
-/// An object of generation 2 was looked at twice on its way there, and since then by full collections only; a large or pinned one by full
-/// collections from the first. The last of them may be going on still. `survived` is rounded down to a power of two.
-fn is_proven(generation: i64, survived: i64) -> bool {
+/// Of the full collections since an object is old the last may be going on still. Older profiles do not tell their number: an object of generation 2 was
+/// looked at twice on its way there, if it was never made young again, and since then by full collections only; a large or pinned one by full
+/// collections from the first. `survived` is rounded down to a power of two.
+fn is_proven(generation: i64, survived: i64, full: Option<i64>) -> bool {
+    if let Some(full) = full {
+        return generation >= 2 && full >= 2;
+    }
     match generation {
         2 => survived >= 4,
         3.. => has_survived(generation, survived),
@@ -303,7 +311,10 @@ mod tests {
         for (generation, survived, proven) in
             [(0, 9, false), (1, 9, false), (2, 2, false), (2, 4, true), (3, 1, false), (3, 2, true)]
         {
-            assert_eq!(is_proven(generation, survived), proven, "{generation} {survived}");
+            assert_eq!(is_proven(generation, survived, None), proven, "{generation} {survived}");
         }
+        // It was young for long.
+        assert!(!is_proven(2, 64, Some(1)) && is_proven(2, 64, Some(2)) && is_proven(4, 2, Some(2)));
+        assert!(!is_proven(1, 64, Some(2)));
     }
 }
