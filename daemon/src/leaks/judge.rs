@@ -327,7 +327,7 @@ mod tests {
             let age = now - born;
             let age_s = if age < 1.0 { 0.0 } else { 2f64.powf(age.log2().floor()) };
             // A full collection every 10 s.
-            Cell { age_s, seen, objects: 100.0, bytes: 1e5, survived: true, proven: age >= 20.0 }
+            Cell { age_s, seen, objects: 100.0, bytes: 1e5, survived: true, proven: age >= 20.0, size: 0.0 }
         };
         Group { cells: births.iter().map(cell).collect(), stride: false }
     }
@@ -444,6 +444,7 @@ mod tests {
             bytes: 2.1 * 65_536.0,
             survived: true,
             proven: true,
+            size: 0.0,
         };
         let small = Cell { age_s: 16.0, objects: 4_267.0, bytes: 102_408.0, ..large(0.0) };
         let looks = [10.0, 40.0, 65.0, 90.0, 120.0].map(|now| {
@@ -492,6 +493,7 @@ mod tests {
                         bytes: 1e5,
                         survived: true,
                         proven: true,
+                        size: 0.0,
                     };
                     (now, Group { cells: vec![cell; (now * 5.0) as usize], stride: false })
                 })

@@ -34,6 +34,8 @@ pub struct Cell {
     pub objects: f64,
     /// Their bytes.
     pub bytes: f64,
+    /// Bytes of one of those that were seen; 0 when that is not known.
+    pub size: f64,
     /// A collection is known to have looked at them and left them alive.
     pub survived: bool,
     /// They have been in the oldest generation during at least one full collection: alive for sure, not only not collected yet.
@@ -90,13 +92,11 @@ impl Cell {
     }
 
     /// Of the objects that they stand for, how many the runtime tells of: as many as would be seen if all of those were watched. It does not depend
-    /// on their size, of which each of few objects may have another.
+    /// on their size, of which each of few objects may have another. By bytes: the number of objects is rounded in the file, and one that stands for 1.5 is
+    /// there as 1 or 2.
     fn told(self) -> f64 {
-        if self.objects > 0.0 {
-            -self.objects * (-self.bytes / self.objects * SAMPLED_BYTE_PROBABILITY).exp_m1()
-        } else {
-            self.seen
-        }
+        let size = if self.size > 0.0 { self.size } else { self.bytes / self.objects.max(1.0) };
+        if size > 0.0 { -self.bytes / size * (-size * SAMPLED_BYTE_PROBABILITY).exp_m1() } else { self.seen }
     }
 }
 
@@ -227,13 +227,15 @@ impl Snapshot {
                     let latest = watched_since_s.entry((place.pid, place.process.clone())).or_insert(since);
                     *latest = latest.max(since);
                 }
+                let seen = number("sampled_objects").max(1) as f64;
                 let group = groups.entry(place).or_default();
                 group.stride |= stacks.label(sample, "sampling") == Some("stride");
                 group.cells.push(Cell {
                     age_s: number("age_seconds").max(0) as f64,
-                    seen: number("sampled_objects").max(1) as f64,
+                    seen,
                     objects,
                     bytes,
+                    size: number("sampled_bytes").max(0) as f64 / seen,
                     survived: has_survived(number("generation"), number("gcs_survived")),
                     proven: is_proven(
                         number("generation"),
@@ -273,6 +275,7 @@ mod tests {
             bytes: seen * 1e4,
             survived: true,
             proven: true,
+            size: 0.0,
         };
         Group { cells: cells.iter().map(cell).collect(), stride: false }
     }
@@ -288,6 +291,14 @@ mod tests {
         );
         assert_eq!(group.half_at_least_s(), 8.0);
         assert_eq!(Group::default().half_at_least_s(), 0.0);
+    }
+
+    #[test]
+    fn how_many_were_told_of_does_not_depend_on_rounded_numbers_of_objects() {
+        let cell =
+            |objects| Cell { seen: 1.0, objects, bytes: 65_536.0 * 2.116, size: 65_536.0, ..Cell::default() };
+        let told = |objects| Group { cells: vec![cell(objects)], stride: false }.told();
+        assert!((told(2.0) - 1.0).abs() < 0.01 && told(2.0) == told(3.0), "{}", told(2.0));
     }
 
     #[test]
