@@ -233,7 +233,11 @@ pub const LOSSES: [(usize, &str, &str); 8] = [
     (loss::THREADS, "threads", "objects not counted: too many threads at a time"),
     (loss::MEMORY, "memory", "objects not counted: no memory to note them"),
     (loss::UNFOLLOWED, "unfollowed", "objects counted whose life was not followed: no memory for it"),
-    (loss::RANGES, "ranges", "survivors' ranges not noted: survivors are too few from there on"),
+    (
+        loss::RANGES,
+        "ranges",
+        "survivors' ranges, or finalizable objects, not noted: they are too few from there on",
+    ),
     (loss::TYPES, "types", "objects counted as `[other types]`: too many types"),
     (loss::NAMES, "names", "types without a name: the runtime did not tell, or too many names"),
     (loss::SIZES, "sizes", "objects counted without bytes: the runtime did not tell their size"),

@@ -427,6 +427,11 @@ impl Instance {
     /// Watches the object, if it is its turn. As in the record: 0, or 1 more than the level.
     fn watch(&self, address: usize, sample: u64, (size, level): (u64, u8)) -> u8 {
         let Some(info) = self.info().filter(|i| i.has_handles() && self.watches()) else { return 0 };
+        // Asked again, within: the service thread waits for us before it gives up the last handles.
+        let _watching = self.live.watching();
+        if !self.is_listening() {
+            return 0;
+        }
         let (watched, counter) =
             match self
                 .live

@@ -61,6 +61,18 @@ pub struct Live {
     seed: AtomicU64,
     /// 1 while somebody goes through the slots; nobody waits for that.
     busy: AtomicU32,
+    /// Threads between the question whether somebody listens and the end of [`Live::watch`].
+    watching: AtomicU32,
+}
+
+/// While there is one, a handle may be made.
+pub struct Watching<'a>(&'a AtomicU32);
+
+impl Drop for Watching<'_> {
+    fn drop(&mut self) {
+        // Release: pairs with the acquire load in `is_anybody_watching`; the handle is in its slot by now.
+        self.0.fetch_sub(1, Ordering::Release);
+    }
 }
 
 /// What became of the wish to watch an object.
@@ -141,7 +153,8 @@ impl Live {
         report: &mut dyn FnMut(Found<'_>) -> bool,
     ) -> Watch {
         let key = key(importance, self.draw(sample));
-        if key <= threshold(self.level()) {
+        let chosen_at = self.level();
+        if key <= threshold(chosen_at) {
             return Watch::Thinned;
         }
         let slot = self.claim(sample).or_else(|| {
@@ -165,7 +178,24 @@ impl Live {
             // Handles are given up only by who goes through the slots: a survey may be looking at this one.
             self.untidy.store(1, Ordering::Relaxed);
         }
-        Watch::Watched { level }
+        // It may have been lowered meanwhile: then the object was chosen at the first one still.
+        Watch::Watched { level: level.max(chosen_at) }
+    }
+
+    /// To be held from before the question whether somebody listens: once nobody does and nobody watches, no further handle is made.
+    pub fn watching(&self) -> Watching<'_> {
+        self.watching.fetch_add(1, Ordering::Relaxed);
+        // Pairs with the fence in `is_anybody_watching`: either that sees us, or we see that nobody listens.
+        fence(Ordering::SeqCst);
+        Watching(&self.watching)
+    }
+
+    /// True while handles may be made. To be asked when nobody listens any more.
+    pub fn is_anybody_watching(&self) -> bool {
+        // Pairs with the fence in `watching`.
+        fence(Ordering::SeqCst);
+        // Acquire: pairs with the release in `Watching::drop`.
+        self.watching.load(Ordering::Acquire) != 0
     }
 
     /// Sets how many objects are watched at most.
@@ -468,7 +498,7 @@ impl Live {
 #[cfg(test)]
 mod tests {
     use super::{FEWEST, Found, Handles, Live, MOST, SPARE, SURVEY_NS, Slot, USUAL, Watch};
-    use core::sync::atomic::{AtomicU32, AtomicU64};
+    use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
     use profiler_protocol::live::{chance, importance};
     use std::cell::RefCell;
     use std::collections::BTreeMap;
@@ -515,6 +545,7 @@ mod tests {
                 untidy: zero(),
                 seed: AtomicU64::new(0),
                 busy: zero(),
+                watching: zero(),
             })
         };
         let thread = std::thread::Builder::new().stack_size(64 << 20).spawn(make).expect("a thread");
@@ -557,6 +588,53 @@ mod tests {
             "a gen-0 collection does not touch generation 1"
         );
         assert_eq!(survey(&live, &heap, 1, true).0, [2]);
+    }
+
+    /// Lowers the level while a handle is made.
+    struct Lowering<'a>(&'a Live, Heap);
+
+    impl Handles for Lowering<'_> {
+        fn create(&self, address: usize) -> Option<usize> {
+            self.0.level.store(0, Ordering::Relaxed);
+            self.1.create(address)
+        }
+
+        fn destroy(&self, handle: usize) {
+            self.1.destroy(handle);
+        }
+
+        fn object(&self, handle: usize) -> Option<usize> {
+            self.1.object(handle)
+        }
+
+        fn generation(&self, object: usize) -> Option<u8> {
+            self.1.generation(object)
+        }
+    }
+
+    #[test]
+    fn an_object_bears_the_level_it_was_chosen_at() {
+        let live = live();
+        let lowering = Lowering(&live, Heap::default());
+        let first = (1..1000u64).find_map(|sample| {
+            live.level.store(8, Ordering::Relaxed);
+            match live.watch(&lowering, sample as usize + 100, sample, importance(24, 0), &mut |_| false) {
+                Watch::Thinned => None,
+                other => Some(other),
+            }
+        });
+        assert_eq!((first, live.level()), (Some(Watch::Watched { level: 8 }), 0));
+    }
+
+    #[test]
+    fn whoever_may_make_a_handle_is_seen() {
+        let live = live();
+        assert!(!live.is_anybody_watching());
+        let (one, other) = (live.watching(), live.watching());
+        drop(one);
+        assert!(live.is_anybody_watching());
+        drop(other);
+        assert!(!live.is_anybody_watching());
     }
 
     #[test]

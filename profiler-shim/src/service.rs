@@ -391,8 +391,13 @@ impl Service<'_> {
         if self.info.set_mask(Mask::NONE).is_err() {
             self.instance.count(Counter::RuntimeRefusals);
         }
-        syscall::sleep_ns(DRAIN_NS);
-        // An allocation callback that was under way may have made a handle since.
+        // An allocation callback that was under way may have made a handle since, or be about to.
+        for _ in 0..DRAIN_LOOKS {
+            syscall::sleep_ns(DRAIN_NS);
+            if !self.instance.live.is_anybody_watching() {
+                break;
+            }
+        }
         self.release_handles();
         self.instance.send(Body::Bye);
         // The runtime unloads the library some 0.3 s later, once no callback is on a stack, and tells us before; there this thread is

@@ -7,7 +7,7 @@
 use crate::source::{MonotonicNs, RegionId, ThreadId};
 use std::collections::{HashMap, VecDeque};
 
-/// Collections of a runtime of which more may be told: one in the background, one in its foreground, and those just over.
+/// Collections of a runtime of which more may be told beside the one in the background: those just over, and one that is not.
 const RECENT: usize = 8;
 
 /// What a collection is counted by. Words for all the runtime's codes, so their number is bounded whatever a process says.
@@ -100,9 +100,25 @@ struct Pause {
 #[derive(Default)]
 struct Runtime {
     pause: Option<Pause>,
-    /// Number of the one in the background.
-    background: Option<u32>,
+    /// A foreign suspension goes on: not for a collection.
+    foreign: bool,
+    /// The one in the background: any number of others may begin before its second pause.
+    background: Option<Collection>,
     recent: VecDeque<Collection>,
+}
+
+impl Runtime {
+    fn remember(&mut self, collection: Collection) {
+        if self.recent.len() >= RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(collection);
+    }
+
+    fn collection(&mut self, number: u32) -> Option<&mut Collection> {
+        let background = self.background.as_mut().filter(|each| each.number == number);
+        background.or_else(|| self.recent.iter_mut().rfind(|each| each.number == number))
+    }
 }
 
 /// Sums by runtime and kind; `None` for pauses without a collection.
@@ -120,21 +136,34 @@ impl Collections {
     /// `by` begins to stop all managed threads for a collection. Answers who had stopped them before, if that never ended.
     pub fn pause_begins(&mut self, region: RegionId, by: ThreadId, at: MonotonicNs) -> Option<ThreadId> {
         let runtime = self.runtimes.entry(region).or_default();
+        runtime.foreign = false;
         let pause = Pause { by, part: at, collection: None, cut: false };
         let before = runtime.pause.replace(pause);
         self.unmatched += u64::from(before.is_some());
         before.map(|pause| pause.by)
     }
 
+    /// Managed threads begin to be stopped for something else: what is told of the end is not about a collection.
+    pub fn foreign_pause_begins(&mut self, region: RegionId) {
+        self.runtimes.entry(region).or_default().foreign = true;
+    }
+
+    /// Whether the threads stand still for something else.
+    #[must_use]
+    pub fn is_in_foreign_pause(&self, region: RegionId) -> bool {
+        self.runtimes.get(&region).is_some_and(|runtime| runtime.foreign)
+    }
+
     /// A collection begins.
     pub fn begins(&mut self, region: RegionId, number: u32, kind: Kind, at: MonotonicNs) {
         let runtime = self.runtimes.entry(region).or_default();
-        if runtime.recent.len() >= RECENT {
-            runtime.recent.pop_front();
-        }
-        runtime.recent.push_back(Collection { number, kind, counted: false });
-        if kind.kind == "background" {
-            runtime.background = Some(number);
+        let collection = Collection { number, kind, counted: false };
+        let over = match kind.kind {
+            "background" => runtime.background.replace(collection),
+            _ => Some(collection),
+        };
+        if let Some(collection) = over {
+            runtime.remember(collection);
         }
         match &mut runtime.pause {
             Some(pause) => {
@@ -151,16 +180,17 @@ impl Collections {
     /// A collection is over.
     pub fn ends(&mut self, region: RegionId, number: u32) {
         if let Some(runtime) = self.runtimes.get_mut(&region)
-            && runtime.background == Some(number)
+            && let Some(collection) = runtime.background.take_if(|each| each.number == number)
         {
-            runtime.background = None;
+            // What it left is told next.
+            runtime.remember(collection);
         }
     }
 
     /// So much survived a collection.
     pub fn left(&mut self, region: RegionId, number: u32, promoted: u64) {
-        let Some(runtime) = self.runtimes.get(&region) else { return };
-        if let Some(collection) = runtime.recent.iter().rfind(|each| each.number == number) {
+        let Some(runtime) = self.runtimes.get_mut(&region) else { return };
+        if let Some(collection) = runtime.collection(number) {
             let sum = self.sums.entry((region, Some(collection.kind))).or_default();
             sum.promoted = sum.promoted.saturating_add(promoted);
         }
@@ -169,18 +199,21 @@ impl Collections {
     /// All managed threads run again.
     pub fn pause_ends(&mut self, region: RegionId, at: MonotonicNs) {
         let Some(runtime) = self.runtimes.get_mut(&region) else { return };
+        if std::mem::take(&mut runtime.foreign) {
+            return;
+        }
         let Some(pause) = runtime.pause.take() else {
             self.unmatched += 1;
             return;
         };
-        let whose = pause.collection.or(runtime.background);
+        let whose = pause.collection.or(runtime.background.map(|each| each.number));
         self.add(region, whose, at.0.saturating_sub(pause.part.0));
     }
 
     /// A pause of a collection, or its part of one.
     fn add(&mut self, region: RegionId, number: Option<u32>, pause_ns: u64) {
-        let recent = self.runtimes.get_mut(&region).map(|runtime| &mut runtime.recent);
-        let known = recent.and_then(|recent| recent.iter_mut().rfind(|each| Some(each.number) == number));
+        let runtime = self.runtimes.get_mut(&region).zip(number);
+        let known = runtime.and_then(|(runtime, number)| runtime.collection(number));
         let kind = known.as_ref().map(|collection| collection.kind);
         let first = known.is_some_and(|collection| !std::mem::replace(&mut collection.counted, true));
         let sum = self.sums.entry((region, kind)).or_default();
@@ -201,7 +234,8 @@ impl Collections {
         pause.is_some_and(|pause| !pause.cut)
     }
 
-    /// A window ends: its sums, and who stops others over its end.
+    /// A window ends: its sums, and who stops others over its end. What a collection left whose pauses were in the window before goes to the next
+    /// pauses of its kind: a sum is told beside pauses.
     pub fn cut(&mut self) -> (Sums, Vec<ThreadId>) {
         let pauses = self.runtimes.values_mut().filter_map(|runtime| runtime.pause.as_mut());
         let stopping = pauses.map(|pause| {
@@ -209,7 +243,11 @@ impl Collections {
             pause.by
         });
         let stopping = stopping.collect();
-        (std::mem::take(&mut self.sums), stopping)
+        let runtimes = &self.runtimes;
+        let without_pause =
+            self.sums.extract_if(|(region, _), sum| sum.pause_ns == 0 && runtimes.contains_key(region));
+        let later = without_pause.collect();
+        (std::mem::replace(&mut self.sums, later), stopping)
     }
 
     /// The runtime is gone.
@@ -283,6 +321,62 @@ mod tests {
         collections.pause_begins(R, T, at(400));
         collections.pause_ends(R, at(410));
         assert_eq!(collections.cut().0, [((R, None), sum(0, 10, 10, 0))].into(), "it is nobody's");
+    }
+
+    #[test]
+    fn a_background_collection_is_known_however_many_others_there_are_meanwhile() {
+        let mut collections = Collections::default();
+        let (background, during) = (Kind::of(2, 0, 1), Kind::of(0, 0, 2));
+        collections.pause_begins(R, T, at(100));
+        collections.begins(R, 6, background, at(101));
+        collections.pause_ends(R, at(120));
+        for number in 7..27 {
+            collections.pause_begins(R, T, at(200));
+            collections.begins(R, number, during, at(200));
+            collections.ends(R, number);
+            collections.pause_ends(R, at(201));
+        }
+        collections.pause_begins(R, T, at(300));
+        collections.pause_ends(R, at(340));
+        collections.ends(R, 6);
+        collections.left(R, 6, 900);
+        let expected = [((R, Some(background)), sum(1, 60, 40, 900)), ((R, Some(during)), sum(20, 20, 1, 0))];
+        assert_eq!(collections.cut().0, expected.into());
+    }
+
+    #[test]
+    fn what_a_collection_left_after_its_pauses_window_is_told_beside_the_next_pause() {
+        let (mut collections, background) = (Collections::default(), Kind::of(2, 0, 1));
+        for number in [1, 2] {
+            collections.pause_begins(R, T, at(100));
+            collections.begins(R, number, background, at(100));
+            collections.pause_ends(R, at(110));
+            let promoted = u64::from(number - 1) * 900;
+            assert_eq!(collections.cut().0, [((R, Some(background)), sum(1, 10, 10, promoted))].into());
+            collections.ends(R, number);
+            collections.left(R, number, 900);
+            assert_eq!(collections.cut().0, [].into());
+        }
+        collections.region_gone(R);
+        assert_eq!(collections.cut().0.len(), 1, "nothing is kept of who is gone");
+        assert_eq!(collections.cut().0.len(), 0);
+    }
+
+    #[test]
+    fn a_pause_for_something_else_is_none_and_no_loss() {
+        let (mut collections, kind) = (Collections::default(), Kind::of(0, 0, 0));
+        collections.foreign_pause_begins(R);
+        assert!(collections.is_in_foreign_pause(R));
+        collections.pause_ends(R, at(10));
+        assert!(!collections.is_in_foreign_pause(R));
+        // Its end was lost.
+        collections.foreign_pause_begins(R);
+        collections.pause_begins(R, T, at(20));
+        collections.begins(R, 1, kind, at(21));
+        assert!(!collections.is_in_foreign_pause(R) && collections.is_in_whole_pause(R));
+        collections.pause_ends(R, at(25));
+        assert_eq!(collections.unmatched(), 0);
+        assert_eq!(collections.cut().0, [((R, Some(kind)), sum(1, 5, 5, 0))].into());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::ops::AddAssign;
 
 /// Probability with which the runtime samples each single byte (.NET 10 `AllocationSampled`, `docs/design/features/RandomizedAllocationSampling.md`
 /// of dotnet/runtime): a mean distance of 100 KiB.
-const SAMPLED_BYTE_PROBABILITY: f64 = 1.0 / 102_400.0;
+pub const SAMPLED_BYTE_PROBABILITY: f64 = 1.0 / 102_400.0;
 
 /// Sites, and living objects, kept of one region. A shim follows 4,096 objects; a process that invents samples takes its share.
 const MAX_OF_REGION: usize = 1 << 17;
@@ -109,6 +109,8 @@ pub struct LiveObject {
     /// Collections it has survived in the generations it was in before, and those of the present one before it came into it.
     survived: u32,
     entered_after: u32,
+    /// Full collections before it came, for the last time, into a generation that only these look at.
+    old_after: u32,
 }
 
 impl LiveObject {
@@ -211,7 +213,8 @@ impl Allocations {
                 Heap::Large => 3,
                 Heap::Pinned => 4,
             };
-            let entered_after = self.collections.entry(region).or_default()[looked_at(generation)];
+            let collections = self.collections.entry(region).or_default();
+            let (entered_after, old_after) = (collections[looked_at(generation)], collections[2]);
             let live = self.live.entry(region).or_default();
             let room = live.len() < MAX_OF_REGION && self.live_objects < MAX_OF_ALL;
             if room || live.contains_key(&allocation.sample) {
@@ -227,6 +230,7 @@ impl Allocations {
                     raised_before: self.raised.get(&region).map_or(0, |raised| raised.count),
                     survived: 0,
                     entered_after,
+                    old_after,
                 };
                 self.live_objects += usize::from(live.insert(allocation.sample, object).is_none());
             } else {
@@ -267,6 +271,9 @@ impl Allocations {
             if let Some(object) = live.get_mut(&sample) {
                 object.survived = survived(object, &collections);
                 object.entered_after = collections[looked_at(generation)];
+                if object.generation < 2 {
+                    object.old_after = collections[2];
+                }
                 object.generation = generation;
             }
         }
@@ -291,6 +298,14 @@ impl Allocations {
     pub fn survived(&self, object: &LiveObject) -> u32 {
         let collections = self.collections.get(&object.site.region).copied().unwrap_or_default();
         survived(object, &collections)
+    }
+
+    /// Full collections since the object has been in generation 2 or a heap of its own; `None` while it is not. The last may be going on still. Those
+    /// that it survived before do not count: an object may stay young through any number of them, or be made young again.
+    #[must_use]
+    pub fn survived_old(&self, object: &LiveObject) -> Option<u32> {
+        let collections = self.collections.get(&object.site.region).copied().unwrap_or_default();
+        (object.generation >= 2).then(|| collections[2].saturating_sub(object.old_after))
     }
 
     /// From now on objects of the region are watched, and of those that were before nothing is known any more.
@@ -611,6 +626,30 @@ mod tests {
         heap.collection(region, 2);
         assert_eq!(survived(&heap), 4);
         assert_eq!([0, 1, 3, 4, 1_000].map(super::count_bucket), [0, 1, 2, 4, 512]);
+    }
+
+    #[test]
+    fn only_full_collections_since_it_grew_old_prove_an_object_alive() {
+        let (mut heap, region) = (Allocations::default(), RegionId(3));
+        let old = |heap: &Allocations| heap.live().find_map(|object| heap.survived_old(&object));
+        heap.allocated(region, MonotonicNs(5), &allocation(1, 64, AllocationKind::Sampled), StackId(1));
+        // Pinned, it stays young however often all is looked at, and grows old at last.
+        for _ in 0..9 {
+            heap.collection(region, 2);
+        }
+        assert_eq!(old(&heap), None);
+        heap.alive(region, &[(1, 1)]);
+        heap.collection(region, 1);
+        heap.alive(region, &[(1, 2)]);
+        assert_eq!(old(&heap), Some(0));
+        heap.collection(region, 1);
+        heap.collection(region, 2);
+        assert_eq!(old(&heap), Some(1));
+        // Demoted, and old again.
+        heap.alive(region, &[(1, 1)]);
+        heap.collection(region, 1);
+        heap.alive(region, &[(1, 2)]);
+        assert_eq!(old(&heap), Some(0));
     }
 
     #[test]

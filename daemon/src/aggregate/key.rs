@@ -267,6 +267,8 @@ pub struct Labels {
     pub watched_ms: Option<u64>,
     /// Collections a live object has survived, rounded down to a power of two.
     pub survived: Option<u64>,
+    /// Full collections that a live object has survived since it is old: 0, 1, or 2 for more.
+    pub survived_old: Option<u64>,
     /// Generation of a live object, or the one a collection condemned.
     pub generation: Option<u8>,
     /// Why a collection happened (`aggregate::collections`).
@@ -312,6 +314,7 @@ impl Labels {
         let stderr = self.wait_stderr.map(|ns| i64::try_from(ns).unwrap_or(i64::MAX));
         number("wait_stderr", stderr, "nanoseconds");
         number("gcs_survived", self.survived.map(|count| i64::try_from(count).unwrap_or(i64::MAX)), "");
+        number("full_gcs_survived", self.survived_old.map(count), "");
         number("generation", self.generation.map(i64::from), "");
         let collections = self.collections.as_deref();
         number("collections", collections.map(|of| count(of.count)), "");

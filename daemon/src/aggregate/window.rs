@@ -34,10 +34,52 @@ impl Default for Limits {
 pub struct Entry<'a> {
     /// Innermost first.
     pub frames: &'a [FrameKey],
-    /// The labels.
+    /// The labels, but those of `sampled`.
     pub labels: &'a Labels,
+    /// How many samples are behind the values, where they are estimates of memory.
+    pub sampled: Option<Sampled>,
     /// By [`SampleType::index`]; finite, not negative.
     pub values: &'a [f64; SampleType::COUNT],
+}
+
+/// Labels that say how sure a value is, and not what it is of: they add up with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sampled {
+    objects: u64,
+    bytes: u64,
+    /// Of the bytes; where chance has chosen the objects.
+    variance: Option<f64>,
+}
+
+impl Sampled {
+    /// Those of these labels, and the labels without.
+    fn take(labels: &Labels) -> Option<(Self, Labels)> {
+        let sampled = Self {
+            objects: labels.sampled_objects?,
+            bytes: labels.sampled_bytes.unwrap_or(0),
+            variance: labels.space_stderr.map(|stderr| (stderr as f64).powi(2)),
+        };
+        let rest =
+            Labels { sampled_objects: None, sampled_bytes: None, space_stderr: None, ..labels.clone() };
+        Some((sampled, rest))
+    }
+
+    fn add(&mut self, other: Self) {
+        self.objects = self.objects.saturating_add(other.objects);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.variance = self.variance.zip(other.variance).map(|(one, other)| one + other);
+    }
+
+    /// As labels, and nothing else.
+    #[must_use]
+    pub fn labels(self) -> Labels {
+        Labels {
+            sampled_objects: Some(self.objects),
+            sampled_bytes: Some(self.bytes),
+            space_stderr: self.variance.map(|variance| variance.sqrt().round() as u64),
+            ..Labels::default()
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +88,7 @@ struct LabelsId(usize);
 struct Row {
     stack: StackId,
     labels: LabelsId,
+    sampled: Option<Sampled>,
     values: [f64; SampleType::COUNT],
 }
 
@@ -141,8 +184,17 @@ impl Window {
         if values.iter().all(|(_, value)| !good(*value) || *value == 0.0) {
             return;
         }
-        let row = self.row(frames, labels);
+        let (sampled, rest) = Sampled::take(labels).unzip();
+        let row = self.row(frames, rest.as_ref().unwrap_or(labels));
         let Some(row) = self.rows.get_mut(row) else { return };
+        // The overflow entry has values of all kinds, and says nothing of them.
+        let says_so = self.labels.get(row.labels.0).is_some_and(|labels| labels.sampling.is_some());
+        if let Some(sampled) = sampled.filter(|_| says_so) {
+            match &mut row.sampled {
+                Some(sum) => sum.add(sampled),
+                none => *none = Some(sampled),
+            }
+        }
         for &(sample_type, value) in values.iter().filter(|(_, value)| good(*value)) {
             row.values[sample_type.index()] += value;
         }
@@ -197,7 +249,7 @@ impl Window {
         let (new, rows) = (self.rows.len(), &mut self.rows);
         // The overflow stack may have a row with these labels already.
         *self.row_ids.entry((stack, labels)).or_insert_with(|| {
-            rows.push(Row { stack, labels, values: [0.0; SampleType::COUNT] });
+            rows.push(Row { stack, labels, sampled: None, values: [0.0; SampleType::COUNT] });
             new
         })
     }
@@ -255,6 +307,7 @@ impl Window {
         self.rows.iter().map(|row| Entry {
             frames: self.stacks.frames(row.stack),
             labels: &self.labels[row.labels.0],
+            sampled: row.sampled,
             values: &row.values,
         })
     }
@@ -288,6 +341,7 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::aggregate::key::Sampling;
     use crate::sample::stack::StackSpan;
     use crate::source::Span;
 
@@ -387,6 +441,33 @@ mod tests {
                 ["T1", OTHER, "a.dll"],
                 [OTHER, "none", "none"]
             ]
+        );
+    }
+
+    #[test]
+    fn how_many_samples_are_behind_a_value_adds_up_with_it() {
+        let mut window = Window::new(Limits { max_label_values: 1, ..Limits::default() });
+        for (type_name, sampled) in [("A", 5), ("B", 1), ("C", 1), ("D", 2)] {
+            let labels = Labels {
+                type_name: Some(type_name.into()),
+                sampling: Some(Sampling::Random),
+                sampled_objects: Some(sampled),
+                sampled_bytes: Some(sampled * 10),
+                space_stderr: Some(if type_name == "D" { 7 } else { 6 }),
+                ..Labels::default()
+            };
+            window.add(&[FrameKey::Kernel(1)], &labels, SampleType::AllocObjects, 8.0);
+        }
+        let told: Vec<_> = window
+            .entries()
+            .map(|entry| (entry.values[SampleType::AllocObjects.index()], entry.sampled.unwrap().labels()))
+            .map(|(value, of)| (value, of.sampled_objects, of.sampled_bytes, of.space_stderr))
+            .collect();
+        // 6² + 6² + 7² = 11².
+        assert_eq!(
+            told,
+            [(8.0, Some(5), Some(50), Some(6)), (24.0, Some(4), Some(40), Some(11))],
+            "the rest of the types is one row"
         );
     }
 

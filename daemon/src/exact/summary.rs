@@ -1,5 +1,6 @@
 //! An [`Account`] for a person: from what it is and whether it is whole, through what it cost and what collections did, to the types.
 
+use super::table::TORN;
 use super::{Account, Collection, Count, Ending, Lifetime, Process, Type};
 use crate::report::top::fit;
 use crate::report::units::{grouped, human, percent};
@@ -102,14 +103,20 @@ fn who(process: &Process) -> String {
 
 /// One line: whether everything was counted.
 fn lost(process: &Process) -> String {
-    let all: Vec<String> = process
+    let mut all: Vec<String> = process
         .losses
         .iter()
         .map(|(name, number)| {
-            let meaning = LOSSES.iter().find(|(_, known, _)| known == name).map_or("", |(.., text)| text);
+            let known = LOSSES.iter().map(|(_, name, meaning)| (*name, *meaning)).chain([TORN]);
+            let meaning = known.into_iter().find(|(known, _)| known == name).map_or("", |(_, text)| text);
             format!("{} {name} ({meaning})", count(*number))
         })
         .collect();
+    if process.ending == Ending::Killed {
+        all.push(
+            "what it allocated in its last moments, a second at most: it was killed or crashed".to_owned(),
+        );
+    }
     if all.is_empty() { "nothing was lost".to_owned() } else { format!("LOST: {}", all.join("; ")) }
 }
 
@@ -431,6 +438,13 @@ mod tests {
         assert!(
             text.contains("LOST: 3 memory (objects not counted") && text.contains("killed or crashed"),
             "{text}"
+        );
+        account.processes[0].losses.clear();
+        let killed = lines(&account);
+        assert!(
+            killed[0].contains("; LOST: what it allocated in its last moments")
+                && !killed[0].contains("nothing was lost"),
+            "{killed:?}"
         );
         let none = lines(&Account::default());
         assert!(none[0].contains("no .NET runtime"), "{none:?}");

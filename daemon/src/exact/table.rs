@@ -65,7 +65,13 @@ struct Copied {
     names: Words,
     collections: Words,
     survivals: Words,
+    /// False where they were being changed meanwhile: some of the numbers may not belong together.
+    is_whole: bool,
 }
+
+/// A loss of the reader's: name, and what it means.
+pub(super) const TORN: (&str, &str) =
+    ("torn", "read while they were being changed: a part of the numbers may be of another moment");
 
 fn bounded(number: u64, most: usize) -> usize {
     usize::try_from(number).unwrap_or(most).min(most)
@@ -89,19 +95,21 @@ fn copy(table: &Opened) -> Result<Copied, TableError> {
         names: Words::read(table, NAMES_AT, names)?,
         collections: Words::read(table, COLLECTIONS_AT, collections * COLLECTION_WORDS)?,
         survivals: Words::read(table, SURVIVALS_AT, survivals * SURVIVAL_WORDS)?,
+        is_whole: false,
         head,
     })
 }
 
 /// A copy whose sequence word was even and the same before and after; the last try, whatever that was, for a process that never rests or
-/// was killed in the midst of a change.
+/// was killed in the midst of a change. It says which.
 fn copy_whole(table: &Opened) -> Result<Copied, TableError> {
     let mut tries = 0;
     loop {
-        let copied = copy(table)?;
+        let mut copied = copy(table)?;
         tries += 1;
         let sequence = copied.head.get(head::SEQUENCE);
-        if tries >= TRIES || sequence % 2 == 0 && table.word(head::SEQUENCE)? == sequence {
+        copied.is_whole = sequence % 2 == 0 && table.word(head::SEQUENCE)? == sequence;
+        if copied.is_whole || tries >= TRIES {
             return Ok(copied);
         }
         std::thread::sleep(LOOK);
@@ -133,6 +141,7 @@ fn account(copied: &Copied, pid: u32, is_running: bool) -> Process {
     if let Some((_, types)) = losses.get_mut(loss::TYPES) {
         *types = copied.types.get(of_type::OBJECTS);
     }
+    losses.push((TORN.0.to_owned(), u64::from(!copied.is_whole)));
     Process {
         pid,
         name: String::new(),
@@ -367,9 +376,11 @@ mod tests {
             types: Words(types),
             names: Words(vec![u64::from_le_bytes(*b"A.Bm.dll")]),
             collections: Words(vec![u64::MAX; 32]),
+            is_whole: false,
             survivals: Words(vec![1 << 32, 2, 20, 1, 2 << 32, 1, 10, 0, u64::MAX, 9, 9, 9]),
         };
         let process = account(&copied, 1, false);
+        assert_eq!(process.losses.get("torn"), Some(&1));
         let of = process.types.iter().find(|of| of.name == "A.B").unwrap();
         assert_eq!((of.module.as_str(), of.allocated), ("m.dll", Count { objects: 10, bytes: 100 }));
         assert_eq!((of.dead.objects, of.left.objects), (5, 5));
@@ -404,6 +415,7 @@ mod tests {
             names: Words(names.collect()),
             collections: Words(Vec::new()),
             survivals: Words(Vec::new()),
+            is_whole: true,
         };
         let mut both = Account { processes: vec![account(&copied, 1, false)], ..Account::default() };
         // The second one was met first where samples were named.

@@ -5,9 +5,10 @@
 //! collection has left alive counts as growth: what is dead and not collected yet looks alive to everybody.
 //!
 //! The set of watched objects has an end. Once it is full the shim watches a smaller and smaller share of what is alive, so an object that is no
-//! longer seen may still be there. Both moments are therefore counted by the later one's share, which the objects' weights tell.
+//! longer seen may still be there; when there is room again, a greater share of new ones is seen. Growth is therefore that of what the seen stand
+//! for, and both moments are counted by the smaller of their shares.
 
-use super::snapshot::Group;
+use super::snapshot::{Cell, Group};
 use crate::aggregate::interval::Interval;
 use crate::report::units::counted;
 use std::fmt;
@@ -19,6 +20,8 @@ const FEWEST_SNAPSHOTS: usize = 4;
 const FEWEST_SEEN: f64 = 10.0;
 /// Standard errors from which on a change is taken for one: each of two independent halves has 1 chance in 160 to be mistaken upwards.
 const SURE: f64 = 2.5;
+/// Of what was alive in the middle of the time, the share that stays where nothing goes.
+const MOST_STAY: f64 = 0.7;
 /// Half the width of a 95 % interval of a normal distribution, in standard errors.
 const HALF_WIDTH_95: f64 = 1.96;
 
@@ -78,10 +81,10 @@ pub struct Moment<'a> {
     pub group: &'a Group,
 }
 
-/// What became of the objects of one moment until another, all counted by the share that is watched at the later one.
+/// What became of the objects of one moment until another, all counted as many as would be seen by the smaller share of both.
 #[derive(Clone, Copy, Debug)]
 struct Change {
-    /// Seen at the first moment; as many of them as would be by the later share.
+    /// At the first moment.
     before: f64,
     /// Of these, still there.
     stayed: f64,
@@ -93,23 +96,36 @@ struct Change {
 
 impl Change {
     fn between(first: &Moment<'_>, last: &Moment<'_>) -> Self {
-        Self::with(first, last, last.group.seen_older(last.at_s - first.at_s))
+        Self::with(first, last, Cell::share_older)
     }
 
     /// The same with the most that may have stayed: ages are known as powers of two only.
     fn at_most(first: &Moment<'_>, last: &Moment<'_>) -> Self {
-        Self::with(first, last, last.group.seen_perhaps_older(last.at_s - first.at_s))
+        Self::with(first, last, Cell::share_perhaps_older)
     }
 
-    fn with(first: &Moment<'_>, last: &Moment<'_>, stayed: f64) -> Self {
-        let after = last.group.seen();
-        let left = match (first.group.watched(), last.group.watched()) {
-            (Some(then), Some(now)) => (now / then).min(1.0),
-            _ => 1.0,
-        };
-        let before = first.group.seen() * left;
-        let stayed = stayed.min(before);
-        Self { before, stayed, came: (after - stayed).max(0.0), unwatched: before * (1.0 - left) }
+    /// The same with the fewest.
+    fn at_least(first: &Moment<'_>, last: &Moment<'_>) -> Self {
+        Self::with(first, last, Cell::share_surely_older)
+    }
+
+    /// `older`: the share of alike objects that is older than an age.
+    fn with(first: &Moment<'_>, last: &Moment<'_>, older: fn(Cell, f64) -> f64) -> Self {
+        let age_s = last.at_s - first.at_s;
+        let (then, now) = (first.group.stands_for(), last.group.stands_for());
+        let unit = then.into_iter().chain(now).fold(f64::NAN, f64::max);
+        let unit = if unit > 0.0 { unit } else { 1.0 };
+        let before = first.group.told() / unit;
+        let stayed = (last.group.told_older(age_s, older) / unit).min(before);
+        let came = (last.group.told() / unit - stayed).max(0.0);
+        // Of what is still there fewer are seen, each of which stands for more.
+        let more = last.group.stands_for_older(age_s, older).or(now).zip(then);
+        let more = more.map_or(0.0, |(now, then)| (now - then).max(0.0) / unit);
+        Self { before, stayed, came, unwatched: before * more }
+    }
+
+    fn after(self) -> f64 {
+        self.stayed + self.came
     }
 
     fn went(self) -> f64 {
@@ -158,15 +174,18 @@ fn trend(first: &Moment<'_>, last: &Moment<'_>, stride: bool) -> Result<Rate, &'
     if length_s <= 0.0 {
         return Err(ONE_MOMENT);
     }
-    let some = [last, first].into_iter().map(|moment| moment.group).find(|group| group.seen() > 0.0);
-    // What one that was seen stands for.
-    let each = some.map(|group| group.bytes() / group.seen()).ok_or(NOT_PROVEN)?;
     let change = Change::between(first, last);
-    let per_second = |seen: f64| seen * each / length_s;
-    let half = HALF_WIDTH_95 * change.error();
-    let interval =
-        Interval { low: per_second(change.growth() - half), high: per_second(change.growth() + half) };
-    Ok(Rate { per_second: per_second(change.growth()), interval: (!stride).then_some(interval) })
+    let (was, is) = (first.group.bytes(), last.group.bytes());
+    // What one that is counted stands for.
+    let each = match (change.before, change.after()) {
+        (_, after) if after > 0.0 => is / after,
+        (before, _) if before > 0.0 => was / before,
+        _ => return Err(NOT_PROVEN),
+    };
+    let per_second = (is - was) / length_s;
+    let half = HALF_WIDTH_95 * change.error() * each / length_s;
+    let interval = Interval { low: per_second - half, high: per_second + half };
+    Ok(Rate { per_second, interval: (!stride).then_some(interval) })
 }
 
 /// The middle moment by time.
@@ -217,17 +236,14 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
         );
         return (Verdict::TooEarly, reason);
     }
+    let (fewest, most) = (Change::at_least(half, last).kept(), Change::at_most(half, last).kept());
     let kept = || {
-        format!(
-            "of {:.0} seen alive at {}, about {:.0} % still are at {}",
-            late.before,
-            since(half),
-            late.kept() * 100.0,
-            since(last)
-        )
+        let (fewest, most) = ((fewest * 100.0).round(), (most * 100.0).round());
+        let share = if fewest < most { format!("between {fewest} and {most}") } else { format!("{most}") };
+        format!("of {:.0} seen alive at {}, {share} % still are at {}", late.before, since(half), since(last))
     };
     if grows(early) && grows(late) {
-        if late.kept() >= 0.7 {
+        if late.kept() >= MOST_STAY {
             let reason = format!(
                 "{:.0} more in the first half and {:.0} in the second, all through full collections; {}; the oldest are at least {} old. A cache that is emptied more rarely looks the same",
                 early.growth(),
@@ -237,21 +253,33 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
             );
             return (Verdict::Leak, reason);
         }
-        return (Verdict::TooEarly, format!("it grows, but objects go, too: {}", kept()));
+        let but = match most < MOST_STAY {
+            true => "but objects go, too",
+            false => "and whether objects go, too, their ages do not tell",
+        };
+        return (Verdict::TooEarly, format!("it grows, {but}: {}", kept()));
     }
-    if late.growth() + HALF_WIDTH_95 * late.error() <= last.group.seen() / 2.0 && !grows(late) {
+    // A slow leak is hidden by chance in each half; in both, one after the other, chance seldom looks like growth. What filled up and then grew by
+    // chance once more is none: a leak goes on as it began.
+    let may_grow = |change: Change| change.growth() > change.error();
+    let goes_on = may_grow(early) && may_grow(late) && late.growth() >= early.growth() / 2.0;
+    let most_growth = late.growth() + HALF_WIDTH_95 * late.error();
+    if most_growth <= late.after() / 2.0 && !grows(late) && !goes_on {
         if late.growth() <= -SURE * late.error() {
             return (Verdict::Steady, format!("it shrinks; {}", kept()));
         }
-        let reason = match late.kept() >= 0.7 {
-            true => format!("no more than there were; {}", kept()),
-            false => format!("as many go as come; {}", kept()),
-        };
+        let replaced = if most < MOST_STAY { "about as many go as come: " } else { "" };
+        let percent = (100.0 * most_growth / late.before.max(1.0)).max(0.0).ceil();
+        let reason = format!(
+            "{replaced}in the second half it grew by no more than {percent} %, if at all; {}",
+            kept()
+        );
         return (Verdict::Steady, reason);
     }
     let reason = match (grows(early), grows(late)) {
         (true, _) => "it grew in the first half, and whether it still does cannot be told yet",
         (_, true) => "it has begun to grow in the second half",
+        _ if goes_on => "it seems to grow in both halves, but so slowly that it may be chance",
         _ => "it seems to grow, but so few came that it may be chance",
     };
     (Verdict::TooEarly, reason.to_owned())
@@ -299,7 +327,7 @@ mod tests {
             let age = now - born;
             let age_s = if age < 1.0 { 0.0 } else { 2f64.powf(age.log2().floor()) };
             // A full collection every 10 s.
-            Cell { age_s, seen, objects: 100.0, bytes: 1e5, survived: true, proven: age >= 20.0 }
+            Cell { age_s, seen, objects: 100.0, bytes: 1e5, survived: true, proven: age >= 20.0, size: 0.0 }
         };
         Group { cells: births.iter().map(cell).collect(), stride: false }
     }
@@ -373,6 +401,120 @@ mod tests {
         }
         let cache = |now: f64| every(0.01, (now / 27.0).floor() * 27.0, now);
         assert_eq!(verdict_of_most(100.0, 120.0, cache).0, Verdict::Refreshed);
+    }
+
+    /// Of 160 objects more and more are seen: there is room again for a greater share.
+    #[test]
+    fn a_pool_of_which_a_greater_share_is_watched_than_before_is_no_leak() {
+        let pool = vec![0.0; 160];
+        let looks: Vec<(f64, Group)> = (1..=12)
+            .map(|look| {
+                (f64::from(look) * 10.0, group(&pool, f64::from(look) * 10.0, 4.0 + 6.0 * f64::from(look)))
+            })
+            .collect();
+        let moments: Vec<Moment<'_>> =
+            looks.iter().map(|(at_s, group)| Moment { at_s: *at_s, group }).collect();
+        let found = judge(&moments);
+        assert_eq!(found.verdict, Verdict::Steady, "{found:?}");
+        assert!(found.trend.as_ref().unwrap().per_second.abs() < 1.0, "{found:?}");
+        // Half of them are others by then, which alone are seen more often.
+        let replaced = |now: f64, share: f64| {
+            let mut group = group(&pool, now, f64::INFINITY);
+            for (at, cell) in group.cells.iter_mut().enumerate() {
+                (cell.age_s, cell.seen) = if at % 2 == 0 { (32.0, share) } else { (128.0, 0.0625) };
+            }
+            group
+        };
+        let looks = [(0.0, 0.0625), (40.0, 0.3), (80.0, 0.9), (120.0, 0.9)];
+        let looks = looks.map(|(now, share)| (now, replaced(now, share)));
+        let moments: Vec<Moment<'_>> =
+            looks.iter().map(|(at_s, group)| Moment { at_s: *at_s, group }).collect();
+        let found = judge(&moments);
+        assert_ne!(found.verdict, Verdict::Leak, "{found:?}");
+        assert!(found.trend.as_ref().unwrap().per_second.abs() < 1.0, "{found:?}");
+    }
+
+    #[test]
+    fn objects_of_another_size_do_not_change_what_share_is_watched() {
+        // A hundred of 64 KB stay, and one of 24 bytes, which stands for thousands, comes and goes.
+        let large = |age_s| Cell {
+            age_s,
+            seen: 1.0,
+            objects: 2.1,
+            bytes: 2.1 * 65_536.0,
+            survived: true,
+            proven: true,
+            size: 0.0,
+        };
+        let small = Cell { age_s: 16.0, objects: 4_267.0, bytes: 102_408.0, ..large(0.0) };
+        let looks = [10.0, 40.0, 65.0, 90.0, 120.0].map(|now| {
+            let mut cells = vec![large(128.0); 100];
+            cells.extend((now != 65.0).then_some(small));
+            (now, Group { cells, stride: false })
+        });
+        let moments: Vec<Moment<'_>> =
+            looks.iter().map(|(at_s, group)| Moment { at_s: *at_s, group }).collect();
+        let found = judge(&moments);
+        assert_eq!(found.verdict, Verdict::Steady, "{found:?}");
+    }
+
+    #[test]
+    fn what_grows_slowly_in_both_halves_is_not_called_steady() {
+        for there in [12, 1000] {
+            let slow = |now: f64| {
+                let mut births = vec![-100.0; there];
+                births.extend(every(10.0, 0.0, now));
+                births
+            };
+            let (found, reason) = verdict(120.0, slow);
+            assert_eq!(found, Verdict::TooEarly, "{there}: {reason}");
+            assert!(reason.contains("in both halves"), "{there}: {reason}");
+        }
+        // It filled up, and is what it is.
+        let (found, reason) = verdict(120.0, |now| every(0.5, 0.0, now.min(25.0)));
+        assert_eq!(found, Verdict::Steady, "{reason}");
+        assert!(
+            reason.starts_with("in the second half it grew by no more than 4 %, if at all; of 50 "),
+            "{reason}"
+        );
+    }
+
+    #[test]
+    fn that_objects_went_is_said_where_their_ages_prove_it() {
+        // More each time; 40 s old at most, or perhaps as old as the half.
+        let queue = |oldest_s: f64| {
+            let looks: Vec<(f64, Group)> = (1..=12)
+                .map(|look| f64::from(look) * 10.0)
+                .map(|now| {
+                    let cell = Cell {
+                        age_s: oldest_s,
+                        seen: 1.0,
+                        objects: 100.0,
+                        bytes: 1e5,
+                        survived: true,
+                        proven: true,
+                        size: 0.0,
+                    };
+                    (now, Group { cells: vec![cell; (now * 5.0) as usize], stride: false })
+                })
+                .collect();
+            let moments: Vec<Moment<'_>> =
+                looks.iter().map(|(at_s, group)| Moment { at_s: *at_s, group }).collect();
+            let found = judge(&moments);
+            (found.verdict, found.reason)
+        };
+        let (found, reason) = queue(16.0);
+        assert_eq!(found, Verdict::TooEarly);
+        assert!(
+            reason.starts_with("it grows, but objects go, too: of ") && reason.contains(", 0 % still are"),
+            "{reason}"
+        );
+        let (found, reason) = queue(32.0);
+        assert_eq!(found, Verdict::TooEarly);
+        assert!(
+            reason.starts_with("it grows, and whether objects go") && reason.contains("between 0 and 100 %"),
+            "{reason}"
+        );
     }
 
     #[test]

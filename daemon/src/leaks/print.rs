@@ -149,7 +149,15 @@ mod tests {
     }
 
     fn cell(age_s: f64, seen: f64) -> Cell {
-        Cell { age_s, seen, objects: seen * 10.0, bytes: seen * 1024.0, survived: true, proven: true }
+        Cell {
+            age_s,
+            seen,
+            objects: seen * 10.0,
+            bytes: seen * 1024.0,
+            survived: true,
+            proven: true,
+            size: 0.0,
+        }
     }
 
     /// One object more is seen each second.

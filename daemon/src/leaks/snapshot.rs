@@ -1,7 +1,7 @@
 //! What was alive at one moment, by process, type and allocation stack: read from a profile.
 
 use super::series::Process;
-use crate::aggregate::heap::has_survived;
+use crate::aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use crate::pprof::proto::Profile;
 use crate::report::stacks::{Kind, Stacks};
 use crate::symbolize::pretty::clean;
@@ -34,6 +34,8 @@ pub struct Cell {
     pub objects: f64,
     /// Their bytes.
     pub bytes: f64,
+    /// Bytes of one of those that were seen; 0 when that is not known.
+    pub size: f64,
     /// A collection is known to have looked at them and left them alive.
     pub survived: bool,
     /// They have been in the oldest generation during at least one full collection: alive for sure, not only not collected yet.
@@ -71,9 +73,30 @@ impl Cell {
     }
 
     /// The share of them that is older than `age_s`, as if ages were evenly spread over the cell.
-    fn share_older(self, age_s: f64) -> f64 {
+    #[must_use]
+    pub fn share_older(self, age_s: f64) -> f64 {
         let (low, high) = (self.age_s, self.below_s());
         ((high - age_s) / (high - low)).clamp(0.0, 1.0)
+    }
+
+    /// The most that may be.
+    #[must_use]
+    pub fn share_perhaps_older(self, age_s: f64) -> f64 {
+        f64::from(u8::from(self.below_s() > age_s))
+    }
+
+    /// The fewest that are.
+    #[must_use]
+    pub fn share_surely_older(self, age_s: f64) -> f64 {
+        f64::from(u8::from(self.age_s >= age_s))
+    }
+
+    /// Of the objects that they stand for, how many the runtime tells of: as many as would be seen if all of those were watched. It does not depend
+    /// on their size, of which each of few objects may have another. By bytes: the number of objects is rounded in the file, and one that stands for 1.5 is
+    /// there as 1 or 2.
+    fn told(self) -> f64 {
+        let size = if self.size > 0.0 { self.size } else { self.bytes / self.objects.max(1.0) };
+        if size > 0.0 { -self.bytes / size * (-size * SAMPLED_BYTE_PROBABILITY).exp_m1() } else { self.seen }
     }
 }
 
@@ -88,11 +111,17 @@ impl Group {
         self.sum(|cell| cell.seen)
     }
 
-    /// The share of what is alive that was seen; `None` of nothing.
+    /// Of what is alive, as many as the runtime told of.
     #[must_use]
-    pub fn watched(&self) -> Option<f64> {
-        let objects = self.objects();
-        (objects > 0.0).then(|| self.seen() / objects)
+    pub fn told(&self) -> f64 {
+        self.sum(|cell| cell.told())
+    }
+
+    /// How many of those one that is seen stands for; `None` of nothing.
+    #[must_use]
+    pub fn stands_for(&self) -> Option<f64> {
+        let seen = self.seen();
+        (seen > 0.0).then(|| self.told() / seen)
     }
 
     /// Objects.
@@ -123,16 +152,22 @@ impl Group {
         self.only(|cell| cell.proven)
     }
 
-    /// Of what was seen, about how many are older than `age_s`.
+    /// As [`Group::told`] of what is older than `age_s`, by this share of alike objects.
     #[must_use]
-    pub fn seen_older(&self, age_s: f64) -> f64 {
-        self.sum(|cell| cell.seen * cell.share_older(age_s))
+    pub fn told_older(&self, age_s: f64, older: fn(Cell, f64) -> f64) -> f64 {
+        self.sum(|cell| cell.told() * older(*cell, age_s))
     }
 
-    /// Of what was seen, how many may be older than `age_s`.
+    /// As [`Group::stands_for`] of these.
     #[must_use]
-    pub fn seen_perhaps_older(&self, age_s: f64) -> f64 {
-        self.sum(|cell| if cell.below_s() > age_s { cell.seen } else { 0.0 })
+    pub fn stands_for_older(&self, age_s: f64, older: fn(Cell, f64) -> f64) -> Option<f64> {
+        let seen = self.seen_older(age_s, older);
+        (seen > 0.0).then(|| self.told_older(age_s, older) / seen)
+    }
+
+    /// Of what was seen, how many are older than `age_s`, by this share of alike objects.
+    fn seen_older(&self, age_s: f64, older: fn(Cell, f64) -> f64) -> f64 {
+        self.sum(|cell| cell.seen * older(*cell, age_s))
     }
 
     /// The oldest age, rounded down to a power of two, seconds.
@@ -192,15 +227,21 @@ impl Snapshot {
                     let latest = watched_since_s.entry((place.pid, place.process.clone())).or_insert(since);
                     *latest = latest.max(since);
                 }
+                let seen = number("sampled_objects").max(1) as f64;
                 let group = groups.entry(place).or_default();
                 group.stride |= stacks.label(sample, "sampling") == Some("stride");
                 group.cells.push(Cell {
                     age_s: number("age_seconds").max(0) as f64,
-                    seen: number("sampled_objects").max(1) as f64,
+                    seen,
                     objects,
                     bytes,
+                    size: number("sampled_bytes").max(0) as f64 / seen,
                     survived: has_survived(number("generation"), number("gcs_survived")),
-                    proven: is_proven(number("generation"), number("gcs_survived")),
+                    proven: is_proven(
+                        number("generation"),
+                        number("gcs_survived"),
+                        stacks.number(sample, "full_gcs_survived"),
+                    ),
                 });
             }
         }
@@ -208,9 +249,13 @@ impl Snapshot {
     }
 }
 
-/// An object of generation 2 was looked at twice on its way there, and since then by full collections only; a large or pinned one by full
-/// collections from the first. The last of them may be going on still. `survived` is rounded down to a power of two.
-fn is_proven(generation: i64, survived: i64) -> bool {
+/// Of the full collections since an object is old the last may be going on still. Older profiles do not tell their number: an object of generation 2 was
+/// looked at twice on its way there, if it was never made young again, and since then by full collections only; a large or pinned one by full
+/// collections from the first. `survived` is rounded down to a power of two.
+fn is_proven(generation: i64, survived: i64, full: Option<i64>) -> bool {
+    if let Some(full) = full {
+        return generation >= 2 && full >= 2;
+    }
     match generation {
         2 => survived >= 4,
         3.. => has_survived(generation, survived),
@@ -230,6 +275,7 @@ mod tests {
             bytes: seen * 1e4,
             survived: true,
             proven: true,
+            size: 0.0,
         };
         Group { cells: cells.iter().map(cell).collect(), stride: false }
     }
@@ -240,11 +286,19 @@ mod tests {
         assert_eq!((group.seen(), group.objects(), group.bytes()), (16.0, 160.0, 160_000.0));
         assert_eq!(group.oldest_s(), 16.0);
         assert_eq!(
-            [0.5, 1.0, 8.0, 12.0, 24.0, 32.0, 99.0].map(|s| group.seen_older(s)),
+            [0.5, 1.0, 8.0, 12.0, 24.0, 32.0, 99.0].map(|s| group.seen_older(s, Cell::share_older)),
             [14.0, 12.0, 12.0, 8.0, 2.0, 0.0, 0.0]
         );
         assert_eq!(group.half_at_least_s(), 8.0);
         assert_eq!(Group::default().half_at_least_s(), 0.0);
+    }
+
+    #[test]
+    fn how_many_were_told_of_does_not_depend_on_rounded_numbers_of_objects() {
+        let cell =
+            |objects| Cell { seen: 1.0, objects, bytes: 65_536.0 * 2.116, size: 65_536.0, ..Cell::default() };
+        let told = |objects| Group { cells: vec![cell(objects)], stride: false }.told();
+        assert!((told(2.0) - 1.0).abs() < 0.01 && told(2.0) == told(3.0), "{}", told(2.0));
     }
 
     #[test]
@@ -259,7 +313,7 @@ mod tests {
         ] {
             let group = group(cells);
             assert_eq!(group.half_at_least_s(), half_s, "{cells:?}");
-            assert!(group.seen_older(half_s) >= group.seen() / 2.0, "{cells:?}");
+            assert!(group.seen_older(half_s, Cell::share_older) >= group.seen() / 2.0, "{cells:?}");
         }
     }
 
@@ -268,7 +322,10 @@ mod tests {
         for (generation, survived, proven) in
             [(0, 9, false), (1, 9, false), (2, 2, false), (2, 4, true), (3, 1, false), (3, 2, true)]
         {
-            assert_eq!(is_proven(generation, survived), proven, "{generation} {survived}");
+            assert_eq!(is_proven(generation, survived, None), proven, "{generation} {survived}");
         }
+        // It was young for long.
+        assert!(!is_proven(2, 64, Some(1)) && is_proven(2, 64, Some(2)) && is_proven(4, 2, Some(2)));
+        assert!(!is_proven(1, 64, Some(2)));
     }
 }

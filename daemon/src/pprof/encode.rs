@@ -146,6 +146,9 @@ fn fill(
     sample.location_id.extend(entry.frames.iter().map(|&frame| builder.location(frame)));
     sample.label.clear();
     labels(builder, entry.labels, &mut sample.label);
+    if let Some(sampled) = entry.sampled {
+        labels(builder, &sampled.labels(), &mut sample.label);
+    }
     true
 }
 

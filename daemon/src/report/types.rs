@@ -13,6 +13,9 @@ use crate::symbolize::pretty::clean;
 use std::collections::HashMap;
 use std::fmt::Write;
 
+/// What is said in place of `exact` where records were dropped.
+const AT_LEAST: &str = "at least";
+
 /// A type's name, and its module where its process has another type of that name.
 type Name<'a> = (&'a str, Option<&'a str>);
 
@@ -174,6 +177,8 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     let total: f64 = all.iter().map(|row| if by_objects { row.objects.value } else { row.bytes.value }).sum();
     let unit = if by_objects { "count" } else { "bytes" };
     let (bold, dim, plain) = if options.colour { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
+    // Lines of losses are of the whole recording: whose objects they were is not known.
+    let dropped = Stacks::new(profile).loss().map_or(0, |line| allocations_dropped(&line));
     let mut text = String::new();
     let mut line = |content: String| writeln!(text, "{content}").unwrap_or_default();
     let shown = all.len().min(options.limit);
@@ -198,6 +203,9 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             format!("{} … {}", human(round(interval.low), unit), human(round(interval.high), unit))
         };
         let (bytes, objects) = match (row.counted, row.has_interval) {
+            (Some(EXACT), _) if dropped > 0 && is_of_records(row) => {
+                (AT_LEAST.to_owned(), AT_LEAST.to_owned())
+            }
             (Some(counted), _) => (counted.to_owned(), counted.to_owned()),
             (None, true) => {
                 (span(row.bytes, row.seen_bytes, "bytes"), span(row.objects, row.seen as f64, "count"))
@@ -225,6 +233,13 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             counted(round(young[0]), "object"),
         ));
     }
+    let at_least = |row: &TypeRow| row.counted == Some(EXACT) && is_of_records(row);
+    if dropped > 0 && all.iter().take(options.limit).any(at_least) {
+        line(format!(
+            "{dim}at least: {} more found no room in the ring; of which types is not known{plain}",
+            counted(dropped, "allocation"),
+        ));
+    }
     if all.iter().take(options.limit).any(|row| row.counted == Some(COUNTED)) {
         line(format!(
             "{dim}counted: by the runtime; the last objects of each type and thread, fewer than 1,000 for each thread of the process, are not in it; see docs/memory.md{plain}"
@@ -236,6 +251,19 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
         ));
     }
     text
+}
+
+/// True of objects that were told of one by one; exact mode sees a part of what it counts.
+fn is_of_records(row: &TypeRow) -> bool {
+    row.seen >= round(row.objects.value)
+}
+
+/// How many allocations found the ring full, by the loss line (`run::loss`).
+fn allocations_dropped(line: &str) -> u64 {
+    let kinds = line.split("; ").filter_map(|kind| kind.strip_prefix("allocations "));
+    let mut causes = kinds.flat_map(|kind| kind.split(" + ")).filter_map(|cause| cause.split_once(' '));
+    let full = causes.find(|(_, cause)| cause.starts_with("ring full"));
+    full.and_then(|(count, _)| count.parse().ok()).unwrap_or(0)
 }
 
 /// An age of which only the power of two below it is known.
@@ -258,6 +286,7 @@ mod tests {
     use crate::aggregate::window::{Limits, Window};
     use crate::pprof::{self, About};
     use crate::process::ProcessTable;
+    use crate::run::loss;
     use crate::sample::frame::FrameKey;
     use crate::source::AllocationKind;
     use crate::symbolize::Symbolizer;
@@ -339,6 +368,26 @@ mod tests {
         let mixed = rows(&profile(&[large, large, large, small]), "alloc_space", &Options::default());
         assert_eq!((mixed[0].counted, mixed[0].has_interval), (None, true));
         assert!((mixed[0].bytes.variance / small.variance - 1.0).abs() < 0.01, "{mixed:?}");
+    }
+
+    #[test]
+    fn where_records_were_dropped_nothing_is_exact() {
+        let large = weight(AllocationKind::Exact, 300_000, 0);
+        let said = |counters: &[(&str, u64)]| {
+            let counters: Vec<_> =
+                counters.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
+            let mut profile = profile(&[large, large]);
+            profile.comment.push(profile.string_table.len() as i64);
+            profile.string_table.push(format!("{}{}", pprof::LOSS_PREFIX, loss::line(&counters)));
+            table(&profile, "alloc_space", &Options::default())
+        };
+        let whole = said(&[("shim_allocation_samples", 2), ("events_allocations", 2)]);
+        assert!(whole.contains(" exact ") && !whole.contains("at least"), "{whole}");
+        let dropped =
+            [("cpu_samples_ring_full", 3), ("shim_allocation_samples", 9), ("events_allocations", 2)];
+        let lossy = said(&[&dropped[..], &[("shim_allocations_dropped_full", 5)]].concat());
+        assert!(!lossy.contains("exact") && lossy.contains(" at least  "), "{lossy}");
+        assert!(lossy.contains("at least: 5 allocations more found no room"), "{lossy}");
     }
 
     #[test]

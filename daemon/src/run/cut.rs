@@ -164,7 +164,7 @@ impl Processor {
         stacks: &StackTable,
         at: MonotonicNs,
         sites: Vec<(Site, Weight, Labels)>,
-        live: Vec<(LiveObject, u32, Labels)>,
+        live: Vec<(LiveObject, Survived, Labels)>,
     ) {
         let unknown = TypeName { shown: UNKNOWN_TYPE.into(), raw: None, module: None };
         let types = self.types.told_apart();
@@ -191,7 +191,9 @@ impl Processor {
             let labels = Labels {
                 age_seconds: Some(age_bucket_seconds(object.born, at)),
                 generation: Some(object.generation),
-                survived: Some(count_bucket(survived)),
+                survived: Some(count_bucket(survived.all)),
+                // More than two prove no more.
+                survived_old: survived.old.map(|count| u64::from(count.min(2))),
                 sampling: Some(object.sampling()),
                 ..site_labels(&object.site, labels)
             };
@@ -277,6 +279,12 @@ fn sort_by_share(rows: &mut [Row]) {
     rows.sort_by(|a, b| share(b).total_cmp(&share(a)));
 }
 
+/// How many collections a live object has survived, and full ones since it is old.
+struct Survived {
+    all: u32,
+    old: Option<u32>,
+}
+
 /// The estimates of a window that is over; only names may be missing.
 pub struct Cut {
     at: MonotonicNs,
@@ -285,8 +293,7 @@ pub struct Cut {
     labels: HashMap<(u32, MonotonicNs), Labels>,
     stacks: StackTable,
     sites: Vec<(Site, Weight, Labels)>,
-    /// With how many collections each has survived.
-    live: Vec<(LiveObject, u32, Labels)>,
+    live: Vec<(LiveObject, Survived, Labels)>,
     pauses: Vec<(Labels, u64)>,
     /// Threads that have stopped their process for a collection.
     pausers: HashSet<ThreadId>,
@@ -322,8 +329,10 @@ impl Cut {
         let rows = processor.threads.cut(running, &mut carry, last);
         let heap = &mut processor.heap;
         let sites: Vec<(Site, Weight)> = heap.sites().map(|(site, weight)| (*site, *weight)).collect();
-        let mut live: Vec<(LiveObject, u32)> =
-            heap.live().map(|object| (object, heap.survived(&object))).collect();
+        let survived =
+            |object: &LiveObject| Survived { all: heap.survived(object), old: heap.survived_old(object) };
+        let mut live: Vec<(LiveObject, Survived)> =
+            heap.live().map(|object| (object, survived(&object))).collect();
         let watched_since: HashMap<RegionId, MonotonicNs> = live
             .iter()
             .filter_map(|(object, _)| Some((object.site.region, heap.watched_since(object.site.region)?)))

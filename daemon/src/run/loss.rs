@@ -81,7 +81,7 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 47] = [
+const OTHER_LOSSES: [&str; 49] = [
     "calls_given_up",
     "calls_not_made",
     "stacks_stale",
@@ -125,6 +125,8 @@ const OTHER_LOSSES: [&str; 47] = [
     "shim_contentions_dropped_full",
     "shim_contentions_unmatched",
     "shim_handles_full",
+    "shim_handles_refused",
+    "shim_surveys_skipped",
     "shim_live_set_shrunk",
     "shim_types_queue_full",
     "shim_regions_refused",
@@ -208,6 +210,8 @@ mod tests {
             "{}",
             line(&good)
         );
+        let shim = counters(&[("shim_handles_refused", 3), ("shim_surveys_skipped", 2)]);
+        assert!(line(&shim).ends_with("; shim_handles_refused 3; shim_surveys_skipped 2"), "{}", line(&shim));
         let bad = counters(&[("cpu_samples", 10), ("events_cpu_samples", 7)]);
         assert!(line(&bad).contains("cpu samples 10 = 7 stored (3 unaccounted)"), "{}", line(&bad));
     }

@@ -827,6 +827,8 @@ impl Processor {
                     self.pausers.insert(thread);
                 }
             }
+            ShimEvent::PauseBegin { .. } => self.collections.foreign_pause_begins(region),
+            ShimEvent::PauseCpu { .. } if self.collections.is_in_foreign_pause(region) => {}
             ShimEvent::PauseCpu { tid, cpu_ns } if tid != 0 => {
                 let cpu_ns = Some(cpu_ns).filter(|_| self.collections.is_in_whole_pause(region));
                 self.threads.collected(ThreadId { pid, tid }, cpu_ns);
@@ -865,7 +867,6 @@ impl Processor {
             }
             ShimEvent::Bye => drop(self.regions_gone.insert(region)),
             ShimEvent::ThreadName { .. }
-            | ShimEvent::PauseBegin { .. }
             | ShimEvent::PauseCpu { .. }
             | ShimEvent::Method(_)
             | ShimEvent::NoMethod { .. }

@@ -264,13 +264,15 @@ impl Exact {
         let asked = ranges.len() as u64;
         let noted = self.survey.note(ranges);
         if noted < asked {
-            self.table.add(head::LOSSES + loss::RANGES, asked.wrapping_sub(noted));
+            self.table.count_more(head::LOSSES + loss::RANGES, asked.wrapping_sub(noted));
         }
     }
 
     /// An object waits for its finalizer, since this collection or an earlier one.
     pub fn waits_for_finalizer(&self, object: usize) {
-        self.survey.waits_for_finalizer(object);
+        if !self.survey.waits_for_finalizer(object) {
+            self.table.count(head::LOSSES + loss::RANGES);
+        }
     }
 
     /// What holds living objects from outside the heap, after a collection: object, kind, flags.

@@ -205,9 +205,9 @@ impl Survey {
         self.survivors.add(ranges.map(|(old, new, bytes)| [old as u64, bytes as u64, new as u64]))
     }
 
-    /// Notes an object that waits for its finalizer. Any thread.
-    pub fn waits_for_finalizer(&self, object: usize) {
-        self.waiting.add([[object as u64, 1]].into_iter());
+    /// Notes an object that waits for its finalizer. Any thread. False: there was no room.
+    pub fn waits_for_finalizer(&self, object: usize) -> bool {
+        self.waiting.add([[object as u64, 1]].into_iter()) != 0
     }
 
     /// Sorts all objects of the collected generations into the dead and the living.
@@ -486,5 +486,18 @@ impl Walk<'_> {
             self.add(row::PROMOTED_2, 1);
         }
         Some((Living { entry: living.entry.moved_to(now_at), history }, to))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Survey;
+
+    #[test]
+    fn a_finalizable_object_without_room_is_said_not_to_be_noted() {
+        let survey = Survey::new().unwrap();
+        assert!(survey.waits_for_finalizer(0x1000));
+        survey.waiting.set_len(1 << 40);
+        assert!(!survey.waits_for_finalizer(0x2000));
     }
 }

@@ -61,8 +61,13 @@ impl Table {
 
     /// Adds one to a word that any thread may change.
     pub fn count(&self, at: usize) {
+        self.count_more(at, 1);
+    }
+
+    /// The same of several.
+    pub fn count_more(&self, at: usize, by: u64) {
         if let Some(word) = self.words.get(at) {
-            word.fetch_add(1, Ordering::Relaxed);
+            word.fetch_add(by, Ordering::Relaxed);
         }
     }
 
@@ -145,5 +150,22 @@ impl Row<'_> {
         if let Some(word) = self.0.and_then(|row| row.get(at)) {
             word.store(value, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Table;
+    use core::sync::atomic::AtomicU64;
+
+    #[test]
+    fn what_several_threads_count_at_once_is_all_there() {
+        let table = Table::new(vec![AtomicU64::new(0)].leak());
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..100_000).for_each(|_| table.count_more(0, 3)));
+            }
+        });
+        assert_eq!(table.get(0), 1_200_000);
     }
 }
