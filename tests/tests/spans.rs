@@ -77,8 +77,10 @@ fn assert_shares(what: &str, profile: &Profile) {
             let sleeps = |sample: &Sample| of(thread, span)(sample) && sample.label("wait_reason") == "sleep";
             profile.sum("blocked", sleeps) as f64
         };
-        let (within, elsewhere) = (slept(first), slept(second) + slept(""));
+        let (within, elsewhere, before) = (slept(first), slept(second), slept(""));
         assert!(within > 4.0 * elsewhere, "{thread}: {within} and {elsewhere} ns\n{}", picture());
+        // All of it is in the first span: without one is what came before that look, as above.
+        assert!(within > before, "{thread}: {within} and {before} ns\n{}", picture());
     }
     let outside = profile.sum("cpu", |sample| sample.label("thread_name") == "outside");
     assert!(outside > 0 && profile.sum("cpu", of("outside", "")) == outside, "{}", picture());
