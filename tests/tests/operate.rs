@@ -117,19 +117,19 @@ fn it_makes_way_for_others_with_all_its_threads_unless_told_otherwise_and_what_r
         node.start();
         let last = |io: &str| io == "best-effort: prio 7" || io == "idle";
         // Each begins with it, a moment after it was made.
-        wait_until("seven threads as they should be", DEADLINE, || {
+        wait_until("six threads as they should be", DEADLINE, || {
             let (found_oom, threads) = standing(node.daemon().pid());
             let mut seen = BTreeSet::new();
             for (name, nice, io) in &threads {
                 let expected = match name.as_str() {
                     "collector" | "processor" => own_nice,
-                    "sinks" | "control" | "http" | "attacher" | "attach" => of_others,
+                    "sinks" | "control" | "http" | "attacher" => of_others,
                     _ => continue,
                 };
                 let is_so = *nice == expected && (!lower || last(io));
                 seen.extend(is_so.then_some(name.clone()));
             }
-            (found_oom == oom && seen.len() == 7).then_some(())
+            (found_oom == oom && seen.len() == 6).then_some(())
         })
         .unwrap_or_else(|error| panic!("{error}: {:?}", standing(node.daemon().pid())));
         assert!(!node.daemon().progress().contains("stays as it is"), "{}", node.daemon().progress());
@@ -350,7 +350,7 @@ fn what_the_host_refuses_of_a_good_configuration_stays_as_it_was() {
     group.take(app.pid()).unwrap();
     let mut node = Node::new();
     let good = format!(
-        "selection: {{only: [{{cgroup: /perfusion-test-refused*}}]}}\nlimits: {{{}}}\n",
+        "selection: {{only: [{{cgroup: /perfusion-test-refused*}}]}}\nlimits: {{cpu: 100%, {}}}\n",
         node.kill_switch()
     );
     node.configure(&good);
