@@ -281,6 +281,7 @@ mod tests {
     use crate::attach::target::Target;
     use crate::config::load::OPT_OUT;
     use std::process::Command;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn the_version_is_the_folder_of_the_library() {
@@ -299,6 +300,11 @@ mod tests {
         for (value, expected) in [("off", true), ("OFF", true), ("on", false)] {
             let mut sleeper = Command::new("sleep").arg("600").env(OPT_OUT, value).spawn().unwrap();
             let target = Target::open(sleeper.id()).unwrap();
+            // Spawned means that it has its new memory; the kernel notes a little later where the environment lies there.
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while target.environment(OPT_OUT) == Ok(None) && Instant::now() < deadline {
+                std::thread::yield_now();
+            }
             let before = opted_out(&target);
             sleeper.kill().unwrap();
             sleeper.wait().unwrap();
