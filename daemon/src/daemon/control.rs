@@ -6,6 +6,7 @@ use super::neighbour;
 use super::sinks::SinkWatcher;
 use super::state::State;
 use crate::process::table::Standing;
+use crate::sink::file;
 use crate::source::kernel::rule_set::Filter;
 use rustix::fs::Mode;
 use rustix::net::sockopt::socket_peercred;
@@ -165,10 +166,7 @@ impl Drop for Control {
 }
 
 fn listen(path: &Path) -> io::Result<UnixListener> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    file::remove(path)?;
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;

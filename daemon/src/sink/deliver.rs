@@ -43,12 +43,6 @@ pub trait Remote: Send + 'static {
     fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict;
 }
 
-impl Remote for Box<dyn Remote> {
-    fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict {
-        (**self).send(payload, deadline)
-    }
-}
-
 /// What a delivery did; each grows only but the last two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
@@ -108,7 +102,8 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// Opens the spool and starts the thread, which begins with what an earlier daemon left. `timeout` bounds one attempt.
+    /// Opens the spool and starts the thread, which waits for the remote that it is sent, and begins with what an earlier daemon left. `timeout` bounds
+    /// one attempt. Whoever cannot have a delivery keeps the remote for another time.
     ///
     /// # Errors
     /// When the spool's directory cannot be used or no thread be started.
@@ -116,31 +111,18 @@ impl Delivery {
         directory: &Path,
         limits: Limits,
         timeout: Duration,
-        remote: impl Remote,
-    ) -> Result<Self, FileError> {
-        let (delivery, employ) = Self::without_remote(directory, limits, timeout)?;
-        // The thread waits for it.
-        employ.send(remote).ok();
-        Ok(delivery)
-    }
-
-    /// All but the remote, which the thread waits for: whoever cannot have a delivery keeps the remote for another time.
-    fn without_remote<R: Remote>(
-        directory: &Path,
-        limits: Limits,
-        timeout: Duration,
-    ) -> Result<(Self, Sender<R>), FileError> {
+    ) -> Result<(Self, Sender<Box<dyn Remote>>), FileError> {
         let spool = Spool::open(directory, limits)?;
         let state = State { spool, figures: Figures::default(), trouble: None, closing: None };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         let other = Arc::clone(&shared);
-        let (employ, employed) = channel();
+        let (employ, employed) = channel::<Box<dyn Remote>>();
         let thread = std::thread::Builder::new()
             .name("perfusion-send".to_owned())
             .spawn(move || {
                 neighbour::wait_for_others();
-                if let Ok(remote) = employed.recv() {
-                    other.run(timeout, remote);
+                if let Ok(mut remote) = employed.recv() {
+                    other.run(timeout, &mut *remote);
                 }
             })
             .map_err(|source| FileError { path: directory.to_owned(), step: "start its thread", source })?;
@@ -231,8 +213,7 @@ impl Lazy {
         let delivery = match self.delivery.take() {
             Some(delivery) => delivery,
             None => {
-                let (delivery, employ) =
-                    Delivery::without_remote(&self.directory, self.limits, self.timeout)?;
+                let (delivery, employ) = Delivery::start(&self.directory, self.limits, self.timeout)?;
                 if let Some(remote) = self.remote.take() {
                     // The thread waits for it.
                     employ.send(remote).ok();
@@ -265,7 +246,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, timeout: Duration, mut remote: impl Remote) {
+    fn run(&self, timeout: Duration, remote: &mut dyn Remote) {
         // In a row.
         let (mut failures, mut refusals) = (0, 0_u32);
         loop {
@@ -371,11 +352,17 @@ mod tests {
         (Told { answers, seen }, answer, saw)
     }
 
+    fn started(directory: &Path, remote: impl Remote) -> Delivery {
+        let (delivery, employ) = Delivery::start(directory, LIMITS, Duration::from_secs(1)).unwrap();
+        employ.send(Box::new(remote)).unwrap();
+        delivery
+    }
+
     #[test]
     fn each_payload_is_sent_in_order_and_counted_by_its_end() {
         let directory = tempfile::tempdir().unwrap();
         let (remote, answer, saw) = told();
-        let mut delivery = Delivery::start(directory.path(), LIMITS, Duration::from_secs(1), remote).unwrap();
+        let mut delivery = started(directory.path(), remote);
         for payload in [b"one", b"two", b"six"] {
             delivery.put(SystemTime::now(), payload).unwrap();
         }
@@ -397,7 +384,7 @@ mod tests {
     fn a_receiver_that_refuses_everything_does_not_empty_the_spool() {
         let directory = tempfile::tempdir().unwrap();
         let (remote, answer, saw) = told();
-        let mut delivery = Delivery::start(directory.path(), LIMITS, Duration::from_secs(1), remote).unwrap();
+        let mut delivery = started(directory.path(), remote);
         for number in 0..20_u8 {
             delivery.put(SystemTime::now(), &[number]).unwrap();
         }
@@ -416,7 +403,7 @@ mod tests {
     fn what_was_not_sent_waits_for_the_next_daemon() {
         let directory = tempfile::tempdir().unwrap();
         let (remote, answer, saw) = told();
-        let mut delivery = Delivery::start(directory.path(), LIMITS, Duration::from_secs(1), remote).unwrap();
+        let mut delivery = started(directory.path(), remote);
         delivery.put(SystemTime::now(), b"kept").unwrap();
         saw.recv().unwrap();
         // Nobody answers: the close does not wait for a receiver that is away.
@@ -426,7 +413,7 @@ mod tests {
 
         let (remote, answer, saw) = told();
         answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
-        let mut next = Delivery::start(directory.path(), LIMITS, Duration::from_secs(1), remote).unwrap();
+        let mut next = started(directory.path(), remote);
         assert_eq!(saw.recv().unwrap(), b"kept");
         next.close(Instant::now() + Duration::from_secs(60));
         assert_eq!((next.figures().waiting, next.figures().sent), (0, 1));

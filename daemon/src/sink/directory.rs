@@ -138,9 +138,7 @@ impl Directory {
         let Some(entry) = self.files.first_entry() else { return false };
         let path = self.root.join(&*entry.key().1).join(file_name(entry.key().0, entry.key().2));
         // Whoever removed it before us did the same.
-        if let Err(error) = fs::remove_file(&path)
-            && error.kind() != io::ErrorKind::NotFound
-        {
+        if let Err(error) = file::remove(&path) {
             tracing::warn!(path = %path.display(), %error, "the oldest profile cannot be removed, and stays");
             return false;
         }

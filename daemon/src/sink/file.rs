@@ -5,7 +5,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, fsync, openat, renameat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -84,6 +84,17 @@ pub fn write_into(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), File
     new.file.write_all(bytes).map_err(fail("write"))?;
     new.file.sync_data().map_err(fail("sync to disk"))?;
     new.rename(OsStr::new(name)).map_err(|error| fail("rename into place")(error.into()))
+}
+
+/// Removes a file. One that somebody has taken away is gone as well.
+///
+/// # Errors
+/// When it is still there.
+pub fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
 }
 
 /// Removes what killed recorders left in a directory.

@@ -281,16 +281,12 @@ impl Spool {
     /// True when the file is gone.
     fn unlink(&mut self, item: Item) -> bool {
         let path = self.path(item);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(path = %path.display(), %error, "cannot be removed from the spool; it is tried again");
-                false
-            }
-            _ => {
-                self.bytes = self.bytes.saturating_sub(item.bytes);
-                true
-            }
+        if let Err(error) = file::remove(&path) {
+            tracing::warn!(path = %path.display(), %error, "cannot be removed from the spool; it is tried again");
+            return false;
         }
+        self.bytes = self.bytes.saturating_sub(item.bytes);
+        true
     }
 
     fn short_of_space(&self, bytes: u64) -> bool {
