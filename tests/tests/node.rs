@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -230,11 +231,15 @@ fn over_its_cpu_budget_it_records_at_lower_rates_says_so_and_comes_back() {
     node.end();
 }
 
-/// Processes that come and go in a cgroup: each run maps other files and walks other stacks.
-fn churn(group: &Group) -> std::process::Child {
-    let churn = "while :; do for i in sed tail grep sort ls date env id python3 perl gcc ld readelf tar; do $i --version; done; done";
+/// Processes that come and go in a cgroup: each run maps other files and walks other stacks, and one of each round a file that nobody has seen before (in
+/// `folder`), so that what is remembered of them grows without end.
+fn churn(group: &Group, folder: &Path) -> std::process::Child {
+    let churn = "perl=$(command -v perl); n=0; while :; do \
+        for i in sed tail grep sort ls date env id python3 perl gcc ld readelf tar; do $i --version; done; \
+        n=$((n+1)); cp \"$perl\" \"$1/$n\"; \"$1/$n\" -e '1 for 1 .. 1e6'; rm \"$1/$n\"; done";
     let mut shell = std::process::Command::new("/bin/sh");
-    let shell = shell.args(["-c", churn]).stdout(std::process::Stdio::null()).spawn().unwrap();
+    let shell =
+        shell.args(["-c", churn, "sh"]).arg(folder).stdout(std::process::Stdio::null()).spawn().unwrap();
     group.take(shell.id()).unwrap();
     shell
 }
@@ -282,7 +287,7 @@ fn with_a_small_bound_its_memory_stays_within_it_on_a_host_where_processes_come_
         node.kill_switch()
     ));
     let app = spin();
-    let mut churn = churn(&group);
+    let mut churn = churn(&group, &node.scratch.path(""));
     group.take(app.pid()).unwrap();
     node.start();
     let bound = node.metric("perfusion_memory_limit_bytes");
@@ -318,7 +323,7 @@ fn with_little_memory_in_its_cgroup_it_starts_in_a_reduced_mode_that_it_names() 
     ));
     let app = spin();
     recorded.take(app.pid()).unwrap();
-    let mut churn = churn(&recorded);
+    let mut churn = churn(&recorded, &node.scratch.path(""));
     // In it before it begins: a shell moves itself and becomes the daemon.
     let daemon = perfusion::command(["daemon"]);
     let mut command = std::process::Command::new("/bin/sh");

@@ -92,7 +92,9 @@ fn a_store_has_every_file_as_an_object_also_those_of_the_time_it_was_away() {
     drop(app);
     let (objects, files) = (files(&bucket, ""), files(&folder, ""));
     let names: Vec<&String> = objects.keys().collect();
-    assert!(names.iter().all(|name| name.starts_with("a/b/spin/")), "{names:?}");
+    // A `spin` of a test beside this one may have another name as a service.
+    assert!(names.iter().all(|name| name.starts_with("a/b/")), "{names:?}");
+    assert!(names.iter().any(|name| name.starts_with("a/b/spin/")), "{names:?}");
     // Of `a/b/SERVICE/NODE/TIME` without what the files have not.
     let same_names: BTreeMap<String, Vec<u8>> = objects
         .iter()
