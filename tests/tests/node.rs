@@ -231,12 +231,13 @@ fn over_its_cpu_budget_it_records_at_lower_rates_says_so_and_comes_back() {
     node.end();
 }
 
-/// Processes that come and go in a cgroup: each run maps other files and walks other stacks, and one of each round a file that nobody has seen before (in
+/// Processes that come and go in a cgroup: each run maps other files and walks other stacks, and some of each round a file that nobody has seen before (in
 /// `folder`), so that what is remembered of them grows without end.
 fn churn(group: &Group, folder: &Path) -> std::process::Child {
     let churn = "perl=$(command -v perl); n=0; while :; do \
         for i in sed tail grep sort ls date env id python3 perl gcc ld readelf tar; do $i --version; done; \
-        n=$((n+1)); cp \"$perl\" \"$1/$n\"; \"$1/$n\" -e '1 for 1 .. 1e6'; rm \"$1/$n\"; done";
+        for i in 1 2 3 4; do n=$((n+1)); cp \"$perl\" \"$1/$n\"; \"$1/$n\" -e '1 while $i++ < 1e6'; rm \"$1/$n\"; done; \
+        done";
     let mut shell = std::process::Command::new("/bin/sh");
     let shell =
         shell.args(["-c", churn, "sh"]).arg(folder).stdout(std::process::Stdio::null()).spawn().unwrap();
