@@ -621,17 +621,19 @@ fn chart() -> PathBuf {
     sources().parent().unwrap().join("helm")
 }
 
-/// Where objects of this kind are made; nothing for kinds of others, which this server does not know.
+/// Where objects of this kind are made.
 fn place_of(object: &str) -> Option<&'static str> {
     let kind = object.lines().find_map(|line| line.strip_prefix("kind: "))?;
     Some(match kind {
+        "CustomResourceDefinition" => "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
         "ConfigMap" => "/api/v1/namespaces/perfusion/configmaps",
         "ServiceAccount" => "/api/v1/namespaces/perfusion/serviceaccounts",
         "DaemonSet" => "/apis/apps/v1/namespaces/perfusion/daemonsets",
         "NetworkPolicy" => "/apis/networking.k8s.io/v1/namespaces/perfusion/networkpolicies",
         "ClusterRole" => "/apis/rbac.authorization.k8s.io/v1/clusterroles",
         "ClusterRoleBinding" => "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-        "PodMonitor" | "SecurityContextConstraints" => return None,
+        "PodMonitor" => "/apis/monitoring.coreos.com/v1/namespaces/perfusion/podmonitors",
+        "SecurityContextConstraints" => "/apis/security.openshift.io/v1/securitycontextconstraints",
         other => panic!("a new kind, {other}: say where it is made"),
     })
 }
@@ -647,8 +649,30 @@ fn a_real_api_server_takes_the_chart_and_its_pods_are_profiled() {
         cluster.does("POST", "/api/v1/namespaces", &json!({"metadata": {"name": name}}));
     }
 
+    // Kinds that others bring, by their own definitions, which this server holds objects against from then on.
+    for variable in ["PERFUSION_POD_MONITORS", "PERFUSION_CONSTRAINTS"] {
+        let path = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} names no definition"));
+        let definition = fs::read_to_string(&path).unwrap();
+        let place = place_of(&definition).unwrap();
+        let (status, answer) =
+            cluster.ask(ADMIN, "POST", place, Some(("application/yaml", &definition))).unwrap();
+        assert_eq!(status, 201, "{path}: {answer}");
+        let made: Value = serde_json::from_str(&answer).unwrap();
+        let place = format!("{place}/{}", made["metadata"]["name"].as_str().unwrap());
+        wait_until("the kind to be there", DEADLINE, || {
+            let (_, answer) = cluster.ask(ADMIN, "GET", &place, None)?;
+            let told: Value = serde_json::from_str(&answer).ok()?;
+            let conditions = told["status"]["conditions"].as_array()?;
+            conditions
+                .iter()
+                .any(|condition| condition["type"] == "Established" && condition["status"] == "True")
+                .then_some(())
+        })
+        .unwrap();
+    }
+
     // What the chart renders, object by object, strictly: no field is unknown, none has a wrong value.
-    let mut taken = 0;
+    let (mut taken, mut kinds) = (0, String::new());
     for entry in fs::read_dir(chart().join("rendered")).unwrap() {
         let path = entry.unwrap().path();
         for object in fs::read_to_string(&path).unwrap().split("---\n") {
@@ -658,9 +682,13 @@ fn a_real_api_server_takes_the_chart_and_its_pods_are_profiled() {
                 cluster.ask(ADMIN, "POST", &place, Some(("application/yaml", object))).unwrap();
             assert_eq!(status, 201, "{}: {answer}", path.display());
             taken += 1;
+            kinds.extend(object.lines().filter(|line| line.starts_with("kind: ")));
         }
     }
     assert!(taken >= 30, "{taken}");
+    for kind in ["PodMonitor", "SecurityContextConstraints"] {
+        assert!(kinds.contains(kind), "{kind} is in no scenario");
+    }
     let broken = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndate: {}\n";
     let place = format!("{}?dryRun=All&fieldValidation=Strict", place_of(broken).unwrap());
     let (status, answer) = cluster.ask(ADMIN, "POST", &place, Some(("application/yaml", broken))).unwrap();
@@ -669,13 +697,11 @@ fn a_real_api_server_takes_the_chart_and_its_pods_are_profiled() {
     // And by helm, with each scenario's values; then for good.
     for scenario in fs::read_dir(chart().join("ci")).unwrap() {
         let mut helm = cluster.helm(&["install", "perfusion", "--dry-run=server", "--values"]);
-        helm.arg(scenario.unwrap().path()).arg(chart());
-        succeed(helm.args(["--set", "podMonitor.enabled=false,openshift.scc=false"]));
+        succeed(helm.arg(scenario.unwrap().path()).arg(chart()));
     }
     succeed(cluster.helm(&["install", "perfusion"]).arg(chart()));
     let mut upgrade = cluster.helm(&["upgrade", "perfusion", "--values"]);
-    upgrade.arg(chart().join("ci/everything.yaml")).arg(chart());
-    succeed(upgrade.args(["--set", "podMonitor.enabled=false,openshift.scc=false"]));
+    succeed(upgrade.arg(chart().join("ci/everything.yaml")).arg(chart()));
 
     // The service account may do what the daemon needs, and nothing else.
     let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});

@@ -21,6 +21,18 @@ const STAGING: &str = "v0.36.3";
 /// A server that was not built by the project's own scripts calls itself this otherwise, and charts ask for its version.
 const NAMED: &str = "-X k8s.io/component-base/version.gitVersion=";
 
+/// What the chart makes of kinds that others bring: their definitions, by module and file.
+const OTHERS_KINDS: [(&str, &str); 2] = [
+    (
+        "github.com/prometheus-operator/prometheus-operator@v0.85.0",
+        "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+    ),
+    (
+        "github.com/openshift/api@v0.0.0-20260213204242-d34f11c515b3",
+        "security/v1/zz_generated.crd-manifests/0000_03_config-operator_01_securitycontextconstraints.crd.yaml",
+    ),
+];
+
 /// Builds the server unless it is there, and runs the tests that are ignored without one.
 pub(crate) fn apiserver(paths: &Paths, steps: &Steps) -> Result<()> {
     need_root("recording")?;
@@ -28,10 +40,17 @@ pub(crate) fn apiserver(paths: &Paths, steps: &Steps) -> Result<()> {
     let etcd = debian::unpack(steps, &paths.toolchain.join("etcd"), "etcd-server", "usr/bin/etcd")?;
     let server = install(paths, steps)?;
     let helm = helm::install_helm(paths, steps)?;
+    let [pod_monitors, constraints] = OTHERS_KINDS.map(|(module, file)| {
+        steps.step(&format!("{module} for its {file}"));
+        go::folder(module).map(|folder| folder.join(file))
+    });
+    let (pod_monitors, constraints) = (pod_monitors?, constraints?);
     let servers = [
         ("PERFUSION_APISERVER", server.as_path()),
         ("PERFUSION_ETCD", etcd.as_path()),
         ("PERFUSION_HELM", helm.as_path()),
+        ("PERFUSION_POD_MONITORS", pod_monitors.as_path()),
+        ("PERFUSION_CONSTRAINTS", constraints.as_path()),
     ];
     test::with_servers(paths, steps, ("an API server", "kubernetes::"), &servers)
 }
@@ -49,9 +68,7 @@ fn install(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
         command.current_dir(&folder).env("GOFLAGS", "-mod=mod");
         command
     };
-    let module = format!("{MODULE}@{VERSION}");
-    let told = output(go().args(["mod", "download", "-json", &module]).current_dir("/"))?;
-    let told: Value = serde_json::from_str(&told).context("output of `go mod download`")?;
+    let told = go::downloaded(&format!("{MODULE}@{VERSION}"))?;
     let theirs = told["GoMod"].as_str().context("`go mod download` names no go.mod")?;
     let theirs = fs::read_to_string(theirs).with_context(|| format!("{theirs}: cannot be read"))?;
     fs::write(folder.join("go.mod"), own_module(&theirs)).context("the server's go.mod")?;

@@ -1,8 +1,29 @@
-//! Programs that Go builds from published modules.
+//! Published Go modules, and programs that are built from them.
 
-use std::{path::Path, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
 
 use crate::exec::output;
+
+/// What `go mod download` tells of a module (`MODULE@VERSION`) it has fetched, whose hash the public list of modules knows.
+pub(crate) fn downloaded(module: &str) -> Result<Value> {
+    let mut go = Command::new("go");
+    go.args(["mod", "download", "-json", module]).current_dir("/").env("GOFLAGS", "-mod=mod");
+    serde_json::from_str(&output(&mut go)?).context("output of `go mod download`")
+}
+
+/// The folder with a module's files, for files that are no Go.
+pub(crate) fn folder(module: &str) -> Result<PathBuf> {
+    let told = downloaded(module)?;
+    let folder =
+        told["Dir"].as_str().with_context(|| format!("`go mod download` names no folder of {module}"))?;
+    Ok(folder.into())
+}
 
 /// Whether a program is there that has this version of a module in it, by what Go wrote into its file. One whose building was broken off, or that is
 /// of another version than is asked for now, has not.
