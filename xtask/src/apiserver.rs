@@ -4,7 +4,6 @@
 use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result};
-use serde_json::Value;
 
 use crate::{
     exec::{Steps, need_root, output},
