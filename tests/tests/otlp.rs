@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -182,13 +182,14 @@ fn a_collector_gets_the_same_totals_as_the_files_by_grpc_and_http_and_after_an_o
     let app = Workload::native("spin", &[]).unwrap().start().unwrap();
     let daemon = Recording::spawn(command(["daemon", "--config"]).arg(&config)).unwrap();
 
-    // Nobody is there yet: what is made waits.
+    // Nobody is there yet: what is made waits, beside the lock of each spool.
+    let named = |folder: &Path| -> Vec<(String, PathBuf)> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())).collect()
+    };
     let spooled = |kind: &str| {
-        let folders = std::fs::read_dir(scratch.path("spool")).into_iter().flatten().flatten();
-        folders
-            .filter(|folder| folder.file_name().to_string_lossy().starts_with(kind))
-            .map(|folder| std::fs::read_dir(folder.path()).map_or(0, Iterator::count))
-            .sum::<usize>()
+        let spools = named(&scratch.path("spool")).into_iter().filter(|(name, _)| name.starts_with(kind));
+        spools.flat_map(|(_, spool)| named(&spool)).filter(|(name, _)| name != ".perfusion.lock").count()
     };
     wait_until("both spools to hold something", SLACK, || (spooled("otlp-http") > 4).then_some(())).unwrap();
     let _collector = collector(&program, &scratch, grpc, http, to);
