@@ -198,9 +198,13 @@ impl Live {
         self.watching.load(Ordering::Acquire) != 0
     }
 
-    /// Sets how many objects are watched at most.
+    /// Sets how many objects are watched at most. What pauses allow stays as it was where that is no other number: it is said again whenever
+    /// anything else of a recording changes.
     pub fn set_limit(&self, most: u64) {
         let most = usize::try_from(most).unwrap_or(MOST).clamp(FEWEST, MOST);
+        if most == self.limit() {
+            return;
+        }
         self.limit.store(u32::try_from(most).unwrap_or(0), Ordering::Relaxed);
         self.allowed.store(0, Ordering::Relaxed);
     }
@@ -788,6 +792,8 @@ mod tests {
         assert!(heap.0.borrow().len() <= 1_000, "{}", heap.0.borrow().len());
         assert!(live.account(SURVEY_NS * 1_000));
         assert_eq!(live.allowed(), FEWEST);
+        live.set_limit(USUAL as u64);
+        assert_eq!(live.allowed(), FEWEST, "said again, for a reason of its own");
         // Who asks for many, accepts what they take.
         live.set_limit(65_536);
         assert!(!live.account(6_000_000));
