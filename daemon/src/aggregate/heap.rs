@@ -201,7 +201,8 @@ impl Allocations {
             AllocationKind::Tick { .. } => Sampling::Stride,
         };
         let size_class = size_class(allocation.size);
-        let site = self.room_for(Site { region, tid, stack, type_id, heap, size_class, sampling });
+        let own = Site { region, tid, stack, type_id, heap, size_class, sampling };
+        let site = self.room_for(own);
         let weight = weight(allocation.kind, allocation.size, allocation.level);
         self.ticks += u64::from(sampling == Sampling::Stride);
         self.large += u64::from(allocation.kind == AllocationKind::Exact);
@@ -220,7 +221,8 @@ impl Allocations {
             if room || live.contains_key(&allocation.sample) {
                 let (size, sampled) = (allocation.size, weight);
                 let object = LiveObject {
-                    site,
+                    // The sum of the rest is of this window, the object of later ones, too.
+                    site: own,
                     born: time,
                     generation,
                     size,
@@ -546,6 +548,22 @@ mod tests {
         heap.dead(hostile, &[0, 0, share + 1]);
         heap.region_gone(hostile);
         assert_eq!((heap.live().count(), heap.live_objects), (1, 1));
+    }
+
+    #[test]
+    fn an_object_born_when_there_is_no_room_for_sums_keeps_its_type_and_stack() {
+        let (mut heap, region) = (Allocations::default(), RegionId(1));
+        for sample in 0..=MAX_OF_REGION as u64 {
+            let born = Allocation {
+                type_id: sample,
+                watched: (sample == MAX_OF_REGION as u64).then_some(0),
+                ..allocation(sample, 64, AllocationKind::Sampled)
+            };
+            heap.allocated(region, MonotonicNs(5), &born, StackId(1));
+        }
+        assert_eq!(heap.refused(), (1, 0));
+        let [object] = heap.live().collect::<Vec<_>>()[..] else { panic!("one is watched") };
+        assert_eq!((object.site.type_id, object.site.stack), (MAX_OF_REGION as u64, StackId(1)));
     }
 
     #[test]
