@@ -9,6 +9,7 @@ use crate::aggregate::interval::Estimate;
 use crate::aggregate::key::{SampleType, Sampling, UNKNOWN_TYPE};
 use crate::exact::merge::{COUNTED, EXACT};
 use crate::pprof::proto::{Profile, Sample};
+use crate::run::loss;
 use crate::symbolize::pretty::clean;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -178,7 +179,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     let unit = if by_objects { "count" } else { "bytes" };
     let (bold, dim, plain) = if options.colour { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
     // Lines of losses are of the whole recording: whose objects they were is not known.
-    let dropped = Stacks::new(profile).loss().map_or(0, |line| allocations_dropped(&line));
+    let lost = Stacks::new(profile).loss().map_or(Lost::default(), |line| Lost::of(&line));
     let mut text = String::new();
     let mut line = |content: String| writeln!(text, "{content}").unwrap_or_default();
     let shown = all.len().min(options.limit);
@@ -203,7 +204,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             format!("{} … {}", human(round(interval.low), unit), human(round(interval.high), unit))
         };
         let (bytes, objects) = match (row.counted, row.has_interval) {
-            (Some(EXACT), _) if dropped > 0 && is_of_records(row) => {
+            (Some(EXACT), _) if lost.any() && is_of_records(row) => {
                 (AT_LEAST.to_owned(), AT_LEAST.to_owned())
             }
             (Some(counted), _) => (counted.to_owned(), counted.to_owned()),
@@ -234,10 +235,16 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
         ));
     }
     let at_least = |row: &TypeRow| row.counted == Some(EXACT) && is_of_records(row);
-    if dropped > 0 && all.iter().take(options.limit).any(at_least) {
+    if lost.dropped > 0 && all.iter().take(options.limit).any(at_least) {
         line(format!(
             "{dim}at least: {} more found no room in the ring; of which types is not known{plain}",
-            counted(dropped, "allocation"),
+            counted(lost.dropped, "allocation"),
+        ));
+    }
+    if lost.silent > 0 {
+        line(format!(
+            "{dim}a runtime was not listened to {}, for the recorder got no CPU: what was allocated meanwhile is missing, and what was alive before is no longer watched{plain}",
+            counted(lost.silent, "time"),
         ));
     }
     if all.iter().take(options.limit).any(|row| row.counted == Some(COUNTED)) {
@@ -258,12 +265,34 @@ fn is_of_records(row: &TypeRow) -> bool {
     row.seen >= round(row.objects.value)
 }
 
-/// How many allocations found the ring full, by the loss line (`run::loss`).
-fn allocations_dropped(line: &str) -> u64 {
-    let kinds = line.split("; ").filter_map(|kind| kind.strip_prefix("allocations "));
-    let mut causes = kinds.flat_map(|kind| kind.split(" + ")).filter_map(|cause| cause.split_once(' '));
-    let full = causes.find(|(_, cause)| cause.starts_with("ring full"));
-    full.and_then(|(count, _)| count.parse().ok()).unwrap_or(0)
+/// What the table is without, by the loss line (`run::loss`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Lost {
+    /// Allocations that found the ring full.
+    dropped: u64,
+    /// Times a runtime told nothing for a while.
+    silent: u64,
+}
+
+impl Lost {
+    fn of(line: &str) -> Self {
+        fn of<'a>(line: &'a str, word: &'a str) -> impl Iterator<Item = &'a str> {
+            line.split("; ").filter_map(move |kind| kind.strip_prefix(word)?.strip_prefix(' '))
+        }
+        let mut causes = of(line, "allocations")
+            .flat_map(|kind| kind.split(" + "))
+            .filter_map(|cause| cause.split_once(' '));
+        let full = causes.find(|(_, cause)| cause.starts_with("ring full"));
+        let silent = of(line, loss::LEASES_LOST).next();
+        Self {
+            dropped: full.and_then(|(count, _)| count.parse().ok()).unwrap_or(0),
+            silent: silent.and_then(|count| count.parse().ok()).unwrap_or(0),
+        }
+    }
+
+    fn any(self) -> bool {
+        self != Self::default()
+    }
 }
 
 /// An age of which only the power of two below it is known.
@@ -388,6 +417,10 @@ mod tests {
         let lossy = said(&[&dropped[..], &[("shim_allocations_dropped_full", 5)]].concat());
         assert!(!lossy.contains("exact") && lossy.contains(" at least  "), "{lossy}");
         assert!(lossy.contains("at least: 5 allocations more found no room"), "{lossy}");
+        let silent =
+            said(&[("shim_allocation_samples", 2), ("events_allocations", 2), ("shim_leases_lost", 1)]);
+        assert!(!silent.contains(" exact ") && silent.contains(" at least  "), "{silent}");
+        assert!(silent.contains("a runtime was not listened to 1 time,"), "{silent}");
     }
 
     #[test]

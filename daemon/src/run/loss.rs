@@ -81,7 +81,7 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 49] = [
+const OTHER_LOSSES: [&str; 51] = [
     "calls_given_up",
     "calls_not_made",
     "stacks_stale",
@@ -131,7 +131,12 @@ const OTHER_LOSSES: [&str; 49] = [
     "shim_types_queue_full",
     "shim_regions_refused",
     "shim_regions_disabled",
+    LEASES_LOST,
+    "shim_sessions_refused",
 ];
+
+/// A process's library heard nothing of us for so long that it went quiet, and told nothing until it did.
+pub const LEASES_LOST: &str = "shim_leases_lost";
 
 /// `in = stored + dropped by cause` of each kind of event, in one line.
 #[must_use]
