@@ -51,6 +51,14 @@ pub const TABLE_WORDS: usize = SURVIVALS_AT + MOST_SURVIVALS * SURVIVAL_WORDS;
 /// Bytes of the table.
 pub const TABLE_BYTES: usize = TABLE_WORDS * 8;
 
+/// What the daemon says in [`head::READER`]; 0 until it has found the table.
+pub mod reader {
+    /// It has the table open: count.
+    pub const OPENED: u64 = 1;
+    /// It has as many as it can have: go on without.
+    pub const DECLINED: u64 = 2;
+}
+
 /// Words of the header, by number. All but the last two are written by the shim.
 pub mod head {
     /// [`super::MAGIC`], written last.
@@ -93,7 +101,7 @@ pub mod head {
     pub const LOOKED_NS: usize = 18;
     /// First of the losses ([`super::LOSSES`]).
     pub const LOSSES: usize = 24;
-    /// Written by the daemon: not 0 when it has opened the table.
+    /// Written by the daemon, and waited for: [`super::reader`].
     pub const READER: usize = 64;
     /// Written by the daemon: with every change the shim brings the counts up to date, and repeats the word in [`ANSWERED`].
     pub const ASKED: usize = 65;

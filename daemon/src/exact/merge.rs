@@ -103,13 +103,25 @@ pub fn merge(
     }
     let mut no_stack = None;
     let mut untold = 0_i64;
+    // One that became another program by exec has a table of each, and the profile one process.
+    let mut of_pids: BTreeMap<u32, Vec<&Process>> = BTreeMap::new();
     for process in &account.processes {
-        let of_process = processes.get(&i64::from(process.pid)).copied();
-        let of_process = match (of_process, process.name.as_str()) {
+        of_pids.entry(process.pid).or_default().push(process);
+    }
+    for (pid, programs) in of_pids {
+        let of_process = processes.get(&i64::from(pid)).copied();
+        let last = programs.last().map_or("", |process| &process.name);
+        let of_process = match (of_process, last) {
             (None, name) if !name.is_empty() => Some(strings.number(profile, name)),
             (known, _) => known,
         };
-        let all: Vec<(Names, Count)> = by_name(process, &known)
+        let mut sums: BTreeMap<TypeName, Count> = BTreeMap::new();
+        for process in &programs {
+            for (name, count) in by_name(process, programs.len() > 1, &known) {
+                sums.entry(name).or_default().add(count);
+            }
+        }
+        let all: Vec<(Names, Count)> = sums
             .into_iter()
             .map(|(TypeName { shown, raw, module }, count)| {
                 let names = [Some(shown), raw, module];
@@ -117,7 +129,7 @@ pub fn merge(
             })
             .collect();
         let told: HashSet<Names> = all.iter().map(|(of, _)| *of).collect();
-        for ((_, of), found) in places.iter().filter(|((pid, _), _)| *pid == i64::from(process.pid)) {
+        for ((_, of), found) in places.iter().filter(|((of, _), _)| *of == i64::from(pid)) {
             let placeholder =
                 [OTHER, UNKNOWN_TYPE].map(|name| strings.number(profile, name)).contains(&of[0]);
             // What the runtime has counted leaves out types whose objects were too few to be told of.
@@ -137,7 +149,7 @@ pub fn merge(
             }
         }
         for (of, count) in all {
-            let pid = i64::from(process.pid);
+            let pid = i64::from(pid);
             let Some(found) = places.get(&(pid, of)) else {
                 let location = *no_stack.get_or_insert_with(|| add_location(profile, strings));
                 let mut value = vec![0; profile.sample_type.len()];
@@ -192,9 +204,11 @@ pub fn merge(
     say_untold(profile, strings, untold);
 }
 
-/// The sums of a process by what its samples call the types; a type of which there is none has its module where another one has its name.
+/// The sums of a process by what its samples call the types; a type of which there is none has its module where another one has its name. Where the
+/// process was several programs, ClassIDs of one may be the other's: then the names must be the same.
 fn by_name(
     process: &Process,
+    one_of_several: bool,
     known: impl Fn(u32, u64) -> Option<TypeName>,
 ) -> impl IntoIterator<Item = (TypeName, Count)> {
     fn system_name(of: &Type) -> &str {
@@ -203,7 +217,10 @@ fn by_name(
     let ambiguous = types::ambiguous(process.types.iter().map(|of| (system_name(of), &of.module)));
     let mut sums: BTreeMap<TypeName, Count> = BTreeMap::new();
     for of in &process.types {
-        let name = known(process.pid, of.class).unwrap_or_else(|| TypeName {
+        let is_same = |name: &TypeName| {
+            !one_of_several || name.raw.as_ref().unwrap_or(&name.shown).as_ref() == system_name(of)
+        };
+        let name = known(process.pid, of.class).filter(is_same).unwrap_or_else(|| TypeName {
             shown: of.name.as_str().into(),
             raw: of.type_raw.as_deref().map(Into::into),
             module: ambiguous.contains(system_name(of)).then(|| of.module.as_str().into()),
@@ -289,6 +306,45 @@ mod tests {
         let stacks = Stacks::new(&profile);
         let of: Vec<_> = stacks.samples().map(|sample| stacks.label(sample, "sampling")).collect();
         assert_eq!(of, [Some(EXACT), Some(COUNTED)]);
+    }
+
+    #[test]
+    fn a_process_that_was_two_programs_has_the_sum_of_both() {
+        let strings =
+            ["", "alloc_objects", "alloc_space", "type", "pid", "sampling", "random", "A", "B", "C"];
+        let label = |key, str, num| Label { key, str, num, ..Label::default() };
+        let sample = |of| Sample {
+            value: vec![10, 100],
+            label: vec![label(4, 0, 9), label(3, of, 0), label(5, 6, 0)],
+            ..Sample::default()
+        };
+        let mut profile = Profile {
+            string_table: strings.map(str::to_owned).to_vec(),
+            sample_type: [1, 2].map(|r#type| ValueType { r#type, unit: 0 }).to_vec(),
+            sample: vec![sample(7), sample(8), sample(9)],
+            ..Profile::default()
+        };
+        let of = |class, name: &str, objects| Type {
+            class,
+            name: name.to_owned(),
+            allocated: Count { objects, bytes: 10 * objects },
+            ..Type::default()
+        };
+        let program = |types| Process { pid: 9, types, ..Process::default() };
+        // The second program has C where the first had A.
+        let programs =
+            vec![program(vec![of(1, "A", 3), of(2, "B", 4)]), program(vec![of(1, "C", 5), of(3, "B", 6)])];
+        let account = Account { processes: programs, ..Account::default() };
+        let known = |_, class| {
+            let name = match class {
+                1 => "C",
+                _ => "B",
+            };
+            Some(TypeName { shown: name.into(), raw: None, module: None })
+        };
+        merge(&mut profile, &account, EXACT, known);
+        let values: Vec<&[i64]> = profile.sample.iter().map(|sample| &sample.value[..]).collect();
+        assert_eq!(values, [[3, 30], [10, 100], [5, 50]]);
     }
 
     #[test]

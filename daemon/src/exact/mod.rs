@@ -8,13 +8,14 @@ pub mod table;
 
 use crate::attach::target::Target;
 use crate::process::{is_running, start_ticks};
+use crate::source::MonotonicNs;
 use crate::source::shim::Opened;
 use crate::symbolize::types::Contexts;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Processes with a table, at most.
 const PROCESSES: usize = 256;
@@ -28,36 +29,65 @@ pub struct Source {
     start_ticks: Option<u64>,
     name: String,
     table: Opened,
+    found: MonotonicNs,
+    /// The process has become another program by exec.
+    left_behind: bool,
 }
 
 impl Source {
     fn is_running(&self) -> bool {
-        is_running(self.pid, self.start_ticks)
+        !self.left_behind && is_running(self.pid, self.start_ticks)
     }
+}
+
+#[derive(Debug, Default)]
+struct Laid {
+    sources: Vec<Source>,
+    /// Processes for which there was no room.
+    left_out: u64,
 }
 
 /// The tables of one recording, shared by the thread that finds them and the one that reads them at the end.
 #[derive(Clone, Debug, Default)]
-pub struct Shelf(Arc<Mutex<Vec<Source>>>);
+pub struct Shelf(Arc<Mutex<Laid>>);
 
 impl Shelf {
-    /// Lays a table on it. False when there is no room: its process then runs on without being counted.
-    pub(crate) fn put(&self, pid: u32, table: Opened) -> bool {
-        let mut sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if sources.len() >= PROCESSES || !table.accept() {
-            return false;
+    fn laid(&self) -> MutexGuard<'_, Laid> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lays a table on it. Where there is no room its process runs on without being counted, which is said at the end.
+    pub(crate) fn put(&self, pid: u32, table: Opened) {
+        let mut laid = self.laid();
+        if laid.sources.len() >= PROCESSES {
+            laid.left_out += 1;
+            return table.decline();
         }
-        let name = Target::open(pid).and_then(|target| target.comm()).unwrap_or_default();
-        sources.push(Source { pid, start_ticks: start_ticks(pid), name, table });
-        true
+        if table.accept() {
+            let name = Target::open(pid).and_then(|target| target.comm()).unwrap_or_default();
+            let (start_ticks, found) = (start_ticks(pid), MonotonicNs::now());
+            laid.sources.push(Source { pid, start_ticks, name, table, found, left_behind: false });
+        }
+    }
+
+    /// A process called exec at `at`, which may be told of only now: nobody counts in the tables any more that it had before.
+    pub(crate) fn became_another(&self, pid: u32, at: MonotonicNs) {
+        let mut laid = self.laid();
+        let before = laid.sources.iter_mut().filter(|source| source.pid == pid && source.found < at);
+        before.for_each(|source| source.left_behind = true);
     }
 
     /// Reads all of them.
     #[must_use]
     pub fn read(&self, command: &[String]) -> Account {
-        let sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut account = Account { version: VERSION, command: command.to_vec(), ..Account::default() };
-        for source in sources.iter() {
+        let laid = self.laid();
+        let mut account = Account {
+            version: VERSION,
+            command: command.to_vec(),
+            left_out: laid.left_out,
+            ..Account::default()
+        };
+        for source in &laid.sources {
             match table::read(source) {
                 Ok(process) => account.processes.push(process),
                 Err(error) => account.unreadable.push(format!("pid {}: {error}", source.pid)),
@@ -81,6 +111,14 @@ pub fn path_beside(profile: &Path) -> PathBuf {
 }
 
 impl Account {
+    /// What is said of processes that were too many.
+    fn left_out(&self) -> Option<String> {
+        let all = self.left_out.checked_add(u64::try_from(PROCESSES).unwrap_or(0))?;
+        (self.left_out > 0).then(|| {
+            format!("not counted: {} .NET processes, of {all}: at most {PROCESSES} can be", self.left_out)
+        })
+    }
+
     /// Tells modules of one file name apart, by the numbers that `contexts` has for those of a process already, and on from there.
     pub fn number_modules(&mut self, contexts: impl Fn(u32) -> Contexts) {
         for process in &mut self.processes {
@@ -103,6 +141,9 @@ pub struct Account {
     pub processes: Vec<Process>,
     /// Processes whose table made no sense, and why.
     pub unreadable: Vec<String>,
+    /// .NET processes that were not counted, because there were too many.
+    #[serde(default)]
+    pub left_out: u64,
 }
 
 /// How the counting of a process ended.
@@ -114,7 +155,7 @@ pub enum Ending {
     Ended,
     /// It still ran when the recording ended.
     Running,
-    /// It was killed or crashed: what it allocated after `counted_until_ns` is not counted, a second at most.
+    /// It was killed, crashed or became another program by exec: what it allocated after `counted_until_ns` is not counted, a second at most.
     Killed,
     /// The runtime refused to be counted.
     Declined,

@@ -57,6 +57,7 @@ pub fn text(account: &Account, options: Options) -> String {
     for problem in &account.unreadable {
         line(&format!("not counted: {problem}"));
     }
+    account.left_out().iter().for_each(|said| line(said));
     if account.processes.is_empty() {
         line("no .NET runtime loaded the profiler: nothing was counted");
     }
@@ -72,7 +73,8 @@ pub fn text(account: &Account, options: Options) -> String {
 /// What a person is told right after the recording: one line a process.
 #[must_use]
 pub fn lines(account: &Account) -> Vec<String> {
-    let mut lines: Vec<String> = account.unreadable.iter().map(|why| format!("exact: {why}")).collect();
+    let problems = account.unreadable.iter().cloned().chain(account.left_out());
+    let mut lines: Vec<String> = problems.map(|why| format!("exact: {why}")).collect();
     if account.processes.is_empty() {
         lines.push(
             "exact: no .NET runtime loaded the profiler: no .NET program, or one with DOTNET_EnableDiagnostics(_Profiler)=0".to_owned(),

@@ -23,12 +23,12 @@ use chunks::{Chunks, Entry};
 use classes::Classes;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use holders::Holders;
-use profiler_protocol::exact::{TABLE_WORDS, head, loss, of_collection as row, of_type, state};
+use profiler_protocol::exact::{TABLE_WORDS, head, loss, of_collection as row, of_type, reader, state};
 use profiler_protocol::layout::pack_runtime;
 use survey::Survey;
 use table::Table;
 
-/// How long a process that starts waits for its recorder to open the table; one whose recorder is gone runs on as if nothing were.
+/// How long a process that starts waits for its recorder to open or decline the table; one whose recorder is gone runs on as if nothing were.
 const PATIENCE_NS: u64 = 3_000_000_000;
 const LOOK_NS: u64 = 500_000;
 /// How often the counts are brought up to date between collections, and the clock of lifetimes ticks.
@@ -145,8 +145,9 @@ impl Exact {
     fn wait_for_reader(&self) -> bool {
         // The number of looks ends it where a seccomp filter denies the clock.
         for _ in 0..PATIENCE_NS / LOOK_NS {
-            if self.table.get(head::READER) != 0 {
-                return true;
+            match self.table.get(head::READER) {
+                0 => {}
+                said => return said != reader::DECLINED,
             }
             syscall::sleep_ns(LOOK_NS);
         }

@@ -2,7 +2,7 @@
 
 use super::region::Region;
 use profiler_protocol::consumer::Memory as _;
-use profiler_protocol::exact::{MAGIC, TABLE_BYTES, head};
+use profiler_protocol::exact::{MAGIC, TABLE_BYTES, head, reader};
 use std::io;
 
 /// An open table.
@@ -22,7 +22,13 @@ impl Opened {
 
     /// Tells the process, which waits for that, that it may begin.
     pub(crate) fn accept(&self) -> bool {
-        self.set(head::READER, 1).is_ok()
+        self.set(head::READER, reader::OPENED).is_ok()
+    }
+
+    /// Tells it that it is not to be counted, and need not wait.
+    pub(crate) fn decline(&self) {
+        // One that cannot be told waits in vain, as for a recorder that is gone.
+        self.set(head::READER, reader::DECLINED).ok();
     }
 
     /// Reads from word `at` on.

@@ -169,6 +169,9 @@ impl ShimSource {
             EventKind::Exec { pid, .. } => {
                 if let Some(process) = self.processes.get_mut(pid) {
                     process.became_another(event.time, Instant::now());
+                    if let Some(shelf) = &self.shared.exact {
+                        shelf.became_another(*pid, event.time);
+                    }
                 }
             }
             _ => {}
