@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use serde_json::Value;
-use system_tests::environment::{begin, record_on};
+use system_tests::environment::{begin, begin_beside, record_on};
 use system_tests::perfusion::{Scratch, command, run};
 use system_tests::{Profile, Recording, Runtime, Workload, on_runtimes, wait_until};
 
@@ -101,6 +101,24 @@ fn each_process_counts_what_it_allocates(runtime: Runtime) {
         "{said}"
     );
     assert!(profile.comments.iter().any(|line| line.contains("counted by the runtime per process and type")));
+}
+
+on_runtimes!(a_program_that_becomes_another_by_exec_is_let_go_on_and_counted: net8 Net8, net10 Net10);
+
+fn a_program_that_becomes_another_by_exec_is_let_go_on_and_counted(runtime: Runtime) {
+    let name = format!("counts::exec on {runtime}");
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
+    const OBJECTS: i64 = 300_000;
+    // Had the second runtime been held up, nobody would have ended.
+    let (truth, profile, said) =
+        record(runtime, "high", &["0", &OBJECTS.to_string(), "1", "become"], &[]).unwrap();
+    let [(pid, last)] = truth.into_iter().collect::<Vec<_>>().try_into().unwrap();
+    assert_eq!(last["Family.Small"][0], 2 * OBJECTS, "{said}");
+    let lines = said.lines().filter(|line| line.starts_with(&format!("counts: pid {pid} (dotnet): ")));
+    assert_eq!(lines.count(), 2, "{said}");
+    // Of each of the two runtimes fewer than 1,000 objects for each of its threads, of which it has ten at most, and of the first those since it was told of last.
+    let [found, _] = counted(&profile, pid, "Family.Small");
+    assert!((2 * OBJECTS - 10_000..=3 * OBJECTS).contains(&found), "{found}: {said}");
 }
 
 /// Sockets of ports, those of other recordings too: their keepers take a second or two to end.

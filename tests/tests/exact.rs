@@ -97,6 +97,38 @@ fn assert_true(recorded: &Recorded, only: &[&str]) {
     assert!(recorded.report.contains("nothing was lost"), "{}", recorded.report);
 }
 
+on_runtimes!(a_process_that_was_two_programs_has_the_sum_of_both: net8 Net8, net10 Net10);
+
+fn a_process_that_was_two_programs_has_the_sum_of_both(runtime: Runtime) {
+    let name = format!("exact::exec on {runtime}");
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
+    const OBJECTS: u64 = 20_000;
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("app.pb.gz");
+    let app = ["0", &OBJECTS.to_string(), "1", "become"]
+        .into_iter()
+        .fold(Workload::dotnet(runtime, "children", &[]).unwrap(), |app, arg| app.arg(arg));
+    let mut recording = command(["record", "--exact", "-o"]);
+    let outcome = run(recording.arg(&file).arg("--").args(app.command_line()), DEADLINE).unwrap();
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    let account: Value =
+        serde_json::from_slice(&std::fs::read(scratch.path("app.exact.json")).unwrap()).unwrap();
+    let programs = account["processes"].as_array().expect("a list");
+    let endings: Vec<&str> = programs.iter().map(|of| of["ending"].as_str().unwrap()).collect();
+    // Nobody has seen the end of the first one, which was none of its own.
+    assert_eq!(endings, ["killed", "ended"], "{}", outcome.stderr);
+    assert_eq!(programs[0]["pid"], programs[1]["pid"]);
+    let of = |program: &Value| {
+        let types = program["types"].as_array().expect("a list");
+        let small = types.iter().filter(|of| of["name"] == "Family.Small");
+        small.map(|of| number(of, "/allocated/objects")).sum::<u64>()
+    };
+    assert_eq!(of(&programs[1]), 2 * OBJECTS);
+    let sum =
+        Profile::read(&file).unwrap().sum("alloc_objects", |sample| sample.label("type") == "Family.Small");
+    assert_eq!(u64::try_from(sum), Ok(of(&programs[0]) + 2 * OBJECTS), "{}", outcome.stderr);
+}
+
 /// Forced collections only: what became of each object is known.
 fn assert_lives_are_true(runtime: Runtime, arguments: &[&str]) -> u64 {
     let recorded = record(runtime, arguments, Some(NO_COLLECTIONS)).unwrap();

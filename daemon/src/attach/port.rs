@@ -36,6 +36,9 @@ const VARIABLE: &str = "DOTNET_DiagnosticPorts";
 /// What a runtime says first: this, its cookie, its pid as it knows it, and two bytes for later.
 const ADVERTISE: &[u8] = b"ADVR_V1\0";
 const ADVERTISE_BYTES: usize = 34;
+
+/// What each runtime draws at its start, to be told from others (`ds_ipc_advertise_cookie_v1_get`, src/native/eventpipe/ds-ipc.c of dotnet/runtime).
+pub type Cookie = [u8; 16];
 /// Longest path of a unix socket (unix(7)), the zero at its end left out.
 const PATH_BYTES: usize = 107;
 /// From the connection to the answer; a runtime that starts has nothing else to do.
@@ -195,14 +198,16 @@ impl Visit {
         self.0.pid()
     }
 
-    /// Reads what a runtime says first.
+    /// Reads what a runtime says first, and answers which one it is: a process that becomes another program by exec has another runtime with
+    /// the same pid and start.
     ///
     /// # Errors
     /// When it says something else, or nothing.
-    pub fn greet(&mut self) -> Result<(), IpcError> {
+    pub fn greet(&mut self) -> Result<Cookie, IpcError> {
         let said = self.0.receive(ADVERTISE_BYTES)?;
-        if said.starts_with(ADVERTISE) {
-            return Ok(());
+        let cookie = said.strip_prefix(ADVERTISE).and_then(|rest| rest.first_chunk());
+        if let Some(cookie) = cookie {
+            return Ok(*cookie);
         }
         let found = printable(&String::from_utf8_lossy(&said));
         Err(IpcError::Malformed { pid: self.pid(), expected: "ADVR_V1", found })
@@ -245,26 +250,22 @@ pub fn keep(path: &Path) -> io::Result<()> {
         }
     }
     let listener = UnixListener::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let mut parked: Vec<Visit> = Vec::new();
+    let mut parked: Vec<(Cookie, Visit)> = Vec::new();
     let mut looked = Instant::now();
     loop {
         if let Some(mut visit) = accept(&listener, LOOK)
-            && visit.greet().is_ok()
+            && let Ok(cookie) = visit.greet()
         {
             // Each comes once to be let go on, and from then on to wait for what nobody asks.
-            let known =
-                Target::open(visit.pid()).is_ok() && parked.iter().any(|there| there.pid() == visit.pid());
-            if known {
-                parked.push(visit);
-            } else if let Some(again) = let_go_on(visit, &listener) {
-                parked.push(again);
-            }
+            let is_known = parked.iter().any(|(known, there)| (there.pid(), *known) == (visit.pid(), cookie));
+            let parks = if is_known { Some(visit) } else { let_go_on(visit, cookie, &listener) };
+            parked.extend(parks.map(|visit| (cookie, visit)));
         }
         if looked.elapsed() < LOOK {
             continue;
         }
         looked = Instant::now();
-        parked.retain(|visit| !visit.is_over(Duration::ZERO));
+        parked.retain(|(_, visit)| !visit.is_over(Duration::ZERO));
         if parked.is_empty() && !is_known(path) {
             // Whoever removed it was faster.
             std::fs::remove_file(path).ok();
@@ -274,11 +275,11 @@ pub fn keep(path: &Path) -> io::Result<()> {
 }
 
 /// Answers the runtime, and takes the connection that it makes then.
-fn let_go_on(visit: Visit, listener: &UnixListener) -> Option<Visit> {
+fn let_go_on(visit: Visit, cookie: Cookie, listener: &UnixListener) -> Option<Visit> {
     let pid = visit.pid();
     visit.resume().ok()?;
     let mut again = accept(listener, LOOK)?;
-    (again.pid() == pid && again.greet().is_ok()).then_some(again)
+    (again.pid() == pid && again.greet().is_ok_and(|said| said == cookie)).then_some(again)
 }
 
 /// True while a process has the port in the environment it was started with.
@@ -322,7 +323,7 @@ mod tests {
         runtime.write_all(&said).unwrap();
         let mut visit = accept(&listener, SECOND).unwrap();
         assert_eq!(visit.pid(), std::process::id());
-        visit.greet().unwrap();
+        assert_eq!(visit.greet().unwrap(), [7; 16]);
         assert!(!visit.is_over(Duration::ZERO));
         let answering = std::thread::spawn(move || {
             let mut request = [0; 20];

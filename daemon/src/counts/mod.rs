@@ -5,7 +5,7 @@
 pub mod tally;
 
 use crate::attach::ipc::{self, Events, Listen};
-use crate::attach::port::{Port, PortError, Visit};
+use crate::attach::port::{Cookie, Port, PortError, Visit};
 use crate::attach::target::Target;
 use crate::exact::{Account, Count, Process, Type};
 use crate::heap::nettrace::Reader;
@@ -56,8 +56,8 @@ impl Rate {
     }
 }
 
-/// One process, told from a later one of the same pid.
-type Key = (u32, Option<u64>);
+/// One runtime: told from one in a later process of the same pid, and from one in the program that a process was before it called exec.
+type Key = (u32, Option<u64>, Cookie);
 
 /// How far a process is.
 #[derive(Debug, Default)]
@@ -215,7 +215,7 @@ impl Counting {
         drop(stopping);
         let known = std::mem::take(&mut *self.shared.known());
         let mut counted = Counted { processes: Vec::new(), left_out: 0 };
-        for ((pid, ticks), of) in known {
+        for ((pid, ticks, _), of) in known {
             match (of.name, of.result) {
                 (Some(name), Some(result)) => counted.processes.push((ticks, Of { pid, name, result })),
                 (Some(name), None) => {
@@ -233,10 +233,8 @@ impl Counting {
 /// Does for a visitor what comes next, on a thread of its own.
 fn serve(mut visit: Visit, rate: Rate, shared: &Shared) {
     let pid = visit.pid();
-    if visit.greet().is_err() {
-        return;
-    }
-    let key = (pid, start_ticks(pid));
+    let Ok(cookie) = visit.greet() else { return };
+    let key = (pid, start_ticks(pid), cookie);
     let mut step = shared.step(key);
     while matches!(step, Some(Step::Wait)) {
         thread::sleep(SOON);

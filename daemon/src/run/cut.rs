@@ -354,12 +354,18 @@ impl Cut {
         }
         let mut of_site = |site: &Site| processor.region_labels(site.region, Some(site.tid));
         let sites = sites.into_iter().map(|(site, weight)| (site, weight, of_site(&site))).collect();
+        let there: HashSet<ThreadId> = running.iter().map(|thread| thread.times.thread).collect();
+        let mut made_by = HashSet::new();
         let live = live.into_iter().map(|(object, survived)| {
             let since = watched_since.get(&object.site.region);
             let watched_ms = since.map(|since| at.0.saturating_sub(since.0) / 1_000_000);
-            (object, survived, Labels { watched_ms, ..of_site(&object.site) })
+            let Site { region, tid, .. } = object.site;
+            made_by.insert((region, tid));
+            let labels = processor.maker_labels(region, tid, |thread| there.contains(&thread));
+            (object, survived, Labels { watched_ms, ..labels })
         });
         let live = live.collect();
+        processor.keep_makers(&made_by);
         let of_pause = |((region, kind), sum): ((RegionId, Option<Kind>), Sum)| {
             (pause_labels(processor, region, kind, sum), sum.pause_ns)
         };

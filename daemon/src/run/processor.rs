@@ -123,6 +123,8 @@ pub struct Processor {
     asked: Asked,
     pub(super) types: Types,
     pub(super) region_pid: HashMap<RegionId, u32>,
+    /// What was said last of threads that made objects which are alive, by region and id.
+    makers: HashMap<(RegionId, u32), Maker>,
     runtimes: HashMap<RegionId, Runtime>,
     /// Regions that said good-bye in this window.
     pub(super) regions_gone: HashSet<RegionId>,
@@ -168,6 +170,9 @@ pub struct Processor {
     unnamed: HashSet<u32>,
 }
 
+/// Name and role of a thread.
+type Maker = (Option<Arc<str>>, Option<&'static str>);
+
 /// Waits of which it is not known what ended their blocked part: a thread ran then, which may have had nothing to do with it.
 #[derive(Default)]
 struct WakersUnknown {
@@ -205,6 +210,7 @@ impl Processor {
             asked: Asked::default(),
             types: Types::default(),
             region_pid: HashMap::new(),
+            makers: HashMap::new(),
             runtimes: HashMap::new(),
             regions_gone: HashSet::new(),
             collecting: HashMap::new(),
@@ -947,6 +953,31 @@ impl Processor {
             former.relabel(&mut labels, thread);
         }
         labels
+    }
+
+    /// What a live object is counted under. Where the thread that made it does not `live` any more, its id may be another's by now, and its name is forgotten:
+    /// the object keeps what was said of it last.
+    pub(super) fn maker_labels(
+        &mut self,
+        region: RegionId,
+        tid: u32,
+        lives: impl Fn(ThreadId) -> bool,
+    ) -> Labels {
+        let mut labels = self.region_labels(region, Some(tid));
+        let lives = self.region_pid.get(&region).is_some_and(|&pid| lives(ThreadId { pid, tid }));
+        match self.makers.get(&(region, tid)) {
+            Some(said) if !lives => (labels.thread_name, labels.thread_role) = said.clone(),
+            _ => {
+                let said = (labels.thread_name.clone(), labels.thread_role);
+                self.makers.insert((region, tid), said);
+            }
+        }
+        labels
+    }
+
+    /// No other threads made what is alive.
+    pub(super) fn keep_makers(&mut self, of: &HashSet<(RegionId, u32)>) {
+        self.makers.retain(|maker, _| of.contains(maker));
     }
 
     fn labels_with_service(&mut self, thread: ThreadId) -> Labels {

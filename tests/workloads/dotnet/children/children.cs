@@ -1,11 +1,13 @@
 // A family of processes that know what they have made. `CHILDREN OBJECTS THREADS`: makes so many objects of each of its types on so many threads, one after
 // another, then starts so many children of its own program one after another, each of which makes twice, three times, … as many and has no children. Each
-// prints its truth: pid, and of each type the objects and bytes. With a fourth argument it waits for a line on stdin before it starts children.
+// prints its truth: pid, and of each type the objects and bytes. With `wait` as a fourth argument it waits for a line on stdin before it starts children; with
+// `become` it has none, and becomes what its child would be, by exec.
 using System;
 using System.Collections.Generic;
 using System.Diagnostics;
 using System.Globalization;
 using System.Runtime.CompilerServices;
+using System.Runtime.InteropServices;
 using System.Text;
 using System.Threading;
 
@@ -39,6 +41,12 @@ namespace Family
             text.Append("\"Family.Outer<int>.Inner<string[]>\":[" + all + "," + all * 32 + "],");
             text.Append("\"Family.Cell[,]\":[" + threads + "," + threads * 40040L + "]}}");
             Console.WriteLine(text);
+            if (args.Length > 3 && args[3] == "become")
+            {
+                var again = new[] { Environment.ProcessPath, typeof(Program).Assembly.Location, "0", (2 * objects).ToString(CultureInfo.InvariantCulture), args[2], null };
+                execv(again[0], again);
+                return 1;
+            }
             if (args.Length > 3)
             {
                 Console.WriteLine("waits");
@@ -55,6 +63,9 @@ namespace Family
             }
             return 0;
         }
+
+        [DllImport("libc")]
+        static extern int execv(string path, string[] arguments);
 
         [MethodImpl(MethodImplOptions.NoInlining)]
         static void Make(int objects)
