@@ -9,7 +9,7 @@ use crate::attach::Wishes;
 use crate::kubernetes::Kubernetes;
 use crate::select::Selection;
 use crate::sink::otlp::OtlpOptions;
-use crate::sink::pyroscope::PyroscopeOptions;
+use crate::sink::pyroscope::{self, PyroscopeOptions};
 use crate::sink::receiver::SpoolOptions;
 #[cfg(feature = "object-storage")]
 use crate::sink::s3::S3Options;
@@ -400,6 +400,16 @@ impl Config {
                 return unfit("otlp", "each receiver once", receiver.url.clone());
             }
         }
+        if !self.pyroscope.is_empty() && self.windows.length.0 >= pyroscope::MOST_AGE {
+            return unfit(
+                "windows.length",
+                &format!(
+                    "less than {}, since pyroscope takes nothing that began an hour ago",
+                    Span(pyroscope::MOST_AGE)
+                ),
+                self.windows.length.to_string(),
+            );
+        }
         for (at, server) in self.pyroscope.iter().enumerate() {
             if let Err(problem) = server.check() {
                 return Err(Unfit { key: "pyroscope", problem });
@@ -439,8 +449,21 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::Recording;
+    use super::{Config, Recording};
     use crate::attach::Wishes;
+
+    #[test]
+    fn windows_are_shorter_than_what_pyroscope_takes() {
+        let check = |length: &str, server: &str| {
+            let text = format!("windows: {{length: {length}}}\nspool: {{directory: /s}}\n{server}");
+            serde_yaml::from_str::<Config>(&text).unwrap().check()
+        };
+        let server = "pyroscope: [{url: \"http://a\"}]\n";
+        assert!(check("57m", server).is_ok() && check("1h", "").is_ok());
+        let error = check("58m", server).unwrap_err();
+        assert_eq!(error.key, "windows.length");
+        assert!(error.problem.contains("less than 58m"), "{}", error.problem);
+    }
 
     #[test]
     fn runtimes_are_asked_for_all_that_is_not_switched_off() {

@@ -9,7 +9,7 @@ use crate::sink::pyroscope::Pyroscope;
 #[cfg(feature = "object-storage")]
 use crate::sink::s3::S3;
 use crate::sink::{Finished, Sink, SinkError};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +22,8 @@ const WINDOWS: usize = 2;
 const LAST: Duration = Duration::from_secs(5);
 /// How soon another set of sinks is put in place.
 const LOOK: Duration = Duration::from_millis(200);
+/// What sinks count between two windows, such as what a receiver took or refused, is published so often.
+const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 /// A sink that fails is reported so often at most.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
 
@@ -62,7 +64,7 @@ pub struct Sinks {
 pub struct SinkWatcher(Arc<Mutex<Shared>>);
 
 impl SinkWatcher {
-    /// Of each sink, as of the last window.
+    /// Of each sink, as of the last window or second.
     #[must_use]
     pub fn counters(&self) -> Vec<SinkCounters> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).counters.clone()
@@ -122,7 +124,7 @@ impl Sinks {
         let (out, finished) = sync_channel(WINDOWS);
         let shared = Arc::new(Mutex::new(Shared::default()));
         let Opened { sinks, orphans } = opened;
-        let at_work = Work { sinks, orphans, shared: Arc::clone(&shared), reported: HashMap::new() };
+        let at_work = Work::of(sinks, orphans, Arc::clone(&shared));
         let thread = std::thread::Builder::new()
             .name("sinks".into())
             .spawn(move || at_work.until_closed(&finished))?;
@@ -160,24 +162,31 @@ struct Work {
     shared: Arc<Mutex<Shared>>,
     /// When each that failed was last reported, by its name: one that always fails does not hide the others.
     reported: HashMap<String, Instant>,
+    /// What earlier sinks counted, by their names: one that takes another's place goes on from there, since counters grow only.
+    former: BTreeMap<(String, &'static str), u64>,
+    published: Option<Instant>,
 }
 
 impl Work {
+    fn of(sinks: Vec<Box<dyn Sink>>, orphans: Orphans, shared: Arc<Mutex<Shared>>) -> Self {
+        Self { sinks, orphans, shared, reported: HashMap::new(), former: BTreeMap::new(), published: None }
+    }
+
     fn until_closed(mut self, finished: &Receiver<Vec<Finished>>) {
         neighbour::wait_for_others();
         loop {
             let window = finished.recv_timeout(LOOK);
             let next = self.shared.lock().unwrap_or_else(PoisonError::into_inner).next.take();
             if let Some(next) = next {
-                self.orphans = next.orphans;
-                for mut old in std::mem::replace(&mut self.sinks, next.sinks) {
-                    old.close(Instant::now() + LAST);
-                }
-                self.reported.clear();
+                self.replace(next);
             }
             match window {
                 Ok(window) => self.put(&window),
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    if self.published.is_none_or(|at| at.elapsed() >= PUBLISH_EVERY) {
+                        self.publish();
+                    }
+                }
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             self.orphans.look();
@@ -186,6 +195,19 @@ impl Work {
         for sink in &mut self.sinks {
             sink.close(deadline);
         }
+        self.publish();
+    }
+
+    fn replace(&mut self, next: Opened) {
+        self.orphans = next.orphans;
+        let deadline = Instant::now() + LAST;
+        for mut old in std::mem::replace(&mut self.sinks, next.sinks) {
+            old.close(deadline);
+            for (counter, value) in old.counters() {
+                *self.former.entry((old.name().to_owned(), counter)).or_default() += value;
+            }
+        }
+        self.reported.clear();
         self.publish();
     }
 
@@ -207,8 +229,18 @@ impl Work {
         self.publish();
     }
 
-    fn publish(&self) {
-        let counters = self.sinks.iter().map(|sink| (sink.name().to_owned(), sink.counters())).collect();
+    /// With those of the sinks whose place it took.
+    fn counters(&self, sink: &dyn Sink) -> SinkCounters {
+        let mut counters = sink.counters();
+        for (counter, value) in &mut counters {
+            *value += self.former.get(&(sink.name().to_owned(), *counter)).copied().unwrap_or_default();
+        }
+        (sink.name().to_owned(), counters)
+    }
+
+    fn publish(&mut self) {
+        self.published = Some(Instant::now());
+        let counters = self.sinks.iter().map(|sink| self.counters(&**sink)).collect();
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).counters = counters;
     }
 }
@@ -218,6 +250,7 @@ mod tests {
     use super::*;
     use crate::pprof::proto::Profile;
     use std::collections::BTreeMap;
+    use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::SystemTime;
 
     struct Broken(&'static str);
@@ -239,8 +272,7 @@ mod tests {
     #[test]
     fn each_sink_that_fails_is_reported_once_in_a_while() {
         let sinks: Vec<Box<dyn Sink>> = vec![Box::new(Broken("a")), Box::new(Broken("b"))];
-        let mut work =
-            Work { sinks, orphans: Orphans::default(), shared: Arc::default(), reported: HashMap::new() };
+        let mut work = Work::of(sinks, Orphans::default(), Arc::default());
         let finished = Finished {
             service: "web".into(),
             labels: BTreeMap::new(),
@@ -253,6 +285,63 @@ mod tests {
         assert!(first.contains_key("a") && first.contains_key("b"), "{first:?}");
         work.put(&[finished]);
         assert_eq!(work.reported, first);
+    }
+
+    /// Counts what it is told, and one more when it is closed.
+    struct Counting(&'static str, Arc<AtomicU64>);
+
+    impl Sink for Counting {
+        fn name(&self) -> &str {
+            self.0
+        }
+
+        fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
+            Ok(())
+        }
+
+        fn counters(&self) -> Vec<(&'static str, u64)> {
+            vec![("requests_sent", self.1.load(Ordering::Relaxed))]
+        }
+
+        fn close(&mut self, _: Instant) {
+            self.1.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn counting(names: &[&'static str], value: u64) -> Opened {
+        let of = |name| Box::new(Counting(name, Arc::new(AtomicU64::new(value))));
+        Opened { sinks: names.iter().map(|name| of(*name) as Box<dyn Sink>).collect(), ..Opened::default() }
+    }
+
+    #[test]
+    fn counters_go_on_when_other_sinks_take_the_place() {
+        let mut work = Work::of(counting(&["a", "b"], 5).sinks, Orphans::default(), Arc::default());
+        let published = |work: &Work| work.shared.lock().unwrap().counters.clone();
+        work.replace(counting(&["a"], 2));
+        assert_eq!(published(&work), [("a".to_owned(), vec![("requests_sent", 5 + 1 + 2)])]);
+        work.replace(counting(&["a", "b"], 0));
+        let expected = [("a", 5 + 1 + 2 + 1), ("b", 5 + 1)];
+        assert_eq!(
+            published(&work),
+            expected.map(|(name, sum)| (name.to_owned(), vec![("requests_sent", sum)]))
+        );
+    }
+
+    #[test]
+    fn counters_are_published_without_a_window() {
+        let count = Arc::new(AtomicU64::new(0));
+        let sink: Box<dyn Sink> = Box::new(Counting("a", Arc::clone(&count)));
+        let sinks = Sinks::start(Opened { sinks: vec![sink], ..Opened::default() }).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for value in [3, 4] {
+            count.store(value, Ordering::Relaxed);
+            let expected = [("a".to_owned(), vec![("requests_sent", value)])];
+            while sinks.watcher().counters() != expected {
+                assert!(Instant::now() < deadline);
+                std::thread::yield_now();
+            }
+        }
+        sinks.close();
     }
 
     #[test]

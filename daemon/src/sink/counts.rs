@@ -19,7 +19,7 @@ counters! {
     "requests_refused" "of those, refused for good: never sent again, and lost";
     "requests_evicted" "of those, lost because the spool was full or the disk short of space: the oldest ones";
     "requests_expired" "of those, lost because they were too old (spool.max_age)";
-    "requests_not_spooled" "requests lost because the spool could not take them";
+    "requests_not_spooled" "requests lost because the spool could not take them, or not read them again";
     "retries" "attempts that failed and are made again";
     "profiles_rejected" "profiles that the receiver dropped from requests it took";
     "samples_too_long" "stacks left out because one alone was longer than a request may be";

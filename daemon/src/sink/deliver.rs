@@ -256,7 +256,7 @@ impl Shared {
                     if state.closing.is_some_and(|closing| Instant::now() >= closing) {
                         return;
                     }
-                    if let Some(oldest) = state.spool.oldest(SystemTime::now()) {
+                    if let Some(oldest) = state.spool.oldest(SystemTime::now()).transpose() {
                         break (oldest, Instant::now() + timeout);
                     }
                     if state.closing.is_some() {
@@ -267,10 +267,17 @@ impl Shared {
             };
             // The end may come while it is on its way.
             let deadline = || self.lock().closing.map_or(due, |closing| closing.min(due));
-            let verdict = remote.send(&oldest.payload, &deadline);
+            let answered = oldest.map(|oldest| (remote.send(&oldest.payload, &deadline), oldest));
             let mut state = self.lock();
-            let pause = match verdict {
-                Verdict::Later { after, reason } => {
+            let pause = match answered {
+                Err(error) => {
+                    tracing::warn!("sending a profile: {error}; it is tried again");
+                    state.figures.retries += 1;
+                    state.trouble = Some(error.to_string());
+                    failures += 1;
+                    Some((failures, None))
+                }
+                Ok((Verdict::Later { after, reason }, _)) => {
                     state.spool.later();
                     state.figures.retries += 1;
                     if state.trouble.is_none() {
@@ -280,7 +287,7 @@ impl Shared {
                     failures += 1;
                     Some((failures, after))
                 }
-                Verdict::Accepted { rejected } => {
+                Ok((Verdict::Accepted { rejected }, oldest)) => {
                     if state.trouble.take().is_some() {
                         tracing::info!("sending profiles works again");
                     }
@@ -291,7 +298,7 @@ impl Shared {
                     state.spool.done(oldest.sequence);
                     None
                 }
-                Verdict::Refused(reason) => {
+                Ok((Verdict::Refused(reason), oldest)) => {
                     if state.trouble.is_none() {
                         tracing::warn!("sending a profile: {reason}; it is dropped");
                     }
@@ -397,6 +404,29 @@ mod tests {
         delivery.close(Instant::now() + Duration::from_secs(60));
         let figures = delivery.figures();
         assert_eq!((figures.sent, figures.refused, figures.waiting), (0, 2, 18));
+    }
+
+    #[test]
+    fn a_payload_that_cannot_be_read_is_waited_for_and_costs_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), LIMITS).unwrap();
+        spool.put(SystemTime::now(), b"one").unwrap();
+        let found = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
+        let first = found.into_iter().find(|path| path.to_str().unwrap().ends_with(".spooled")).unwrap();
+        spool.put(SystemTime::now(), b"two").unwrap();
+        drop(spool);
+        let mut delivery = Delivery::start(directory.path(), LIMITS, Duration::from_secs(1)).unwrap();
+        std::fs::remove_file(&first).and_then(|()| std::fs::create_dir(&first)).unwrap();
+        let (remote, _answer, saw) = told();
+        delivery.1.send(Box::new(remote)).unwrap();
+        while delivery.0.trouble().is_none() {
+            std::thread::yield_now();
+        }
+        // The first failure is followed by a second of silence, in which the end comes.
+        delivery.0.close(Instant::now() + Duration::from_secs(60));
+        let figures = delivery.0.figures();
+        assert_eq!((figures.retries, figures.waiting, figures.lost.refused), (1, 2, 0));
+        assert!(saw.try_recv().is_err());
     }
 
     #[test]

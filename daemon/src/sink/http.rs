@@ -4,6 +4,7 @@
 //!
 //! A [`Client`] posts to a receiver, with a deadline for all of it and an answer of bounded length; a [`Peer`] hands an answer over as it comes.
 
+use crate::leftover;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue, USER_AGENT};
@@ -12,11 +13,12 @@ use hyper::{Method, Request, Uri};
 use hyper_util::rt::TokioIo;
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
@@ -28,6 +30,8 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, crypto};
 const MOST_ANSWER_BYTES: usize = 1 << 20;
 /// How often a request in progress looks when it has to end.
 const DEADLINE_LOOK: Duration = Duration::from_millis(200);
+/// Longest that one of several addresses is waited for.
+const MOST_CONNECT: Duration = Duration::from_secs(3);
 /// Where distributions keep the authorities they trust: Debian, Red Hat, Alpine.
 const AUTHORITIES: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
@@ -255,16 +259,17 @@ impl Peer {
     /// # Errors
     /// When there is no answer.
     pub async fn get(&self, path: &str) -> Result<Coming, HttpError> {
-        self.ask(Method::GET, path, &[], Vec::new()).await
+        self.ask(Method::GET, path, &[], Vec::new(), None).await
     }
 
-    /// Sends `body` to `path` below the URL's own.
+    /// Sends `body` to `path` below the URL's own. Whoever does not wait for ever for the answer says until when.
     async fn ask(
         &self,
         method: Method,
         path: &str,
         headers: &[(HeaderName, &'static str)],
         body: Vec<u8>,
+        until: Option<Instant>,
     ) -> Result<Coming, HttpError> {
         let url = &self.settings.url;
         let secure = url.scheme_str() == Some("https");
@@ -291,7 +296,12 @@ impl Peer {
         }
         let request = request.body(Full::new(Bytes::from(body)))?;
 
-        let stream = TcpStream::connect((host, port)).await.map_err(failed)?;
+        let mut addresses: Vec<SocketAddr> = lookup_host((host, port)).await.map_err(failed)?.collect();
+        // One that accepts and then says nothing is not in the way of the next attempt.
+        let chance = usize::try_from(leftover::random().unwrap_or_default() >> 32).unwrap_or_default();
+        let first = chance.checked_rem(addresses.len()).unwrap_or_default();
+        addresses.rotate_left(first);
+        let stream = connect(&addresses, until).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         if !secure {
             return self.converse(stream, request).await;
@@ -332,6 +342,23 @@ impl Peer {
             }
         }
     }
+}
+
+/// The first of them that answers. One that swallows what it is sent has its share of the time only: the kernel itself would wait for two minutes.
+async fn connect(addresses: &[SocketAddr], until: Option<Instant>) -> io::Result<TcpStream> {
+    let Some((last, others)) = addresses.split_last() else {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+    };
+    for (&address, left) in others.iter().zip((2..=addresses.len()).rev()) {
+        let left = u32::try_from(left).unwrap_or(u32::MAX);
+        let share = until.map(|until| until.saturating_duration_since(Instant::now()) / left);
+        let share = share.unwrap_or(MOST_CONNECT).min(MOST_CONNECT);
+        if let Ok(Ok(stream)) = tokio::time::timeout(share, TcpStream::connect(address)).await {
+            return Ok(stream);
+        }
+    }
+    // After it there is nobody to leave time for.
+    TcpStream::connect(last).await
 }
 
 /// Sends requests to one place.
@@ -377,7 +404,8 @@ impl Client {
         let Some(runtime) = &self.runtime else { return Err(HttpError::Timeout) };
         runtime.block_on(async {
             let exchange = async {
-                self.peer.ask(Method::POST, path, headers, body).await?.whole(MOST_ANSWER_BYTES).await
+                let asked = self.peer.ask(Method::POST, path, headers, body, Some(deadline()));
+                asked.await?.whole(MOST_ANSWER_BYTES).await
             };
             let mut exchange = std::pin::pin!(exchange);
             loop {
@@ -439,4 +467,38 @@ fn tls(settings: &Tls, version: Version) -> Result<Arc<ClientConfig>, HttpError>
         Version::Two => vec![b"h2".to_vec()],
     };
     Ok(Arc::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::connect;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::{Duration, Instant};
+    use tokio::net::TcpSocket;
+
+    #[test]
+    fn an_address_that_swallows_packets_leaves_time_for_the_others() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+            // Nobody accepts: with its queue full the kernel drops what comes.
+            let full = socket.listen(1).unwrap();
+            let swallows = full.local_addr().unwrap();
+            let mut waiting = Vec::new();
+            while let Ok(stream) = TcpStream::connect_timeout(&swallows, Duration::from_millis(200)) {
+                waiting.push(stream);
+            }
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let good = listener.local_addr().unwrap();
+            let refuses = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+            let (began, attempt) = (Instant::now(), Duration::from_secs(2));
+            let addresses = [swallows, refuses, good];
+            let stream = connect(&addresses, Some(began + attempt)).await.unwrap();
+            assert_eq!(stream.peer_addr().unwrap(), good);
+            assert!(began.elapsed() < attempt);
+            assert!(connect(&[], None).await.is_err());
+            drop((full, listener));
+        });
+    }
 }

@@ -15,7 +15,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
 
 /// Below the URL: Connect's path of a service's method.
 const PATH: &str = "/push.v1.PusherService/Push";
@@ -28,7 +29,8 @@ const MOST_SAMPLES: usize = 16_000;
 const MOST_LABELS: usize = 30;
 const MOST_NAME_BYTES: usize = 1024;
 const MOST_VALUE_BYTES: usize = 2048;
-const MOST_AGE: Duration = Duration::from_secs(3600);
+/// A profile's age is the server's measure, from its window's start, less what clocks differ by and sending takes.
+pub const MOST_AGE: Duration = Duration::from_secs(3600 - 120);
 /// What the profile's types are found under in the server's list: `perfusion:cpu:nanoseconds:cpu:nanoseconds`.
 const NAME: &str = "perfusion";
 
@@ -116,6 +118,7 @@ impl PyroscopeOptions {
 pub struct Pyroscope {
     name: String,
     most_bytes: usize,
+    limits: Limits,
     delivery: Lazy,
     requests: u64,
     dropped_samples: u64,
@@ -130,16 +133,20 @@ impl Pyroscope {
     pub fn open(options: &PyroscopeOptions, spool: &SpoolOptions) -> Result<Self, SinkError> {
         let (client, directory) =
             receiver::open("pyroscope", &options.url, &options.reach, Version::One, spool)?;
-        let limits = spool.limits();
+        Ok(Self::with(options, spool.limits(), directory, Server(client)))
+    }
+
+    fn with(options: &PyroscopeOptions, limits: Limits, directory: PathBuf, server: impl Remote) -> Self {
         let limits = Limits { age: limits.age.min(MOST_AGE), ..limits };
-        Ok(Self {
+        Self {
             name: format!("pyroscope {}", options.url),
             most_bytes: usize::try_from(options.max_profile.0).unwrap_or(usize::MAX),
-            delivery: Lazy::new(directory, limits, options.timeout.0, Server(client)),
+            limits,
+            delivery: Lazy::new(directory, limits, options.timeout.0, server),
             requests: 0,
             dropped_samples: 0,
             dropped_labels: 0,
-        })
+        }
     }
 }
 
@@ -153,12 +160,13 @@ impl Sink for Pyroscope {
         self.dropped_labels += dropped;
         let split = split(&finished.profile, MOST_SAMPLES, self.most_bytes);
         self.dropped_samples += split.dropped_samples;
+        let at = aged_from(finished, self.limits.age);
         let spooled = receiver::each(&split.parts, |part| {
             self.requests += 1;
             let samples = vec![RawSample { raw_profile: pprof::pack(part)? }];
             let series = vec![RawProfileSeries { labels: labels.clone(), samples }];
             let request = PushRequest { series }.encode_to_vec();
-            Ok(self.delivery.put(finished.start + finished.duration, &request)?)
+            Ok(self.delivery.put(at, &request)?)
         });
         spooled.and(receiver::all_fitted(split.dropped_samples, "profile", self.most_bytes))
     }
@@ -173,6 +181,12 @@ impl Sink for Pyroscope {
     fn close(&mut self, deadline: Instant) {
         self.delivery.close(deadline);
     }
+}
+
+/// What the spool measures the age from: the window's end, as for all receivers, but so that nothing is sent that the server finds too old. Each that
+/// it refused would be followed by a longer wait, in which the next grows too old.
+fn aged_from(finished: &Finished, age: Duration) -> SystemTime {
+    (finished.start + finished.duration).min(finished.start + MOST_AGE.saturating_sub(age))
 }
 
 /// The labels of a series, and how many found no room. Labels in names of OpenTelemetry's have dots, which the server does not take.
@@ -231,12 +245,11 @@ fn verdict(answer: &Answer) -> Verdict {
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, MOST_LABELS, Verdict, labels, verdict};
-    use crate::pprof::proto::Profile;
-    use crate::sink::Finished;
-    use hyper::body::Bytes;
+    use super::*;
+    use crate::pprof::proto::{Profile, Sample};
+    use hyper::body::Bytes as Body;
     use hyper::header::{HeaderMap, HeaderValue, RETRY_AFTER};
-    use std::time::{Duration, SystemTime};
+    use std::sync::mpsc::{Sender, channel};
 
     fn finished(names: &[(&str, &str)]) -> Finished {
         Finished {
@@ -265,13 +278,52 @@ mod tests {
         assert_eq!((all.len(), dropped), (MOST_LABELS, 12));
     }
 
+    struct Takes(Sender<Vec<u8>>);
+
+    impl Remote for Takes {
+        fn send(&mut self, payload: &[u8], _: &dyn Fn() -> Instant) -> Verdict {
+            self.0.send(payload.to_vec()).unwrap();
+            Verdict::Accepted { rejected: 0 }
+        }
+    }
+
+    #[test]
+    fn what_the_server_finds_too_old_is_not_sent() {
+        let directory = tempfile::tempdir().unwrap();
+        let (taken, sent) = channel();
+        let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(86_400), free_bytes: 0 };
+        let options = PyroscopeOptions::default();
+        let mut sink = Pyroscope::with(&options, limits, directory.path().to_owned(), Takes(taken));
+        let now = SystemTime::now();
+        let profile = Profile { sample: vec![Sample::default()], ..Profile::default() };
+        // The first one's end is young enough, its start is not.
+        for (service, ago) in [("old", 3590), ("new", 3000)] {
+            let start = now - Duration::from_secs(ago);
+            let profile = profile.clone();
+            sink.put(&Finished { service: service.into(), start, profile, ..finished(&[]) }).unwrap();
+        }
+        let request = PushRequest::decode(sent.recv().unwrap().as_slice()).unwrap();
+        assert!(request.series[0].labels.iter().any(|label| label.value == "new"), "{request:?}");
+        sink.close(Instant::now() + Duration::from_secs(60));
+        assert!(sent.try_recv().is_err());
+        assert!(sink.counters().contains(&("requests_expired", 1)), "{:?}", sink.counters());
+    }
+
+    #[test]
+    fn age_counts_from_the_end_where_the_start_allows_it() {
+        let window = Finished { duration: Duration::from_secs(600), ..finished(&[]) };
+        let from = |age| aged_from(&window, Duration::from_secs(age)).duration_since(window.start).unwrap();
+        assert_eq!((from(300), from(3480)), (Duration::from_secs(600), Duration::ZERO));
+        assert_eq!(from(3400), Duration::from_secs(80));
+    }
+
     #[test]
     fn what_may_pass_is_tried_again_and_the_rest_is_not() {
         let answer = |status| Answer {
             status,
             headers: HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static("7"))]),
             trailers: HeaderMap::new(),
-            body: Bytes::from_static(b"{\"code\":\"resource_exhausted\"}"),
+            body: Body::from_static(b"{\"code\":\"resource_exhausted\"}"),
         };
         assert_eq!(verdict(&answer(200)), Verdict::Accepted { rejected: 0 });
         for status in [429, 500, 503, 504] {

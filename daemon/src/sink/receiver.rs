@@ -27,7 +27,7 @@ pub struct SpoolOptions {
     pub directory: Option<PathBuf>,
     /// Most bytes for each receiver.
     pub max_size: Bytes,
-    /// An older profile is dropped. Pyroscope takes none older than an hour, so there it is an hour at most.
+    /// An older profile is dropped. Pyroscope takes none that began an hour ago, so there it goes 58 minutes after its start at the latest.
     pub max_age: Span,
     /// Free space of the file system below which nothing is kept.
     pub keep_free: Bytes,

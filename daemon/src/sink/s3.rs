@@ -98,6 +98,13 @@ impl S3Options {
                 self.prefix.len()
             ));
         }
+        // A store is asked for no key that has other parts.
+        if let Err(error) = Key::parse(self.prefix.trim_matches('/')) {
+            return Err(format!(
+                "prefix: expected parts of printable characters between single slashes, none of them `.` or `..`, found `{}`: {error}",
+                self.prefix.escape_debug()
+            ));
+        }
         if self.key_id_file.is_some() != self.secret_file.is_some() {
             return Err("expected key_id_file and secret_file together, found one of them".to_owned());
         }
@@ -326,6 +333,10 @@ mod tests {
             S3Options { bucket: "Big".to_owned(), ..good.clone() },
             S3Options { endpoint: Some("minio:9000".to_owned()), ..good.clone() },
             S3Options { prefix: "x".repeat(600), ..good.clone() },
+            S3Options { prefix: "a//b".to_owned(), ..good.clone() },
+            S3Options { prefix: "/a/../b".to_owned(), ..good.clone() },
+            S3Options { prefix: ".".to_owned(), ..good.clone() },
+            S3Options { prefix: "a\nb".to_owned(), ..good.clone() },
             S3Options { secret_file: Some("/s".into()), ..good },
         ] {
             assert!(bad.check().is_err(), "{bad:?}");

@@ -15,6 +15,8 @@ use std::time::{Duration, SystemTime};
 const SUFFIX: &str = ".spooled";
 /// Digits of a sequence number in a name: names in their order are numbers in theirs.
 const DIGITS: usize = 20;
+/// So often in a row one file may not be readable before it is given up.
+const MOST_READS: u32 = 8;
 
 /// How much may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +36,7 @@ pub struct Lost {
     pub evicted: u64,
     /// Older than the limit.
     pub expired: u64,
-    /// Longer than the spool, or the disk had no room.
+    /// Longer than the spool, or the disk had no room, or does not give it back.
     pub refused: u64,
 }
 
@@ -55,6 +57,16 @@ pub struct Oldest {
     pub payload: Vec<u8>,
 }
 
+/// The oldest is there and cannot be read now.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {}: {source}", path.display())]
+pub struct Unreadable {
+    /// Its file.
+    pub path: PathBuf,
+    /// Why not.
+    pub source: io::Error,
+}
+
 /// One receiver's spool. One process at a time uses a directory.
 #[derive(Debug)]
 pub struct Spool {
@@ -70,6 +82,8 @@ pub struct Spool {
     next: u64,
     /// Being sent: neither counts as lost nor goes while its receiver may be taking it.
     busy: Option<u64>,
+    /// Sequence number of the one that could not be read, and how often in a row.
+    unread: Option<(u64, u32)>,
     lost: Lost,
 }
 
@@ -109,6 +123,7 @@ impl Spool {
             items: items.into(),
             left,
             busy: None,
+            unread: None,
             lost: Lost::default(),
         })
     }
@@ -169,21 +184,35 @@ impl Spool {
 
     /// The oldest that is not too old at `now`; those before it go. It stays, whatever is put, until [`done`](Self::done) or
     /// [`later`](Self::later).
-    pub fn oldest(&mut self, now: SystemTime) -> Option<Oldest> {
+    ///
+    /// # Errors
+    /// When it cannot be read. What is in the way, such as too many open files, is most likely in the way of all and may pass, so all stay; one
+    /// that cannot be read again and again goes, and is counted.
+    pub fn oldest(&mut self, now: SystemTime) -> Result<Option<Oldest>, Unreadable> {
         loop {
             self.expire(now);
-            let &item = self.items.front()?;
-            match fs::read(self.path(item)) {
+            let Some(&item) = self.items.front() else { return Ok(None) };
+            let path = self.path(item);
+            match fs::read(&path) {
                 Ok(payload) => {
+                    self.unread = None;
                     self.busy = Some(item.sequence);
-                    return Some(Oldest { sequence: item.sequence, payload });
+                    return Ok(Some(Oldest { sequence: item.sequence, payload }));
                 }
-                Err(_) => {
-                    // Somebody took it away, or the disk is failing: the next one may be readable.
-                    self.remove_oldest();
-                    self.lost.refused += 1;
+                // Somebody took it away.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => {
+                    let before = self.unread.filter(|(sequence, _)| *sequence == item.sequence);
+                    let times = before.map_or(0, |(_, times)| times) + 1;
+                    if times < MOST_READS {
+                        self.unread = Some((item.sequence, times));
+                        return Err(Unreadable { path, source });
+                    }
+                    tracing::warn!(path = %path.display(), error = %source, "cannot be read {times} times in a row; it is dropped");
                 }
             }
+            self.remove_oldest();
+            self.lost.refused += 1;
         }
     }
 
@@ -337,7 +366,7 @@ mod tests {
 
     fn drain(spool: &mut Spool, now: SystemTime) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
-        while let Some(oldest) = spool.oldest(now) {
+        while let Some(oldest) = spool.oldest(now).unwrap() {
             found.push(oldest.payload);
             spool.done(oldest.sequence);
         }
@@ -351,7 +380,7 @@ mod tests {
         for number in 0..12_u8 {
             spool.put(at(u64::from(number)), &[number]).unwrap();
         }
-        let first = spool.oldest(at(20)).unwrap();
+        let first = spool.oldest(at(20)).unwrap().unwrap();
         spool.done(first.sequence);
         drop(spool);
         fs::write(directory.path().join("somebody's file"), "x").unwrap();
@@ -372,7 +401,7 @@ mod tests {
         assert!(spool.put(at(0), &[9; 1001]).is_err());
         assert_eq!(spool.lost(), Lost { evicted: 2, expired: 0, refused: 1 });
         assert_eq!((spool.bytes(), spool.len()), (900, 3));
-        assert_eq!(spool.oldest(at(0)).unwrap().payload, [2; 300]);
+        assert_eq!(spool.oldest(at(0)).unwrap().unwrap().payload, [2; 300]);
     }
 
     #[test]
@@ -410,7 +439,7 @@ mod tests {
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         spool.put(at(0), &[0; 600]).unwrap();
         spool.put(at(0), &[1; 300]).unwrap();
-        let sending = spool.oldest(at(0)).unwrap();
+        let sending = spool.oldest(at(0)).unwrap().unwrap();
         spool.put(at(0), &[2; 400]).unwrap();
         assert_eq!((spool.len(), spool.lost().evicted), (2, 1));
         assert!(spool.put(at(0), &[3; 500]).is_err(), "nothing but what is being sent could go");
@@ -426,8 +455,37 @@ mod tests {
         spool.put(at(0), b"one").unwrap();
         spool.put(at(0), b"two").unwrap();
         fs::remove_file(&files(directory.path())[0]).unwrap();
-        assert_eq!(spool.oldest(at(0)).unwrap().payload, b"two");
+        assert_eq!(spool.oldest(at(0)).unwrap().unwrap().payload, b"two");
         assert_eq!(spool.lost().refused, 1);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_costs_itself_alone_and_not_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        spool.put(at(0), b"one").unwrap();
+        spool.put(at(0), b"two").unwrap();
+        let path = spool.path(spool.items[0]);
+        fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
+        for _ in 1..MOST_READS {
+            let error = spool.oldest(at(0)).unwrap_err().to_string();
+            assert!(error.contains(path.to_str().unwrap()), "{error}");
+            assert_eq!((spool.len(), spool.lost()), (2, Lost::default()));
+        }
+        assert_eq!(drain(&mut spool, at(0)), [b"two"]);
+        assert_eq!(spool.lost(), Lost { refused: 1, ..Lost::default() });
+    }
+
+    #[test]
+    fn a_file_that_can_be_read_again_is_sent() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        spool.put(at(0), b"one").unwrap();
+        let path = spool.path(spool.items[0]);
+        fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
+        assert!(spool.oldest(at(0)).is_err());
+        fs::remove_dir(&path).and_then(|()| fs::write(&path, b"one")).unwrap();
+        assert_eq!((drain(&mut spool, at(0)), spool.lost()), (vec![b"one".to_vec()], Lost::default()));
     }
 
     #[test]
@@ -439,7 +497,7 @@ mod tests {
         let path = spool.path(spool.items[0]);
         // Nobody removes a directory as a file, root neither.
         let make_lasting = || fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
-        let sent = spool.oldest(at(0)).unwrap();
+        let sent = spool.oldest(at(0)).unwrap().unwrap();
         make_lasting();
         spool.done(sent.sequence);
         assert_eq!((spool.len(), spool.bytes()), (1, 700), "it takes its room as long as it is there");
@@ -469,7 +527,7 @@ mod tests {
         assert_eq!((drain(&mut spool, at(0)), spool.lost(), spool.bytes()), (Vec::new(), Lost::default(), 0));
         assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
         spool.put(at(0), b"new").unwrap();
-        assert_eq!(spool.oldest(at(0)).unwrap().sequence, 8);
+        assert_eq!(spool.oldest(at(0)).unwrap().unwrap().sequence, 8);
     }
 
     #[test]
@@ -497,7 +555,7 @@ mod tests {
             for (send, len, passes) in steps {
                 now += passes;
                 if send {
-                    if let Some(oldest) = spool.oldest(at(now)) {
+                    if let Some(oldest) = spool.oldest(at(now)).unwrap() {
                         prop_assert!(newest < Some(oldest.sequence), "order");
                         newest = Some(oldest.sequence);
                         spool.done(oldest.sequence);

@@ -5,11 +5,16 @@ use super::proto::{ExportProfilesPartialSuccess, ExportProfilesServiceResponse};
 use crate::sink::deliver::Verdict;
 use crate::sink::http::Answer;
 use crate::sink::receiver::{retry_after, said, shortened};
+use flate2::read::GzDecoder;
 use prost::Message;
+use std::borrow::Cow;
+use std::io::{self, Read as _};
 use std::time::Duration;
 
 /// A gRPC message is behind this: whether it is compressed, and its length.
 const FRAME_BYTES: usize = 5;
+/// Longest answer that is unpacked.
+const MOST_ANSWER_BYTES: u64 = 1 << 20;
 
 /// `google.rpc.Status`, as far as it is needed.
 #[derive(Clone, PartialEq, Message)]
@@ -89,7 +94,13 @@ pub fn grpc(answer: &Answer) -> Verdict {
     };
     let after = field("grpc-status-details-bin").and_then(retry_info);
     match code {
-        0 => accepted(answer.body.get(FRAME_BYTES..).unwrap_or_default()),
+        0 => match unframed(&answer.body) {
+            Ok(message) => accepted(&message),
+            Err(error) => {
+                strange(&error);
+                Verdict::Accepted { rejected: 0 }
+            }
+        },
         // Cancelled, deadline exceeded, aborted, out of range, unavailable, data loss.
         1 | 4 | 10 | 11 | 14 | 15 => Verdict::Later { after, reason: reason() },
         // Resource exhausted: for good, unless it says when not.
@@ -98,9 +109,36 @@ pub fn grpc(answer: &Answer) -> Verdict {
     }
 }
 
+/// The message in gRPC's frame. A receiver may pack it as the request was.
+fn unframed(body: &[u8]) -> io::Result<Cow<'_, [u8]>> {
+    let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    match body.split_at_checked(FRAME_BYTES) {
+        Some(([0, ..], message)) => Ok(message.into()),
+        Some(([1, ..], packed)) => {
+            let mut message = Vec::new();
+            // What is cut is no message any more.
+            GzDecoder::new(packed).take(MOST_ANSWER_BYTES).read_to_end(&mut message)?;
+            Ok(message.into())
+        }
+        Some(([flag, ..], _)) => Err(wrong(format!("a frame begins with 0 or 1, found {flag}"))),
+        None if body.is_empty() => Ok(Cow::default()),
+        _ => Err(wrong(format!("a frame has {FRAME_BYTES} bytes, found {}", body.len()))),
+    }
+}
+
+/// A receiver that answers with something else has taken it all the same.
+fn strange(error: &dyn std::error::Error) {
+    tracing::warn!(
+        "what the receiver says of profiles it took is not understood: {}; they count as taken",
+        shortened(&error.to_string())
+    );
+}
+
 fn accepted(message: &[u8]) -> Verdict {
-    // A receiver that answers with something else has taken it all the same.
-    let response = ExportProfilesServiceResponse::decode(message).unwrap_or_default();
+    let response = ExportProfilesServiceResponse::decode(message).unwrap_or_else(|error| {
+        strange(&error);
+        ExportProfilesServiceResponse::default()
+    });
     let rejected = match response.partial_success {
         Some(ExportProfilesPartialSuccess { rejected_profiles, error_message }) => {
             if !error_message.is_empty() {
@@ -166,8 +204,11 @@ fn name(code: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
     use hyper::body::Bytes;
     use hyper::header::{HeaderName, HeaderValue};
+    use std::io::Write as _;
 
     fn answer(
         status: u16,
@@ -227,6 +268,26 @@ mod tests {
         assert!(matches!(grpc(&answer(200, &[("grpc-status", "14")], &[], b"")), Verdict::Later { .. }));
         assert!(matches!(grpc(&answer(503, &[], &[], b"")), Verdict::Later { .. }));
         assert!(matches!(grpc(&answer(404, &[], &[], b"")), Verdict::Refused(_)));
+    }
+
+    #[test]
+    fn a_packed_answer_counts_as_a_plain_one() {
+        let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+        packed.write_all(&partial(2)).unwrap();
+        let packed = packed.finish().unwrap();
+        let got = |flag: u8, message: &[u8]| {
+            let body = [&[flag, 0, 0, 0, 9][..], message].concat();
+            grpc(&answer(200, &[], &[("grpc-status", "0")], &body))
+        };
+        assert_eq!(got(1, &packed), Verdict::Accepted { rejected: 2 });
+        for strange in [got(1, &partial(2)), got(7, &partial(2)), got(0, &packed)] {
+            assert_eq!(strange, Verdict::Accepted { rejected: 0 });
+        }
+        let mut long = GzEncoder::new(Vec::new(), Compression::fast());
+        long.write_all(&vec![0; 2 << 20]).unwrap();
+        let long = [&[1, 0, 0, 0, 9][..], &long.finish().unwrap()].concat();
+        assert_eq!(unframed(&long).unwrap().len(), 1 << 20);
+        assert!(unframed(&[0, 0]).is_err());
     }
 
     #[test]
