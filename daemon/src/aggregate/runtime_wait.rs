@@ -151,9 +151,10 @@ impl RuntimeWaits {
             .into_iter()
             .filter(|&image| ["lock", "condition", "join", "event"].iter().all(|word| has(image, word)));
         let complete = complete.collect();
-        let mut asked: HashMap<Function, usize> = HashMap::new();
+        // By runtime: there can be several on a host, each with a function of its own.
+        let mut asked: HashMap<(ImageId, Function), usize> = HashMap::new();
+        let mut asked_stacks: HashMap<ImageId, usize> = HashMap::new();
         let mut others: HashSet<Function> = HashSet::new();
-        let mut asked_stacks = 0;
         for stack in stacks {
             if !waits_for_futex(stack, &symbol) {
                 continue;
@@ -169,24 +170,28 @@ impl RuntimeWaits {
                 break;
             }
             if begins(ASKED) || entered(stack, &entries, &symbol).is_some() {
-                asked_stacks += 1;
-                functions.into_iter().for_each(|function| *asked.entry(function).or_default() += 1);
+                let Some(runtime) = runtime(stack) else { continue };
+                *asked_stacks.entry(runtime).or_default() += 1;
+                for function in functions {
+                    *asked.entry((runtime, function)).or_default() += 1;
+                }
             } else if method.is_none() || begins(NOT_ASKED) {
                 others.extend(functions);
             }
         }
         // A thread can be held up by a collection on its way out of such a wait: what only a few of them go through is not it. And without
         // waits to tell them from, nothing can be told.
-        let in_most = |&(_, times): &(Function, usize)| times * 2 > asked_stacks;
-        let asked = asked.into_iter().filter(in_most).map(|(function, _)| function);
-        let asked = if others.is_empty() {
-            HashSet::new()
-        } else {
-            // What is on the way to the event is also on the way out of the wait, where a collection can hold a thread up.
-            let inside: HashSet<Function> =
-                locks.inside.iter().filter_map(|&frame| function(frame, &symbol)).collect();
-            asked.filter(|function| !others.contains(function) && !inside.contains(function)).collect()
+        let told_apart: HashSet<ImageId> = others.iter().map(|(image, _)| *image).collect();
+        let in_most = |&((runtime, _), times): &(&(ImageId, Function), &usize)| {
+            told_apart.contains(runtime)
+                && asked_stacks.get(runtime).is_some_and(|stacks| times * 2 > *stacks)
         };
+        // What is on the way to the event is also on the way out of the wait, where a collection can hold a thread up.
+        let inside: HashSet<Function> =
+            locks.inside.iter().filter_map(|&frame| function(frame, &symbol)).collect();
+        let asked = asked.iter().filter(in_most).map(|((_, function), _)| function);
+        let asked = asked.filter(|function| !others.contains(*function) && !inside.contains(*function));
+        let asked = asked.cloned().collect();
         Self { asked, entries, complete, held: HashSet::new() }
     }
 
@@ -280,6 +285,15 @@ fn function(frame: FrameKey, symbol: &impl Fn(FrameKey) -> Arc<Symbol>) -> Optio
     }
 }
 
+/// The image that the innermost managed frame has called.
+fn runtime(stack: &[FrameKey]) -> Option<ImageId> {
+    let method = stack.iter().position(|frame| matches!(frame, FrameKey::Managed { .. }))?;
+    stack.get(..method)?.iter().rev().find_map(|frame| match frame {
+        FrameKey::Native { image, .. } => Some(*image),
+        _ => None,
+    })
+}
+
 /// The word for the one of `entries` that the innermost managed frame has called.
 fn entered(
     stack: &[FrameKey],
@@ -309,7 +323,7 @@ mod tests {
     struct Names(Vec<&'static str>);
 
     impl Names {
-        /// A stack, innermost first: `k:` kernel, `n:` native, else managed.
+        /// A stack, innermost first: `k:` kernel, `n:` native, `m:` native of another runtime, else managed.
         fn stack(&mut self, names: &[&'static str]) -> Vec<FrameKey> {
             let mut at = |name| {
                 let known = self.0.iter().position(|known| *known == name);
@@ -320,6 +334,7 @@ mod tests {
             };
             let frame = |name: &&'static str| match name.split_once(':') {
                 Some(("k", _)) => FrameKey::Kernel(at(name)),
+                Some(("m", _)) => FrameKey::Native { image: ImageId(2), address: at(name) },
                 Some(_) => FrameKey::Native { image: ImageId(1), address: at(name) },
                 None => FrameKey::Managed { process: ProcessId(1), start: at(name), generation: 0 },
             };
@@ -365,6 +380,11 @@ mod tests {
     /// A process of .NET 8: the pool's gate waits, a finalizer, somebody who sleeps, and one who was held up on his way out of a wait.
     /// `complete`: the functions for all sorts of waits are known.
     fn learnt(names: &mut Names, complete: bool) -> RuntimeWaits {
+        learnt_beside(names, complete, &[])
+    }
+
+    /// Likewise, on a host with these stacks of others.
+    fn learnt_beside(names: &mut Names, complete: bool, beside: &[Vec<FrameKey>]) -> RuntimeWaits {
         let stacks = [
             names.stack(&[
                 "k:futex_wait",
@@ -420,7 +440,7 @@ mod tests {
             .into_iter()
             .zip(words.into_iter().take(if complete { 4 } else { 2 }))
             .collect();
-        let stacks = stacks.iter().map(Vec::as_slice);
+        let stacks = stacks.iter().chain(beside).map(Vec::as_slice);
         RuntimeWaits::learn(stacks, &LockEvents::default(), &functions, |frame| names.symbol(frame))
     }
 
@@ -462,6 +482,25 @@ mod tests {
         // Where a function for another sort of wait may be unknown it may be that.
         let waits = learnt(&mut names, false);
         assert_eq!(word(&mut names, &waits, false, &lock), None);
+    }
+
+    #[test]
+    fn each_of_several_runtimes_has_a_function_of_its_own() {
+        let mut names = Names(Vec::new());
+        let monitor = "System.Threading.Monitor.Wait";
+        let theirs =
+            names.stack(&["k:futex_wait", "n:cond_wait", "m:asked", "m:obj_wait", monitor, "Theirs"]);
+        let finalizer = names.stack(&["k:futex_wait", "n:cond_wait", "m:finalizer"]);
+        let lock = ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:enter", "Mine"];
+        let asked = |waits: &RuntimeWaits| {
+            [1, 2].map(|image| waits.asked.contains(&(ImageId(image), "asked".into())))
+        };
+        let mut stacks = vec![theirs; 12];
+        let waits = learnt_beside(&mut names, true, &stacks);
+        assert_eq!(word(&mut names, &waits, false, &lock), Some("lock"));
+        assert_eq!(asked(&waits), [true, false], "there is nothing of the other's to tell it from");
+        stacks.push(finalizer);
+        assert_eq!(asked(&learnt_beside(&mut names, true, &stacks)), [true, true]);
     }
 
     #[test]

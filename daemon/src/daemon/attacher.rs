@@ -212,8 +212,8 @@ impl Work {
                 tracing::info!(pid = process.pid, service = %process.service, "detached: the policy is another now");
                 self.watcher.leave(process.pid);
             }
-            // Considered anew when the policy changes again; what cannot be done stays so.
-            if known.is_none_or(|known| !Memory::outlives(known) && known != Outcome::Unwanted) {
+            // Considered anew when the policy or what is known of it changes; what cannot be done stays so.
+            if known.is_none_or(|known| !Memory::outlives(known)) {
                 self.reasons.insert(key, reason.to_owned());
                 self.known.insert(key, Outcome::Unwanted);
             }
@@ -282,8 +282,8 @@ impl Work {
         if left_out.all_of_shim() {
             return Some("all that needs it is left out");
         }
-        if !wants(attach, &process.service) {
-            return Some("the attach policy is not for its service");
+        if let Some(reason) = unwanted_by(attach, process) {
+            return Some(reason);
         }
         let uid = home(process.pid).pod?;
         match self.state.pods.get(&uid) {
@@ -293,6 +293,16 @@ impl Work {
             _ => None,
         }
     }
+}
+
+/// Why the policy is not for this process, as far as its service is known.
+fn unwanted_by(attach: &Attach, process: &Managed) -> Option<&'static str> {
+    if !wants(attach, &process.service) {
+        return Some("the attach policy is not for its service");
+    }
+    // By what it publishes it may turn out to be one that is never to be touched.
+    let may_be_excepted = !attach.except.is_empty() && !process.is_named;
+    may_be_excepted.then_some("its service's name is not known for sure yet")
 }
 
 /// True when the policy is for this service.
@@ -340,10 +350,11 @@ fn is_final(error: &AttachError) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{LONGEST, Memory, Outcome, after, wait, wants};
+    use super::{LONGEST, Memory, Outcome, after, unwanted_by, wait, wants};
     use crate::attach::AttachError;
     use crate::attach::policy::WhyNot;
     use crate::config::{Attach, Policy};
+    use crate::run::Managed;
     use rustix::io::Errno;
     use std::collections::HashMap;
     use std::time::{Duration, Instant};
@@ -360,6 +371,19 @@ mod tests {
         assert_eq!(all(Policy::Off), [false, false, false]);
         assert_eq!(all(Policy::Listed), [true, false, false]);
         assert_eq!(all(Policy::All), [true, false, true]);
+    }
+
+    #[test]
+    fn whoever_may_turn_out_to_be_excepted_waits_for_its_name() {
+        let why = |except: &[&str], service: &str, is_named| {
+            let except = except.iter().map(|name| (*name).to_owned()).collect();
+            let attach = Attach { policy: Policy::All, except, ..Attach::default() };
+            unwanted_by(&attach, &Managed { pid: 1, start_ticks: 1, service: service.into(), is_named })
+        };
+        assert!(why(&["bank"], "App", false).is_some_and(|why| why.contains("not known for sure")));
+        assert_eq!(why(&["bank"], "App", true), None);
+        assert!(why(&["bank"], "bank", true).is_some_and(|why| why.contains("policy")));
+        assert_eq!(why(&[], "App", false), None, "nobody is excepted");
     }
 
     #[test]

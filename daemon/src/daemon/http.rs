@@ -265,7 +265,7 @@ fn unavailable(what: &str) -> (&'static str, &'static str, String) {
 
 /// Why there is no recording.
 fn idle(state: &State, otherwise: &str) -> String {
-    state.switched_off().map_or_else(|| otherwise.to_owned(), |off| format!("nothing is recorded: {off}"))
+    state.idle().map_or_else(|| otherwise.to_owned(), |why| format!("nothing is recorded: {why}"))
 }
 
 /// The path of a GET, without its query; `None` for anything else.
@@ -316,7 +316,7 @@ mod tests {
         let (state, sinks) =
             (Arc::new(State::of(Config::default())), Sinks::start(Opened::default()).unwrap());
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let server = Server::start(listen, state, sinks.watcher()).unwrap();
+        let server = Server::start(listen, Arc::clone(&state), sinks.watcher()).unwrap();
         let get = |path: &str| ask(server.address(), &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
         assert!(
             get("/metrics?x").starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text")
@@ -324,6 +324,8 @@ mod tests {
         assert!(get("/metrics").ends_with("# EOF\n"));
         assert!(get("/healthz").starts_with("HTTP/1.1 200"));
         assert!(get("/readyz").starts_with("HTTP/1.1 503"), "nothing is recorded");
+        state.set_failure(Some("no recording can begin: out of\nmemory".to_owned()));
+        assert!(get("/readyz").ends_with("nothing is recorded: no recording can begin: out of memory\n"));
         assert!(get("/etc/passwd").starts_with("HTTP/1.1 404"));
         assert!(get("/processes").starts_with("HTTP/1.1 404"), "only over the control socket");
         assert!(get("/debug/pipeline").ends_with('}'));

@@ -17,6 +17,7 @@ pub(crate) mod neighbour;
 pub mod notify;
 pub mod pace;
 pub mod pipeline;
+pub mod retry;
 pub mod room;
 pub mod schedule;
 pub mod sinks;
@@ -30,13 +31,14 @@ use crate::cli::ConfigSources;
 use crate::config::load::Sources;
 use crate::config::{Config, Recording as What};
 use crate::error::Error;
-use crate::kubernetes::Source;
 use crate::kubernetes::api::Watch;
 use crate::kubernetes::logs::Logs;
 use crate::kubernetes::pods::Shown;
+use crate::kubernetes::{Kubernetes, Source};
 use crate::process::ProcessTable;
 use crate::record::{cgroup_id, raise_open_files};
 use crate::run::{Recording, Watcher, trim};
+use crate::select::Selection as Selected;
 use crate::select::cgroups::Cgroups;
 use crate::source::kernel::rule_set::RuleSet;
 use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection, online_cpus};
@@ -48,6 +50,7 @@ use http::Server;
 use mode::Mode;
 use notify::Notify;
 use pace::Pace;
+use retry::{Retry, Then};
 use room::{Relief, Room};
 use rustix::fs::{FlockOperation, flock};
 use schedule::Schedule;
@@ -73,7 +76,7 @@ const SCAN: Duration = Duration::from_secs(2);
 /// Runs until it is told to end.
 ///
 /// # Errors
-/// See [`Error`]. What goes wrong while it runs is logged and does not end it, unless the kernel source fails.
+/// See [`Error`]. What goes wrong while it runs is logged and does not end it, unless a recording in progress fails.
 pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     let sources = sources.sources();
     let loaded = sources.load()?;
@@ -123,6 +126,8 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
         server,
         control,
         recording: None,
+        retry: Retry::default(),
+        is_ready: false,
         helper,
         hangs: false,
         switched_off: false,
@@ -137,6 +142,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     };
     daemon.learn_of_pods(&daemon.state.config());
     daemon.follow_switch()?;
+    daemon.is_ready = true;
     daemon.notify.ready(&daemon.status());
     tracing::info!(status = daemon.status(), "ready");
     let ended = daemon.until_told(&mut signals);
@@ -248,6 +254,21 @@ enum Knowledge {
     Api(Watch),
 }
 
+/// What of a configuration says what is recorded, and of whom.
+#[derive(Clone, Debug, PartialEq)]
+struct Asked {
+    recording: What,
+    selection: Selected,
+    kubernetes: Kubernetes,
+}
+
+impl Asked {
+    fn of(config: &Config) -> Self {
+        let Config { recording, selection, kubernetes, .. } = config.clone();
+        Self { recording, selection, kubernetes }
+    }
+}
+
 struct Daemon {
     sources: Sources,
     settings: Settings,
@@ -258,6 +279,10 @@ struct Daemon {
     control: Option<Control>,
     schedule: Schedule,
     recording: Option<Active>,
+    /// What is done when none can begin.
+    retry: Retry<Asked>,
+    /// It has started: from then on a recording that cannot begin does not end it.
+    is_ready: bool,
     /// While it lives.
     helper: Option<Helper>,
     /// The processor does not move.
@@ -325,7 +350,7 @@ impl Daemon {
 
     fn status(&self) -> String {
         match (&self.recording, &self.state.mode().reduced) {
-            (None, _) => self.state.switched_off().unwrap_or_else(|| "switched off".to_owned()),
+            (None, _) => self.state.idle().unwrap_or_else(|| "switched off".to_owned()),
             (Some(_), Some(_)) => "recording in reduced mode: its cgroup allows little".to_owned(),
             (Some(_), None) => "recording".to_owned(),
         }
@@ -375,19 +400,70 @@ impl Daemon {
         {
             tracing::warn!("{off}: nothing is recorded");
         }
+        if switch.is_off() {
+            self.try_anew();
+        }
         match (switch.is_off(), self.recording.take()) {
             (true, Some(active)) => {
                 self.end(active)?;
                 self.notify.ready(&self.status());
             }
-            (false, None) => {
-                self.recording = Some(self.begin(&config)?);
-                tracing::info!("a recording begins");
-                self.notify.ready(&self.status());
-            }
+            (true, None) if switch != before => self.notify.ready(&self.status()),
+            (false, None) if self.retry.is_due(Instant::now()) => self.begin_or_wait(&config)?,
             (_, recording) => self.recording = recording,
         }
         Ok(())
+    }
+
+    /// A recording that could not begin may begin now: it was switched off, or the configuration is another.
+    fn try_anew(&mut self) {
+        self.retry.anew();
+        self.state.set_failure(None);
+    }
+
+    /// Begins a recording; where the host refuses what the configuration asks for, as before, and where that is refused, too, later. Only a daemon that
+    /// has not started yet ends by it.
+    fn begin_or_wait(&mut self, config: &Config) -> Result<(), Error> {
+        let asked = Asked::of(config);
+        let error = match self.begin(config) {
+            Ok(active) => {
+                self.recording = Some(active);
+                self.retry.begun(asked);
+                self.state.set_failure(None);
+                tracing::info!("a recording begins");
+                self.notify.ready(&self.status());
+                return Ok(());
+            }
+            Err(error) if !self.is_ready => return Err(error),
+            Err(error) => error,
+        };
+        match self.retry.failed(&asked, Instant::now()) {
+            Then::As(before) => {
+                self.state.counters.reloads_failed.add(1);
+                tracing::error!(%error, "what is recorded stays as it was; the rest of the configuration is the new one");
+                self.ask_for(before);
+                self.begin_or_wait(&self.state.config())?;
+                if self.recording.is_some() {
+                    self.notify
+                        .ready("recording as before: this host refuses what the new configuration asks for");
+                }
+            }
+            Then::In(pause) => {
+                tracing::error!(%error, "no recording can begin: it is tried again in {pause:?}");
+                self.state.set_failure(Some(format!("no recording can begin: {error}")));
+                self.notify.ready(&self.status());
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts this in force, with the rest of the configuration as it is.
+    fn ask_for(&mut self, asked: Asked) {
+        let Asked { recording, selection, kubernetes } = asked;
+        let config = Config { recording, selection, kubernetes, ..Config::clone(&self.state.config()) };
+        self.state.set_mode(Mode::of(&config, &self.confines, self.host_cpus));
+        self.learn_of_pods(&config);
+        self.state.set_config(config);
     }
 
     fn begin(&mut self, config: &Config) -> Result<Active, Error> {
@@ -422,8 +498,13 @@ impl Daemon {
         let attacher = match crate::kernel_features::mapped_files() {
             Ok(()) => {
                 let (state, memory) = (Arc::clone(&self.state), self.attaches.clone());
-                let attacher = Attacher::start(state, watcher.clone(), self.settings, memory);
-                Some(attacher.map_err(internal("starting a thread"))?)
+                match Attacher::start(state, watcher.clone(), self.settings, memory) {
+                    Ok(attacher) => Some(attacher),
+                    Err(source) => {
+                        self.end(Active { attacher: None, recording, watcher })?;
+                        return Err(internal("starting a thread")(source));
+                    }
+                }
             }
             Err(_) => None,
         };
@@ -584,30 +665,16 @@ impl Daemon {
         if anew && let Some(active) = self.recording.take() {
             self.end(active)?;
         }
-        match self.follow_switch() {
-            Err(error) if anew => return self.record_as_before(&before, &error),
-            result => result?,
+        self.try_anew();
+        let new = self.state.config();
+        self.follow_switch()?;
+        if !Arc::ptr_eq(&new, &self.state.config()) {
+            // What is recorded is what it was before, and that was said.
+            return Ok(());
         }
         self.state.counters.reloads.add(1);
         tracing::info!("the configuration was read again");
         self.notify.ready(&self.status());
-        Ok(())
-    }
-
-    /// A configuration can be right and the host refuse it, such as a frequency above `kernel.perf_event_max_sample_rate`: what is recorded, and of whom, is
-    /// what it was then.
-    fn record_as_before(&mut self, before: &Config, error: &Error) -> Result<(), Error> {
-        self.state.counters.reloads_failed.add(1);
-        tracing::error!(%error, "what is recorded stays as it was; the rest of the configuration is the new one");
-        let mut config = Config::clone(&self.state.config());
-        config.recording = before.recording.clone();
-        config.selection = before.selection.clone();
-        config.kubernetes = before.kubernetes.clone();
-        self.state.set_mode(Mode::of(&config, &self.confines, self.host_cpus));
-        self.state.set_config(config);
-        self.learn_of_pods(before);
-        self.follow_switch()?;
-        self.notify.ready("recording as before: this host refuses what the new configuration asks for");
         Ok(())
     }
 

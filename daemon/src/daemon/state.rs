@@ -31,6 +31,8 @@ pub struct State {
     watcher: Mutex<Option<Watcher>>,
     /// Which forms of the kill switch are on.
     switch: Mutex<Switch>,
+    /// Why no recording could begin, in words.
+    failure: Mutex<Option<String>>,
     /// When the daemon last looked at its clocks.
     beat: Mutex<Instant>,
     /// What is other than configured, in words; for each profile.
@@ -60,6 +62,7 @@ impl State {
             left_out: Mutex::default(),
             watcher: Mutex::default(),
             switch: Mutex::default(),
+            failure: Mutex::default(),
             beat: Mutex::new(Instant::now()),
             remarks: Mutex::default(),
             pods: Arc::default(),
@@ -156,6 +159,20 @@ impl State {
     #[must_use]
     pub fn switched_off(&self) -> Option<String> {
         self.switch().text(&self.config().limits.kill_switch)
+    }
+
+    /// Why no recording could begin; `None` when one has.
+    pub fn set_failure(&self, why: Option<String>) {
+        // Errors can be of several lines, and services' managers and logs take one.
+        let why = why.map(|why| why.lines().collect::<Vec<_>>().join(" "));
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    /// Why nothing is recorded, in words, where that is known.
+    #[must_use]
+    pub fn idle(&self) -> Option<String> {
+        let failure = || self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.switched_off().or_else(failure)
     }
 
     /// When the daemon last looked at its clocks.

@@ -232,7 +232,7 @@ impl Work {
         if let Some((uid, pod)) = object.pod(&self.wanted) {
             match kind.as_str() {
                 "ADDED" | "MODIFIED" => self.pods.put(uid, pod, Instant::now()),
-                "DELETED" => self.pods.remove(&uid, Instant::now()),
+                "DELETED" => self.pods.remove(&uid, &pod, Instant::now()),
                 _ => {}
             }
         }

@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// By this annotation of the kubelet's the API server's image of a pod from a file has the uid that its cgroup has.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// And this one says that it is such an image.
+const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 /// A pod that says `off` here is neither recorded nor attached to.
 pub const PROFILE: &str = "perfusion/profile";
 /// A pod that says `off` here is not attached to.
@@ -139,7 +141,7 @@ impl Object {
         if name.is_empty() || namespace.is_empty() || uid.is_empty() {
             return None;
         }
-        let of_file = annotations.as_mut().and_then(|all| all.remove(CONFIG_HASH));
+        let of_file = annotations.as_mut().and_then(of_file);
         let Status { container_statuses, init_container_statuses, ephemeral_container_statuses } =
             self.status;
         let all = [container_statuses, init_container_statuses, ephemeral_container_statuses];
@@ -163,6 +165,13 @@ impl Object {
         };
         Some((of_file.unwrap_or_else(|| pod.uid.clone()), pod))
     }
+}
+
+/// The uid of the cgroup of a pod from a file, of its image's annotations. Whoever makes a pod can write them: one of 36 characters, which pods that
+/// are from no file have, would be another pod's.
+fn of_file(annotations: &mut BTreeMap<String, String>) -> Option<String> {
+    let hash = annotations.remove(CONFIG_HASH).filter(|_| annotations.contains_key(CONFIG_MIRROR))?;
+    (hash.len() == 32 && hash.bytes().all(|c| c.is_ascii_hexdigit())).then_some(hash)
 }
 
 fn kept(all: Option<BTreeMap<String, String>>, wanted: &BTreeSet<String>) -> BTreeMap<String, String> {
@@ -205,10 +214,26 @@ mod tests {
     fn a_pod_from_a_file_of_the_kubelets_has_the_uid_of_its_cgroup() {
         let text = format!(
             r#"{{"metadata":{{"name":"etcd-n1","namespace":"kube-system","uid":"{UID}",
-            "annotations":{{"kubernetes.io/config.hash":"0123456789abcdef0123456789abcdef"}}}}}}"#
+            "annotations":{{"kubernetes.io/config.hash":"0123456789abcdef0123456789abcdef","kubernetes.io/config.mirror":"x"}}}}}}"#
         );
         assert_eq!(pod(&text, &Wanted::default()).unwrap().0, "0123456789abcdef0123456789abcdef");
         assert_eq!(pod(r#"{"metadata":{"name":"a"}}"#, &Wanted::default()), None);
+    }
+
+    #[test]
+    fn a_pod_does_not_take_the_uid_of_another_by_an_annotation() {
+        let other = "66666666-7777-8888-9999-000000000000";
+        let hash = "0123456789abcdef0123456789abcdef";
+        for annotations in [
+            format!(r#""kubernetes.io/config.hash":"{other}""#),
+            format!(r#""kubernetes.io/config.hash":"{other}","kubernetes.io/config.mirror":"{other}""#),
+            format!(r#""kubernetes.io/config.hash":"{hash}""#),
+        ] {
+            let text = format!(
+                r#"{{"metadata":{{"name":"a","namespace":"b","uid":"{UID}","annotations":{{{annotations}}}}}}}"#
+            );
+            assert_eq!(pod(&text, &Wanted::default()).unwrap().0, UID, "{annotations}");
+        }
     }
 
     #[test]

@@ -153,9 +153,9 @@ impl Pods {
         put(&mut all, uid, pod);
     }
 
-    /// It is there no more.
-    pub fn remove(&self, uid: &str, now: Instant) {
-        if let Some(entry) = self.write().by_uid.get_mut(uid) {
+    /// This pod is there no more.
+    pub fn remove(&self, uid: &str, pod: &Pod, now: Instant) {
+        if let Some(entry) = self.write().by_uid.get_mut(uid).filter(|entry| entry.pod.uid == pod.uid) {
             entry.gone.get_or_insert(now);
         }
     }
@@ -163,9 +163,9 @@ impl Pods {
     /// These are all there are.
     pub fn replace(&self, pods: Vec<(String, Pod)>, now: Instant) {
         let mut all = self.write();
-        let there: HashSet<&String> = pods.iter().map(|(uid, _)| uid).collect();
+        let there: HashSet<(&String, &String)> = pods.iter().map(|(uid, pod)| (uid, &pod.uid)).collect();
         for (uid, entry) in &mut all.by_uid {
-            if !there.contains(uid) {
+            if !there.contains(&(uid, &entry.pod.uid)) {
                 entry.gone.get_or_insert(now);
             }
         }
@@ -187,6 +187,10 @@ impl Pods {
 fn put(all: &mut All, uid: String, pod: Pod) {
     let full = all.by_uid.len() >= MOST;
     match all.by_uid.get_mut(&uid) {
+        // Whoever makes a pod chooses its annotations, and by them it could say that it is this one.
+        Some(entry) if entry.gone.is_none() && entry.pod.uid != pod.uid => {
+            tracing::warn!(uid, "two pods say that a cgroup is theirs: the one that was known first has it");
+        }
         // What is unchanged stays the same one.
         Some(entry) => {
             entry.gone = None;
@@ -226,13 +230,32 @@ mod tests {
         let (pods, start) = (Pods::default(), Instant::now());
         pods.put("a".to_owned(), pod("a"), start);
         pods.put("b".to_owned(), pod("b"), start);
-        pods.remove("a", start);
+        pods.remove("a", &pod("a"), start);
         assert_eq!((pods.count(), pods.get("a").map(|pod| pod.name.clone()).as_deref()), (1, Some("a")));
         // A list without it means the same.
         pods.replace(vec![("c".to_owned(), pod("c"))], start);
         assert_eq!((pods.count(), pods.get("b").is_some()), (1, true));
         pods.replace(vec![("c".to_owned(), pod("c"))], start + KEEP_GONE);
         assert!(pods.get("a").is_none() && pods.get("b").is_none() && pods.get("c").is_some());
+    }
+
+    #[test]
+    fn a_pod_that_is_there_has_its_place_to_itself() {
+        let (pods, now) = (Pods::default(), Instant::now());
+        let other = || Pod { uid: "v".to_owned(), ..pod("other") };
+        let name = || pods.get("a").unwrap().name.clone();
+        pods.put("a".to_owned(), pod("own"), now);
+        pods.put("a".to_owned(), other(), now);
+        pods.remove("a", &other(), now);
+        assert_eq!((name().as_str(), pods.count()), ("own", 1));
+        pods.replace(vec![("a".to_owned(), other()), ("a".to_owned(), pod("own"))], now);
+        assert_eq!(name(), "own");
+        // The image of a pod from a file can be made anew: the pod has the same cgroup, and the image another uid.
+        pods.remove("a", &pod("own"), now);
+        pods.put("a".to_owned(), other(), now);
+        assert_eq!(name(), "other");
+        pods.replace(vec![("a".to_owned(), pod("own"))], now);
+        assert_eq!((name().as_str(), pods.count()), ("own", 1));
     }
 
     #[test]

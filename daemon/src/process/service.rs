@@ -43,6 +43,8 @@ struct Known {
     waits_for: Option<Arc<str>>,
     /// What it publishes of itself.
     published: Option<Arc<PublishedLabels>>,
+    /// It was looked at for that when it was no longer young.
+    asked: bool,
     /// When it is asked for that again, and how long after that.
     next: Instant,
     pause: Duration,
@@ -75,13 +77,14 @@ impl Services {
 
     /// Looks for the first time.
     fn look(&mut self, pid: u32, comm: &str, now: Instant) -> Known {
-        let (mut waits_for, mut published) = (None, None);
+        let (mut waits_for, mut published, mut asked) = (None, None, true);
         let found = match Target::open(pid) {
             Ok(target) => {
                 let uid = target.pod().ok().flatten();
                 let pod = uid.as_deref().and_then(|uid| self.pods.get(uid));
                 waits_for = uid.filter(|_| pod.is_none()).map(Into::into);
-                published = (!is_young(&target)).then(|| published::read(&target)).flatten();
+                asked = !is_young(&target);
+                published = asked.then(|| published::read(&target)).flatten();
                 let named = published.as_ref().and_then(|published| clean(published.service.as_deref()?));
                 named.or_else(|| look(&target, pod.as_deref().and_then(|pod| pod.app())))
             }
@@ -90,13 +93,13 @@ impl Services {
         };
         let name = found.or_else(|| clean(comm)).unwrap_or_else(|| "[unknown]".to_owned());
         let published = published.map(|published| labels(pid, published));
-        Known { name: self.shared(name), waits_for, published, next: now + YOUNG, pause: YOUNG }
+        Known { name: self.shared(name), waits_for, published, asked, next: now + YOUNG, pause: YOUNG }
     }
 
     /// Looks once more at what it publishes. That it publishes nothing changes nothing: a child has its parent's name without publishing it.
     fn ask_again(&mut self, pid: u32, known: Known, now: Instant) -> Known {
         let pause = known.pause.saturating_mul(2).min(LONGEST);
-        let known = Known { next: now + pause, pause, ..known };
+        let known = Known { asked: true, next: now + pause, pause, ..known };
         let Some(published) = Target::open(pid).ok().and_then(|target| published::read(&target)) else {
             return known;
         };
@@ -122,6 +125,12 @@ impl Services {
     #[must_use]
     pub fn known(&self, pid: u32) -> Option<Arc<str>> {
         self.by_pid.get(&pid).map(|known| Arc::clone(&known.name))
+    }
+
+    /// False while it is so young that it was not looked at for what it publishes: it may name itself otherwise then.
+    #[must_use]
+    pub fn is_sure(&self, pid: u32) -> bool {
+        self.by_pid.get(&pid).is_none_or(|known| known.asked)
     }
 
     /// What it published when it was looked at last.
@@ -204,6 +213,7 @@ mod tests {
     use super::{Services, clean, entry_assembly};
     use std::collections::HashSet;
     use std::process::{Child, Command};
+    use std::time::Instant;
 
     struct Sleeper(Child);
 
@@ -262,6 +272,26 @@ mod tests {
         assert_eq!(&*services.of(u32::MAX, "gone").0, "gone");
         services.keep(&HashSet::from([pid]));
         assert_eq!((services.by_pid.len(), services.names.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_young_process_may_name_itself_otherwise_until_it_was_asked() {
+        let mut services = Services::default();
+        let child = sleeper(&[("DD_SERVICE", "young")]);
+        let pid = child.0.id();
+        let mut known = services.look(pid, "", Instant::now());
+        // However long it took to come here.
+        known.asked = false;
+        services.by_pid.insert(pid, known.clone());
+        assert!(!services.is_sure(pid));
+        services.forked(pid, u32::MAX);
+        assert!(!services.is_sure(u32::MAX), "its parent may get another name, and so may it");
+        let known = services.ask_again(pid, known, Instant::now());
+        services.by_pid.insert(pid, known);
+        assert!(services.is_sure(pid));
+        assert_eq!(services.known(pid).as_deref(), Some("young"));
+        services.of(u32::MAX - 1, "gone");
+        assert!(services.is_sure(u32::MAX - 1), "nobody is there to be asked");
     }
 
     #[test]

@@ -203,23 +203,20 @@ impl Processor {
             (allocated, [SampleType::AllocObjects, SampleType::AllocSpace]),
             (alive, [SampleType::InuseObjects, SampleType::InuseSpace]),
         ];
-        for (rows, [objects, bytes]) in columns {
-            // Rounding goes on from value to value of a column (`pprof::encode`): with all of a type in a row a type is off by less than one object, and what
-            // is exact loses nothing before the others do.
-            let mut rows: Vec<_> = rows.into_iter().collect();
-            let order = |labels: &Labels| labels.sampling != Some(Sampling::Exact);
-            rows.sort_by(|((_, a), _), ((_, b), _)| (order(a), &a.type_name).cmp(&(order(b), &b.type_name)));
-            for ((stack, labels), weight) in rows {
-                let by_chance = labels.sampling == Some(Sampling::Random);
-                let labels = Labels {
-                    sampled_objects: Some(weight.seen),
-                    sampled_bytes: Some(weight.seen_bytes),
-                    space_stderr: by_chance.then_some(weight.variance.max(0.0).sqrt().round() as u64),
-                    ..labels
-                };
-                let values = [(objects, weight.objects), (bytes, weight.bytes)];
-                window.add_all(stacks.frames(stack), &labels, &values);
-            }
+        let rows =
+            columns.into_iter().flat_map(|(rows, columns)| rows.into_iter().map(move |row| (row, columns)));
+        let mut rows: Vec<_> = rows.collect();
+        sort_by_type(&mut rows, |(((_, labels), weight), _)| (labels, weight.bytes));
+        for (((stack, labels), weight), [objects, bytes]) in rows {
+            let by_chance = labels.sampling == Some(Sampling::Random);
+            let labels = Labels {
+                sampled_objects: Some(weight.seen),
+                sampled_bytes: Some(weight.seen_bytes),
+                space_stderr: by_chance.then_some(weight.variance.max(0.0).sqrt().round() as u64),
+                ..labels
+            };
+            let values = [(objects, weight.objects), (bytes, weight.bytes)];
+            window.add_all(stacks.frames(stack), &labels, &values);
         }
     }
 
@@ -262,6 +259,22 @@ impl Processor {
             None => window.add_all(frames, &labels, &values),
         }
     }
+}
+
+/// Puts all of a type in a row, and first the types of most bytes: a window keeps so many types apart, in the order they come. Rounding goes on from
+/// value to value of a column (`pprof::encode`): so a type is off by less than one object, and what is exact, before all others, loses nothing by them.
+fn sort_by_type<T>(rows: &mut [T], of: impl Fn(&T) -> (&Labels, f64)) {
+    let mut sums: HashMap<Option<Arc<str>>, f64> = HashMap::new();
+    for (labels, bytes) in rows.iter().map(&of) {
+        *sums.entry(labels.type_name.clone()).or_default() += bytes;
+    }
+    let sum = |labels: &Labels| sums.get(&labels.type_name).copied().unwrap_or(0.0);
+    rows.sort_by(|a, b| {
+        let ((a, _), (b, _)) = (of(a), of(b));
+        let order = |labels: &Labels| labels.sampling != Some(Sampling::Exact);
+        let heavier = || sum(b).total_cmp(&sum(a));
+        order(a).cmp(&order(b)).then_with(heavier).then_with(|| a.type_name.cmp(&b.type_name))
+    });
 }
 
 /// Puts first what is most of a column, whichever: a window keeps so many rows apart, in the order they come.
@@ -462,8 +475,40 @@ fn wait_labels(processor: &mut Processor, wait: LockWait) -> Labels {
 
 #[cfg(test)]
 mod tests {
-    use super::{MonotonicNs, Place, Row, ThreadId, sort_by_share};
-    use crate::sample::frame::Marker;
+    use super::{
+        Labels, MonotonicNs, OTHER, Place, Row, SampleType, Sampling, ThreadId, Window, WindowLimits,
+        sort_by_share, sort_by_type,
+    };
+    use crate::sample::frame::{FrameKey, Marker};
+
+    #[test]
+    fn the_types_of_most_bytes_keep_their_names_and_each_is_in_a_row() {
+        let row = |name: &str, sampling, age_seconds, bytes: f64| {
+            let labels =
+                Labels { type_name: Some(name.into()), sampling: Some(sampling), ..Labels::default() };
+            (Labels { age_seconds, ..labels }, bytes)
+        };
+        let mut rows = [
+            row("Account", Sampling::Random, None, 1.0),
+            row("byte[]", Sampling::Random, None, 4.0),
+            row("string", Sampling::Random, None, 5.0),
+            row("byte[]", Sampling::Random, Some(1), 9.0),
+            row("Batch", Sampling::Random, None, 1.0),
+            row("Exact", Sampling::Exact, None, 1.0),
+        ];
+        sort_by_type(&mut rows, |(labels, bytes)| (labels, *bytes));
+        let names: Vec<_> = rows.iter().map(|(labels, _)| labels.type_name.as_deref().unwrap()).collect();
+        assert_eq!(names, ["Exact", "byte[]", "byte[]", "string", "Account", "Batch"]);
+        let mut window = Window::new(WindowLimits { max_label_values: 3, ..WindowLimits::default() });
+        for (labels, bytes) in &rows {
+            window.add(&[FrameKey::Kernel(1)], labels, SampleType::AllocSpace, *bytes);
+        }
+        let of = |name: &str| {
+            let own = window.entries().filter(|entry| entry.labels.type_name.as_deref() == Some(name));
+            own.map(|entry| entry.values[SampleType::AllocSpace.index()]).sum::<f64>()
+        };
+        assert_eq!([of("Exact"), of("byte[]"), of("string"), of(OTHER)], [1.0, 13.0, 5.0, 2.0]);
+    }
 
     #[test]
     fn what_is_most_of_any_column_comes_first() {

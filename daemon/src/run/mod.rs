@@ -108,6 +108,8 @@ pub struct Managed {
     pub start_ticks: u64,
     /// The service it belongs to; its command name where services are not told apart.
     pub service: Arc<str>,
+    /// False while it is so young that it may still name itself otherwise.
+    pub is_named: bool,
 }
 
 /// What the processor says of itself, a moment old.

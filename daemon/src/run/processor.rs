@@ -284,7 +284,8 @@ impl Processor {
             let comm = self.names.comm(pid);
             let service =
                 self.services.as_mut().map_or_else(|| comm.into(), |services| services.of(pid, comm).0);
-            super::Managed { pid, start_ticks, service }
+            let is_named = self.services.as_ref().is_none_or(|services| services.is_sure(pid));
+            super::Managed { pid, start_ticks, service, is_named }
         });
         managed.collect()
     }

@@ -15,7 +15,7 @@ use cgroups::Cgroups;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Users or commands that rules may name.
 const MOST_RULES: usize = 1000;
@@ -169,12 +169,16 @@ impl Who {
         let count = said.len();
         let mut said = said.into_iter();
         match (said.next(), count) {
-            (Some(Rule::Container(id)), 1) if id.len() < 12 || !id.bytes().all(|c| c.is_ascii_hexdigit()) => {
-                Err(format!("container: expected at least 12 hexadecimal digits, found `{id}`"))
-            }
+            (Some(Rule::Container(id)), 1) if !is_beginning_of_id(id) => Err(format!(
+                "container: expected 12 to 64 hexadecimal digits, 0-9a-f as in the name of its cgroup, found `{id}`"
+            )),
             (Some(Rule::Cgroup(path)), 1) if !path.starts_with('/') => {
                 Err(format!("cgroup: expected a path such as /system.slice/app.service, found `{path}`"))
             }
+            (Some(Rule::Cgroup(path)), 1) if plain(path).as_os_str() != path => Err(format!(
+                "cgroup: expected `{}`, found `{path}`, which is no cgroup's",
+                plain(path).display()
+            )),
             (Some(Rule::Label("", _) | Rule::Annotation("", _)), 1) => {
                 Err("label and annotation: expected KEY=VALUE or KEY, found no key".to_owned())
             }
@@ -184,6 +188,16 @@ impl Who {
             )),
         }
     }
+}
+
+/// True when a container's id can begin with it, as the names of cgroups have them.
+fn is_beginning_of_id(text: &str) -> bool {
+    (12..=64).contains(&text.len()) && text.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// The path as cgroups' paths are compared with it: without a slash at its end, or two in a row.
+fn plain(path: &str) -> PathBuf {
+    Path::new(path).components().collect()
 }
 
 impl Selection {
@@ -431,11 +445,19 @@ mod tests {
         let rule = |who: Who| Selection { only: vec![who], ..Selection::default() }.check(Source::Api);
         let text = |text: &str| Some(text.to_owned());
         assert!(rule(Who { user: text("root"), ..Who::default() }).is_ok());
+        for path in ["/", "/system.slice", "/*", "/a/*.service"] {
+            assert_eq!(rule(Who { cgroup: text(path), ..Who::default() }), Ok(()));
+        }
+        assert_eq!(rule(Who { container: text(&"a".repeat(64)), ..Who::default() }), Ok(()));
         for (who, said) in [
             (Who::default(), "found 0"),
             (Who { user: text("0"), command: text("x"), ..Who::default() }, "found 2"),
             (Who { user: text("nobody at all"), ..Who::default() }, "no user"),
-            (Who { container: text("0123"), ..Who::default() }, "12 hexadecimal"),
+            (Who { container: text("0123"), ..Who::default() }, "12 to 64"),
+            (Who { container: text("ABCDEF012345"), ..Who::default() }, "0-9a-f"),
+            (Who { container: text(&"a".repeat(65)), ..Who::default() }, "12 to 64"),
+            (Who { cgroup: text("/system.slice/"), ..Who::default() }, "expected `/system.slice`"),
+            (Who { cgroup: text("/a//b/./*"), ..Who::default() }, "expected `/a/b/*`"),
             (Who { cgroup: text("system.slice"), ..Who::default() }, "expected a path"),
             (Who { label: text("=x"), ..Who::default() }, "found no key"),
         ] {
