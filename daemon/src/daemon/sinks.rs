@@ -24,6 +24,8 @@ const LAST: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(200);
 /// What sinks count between two windows, such as what a receiver took or refused, is published so often.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
+/// Where no windows come, such as while recording is switched off, sinks have their moment so often: what is too old goes then, too.
+const NO_WINDOW: Duration = Duration::from_secs(60);
 /// A sink that fails is reported so often at most.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
 
@@ -165,11 +167,21 @@ struct Work {
     /// What earlier sinks counted, by their names: one that takes another's place goes on from there, since counters grow only.
     former: BTreeMap<(String, &'static str), u64>,
     published: Option<Instant>,
+    /// When the sinks were last given their moment.
+    window_over: Instant,
 }
 
 impl Work {
     fn of(sinks: Vec<Box<dyn Sink>>, orphans: Orphans, shared: Arc<Mutex<Shared>>) -> Self {
-        Self { sinks, orphans, shared, reported: HashMap::new(), former: BTreeMap::new(), published: None }
+        Self {
+            sinks,
+            orphans,
+            shared,
+            reported: HashMap::new(),
+            former: BTreeMap::new(),
+            published: None,
+            window_over: Instant::now(),
+        }
     }
 
     fn until_closed(mut self, finished: &Receiver<Vec<Finished>>) {
@@ -183,6 +195,9 @@ impl Work {
             match window {
                 Ok(window) => self.put(&window),
                 Err(RecvTimeoutError::Timeout) => {
+                    if self.window_over.elapsed() >= NO_WINDOW {
+                        self.windows_over();
+                    }
                     if self.published.is_none_or(|at| at.elapsed() >= PUBLISH_EVERY) {
                         self.publish();
                     }
@@ -223,10 +238,15 @@ impl Work {
                     }
                 }
             }
-            sink.window_over();
             tracing::debug!(sink = sink.name(), profiles = window.len(), failed, "window handed over");
         }
+        self.windows_over();
         self.publish();
+    }
+
+    fn windows_over(&mut self) {
+        self.window_over = Instant::now();
+        self.sinks.iter_mut().for_each(|sink| sink.window_over());
     }
 
     /// With those of the sinks whose place it took.
@@ -285,6 +305,45 @@ mod tests {
         assert!(first.contains_key("a") && first.contains_key("b"), "{first:?}");
         work.put(&[finished]);
         assert_eq!(work.reported, first);
+    }
+
+    struct Moments(Arc<AtomicU64>);
+
+    impl Sink for Moments {
+        fn name(&self) -> &str {
+            "moments"
+        }
+
+        fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
+            Ok(())
+        }
+
+        fn window_over(&mut self) {
+            // Read by the test; nothing else is told by it.
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn counters(&self) -> Vec<(&'static str, u64)> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn sinks_have_their_moment_where_no_window_comes() {
+        let moments = Arc::new(AtomicU64::new(0));
+        let mut work =
+            Work::of(vec![Box::new(Moments(Arc::clone(&moments)))], Orphans::default(), Arc::default());
+        let Some(long_ago) = Instant::now().checked_sub(NO_WINDOW) else { return };
+        work.window_over = long_ago;
+        let (windows, finished) = sync_channel::<Vec<Finished>>(1);
+        let at_work = std::thread::spawn(move || work.until_closed(&finished));
+        let begun = Instant::now();
+        while moments.load(Ordering::Relaxed) == 0 && begun.elapsed() < NO_WINDOW {
+            std::thread::sleep(LOOK / 10);
+        }
+        assert_eq!(moments.load(Ordering::Relaxed), 1);
+        drop(windows);
+        at_work.join().unwrap();
     }
 
     /// Counts what it is told, and one more when it is closed.

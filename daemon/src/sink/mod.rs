@@ -78,7 +78,7 @@ pub trait Sink: Send {
     /// When the profile is lost; the sink has counted it.
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError>;
 
-    /// All profiles of the window were put: a moment for what is due once a window, such as retention.
+    /// All profiles of a window were put, or none has come for a minute: a moment for what is due now and then, such as retention.
     fn window_over(&mut self) {}
 
     /// Name and value of each counter, by the names of [`counts::SINK`]; each grows only.
