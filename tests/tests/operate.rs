@@ -223,10 +223,11 @@ fn metrics_are_those_that_are_listed_each_with_its_meaning_and_in_the_form_of_op
         receivers[1],
     ));
     node.start();
-    let made = format!("perfusion_sink_requests_made_total{{sink=\"otlp http://127.0.0.1:{}", receivers[0]);
+    let made =
+        format!("perfusion_sink_requests_made_total{{sink=\"otlp http://127.0.0.1:{}\"}}", receivers[0]);
     wait_until("a window with the sinks", DEADLINE, || {
         let text = node.get("/metrics");
-        (text.contains(&made) && value(&text, "perfusion_stacks_walked_total")? > 0.0).then_some(())
+        (value(&text, &made)? > 0.0 && value(&text, "perfusion_stacks_walked_total")? > 0.0).then_some(())
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", node.get("/metrics")));
     let answer = node.get("/metrics");
