@@ -672,6 +672,10 @@ impl Daemon {
             // What is recorded is what it was before, and that was said.
             return Ok(());
         }
+        if self.recording.is_some() {
+            // Not all that changes takes a new recording.
+            self.retry.begun(Asked::of(&new));
+        }
         self.state.counters.reloads.add(1);
         tracing::info!("the configuration was read again");
         self.notify.ready(&self.status());
