@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod mode;
 pub(crate) mod neighbour;
 pub mod notify;
+mod outlet;
 pub mod pace;
 pub mod pipeline;
 pub mod room;
@@ -45,6 +46,7 @@ use attacher::{Attacher, Memory};
 use confines::Confines;
 use control::Control;
 use http::Server;
+use log::Log;
 use mode::Mode;
 use notify::Notify;
 use pace::Pace;
@@ -59,10 +61,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant, SystemTime};
 use switch::Switch;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use windows::Encoder;
 
 /// How often clocks and files are looked at, at least.
@@ -78,35 +82,41 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     let sources = sources.sources();
     let loaded = sources.load()?;
     let log = log::start(&loaded.config.log);
-    if loaded.config.limits.lower_priority {
+    let ended = run(sources, loaded.config, &log);
+    Ok(log.end(ended))
+}
+
+fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
+    if config.limits.lower_priority {
         // The helper and all threads have it from who makes them, and there is only this one yet.
         neighbour::step_back();
     }
     trim::few_heaps();
     // Before there is any other thread: each would have the capability for itself.
     let helper = helper::part().map_err(internal("starting the helper that attaches"))?;
-    let mut signals = Signals::listen()?;
-    let lock = loaded.config.limits.kill_switch.parent();
+    log.write().map_err(internal("starting a thread"))?;
+    let mut signals = Signals::listen(log.clone())?;
+    let lock = config.limits.kill_switch.parent();
     let _lock = lock.map(hold).transpose()?;
     crate::kernel_features::check().map_err(KernelError::from)?;
     for limit in crate::kernel_features::limits().into_iter().filter_map(|(_, result)| result.err()) {
         tracing::warn!(%limit, "limited");
     }
     attach::place::begin_sweep();
-    let settings = Settings::new(loaded.config.recording.wishes())
+    let settings = Settings::new(config.recording.wishes())
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
-    let sinks = sinks::open(&loaded.config)?;
+    let sinks = sinks::open(&config)?;
     if sinks.is_empty() {
         tracing::warn!("no sink is configured: profiles are made and dropped (set files.directory)");
     }
     let sinks = Sinks::start(sinks).map_err(internal("starting a thread"))?;
     let (confines, host_cpus) = (Confines::read(), online_cpus()? as f64);
-    let mode = Mode::of(&loaded.config, &confines, host_cpus);
-    for remark in mode.remarks(&loaded.config.recording) {
+    let mode = Mode::of(&config, &confines, host_cpus);
+    for remark in mode.remarks(&config.recording) {
         tracing::warn!("{remark}");
     }
-    let state = Arc::new(State::new(loaded.config, mode));
+    let state = Arc::new(State::new(config, mode));
     let server = listen(&state, &sinks)?;
     let control = control(&state, &sinks);
     let mut daemon = Daemon {
@@ -142,9 +152,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     let ended = daemon.until_told(&mut signals);
     log.begin_anew();
     daemon.notify.stopping();
-    let stopped = daemon.stop(&mut signals);
-    log.begin_anew();
-    stopped?;
+    daemon.stop()?;
     ended.map(|()| 0)
 }
 
@@ -186,8 +194,7 @@ fn hold(directory: &Path) -> Result<File, Error> {
 /// What the daemon is told from outside.
 struct Signals {
     runtime: Runtime,
-    interrupt: Signal,
-    terminate: Signal,
+    end: UnboundedReceiver<()>,
     reload: Signal,
     off: Signal,
     on: Signal,
@@ -202,29 +209,36 @@ enum Told {
 }
 
 impl Signals {
-    fn listen() -> Result<Self, Error> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(internal("tokio runtime"))?;
+    fn listen(log: Log) -> Result<Self, Error> {
+        let runtime = || {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            runtime.enable_all().build().map_err(internal("tokio runtime"))
+        };
         let listen = |kind| signal(kind).map_err(internal("signal handler"));
-        let inside = runtime.enter();
+        let (of_end, runtime) = (runtime()?, runtime()?);
+        let inside = of_end.enter();
         let interrupt = listen(SignalKind::interrupt())?;
         let terminate = listen(SignalKind::terminate())?;
+        drop(inside);
+        let inside = runtime.enter();
         let reload = listen(SignalKind::hangup())?;
         let off = listen(SignalKind::user_defined1())?;
         let on = listen(SignalKind::user_defined2())?;
         drop(inside);
-        Ok(Self { runtime, interrupt, terminate, reload, off, on })
+        let (tell, end) = unbounded_channel();
+        std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || end_when_told_twice(&of_end, interrupt, terminate, &tell, &log))
+            .map_err(internal("starting a thread"))?;
+        Ok(Self { runtime, end, reload, off, on })
     }
 
     /// Waits for the first of them, not longer than this.
     fn wait(&mut self, at_most: Duration) -> Told {
-        let Self { runtime, interrupt, terminate, reload, off, on } = self;
+        let Self { runtime, end, reload, off, on } = self;
         runtime.block_on(async {
             tokio::select! {
-                _ = interrupt.recv() => Told::End,
-                _ = terminate.recv() => Told::End,
+                Some(()) = end.recv() => Told::End,
                 _ = reload.recv() => Told::Reload,
                 _ = off.recv() => Told::Off,
                 _ = on.recv() => Told::On,
@@ -232,6 +246,30 @@ impl Signals {
             }
         })
     }
+}
+
+/// Passes the first signal to end on. The second ends the process, whatever its other threads wait for.
+fn end_when_told_twice(
+    runtime: &Runtime,
+    mut interrupt: Signal,
+    mut terminate: Signal,
+    tell: &UnboundedSender<()>,
+    log: &Log,
+) {
+    neighbour::wait_for_others();
+    let mut told = || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        });
+    };
+    told();
+    // The daemon may be ending by itself.
+    tell.send(()).ok();
+    told();
+    log.exit(130);
 }
 
 /// A recording and who watches it.
@@ -280,7 +318,7 @@ struct Daemon {
     alive_at: Instant,
     /// What attaches of all recordings came to.
     attaches: Memory,
-    log: log::Limiter,
+    log: Log,
 }
 
 impl Daemon {
@@ -614,7 +652,7 @@ impl Daemon {
     /// Looks at how it goes, and says that it lives while it does.
     fn look(&mut self) {
         let now = Instant::now();
-        self.log.sum_up(now);
+        self.state.counters.log_lines_lost.add(self.log.look(now));
         let alive = match &self.recording {
             Some(_) if self.hangs => false,
             Some(active) if self.state.cost.wants_look(now) => match active.watcher.look() {
@@ -686,36 +724,33 @@ impl Daemon {
         }
     }
 
-    /// Ends the recording and waits for the sinks, but not for a processor that hangs; a second signal ends the daemon at once.
-    fn stop(mut self, signals: &mut Signals) -> Result<(), Error> {
+    /// Ends the recording and waits for the sinks, but not for a processor that hangs.
+    fn stop(mut self) -> Result<(), Error> {
         // From here on there is nothing to tell.
         drop(self.control.take());
         if let Knowledge::Api(watch) = std::mem::replace(&mut self.knowledge, Knowledge::None) {
             watch.stop();
         }
-        let log = self.log.clone();
         let recording = self.recording.take();
         let mut watch = recording.as_ref().map(|active| active.recording.watch());
         let (done, wait) = std::sync::mpsc::channel();
-        let ending = std::thread::spawn(move || {
+        std::thread::spawn(move || {
             let ended = recording.map_or(Ok(()), |active| self.end(active));
             self.sinks.close();
             // Fails only when nobody waits any more.
             done.send(ended).ok();
         });
         loop {
-            if let Told::End = signals.wait(Duration::from_millis(50)) {
-                log.begin_anew();
-                std::process::exit(130);
-            }
-            match wait.try_recv() {
+            match wait.recv_timeout(Duration::from_millis(50)) {
                 Ok(ended) => return ended,
-                Err(_) if ending.is_finished() => return Err(Error::Failed),
-                Err(_) if watch.as_mut().is_some_and(|watch| watch.hangs(Instant::now())) => {
+                Err(RecvTimeoutError::Disconnected) => return Err(Error::Failed),
+                Err(RecvTimeoutError::Timeout)
+                    if watch.as_mut().is_some_and(|watch| watch.hangs(Instant::now())) =>
+                {
                     tracing::error!("the processor has not moved for a minute: the last window is lost");
                     return Err(Error::Failed);
                 }
-                Err(_) => {}
+                Err(RecvTimeoutError::Timeout) => {}
             }
         }
     }
