@@ -163,6 +163,35 @@ fn listen(state: &Arc<State>, sinks: &Sinks) -> Result<Option<Server>, Error> {
     server.map(Some).map_err(|source| Error::Listen { listen, source })
 }
 
+/// Listens where the configuration says, if that is elsewhere than before. Where it cannot, all stays as it was, in the configuration as well: so the
+/// next reload tries again.
+fn listen_anew(server: &mut Option<Server>, before: &Config, state: &Arc<State>, sinks: &Sinks) {
+    let (old, new) = (before.telemetry.listen, state.config().telemetry.listen);
+    if old == new && server.is_some() == new.is_some() {
+        return;
+    }
+    let mut listened = listen(state, sinks);
+    // The same port of another address: the old one may be what is in the way.
+    if listened.is_err() && old.zip(new).is_some_and(|(old, new)| old.port() == new.port()) {
+        *server = None;
+        listened = listen(state, sinks);
+    }
+    match listened {
+        Ok(listened) => *server = listened,
+        Err(error) => {
+            let mut config = Config::clone(&state.config());
+            config.telemetry = before.telemetry.clone();
+            state.set_config(config);
+            if server.is_none() {
+                *server = listen(state, sinks).ok().flatten();
+            }
+            let stays =
+                server.as_ref().map_or_else(|| "nowhere".to_owned(), |server| server.address().to_string());
+            tracing::error!(%error, "metrics are to be had where they were, at {stays}; the next reload tries the new address again");
+        }
+    }
+}
+
 /// The control socket. Without it profiles are made all the same.
 fn control(state: &Arc<State>, sinks: &Sinks) -> Option<Control> {
     let path = control::path(&state.config().limits.kill_switch);
@@ -606,14 +635,7 @@ impl Daemon {
         if let Some(sinks) = new_sinks {
             self.sinks.replace(sinks);
         }
-        if before.telemetry != self.state.config().telemetry {
-            // The old address is free before the new one is taken: they may be the same port.
-            self.server = None;
-            match listen(&self.state, &self.sinks) {
-                Ok(server) => self.server = server,
-                Err(error) => tracing::error!(%error, "no metrics until the next reload"),
-            }
-        }
+        listen_anew(&mut self.server, &before, &self.state, &self.sinks);
         if !anew && before.selection != self.state.config().selection {
             // What shims do changes within the recording.
             let rules = self.rules(&self.state.config());
@@ -776,4 +798,47 @@ fn kernel_options(what: &What, mode: &Mode, selection: Selection) -> KernelOptio
 /// Has the kernel count the run time of eBPF programs for as long as the answer is open (BPF_ENABLE_STATS, since Linux 5.8).
 fn count_probes() -> Option<OwnedFd> {
     aya::sys::enable_stats(aya::sys::Stats::RunTime).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Config, Sinks, State, listen_anew};
+    use crate::daemon::sinks::Opened;
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::sync::Arc;
+
+    #[test]
+    fn an_address_that_cannot_be_had_costs_nobody_the_old_one_and_is_tried_again() {
+        let with = |listen: Option<SocketAddr>| {
+            let mut config = Config::default();
+            config.telemetry.listen = listen;
+            config
+        };
+        let none = with(None);
+        let state = Arc::new(State::of(with(Some(([127, 0, 0, 1], 0).into()))));
+        let sinks = Sinks::start(Opened::default()).unwrap();
+        let mut server = None;
+        listen_anew(&mut server, &none, &state, &sinks);
+        let old = server.as_ref().unwrap().address();
+
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        let before = with(Some(old));
+        state.set_config(with(Some(address)));
+        listen_anew(&mut server, &before, &state, &sinks);
+        assert_eq!(server.as_ref().map(super::Server::address), Some(old));
+        assert_eq!(state.config().telemetry.listen, Some(old), "so the next reload finds a difference");
+        TcpStream::connect(old).unwrap();
+
+        drop(taken);
+        // As after a reload that could have neither: the value is the same.
+        server = None;
+        state.set_config(with(Some(address)));
+        listen_anew(&mut server, &with(Some(address)), &state, &sinks);
+        TcpStream::connect(address).unwrap();
+        state.set_config(none);
+        listen_anew(&mut server, &with(Some(address)), &state, &sinks);
+        assert!(server.is_none() && TcpStream::connect(address).is_err());
+        sinks.close();
+    }
 }
