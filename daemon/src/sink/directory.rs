@@ -317,12 +317,13 @@ fn parse_name(name: &str) -> Option<(u64, u32)> {
     (file_name(start, number) == format!("{name}{SUFFIX}")).then_some((start, number))
 }
 
-/// A service's name as a directory's: letters, digits, `-`, `_` and inner dots stay, all else becomes `%` and two digits.
+/// A service's name as a directory's: letters, digits, `-`, `_` and inner dots stay, all else becomes `%` and two digits. So does the first letter of the
+/// index's own name.
 pub(super) fn encode(service: &str) -> String {
     let mut name = String::new();
     for (at, byte) in service.bytes().enumerate() {
         let plain = byte.is_ascii_alphanumeric() || b"-_".contains(&byte) || byte == b'.' && at > 0;
-        if plain {
+        if plain && (at > 0 || service != INDEX) {
             name.push(char::from(byte));
         } else {
             // Writing to a String cannot fail.
@@ -498,6 +499,20 @@ mod tests {
         directory.window_over();
         directory.put(&finished("a", 3)).unwrap();
         assert_eq!((lines(root.path()).len(), directory.failed), (4, 0));
+    }
+
+    #[test]
+    fn no_service_takes_the_name_of_what_is_beside_the_services() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
+        for service in [INDEX, lock::NAME] {
+            assert_eq!(decode(&encode(service)), service);
+            directory.put(&finished(service, 0)).unwrap();
+        }
+        directory.window_over();
+        let listed: Vec<_> = lines(root.path()).iter().map(|line| line["service"].clone()).collect();
+        assert_eq!((listed.len(), directory.index_broken), (2, false));
+        assert!(listed.contains(&INDEX.into()) && listed.contains(&lock::NAME.into()), "{listed:?}");
     }
 
     proptest! {
