@@ -40,7 +40,8 @@ struct Line<'a> {
 
 /// The files of one directory.
 pub struct Directory {
-    _lock: Arc<Lock>,
+    /// Held, not looked at.
+    lock: Arc<Lock>,
     options: Files,
     root: PathBuf,
     name: String,
@@ -68,12 +69,9 @@ impl Directory {
     /// # Errors
     /// When it cannot be made or read, or is another process's.
     pub fn open(root: &Path, options: &Files) -> Result<Self, SinkError> {
-        let failed = |step| move |source| file::FileError { path: root.to_owned(), step, source };
-        DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed("make the directory"))?;
-        fs::read_dir(root).map_err(failed("read the directory"))?;
-        let lock = lock::hold(root)?;
+        let lock = make(root)?;
         Ok(Self {
-            _lock: lock,
+            lock,
             options: options.clone(),
             root: root.to_owned(),
             name: format!("files {}", root.display()),
@@ -89,6 +87,17 @@ impl Directory {
             no_room: 0,
             evicted: 0,
         })
+    }
+
+    /// Somebody has removed the directory: it is made anew, and what was known of it is forgotten.
+    fn make_again(&mut self) -> Result<(), file::FileError> {
+        drop(std::mem::replace(&mut self.lock, make(&self.root)?));
+        tracing::warn!(path = %self.root.display(), "the directory of profiles was gone, and is made again");
+        self.files.clear();
+        self.names.clear();
+        self.bytes = 0;
+        self.listed = false;
+        Ok(())
     }
 
     /// Takes up what is there, the first time.
@@ -274,7 +283,10 @@ impl Sink for Directory {
     }
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        let written = self.write(finished);
+        let mut written = self.write(finished);
+        if written.is_err() && is_gone(&self.root) {
+            written = self.make_again().map_err(SinkError::from).and_then(|()| self.write(finished));
+        }
         self.failed += u64::from(written.is_err());
         written
     }
@@ -295,6 +307,18 @@ impl Sink for Directory {
             ("files_evicted", self.evicted),
         ]
     }
+}
+
+/// Makes the directory, if it is not there, and takes its lock.
+fn make(root: &Path) -> Result<Arc<Lock>, file::FileError> {
+    let failed = |step| move |source| file::FileError { path: root.to_owned(), step, source };
+    DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed("make the directory"))?;
+    fs::read_dir(root).map_err(failed("read the directory"))?;
+    lock::hold(root)
+}
+
+fn is_gone(directory: &Path) -> bool {
+    fs::metadata(directory).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 fn millis(time: Duration) -> u64 {
@@ -465,6 +489,20 @@ mod tests {
         assert_eq!((new.files.len(), lines(root.path()).len()), (3, 3));
         new.window_over();
         assert_eq!(new.files.len(), 2);
+    }
+
+    #[test]
+    fn a_directory_that_somebody_removes_is_made_again_and_no_profile_is_lost() {
+        let outside = tempfile::tempdir().unwrap();
+        let root = outside.path().join("profiles");
+        let mut directory = Directory::open(&root, &options(100, 0)).unwrap();
+        directory.put(&finished("a", 0)).unwrap();
+        fs::remove_dir_all(&root).unwrap();
+        directory.window_over();
+        directory.put(&finished("a", 1)).unwrap();
+        directory.window_over();
+        assert_eq!((directory.files.len(), lines(&root).len(), directory.failed), (1, 1, 0));
+        assert!(root.join(lock::NAME).exists(), "others are kept out again");
     }
 
     #[test]
