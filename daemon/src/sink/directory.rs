@@ -25,6 +25,9 @@ const SUFFIX: &str = ".pb.gz";
 const STALE_LINES: usize = 256;
 /// A directory's name takes 255 bytes at most (NAME_MAX); longer ones are cut and get a hash.
 const NAME_BYTES: usize = 200;
+/// A file of a moment further ahead is of a clock that was wrong, and right again: by a time zone or by years. A clock that is put right by less has
+/// caught up soon.
+const AHEAD: Duration = Duration::from_secs(600);
 
 /// One file: when its window began in milliseconds since 1970, and which of those of that moment it is.
 type Key = (u64, Arc<str>, u32);
@@ -52,6 +55,8 @@ pub struct Directory {
     bytes: u64,
     /// Directory names of services, as long as they have files.
     names: HashMap<Arc<str>, usize>,
+    /// When the window began that was last written.
+    last: Option<u64>,
     stale_lines: usize,
     /// It lacks lines or has half ones: nothing is appended until it is written anew.
     index_broken: bool,
@@ -79,6 +84,7 @@ impl Directory {
             files: BTreeMap::new(),
             bytes: 0,
             names: HashMap::new(),
+            last: None,
             stale_lines: 0,
             index_broken: false,
             written: 0,
@@ -142,16 +148,24 @@ impl Directory {
         self.files.insert(key, bytes);
     }
 
-    /// Removes the oldest file; false when there is none, or it cannot be removed.
-    fn evict(&mut self) -> bool {
-        let Some(entry) = self.files.first_entry() else { return false };
-        let path = self.root.join(&*entry.key().1).join(file_name(entry.key().0, entry.key().2));
+    /// What goes first to make room: what the clock says is still to come, then the oldest, and the last window's only when nothing else is left.
+    fn first(&self, now: SystemTime) -> Option<Key> {
+        let is_last = |key: &&Key| self.last == Some(key.0);
+        let to_come = millis(since_epoch(now)).saturating_add(millis(AHEAD));
+        let future = self.files.keys().next_back().filter(|key| key.0 > to_come && !is_last(key));
+        let older = || self.files.keys().find(|key| !is_last(key));
+        future.or_else(older).or_else(|| self.files.keys().next()).cloned()
+    }
+
+    /// Removes a file; false when it cannot be removed.
+    fn evict(&mut self, key: &Key) -> bool {
+        let path = self.root.join(&*key.1).join(file_name(key.0, key.2));
         // Whoever removed it before us did the same.
         if let Err(error) = file::remove(&path) {
             tracing::warn!(path = %path.display(), %error, "the oldest profile cannot be removed, and stays");
             return false;
         }
-        let (key, bytes) = entry.remove_entry();
+        let Some((key, bytes)) = self.files.remove_entry(key) else { return false };
         self.bytes -= bytes;
         if let Some(left) = self.names.get_mut(&key.1) {
             *left -= 1;
@@ -174,20 +188,20 @@ impl Directory {
             if free >= self.options.keep_free.0.saturating_add(bytes) {
                 return Ok(true);
             }
-            if !self.evict() {
+            let first = self.first(SystemTime::now());
+            if !first.is_some_and(|key| self.evict(&key)) {
                 return Ok(false);
             }
         }
     }
 
     fn keep_within_limits(&mut self, now: SystemTime) {
-        let since_epoch = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let oldest = millis(since_epoch).saturating_sub(millis(self.options.max_age.0));
-        while self.bytes > self.options.max_size.0
-            || self.files.len() > self.options.max_count
-            || self.files.first_key_value().is_some_and(|((start, ..), _)| *start < oldest)
-        {
-            if !self.evict() {
+        let oldest = millis(since_epoch(now)).saturating_sub(millis(self.options.max_age.0));
+        loop {
+            let full = self.bytes > self.options.max_size.0 || self.files.len() > self.options.max_count;
+            let too_old = self.files.keys().next().filter(|key| key.0 < oldest).cloned();
+            let goes = too_old.or_else(|| if full { self.first(now) } else { None });
+            if !goes.is_some_and(|key| self.evict(&key)) {
                 break;
             }
         }
@@ -246,7 +260,7 @@ impl Directory {
             .mode(0o700)
             .create(&directory)
             .map_err(failed("make the directory", &directory))?;
-        let start = millis(finished.start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
+        let start = millis(since_epoch(finished.start));
         let mut key = (start, service, 0);
         while self.files.contains_key(&key) {
             key.2 += 1;
@@ -254,6 +268,7 @@ impl Directory {
         file::write_into(&directory, &file_name(key.0, key.2), &packed)?;
         let line = self.line(&key, length);
         self.note(key, length);
+        self.last = Some(start);
         self.written += 1;
         self.written_bytes += length;
         if !self.index_broken
@@ -319,6 +334,10 @@ fn make(root: &Path) -> Result<Arc<Lock>, file::FileError> {
 
 fn is_gone(directory: &Path) -> bool {
     fs::metadata(directory).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+fn since_epoch(time: SystemTime) -> Duration {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 fn millis(time: Duration) -> u64 {
@@ -450,6 +469,29 @@ mod tests {
         directory.window_over();
         assert_eq!((directory.files.len(), directory.bytes, directory.names.len()), (0, 0, 0));
         assert_eq!(directory.counters()[4], ("files_evicted", 3));
+    }
+
+    #[test]
+    fn files_of_a_clock_that_was_ahead_go_before_those_of_now() {
+        let root = tempfile::tempdir().unwrap();
+        let year = 366 * 24 * 60;
+        let mut directory = Directory::open(root.path(), &options(5, 0)).unwrap();
+        (0..5).for_each(|minute| directory.put(&finished("ahead", 14 * year + minute)).unwrap());
+        directory.window_over();
+        let mut directory = Directory::open(root.path(), &options(5, 0)).unwrap();
+        for minute in 0..3 {
+            directory.put(&finished("now", minute)).unwrap();
+            directory.window_over();
+            assert_eq!(directory.files.keys().filter(|key| &*key.1 == "now").count() as u64, minute + 1);
+        }
+        assert_eq!(directory.files.len(), 5);
+        // A little ahead: what was just written stays.
+        let mut directory = Directory::open(root.path(), &options(1, 0)).unwrap();
+        directory.put(&finished("soon", 15)).unwrap();
+        directory.window_over();
+        directory.put(&finished("now", 9)).unwrap();
+        directory.window_over();
+        assert!(directory.files.keys().all(|key| &*key.1 == "now"));
     }
 
     #[test]
