@@ -31,6 +31,8 @@ fn main() -> ExitCode {
             .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
             .without_time()
             .with_target(false)
+            // It would end the program when stderr cannot be written.
+            .log_internal_errors(false)
             .init();
     }
     // The child that becomes another program leaves signals as it found them.

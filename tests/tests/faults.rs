@@ -873,3 +873,24 @@ fn a_storm_of_processes_leaves_nothing_in_the_daemon() {
     drop(app);
     node.end();
 }
+
+#[test]
+fn a_log_that_cannot_be_written_ends_nothing_and_its_lines_are_counted() {
+    let Some(_turn) = begin("faults: log", RECORD) else { return };
+    let node = Node::new();
+    node.configure(&format!("limits: {{{}}}\n", node.kill_switch()));
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut running = daemon(&node).stderr(full).spawn().unwrap();
+    let lives = wait_until("a window of a daemon whose log is full", DEADLINE, || {
+        std::net::TcpStream::connect(("127.0.0.1", node.port)).ok()?;
+        let lost = node.metric("perfusion_daemon_log_lines_lost_total");
+        (lost > 0.0 && node.metric("perfusion_daemon_windows_total") > 0.0).then_some(())
+    });
+    let told = rustix::process::kill_process(rustix::process::Pid::from_child(&running), Signal::TERM);
+    let ended = wait_until("its end", SLACK, || running.try_wait().unwrap());
+    running.kill().ok();
+    running.wait().unwrap();
+    lives.unwrap();
+    told.unwrap();
+    assert_eq!(ended.unwrap().code(), Some(0));
+}

@@ -59,4 +59,5 @@ counts! {
     pod_watches "daemon_pod_watches" "times the API server was asked to tell what changes";
     pod_changes "daemon_pod_changes" "changes of pods and versions it told of";
     pod_failures "daemon_pod_failures" "times it did not answer, or not as it should";
+    log_lines_lost "daemon_log_lines_lost" "lines of the log that nobody took in time, or that could not be written";
 }

@@ -1,10 +1,12 @@
 //! The daemon's own log: on stderr, for people or one JSON object a line. Each place in the code has so many lines a minute; what was left
 //! out is said in one line instead, so that nothing that goes wrong again and again fills a disk.
 
-use crate::config::{Log, LogFormat, LogLevel};
+use super::outlet::Outlet;
+use crate::config::{Log as Options, LogFormat, LogLevel};
+use crate::error::Error;
 use std::collections::HashMap;
 use std::fmt;
-use std::io::IsTerminal as _;
+use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::callsite::Identifier;
@@ -21,8 +23,20 @@ const PERIOD: Duration = Duration::from_secs(60);
 /// Characters of a line by which it is named when others like it are left out.
 const NAMED_BY: usize = 80;
 
-/// Begins to log, as configured; once in the life of the program.
-pub(super) fn start(log: &Log) -> Limiter {
+/// How long whoever reads the log is waited for when the daemon ends.
+const LAST: Duration = Duration::from_secs(1);
+/// And when it is to end at once.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+/// The log of this program, however many have it.
+#[derive(Clone)]
+pub(super) struct Log {
+    limiter: Limiter,
+    outlet: Outlet,
+}
+
+/// Begins to log, as configured; once in the life of the program. Lines wait until they are [written](Log::write).
+pub(super) fn start(log: &Options) -> Log {
     let level = match log.level {
         LogLevel::Error => "error",
         LogLevel::Warn => "warn",
@@ -30,8 +44,9 @@ pub(super) fn start(log: &Log) -> Limiter {
         LogLevel::Debug => "debug",
     };
     let filter = EnvFilter::try_from_env("PERFUSION_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let form = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let limiter = Limiter::default();
+    let (limiter, outlet) = (Limiter::default(), Outlet::default());
+    let writer = outlet.clone();
+    let form = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || writer.clone());
     match log.format {
         LogFormat::Json => form.json().flatten_event(true).finish().with(limiter.clone()).init(),
         LogFormat::Text => form
@@ -41,12 +56,61 @@ pub(super) fn start(log: &Log) -> Limiter {
             .with(limiter.clone())
             .init(),
     }
-    limiter
+    Log { limiter, outlet }
+}
+
+impl Log {
+    /// Lines are written from now on, by another thread.
+    ///
+    /// # Errors
+    /// When there can be none.
+    pub(super) fn write(&self) -> io::Result<()> {
+        self.outlet.begin(io::stderr())
+    }
+
+    /// To be called now and then: says what was left out where a period is over, and what was lost. That is handed back, to be counted.
+    pub(super) fn look(&self, now: Instant) -> u64 {
+        self.limiter.sum_up(now);
+        if let Some(lines) = self.outlet.unsaid() {
+            tracing::warn!(
+                lines,
+                "lines of this log are lost: whoever reads it was too slow, or they could not be written"
+            );
+        }
+        self.outlet.lost()
+    }
+
+    /// See [`Limiter::begin_anew`].
+    pub(super) fn begin_anew(&self) {
+        self.limiter.begin_anew();
+    }
+
+    /// The last there is to say, and the daemon's exit code.
+    pub(super) fn end(&self, ended: Result<u8, Error>) -> u8 {
+        let code = ended.unwrap_or_else(|error| {
+            // By way of the queue: a reader that has stalled would hold the end up.
+            let mut outlet = self.outlet.clone();
+            outlet.write_all(format!("perfusion: {error}\n").as_bytes()).ok();
+            error.exit_code()
+        });
+        self.begin_anew();
+        // Without a thread nobody is told.
+        self.write().ok();
+        self.outlet.flush(LAST);
+        code
+    }
+
+    /// Ends the process, whatever its threads are at.
+    pub(super) fn exit(&self, code: i32) -> ! {
+        self.begin_anew();
+        self.outlet.flush(AT_ONCE);
+        std::process::exit(code);
+    }
 }
 
 /// Counts lines, and leaves out those of places that have had theirs. Lines of the level `debug` are not counted: who asks for them wants all.
 #[derive(Clone, Default)]
-pub(super) struct Limiter(Arc<Mutex<HashMap<Identifier, Place>>>);
+struct Limiter(Arc<Mutex<HashMap<Identifier, Place>>>);
 
 /// A place in the code that writes lines. There are as many as the program has.
 struct Place {
@@ -64,13 +128,13 @@ impl Place {
 
 impl Limiter {
     /// Says what was left out where a period is over. To be called now and then.
-    pub(super) fn sum_up(&self, now: Instant) {
+    fn sum_up(&self, now: Instant) {
         self.end_periods(|place| now.saturating_duration_since(place.since) >= PERIOD);
     }
 
     /// Says what was left out until now; each place has a new period. Whatever went on before, what is said at the daemon's end is not
     /// left out.
-    pub(super) fn begin_anew(&self) {
+    fn begin_anew(&self) {
         self.end_periods(|_| true);
     }
 

@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod mode;
 pub(crate) mod neighbour;
 pub mod notify;
+mod outlet;
 pub mod pace;
 pub mod pipeline;
 pub mod retry;
@@ -47,6 +48,7 @@ use attacher::{Attacher, Memory};
 use confines::Confines;
 use control::Control;
 use http::Server;
+use log::Log;
 use mode::Mode;
 use notify::Notify;
 use pace::Pace;
@@ -62,10 +64,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant, SystemTime};
 use switch::Switch;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use windows::Encoder;
 
 /// How often clocks and files are looked at, at least.
@@ -81,35 +85,41 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     let sources = sources.sources();
     let loaded = sources.load()?;
     let log = log::start(&loaded.config.log);
-    if loaded.config.limits.lower_priority {
+    let ended = run(sources, loaded.config, &log);
+    Ok(log.end(ended))
+}
+
+fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
+    if config.limits.lower_priority {
         // The helper and all threads have it from who makes them, and there is only this one yet.
         neighbour::step_back();
     }
     trim::few_heaps();
     // Before there is any other thread: each would have the capability for itself.
     let helper = helper::part().map_err(internal("starting the helper that attaches"))?;
-    let mut signals = Signals::listen()?;
-    let lock = loaded.config.limits.kill_switch.parent();
+    log.write().map_err(internal("starting a thread"))?;
+    let mut signals = Signals::listen(log.clone())?;
+    let lock = config.limits.kill_switch.parent();
     let _lock = lock.map(hold).transpose()?;
     crate::kernel_features::check().map_err(KernelError::from)?;
     for limit in crate::kernel_features::limits().into_iter().filter_map(|(_, result)| result.err()) {
         tracing::warn!(%limit, "limited");
     }
     attach::place::begin_sweep();
-    let settings = Settings::new(loaded.config.recording.wishes())
+    let settings = Settings::new(config.recording.wishes())
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
-    let sinks = sinks::open(&loaded.config)?;
+    let sinks = sinks::open(&config)?;
     if sinks.is_empty() {
         tracing::warn!("no sink is configured: profiles are made and dropped (set files.directory)");
     }
     let sinks = Sinks::start(sinks).map_err(internal("starting a thread"))?;
     let (confines, host_cpus) = (Confines::read(), online_cpus()? as f64);
-    let mode = Mode::of(&loaded.config, &confines, host_cpus);
-    for remark in mode.remarks(&loaded.config.recording) {
+    let mode = Mode::of(&config, &confines, host_cpus);
+    for remark in mode.remarks(&config.recording) {
         tracing::warn!("{remark}");
     }
-    let state = Arc::new(State::new(loaded.config, mode));
+    let state = Arc::new(State::new(config, mode));
     let server = listen(&state, &sinks)?;
     let control = control(&state, &sinks);
     let mut daemon = Daemon {
@@ -148,9 +158,7 @@ pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     let ended = daemon.until_told(&mut signals);
     log.begin_anew();
     daemon.notify.stopping();
-    let stopped = daemon.stop(&mut signals);
-    log.begin_anew();
-    stopped?;
+    daemon.stop()?;
     ended.map(|()| 0)
 }
 
@@ -159,6 +167,35 @@ fn listen(state: &Arc<State>, sinks: &Sinks) -> Result<Option<Server>, Error> {
     let Some(listen) = state.config().telemetry.listen else { return Ok(None) };
     let server = Server::start(listen, Arc::clone(state), sinks.watcher());
     server.map(Some).map_err(|source| Error::Listen { listen, source })
+}
+
+/// Listens where the configuration says, if that is elsewhere than before. Where it cannot, all stays as it was, in the configuration as well: so the
+/// next reload tries again.
+fn listen_anew(server: &mut Option<Server>, before: &Config, state: &Arc<State>, sinks: &Sinks) {
+    let (old, new) = (before.telemetry.listen, state.config().telemetry.listen);
+    if old == new && server.is_some() == new.is_some() {
+        return;
+    }
+    let mut listened = listen(state, sinks);
+    // The same port of another address: the old one may be what is in the way.
+    if listened.is_err() && old.zip(new).is_some_and(|(old, new)| old.port() == new.port()) {
+        *server = None;
+        listened = listen(state, sinks);
+    }
+    match listened {
+        Ok(listened) => *server = listened,
+        Err(error) => {
+            let mut config = Config::clone(&state.config());
+            config.telemetry = before.telemetry.clone();
+            state.set_config(config);
+            if server.is_none() {
+                *server = listen(state, sinks).ok().flatten();
+            }
+            let stays =
+                server.as_ref().map_or_else(|| "nowhere".to_owned(), |server| server.address().to_string());
+            tracing::error!(%error, "metrics are to be had where they were, at {stays}; the next reload tries the new address again");
+        }
+    }
 }
 
 /// The control socket. Without it profiles are made all the same.
@@ -192,8 +229,7 @@ fn hold(directory: &Path) -> Result<File, Error> {
 /// What the daemon is told from outside.
 struct Signals {
     runtime: Runtime,
-    interrupt: Signal,
-    terminate: Signal,
+    end: UnboundedReceiver<()>,
     reload: Signal,
     off: Signal,
     on: Signal,
@@ -208,29 +244,36 @@ enum Told {
 }
 
 impl Signals {
-    fn listen() -> Result<Self, Error> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(internal("tokio runtime"))?;
+    fn listen(log: Log) -> Result<Self, Error> {
+        let runtime = || {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            runtime.enable_all().build().map_err(internal("tokio runtime"))
+        };
         let listen = |kind| signal(kind).map_err(internal("signal handler"));
-        let inside = runtime.enter();
+        let (of_end, runtime) = (runtime()?, runtime()?);
+        let inside = of_end.enter();
         let interrupt = listen(SignalKind::interrupt())?;
         let terminate = listen(SignalKind::terminate())?;
+        drop(inside);
+        let inside = runtime.enter();
         let reload = listen(SignalKind::hangup())?;
         let off = listen(SignalKind::user_defined1())?;
         let on = listen(SignalKind::user_defined2())?;
         drop(inside);
-        Ok(Self { runtime, interrupt, terminate, reload, off, on })
+        let (tell, end) = unbounded_channel();
+        std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || end_when_told_twice(&of_end, interrupt, terminate, &tell, &log))
+            .map_err(internal("starting a thread"))?;
+        Ok(Self { runtime, end, reload, off, on })
     }
 
     /// Waits for the first of them, not longer than this.
     fn wait(&mut self, at_most: Duration) -> Told {
-        let Self { runtime, interrupt, terminate, reload, off, on } = self;
+        let Self { runtime, end, reload, off, on } = self;
         runtime.block_on(async {
             tokio::select! {
-                _ = interrupt.recv() => Told::End,
-                _ = terminate.recv() => Told::End,
+                Some(()) = end.recv() => Told::End,
                 _ = reload.recv() => Told::Reload,
                 _ = off.recv() => Told::Off,
                 _ = on.recv() => Told::On,
@@ -238,6 +281,30 @@ impl Signals {
             }
         })
     }
+}
+
+/// Passes the first signal to end on. The second ends the process, whatever its other threads wait for.
+fn end_when_told_twice(
+    runtime: &Runtime,
+    mut interrupt: Signal,
+    mut terminate: Signal,
+    tell: &UnboundedSender<()>,
+    log: &Log,
+) {
+    neighbour::wait_for_others();
+    let mut told = || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        });
+    };
+    told();
+    // The daemon may be ending by itself.
+    tell.send(()).ok();
+    told();
+    log.exit(130);
 }
 
 /// A recording and who watches it.
@@ -305,7 +372,7 @@ struct Daemon {
     alive_at: Instant,
     /// What attaches of all recordings came to.
     attaches: Memory,
-    log: log::Limiter,
+    log: Log,
 }
 
 impl Daemon {
@@ -649,14 +716,7 @@ impl Daemon {
         if let Some(sinks) = new_sinks {
             self.sinks.replace(sinks);
         }
-        if before.telemetry != self.state.config().telemetry {
-            // The old address is free before the new one is taken: they may be the same port.
-            self.server = None;
-            match listen(&self.state, &self.sinks) {
-                Ok(server) => self.server = server,
-                Err(error) => tracing::error!(%error, "no metrics until the next reload"),
-            }
-        }
+        listen_anew(&mut self.server, &before, &self.state, &self.sinks);
         if !anew && before.selection != self.state.config().selection {
             // What shims do changes within the recording.
             let rules = self.rules(&self.state.config());
@@ -685,7 +745,7 @@ impl Daemon {
     /// Looks at how it goes, and says that it lives while it does.
     fn look(&mut self) {
         let now = Instant::now();
-        self.log.sum_up(now);
+        self.state.counters.log_lines_lost.add(self.log.look(now));
         let alive = match &self.recording {
             Some(_) if self.hangs => false,
             Some(active) if self.state.cost.wants_look(now) => match active.watcher.look() {
@@ -757,36 +817,33 @@ impl Daemon {
         }
     }
 
-    /// Ends the recording and waits for the sinks, but not for a processor that hangs; a second signal ends the daemon at once.
-    fn stop(mut self, signals: &mut Signals) -> Result<(), Error> {
+    /// Ends the recording and waits for the sinks, but not for a processor that hangs.
+    fn stop(mut self) -> Result<(), Error> {
         // From here on there is nothing to tell.
         drop(self.control.take());
         if let Knowledge::Api(watch) = std::mem::replace(&mut self.knowledge, Knowledge::None) {
             watch.stop();
         }
-        let log = self.log.clone();
         let recording = self.recording.take();
         let mut watch = recording.as_ref().map(|active| active.recording.watch());
         let (done, wait) = std::sync::mpsc::channel();
-        let ending = std::thread::spawn(move || {
+        std::thread::spawn(move || {
             let ended = recording.map_or(Ok(()), |active| self.end(active));
             self.sinks.close();
             // Fails only when nobody waits any more.
             done.send(ended).ok();
         });
         loop {
-            if let Told::End = signals.wait(Duration::from_millis(50)) {
-                log.begin_anew();
-                std::process::exit(130);
-            }
-            match wait.try_recv() {
+            match wait.recv_timeout(Duration::from_millis(50)) {
                 Ok(ended) => return ended,
-                Err(_) if ending.is_finished() => return Err(Error::Failed),
-                Err(_) if watch.as_mut().is_some_and(|watch| watch.hangs(Instant::now())) => {
+                Err(RecvTimeoutError::Disconnected) => return Err(Error::Failed),
+                Err(RecvTimeoutError::Timeout)
+                    if watch.as_mut().is_some_and(|watch| watch.hangs(Instant::now())) =>
+                {
                     tracing::error!("the processor has not moved for a minute: the last window is lost");
                     return Err(Error::Failed);
                 }
-                Err(_) => {}
+                Err(RecvTimeoutError::Timeout) => {}
             }
         }
     }
@@ -812,4 +869,47 @@ fn kernel_options(what: &What, mode: &Mode, selection: Selection) -> KernelOptio
 /// Has the kernel count the run time of eBPF programs for as long as the answer is open (BPF_ENABLE_STATS, since Linux 5.8).
 fn count_probes() -> Option<OwnedFd> {
     aya::sys::enable_stats(aya::sys::Stats::RunTime).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Config, Sinks, State, listen_anew};
+    use crate::daemon::sinks::Opened;
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::sync::Arc;
+
+    #[test]
+    fn an_address_that_cannot_be_had_costs_nobody_the_old_one_and_is_tried_again() {
+        let with = |listen: Option<SocketAddr>| {
+            let mut config = Config::default();
+            config.telemetry.listen = listen;
+            config
+        };
+        let none = with(None);
+        let state = Arc::new(State::of(with(Some(([127, 0, 0, 1], 0).into()))));
+        let sinks = Sinks::start(Opened::default()).unwrap();
+        let mut server = None;
+        listen_anew(&mut server, &none, &state, &sinks);
+        let old = server.as_ref().unwrap().address();
+
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        let before = with(Some(old));
+        state.set_config(with(Some(address)));
+        listen_anew(&mut server, &before, &state, &sinks);
+        assert_eq!(server.as_ref().map(super::Server::address), Some(old));
+        assert_eq!(state.config().telemetry.listen, Some(old), "so the next reload finds a difference");
+        TcpStream::connect(old).unwrap();
+
+        drop(taken);
+        // As after a reload that could have neither: the value is the same.
+        server = None;
+        state.set_config(with(Some(address)));
+        listen_anew(&mut server, &with(Some(address)), &state, &sinks);
+        TcpStream::connect(address).unwrap();
+        state.set_config(none);
+        listen_anew(&mut server, &with(Some(address)), &state, &sinks);
+        assert!(server.is_none() && TcpStream::connect(address).is_err());
+        sinks.close();
+    }
 }

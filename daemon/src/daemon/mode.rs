@@ -94,7 +94,14 @@ impl Mode {
                  {live_objects} live objects of each process and {allocation_samples} samples of its allocations a second, a ring of {ring}"
             )
         };
-        self.reduced.iter().map(remark).collect()
+        let smaller = (self.reduced.is_none() && ring < asked.ring).then(|| {
+            format!(
+                "recording.ring: {} was asked for and it is {ring}, since limits.memory or its cgroup leaves the daemon {}",
+                asked.ring,
+                Bytes(self.memory)
+            )
+        });
+        self.reduced.iter().map(remark).chain(smaller).collect()
     }
 }
 
@@ -143,6 +150,8 @@ mod tests {
         config.limits.memory = Bytes(100 << 20);
         let small = mode(&config, None, None);
         let what = small.recording(&config.recording);
+        let remarks = small.remarks(&config.recording);
+        assert!(remarks.len() == 1 && remarks[0].contains("recording.ring: 64MiB"), "{remarks:?}");
         assert_eq!((what.frequency, what.ring, small.reduced), (7, Bytes(4 << 20), None));
         assert_eq!(mode(&config, Some(0.1), None).recording(&config.recording).frequency, 7);
     }

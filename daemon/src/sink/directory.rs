@@ -25,6 +25,9 @@ const SUFFIX: &str = ".pb.gz";
 const STALE_LINES: usize = 256;
 /// A directory's name takes 255 bytes at most (NAME_MAX); longer ones are cut and get a hash.
 const NAME_BYTES: usize = 200;
+/// A file of a moment further ahead is of a clock that was wrong, and right again: by a time zone or by years. A clock that is put right by less has
+/// caught up soon.
+const AHEAD: Duration = Duration::from_secs(600);
 
 /// One file: when its window began in milliseconds since 1970, and which of those of that moment it is.
 type Key = (u64, Arc<str>, u32);
@@ -40,7 +43,8 @@ struct Line<'a> {
 
 /// The files of one directory.
 pub struct Directory {
-    _lock: Arc<Lock>,
+    /// Held, not looked at.
+    lock: Arc<Lock>,
     options: Files,
     root: PathBuf,
     name: String,
@@ -51,6 +55,8 @@ pub struct Directory {
     bytes: u64,
     /// Directory names of services, as long as they have files.
     names: HashMap<Arc<str>, usize>,
+    /// When the window began that was last written.
+    last: Option<u64>,
     stale_lines: usize,
     /// It lacks lines or has half ones: nothing is appended until it is written anew.
     index_broken: bool,
@@ -68,12 +74,9 @@ impl Directory {
     /// # Errors
     /// When it cannot be made or read, or is another process's.
     pub fn open(root: &Path, options: &Files) -> Result<Self, SinkError> {
-        let failed = |step| move |source| file::FileError { path: root.to_owned(), step, source };
-        DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed("make the directory"))?;
-        fs::read_dir(root).map_err(failed("read the directory"))?;
-        let lock = lock::hold(root)?;
+        let lock = make(root)?;
         Ok(Self {
-            _lock: lock,
+            lock,
             options: options.clone(),
             root: root.to_owned(),
             name: format!("files {}", root.display()),
@@ -81,6 +84,7 @@ impl Directory {
             files: BTreeMap::new(),
             bytes: 0,
             names: HashMap::new(),
+            last: None,
             stale_lines: 0,
             index_broken: false,
             written: 0,
@@ -89,6 +93,17 @@ impl Directory {
             no_room: 0,
             evicted: 0,
         })
+    }
+
+    /// Somebody has removed the directory: it is made anew, and what was known of it is forgotten.
+    fn make_again(&mut self) -> Result<(), file::FileError> {
+        drop(std::mem::replace(&mut self.lock, make(&self.root)?));
+        tracing::warn!(path = %self.root.display(), "the directory of profiles was gone, and is made again");
+        self.files.clear();
+        self.names.clear();
+        self.bytes = 0;
+        self.listed = false;
+        Ok(())
     }
 
     /// Takes up what is there, the first time.
@@ -133,16 +148,24 @@ impl Directory {
         self.files.insert(key, bytes);
     }
 
-    /// Removes the oldest file; false when there is none, or it cannot be removed.
-    fn evict(&mut self) -> bool {
-        let Some(entry) = self.files.first_entry() else { return false };
-        let path = self.root.join(&*entry.key().1).join(file_name(entry.key().0, entry.key().2));
+    /// What goes first to make room: what the clock says is still to come, then the oldest, and the last window's only when nothing else is left.
+    fn first(&self, now: SystemTime) -> Option<Key> {
+        let is_last = |key: &&Key| self.last == Some(key.0);
+        let to_come = millis(since_epoch(now)).saturating_add(millis(AHEAD));
+        let future = self.files.keys().next_back().filter(|key| key.0 > to_come && !is_last(key));
+        let older = || self.files.keys().find(|key| !is_last(key));
+        future.or_else(older).or_else(|| self.files.keys().next()).cloned()
+    }
+
+    /// Removes a file; false when it cannot be removed.
+    fn evict(&mut self, key: &Key) -> bool {
+        let path = self.root.join(&*key.1).join(file_name(key.0, key.2));
         // Whoever removed it before us did the same.
         if let Err(error) = file::remove(&path) {
             tracing::warn!(path = %path.display(), %error, "the oldest profile cannot be removed, and stays");
             return false;
         }
-        let (key, bytes) = entry.remove_entry();
+        let Some((key, bytes)) = self.files.remove_entry(key) else { return false };
         self.bytes -= bytes;
         if let Some(left) = self.names.get_mut(&key.1) {
             *left -= 1;
@@ -165,20 +188,20 @@ impl Directory {
             if free >= self.options.keep_free.0.saturating_add(bytes) {
                 return Ok(true);
             }
-            if !self.evict() {
+            let first = self.first(SystemTime::now());
+            if !first.is_some_and(|key| self.evict(&key)) {
                 return Ok(false);
             }
         }
     }
 
     fn keep_within_limits(&mut self, now: SystemTime) {
-        let since_epoch = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let oldest = millis(since_epoch).saturating_sub(millis(self.options.max_age.0));
-        while self.bytes > self.options.max_size.0
-            || self.files.len() > self.options.max_count
-            || self.files.first_key_value().is_some_and(|((start, ..), _)| *start < oldest)
-        {
-            if !self.evict() {
+        let oldest = millis(since_epoch(now)).saturating_sub(millis(self.options.max_age.0));
+        loop {
+            let full = self.bytes > self.options.max_size.0 || self.files.len() > self.options.max_count;
+            let too_old = self.files.keys().next().filter(|key| key.0 < oldest).cloned();
+            let goes = too_old.or_else(|| if full { self.first(now) } else { None });
+            if !goes.is_some_and(|key| self.evict(&key)) {
                 break;
             }
         }
@@ -237,7 +260,7 @@ impl Directory {
             .mode(0o700)
             .create(&directory)
             .map_err(failed("make the directory", &directory))?;
-        let start = millis(finished.start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
+        let start = millis(since_epoch(finished.start));
         let mut key = (start, service, 0);
         while self.files.contains_key(&key) {
             key.2 += 1;
@@ -245,6 +268,7 @@ impl Directory {
         file::write_into(&directory, &file_name(key.0, key.2), &packed)?;
         let line = self.line(&key, length);
         self.note(key, length);
+        self.last = Some(start);
         self.written += 1;
         self.written_bytes += length;
         if !self.index_broken
@@ -274,7 +298,10 @@ impl Sink for Directory {
     }
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        let written = self.write(finished);
+        let mut written = self.write(finished);
+        if written.is_err() && is_gone(&self.root) {
+            written = self.make_again().map_err(SinkError::from).and_then(|()| self.write(finished));
+        }
         self.failed += u64::from(written.is_err());
         written
     }
@@ -297,6 +324,22 @@ impl Sink for Directory {
     }
 }
 
+/// Makes the directory, if it is not there, and takes its lock.
+fn make(root: &Path) -> Result<Arc<Lock>, file::FileError> {
+    let failed = |step| move |source| file::FileError { path: root.to_owned(), step, source };
+    DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed("make the directory"))?;
+    fs::read_dir(root).map_err(failed("read the directory"))?;
+    lock::hold(root)
+}
+
+fn is_gone(directory: &Path) -> bool {
+    fs::metadata(directory).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+fn since_epoch(time: SystemTime) -> Duration {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -317,12 +360,13 @@ fn parse_name(name: &str) -> Option<(u64, u32)> {
     (file_name(start, number) == format!("{name}{SUFFIX}")).then_some((start, number))
 }
 
-/// A service's name as a directory's: letters, digits, `-`, `_` and inner dots stay, all else becomes `%` and two digits.
+/// A service's name as a directory's: letters, digits, `-`, `_` and inner dots stay, all else becomes `%` and two digits. So does the first letter of the
+/// index's own name.
 pub(super) fn encode(service: &str) -> String {
     let mut name = String::new();
     for (at, byte) in service.bytes().enumerate() {
         let plain = byte.is_ascii_alphanumeric() || b"-_".contains(&byte) || byte == b'.' && at > 0;
-        if plain {
+        if plain && (at > 0 || service != INDEX) {
             name.push(char::from(byte));
         } else {
             // Writing to a String cannot fail.
@@ -428,6 +472,29 @@ mod tests {
     }
 
     #[test]
+    fn files_of_a_clock_that_was_ahead_go_before_those_of_now() {
+        let root = tempfile::tempdir().unwrap();
+        let year = 366 * 24 * 60;
+        let mut directory = Directory::open(root.path(), &options(5, 0)).unwrap();
+        (0..5).for_each(|minute| directory.put(&finished("ahead", 14 * year + minute)).unwrap());
+        directory.window_over();
+        let mut directory = Directory::open(root.path(), &options(5, 0)).unwrap();
+        for minute in 0..3 {
+            directory.put(&finished("now", minute)).unwrap();
+            directory.window_over();
+            assert_eq!(directory.files.keys().filter(|key| &*key.1 == "now").count() as u64, minute + 1);
+        }
+        assert_eq!(directory.files.len(), 5);
+        // A little ahead: what was just written stays.
+        let mut directory = Directory::open(root.path(), &options(1, 0)).unwrap();
+        directory.put(&finished("soon", 15)).unwrap();
+        directory.window_over();
+        directory.put(&finished("now", 9)).unwrap();
+        directory.window_over();
+        assert!(directory.files.keys().all(|key| &*key.1 == "now"));
+    }
+
+    #[test]
     fn without_free_space_nothing_is_written_and_older_files_make_room() {
         let root = tempfile::tempdir().unwrap();
         let mut directory = Directory::open(root.path(), &options(10, 0)).unwrap();
@@ -467,6 +534,20 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_that_somebody_removes_is_made_again_and_no_profile_is_lost() {
+        let outside = tempfile::tempdir().unwrap();
+        let root = outside.path().join("profiles");
+        let mut directory = Directory::open(&root, &options(100, 0)).unwrap();
+        directory.put(&finished("a", 0)).unwrap();
+        fs::remove_dir_all(&root).unwrap();
+        directory.window_over();
+        directory.put(&finished("a", 1)).unwrap();
+        directory.window_over();
+        assert_eq!((directory.files.len(), lines(&root).len(), directory.failed), (1, 1, 0));
+        assert!(root.join(lock::NAME).exists(), "others are kept out again");
+    }
+
+    #[test]
     fn what_cannot_be_removed_is_not_forgotten() {
         let root = tempfile::tempdir().unwrap();
         let mut directory = Directory::open(root.path(), &options(1, 0)).unwrap();
@@ -498,6 +579,20 @@ mod tests {
         directory.window_over();
         directory.put(&finished("a", 3)).unwrap();
         assert_eq!((lines(root.path()).len(), directory.failed), (4, 0));
+    }
+
+    #[test]
+    fn no_service_takes_the_name_of_what_is_beside_the_services() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
+        for service in [INDEX, lock::NAME] {
+            assert_eq!(decode(&encode(service)), service);
+            directory.put(&finished(service, 0)).unwrap();
+        }
+        directory.window_over();
+        let listed: Vec<_> = lines(root.path()).iter().map(|line| line["service"].clone()).collect();
+        assert_eq!((listed.len(), directory.index_broken), (2, false));
+        assert!(listed.contains(&INDEX.into()) && listed.contains(&lock::NAME.into()), "{listed:?}");
     }
 
     proptest! {

@@ -26,7 +26,7 @@ use tokio_rustls::rustls::pki_types::pem::{self, PemObject as _};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, crypto};
 
-/// Longest answer that is read.
+/// Of an answer so much is read.
 const MOST_ANSWER_BYTES: usize = 1 << 20;
 /// How often a request in progress looks when it has to end.
 const DEADLINE_LOOK: Duration = Duration::from_millis(200);
@@ -236,6 +236,37 @@ impl Coming {
     }
 }
 
+impl Coming {
+    /// The answer with so much of its body as fits, which is told by its status what it is: a body that is longer is cut, and has no trailers.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    async fn cut(mut self, most_bytes: usize) -> Result<Answer, HttpError> {
+        let (mut body, mut trailers) = (Vec::new(), HeaderMap::new());
+        let read = loop {
+            let frame = match self.body.frame().await.transpose() {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            };
+            match frame.into_data() {
+                Ok(data) => {
+                    let room = most_bytes.saturating_sub(body.len());
+                    body.extend(data.iter().take(room));
+                    if data.len() > room {
+                        break Ok(());
+                    }
+                }
+                Err(frame) => trailers = frame.into_trailers().unwrap_or_default(),
+            }
+        };
+        self.drivers.end().await;
+        read?;
+        let headers = std::mem::take(&mut self.headers);
+        Ok(Answer { status: self.status, headers, trailers, body: body.into() })
+    }
+}
+
 impl Peer {
     /// Checks what can be checked before there is anything to ask.
     ///
@@ -405,7 +436,7 @@ impl Client {
         runtime.block_on(async {
             let exchange = async {
                 let asked = self.peer.ask(Method::POST, path, headers, body, Some(deadline()));
-                asked.await?.whole(MOST_ANSWER_BYTES).await
+                asked.await?.cut(MOST_ANSWER_BYTES).await
             };
             let mut exchange = std::pin::pin!(exchange);
             loop {
@@ -471,9 +502,9 @@ fn tls(settings: &Tls, version: Version) -> Result<Arc<ClientConfig>, HttpError>
 
 #[cfg(test)]
 mod tests {
-    use super::connect;
-    use std::net::{TcpListener, TcpStream};
-    use std::time::{Duration, Instant};
+    use super::*;
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
     use tokio::net::TcpSocket;
 
     #[test]
@@ -486,7 +517,8 @@ mod tests {
             let full = socket.listen(1).unwrap();
             let swallows = full.local_addr().unwrap();
             let mut waiting = Vec::new();
-            while let Ok(stream) = TcpStream::connect_timeout(&swallows, Duration::from_millis(200)) {
+            while let Ok(stream) = std::net::TcpStream::connect_timeout(&swallows, Duration::from_millis(200))
+            {
                 waiting.push(stream);
             }
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -500,5 +532,31 @@ mod tests {
             assert!(connect(&[], None).await.is_err());
             drop((full, listener));
         });
+    }
+
+    #[test]
+    fn an_answer_that_is_too_long_is_one_with_its_status() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let receiver = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = Vec::new();
+            while !asked.ends_with(b"\r\n\r\nprofile") {
+                let mut part = [0; 1024];
+                let read = stream.read(&mut part).unwrap();
+                assert!(read > 0);
+                asked.extend_from_slice(&part[..read]);
+            }
+            let length = 2 * MOST_ANSWER_BYTES;
+            write!(stream, "HTTP/1.1 400 Bad Request\r\nContent-Length: {length}\r\n\r\n").unwrap();
+            // The client has gone before the end.
+            stream.write_all(&vec![b'x'; length]).ok();
+        });
+        let settings = Settings { url, headers: Vec::new(), tls: Tls::default() };
+        let client = Client::new(settings, Version::One).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let answer = client.post("/", &[], b"profile".to_vec(), &|| deadline).unwrap();
+        assert_eq!((answer.status, answer.body.len()), (400, MOST_ANSWER_BYTES));
+        receiver.join().unwrap();
     }
 }

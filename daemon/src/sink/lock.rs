@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -24,7 +25,7 @@ static HELD: Mutex<BTreeMap<PathBuf, Weak<Lock>>> = Mutex::new(BTreeMap::new());
 #[derive(Debug)]
 pub struct Lock {
     /// The lock goes when it is closed.
-    _file: File,
+    file: File,
 }
 
 /// Takes the lock of a directory that is there. On a file system that knows no locks nobody is kept out.
@@ -36,7 +37,8 @@ pub fn hold(directory: &Path) -> Result<Arc<Lock>, FileError> {
     let path =
         fs::canonicalize(directory).map_err(|source| fail("look for its directory", source))?.join(NAME);
     let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(lock) = held.get(&path).and_then(Weak::upgrade) {
+    // One of a file that somebody removed keeps nobody out.
+    if let Some(lock) = held.get(&path).and_then(Weak::upgrade).filter(|lock| is_of(lock, &path)) {
         return Ok(lock);
     }
     let file = take(&path).map_err(|error| match error {
@@ -47,10 +49,15 @@ pub fn hold(directory: &Path) -> Result<Arc<Lock>, FileError> {
         }
         error => fail("make the lock's file", error.into()),
     })?;
-    let lock = Arc::new(Lock { _file: file });
+    let lock = Arc::new(Lock { file });
     held.retain(|_, lock| lock.strong_count() > 0);
     held.insert(path, Arc::downgrade(&lock));
     Ok(lock)
+}
+
+fn is_of(lock: &Lock, path: &Path) -> bool {
+    let there = fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()));
+    lock.file.metadata().is_ok_and(|ours| there.is_ok_and(|there| there == (ours.dev(), ours.ino())))
 }
 
 fn take(path: &Path) -> Result<File, Errno> {

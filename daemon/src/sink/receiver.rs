@@ -97,6 +97,7 @@ impl Reach {
     /// # Errors
     /// What was expected and found.
     pub fn settings(&self, url: &str) -> Result<http::Settings, String> {
+        only_a_place(url)?;
         let parsed: Uri = url.parse().map_err(|error| format!("`{url}` is no URL: {error}"))?;
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
             return Err(format!("expected a URL such as https://collector:4318, found `{url}`"));
@@ -118,6 +119,29 @@ impl Reach {
     }
 }
 
+/// Refuses a URL that says more than where the receiver is: that is not sent, and would be in messages, metrics and the names of directories. So it
+/// is not in the answer either.
+///
+/// # Errors
+/// What was expected and found.
+pub(super) fn only_a_place(url: &str) -> Result<(), String> {
+    let (_, place) = url.split_once("://").unwrap_or(("", url));
+    let authority = place.split(['/', '?', '#']).next().unwrap_or_default();
+    let found = if authority.contains('@') {
+        "a user in front of the host (`…@`)"
+    } else if place.contains('?') {
+        "a query (`?…`)"
+    } else if place.contains('#') {
+        "a fragment (`#…`)"
+    } else {
+        return Ok(());
+    };
+    Err(format!(
+        "its URL: expected scheme, host, port and path, found {found}; what is secret belongs into a file that is named in the configuration \
+         (`token_file`; `key_id_file` and `secret_file` of s3), what else is to be sent into `headers`"
+    ))
+}
+
 /// Client and spool directory of one receiver; `kind` and `url` are its name.
 ///
 /// # Errors
@@ -130,6 +154,8 @@ pub(super) fn open(
     version: Version,
     spool: &SpoolOptions,
 ) -> Result<(Client, PathBuf), SinkError> {
+    // Before the URL is in a message.
+    only_a_place(url).map_err(|reason| SinkError::Refused { reason: format!("{kind}: {reason}") })?;
     let refused = |reason: String| SinkError::Refused { reason: format!("{kind} {url}: {reason}") };
     let settings = reach.settings(url).map_err(refused)?;
     let client = Client::new(settings, version).map_err(|error| refused(error.to_string()))?;
@@ -220,6 +246,13 @@ mod tests {
         assert!(reach.settings("https://collector:4318/base").is_ok());
         for bad in ["collector:4318", "ftp://collector", "http://", "http://a b", ""] {
             assert!(reach.settings(bad).is_err(), "{bad}");
+        }
+        for secret in ["http://user:secret@a:4318", "https://a/x?key=secret", "http://a#secret", "secret@a"] {
+            let error = reach.settings(secret).unwrap_err();
+            assert!(
+                error.contains("token_file") && !error.contains("secret@") && !error.contains("key="),
+                "{error}"
+            );
         }
         let half = Reach { key_file: Some("/k".into()), ..Reach::default() };
         assert!(half.settings("http://a").unwrap_err().contains("together"));

@@ -4,7 +4,7 @@
 use super::deliver::{Lazy, Remote, Verdict};
 use super::directory::{encode, file_name};
 use super::file::FileError;
-use super::receiver::{SpoolOptions, shortened};
+use super::receiver::{SpoolOptions, only_a_place, shortened};
 use super::{Finished, Sink, SinkError};
 use crate::config::units::Span;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AwsCredential};
@@ -86,6 +86,9 @@ impl S3Options {
                 "bucket: expected 3 to 63 small letters, digits, `-` and `.`, found `{}`",
                 self.bucket
             ));
+        }
+        if let Some(url) = &self.endpoint {
+            only_a_place(url).map_err(|problem| format!("endpoint: {problem}"))?;
         }
         if let Some(url) = &self.endpoint
             && !(url.starts_with("https://") || url.starts_with("http://"))

@@ -70,7 +70,8 @@ pub struct Unreadable {
 /// One receiver's spool. One process at a time uses a directory.
 #[derive(Debug)]
 pub struct Spool {
-    _lock: Arc<Lock>,
+    /// Held, not looked at.
+    lock: Arc<Lock>,
     directory: PathBuf,
     limits: Limits,
     /// Oldest first.
@@ -94,12 +95,7 @@ impl Spool {
     /// When it cannot be made or listed, or is another process's.
     pub fn open(directory: &Path, limits: Limits) -> Result<Self, FileError> {
         let fail = |step| move |source| FileError { path: directory.to_owned(), step, source };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory)
-            .map_err(fail("make the directory"))?;
-        let lock = lock::hold(directory)?;
+        let lock = make(directory)?;
         file::sweep(directory);
         let mut items = Vec::new();
         for entry in fs::read_dir(directory).map_err(fail("list the directory"))? {
@@ -115,7 +111,7 @@ impl Spool {
         // Without content: see `remove_oldest`.
         let (left, items): (Vec<Item>, Vec<Item>) = items.into_iter().partition(|item| item.bytes == 0);
         Ok(Self {
-            _lock: lock,
+            lock,
             directory: directory.to_owned(),
             limits,
             bytes: items.iter().map(|item| item.bytes).sum(),
@@ -149,6 +145,7 @@ impl Spool {
             step: "spool",
             source: io::Error::new(io::ErrorKind::StorageFull, what),
         };
+        let mut made_again = false;
         loop {
             if self.bytes.saturating_add(bytes) > self.limits.bytes {
                 if self.evict() {
@@ -170,6 +167,12 @@ impl Spool {
                 Ok(()) => break,
                 // Others fill the disk, too.
                 Err(error) if error.source.kind() == io::ErrorKind::StorageFull && self.evict() => {}
+                // Somebody has removed the directory. What was in it is counted when its turn comes.
+                Err(error) if error.source.kind() == io::ErrorKind::NotFound && !made_again => {
+                    made_again = true;
+                    let lock = make(&self.directory).inspect_err(|_| self.lost.refused += 1)?;
+                    drop(std::mem::replace(&mut self.lock, lock));
+                }
                 Err(error) => {
                     self.lost.refused += 1;
                     return Err(error);
@@ -330,6 +333,13 @@ impl Spool {
     }
 }
 
+/// Makes the directory, if it is not there, and takes its lock.
+fn make(directory: &Path) -> Result<Arc<Lock>, FileError> {
+    let fail = |source| FileError { path: directory.to_owned(), step: "make the directory", source };
+    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(fail)?;
+    lock::hold(directory)
+}
+
 fn name(item: Item) -> String {
     format!("{:0DIGITS$}-{}{SUFFIX}", item.sequence, item.at)
 }
@@ -486,6 +496,19 @@ mod tests {
         assert!(spool.oldest(at(0)).is_err());
         fs::remove_dir(&path).and_then(|()| fs::write(&path, b"one")).unwrap();
         assert_eq!((drain(&mut spool, at(0)), spool.lost()), (vec![b"one".to_vec()], Lost::default()));
+    }
+
+    #[test]
+    fn a_directory_that_somebody_removes_is_made_again_and_what_was_in_it_is_counted() {
+        let outside = tempfile::tempdir().unwrap();
+        let directory = outside.path().join("spool");
+        let mut spool = Spool::open(&directory, ALL).unwrap();
+        spool.put(at(0), b"gone").unwrap();
+        fs::remove_dir_all(&directory).unwrap();
+        spool.put(at(0), b"new").unwrap();
+        assert_eq!(drain(&mut spool, at(0)), [b"new"]);
+        assert_eq!((spool.lost().refused, spool.bytes()), (1, 0));
+        assert!(directory.join(lock::NAME).exists(), "others are kept out again");
     }
 
     #[test]
