@@ -32,7 +32,7 @@ fn assert_named(profile: &Profile) {
     assert!(unnamed <= 2 + all / 50, "{unnamed} of {all} samples: {}", nameless());
 }
 
-/// The same of one process, and of the loop alone: not a single frame of it has no name.
+/// The same of one process, and of the loop alone: its frames have their names.
 fn assert_loop_named(profile: &Profile, of_app: impl Fn(&Sample) -> bool) {
     let picture = || profile.describe("cpu", &of_app);
     let on_thread = |sample: &Sample| of_app(sample) && sample.label("thread_name") == "callheavy";
@@ -42,11 +42,9 @@ fn assert_loop_named(profile: &Profile, of_app: impl Fn(&Sample) -> bool) {
     // The rest is the runtime on that thread: its start, and the counting of calls until the methods have reached tier 1.
     assert!(in_loop * 2 > all, "{in_loop} of {all} ns in the loop:\n{}", picture());
     assert!(chain * 2 > in_loop, "{chain} of {in_loop} ns below the loop in the chain:\n{}", picture());
-    assert!(
-        unnamed_share(profile, |sample| of_app(sample) && sample.has("CallHeavy.")) == 0.0,
-        "{}",
-        picture()
-    );
+    // Until a method has reached tier 1 its calls are counted by a stub, which is thrown away then, and with it the one sample that may fall on its last call.
+    let unnamed = |sample: &Sample| of_app(sample) && sample.has("CallHeavy.") && sample.has("[managed]");
+    assert!(profile.sum("samples", unnamed) <= 1, "{}", picture());
 }
 
 #[test]

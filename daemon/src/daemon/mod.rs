@@ -58,10 +58,10 @@ use rustix::fs::{FlockOperation, flock};
 use schedule::Schedule;
 use sinks::Sinks;
 use state::State;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
@@ -214,8 +214,10 @@ fn hold(directory: &Path) -> Result<File, Error> {
     let path = directory.join("daemon.lock");
     let failed = |source| Error::LockFile { path: path.clone(), source };
     DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
-    let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o644).open(&path);
+    let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
     let mut file = open.map_err(failed)?;
+    // Whoever may read it could take the lock; one that is there already may be anybody's to read.
+    file.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
     if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         let mut pid = String::new();
         // Its pid is for people; without it the message is still right.
@@ -876,6 +878,7 @@ mod tests {
     use super::{Config, Sinks, State, listen_anew};
     use crate::daemon::sinks::Opened;
     use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::os::unix::fs::PermissionsExt as _;
     use std::sync::Arc;
 
     #[test]
@@ -911,5 +914,21 @@ mod tests {
         listen_anew(&mut server, &with(Some(address)), &state, &sinks);
         assert!(server.is_none() && TcpStream::connect(address).is_err());
         sinks.close();
+    }
+
+    #[test]
+    fn the_file_that_one_daemon_holds_is_nobody_elses_to_open() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("daemon.lock");
+        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        let first = super::hold(directory.path()).unwrap();
+        assert_eq!(mode(), 0o600);
+        let error = super::hold(directory.path()).unwrap_err().to_string();
+        assert!(error.contains(&format!("pid {}", std::process::id())), "{error}");
+        drop(first);
+        // Of a daemon that was not so careful.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        super::hold(directory.path()).unwrap();
+        assert_eq!(mode(), 0o600);
     }
 }
