@@ -333,8 +333,11 @@ struct Asked {
 
 impl Asked {
     fn of(config: &Config) -> Self {
-        let Config { recording, selection, kubernetes, .. } = config.clone();
-        Self { recording, selection, kubernetes }
+        Self {
+            recording: config.recording.clone(),
+            selection: config.selection.clone(),
+            kubernetes: config.kubernetes.clone(),
+        }
     }
 }
 

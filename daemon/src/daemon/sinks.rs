@@ -166,9 +166,10 @@ struct Work {
     reported: HashMap<String, Instant>,
     /// What earlier sinks counted, by their names: one that takes another's place goes on from there, since counters grow only.
     former: BTreeMap<(String, &'static str), u64>,
-    published: Option<Instant>,
-    /// When the sinks were last given their moment.
-    window_over: Instant,
+    /// When that is published next, where no window comes before.
+    publish_at: Instant,
+    /// When the sinks have their moment next, likewise.
+    moment_at: Instant,
 }
 
 impl Work {
@@ -179,8 +180,8 @@ impl Work {
             shared,
             reported: HashMap::new(),
             former: BTreeMap::new(),
-            published: None,
-            window_over: Instant::now(),
+            publish_at: Instant::now(),
+            moment_at: Instant::now() + NO_WINDOW,
         }
     }
 
@@ -195,10 +196,10 @@ impl Work {
             match window {
                 Ok(window) => self.put(&window),
                 Err(RecvTimeoutError::Timeout) => {
-                    if self.window_over.elapsed() >= NO_WINDOW {
+                    if Instant::now() >= self.moment_at {
                         self.windows_over();
                     }
-                    if self.published.is_none_or(|at| at.elapsed() >= PUBLISH_EVERY) {
+                    if Instant::now() >= self.publish_at {
                         self.publish();
                     }
                 }
@@ -245,7 +246,7 @@ impl Work {
     }
 
     fn windows_over(&mut self) {
-        self.window_over = Instant::now();
+        self.moment_at = Instant::now() + NO_WINDOW;
         self.sinks.iter_mut().for_each(|sink| sink.window_over());
     }
 
@@ -259,7 +260,7 @@ impl Work {
     }
 
     fn publish(&mut self) {
-        self.published = Some(Instant::now());
+        self.publish_at = Instant::now() + PUBLISH_EVERY;
         let counters = self.sinks.iter().map(|sink| self.counters(&**sink)).collect();
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).counters = counters;
     }
@@ -271,6 +272,7 @@ mod tests {
     use crate::pprof::proto::Profile;
     use std::collections::BTreeMap;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::mpsc::{Sender, channel};
     use std::time::SystemTime;
 
     struct Broken(&'static str);
@@ -307,7 +309,7 @@ mod tests {
         assert_eq!(work.reported, first);
     }
 
-    struct Moments(Arc<AtomicU64>);
+    struct Moments(Sender<()>);
 
     impl Sink for Moments {
         fn name(&self) -> &str {
@@ -319,8 +321,7 @@ mod tests {
         }
 
         fn window_over(&mut self) {
-            // Read by the test; nothing else is told by it.
-            self.0.fetch_add(1, Ordering::Relaxed);
+            self.0.send(()).unwrap();
         }
 
         fn counters(&self) -> Vec<(&'static str, u64)> {
@@ -330,18 +331,13 @@ mod tests {
 
     #[test]
     fn sinks_have_their_moment_where_no_window_comes() {
-        let moments = Arc::new(AtomicU64::new(0));
-        let mut work =
-            Work::of(vec![Box::new(Moments(Arc::clone(&moments)))], Orphans::default(), Arc::default());
-        let Some(long_ago) = Instant::now().checked_sub(NO_WINDOW) else { return };
-        work.window_over = long_ago;
+        let (tell, moments) = channel();
+        let mut work = Work::of(vec![Box::new(Moments(tell))], Orphans::default(), Arc::default());
+        work.moment_at = Instant::now();
         let (windows, finished) = sync_channel::<Vec<Finished>>(1);
         let at_work = std::thread::spawn(move || work.until_closed(&finished));
-        let begun = Instant::now();
-        while moments.load(Ordering::Relaxed) == 0 && begun.elapsed() < NO_WINDOW {
-            std::thread::sleep(LOOK / 10);
-        }
-        assert_eq!(moments.load(Ordering::Relaxed), 1);
+        moments.recv_timeout(NO_WINDOW).unwrap();
+        assert!(moments.try_recv().is_err(), "the next one is a minute later");
         drop(windows);
         at_work.join().unwrap();
     }

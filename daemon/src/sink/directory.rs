@@ -12,9 +12,9 @@ use crate::report::clock::{self, Utc};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -151,7 +151,7 @@ impl Directory {
     /// What goes first to make room: what the clock says is still to come, then the oldest, and the last window's only when nothing else is left.
     fn first(&self, now: SystemTime) -> Option<Key> {
         let is_last = |key: &&Key| self.last == Some(key.0);
-        let to_come = millis(since_epoch(now)).saturating_add(millis(AHEAD));
+        let to_come = moment(now).saturating_add(millis(AHEAD));
         let future = self.files.keys().next_back().filter(|key| key.0 > to_come && !is_last(key));
         let older = || self.files.keys().find(|key| !is_last(key));
         future.or_else(older).or_else(|| self.files.keys().next()).cloned()
@@ -196,7 +196,7 @@ impl Directory {
     }
 
     fn keep_within_limits(&mut self, now: SystemTime) {
-        let oldest = millis(since_epoch(now)).saturating_sub(millis(self.options.max_age.0));
+        let oldest = moment(now).saturating_sub(millis(self.options.max_age.0));
         loop {
             let full = self.bytes > self.options.max_size.0 || self.files.len() > self.options.max_count;
             let too_old = self.files.keys().next().filter(|key| key.0 < oldest).cloned();
@@ -255,12 +255,8 @@ impl Directory {
         }
         let service: Arc<str> = encode(&finished.service).into();
         let directory = self.root.join(&*service);
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&directory)
-            .map_err(failed("make the directory", &directory))?;
-        let start = millis(since_epoch(finished.start));
+        file::make_directory(&directory)?;
+        let start = moment(finished.start);
         let mut key = (start, service, 0);
         while self.files.contains_key(&key) {
             key.2 += 1;
@@ -326,9 +322,9 @@ impl Sink for Directory {
 
 /// Makes the directory, if it is not there, and takes its lock.
 fn make(root: &Path) -> Result<Arc<Lock>, file::FileError> {
-    let failed = |step| move |source| file::FileError { path: root.to_owned(), step, source };
-    DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed("make the directory"))?;
-    fs::read_dir(root).map_err(failed("read the directory"))?;
+    file::make_directory(root)?;
+    let step = "read the directory";
+    fs::read_dir(root).map_err(|source| file::FileError { path: root.to_owned(), step, source })?;
     lock::hold(root)
 }
 
@@ -336,8 +332,9 @@ fn is_gone(directory: &Path) -> bool {
     fs::metadata(directory).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-fn since_epoch(time: SystemTime) -> Duration {
-    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+/// As files are named by it: milliseconds since 1970.
+pub(super) fn moment(time: SystemTime) -> u64 {
+    millis(time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
 }
 
 fn millis(time: Duration) -> u64 {

@@ -5,9 +5,10 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, fsync, openat, renameat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 /// How files are called before they have their own name.
@@ -34,6 +35,15 @@ fn advice(error: &io::Error) -> &'static str {
     } else {
         ""
     }
+}
+
+/// Makes a directory, and those it lies in, for their owner alone; what is there stays as it is.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn make_directory(path: &Path) -> Result<(), FileError> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(failing(path, "make the directory"))
 }
 
 /// True for `-`, by which commands mean standard output.

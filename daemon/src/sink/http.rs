@@ -5,7 +5,7 @@
 //! A [`Client`] posts to a receiver, with a deadline for all of it and an answer of bounded length; a [`Peer`] hands an answer over as it comes.
 
 use crate::leftover;
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue, USER_AGENT};
 use hyper::rt::Executor;
@@ -226,27 +226,29 @@ impl Coming {
     ///
     /// # Errors
     /// When it is longer than that, or the connection fails.
-    pub async fn whole(mut self, most_bytes: usize) -> Result<Answer, HttpError> {
-        let read = Limited::new(&mut self.body, most_bytes).collect().await;
-        self.drivers.end().await;
-        let read = read.map_err(|error| HttpError::Body(error.to_string()))?;
-        let trailers = read.trailers().cloned().unwrap_or_default();
-        let headers = std::mem::take(&mut self.headers);
-        Ok(Answer { status: self.status, headers, trailers, body: read.to_bytes() })
+    pub async fn whole(self, most_bytes: usize) -> Result<Answer, HttpError> {
+        match self.read(most_bytes).await {
+            Ok((answer, true)) => Ok(answer),
+            Ok((_, false)) => Err(HttpError::Body("length limit exceeded".to_owned())),
+            Err(error) => Err(HttpError::Body(error.to_string())),
+        }
     }
-}
 
-impl Coming {
-    /// The answer with so much of its body as fits, which is told by its status what it is: a body that is longer is cut, and has no trailers.
+    /// So much of it as fits, for who is told by the status what it is: of a longer one there are no trailers.
     ///
     /// # Errors
     /// When the connection fails.
-    async fn cut(mut self, most_bytes: usize) -> Result<Answer, HttpError> {
+    async fn cut(self, most_bytes: usize) -> Result<Answer, HttpError> {
+        Ok(self.read(most_bytes).await?.0)
+    }
+
+    /// The answer with so much of its body as fits, and whether that is all of it.
+    async fn read(mut self, most_bytes: usize) -> Result<(Answer, bool), hyper::Error> {
         let (mut body, mut trailers) = (Vec::new(), HeaderMap::new());
         let read = loop {
             let frame = match self.body.frame().await.transpose() {
                 Ok(Some(frame)) => frame,
-                Ok(None) => break Ok(()),
+                Ok(None) => break Ok(true),
                 Err(error) => break Err(error),
             };
             match frame.into_data() {
@@ -254,16 +256,16 @@ impl Coming {
                     let room = most_bytes.saturating_sub(body.len());
                     body.extend(data.iter().take(room));
                     if data.len() > room {
-                        break Ok(());
+                        break Ok(false);
                     }
                 }
                 Err(frame) => trailers = frame.into_trailers().unwrap_or_default(),
             }
         };
         self.drivers.end().await;
-        read?;
+        let is_all = read?;
         let headers = std::mem::take(&mut self.headers);
-        Ok(Answer { status: self.status, headers, trailers, body: body.into() })
+        Ok((Answer { status: self.status, headers, trailers, body: body.into() }, is_all))
     }
 }
 

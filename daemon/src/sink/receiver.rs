@@ -2,7 +2,7 @@
 
 use super::SinkError;
 use super::deliver::Verdict;
-use super::file::FileError;
+use super::file;
 use super::http::{self, Answer, Client, Secret, Tls, Version};
 use super::spool::Limits;
 use crate::config::units::{Bytes, Span};
@@ -11,8 +11,6 @@ use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, RETRY_AFTER};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -160,11 +158,7 @@ pub(super) fn open(
     let settings = reach.settings(url).map_err(refused)?;
     let client = Client::new(settings, version).map_err(|error| refused(error.to_string()))?;
     let directory = spool.directory_of(kind, url).map_err(refused)?;
-    DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|source| FileError {
-        path: directory.clone(),
-        step: "make the directory",
-        source,
-    })?;
+    file::make_directory(&directory)?;
     Ok((client, directory))
 }
 

@@ -2,8 +2,8 @@
 //! a spool of their own. An object is put again under the same key until the store has it, so nothing is there twice.
 
 use super::deliver::{Lazy, Remote, Verdict};
-use super::directory::{encode, file_name};
-use super::file::FileError;
+use super::directory::{encode, file_name, moment};
+use super::file::{self, FileError};
 use super::receiver::{SpoolOptions, only_a_place, shortened};
 use super::{Finished, Sink, SinkError};
 use crate::config::units::Span;
@@ -13,12 +13,11 @@ use object_store::{Certificate, ClientOptions, CredentialProvider, ObjectStore a
 use prost::Message;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::fs;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 /// How often a request in progress looks when it has to end.
@@ -211,11 +210,7 @@ impl S3 {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| refused(error.to_string()))?;
         let directory = spool.directory_of("s3", &place).map_err(refused)?;
-        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(|source| FileError {
-            path: directory.clone(),
-            step: "make the directory",
-            source,
-        })?;
+        file::make_directory(&directory)?;
         let bucket = Bucket { store, runtime: Some(runtime) };
         Ok(Self {
             name: format!("s3 {place}"),
@@ -248,11 +243,9 @@ impl Sink for S3 {
 
 /// A profile's key.
 fn key(prefix: &str, finished: &Finished) -> String {
-    let since = finished.start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let start = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
     let node = encode(finished.labels.get(NODE).map_or("unknown", String::as_str));
     let slash = if prefix.is_empty() { "" } else { "/" };
-    format!("{prefix}{slash}{}/{node}/{}", encode(&finished.service), file_name(start, 0))
+    format!("{prefix}{slash}{}/{node}/{}", encode(&finished.service), file_name(moment(finished.start), 0))
 }
 
 struct Bucket {

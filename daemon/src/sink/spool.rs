@@ -5,9 +5,8 @@ use super::file::{self, FileError};
 use super::lock::{self, Lock};
 use rustix::fs::statvfs;
 use std::collections::VecDeque;
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -335,8 +334,7 @@ impl Spool {
 
 /// Makes the directory, if it is not there, and takes its lock.
 fn make(directory: &Path) -> Result<Arc<Lock>, FileError> {
-    let fail = |source| FileError { path: directory.to_owned(), step: "make the directory", source };
-    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(fail)?;
+    file::make_directory(directory)?;
     lock::hold(directory)
 }
 
