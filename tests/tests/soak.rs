@@ -187,6 +187,19 @@ fn entries(maps: &[Map]) -> BTreeMap<&str, usize> {
     maps.iter().map(|map| (map.name.as_str(), map.keys.len())).collect()
 }
 
+/// Says how far it is.
+fn tell(held: &[Held], apps: u32, reloads: u32) {
+    let least = held.iter().min_by(|one, other| one.memory().total_cmp(&other.memory())).unwrap();
+    let most = held.iter().map(Held::memory).fold(0.0, f64::max);
+    let parts = least.mebibytes.map(|part| format!("{part:.1}")).join(" + ");
+    let text = format!(
+        "{:5.0} s: {:.1} ({parts}) to {most:.1} MiB, {apps} apps, {reloads} reloads\n",
+        held[0].seconds,
+        least.memory()
+    );
+    std::io::stderr().write_all(text.as_bytes()).unwrap();
+}
+
 /// Growth a second and its standard error, of a line through the least value of each stretch of time.
 fn slope(held: &[Held], value: impl Fn(&Held) -> f64) -> Option<(f64, f64)> {
     let mut points: Vec<(f64, f64)> = Vec::new();
@@ -286,7 +299,8 @@ fn what_comes_and_goes_leaves_nothing_in_a_daemon_that_runs_on() {
     let storm =
         Workload::native("storm", &["-static"]).unwrap().arg("0").arg(STARTS_A_SECOND).start().unwrap();
     group.take(storm.pid()).unwrap();
-    let (mut held, mut apps, mut reloads) = (Vec::new(), 0, 0);
+    let (mut held, mut apps, mut reloads): (Vec<Held>, _, _) = (Vec::new(), 0, 0);
+    let mut told = 0;
     // Where a machine is slow, until one that is left of each would be seen: three apps, a reload, and one after it.
     while begun.elapsed() < length || apps < 4 {
         let app = come(&node);
@@ -298,6 +312,12 @@ fn what_comes_and_goes_leaves_nothing_in_a_daemon_that_runs_on() {
         }
         go(&node, app);
         apps += 1;
+        // An hour without a word would be a long one.
+        if held[told].seconds + POINT_SECONDS <= begun.elapsed().as_secs_f64() {
+            tell(&held[told..], apps, reloads);
+            told = held.len();
+            held.push(Held::now(&node, begun));
+        }
         if apps % 3 == 0 {
             reloads += 1;
             reload(&node, if reloads % 2 == 0 { 97 } else { 99 });

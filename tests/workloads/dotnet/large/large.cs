@@ -3,6 +3,7 @@
 // of one by one, `small` makes garbage alone. With the argument `once` it does `make` and ends. Truth: none but the counts that tests/tests/large.rs has, too.
 using System;
 using System.Collections.Generic;
+using System.Diagnostics;
 using System.Runtime.CompilerServices;
 using System.Threading;
 
@@ -118,7 +119,13 @@ namespace Large
         static void Flood()
         {
             for (int n = 0; n < 3000; n++)
+            {
+                long made = Stopwatch.GetTimestamp();
                 sink = new Oak[85000 - 24];
+                // Without a pause a fast machine fills the library's ring before the reader's next look.
+                while (Stopwatch.GetElapsedTime(made).TotalMicroseconds < 50)
+                    Thread.SpinWait(10);
+            }
         }
     }
 }
