@@ -4,9 +4,10 @@
 //! value, so that each is named with where it came from.
 
 use super::{Config, Unfit};
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_yaml::Value;
 use std::ffi::OsString;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -126,9 +127,13 @@ impl Sources {
             };
         }
         config.check().map_err(|Unfit { key, problem }| {
-            let overlay = overlays.iter().rfind(|overlay| overlay.key == key);
-            let origin =
-                overlay.map_or_else(|| shown.display().to_string(), |overlay| overlay.origin.clone());
+            let origin = match overlays.iter().rfind(|overlay| overlay.key == key) {
+                Some(overlay) => overlay.origin.clone(),
+                None => match place(&text, key) {
+                    Some((line, column)) => format!("{}:{line}:{column}", shown.display()),
+                    None => shown.display().to_string(),
+                },
+            };
             ConfigError::Unfit { origin, key, problem }
         })?;
         let overlaid = overlays.into_iter().map(|overlay| (overlay.key, overlay.origin)).collect();
@@ -158,6 +163,51 @@ fn parse(text: &str, path: &Path) -> Result<(Value, Config), ConfigError> {
     }
     let config = serde_yaml::from_str(text).map_err(wrong)?;
     Ok((value, config))
+}
+
+/// Line and column in the file where the value with this dotted name stands, or what it is in. `None` when it does not stand there.
+fn place(text: &str, key: &str) -> Option<(usize, usize)> {
+    // The reader tells places with its errors only: it is made to fail at the value.
+    let error = Place(key).deserialize(serde_yaml::Deserializer::from_str(text)).err()?;
+    error.location().map(|at| (at.line(), at.column()))
+}
+
+/// Fails at the value with this dotted name, which is here when it is empty; at text and numbers by [`Visitor`]'s own methods.
+struct Place<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for Place<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
+        reader.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Place<'_> {
+    type Value = ();
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a section")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        if self.0.is_empty() {
+            return Err(A::Error::custom("here"));
+        }
+        let (section, rest) = self.0.split_once('.').unwrap_or((self.0, ""));
+        while let Some(name) = map.next_key::<Value>()? {
+            if name.as_str() == Some(section) {
+                map.next_value_seed(Place(rest))?;
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<(), E> {
+        if self.0.is_empty() { Err(E::custom("here")) } else { Ok(()) }
+    }
 }
 
 /// What is wrong, without its place, and with what may have been meant.
@@ -366,6 +416,9 @@ mod tests {
         );
         let text = error("files:\n  directory: relative\n", &[], &[]);
         assert!(text.contains("expected an absolute path"), "{text}");
+        let text =
+            error("# first\nwindows: {length: 1m}\nrecording:\n  spans: true\n  frequency: 0\n", &[], &[]);
+        assert!(text.contains(":5:14: recording.frequency: expected 1 to 10000"), "{text}");
         assert!(error("a: [", &[], &[]).contains(":1:"));
         assert!(error("windows: {length: 1m, length: 2m}", &[], &[]).contains("duplicate"));
     }

@@ -142,10 +142,13 @@ impl Directory {
         }
     }
 
-    fn note(&mut self, key: Key, bytes: u64) {
-        *self.names.entry(Arc::clone(&key.1)).or_default() += 1;
+    fn note(&mut self, (start, service, number): Key, bytes: u64) {
+        // All files of a service share one name: one each, made between all that a window makes and frees, would hold a page of that each.
+        let known = self.names.get_key_value(&service).map(|(name, _)| Arc::clone(name));
+        let service = known.unwrap_or(service);
+        *self.names.entry(Arc::clone(&service)).or_default() += 1;
         self.bytes += bytes;
-        self.files.insert(key, bytes);
+        self.files.insert((start, service, number), bytes);
     }
 
     /// What goes first to make room: what the clock says is still to come, then the oldest, and the last window's only when nothing else is left.

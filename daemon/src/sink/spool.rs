@@ -82,6 +82,8 @@ pub struct Spool {
     next: u64,
     /// Being sent: neither counts as lost nor goes while its receiver may be taking it.
     busy: Option<u64>,
+    /// The second of the last look for what is too old.
+    looked: Option<u64>,
     /// Sequence number of the one that could not be read, and how often in a row.
     unread: Option<(u64, u32)>,
     lost: Lost,
@@ -118,6 +120,7 @@ impl Spool {
             items: items.into(),
             left,
             busy: None,
+            looked: None,
             unread: None,
             lost: Lost::default(),
         })
@@ -222,9 +225,18 @@ impl Spool {
     pub fn expire(&mut self, now: SystemTime) {
         self.remove_left();
         let now = seconds(now);
-        while self.items.front().is_some_and(|item| now.saturating_sub(item.at) > self.limits.age.as_secs()) {
-            self.remove_oldest();
-            self.lost.expired += 1;
+        // Once a second: most often the first are the oldest, but what was put while the clock was ahead keeps none behind it.
+        if std::mem::replace(&mut self.looked, Some(now)) == Some(now) {
+            return;
+        }
+        let mut index = 0;
+        while let Some(item) = self.items.get(index) {
+            if now.saturating_sub(item.at) > self.limits.age.as_secs() && self.busy != Some(item.sequence) {
+                self.remove(index);
+                self.lost.expired += 1;
+            } else {
+                index += 1;
+            }
         }
     }
 
@@ -288,7 +300,11 @@ impl Spool {
     }
 
     fn remove_oldest(&mut self) {
-        if let Some(mut item) = self.items.pop_front()
+        self.remove(0);
+    }
+
+    fn remove(&mut self, index: usize) {
+        if let Some(mut item) = self.items.remove(index)
             && !self.unlink(item)
         {
             // Whoever opens this spool next would send it again: what has no content is not sent.
@@ -410,6 +426,18 @@ mod tests {
         assert_eq!(spool.lost(), Lost { evicted: 2, expired: 0, refused: 1 });
         assert_eq!((spool.bytes(), spool.len()), (900, 3));
         assert_eq!(spool.oldest(at(0)).unwrap().unwrap().payload, [2; 300]);
+    }
+
+    #[test]
+    fn what_was_put_while_the_clock_was_ahead_keeps_nothing_too_old_behind_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        spool.put(at(1_000_000), b"ahead").unwrap();
+        spool.put(at(0), b"old").unwrap();
+        spool.put(at(3000), b"new").unwrap();
+        spool.expire(at(3700));
+        assert_eq!((spool.lost(), spool.len()), (Lost { expired: 1, ..Lost::default() }, 2));
+        assert_eq!(drain(&mut spool, at(3701)), [b"ahead".to_vec(), b"new".to_vec()]);
     }
 
     #[test]
