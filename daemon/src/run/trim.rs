@@ -16,10 +16,9 @@ pub(crate) fn prepare() {
     const HEAPS: std::ffi::c_int = 2;
     /// glibc's own before it has learned another.
     const LARGE_BYTES: std::ffi::c_int = 128 << 10;
-    // SAFETY: it takes the allocator's own locks, and any number is good.
-    unsafe {
-        mallopt(M_ARENA_MAX, HEAPS);
-        mallopt(M_MMAP_THRESHOLD, LARGE_BYTES);
+    for (parameter, value) in [(M_ARENA_MAX, HEAPS), (M_MMAP_THRESHOLD, LARGE_BYTES)] {
+        // SAFETY: it takes the allocator's own locks, and any number is good.
+        unsafe { mallopt(parameter, value) };
     }
 }
 

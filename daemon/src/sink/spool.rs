@@ -226,7 +226,7 @@ impl Spool {
         self.remove_left();
         let now = seconds(now);
         // Once a second: most often the first are the oldest, but what was put while the clock was ahead keeps none behind it.
-        if std::mem::replace(&mut self.looked, Some(now)) == Some(now) {
+        if self.looked.replace(now) == Some(now) {
             return;
         }
         let mut index = 0;
