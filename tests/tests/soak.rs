@@ -90,6 +90,10 @@ impl Held {
         self.mebibytes.iter().sum()
     }
 
+    fn parts(&self) -> String {
+        self.mebibytes.map(|part| format!("{part:.1}")).join(" + ")
+    }
+
     fn all_descriptors(&self) -> usize {
         let counted = self.descriptors.iter().filter(|(kind, _)| *kind != SCHEDSTAT);
         counted.map(|(_, count)| count).sum()
@@ -194,11 +198,11 @@ fn entries(maps: &[Map]) -> BTreeMap<&str, usize> {
 fn tell(held: &[Held], apps: u32, reloads: u32) {
     let least = held.iter().min_by(|one, other| one.memory().total_cmp(&other.memory())).unwrap();
     let most = held.iter().map(Held::memory).fold(0.0, f64::max);
-    let parts = least.mebibytes.map(|part| format!("{part:.1}")).join(" + ");
     let text = format!(
-        "{:5.0} s: {:.1} ({parts}) to {most:.1} MiB, {apps} apps, {reloads} reloads\n",
+        "{:5.0} s: {:.1} ({}) to {most:.1} MiB, {apps} apps, {reloads} reloads\n",
         held[0].seconds,
-        least.memory()
+        least.memory(),
+        least.parts()
     );
     std::io::stderr().write_all(text.as_bytes()).unwrap();
 }
@@ -322,8 +326,7 @@ fn what_comes_and_goes_leaves_nothing_in_a_daemon_that_runs_on() {
         // An hour without a word would be a long one.
         if held[told].seconds + POINT_SECONDS <= begun.elapsed().as_secs_f64() {
             tell(&held[told..], apps, reloads);
-            told = held.len();
-            held.push(Held::now(&node, begun));
+            told = held.len() - 1;
         }
         if apps % 3 == 0 {
             reloads += 1;
@@ -353,7 +356,6 @@ fn what_comes_and_goes_leaves_nothing_in_a_daemon_that_runs_on() {
         held.iter().filter(|look| look.seconds >= warming.as_secs_f64()).cloned().collect();
     let least = warmed.iter().map(Held::memory).fold(f64::INFINITY, f64::min);
     let most = warmed.iter().map(Held::memory).fold(0.0, f64::max);
-    let parts = |held: &Held| held.mebibytes.map(|part| format!("{part:.1}")).join(" + ");
     let mut text = format!(
         "\nsoak of {:.0} s: {} processes and {apps} .NET apps came and went, {reloads} reloads\n\
          memory {least:.1} to {most:.1} MiB after the first sixth; before and after: {:.1} and {:.1} MiB (itself, maps and rings: {} and {}), \
@@ -363,8 +365,8 @@ fn what_comes_and_goes_leaves_nothing_in_a_daemon_that_runs_on() {
         truth["started"],
         before.memory(),
         after.memory(),
-        parts(&before),
-        parts(&after),
+        before.parts(),
+        after.parts(),
         before.all_descriptors(),
         after.all_descriptors(),
         before.images,

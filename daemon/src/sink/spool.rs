@@ -109,7 +109,7 @@ impl Spool {
         }
         items.sort_unstable_by_key(|item| item.sequence);
         let next = items.last().map_or(0, |item| item.sequence.saturating_add(1));
-        // Without content: see `remove_oldest`.
+        // Without content: see `remove`.
         let (left, items): (Vec<Item>, Vec<Item>) = items.into_iter().partition(|item| item.bytes == 0);
         Ok(Self {
             lock,
