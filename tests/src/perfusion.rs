@@ -237,7 +237,7 @@ pub struct Heard {
     pub profiles: Vec<(Profile, Outcome)>,
     /// While all of them surely listened.
     pub least_bytes: f64,
-    /// From when the first of them listened until after all were told to end.
+    /// From when the first of them listened until after all had ended.
     pub most_bytes: f64,
 }
 
@@ -305,12 +305,13 @@ pub fn record_allocations_beside(
     for recording in &recordings {
         recording.signal(rustix::process::Signal::INT)?;
     }
-    let last = app.mark()?;
     let mut profiles = Vec::new();
     for (recording, file) in recordings.into_iter().zip(&files) {
         let outcome = recording.finish_well(SLACK)?;
         profiles.push((Profile::read(file)?, outcome));
     }
+    // Not before they have ended: on a machine that stands still they hear of what comes after the signal, too.
+    let last = app.mark()?;
     Ok(Heard {
         profiles,
         least_bytes: to.allocated_bytes - from.allocated_bytes,

@@ -304,8 +304,8 @@ fn with_a_small_bound_its_memory_stays_within_it_on_a_host_where_processes_come_
     node.end();
 }
 
-/// What its cgroup allows: so little that what it would have otherwise, some 45 MiB, is more than its part of that.
-const LITTLE: u64 = 70 << 20;
+/// What its cgroup allows: so little that what it would have otherwise, some 40 MiB, is more than its part of that.
+const LITTLE: u64 = 60 << 20;
 
 #[test]
 fn with_little_memory_in_its_cgroup_it_starts_in_a_reduced_mode_that_it_names() {
@@ -332,14 +332,14 @@ fn with_little_memory_in_its_cgroup_it_starts_in_a_reduced_mode_that_it_names() 
     command.arg(little.path().join("cgroup.procs")).arg(daemon.get_program());
     command.arg(node.scratch.path("perfusion.yaml"));
     node.run(&mut command);
-    assert!(node.daemon().progress().contains("reduced mode: its cgroup allows 70 MiB of memory"));
+    assert!(node.daemon().progress().contains("reduced mode: its cgroup allows 60 MiB of memory"));
     assert_eq!(node.metric("perfusion_reduced"), 1.0);
     // Three fifths of it are its own.
     let bound = node.metric("perfusion_memory_limit_bytes");
     assert_eq!(bound, (LITTLE as f64 * 0.6).floor());
     assert!(node.metric("perfusion_frequency_hertz") <= 49.0);
     wait_until("three windows that say so", DEADLINE, || {
-        let says = |line: &String| line.starts_with("reduced mode: its cgroup allows 70 MiB of memory");
+        let says = |line: &String| line.starts_with("reduced mode: its cgroup allows 60 MiB of memory");
         let profiles = node.profiles();
         let of_app = profiles.iter().filter(|(name, _)| name == "spin");
         (of_app.filter(|(_, profile)| profile.comments.iter().any(says)).count() >= 3).then_some(())

@@ -94,7 +94,7 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
         // The helper and all threads have it from who makes them, and there is only this one yet.
         neighbour::step_back();
     }
-    trim::few_heaps();
+    trim::prepare();
     // Before there is any other thread: each would have the capability for itself.
     let helper = helper::part().map_err(internal("starting the helper that attaches"))?;
     log.write().map_err(internal("starting a thread"))?;

@@ -22,6 +22,7 @@ use crate::unwind::rule::Rule;
 use ebpf_common::key::{SPAN_DESCRIPTOR, SPAN_DISTANCE, SPAN_INDEX, SPAN_MODULE, SPAN_STATIC, SpanPlace};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,8 @@ use std::time::{Duration, Instant};
 const MAX_PROCESSES: usize = 16_384;
 /// Most processes, dead or alive, whose name and pid are remembered.
 const MAX_INFOS: usize = 65_536;
+/// A table for so many is never made smaller.
+const FEW: usize = 256;
 /// How long an exited process is kept for samples that come late.
 const KEEP_EXITED: Duration = Duration::from_secs(10);
 /// Shortest time between two times that all processes are read anew: a process that makes mappings without end can fill perf's rings. It
@@ -143,6 +146,13 @@ impl Counters {
         self.stacks_stale += u64::from(finished.broken == Some(Marker::TruncatedStale));
         self.stacks_broken += u64::from(!finished.reached_thread_start);
         self.stacks_guessed += u64::from(finished.reached_thread_start && finished.guessed > 0);
+    }
+}
+
+/// A table is as large as it ever was, here after a storm of short-lived processes, unless it is made smaller: a quarter is to be in use at least.
+fn fit<K: Eq + Hash, V>(table: &mut HashMap<K, V>) {
+    if table.capacity() > 4 * table.len().max(FEW) {
+        table.shrink_to(2 * table.len());
     }
 }
 
@@ -380,6 +390,8 @@ impl ProcessTable {
         self.remove_gone();
         processes.extend(self.live.values().map(|process| process.id));
         self.infos.retain(|id, _| processes.contains(id));
+        fit(&mut self.live);
+        fit(&mut self.infos);
         self.images.keep_only(images);
     }
 
@@ -1174,8 +1186,15 @@ mod tests {
         }
         assert_eq!((table.live.len(), table.counters().processes_refused), (7, 0), "when the table is full");
         table.observe(&event(EventKind::Exit { thread: thread(NOBODY + MAX_PROCESSES as u32 + 1) }));
+        let capacities = |table: &ProcessTable| [table.live.capacity(), table.infos.capacity()];
+        assert!(capacities(&table).into_iter().all(|capacity| capacity >= MAX_PROCESSES));
         table.forget_gone(&HashSet::new(), &mut HashSet::new());
         assert_eq!(table.live.len(), 2, "one whose end was reported is kept for late stacks");
+        assert!(
+            capacities(&table).into_iter().all(|capacity| capacity < 4 * FEW),
+            "{:?}",
+            capacities(&table)
+        );
     }
 
     #[test]
