@@ -5,6 +5,7 @@ use crate::config::{Config, load};
 use crate::daemon::control;
 use crate::error::{Error, say};
 use crate::exact::summary;
+use crate::ps::{self, Daemon};
 use crate::report::stacks::{Stacks, View};
 use crate::report::{self, ReportError, collections, flame, folded, groups, top, types};
 use crate::sink::file::{self, FileError};
@@ -108,11 +109,15 @@ pub fn ps(options: &Ps) -> Result<u8, Error> {
     // One that cannot be used is the daemon's trouble: it lies where it usually does, then.
     let limits = sources.load().map(|loaded| loaded.config.limits).unwrap_or_default();
     let path = control::path(&limits.kill_switch);
-    let daemon = control::ask(&path).unwrap_or_else(|error| {
-        say(&format!("the daemon at {}: {error}", path.display()));
-        None
-    });
-    let printed = crate::ps::print(options.json, daemon, &mut io::stdout().lock(), &mut io::stderr().lock());
+    let daemon = match control::ask(&path) {
+        Ok(Some(answer)) => Daemon::Told(answer),
+        Ok(None) => Daemon::None,
+        Err(error) => {
+            say(&format!("the daemon at {}: {error}", path.display()));
+            Daemon::Silent
+        }
+    };
+    let printed = ps::print(options.json, daemon, &mut io::stdout().lock(), &mut io::stderr().lock());
     unless_closed(printed).map_err(|source| Error::Internal { what: "listing processes", source })?;
     Ok(0)
 }

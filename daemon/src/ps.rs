@@ -19,6 +19,28 @@ const UNSELECTED: &str = "not selected by the daemon's rules";
 const COMMAND_BYTES: u64 = 256;
 const COMMAND_CHARACTERS: usize = 40;
 
+/// What the daemon of this host says.
+pub enum Daemon {
+    /// There is none.
+    None,
+    /// There is one that does not say anything of processes.
+    Silent,
+    /// It has said this.
+    Told(Answer),
+}
+
+impl Daemon {
+    /// Whether a process may be asked something over its diagnostics socket. Where there is a daemon its rules and its owner's annotations say who is not
+    /// to be touched, and it has touched those already in which it has a shim.
+    fn lets_ask(&self, pid: u32) -> bool {
+        match self {
+            Self::None => true,
+            Self::Silent => false,
+            Self::Told(answer) => answer.processes.iter().any(|told| told.standing.pid == pid && told.shim),
+        }
+    }
+}
+
 /// One process.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
@@ -73,20 +95,22 @@ impl Mode {
 ///
 /// # Errors
 /// When `/proc` cannot be listed.
-pub fn list() -> io::Result<Vec<Row>> {
-    let mut rows: Vec<Row> = crate::process::all_pids()?.into_iter().filter_map(row).collect();
+pub fn list(daemon: &Daemon) -> io::Result<Vec<Row>> {
+    let pids = crate::process::all_pids()?.into_iter();
+    let mut rows: Vec<Row> = pids.filter_map(|pid| row(pid, daemon)).collect();
     rows.sort_by_key(|row| (matches!(row.runtime, Runtime::Native | Runtime::Unseen), row.pid));
     Ok(rows)
 }
 
 /// `None` when the process is gone, a zombie, or a thread of the kernel.
-fn row(pid: u32) -> Option<Row> {
+fn row(pid: u32, daemon: &Daemon) -> Option<Row> {
     let target = Target::open(pid).ok()?;
     if target.is_kernel_thread() || !target.is_alive() {
         return None;
     }
     // Asking means to connect to its diagnostics socket.
-    let ask = matches!(opted_out(&target), Ok(false)).then_some(ASK_TIMEOUT);
+    let may_ask = daemon.lets_ask(pid) && matches!(opted_out(&target), Ok(false));
+    let ask = may_ask.then_some(ASK_TIMEOUT);
     let Inspection { runtime, shim_loaded, why_not } = inspect(&target, ask).ok()?;
     let mode = match (&runtime, &why_not) {
         _ if shim_loaded => Mode::ShimLoaded,
@@ -148,14 +172,9 @@ fn left_out(told: &Told) -> Option<String> {
 ///
 /// # Errors
 /// When `/proc` cannot be listed or `out` not be written.
-pub fn print(
-    json: bool,
-    daemon: Option<Answer>,
-    out: &mut dyn Write,
-    notes: &mut dyn Write,
-) -> io::Result<()> {
-    let mut rows = list()?;
-    if let Some(answer) = daemon {
+pub fn print(json: bool, daemon: Daemon, out: &mut dyn Write, notes: &mut dyn Write) -> io::Result<()> {
+    let mut rows = list(&daemon)?;
+    if let Daemon::Told(answer) = daemon {
         for remark in &answer.remarks {
             writeln!(notes, "{remark}")?;
         }
@@ -244,12 +263,12 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{COMMAND_CHARACTERS, Mode, UNSELECTED, cost, fitting, join, list, print, table};
+    use super::{COMMAND_CHARACTERS, Daemon, Mode, UNSELECTED, cost, fitting, join, list, print, table};
     use crate::daemon::control::Answer;
 
     #[test]
     fn this_process_is_listed_as_native() {
-        let rows = list().unwrap();
+        let rows = list(&Daemon::None).unwrap();
         let me = rows.iter().find(|row| row.pid == std::process::id()).unwrap();
         assert_eq!((me.mode, me.why_not.as_deref()), (Mode::Native, None));
     }
@@ -265,7 +284,8 @@ mod tests {
                 "shim":false,"shim_dropped":0,"why_not":"it opted out"{more}}}]{unselected}}}"#
             );
             let answer: Answer = serde_json::from_str(&told).unwrap();
-            let mut rows: Vec<_> = list().unwrap().into_iter().filter(|row| row.pid == me).collect();
+            let mut rows: Vec<_> =
+                list(&Daemon::None).unwrap().into_iter().filter(|row| row.pid == me).collect();
             rows[0].why_not = before.map(str::to_owned);
             join(&mut rows, answer);
             rows.remove(0).why_not
@@ -281,6 +301,19 @@ mod tests {
         assert_eq!(why_not(ticks, "", &unselected(ticks + 1), None).unwrap(), "it opted out");
     }
 
+    #[test]
+    fn where_a_daemon_runs_nobody_is_asked_but_those_it_is_in() {
+        let told = |shim: bool| {
+            let told = format!(
+                r#"{{"remarks":[],"processes":[{{"pid":7,"start_ticks":1,"is_clr":true,"stacks":1,"stacks_broken":0,"lookup_ms":0,
+                "shim":{shim},"shim_dropped":0,"why_not":null}}]}}"#
+            );
+            Daemon::Told(serde_json::from_str(&told).unwrap())
+        };
+        assert!(Daemon::None.lets_ask(7) && told(true).lets_ask(7));
+        assert!(!told(false).lets_ask(7) && !told(true).lets_ask(8) && !Daemon::Silent.lets_ask(7));
+    }
+
     /// Two thousandths of a CPU for a minute; and a daemon of an earlier version says nothing.
     #[test]
     fn the_cost_is_a_part_of_one_cpu() {
@@ -291,7 +324,8 @@ mod tests {
                 r#"{{"remarks":[],"processes":[{{"pid":{me},"start_ticks":{ticks},"is_clr":false,"stacks":7,"stacks_broken":1,"lookup_ms":20,
                 "shim":false,"shim_dropped":0,"why_not":null{more}}}]}}"#
             );
-            let mut rows: Vec<_> = list().unwrap().into_iter().filter(|row| row.pid == me).collect();
+            let mut rows: Vec<_> =
+                list(&Daemon::None).unwrap().into_iter().filter(|row| row.pid == me).collect();
             join(&mut rows, serde_json::from_str(&told).unwrap());
             let mut text = Vec::new();
             table(&rows, &mut text).unwrap();
@@ -316,10 +350,10 @@ mod tests {
     #[test]
     fn the_json_form_is_json_and_the_table_has_a_line_each() {
         let (mut json, mut table, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        print(true, None, &mut json, &mut notes).unwrap();
+        print(true, Daemon::None, &mut json, &mut notes).unwrap();
         let parsed: serde_json::Value = serde_json::from_slice(&json).unwrap();
         assert!(!parsed.as_array().unwrap().is_empty());
-        print(false, None, &mut table, &mut notes).unwrap();
+        print(false, Daemon::None, &mut table, &mut notes).unwrap();
         let table = String::from_utf8(table).unwrap();
         assert!(table.contains(&format!("{:>7}  ", std::process::id())), "{table}");
     }

@@ -6,8 +6,9 @@ use std::sync::atomic::AtomicBool;
 use perfusion::attach::ipc::{Listen, listen, stop_listening};
 use perfusion::attach::target::Target;
 use perfusion::report::units::grouped;
+use rustix::process::Signal;
 use system_tests::environment::{Need, begin_beside};
-use system_tests::perfusion::{SLACK, Scratch, command, run};
+use system_tests::perfusion::{Recording, SLACK, Scratch, command, run};
 use system_tests::{Outcome, Profile, Runtime, Sample, Workload, on_runtimes};
 
 /// A kind of root that differs from runtime to runtime.
@@ -104,6 +105,32 @@ fn a_survey_of_an_app_with_server_collections_is_whole() {
             assert!(row.contains(&format!(" {} ", grouped(count))), "{row}");
         }
         assert!(text.contains("    static field Holders.Feed.Changed\n"), "{text}");
+    }
+    app.stop().unwrap();
+}
+
+#[test]
+fn a_survey_that_is_interrupted_says_so_and_leaves_the_app_as_it_was() {
+    let needs = [Need::Root, Need::Perfusion, Need::Clr(Runtime::Net9)];
+    let Some(_turn) = begin_beside("heap::interrupted", &needs) else { return };
+    let app = Workload::dotnet(Runtime::Net9, "holders", &[]).unwrap().start().unwrap();
+    let pid = app.pid().to_string();
+    // A machine may be so busy that a survey is over before anybody has seen it begin.
+    let interrupted = (0..10).any(|_| {
+        let mut survey = Recording::spawn(command(["heap"]).args(["--pid", &pid])).unwrap();
+        survey.await_progress("are stopped now", SLACK).unwrap();
+        survey.signal(Signal::INT).unwrap();
+        let outcome = survey.finish(SLACK).unwrap();
+        let said = format!("interrupted: process {pid} has its event settings back");
+        assert!(outcome.code() == 0 || outcome.stderr.contains(&said), "{}", outcome.stderr);
+        assert_eq!(outcome.code() == 0, !outcome.stdout.is_empty(), "{}", outcome.stdout);
+        outcome.code() == 1
+    });
+    assert!(interrupted, "each was over before");
+    let text = heap(&["--pid", &pid, "--rows", "1000"]).stdout;
+    for (held, count, _) in HELD {
+        let row = text.lines().find(|line| line.ends_with(&format!("  {held}"))).expect(&text);
+        assert!(row.contains(&format!(" {} ", grouped(count))), "{row}");
     }
     app.stop().unwrap();
 }

@@ -15,11 +15,15 @@ const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Types of `types.cs` that the compiler has named, or that the runtime writes in another way, and a part of the name the runtime has for them, where
 /// that is another one.
-const SHOWN: [(&str, Option<&str>); 4] = [
+const SHOWN: [(&str, Option<&str>); 5] = [
     ("Types.Maker+closure", Some("Types.Maker.<>c__DisplayClass")),
     ("Types.Maker.Wait(…)+async", Some("Types.Maker.<Wait>d__")),
     ("(Types.Ticket, int)[]", Some("System.ValueTuple<Types.Ticket, int>[]")),
     ("Types.Outer<int>.Inner", None),
+    (
+        "System.Func<byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, Types.Ticket>[]",
+        None,
+    ),
 ];
 /// A type that two load contexts have, and what the core library makes of it.
 const TWICE: [&str; 2] = ["Types.Ware", "System.Collections.Generic.KeyValuePair<Types.Ware, int>[]"];

@@ -161,15 +161,15 @@ fn take(
     }
     while !reading.is_finished() {
         progress(shared.objects.load(Ordering::Relaxed));
+        if interrupted.load(Ordering::Relaxed) {
+            shared.give_up.store(true, Ordering::Relaxed);
+        }
         thread::sleep(LOOK);
     }
     let panicked = |_| failed(io::Error::other("it panicked"));
     let Read { walk, lost, end } = reading.join().map_err(panicked)?;
     collected.map_err(panicked)??;
-    if interrupted.load(Ordering::Relaxed) {
-        let left = "has its event settings back";
-        return Err(SurveyError::Interrupted { pid, left });
-    }
+    unless_interrupted(pid, interrupted)?;
     match end {
         Err(source) => return Err(SurveyError::Stream { pid, source }),
         _ if !walk.has_begun() => return Err(SurveyError::NoWalk { pid }),
@@ -182,6 +182,17 @@ fn take(
         );
     }
     Ok(walk.finish(lost))
+}
+
+/// Nothing is left to be put right in the process.
+///
+/// # Errors
+/// When the survey was given up.
+pub(super) fn unless_interrupted(pid: u32, interrupted: &AtomicBool) -> Result<(), SurveyError> {
+    if interrupted.load(Ordering::Relaxed) {
+        return Err(SurveyError::Interrupted { pid, left: "has its event settings back" });
+    }
+    Ok(())
 }
 
 /// Opens the session that makes the runtime collect, and ends it.

@@ -22,7 +22,7 @@ pub mod walk;
 
 pub use collect::SurveyError;
 
-use self::collect::{Settings, survey};
+use self::collect::{Settings, survey, unless_interrupted};
 use self::paths::Paths;
 use self::print::Findings;
 use self::walk::Survey;
@@ -106,9 +106,11 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     }
     let mut survey = survey?;
     declared::complete_names(&target, &mut survey);
+    unless_interrupted(pid, &interrupted)?;
     let notes = notes(&survey);
     tell(&pause(&survey));
     let (findings, left_out) = findings(&survey, limit_bytes);
+    unless_interrupted(pid, &interrupted)?;
     notes.iter().chain(&left_out).for_each(|note| tell(note));
     let written = options.output.as_deref().map_or(Ok(()), |output| {
         let Some(paths) = &findings.paths else {

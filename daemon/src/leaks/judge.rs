@@ -22,6 +22,8 @@ const FEWEST_SEEN: f64 = 10.0;
 const SURE: f64 = 2.5;
 /// Of what was alive in the middle of the time, the share that stays where nothing goes.
 const MOST_STAY: f64 = 0.7;
+/// So many that half as many or fewer come by chance once in fifty times.
+const FEWEST_EXPECTED: f64 = 16.0;
 /// Half the width of a 95 % interval of a normal distribution, in standard errors.
 const HALF_WIDTH_95: f64 = 1.96;
 
@@ -244,6 +246,15 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
     };
     if grows(early) && grows(late) {
         if late.kept() >= MOST_STAY {
+            if let Some(Lately { within_s, came, expected }) =
+                all.last().and_then(|now| slowed(half, last, now))
+            {
+                let reason = format!(
+                    "it grew in both halves, but hardly does any more: {came:.0} came within the last {}, where {expected:.0} would have if it went on so",
+                    seconds(within_s)
+                );
+                return (Verdict::TooEarly, reason);
+            }
             let reason = format!(
                 "{:.0} more in the first half and {:.0} in the second, all through full collections; {}; the oldest are at least {} old. A cache that is emptied more rarely looks the same",
                 early.growth(),
@@ -283,6 +294,30 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
         _ => "it seems to grow, but so few came that it may be chance",
     };
     (Verdict::TooEarly, reason.to_owned())
+}
+
+/// What came at the end of the time, and how much would have, had growth gone on.
+struct Lately {
+    within_s: f64,
+    came: f64,
+    expected: f64,
+}
+
+/// What fills until shortly before the end (a cache that warms up, a pool) grows in both halves and loses nothing, as a leak does; but there are hardly
+/// any young ones of it. `half` and `last` are of what is proven, which none of them can be yet; `now` is all there is at the last moment. Ages are known as
+/// powers of two. Objects may come in bursts, so not too short a time counts.
+fn slowed(half: &Moment<'_>, last: &Moment<'_>, now: &Moment<'_>) -> Option<Lately> {
+    let half_s = last.at_s - half.at_s;
+    let unit = now.group.stands_for().filter(|unit| *unit > 0.0).unwrap_or(1.0);
+    let per_second = (last.group.told() - half.group.told()) / half_s / unit;
+    let shortest = (half_s / 5.0).log2().ceil();
+    let times =
+        (0..3).map(|more| 2f64.powf(shortest + f64::from(more))).filter(|time| *time <= half_s * 2.0 / 3.0);
+    let within_s =
+        times.reduce(|time, longer| if per_second * time < FEWEST_EXPECTED { longer } else { time })?;
+    let older = now.group.told_older(within_s, Cell::share_older);
+    let (came, expected) = ((now.group.told() - older) / unit, per_second * within_s);
+    (came < expected / 2.0).then_some(Lately { within_s, came, expected })
 }
 
 /// Two moments, the earlier of which has lost nine in ten of its objects by the later, though there are about as many: how many there
@@ -477,6 +512,20 @@ mod tests {
             reason.starts_with("in the second half it grew by no more than 4 %, if at all; of 50 "),
             "{reason}"
         );
+    }
+
+    #[test]
+    fn what_has_just_filled_up_is_no_leak() {
+        for filled in [70.0, 80.0, 90.0, 100.0] {
+            let (found, reason) = verdict(120.0, |now| every(0.1, 0.0, now.min(filled)));
+            assert_ne!(found, Verdict::Leak, "{filled}: {reason}");
+        }
+        let (_, reason) = verdict(120.0, |now| every(0.1, 0.0, now.min(100.0)));
+        assert!(reason.contains("hardly does any more: 0 came within the last 16 s"), "{reason}");
+        // Ten every ten seconds: it goes on.
+        let (found, reason) =
+            verdict(120.0, |now| every(1.0, 0.0, now).iter().map(|at| (at / 10.0).floor() * 10.0).collect());
+        assert_eq!(found, Verdict::Leak, "{reason}");
     }
 
     #[test]

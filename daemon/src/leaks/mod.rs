@@ -10,10 +10,11 @@ use crate::attach::target::Target;
 use crate::attach::{self, Settings, Wishes};
 use crate::cli;
 use crate::error::{Error, say};
-use crate::pprof::{self, About};
+use crate::pprof::{self, About, LOSS_PREFIX};
 use crate::process::ProcessTable;
 use crate::record::{check_managed, check_target, raise_open_files};
 use crate::report;
+use crate::run::loss;
 use crate::run::processor::Processor;
 use crate::source::MonotonicNs;
 use crate::source::order::Order;
@@ -137,7 +138,8 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
             || !crate::process::is_running(pid, ticks);
         if ends || began.elapsed() >= next {
             next += options.window;
-            snapshots.push(look(&mut processor, began_ns)?);
+            let of_shims = shims.counters();
+            snapshots.push(look(&mut processor, of_shims, began_ns)?);
         }
         if ends {
             break;
@@ -156,8 +158,13 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
 }
 
 /// What is alive now: the way of a recording's end, so that files and running processes are judged alike.
-fn look(processor: &mut Processor, began: MonotonicNs) -> Result<Snapshot, Error> {
+fn look(
+    processor: &mut Processor,
+    of_shims: Vec<(String, u64)>,
+    began: MonotonicNs,
+) -> Result<Snapshot, Error> {
     let (now, at) = (MonotonicNs::now(), SystemTime::now());
+    let counters = [of_shims, loss::daemon_counters(processor)].concat();
     let window = processor.close(now, &[]);
     let duration = Duration::from_nanos(now.0.saturating_sub(began.0));
     let about = About {
@@ -165,13 +172,13 @@ fn look(processor: &mut Processor, began: MonotonicNs) -> Result<Snapshot, Error
         duration,
         period_ns: 1,
         main_image: None,
-        comments: Vec::new(),
+        comments: vec![format!("{LOSS_PREFIX}{}", loss::line(&counters))],
     };
     let bytes = pprof::encode(&window, &processor.symbolizer, &processor.processes, &about)?;
     Ok(Snapshot::read(&pprof::decode(&bytes)?))
 }
 
-/// A flag that Ctrl-C and SIGTERM raise.
+/// A flag that Ctrl-C and SIGTERM raise. The second of them ends the program at once, as it does a recording (exit code 130).
 pub(crate) fn end_on_signal() -> std::io::Result<Arc<AtomicBool>> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -182,13 +189,18 @@ pub(crate) fn end_on_signal() -> std::io::Result<Arc<AtomicBool>> {
     let over = Arc::new(AtomicBool::new(false));
     let raised = Arc::clone(&over);
     std::thread::Builder::new().name("signals".into()).spawn(move || {
-        runtime.block_on(async {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        });
+        let mut told = || {
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                }
+            });
+        };
+        told();
         raised.store(true, Ordering::Relaxed);
+        told();
+        std::process::exit(130);
     })?;
     Ok(over)
 }

@@ -47,6 +47,16 @@ pub(super) fn text(
         )
         .ok();
     }
+    let lossy: Vec<&Snapshot> = snapshots.iter().filter(|of| !of.losses.is_empty()).collect();
+    if let Some(last) = lossy.last() {
+        writeln!(
+            text,
+            "losses in {}, so that less may be seen than there is; the last: {}",
+            counted(lossy.len(), "moment"),
+            last.losses.join("; ")
+        )
+        .ok();
+    }
     for finding in shown.iter().take(rows) {
         one(&mut text, finding).ok();
     }

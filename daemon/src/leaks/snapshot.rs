@@ -4,6 +4,7 @@ use super::series::Process;
 use crate::aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use crate::pprof::proto::Profile;
 use crate::report::stacks::{Kind, Stacks};
+use crate::run::loss;
 use crate::symbolize::pretty::clean;
 use std::collections::{HashMap, HashSet};
 
@@ -64,6 +65,31 @@ pub struct Snapshot {
     pub watched_since_s: HashMap<Process, f64>,
     /// What there is.
     pub groups: HashMap<Place, Group>,
+    /// What of allocations and live objects is known to be missing, as the profile's loss line says it.
+    pub losses: Vec<String>,
+}
+
+/// Of a loss line, what begins with one of these is about live objects.
+const LOSSES: [&str; 10] = [
+    "allocation_sites_refused",
+    "live_objects_refused",
+    "shim_records_",
+    "shim_events_malformed",
+    "shim_holes",
+    "shim_handles_",
+    "shim_live_set_shrunk",
+    "shim_types_",
+    "shim_regions_",
+    loss::LEASES_LOST,
+];
+
+/// Those parts of a loss line.
+fn losses(line: &str) -> Vec<String> {
+    let is_of_objects = |part: &&str| {
+        part.starts_with("allocations ") && part.contains(" ring full")
+            || LOSSES.iter().any(|word| part.starts_with(word))
+    };
+    line.split("; ").filter(is_of_objects).map(str::to_owned).collect()
 }
 
 impl Cell {
@@ -245,7 +271,15 @@ impl Snapshot {
                 });
             }
         }
-        Self { at_s, length_s: profile.duration_nanos as f64 / 1e9, processes, watched_since_s, groups }
+        let losses = stacks.loss().map(|line| losses(&line)).unwrap_or_default();
+        Self {
+            at_s,
+            length_s: profile.duration_nanos as f64 / 1e9,
+            processes,
+            watched_since_s,
+            groups,
+            losses,
+        }
     }
 }
 
@@ -265,7 +299,15 @@ fn is_proven(generation: i64, survived: i64, full: Option<i64>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cell, Group, is_proven};
+    use super::{Cell, Group, is_proven, losses};
+
+    #[test]
+    fn losses_are_those_of_objects() {
+        let line = "cpu samples 9 = 8 stored + 1 ring full; allocations 5 = 3 stored + 2 ring full; stacks 3: 3 exact, 0 broken, 0 guessed; perf_lost 4; \
+                    shim_handles_full 7";
+        assert_eq!(losses(line), ["allocations 5 = 3 stored + 2 ring full", "shim_handles_full 7"]);
+        assert!(losses("cpu samples 9 = 9 stored; allocations 5 = 3 stored + 2 thinned").is_empty());
+    }
 
     fn group(cells: &[(f64, f64)]) -> Group {
         let cell = |&(age_s, seen): &(f64, f64)| Cell {

@@ -126,9 +126,9 @@ const OTHER_LOSSES: [&str; 51] = [
     "shim_contentions_unmatched",
     "shim_handles_full",
     "shim_handles_refused",
-    "shim_surveys_skipped",
     "shim_live_set_shrunk",
     "shim_types_queue_full",
+    "shim_types_refused",
     "shim_regions_refused",
     "shim_regions_disabled",
     LEASES_LOST,
@@ -215,8 +215,8 @@ mod tests {
             "{}",
             line(&good)
         );
-        let shim = counters(&[("shim_handles_refused", 3), ("shim_surveys_skipped", 2)]);
-        assert!(line(&shim).ends_with("; shim_handles_refused 3; shim_surveys_skipped 2"), "{}", line(&shim));
+        let shim = counters(&[("shim_handles_refused", 3), ("shim_types_refused", 2)]);
+        assert!(line(&shim).ends_with("; shim_handles_refused 3; shim_types_refused 2"), "{}", line(&shim));
         let bad = counters(&[("cpu_samples", 10), ("events_cpu_samples", 7)]);
         assert!(line(&bad).contains("cpu samples 10 = 7 stored (3 unaccounted)"), "{}", line(&bad));
     }

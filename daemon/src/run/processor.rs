@@ -871,6 +871,9 @@ impl Processor {
                 self.runtimes.insert(region, Runtime { version, watches });
                 self.heap.watched_from(region, time);
                 self.pools.forget(region);
+                // What it did not tell of in a silence may be the end of a pause.
+                self.collections.region_gone(region);
+                self.collecting.retain(|_, of| of.region != region);
             }
             ShimEvent::Bye => drop(self.regions_gone.insert(region)),
             ShimEvent::ThreadName { .. }

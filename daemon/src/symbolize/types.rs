@@ -9,6 +9,9 @@ use std::sync::Arc;
 /// Modules of one file name that are told apart in a process. A program that loads an assembly anew all the time has one module after the other.
 pub const MOST_CONTEXTS: usize = 64;
 
+/// File names of modules that are known of a process. One that compiles all the time may name each assembly anew.
+const MOST_FILES: usize = 4096;
+
 /// A type's names.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TypeName {
@@ -44,9 +47,13 @@ pub struct Contexts {
 }
 
 impl Contexts {
-    /// What a module is called: its file's name, and from the second module of that name on `#2`, `#3`, … in the order they were met.
+    /// What a module is called: its file's name, and from the second module of that name on `#2`, `#3`, … in the order they were met. Modules of very
+    /// many files are not told apart beyond these.
     pub fn label(&mut self, file: &str, module_id: u64) -> Arc<str> {
         let file: Arc<str> = pretty::clean(file).as_ref().into();
+        if self.of_file.len() >= MOST_FILES && !self.of_file.contains_key(&file) {
+            return file;
+        }
         let known = self.of_file.entry(Arc::clone(&file)).or_default();
         let at = known.iter().position(|id| *id == module_id).unwrap_or_else(|| {
             if known.len() < MOST_CONTEXTS {
@@ -127,7 +134,7 @@ impl ToldApart<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Contexts, MOST_CONTEXTS, TypeName, Types};
+    use super::{Contexts, MOST_CONTEXTS, MOST_FILES, TypeName, Types};
     use crate::source::RegionId;
     use std::collections::HashSet;
 
@@ -175,5 +182,8 @@ mod tests {
         assert_eq!(&*contexts.label("b.dll", 8), "b.dll");
         let last = (10..10_000).map(|id| contexts.label("a.dll", id)).last();
         assert_eq!(last.as_deref(), Some(format!("a.dll#{MOST_CONTEXTS}").as_str()));
+        let many = (0..2 * MOST_FILES).map(|number| contexts.label(&format!("script{number}.dll"), 1)).last();
+        assert_eq!(many.as_deref(), Some(format!("script{}.dll", 2 * MOST_FILES - 1).as_str()));
+        assert_eq!(contexts.of_file.len(), MOST_FILES);
     }
 }

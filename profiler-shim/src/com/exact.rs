@@ -7,7 +7,7 @@ use super::info::Info;
 use super::object::{Object, object};
 use super::unknown::{self, not_counted, slice};
 use super::vtable::{SLOTS, Vtable, ignored};
-use crate::exact::Exact;
+use crate::exact::{Allocated, Exact};
 use crate::{machine, syscall};
 use core::ffi::c_void;
 use core::ptr::NonNull;
@@ -135,8 +135,14 @@ unsafe extern "C" fn runtime_resume_finished(this: *mut c_void) -> i32 {
 
 unsafe extern "C" fn object_allocated(this: *mut c_void, object: usize, class: usize) -> i32 {
     // SAFETY: `this` is the object it was called on.
-    if let Some(bytes) = unsafe { exact(this) }.allocated(object, class) {
+    let exact = unsafe { exact(this) };
+    let Allocated { chosen, first } = exact.allocated(object, class);
+    // Before anything lets a collection in, after which it is elsewhere.
+    if let Some(bytes) = chosen {
         tell(object, class, bytes);
+    }
+    if let Some(first) = first {
+        exact.describe(class, first);
     }
     S_OK
 }

@@ -136,10 +136,13 @@ pub struct Class {
     pub arguments: Arguments,
 }
 
+/// Type arguments that are asked for, of all levels of a nested type together. The largest the framework has are the 17 of `Func`.
+const MOST_ARGUMENTS: usize = 32;
+
 /// Type arguments: ClassIDs. More than fit are told as the count only.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Arguments {
-    ids: [usize; 16],
+    ids: [usize; MOST_ARGUMENTS],
     count: u32,
 }
 
@@ -410,12 +413,12 @@ impl Info {
             &raw mut found.class,
             &raw mut found.module,
             &raw mut found.token,
-            16,
+            MOST_ARGUMENTS as u32,
             &raw mut count,
             found.arguments.ids.as_mut_ptr()
         );
         ok(answer)?;
-        found.arguments.count = count.min(16);
+        found.arguments.count = count.min(MOST_ARGUMENTS as u32);
         Ok(found)
     }
 
@@ -434,12 +437,12 @@ impl Info {
             &raw mut found.module,
             &raw mut found.token,
             &raw mut parent,
-            16,
+            MOST_ARGUMENTS as u32,
             &raw mut count,
             found.arguments.ids.as_mut_ptr()
         );
         ok(answer)?;
-        found.arguments.count = count.min(16);
+        found.arguments.count = count.min(MOST_ARGUMENTS as u32);
         Ok(found)
     }
 

@@ -60,6 +60,22 @@ pub trait Runtime {
     fn identity(&self, class: usize) -> (u64, bool);
 }
 
+/// What is left to be done about an object that was counted, in this order.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Allocated {
+    /// Its bytes, when chance has chosen it, to be told of with its stack.
+    pub chosen: Option<u64>,
+    /// Its type was met for the first time.
+    pub first: Option<First>,
+}
+
+/// The first object of a type: its row, and its size.
+#[derive(Clone, Copy, Debug)]
+pub struct First {
+    row: usize,
+    size_words: u64,
+}
+
 /// The profiler of exact mode.
 pub struct Exact {
     table: Table,
@@ -162,26 +178,23 @@ impl Exact {
         self.tick.load(Ordering::Relaxed) != 0
     }
 
-    /// An object was allocated by this thread, which is in cooperative mode: no collection begins before this returns, unless naming a new
-    /// type lets one in, and by then the object is noted.
-    ///
-    /// Answers its bytes when chance has chosen it, to be told of with its stack.
+    /// An object was allocated by this thread, which is in cooperative mode: no collection begins before this returns.
     #[inline]
-    pub fn allocated(&self, object: usize, class: usize) -> Option<u64> {
+    pub fn allocated(&self, object: usize, class: usize) -> Allocated {
         let tick = self.tick.load(Ordering::Relaxed);
         if tick == 0 {
-            return None;
+            return Allocated::default();
         }
         let thread = thread_block();
         let Some(slot) = self.chunks.slot(thread) else {
             self.table.count(head::LOSSES + loss::THREADS);
-            return None;
+            return Allocated::default();
         };
         let known = slot.known(class, self.classes.epoch());
         let found = match known {
             Some(class) => classes::Found { class, is_new: false },
             None => {
-                let info = self.info()?;
+                let Some(info) = self.info() else { return Allocated::default() };
                 let found = self.classes.find(class, &self.table, &info);
                 slot.remember(class, found.class, self.classes.epoch());
                 found
@@ -201,19 +214,20 @@ impl Exact {
         if !self.chunks.push(slot, entry) {
             self.table.count(head::LOSSES + loss::MEMORY);
         }
-        if found.is_new {
-            self.describe(class, found.class.row(), size_words);
-        }
         let (chance, bytes) = (slot.chance(), size_words.wrapping_mul(8));
-        (chance.is_near(bytes)
-            && chance.chooses(bytes, thread as u64 ^ self.began_ns.load(Ordering::Relaxed)))
-        .then_some(bytes)
+        let is_chosen = chance.is_near(bytes)
+            && chance.chooses(bytes, thread as u64 ^ self.began_ns.load(Ordering::Relaxed));
+        Allocated {
+            chosen: is_chosen.then_some(bytes),
+            first: found.is_new.then_some(First { row: found.class.row(), size_words }),
+        }
     }
 
-    /// Names a type that was met for the first time. Its first object keeps its module loaded meanwhile.
+    /// Names a type that was met for the first time. Its first object keeps its module loaded meanwhile, and may be elsewhere afterwards: this can let a
+    /// collection in.
     #[cold]
     #[inline(never)]
-    fn describe(&self, class: usize, row: usize, size_words: u64) {
+    pub fn describe(&self, class: usize, First { row, size_words }: First) {
         let Some(info) = self.info() else { return };
         let (mut name, mut module) = (Line::new(), Line::new());
         let module_id = Namer::new(info).class(class, &mut name, &mut module);

@@ -37,8 +37,9 @@ const LEAST: Quota = Quota { records: 64, bytes: 64 << 10 };
 const LAST_QUESTIONS: Duration = Duration::from_millis(50);
 /// Rounds in which a region that has ended may still hand over what was in it: a second's worth.
 const LAST_ROUNDS: u32 = 100;
-/// A record that stays unfinished for this long has lost its writer.
-const HOLE_AGE: Duration = Duration::from_secs(1);
+/// A record that stays unfinished for this long is given up. Writers end with their process only, so one may still come, held up by a debugger or a cgroup that
+/// has no CPU left, and what it writes then would be in the middle of another's record; in the meantime the ring fills, and what finds no room is counted.
+const HOLE_AGE: Duration = Duration::from_secs(60);
 /// Distinct types that one region may tell, and bytes of their names.
 const TYPES: usize = 65_536;
 const TYPES_BYTES: usize = 8 << 20;
@@ -425,7 +426,7 @@ impl Decoder<'_> {
                 ShimEvent::Allocation(Box::new(allocation))
             }
             Body::TypeName { type_id, module_id, name, module } => {
-                if !self.types.take(type_id, name.len()) {
+                if !self.types.take(type_id, name.len() + module.len()) {
                     totals.types_refused += 1;
                     return;
                 }
@@ -504,7 +505,7 @@ impl Decoder<'_> {
     }
 }
 
-/// Lengths of the names of the types that a region has told.
+/// Lengths of the names of the types that a region has told, with those of their modules.
 #[derive(Default)]
 struct Types {
     names: HashMap<u64, usize>,
@@ -512,7 +513,7 @@ struct Types {
 }
 
 impl Types {
-    /// A type with a name of so many `bytes` is told, again perhaps. False when there is no room for it.
+    /// A type with names of so many `bytes` is told, again perhaps. False when there is no room for it.
     fn take(&mut self, type_id: u64, bytes: usize) -> bool {
         let before = self.names.get(&type_id).copied();
         let after = self.bytes - before.unwrap_or(0) + bytes;

@@ -122,6 +122,8 @@ namespace Types
                 kept.Add(Maker.Wait(gate.Task, i));
                 kept.Add(new (Ticket, int)[50]);
                 kept.Add(new Outer<int>.Inner());
+                // A delegate of sixteen parameters and a result has the most type arguments of the framework's types.
+                kept.Add(new Func<byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, Ticket>[50]);
             }
             Maker.Fail();
         }
