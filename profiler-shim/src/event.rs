@@ -200,7 +200,7 @@ impl Instance {
         let sampled_mode = self.features() & FEATURE_ALLOCATION_SAMPLED != 0;
         let wishes = |what| self.wishes() & what != 0;
         let known = match id {
-            // Another session's: the runtime delivers these, too.
+            // Another session's, if such are delivered.
             80 if wishes(WITHOUT_EXCEPTIONS) => return,
             81 | 91 if wishes(WITHOUT_CONTENTION) => return,
             55 if wishes(WITH_THREAD_POOL) => self.on_pool_adjusted(payload),

@@ -1,5 +1,5 @@
-//! Tells repeats of one event apart: the runtime delivers each event once per EventPipe session in the process, other tools'
-//! sessions included, one after the other on the thread that caused it.
+//! Tells repeats of one event apart, should a runtime deliver it once per EventPipe session in the process, other tools' sessions included, one after
+//! the other on the thread that caused it. .NET 8 to 10 do not (docs/adr/0004-repeated-events.md).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -13,6 +13,10 @@ const LENGTH: Duration = Duration::from_secs(4);
 /// The profile's bytes and the app's own.
 fn assert_counted_once(what: &str, profile: &Profile, heard: &Heard) {
     let counted = profile.sum("alloc_space", |_| true) as f64;
+    // Each hears its own session only. On a runtime where that is not so, what follows tells whether repeats are dropped.
+    for repeats in ["shim_allocation_repeats", "shim_gc_repeats", "shim_runtime_repeats"] {
+        assert_eq!(profile.counter(repeats), Some(0), "{what}: {repeats}");
+    }
     heard.assert_holds(profile, counted, format_args!("{what}: {:#?}", profile.comments));
     let stacks = profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make"));
     assert!(stacks as f64 > counted * 0.9, "{what}: stacks:\n{}", profile.describe("alloc_space", |_| true));

@@ -65,7 +65,7 @@ fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing()
         let attaches = round % 2 == 1;
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let moment = Duration::from_millis((state >> 33) % latest);
-        let mut daemon = Recording::spawn(&mut daemon(&node)).unwrap();
+        let daemon = Recording::spawn(&mut daemon(&node)).unwrap();
         if attaches {
             wait_until("an attach", DEADLINE, || has_attached(&daemon).then_some(())).unwrap();
         }
