@@ -237,7 +237,8 @@ impl Default for Attach {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// CPU time of daemon and probes, of that of all CPUs, 0.1% to 100%. A window that took more is followed by one at lower rates.
+    /// CPU time of daemon and probes, of that of all CPUs, 0.1% to 100%. A window that took more is followed by one at lower rates. The probes' counts
+    /// where it is known: with CAP_SYS_ADMIN or kernel.bpf_stats_enabled=1 (`perfusion doctor` tells).
     pub cpu: Share,
     /// Memory of the daemon, its maps and rings, 64MiB to 1TiB: with more, caches are dropped, and then windows end early.
     pub memory: Bytes,

@@ -761,7 +761,7 @@ impl Daemon {
                     if known && self.state.cost.probes_cpu().is_none() {
                         tracing::warn!(
                             "the probes' CPU time is not known, and not part of limits.cpu: {}",
-                            cost::UNKNOWN
+                            crate::kernel_features::PROBES_COUNTED
                         );
                     }
                     self.state.cost.look_at_memory(true);
