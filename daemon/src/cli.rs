@@ -487,7 +487,8 @@ impl ConfigCheck {
 
 const CONFIG_HELP: &str = "\
 Flags go before the environment, the environment before the file. The variable of windows.length is PERFUSION_WINDOWS_LENGTH.
-The daemon reads all of it again on SIGHUP, and keeps what it has when something is wrong. `perfusion config schema` lists every value.";
+The daemon reads it again on SIGHUP, and keeps what it has when something is wrong. log, limits.lower_priority and the place of the control socket \
+(beside limits.kill_switch) change when it starts again. `perfusion config schema` lists every value.";
 
 /// `perfusion config`.
 #[derive(Debug, Subcommand)]

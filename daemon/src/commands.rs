@@ -142,6 +142,7 @@ pub fn doctor(json: bool) -> Result<u8, Error> {
 /// What is wrong with the configuration.
 pub fn config_check(sources: &ConfigSources) -> Result<u8, Error> {
     let loaded = sources.sources().load()?;
+    loaded.warn();
     let from = loaded.file.map_or_else(|| "the defaults".to_owned(), |file| file.display().to_string());
     to_stdout(format!("{from}: good\n").as_bytes())?;
     Ok(0)
@@ -152,7 +153,9 @@ pub fn config_check(sources: &ConfigSources) -> Result<u8, Error> {
 /// # Errors
 /// What is wrong with the configuration.
 pub fn config_show(sources: &ConfigSources) -> Result<u8, Error> {
-    to_stdout(load::show(&sources.sources().load()?).as_bytes())?;
+    let loaded = sources.sources().load()?;
+    loaded.warn();
+    to_stdout(load::show(&loaded).as_bytes())?;
     Ok(0)
 }
 

@@ -47,6 +47,8 @@ pub fn checks() -> Vec<Check> {
             .into_iter()
             .map(|(name, result)| check(name, Outcome::Limited, result.map_err(|limit| limit.to_string()))),
     );
+    let counted = kernel_features::probes_time().map_err(|limit| limit.to_string());
+    all.push(check("probes' CPU time", Outcome::Limited, counted));
     all.push(check("placing the shim", Outcome::Limited, placing()));
     all
 }

@@ -32,6 +32,12 @@ const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 
+/// 1 where the kernel counts the run time of eBPF programs all the time.
+const BPF_STATS: &str = "/proc/sys/kernel/bpf_stats_enabled";
+
+/// When the probes' CPU time is known (bpf_enable_stats, kernel/bpf/syscall.c).
+pub const PROBES_COUNTED: &str = "the kernel counts it for CAP_SYS_ADMIN or with kernel.bpf_stats_enabled=1";
+
 /// Capabilities of which each is needed, unless the stronger one is there (include/uapi/linux/capability.h).
 const NEEDED: [(Capability, Option<Capability>); 3] = [
     (Capability { bit: 39, name: "CAP_BPF" }, Some(SYS_ADMIN)),
@@ -213,6 +219,12 @@ pub enum Limit {
         /// `uname -r`.
         release: String,
     },
+    /// Nobody counts the probes' run time.
+    #[error(
+        "the probes' CPU time is not known, so limits.cpu and the metrics of `perfusion daemon` are about the daemon alone: {PROBES_COUNTED}; \
+         `sysctl kernel.bpf_stats_enabled=1` on the host, or grant the capability"
+    )]
+    ProbesTime,
     /// A kernel without sleepable iterators.
     #[error(
         "Linux {release}: expected at least {}.{}, which can read the memory of sleeping threads; those that sleep from before the \
@@ -293,6 +305,17 @@ fn walks() -> Result<(), Limit> {
 
 fn sleepers() -> Result<(), Limit> {
     without_sleepers().map_or(Ok(()), |release| Err(Limit::Sleepers { release }))
+}
+
+/// Whether it can be known what the probes take, which only the daemon asks.
+///
+/// # Errors
+/// [`Limit::ProbesTime`].
+pub fn probes_time() -> Result<(), Limit> {
+    // A /proc that cannot be read has been reported by then.
+    let may_ask = effective().map_or(true, |set| has(set, SYS_ADMIN));
+    let counts = fs::read_to_string(BPF_STATS).is_ok_and(|text| text.trim() == "1");
+    if may_ask || counts { Ok(()) } else { Err(Limit::ProbesTime) }
 }
 
 /// The kernel's release, when it is too old to show sleeping threads.
@@ -476,6 +499,7 @@ mod tests {
             "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_checkpoint_restore,cap_dac_override,cap_syslog=ep";
         assert!(error.to_string().contains(&format!("(setcap {setcap})")), "{error}");
         assert!(Limit::OtherUsers.to_string().contains("CAP_DAC_OVERRIDE"));
+        assert!(Limit::ProbesTime.to_string().contains("`sysctl kernel.bpf_stats_enabled=1`"));
         let refused = io::Error::from(io::ErrorKind::PermissionDenied);
         assert!(
             advice(&refused, "2").contains("seccomp") && advice(&refused, "unreadable").contains("seccomp")

@@ -21,6 +21,7 @@ pub mod kubernetes;
 pub mod launch;
 pub mod leaks;
 pub mod leftover;
+pub mod log_filter;
 pub mod manual;
 pub mod pprof;
 pub mod process;

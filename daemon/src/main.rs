@@ -2,9 +2,9 @@
 
 use perfusion::cli::{self, Command, ConfigCommand, Inspect, exit};
 use perfusion::error::say;
+use perfusion::log_filter;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = match cli::parse(std::env::args_os()) {
@@ -23,10 +23,9 @@ fn main() -> ExitCode {
     };
     // The daemon's configuration says how it logs.
     if !matches!(cli.command, Command::Daemon(_)) {
+        let (filter, problem) = log_filter::filter(level, cli.quiet || cli.verbose > 0);
         tracing_subscriber::fmt()
-            .with_env_filter(
-                EnvFilter::try_from_env("PERFUSION_LOG").unwrap_or_else(|_| EnvFilter::new(level)),
-            )
+            .with_env_filter(filter)
             .with_writer(std::io::stderr)
             .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
             .without_time()
@@ -34,6 +33,14 @@ fn main() -> ExitCode {
             // It would end the program when stderr cannot be written.
             .log_internal_errors(false)
             .init();
+        // Whoever starts one of ours has said so.
+        let is_internal = matches!(
+            cli.command,
+            Command::AttachHelper | Command::KeepPort { .. } | Command::ExecWhenReady(_)
+        );
+        if let Some(problem) = problem.filter(|_| !is_internal) {
+            tracing::error!("{problem}");
+        }
     }
     // The child that becomes another program leaves signals as it found them.
     if !matches!(cli.command, Command::ExecWhenReady(_))

@@ -4,9 +4,16 @@
 {{- $files := dict "directory" "/var/lib/perfusion/profiles" -}}
 {{- $spool := dict "directory" "/var/lib/perfusion/spool" -}}
 {{- $telemetry := dict "listen" "0.0.0.0:7071" -}}
-{{- $kubernetes := dict "pods" (eq .Values.pods.source "api" | ternary "api" "logs") -}}
-{{- $own := dict "files" $files "spool" $spool "attach" $attach "telemetry" $telemetry "kubernetes" $kubernetes -}}
+{{- $pods := eq .Values.pods.source "api" | ternary "api" "logs" -}}
+{{- $own := dict "files" $files "spool" $spool "attach" $attach "telemetry" $telemetry "kubernetes" (dict "pods" $pods) -}}
 {{- $config := mustMergeOverwrite $own (deepCopy .Values.config) -}}
+{{- /* The pod has its capabilities, mounts and rights by these values alone. */ -}}
+{{- if ne .Values.attach.enabled (ne $config.attach.policy "off") -}}
+{{- fail (printf "config.attach.policy is %s, and attach.enabled %t: the pod has the capability to attach by attach.enabled alone; let both say the same, or leave config.attach.policy out" $config.attach.policy .Values.attach.enabled) -}}
+{{- end -}}
+{{- if ne $config.kubernetes.pods $pods -}}
+{{- fail (printf "config.kubernetes.pods is %s, and pods.source %s: the pod has token, rights and directories by pods.source alone; leave config.kubernetes.pods out" $config.kubernetes.pods .Values.pods.source) -}}
+{{- end -}}
 {{- if not .Values.storage.hostPath }}{{ include "perfusion.fit" (dict "config" $config "limit" .Values.storage.sizeLimit) }}{{ end -}}
 {{- $config | toYaml }}
 {{- end }}

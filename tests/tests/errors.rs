@@ -322,6 +322,31 @@ fn without_tracefs_and_debugfs_it_records_all_the_same() {
     system_tests::Profile::read(&file).unwrap();
 }
 
+/// As in a container: the first process has another list of users than ours. It is one of our own here, since not every root may look at the machine's.
+#[test]
+fn users_of_rules_are_the_hosts_and_one_it_does_not_have_is_warned_of_and_not_refused() {
+    let needs = [RECORD, &[Need::Program("unshare")]].concat();
+    let Some(_turn) = begin_beside("errors::users_of_rules", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let ours = scratch.path("passwd");
+    fs::write(&ours, "inside:x:7:7::/:/bin/sh\n").unwrap();
+    let host = fs::read_to_string("/etc/passwd").unwrap();
+    let last = host.lines().last().and_then(|line| line.split(':').next()).unwrap();
+    let script = format!(
+        "unshare --mount --propagation private sh -ec 'mount --bind {} /etc/passwd; exec \"$@\"' sh \"$@\"; exit",
+        ours.display()
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--pid", "--fork", "--mount-proc", "sh", "-ec", &script, "sh"]);
+    command.arg(perfusion_bin().unwrap()).args(["config", "check", "--set"]);
+    command.arg(format!("selection.except=[{{user: {last}}}, {{user: inside}}]"));
+    let outcome = perfusion::run(&mut command, DEADLINE).unwrap();
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    assert!(outcome.stdout.ends_with(": good\n"), "{}", outcome.stdout);
+    assert!(outcome.stderr.contains("found no `inside`"), "{}", outcome.stderr);
+    assert_eq!(outcome.stderr.lines().count(), 1, "{last} is the host's: {}", outcome.stderr);
+}
+
 #[test]
 fn perf_refused_ends_with_4_and_says_what_to_allow() {
     let needs = [RECORD, &[Need::C]].concat();

@@ -23,7 +23,7 @@ const KUBERNETES: [&str; 2] = ["1.28", "1.36"];
 /// API groups of others, whose schemas no Kubernetes has.
 const FOREIGN: [&str; 2] = ["security.openshift.io/", "monitoring.coreos.com/"];
 /// `--set`, and what the refusal must name.
-const REFUSED: [(&str, &str); 11] = [
+const REFUSED: [(&str, &str); 17] = [
     ("config.fils.max_size=1GiB", "fils"),
     ("config.otlp[0].urll=http://collector:4317", "urll"),
     ("privileged=true", "privileged"),
@@ -33,6 +33,12 @@ const REFUSED: [(&str, &str); 11] = [
     ("seccomp.type=Off", "type"),
     ("pods.source=kubelet", "source"),
     ("podMonitor.enabled=true,config.telemetry.listen=127.0.0.1:7071", "telemetry.listen"),
+    ("config.attach.policy=all", "attach.enabled"),
+    ("config.attach.policy=listed,config.attach.services[0]=shop", "attach.enabled"),
+    ("attach.enabled=true,config.attach.policy=off", "attach.enabled"),
+    ("pods.source=logs,config.kubernetes.pods=api", "pods.source"),
+    ("pods.source=none,config.kubernetes.pods=api", "pods.source"),
+    ("config.kubernetes.pods=logs", "pods.source"),
     ("storage.hostPath=,config.files.max_size=3GiB", "storage.sizeLimit"),
     (
         "storage.hostPath=,storage.sizeLimit=1Gi,config.otlp[0].url=http://x:4317,config.spool.max_size=768MiB",
@@ -40,12 +46,16 @@ const REFUSED: [(&str, &str); 11] = [
     ),
 ];
 /// `--set`, and a word of the warning in the notes.
-const WARNED: [(&str, &str); 7] = [
+const WARNED: [(&str, &str); 11] = [
     ("attach.enabled=false", "attach.enabled is false"),
     ("seccomp.type=Unconfined", "every system call is allowed"),
     ("storage.hostPath=", "storage.hostPath is empty"),
     ("image.repository=perfusion", "is the placeholder"),
+    ("sysAdmin=false", "kernel.bpf_stats_enabled=1"),
     ("pods.source=none", "pods.source is none"),
+    ("pods.source=logs", "no pod can opt out"),
+    ("pods.source=logs,attach.enabled=true", "and attached to"),
+    ("podMonitor.enabled=true,networkPolicy.enabled=true", "networkPolicy.metricsFrom is empty"),
     ("rbac.create=false", "rbac.create"),
     ("config.files.max_count=9", "no receiver is configured"),
 ];

@@ -4,6 +4,7 @@
 //! value, so that each is named with where it came from.
 
 use super::{Config, Unfit};
+use crate::log_filter;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_yaml::Value;
 use std::ffi::OsString;
@@ -87,9 +88,26 @@ pub struct Loaded {
     pub file: Option<PathBuf>,
     /// Keys that did not come from the file, and where they came from.
     pub overlaid: Vec<(String, String)>,
+    /// What was not refused and is hardly meant, one line each.
+    pub remarks: Vec<String>,
+}
+
+impl Loaded {
+    /// Logs the remarks.
+    pub fn warn(&self) {
+        for remark in &self.remarks {
+            tracing::warn!("{remark}");
+        }
+    }
 }
 
 impl Sources {
+    /// True when the command line says the value with this dotted name.
+    #[must_use]
+    pub fn flags_say(&self, key: &str) -> bool {
+        self.flags.iter().any(|flag| flag.split_once('=').is_some_and(|(said, _)| said == key))
+    }
+
     /// Reads all of them.
     ///
     /// # Errors
@@ -109,7 +127,7 @@ impl Sources {
         let text = file.as_deref().map(read).transpose()?.unwrap_or_default();
         let shown = file.clone().unwrap_or_else(|| PathBuf::from("the defaults"));
         let (mut value, mut config) = parse(&text, &shown)?;
-        let mut overlays = from_environment(environment)?;
+        let (mut overlays, mut remarks) = from_environment(environment)?;
         overlays.extend(self.flags.iter().map(|flag| from_flag(flag)).collect::<Result<Vec<_>, _>>()?);
         for Overlay { key, text, origin } in &overlays {
             let wrong = |problem| ConfigError::Overlay { origin: origin.clone(), problem };
@@ -136,8 +154,9 @@ impl Sources {
             };
             ConfigError::Unfit { origin, key, problem }
         })?;
+        remarks.extend(config.remarks());
         let overlaid = overlays.into_iter().map(|overlay| (overlay.key, overlay.origin)).collect();
-        Ok(Loaded { config, file, overlaid })
+        Ok(Loaded { config, file, overlaid, remarks })
     }
 }
 
@@ -224,11 +243,13 @@ fn explain(error: &serde_yaml::Error) -> String {
 
 /// `; did you mean …?` when one of `known` is close to what was found.
 fn nearest<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> String {
-    let distances = known.map(|name| (strsim::damerau_levenshtein(found, name), name));
-    match distances.min() {
-        Some((distance, name)) if distance <= 1 + name.len() / 4 => format!("; did you mean `{name}`?"),
-        _ => String::new(),
-    }
+    near(found, known).map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
+}
+
+/// The closest of `known`, when that is close to what was found.
+fn near<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let (distance, name) = known.map(|name| (strsim::damerau_levenshtein(found, name), name)).min()?;
+    (distance <= 1 + name.len() / 4).then_some(name)
 }
 
 /// The dotted names of all values.
@@ -257,14 +278,19 @@ fn variable(key: &str) -> String {
     format!("{PREFIX}{}", key.replace('.', "_").to_uppercase())
 }
 
-/// Variables that name a value. One that begins like a section and names none is a mistake.
+/// The name of a variable without what all of them begin with.
+fn bare(variable: &str) -> &str {
+    variable.strip_prefix(PREFIX).unwrap_or(variable)
+}
+
+/// Variables that name a value, and remarks upon those that nearly do. One that begins like a section and names none is a mistake.
 fn from_environment(
     environment: impl Iterator<Item = (OsString, OsString)>,
-) -> Result<Vec<Overlay>, ConfigError> {
+) -> Result<(Vec<Overlay>, Vec<String>), ConfigError> {
     let keys: Vec<(String, String)> = keys().into_iter().map(|key| (variable(&key), key)).collect();
     let sections: Vec<String> =
         keys.iter().filter_map(|(_, key)| Some(format!("{}_", variable(key.split_once('.')?.0)))).collect();
-    let mut overlays = Vec::new();
+    let (mut overlays, mut remarks) = (Vec::new(), Vec::new());
     for (name, text) in environment {
         let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
         let origin = format!("environment variable {name}");
@@ -273,24 +299,32 @@ fn from_environment(
                 let text = text.to_string_lossy().into_owned();
                 overlays.push(Overlay { key: key.clone(), text, origin });
             }
-            None if sections.iter().any(|section| name.starts_with(section)) && !is_ours(name) => {
+            None if is_ours(name) => {}
+            None if sections.iter().any(|section| name.starts_with(section)) => {
                 let meant = nearest(name, keys.iter().map(|(variable, _)| variable.as_str()));
                 return Err(ConfigError::Overlay {
                     origin,
                     problem: format!("there is no such value{meant}"),
                 });
             }
-            None => {}
+            None => {
+                // It may be somebody else's. By what they begin with all names are alike.
+                let meant = near(bare(name), keys.iter().map(|(variable, _)| bare(variable)));
+                remarks.extend(meant.map(|meant| {
+                    format!("{origin} is left out: there is no such value; did you mean `{PREFIX}{meant}`?")
+                }));
+            }
         }
     }
     // In the same order whatever the environment's is.
     overlays.sort_by(|a, b| a.key.cmp(&b.key));
-    Ok(overlays)
+    remarks.sort();
+    Ok((overlays, remarks))
 }
 
 /// Variables of this project with another meaning.
 fn is_ours(name: &str) -> bool {
-    [OPT_OUT, "PERFUSION_LOG"].contains(&name)
+    [OPT_OUT, log_filter::VARIABLE].contains(&name)
 }
 
 /// The variable by which a process opts out of being attached to.
@@ -460,6 +494,26 @@ mod tests {
         assert!(
             load("", &[("PERFUSION_ATTACH", "off"), ("PERFUSION_LOG", "debug"), ("PATH", "x")], &[]).is_ok()
         );
+    }
+
+    #[test]
+    fn a_variable_of_a_misspelt_section_is_left_out_with_what_may_have_been_meant() {
+        let variables =
+            ["PERFUSION_WINDOW_LENGTH", "PERFUSION_BIN", "PERFUSION_PROBES", "PERFUSION_SERVICE_HOST"];
+        let loaded = load("", &variables.map(|name| (name, "10s")), &[]).unwrap();
+        assert_eq!(loaded.config, Config::default());
+        assert_eq!(
+            loaded.remarks,
+            [
+                "environment variable PERFUSION_WINDOW_LENGTH is left out: there is no such value; did you mean `PERFUSION_WINDOWS_LENGTH`?"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_flag_says_a_value_by_its_whole_name() {
+        let sources = Sources { file: None, flags: vec!["log.level=debug".to_owned()] };
+        assert!(sources.flags_say("log.level") && !sources.flags_say("log"));
     }
 
     #[test]

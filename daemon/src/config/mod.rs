@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use units::{Bytes, Share, Span};
 
-/// All of it. What is absent has its default.
+/// All of it. What is absent has its default. The daemon reads it again on SIGHUP; what takes effect at its next start only says so.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -237,17 +237,18 @@ impl Default for Attach {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// CPU time of daemon and probes, of that of all CPUs, 0.1% to 100%. A window that took more is followed by one at lower rates.
+    /// CPU time of daemon and probes, of that of all CPUs, 0.1% to 100%. A window that took more is followed by one at lower rates. The probes' counts
+    /// where it is known: with CAP_SYS_ADMIN or kernel.bpf_stats_enabled=1 (`perfusion doctor` tells).
     pub cpu: Share,
     /// Memory of the daemon, its maps and rings, 64MiB to 1TiB: with more, caches are dropped, and then windows end early.
     pub memory: Bytes,
-    /// While there is a file with this name, nothing is recorded and nothing is attached. Its directory also holds the file that only one
-    /// daemon can lock.
+    /// While there is a file with this name, nothing is recorded and nothing is attached. Its directory also holds the control socket and the file that only
+    /// one daemon can lock, which move when the daemon starts again.
     pub kill_switch: PathBuf,
     /// The kill switch as a value: nothing is recorded and nothing is attached while this is true, from the moment on when the configuration is read again.
     pub switched_off: bool,
     /// Whether the daemon makes way for others on its host: an `oom_score_adj` of 500, I/O class best effort with the last priority, and nice 10 for all
-    /// threads but those that record. Only ever lowers itself, once, when it starts.
+    /// threads but those that record. Only ever lowers itself, once, when it starts; so a change takes effect when it starts again.
     pub lower_priority: bool,
 }
 
@@ -304,13 +305,14 @@ pub enum LogLevel {
     Debug,
 }
 
-/// The daemon's own log, on stderr. `PERFUSION_LOG` in the environment goes before `level`.
+/// The daemon's own log, on stderr. A change takes effect when the daemon starts again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
     /// Its form.
     pub format: LogFormat,
-    /// How much of it.
+    /// How much of it. Where the command line does not say it (`--set log.level=…`), PERFUSION_LOG of the environment goes before it: a level, or filters such as
+    /// `warn,perfusion::attach=debug`.
     pub level: LogLevel,
 }
 
@@ -331,6 +333,11 @@ impl Config {
             return true;
         }
         !(self.otlp.is_empty() && self.pyroscope.is_empty())
+    }
+
+    /// What can be used and is hardly meant, one line each.
+    pub fn remarks(&self) -> impl Iterator<Item = String> {
+        self.selection.remarks().into_iter()
     }
 
     /// Checks what the types cannot say.

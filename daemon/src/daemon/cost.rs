@@ -1,5 +1,6 @@
 //! What the profiler itself costs: CPU time of this process and of its probes, and memory, the kernel's for it included.
 
+use crate::kernel_features::PROBES_COUNTED;
 use crate::run::collector::Look;
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
@@ -10,8 +11,6 @@ use std::time::{Duration, Instant};
 /// counts for one part of the time.
 const COUNTED_FOR: Duration = Duration::from_secs(1);
 const COUNT_EVERY: Duration = Duration::from_secs(10);
-/// Why the probes' time is not known.
-pub(super) const UNKNOWN: &str = "the kernel counts it for CAP_SYS_ADMIN or with kernel.bpf_stats_enabled=1";
 
 #[derive(Debug, Default)]
 struct Probes {
@@ -23,7 +22,7 @@ struct Probes {
     /// Estimated time since the start.
     total: Duration,
     estimated: Option<Instant>,
-    /// The kernel was to count and did not: that takes CAP_SYS_ADMIN (kernel/bpf/syscall.c, bpf_enable_stats), or kernel.bpf_stats_enabled.
+    /// The kernel was to count and did not: see [`PROBES_COUNTED`].
     unknown: bool,
 }
 
@@ -179,7 +178,7 @@ impl Cost {
             Some(probes) => {
                 format!("about {:.3} s in the probes ({:.2}%)", probes.as_secs_f64(), share(probes))
             }
-            None => format!("the probes' not known ({UNKNOWN})"),
+            None => format!("the probes' not known ({PROBES_COUNTED})"),
         };
         let bytes = self.memory().total();
         format!(

@@ -73,7 +73,7 @@ families! {
     Gauge REDUCED "reduced" "1 in reduced mode: its cgroup allows little";
     Gauge RATE_STEPS "rate_steps" "steps below the rates asked for, to stay within the CPU limit; 5 is the last";
     Gauge FREQUENCY "frequency_hertz" "CPU samples per second and CPU";
-    Gauge RECORDING "recording" "1 while it records";
+    Gauge RECORDING "recording" "1 while there is a recording, also one that is too busy to answer";
     Gauge SWITCHED_OFF "switched_off" "1 for each form of the kill switch that is on, `by`: `file`, `signal`, `config`";
     Gauge SHIM_PROCESSES "shim_processes" "processes whose shim is read";
     Gauge PODS "pods" "pods of this node that are known";

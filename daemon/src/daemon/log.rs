@@ -4,6 +4,7 @@
 use super::outlet::Outlet;
 use crate::config::{Log as Options, LogFormat, LogLevel};
 use crate::error::Error;
+use crate::log_filter;
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -12,7 +13,6 @@ use std::time::{Duration, Instant};
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
@@ -35,15 +35,16 @@ pub(super) struct Log {
     outlet: Outlet,
 }
 
-/// Begins to log, as configured; once in the life of the program. Lines wait until they are [written](Log::write).
-pub(super) fn start(log: &Options) -> Log {
+/// Begins to log, as configured; once in the life of the program. Lines wait until they are [written](Log::write). What the command line says of the level
+/// goes before the environment.
+pub(super) fn start(log: &Options, level_by_flag: bool) -> Log {
     let level = match log.level {
         LogLevel::Error => "error",
         LogLevel::Warn => "warn",
         LogLevel::Info => "info",
         LogLevel::Debug => "debug",
     };
-    let filter = EnvFilter::try_from_env("PERFUSION_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    let (filter, problem) = log_filter::filter(level, level_by_flag);
     let (limiter, outlet) = (Limiter::default(), Outlet::default());
     let writer = outlet.clone();
     let form = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || writer.clone());
@@ -55,6 +56,9 @@ pub(super) fn start(log: &Options) -> Log {
             .finish()
             .with(limiter.clone())
             .init(),
+    }
+    if let Some(problem) = problem {
+        tracing::error!("{problem}");
     }
     Log { limiter, outlet }
 }

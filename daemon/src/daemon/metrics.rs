@@ -38,7 +38,7 @@ pub fn text(state: &State, look: Option<&Look>, sinks: &[SinkCounters]) -> Strin
     document.family(families::CPU_LIMIT, &single(mode.cpus));
     document.family(families::REDUCED, &single(truth(mode.reduced.is_some())));
     document.family(families::RATE_STEPS, &single(state.steps().into()));
-    document.family(families::RECORDING, &single(truth(look.is_some())));
+    document.family(families::RECORDING, &single(truth(state.watcher().is_some())));
     let switch = state.switch().list().map(|(by, is_on)| label("by", by, truth(is_on)));
     document.family(families::SWITCHED_OFF, &switch);
     document.family(families::FREQUENCY, &single(state.frequency().into()));
@@ -123,6 +123,7 @@ mod tests {
     use crate::daemon::families;
     use crate::daemon::state::State;
     use crate::daemon::switch::Switch;
+    use crate::run::Watcher;
     use crate::run::collector::Look;
     use std::collections::HashSet;
 
@@ -164,6 +165,14 @@ mod tests {
     }
 
     #[test]
+    fn a_recording_that_answers_too_late_is_one() {
+        let state = State::of(Config::default());
+        state.set_watcher(Some(Watcher::of_nobody()));
+        let look = state.watcher().unwrap().look();
+        assert!(look.is_none() && text(&state, None, &[]).contains("\nperfusion_recording 1\n"));
+    }
+
+    #[test]
     fn each_family_stands_once_and_the_text_ends_as_it_must() {
         let state = State::of(Config::default());
         state.counters.windows.add(3);
@@ -173,6 +182,7 @@ mod tests {
             ("cpu_samples".to_owned(), 1),
         ];
         let look = Look { counters, costs: Vec::new(), shims: Vec::new() };
+        state.set_watcher(Some(Watcher::of_nobody()));
         let sinks = vec![("files /\"x\"".to_owned(), vec![("files_written", 5)])];
         let text = text(&state, Some(&look), &sinks);
         for line in [

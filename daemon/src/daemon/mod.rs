@@ -84,7 +84,8 @@ const SCAN: Duration = Duration::from_secs(2);
 pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
     let sources = sources.sources();
     let loaded = sources.load()?;
-    let log = log::start(&loaded.config.log);
+    let log = log::start(&loaded.config.log, sources.flags_say("log.level"));
+    loaded.warn();
     let ended = run(sources, loaded.config, &log);
     Ok(log.end(ended))
 }
@@ -679,6 +680,7 @@ impl Daemon {
         self.notify.reloading();
         let before = self.state.config();
         let read = self.sources.load().map_err(Error::from).and_then(|loaded| {
+            loaded.warn();
             // Asked now: the recording in progress ends only for one that can begin.
             loaded.config.recording.cgroup.as_deref().map(cgroup_id).transpose()?;
             let new =
@@ -761,7 +763,7 @@ impl Daemon {
                     if known && self.state.cost.probes_cpu().is_none() {
                         tracing::warn!(
                             "the probes' CPU time is not known, and not part of limits.cpu: {}",
-                            cost::UNKNOWN
+                            crate::kernel_features::PROBES_COUNTED
                         );
                     }
                     self.state.cost.look_at_memory(true);

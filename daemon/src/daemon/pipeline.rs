@@ -3,12 +3,14 @@
 use super::cost::daemon_cpu;
 use super::sinks::SinkCounters;
 use super::state::State;
+use crate::run::Watcher;
 use serde_json::{Map, Value, json};
 
 /// One document. Says nothing of single processes, services or files.
 #[must_use]
 pub fn text(state: &State, sinks: &[SinkCounters]) -> String {
-    let look = state.watcher().and_then(|watcher| watcher.look());
+    let watcher = state.watcher();
+    let look = watcher.as_ref().and_then(Watcher::look);
     let (mode, memory, config) = (state.mode(), state.cost.memory(), state.config());
     let asked = mode.recording(&config.recording);
     let counters: Map<String, Value> = look
@@ -33,7 +35,7 @@ pub fn text(state: &State, sinks: &[SinkCounters]) -> String {
     let daemon: Map<String, Value> =
         state.counters.list().into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
     let document = json!({
-        "recording": look.is_some(),
+        "recording": watcher.is_some(),
         "switched_off": state.switched_off(),
         "reduced_mode": mode.reduced,
         "remarks": state.remarks(),

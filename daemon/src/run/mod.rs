@@ -137,6 +137,12 @@ pub struct Watcher {
 }
 
 impl Watcher {
+    /// Of a recording that never answers.
+    #[cfg(test)]
+    pub(crate) fn of_nobody() -> Self {
+        Self { commands: sync_channel(0).0, said: Arc::default(), wishes: Arc::default() }
+    }
+
     /// A shim was loaded into `pid`.
     pub fn watch(&self, pid: u32) {
         // Fails only when the recording is over.

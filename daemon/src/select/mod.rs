@@ -6,21 +6,26 @@
 
 pub mod cgroups;
 
+use crate::attach::target::Target;
 use crate::kubernetes::Source;
 use crate::kubernetes::object::Wanted;
 use crate::kubernetes::pods::Pods;
 use crate::process::container::{container_in, pod_in};
 use crate::source::kernel::rule_set::{Feature, RuleSet, thinned};
 use cgroups::Cgroups;
+use rustix::fs::OFlags;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 /// Users or commands that rules may name.
 const MOST_RULES: usize = 1000;
-/// The users of the host.
+/// Where a host lists its users, and how much of it is read.
 const USERS: &str = "/etc/passwd";
+const MOST_USERS_BYTES: u64 = 16 << 20;
 
 /// Who is recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -121,7 +126,7 @@ pub struct Who {
     /// Annotation of a pod, likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub annotation: Option<String>,
-    /// Name or number of the (real) user.
+    /// Number of the (real) user, or its name in the host's /etc/passwd. A name that is not there is true of nobody.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// Command name of the process, as in `ps -o comm`; 15 bytes of it count.
@@ -140,7 +145,8 @@ enum Rule<'a> {
     Pod(&'a str),
     Label(&'a str, &'a str),
     Annotation(&'a str, &'a str),
-    User(u32),
+    /// `None`: there is no such user.
+    User(Option<u32>),
     Command([u8; 16]),
     Service(&'a str),
 }
@@ -156,14 +162,7 @@ impl Who {
         let pair = |text| str::split_once(text, '=').unwrap_or((text, "*"));
         said.extend(label.as_deref().map(pair).map(|(key, value)| Rule::Label(key, value)));
         said.extend(annotation.as_deref().map(pair).map(|(key, value)| Rule::Annotation(key, value)));
-        if let Some(user) = user {
-            let found = user
-                .parse()
-                .ok()
-                .or_else(|| uid(user))
-                .ok_or_else(|| format!("there is no user `{user}`"))?;
-            said.push(Rule::User(found));
-        }
+        said.extend(user.as_deref().map(|user| Rule::User(user.parse().ok().or_else(|| uid(user)))));
         said.extend(command.as_deref().map(|command| Rule::Command(comm(command))));
         said.extend(service.as_deref().map(Rule::Service));
         let count = said.len();
@@ -249,6 +248,19 @@ impl Selection {
         })
     }
 
+    /// What of it is true of nobody here, though it may be elsewhere or later; one line each.
+    #[must_use]
+    pub fn remarks(&self) -> BTreeSet<String> {
+        let unknown = self.said(1).filter(|(who, _)| matches!(who.rule(), Ok(Rule::User(None))));
+        let names = unknown.filter_map(|(who, _)| who.user.as_deref());
+        let remark = |name| {
+            format!(
+                "selection: user: expected one in the host's {USERS}, found no `{name}`: the rule is true of nobody; a user that is listed elsewhere is named by its number"
+            )
+        };
+        names.map(remark).collect()
+    }
+
     /// True when some rule is about pods.
     #[must_use]
     pub fn names_pods(&self) -> bool {
@@ -280,12 +292,12 @@ impl Selection {
         let mut of_cgroups = Vec::new();
         for (who, bits) in self.said(frequency) {
             match who.rule() {
-                Ok(Rule::User(uid)) => *set.users.entry(uid).or_default() |= bits,
+                Ok(Rule::User(Some(uid))) => *set.users.entry(uid).or_default() |= bits,
                 Ok(Rule::Command(comm)) => *set.commands.entry(comm).or_default() |= bits,
                 Ok(Rule::Service(pattern)) => set.services.push((pattern.to_owned(), bits)),
+                // True of nobody; or refused when the configuration was checked.
+                Ok(Rule::User(None)) | Err(_) => {}
                 Ok(rule) => of_cgroups.push((rule, bits)),
-                // A user that was there when the configuration was checked, and is nobody now.
-                Err(_) => {}
             }
         }
         let needs_pods = self.names_pods() || source == Source::Api;
@@ -400,7 +412,22 @@ fn comm(command: &str) -> [u8; 16] {
 
 /// The number of a user of the host.
 fn uid(name: &str) -> Option<u32> {
-    let users = std::fs::read_to_string(USERS).ok()?;
+    number_in(&users().ok()?, name)
+}
+
+/// The host's list of users. In a container ours is another, so it is that of the first process, which is the host's; where we may not look at that, ours.
+fn users() -> io::Result<String> {
+    // Whatever stands there in a file's place is not waited for.
+    let hosts = Target::open(1)
+        .and_then(|first| first.open_in_root(Path::new(USERS), OFlags::RDONLY | OFlags::NONBLOCK));
+    let list = hosts.map(File::from).or_else(|_| File::open(USERS))?;
+    let mut bytes = Vec::new();
+    list.take(MOST_USERS_BYTES).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The number of a user in a list such as /etc/passwd (passwd(5)).
+fn number_in(users: &str, name: &str) -> Option<u32> {
     users.lines().find_map(|line| {
         let mut fields = line.split(':');
         (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
@@ -409,7 +436,7 @@ fn uid(name: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Selection, Who, comm, fits, halvings};
+    use super::{Selection, Who, comm, fits, halvings, number_in};
     use crate::kubernetes::Source;
     use crate::kubernetes::logs::Logs;
     use crate::kubernetes::pods::{Pod, Pods};
@@ -452,7 +479,6 @@ mod tests {
         for (who, said) in [
             (Who::default(), "found 0"),
             (Who { user: text("0"), command: text("x"), ..Who::default() }, "found 2"),
-            (Who { user: text("nobody at all"), ..Who::default() }, "no user"),
             (Who { container: text("0123"), ..Who::default() }, "12 to 64"),
             (Who { container: text("ABCDEF012345"), ..Who::default() }, "0-9a-f"),
             (Who { container: text(&"a".repeat(65)), ..Who::default() }, "12 to 64"),
@@ -463,6 +489,27 @@ mod tests {
         ] {
             assert!(rule(who.clone()).unwrap_err().contains(said), "{who:?}");
         }
+    }
+
+    #[test]
+    fn users_are_found_by_name_and_a_rule_about_nobody_is_remarked_upon() {
+        let users =
+            "root:x:0:0:root:/root:/bin/sh\npostgres:x:115:123::/var/lib/postgresql:/bin/bash\nbroken:x\n";
+        assert_eq!(
+            ["root", "postgres", "broken", "x"].map(|name| number_in(users, name)),
+            [Some(0), Some(115), None, None]
+        );
+        let text = "{only: [{user: root}, {user: nobody at all}], features: {waits: {except: [{user: nobody at all}, {user: '4242'}]}}}";
+        let selection: Selection = serde_yaml::from_str(text).unwrap();
+        selection.check(Source::Logs).unwrap();
+        let remarks = selection.remarks();
+        assert!(
+            remarks.len() == 1 && remarks.first().unwrap().contains("found no `nobody at all`"),
+            "{remarks:?}"
+        );
+        let nobody = Cgroups::below(tempfile::tempdir().unwrap().path().to_owned());
+        let users = selection.rules(&mut { nobody }, &Pods::default(), Source::Logs, 99).users;
+        assert_eq!(users.len(), 2, "{users:?}");
     }
 
     #[test]
