@@ -22,7 +22,7 @@ const FEWEST_SEEN: f64 = 10.0;
 const SURE: f64 = 2.5;
 /// Of what was alive in the middle of the time, the share that stays where nothing goes.
 const MOST_STAY: f64 = 0.7;
-/// So many that half as many or fewer come by chance once in fifty times.
+/// So many that half as many are hardly chance.
 const FEWEST_EXPECTED: f64 = 16.0;
 /// Half the width of a 95 % interval of a normal distribution, in standard errors.
 const HALF_WIDTH_95: f64 = 1.96;
@@ -317,7 +317,8 @@ fn slowed(half: &Moment<'_>, last: &Moment<'_>, now: &Moment<'_>) -> Option<Late
         times.reduce(|time, longer| if per_second * time < FEWEST_EXPECTED { longer } else { time })?;
     let older = now.group.told_older(within_s, Cell::share_older);
     let (came, expected) = ((now.group.told() - older) / unit, per_second * within_s);
-    (came < expected / 2.0).then_some(Lately { within_s, came, expected })
+    let is_less = came < expected / 2.0 && came < expected - SURE * expected.sqrt();
+    is_less.then_some(Lately { within_s, came, expected })
 }
 
 /// Two moments, the earlier of which has lost nine in ten of its objects by the later, though there are about as many: how many there

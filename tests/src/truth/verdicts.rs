@@ -14,11 +14,12 @@ use crate::region::{counted, regions};
 use crate::wait_until;
 
 /// The types of `leaks.cs`, what becomes of their objects, and the verdict that is right.
-const PLACES: [(&str, &str, &str); 4] = [
+const PLACES: [(&str, &str, &str); 5] = [
     ("Fast", "200 objects of 10 KB a second stay", "leak"),
     ("Slow", "10 objects of 10 KB a second stay", "leak"),
     ("Cached", "1,000 objects of 10 KB, made anew every 5 s", "cache refreshed"),
     ("Pooled", "1,000 objects of 10 KB, made once", "steady"),
+    ("Warming", "50 objects of 10 KB a second stay, until three quarters of the time are over", TOO_EARLY),
 ];
 /// The verdict that claims nothing.
 const TOO_EARLY: &str = "too early to tell";
@@ -59,7 +60,7 @@ pub enum Worth {
 /// # Errors
 /// When that does not come about.
 pub fn start(runtime: Runtime, length: Duration) -> anyhow::Result<Watched> {
-    let mut app = Workload::dotnet(runtime, "leaks", &[])?.start()?;
+    let mut app = Workload::dotnet(runtime, "leaks", &[])?.arg(length.as_secs().to_string()).start()?;
     let watching = Recording::spawn(
         command(["leaks", "--duration", &format!("{}s", length.as_secs()), "--pid"])
             .arg(app.pid().to_string()),
@@ -214,9 +215,9 @@ mod tests {
         let text = "25 moments in 120 s: 2 leaks, 1 caches, 1 steady, 0 too early to tell\n\n\
             leak: Leaks.Fast[] [leaks 7]\n  why     of 9: more\n\nleak: string[] [leaks 7]\n\n\
             too early to tell: Leaks.Slow[] [leaks 7]\n\nleak: Leaks.Cached[] [leaks 7]\n\n\
-            steady: Leaks.Pooled[] [leaks 7]\n\nsteady: Leaks.Pooled[] [leaks 7]\n";
+            steady: Leaks.Pooled[] [leaks 7]\n\nsteady: Leaks.Pooled[] [leaks 7]\n\nleak: Leaks.Warming[] [leaks 7]\n";
         let said = Said::read(Runtime::Net8, text.to_owned());
-        assert_eq!(said.worth(), [Worth::Right, Worth::TooEarly, Worth::Wrong, Worth::Wrong]);
+        assert_eq!(said.worth(), [Worth::Right, Worth::TooEarly, Worth::Wrong, Worth::Wrong, Worth::Wrong]);
         assert_eq!(said.other_leaks, ["string[]"]);
     }
 }

@@ -1,5 +1,6 @@
-// Memory that is used in four ways: a leak of 200 objects of 10 KB a second, a slow leak of 10 a second, a cache that is made anew every 5 s, and a pool that is
-// made once; beside them a million small objects a second that die at once. A full collection runs every 2 s.
+// Memory that is used in five ways: a leak of 200 objects of 10 KB a second, a slow leak of 10 a second, a cache that is made anew every 5 s, a pool that is
+// made once, and a cache that warms up, by 50 a second, until three quarters of the time are over that it is watched: so many seconds, which is the argument;
+// beside them a million small objects a second that die at once. A full collection runs every 2 s.
 using System;
 using System.Collections.Generic;
 using System.Diagnostics;
@@ -13,18 +14,28 @@ namespace Leaks
     struct Slow { public byte Value; }
     struct Cached { public byte Value; }
     struct Pooled { public byte Value; }
+    struct Warming { public byte Value; }
 
     static class Program
     {
         static readonly List<object> fast = new List<object>();
         static readonly List<object> slow = new List<object>();
+        static readonly List<object> warming = new List<object>();
+        static volatile bool watched;
         static volatile object[] cache;
         static object[] pool;
         static volatile object sink;
 
-        static int Main()
+        static int Main(string[] arguments)
         {
-            Workload.On("pool", MakePool);
+            double seconds = arguments.Length > 0 ? double.Parse(arguments[0]) : 120;
+            Workload.On("pool", () => { MakePool(); watched = true; });
+            Workload.Start("warming", () =>
+            {
+                while (!watched && !Workload.Stopping)
+                    Thread.Sleep(5);
+                Paced(50, WarmUp, seconds * 0.75);
+            });
             Workload.Start("fast", () => Paced(200, LeakFast));
             Workload.Start("slow", () => Paced(10, LeakSlow));
             Workload.Start("garbage", () => Paced(1000000, Waste));
@@ -34,6 +45,7 @@ namespace Leaks
             Workload.WaitForStop();
             Workload.Truth("fast", fast.Count);
             Workload.Truth("slow", slow.Count);
+            Workload.Truth("warming", warming.Count);
             Workload.PrintTruth();
             GC.KeepAlive(pool);
             return 0;
@@ -44,6 +56,9 @@ namespace Leaks
 
         [MethodImpl(MethodImplOptions.NoInlining)]
         static void LeakSlow() { slow.Add(new Slow[10000]); }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void WarmUp() { warming.Add(new Warming[10000]); }
 
         [MethodImpl(MethodImplOptions.NoInlining)]
         static void Waste() { sink = new Small(); }
@@ -67,11 +82,11 @@ namespace Leaks
             pool = fresh;
         }
 
-        static void Paced(int perSecond, Action step)
+        static void Paced(int perSecond, Action step, double seconds = double.PositiveInfinity)
         {
             var clock = Stopwatch.StartNew();
             long done = 0;
-            while (!Workload.Stopping)
+            while (!Workload.Stopping && clock.Elapsed.TotalSeconds < seconds)
             {
                 long due = clock.ElapsedMilliseconds * perSecond / 1000;
                 // A busy machine gives up what it cannot do, but not what must be told apart.
