@@ -12,6 +12,7 @@ pub mod daemon;
 pub mod doctor;
 pub mod dump;
 pub mod embedded;
+mod end_signals;
 pub mod error;
 pub mod exact;
 pub mod heap;

@@ -5,7 +5,7 @@ use crate::attach::target::Target;
 use crate::daemon::control::{Answer, Told};
 use crate::process::table::Standing;
 use serde::Serialize;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -32,12 +32,16 @@ pub enum Daemon {
 impl Daemon {
     /// Whether a process may be asked something over its diagnostics socket. Where there is a daemon its rules and its owner's annotations say who is not
     /// to be touched, and it has touched those already in which it has a shim.
-    fn lets_ask(&self, pid: u32) -> bool {
-        match self {
-            Self::None => true,
-            Self::Silent => false,
-            Self::Told(answer) => answer.processes.iter().any(|told| told.standing.pid == pid && told.shim),
-        }
+    fn lets_ask(&self) -> impl Fn(u32) -> bool {
+        let with_shim: Option<HashSet<u32>> = match self {
+            Self::None => None,
+            Self::Silent => Some(HashSet::new()),
+            Self::Told(answer) => {
+                let with_shim = answer.processes.iter().filter(|told| told.shim);
+                Some(with_shim.map(|told| told.standing.pid).collect())
+            }
+        };
+        move |pid| with_shim.as_ref().is_none_or(|with_shim| with_shim.contains(&pid))
     }
 }
 
@@ -97,20 +101,20 @@ impl Mode {
 /// When `/proc` cannot be listed.
 pub fn list(daemon: &Daemon) -> io::Result<Vec<Row>> {
     let pids = crate::process::all_pids()?.into_iter();
-    let mut rows: Vec<Row> = pids.filter_map(|pid| row(pid, daemon)).collect();
+    let lets_ask = daemon.lets_ask();
+    let mut rows: Vec<Row> = pids.filter_map(|pid| row(pid, lets_ask(pid))).collect();
     rows.sort_by_key(|row| (matches!(row.runtime, Runtime::Native | Runtime::Unseen), row.pid));
     Ok(rows)
 }
 
 /// `None` when the process is gone, a zombie, or a thread of the kernel.
-fn row(pid: u32, daemon: &Daemon) -> Option<Row> {
+fn row(pid: u32, may_be_asked: bool) -> Option<Row> {
     let target = Target::open(pid).ok()?;
     if target.is_kernel_thread() || !target.is_alive() {
         return None;
     }
     // Asking means to connect to its diagnostics socket.
-    let may_ask = daemon.lets_ask(pid) && matches!(opted_out(&target), Ok(false));
-    let ask = may_ask.then_some(ASK_TIMEOUT);
+    let ask = (may_be_asked && matches!(opted_out(&target), Ok(false))).then_some(ASK_TIMEOUT);
     let Inspection { runtime, shim_loaded, why_not } = inspect(&target, ask).ok()?;
     let mode = match (&runtime, &why_not) {
         _ if shim_loaded => Mode::ShimLoaded,
@@ -310,8 +314,9 @@ mod tests {
             );
             Daemon::Told(serde_json::from_str(&told).unwrap())
         };
-        assert!(Daemon::None.lets_ask(7) && told(true).lets_ask(7));
-        assert!(!told(false).lets_ask(7) && !told(true).lets_ask(8) && !Daemon::Silent.lets_ask(7));
+        let lets_ask = |daemon: Daemon, pid| daemon.lets_ask()(pid);
+        assert!(lets_ask(Daemon::None, 7) && lets_ask(told(true), 7));
+        assert!(!lets_ask(told(false), 7) && !lets_ask(told(true), 8) && !lets_ask(Daemon::Silent, 7));
     }
 
     /// Two thousandths of a CPU for a minute; and a daemon of an earlier version says nothing.

@@ -6,6 +6,7 @@ use crate::attach::target::Target;
 use crate::attach::{self, AttachError, Settings, Wishes};
 use crate::cli::{AllocCounts, Record, exit};
 use crate::counts::{Counted, Counting, Rate};
+use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
 use crate::exact::merge::{COUNTED, EXACT};
 use crate::exact::{self, Account, Ending, Shelf};
@@ -27,8 +28,6 @@ use std::path::Path;
 use std::process::{Child, ExitStatus};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
-use tokio::runtime::Runtime;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How often ended targets are looked for; nothing reports the end of a process that is not a child without its help.
 const LOOK: Duration = Duration::from_millis(100);
@@ -68,7 +67,8 @@ impl Say {
 pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let say = Say(quiet);
     // From the first moment on, so that an early Ctrl-C ends the recording and not this program in the middle of something.
-    let mut signals = Signals::listen()?;
+    let mut signals =
+        EndSignals::listen().map_err(|source| Error::Internal { what: "signal handler", source })?;
     for &pid in &options.pid {
         check_target(pid)?;
     }
@@ -235,20 +235,10 @@ fn leave_on_second_signal() -> Arc<Mutex<()>> {
     let writing = Arc::new(Mutex::new(()));
     let held = Arc::clone(&writing);
     std::thread::spawn(move || {
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
-        runtime.block_on(async {
-            let (Ok(mut interrupt), Ok(mut terminate)) =
-                (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-            else {
-                return;
-            };
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-            let _held = held.lock();
-            std::process::exit(130);
-        });
+        let Ok(mut signals) = EndSignals::listen() else { return };
+        signals.wait();
+        let _held = held.lock();
+        std::process::exit(130);
     });
     writing
 }
@@ -265,29 +255,6 @@ pub(crate) fn cgroup_id(path: &Path) -> Result<u64, Error> {
     }
     // The id the kernel's helper answers is the directory's inode number (bpf_get_current_cgroup_id).
     std::fs::metadata(path).map(|found| found.ino()).map_err(|error| refused(error.to_string()))
-}
-
-/// Ctrl-C and SIGTERM, and the runtime that hears them.
-struct Signals {
-    runtime: Runtime,
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn listen() -> Result<Self, Error> {
-        let internal = |what| move |source| Error::Internal { what, source };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(internal("tokio runtime"))?;
-        let (interrupt, terminate) = {
-            let _inside = runtime.enter();
-            let interrupt = signal(SignalKind::interrupt()).map_err(internal("signal handler"))?;
-            (interrupt, signal(SignalKind::terminate()).map_err(internal("signal handler"))?)
-        };
-        Ok(Self { runtime, interrupt, terminate })
-    }
 }
 
 /// Why a recording ended.
@@ -416,12 +383,12 @@ fn wait_for_end(
     mut child: Option<Child>,
     recording: &Recording,
     (began, follower): (Instant, Option<&Follower>),
-    signals: &mut Signals,
+    signals: &mut EndSignals,
     say: Say,
 ) -> Result<(End, Option<Child>), Error> {
     let internal = |what| move |source| Error::Internal { what, source };
     let bar = progress(options, say);
-    let Signals { runtime, interrupt, terminate } = signals;
+    let EndSignals { runtime, interrupt, terminate } = signals;
     let end = runtime.block_on(async {
         let mut look = tokio::time::interval(LOOK);
         let targets: Vec<(u32, Option<u64>)> =

@@ -31,6 +31,7 @@ use crate::attach::{self, Settings};
 use crate::cli::ConfigSources;
 use crate::config::load::Sources;
 use crate::config::{Config, Recording as What};
+use crate::end_signals::EndSignals;
 use crate::error::Error;
 use crate::kubernetes::api::Watch;
 use crate::kubernetes::logs::Logs;
@@ -248,16 +249,10 @@ enum Told {
 
 impl Signals {
     fn listen(log: Log) -> Result<Self, Error> {
-        let runtime = || {
-            let mut runtime = tokio::runtime::Builder::new_current_thread();
-            runtime.enable_all().build().map_err(internal("tokio runtime"))
-        };
+        let of_end = EndSignals::listen().map_err(internal("signal handler"))?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(internal("tokio runtime"))?;
         let listen = |kind| signal(kind).map_err(internal("signal handler"));
-        let (of_end, runtime) = (runtime()?, runtime()?);
-        let inside = of_end.enter();
-        let interrupt = listen(SignalKind::interrupt())?;
-        let terminate = listen(SignalKind::terminate())?;
-        drop(inside);
         let inside = runtime.enter();
         let reload = listen(SignalKind::hangup())?;
         let off = listen(SignalKind::user_defined1())?;
@@ -266,7 +261,7 @@ impl Signals {
         let (tell, end) = unbounded_channel();
         std::thread::Builder::new()
             .name("signals".into())
-            .spawn(move || end_when_told_twice(&of_end, interrupt, terminate, &tell, &log))
+            .spawn(move || end_when_told_twice(of_end, &tell, &log))
             .map_err(internal("starting a thread"))?;
         Ok(Self { runtime, end, reload, off, on })
     }
@@ -287,26 +282,12 @@ impl Signals {
 }
 
 /// Passes the first signal to end on. The second ends the process, whatever its other threads wait for.
-fn end_when_told_twice(
-    runtime: &Runtime,
-    mut interrupt: Signal,
-    mut terminate: Signal,
-    tell: &UnboundedSender<()>,
-    log: &Log,
-) {
+fn end_when_told_twice(mut signals: EndSignals, tell: &UnboundedSender<()>, log: &Log) {
     neighbour::wait_for_others();
-    let mut told = || {
-        runtime.block_on(async {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        });
-    };
-    told();
+    signals.wait();
     // The daemon may be ending by itself.
     tell.send(()).ok();
-    told();
+    signals.wait();
     log.exit(130);
 }
 

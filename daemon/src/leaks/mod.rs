@@ -9,6 +9,7 @@ pub mod snapshot;
 use crate::attach::target::Target;
 use crate::attach::{self, Settings, Wishes};
 use crate::cli;
+use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
 use crate::pprof::{self, About, LOSS_PREFIX};
 use crate::process::ProcessTable;
@@ -180,26 +181,13 @@ fn look(
 
 /// A flag that Ctrl-C and SIGTERM raise. The second of them ends the program at once, as it does a recording (exit code 130).
 pub(crate) fn end_on_signal() -> std::io::Result<Arc<AtomicBool>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (mut interrupt, mut terminate) = {
-        let _inside = runtime.enter();
-        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
-    };
+    let mut signals = EndSignals::listen()?;
     let over = Arc::new(AtomicBool::new(false));
     let raised = Arc::clone(&over);
     std::thread::Builder::new().name("signals".into()).spawn(move || {
-        let mut told = || {
-            runtime.block_on(async {
-                tokio::select! {
-                    _ = interrupt.recv() => {}
-                    _ = terminate.recv() => {}
-                }
-            });
-        };
-        told();
+        signals.wait();
         raised.store(true, Ordering::Relaxed);
-        told();
+        signals.wait();
         std::process::exit(130);
     })?;
     Ok(over)
