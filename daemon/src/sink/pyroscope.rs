@@ -1,5 +1,8 @@
 //! Profiles to Pyroscope by its push service (`push.v1.PusherService`, a Connect service over HTTP/1.1): raw pprof with all sample types, under
 //! the labels of a series, split so that no part is longer than the server takes, from a spool of its own.
+//!
+//! The server makes a series of each set of texts that label samples (grafana/pyroscope, pkg/model/pprofsplit, `VisitSampleSeries`), and checks its
+//! names as it does those of the series, so samples go there with few labels and plain names.
 
 use super::deliver::{Lazy, Remote, Verdict};
 use super::http::{Answer, Client, Version};
@@ -8,6 +11,8 @@ use super::spool::Limits;
 use super::{Finished, Sink, SinkError};
 use crate::config::units::{Bytes, Span};
 use crate::pprof;
+use crate::pprof::narrow::narrow;
+use crate::pprof::proto::Profile;
 use crate::pprof::split::split;
 use hyper::header::{CONTENT_TYPE, HeaderName};
 use prost::Message;
@@ -25,6 +30,9 @@ const PROTOCOL: HeaderName = HeaderName::from_static("connect-protocol-version")
 /// The server's limits unless its operator changed them (grafana/pyroscope, pkg/validation/limits.go): a profile of 4 MiB before compression
 /// and of 16,000 samples, 30 labels of a series with names of 1,024 and values of 2,048 bytes, nothing older than an hour.
 const PROFILE_BYTES: RangeInclusive<u64> = 64 << 10..=64 << 20;
+/// Less than those 4 MiB: a profile and the labels of its series together count against a burst of 2 MiB a tenant (`ingestion_burst_size_mb`; pkg/distributor,
+/// `rateLimit`), and what alone is more is told to try again later, for ever. 30 labels are 90 KiB at most.
+const BURST_BYTES: u64 = 1920 << 10;
 const MOST_SAMPLES: usize = 16_000;
 const MOST_LABELS: usize = 30;
 const MOST_NAME_BYTES: usize = 1024;
@@ -33,6 +41,8 @@ const MOST_VALUE_BYTES: usize = 2048;
 pub const MOST_AGE: Duration = Duration::from_secs(3600 - 120);
 /// What the profile's types are found under in the server's list: `perfusion:cpu:nanoseconds:cpu:nanoseconds`.
 const NAME: &str = "perfusion";
+/// What a pod's samples have that a series may be made of (`kubernetes::pods`).
+const POD: [&str; 3] = ["k8s.namespace.name", "k8s.pod.name", "k8s.container.name"];
 
 /// `push.v1.PushRequest`.
 #[derive(Clone, PartialEq, Message)]
@@ -78,8 +88,10 @@ pub struct RawSample {
 pub struct PyroscopeOptions {
     /// `http://` or `https://`, host and port, and the path the server lies below, if any.
     pub url: String,
-    /// Longest profile, before compression, 64KiB to 64MiB: a server takes 4MiB unless told otherwise.
+    /// Longest profile, before compression, 64KiB to 64MiB: of more than its `ingestion_burst_size_mb`, 2MiB unless told otherwise, a server takes nothing.
     pub max_profile: Bytes,
+    /// Labels of samples that the server gets, by the names they have in the profile; each set of their values is a series there. All others are left out.
+    pub sample_labels: Vec<String>,
     /// For one attempt.
     pub timeout: Span,
     /// Headers, tokens, certificates. The tenant is the header `x-scope-orgid`.
@@ -90,7 +102,8 @@ impl Default for PyroscopeOptions {
     fn default() -> Self {
         Self {
             url: String::new(),
-            max_profile: Bytes(4 << 20),
+            max_profile: Bytes(BURST_BYTES),
+            sample_labels: POD.map(str::to_owned).to_vec(),
             timeout: Span(Duration::from_secs(10)),
             reach: Reach::default(),
         }
@@ -110,6 +123,18 @@ impl PyroscopeOptions {
                 self.url, self.max_profile
             ));
         }
+        let wrong = |found: String| {
+            Err(format!("{}: sample_labels: expected names of labels, each once, found {found}", self.url))
+        };
+        for (at, name) in self.sample_labels.iter().enumerate() {
+            if name.is_empty() {
+                return wrong("an empty one".to_owned());
+            }
+            if let Some(other) = self.sample_labels.iter().take(at).find(|other| plain(other) == plain(name))
+            {
+                return wrong(format!("`{other}` and `{name}`, which are one to the server"));
+            }
+        }
         Ok(())
     }
 }
@@ -118,6 +143,7 @@ impl PyroscopeOptions {
 pub struct Pyroscope {
     name: String,
     most_bytes: usize,
+    sample_labels: Vec<String>,
     limits: Limits,
     delivery: Lazy,
     requests: u64,
@@ -141,6 +167,7 @@ impl Pyroscope {
         Self {
             name: format!("pyroscope {}", options.url),
             most_bytes: usize::try_from(options.max_profile.0).unwrap_or(usize::MAX),
+            sample_labels: options.sample_labels.clone(),
             limits,
             delivery: Lazy::new(directory, limits, options.timeout.0, server),
             requests: 0,
@@ -157,8 +184,10 @@ impl Sink for Pyroscope {
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
         let (labels, dropped) = labels(finished);
-        self.dropped_labels += dropped;
-        let split = split(&finished.profile, MOST_SAMPLES, self.most_bytes);
+        let (kept, dropped_of_samples) = sample_labels(&self.sample_labels, &labels, &finished.profile);
+        self.dropped_labels += dropped + dropped_of_samples;
+        let narrowed = narrow(&finished.profile, &kept, |value| cut(value, MOST_VALUE_BYTES));
+        let split = split(&narrowed, MOST_SAMPLES, self.most_bytes);
         self.dropped_samples += split.dropped_samples;
         let at = aged_from(finished, self.limits.age);
         let spooled = receiver::each(&split.parts, |part| {
@@ -189,23 +218,46 @@ fn aged_from(finished: &Finished, age: Duration) -> SystemTime {
     (finished.start + finished.duration).min(finished.start + MOST_AGE.saturating_sub(age))
 }
 
-/// The labels of a series, and how many found no room. Labels in names of OpenTelemetry's have dots, which the server does not take.
+/// The beginning of the text, of so many bytes at most.
+fn cut(text: &str, bytes: usize) -> &str {
+    let end = (0..=bytes.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+    text.get(..end.unwrap_or(0)).unwrap_or_default()
+}
+
+/// The name as the server takes it. Names of OpenTelemetry's have dots.
+fn plain(name: &str) -> String {
+    let digit = if name.starts_with(|first: char| first.is_ascii_digit()) { "_" } else { "" };
+    let letters = name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '_' });
+    cut(&digit.chars().chain(letters).collect::<String>(), MOST_NAME_BYTES).to_owned()
+}
+
+/// What the server knows those labels of samples as that it gets, and how many found no room beside the series' own. Of a name that the series has, too, the
+/// server would take no notice.
+fn sample_labels<'a>(
+    wanted: &'a [String],
+    series: &[LabelPair],
+    profile: &Profile,
+) -> (BTreeMap<&'a str, String>, u64) {
+    let (mut kept, mut dropped) = (BTreeMap::new(), 0);
+    for name in wanted.iter().filter(|name| profile.string_table.contains(name)) {
+        let plain = plain(name);
+        if series.iter().any(|label| label.name == plain) {
+            continue;
+        }
+        if series.len() + kept.len() < MOST_LABELS {
+            kept.insert(name.as_str(), plain);
+        } else {
+            dropped += 1;
+        }
+    }
+    (kept, dropped)
+}
+
+/// The labels of a series, and how many found no room.
 fn labels(finished: &Finished) -> (Vec<LabelPair>, u64) {
-    let cut = |text: &str, bytes: usize| {
-        let end = (0..=bytes.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
-        text.get(..end.unwrap_or(0)).unwrap_or_default().to_owned()
-    };
-    let plain = |name: &str| {
-        let letters = name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '_' });
-        let name: String = letters.collect();
-        cut(
-            &if name.starts_with(|first: char| first.is_ascii_digit()) { format!("_{name}") } else { name },
-            MOST_NAME_BYTES,
-        )
-    };
     let mut all: BTreeMap<String, String> = BTreeMap::new();
     all.insert("__name__".to_owned(), NAME.to_owned());
-    all.insert("service_name".to_owned(), cut(&finished.service, MOST_VALUE_BYTES));
+    all.insert("service_name".to_owned(), cut(&finished.service, MOST_VALUE_BYTES).to_owned());
     let mut dropped = 0;
     for (name, value) in finished.labels.iter().filter(|(name, value)| !name.is_empty() && !value.is_empty())
     {
@@ -213,7 +265,7 @@ fn labels(finished: &Finished) -> (Vec<LabelPair>, u64) {
         if all.contains_key(&name) || all.len() >= MOST_LABELS {
             dropped += 1;
         } else {
-            all.insert(name, cut(value, MOST_VALUE_BYTES));
+            all.insert(name, cut(value, MOST_VALUE_BYTES).to_owned());
         }
     }
     (all.into_iter().map(|(name, value)| LabelPair { name, value }).collect(), dropped)
@@ -246,7 +298,7 @@ fn verdict(answer: &Answer) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pprof::proto::{Profile, Sample};
+    use crate::pprof::proto::Sample;
     use hyper::body::Bytes as Body;
     use hyper::header::{HeaderMap, HeaderValue, RETRY_AFTER};
     use std::sync::mpsc::{Sender, channel};
@@ -276,6 +328,33 @@ mod tests {
         let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), "x")).collect();
         let (all, dropped) = labels(&finished(&many));
         assert_eq!((all.len(), dropped), (MOST_LABELS, 12));
+    }
+
+    #[test]
+    fn of_samples_those_labels_are_kept_that_are_asked_for_and_find_room_beside_the_series() {
+        let wanted = ["k8s.pod.name", "host.name", "absent", "x"].map(str::to_owned);
+        let string_table = ["", "k8s.pod.name", "host.name", "thread_name", "x"].map(str::to_owned).to_vec();
+        let profile = Profile { string_table, ..Profile::default() };
+        let (few, _) = labels(&finished(&[("host.name", "node-1")]));
+        let expected = BTreeMap::from([("k8s.pod.name", "k8s_pod_name".to_owned()), ("x", "x".to_owned())]);
+        assert_eq!(sample_labels(&wanted, &few, &profile), (expected, 0));
+        let many: Vec<String> = (0..27).map(|number| format!("label{number}")).collect();
+        let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), "x")).collect();
+        let (kept, dropped) = sample_labels(&wanted, &labels(&finished(&many)).0, &profile);
+        assert_eq!((kept.into_keys().collect::<Vec<_>>(), dropped), (vec!["k8s.pod.name"], 2));
+    }
+
+    #[test]
+    fn names_of_sample_labels_that_are_one_to_the_server_are_told() {
+        let of = |names: &[&str]| PyroscopeOptions {
+            url: "http://a".to_owned(),
+            sample_labels: names.iter().map(|name| (*name).to_owned()).collect(),
+            ..PyroscopeOptions::default()
+        };
+        assert_eq!((of(&POD).check(), of(&[]).check()), (Ok(()), Ok(())));
+        let error = of(&["k8s.pod.name", "x", "k8s_pod_name"]).check().unwrap_err();
+        assert!(error.contains("found `k8s.pod.name` and `k8s_pod_name`"), "{error}");
+        assert!(of(&[""]).check().unwrap_err().contains("found an empty one"));
     }
 
     struct Takes(Sender<Vec<u8>>);
