@@ -4,7 +4,7 @@
 //! The server makes a series of each set of texts that label samples (grafana/pyroscope, pkg/model/pprofsplit, `VisitSampleSeries`), and checks its
 //! names as it does those of the series, so samples go there with few labels and plain names.
 
-use super::deliver::{Lazy, Remote, Verdict};
+use super::deliver::{Backlog, Lazy, Remote, Verdict};
 use super::http::{Answer, Client, Version};
 use super::receiver::{self, Reach, SpoolOptions, retry_after, said};
 use super::spool::Limits;
@@ -152,7 +152,7 @@ pub struct Pyroscope {
 }
 
 impl Pyroscope {
-    /// Sets it up; as for OpenTelemetry's receivers, what an earlier daemon left is sent as soon as there is something new.
+    /// Sets it up; as for OpenTelemetry's receivers, what an earlier daemon left is sent when the first window is over.
     ///
     /// # Errors
     /// When the settings cannot be used. A server that is away is no error.
@@ -164,12 +164,13 @@ impl Pyroscope {
 
     fn with(options: &PyroscopeOptions, limits: Limits, directory: PathBuf, server: impl Remote) -> Self {
         let limits = Limits { age: limits.age.min(MOST_AGE), ..limits };
+        let name = format!("pyroscope {}", options.url);
         Self {
-            name: format!("pyroscope {}", options.url),
+            delivery: Lazy::new(&name, directory, limits, options.timeout.0, server),
+            name,
             most_bytes: usize::try_from(options.max_profile.0).unwrap_or(usize::MAX),
             sample_labels: options.sample_labels.clone(),
             limits,
-            delivery: Lazy::new(directory, limits, options.timeout.0, server),
             requests: 0,
             dropped_samples: 0,
             dropped_labels: 0,
@@ -200,11 +201,19 @@ impl Sink for Pyroscope {
         spooled.and(receiver::all_fitted(split.dropped_samples, "profile", self.most_bytes))
     }
 
+    fn window_over(&mut self) {
+        self.delivery.take_up();
+    }
+
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut counters = self.delivery.figures().counters(self.requests).to_vec();
         counters.push(("samples_too_long", self.dropped_samples));
         counters.push(("labels_too_many", self.dropped_labels));
         counters
+    }
+
+    fn backlog(&self) -> Option<Backlog> {
+        Some(self.delivery.backlog())
     }
 
     fn close(&mut self, deadline: Instant) {
@@ -299,6 +308,7 @@ fn verdict(answer: &Answer) -> Verdict {
 mod tests {
     use super::*;
     use crate::pprof::proto::Sample;
+    use crate::sink::spool::Spool;
     use hyper::body::Bytes as Body;
     use hyper::header::{HeaderMap, HeaderValue, RETRY_AFTER};
     use std::sync::mpsc::{Sender, channel};
@@ -386,6 +396,21 @@ mod tests {
         sink.close(Instant::now() + Duration::from_secs(60));
         assert!(sent.try_recv().is_err());
         assert!(sink.counters().contains(&("requests_expired", 1)), "{:?}", sink.counters());
+    }
+
+    #[test]
+    fn what_an_earlier_daemon_left_is_sent_when_a_window_is_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let limits = Limits { bytes: 1 << 20, age: MOST_AGE, free_bytes: 0 };
+        Spool::open(directory.path(), limits).unwrap().put(SystemTime::now(), b"left").unwrap();
+        let (taken, sent) = channel();
+        let options = PyroscopeOptions::default();
+        let mut sink = Pyroscope::with(&options, limits, directory.path().to_owned(), Takes(taken));
+        sink.window_over();
+        assert_eq!(sent.recv().unwrap(), b"left");
+        sink.close(Instant::now() + Duration::from_secs(60));
+        assert!(sink.counters().contains(&("requests_sent", 1)), "{:?}", sink.counters());
+        assert_eq!(sink.backlog(), Some(Backlog::default()));
     }
 
     #[test]
