@@ -17,6 +17,9 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// Longest wait of our own choice. A receiver may ask for more, within [`MOST_ASKED`].
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 const MOST_ASKED: Duration = Duration::from_secs(3600);
+/// So often a receiver may fail on one payload before that is taken for the payload's fault. It takes 18 minutes: a receiver that is away and says just this
+/// costs one payload by then, and one in each hour that follows.
+const MOST_FAILURES: u32 = 12;
 /// A trouble that lasts is told again so often.
 const TELL_AGAIN: Duration = Duration::from_secs(3600);
 
@@ -30,6 +33,8 @@ pub enum Verdict {
     },
     /// It will never be taken.
     Refused(String),
+    /// The receiver failed, of its own fault or on this payload each time.
+    Failed(String),
     /// It may be taken later.
     Later {
         /// What the receiver asked for, where it did.
@@ -332,6 +337,7 @@ impl Shared {
     fn run(&self, timeout: Duration, remote: &mut dyn Remote) {
         // In a row.
         let (mut failures, mut refusals) = (0, 0_u32);
+        let mut failed = Failed::default();
         loop {
             let (oldest, due) = {
                 let mut state = self.lock();
@@ -366,6 +372,19 @@ impl Shared {
                     failures += 1;
                     Some((failures, after))
                 }
+                Ok((Verdict::Failed(reason), oldest)) => {
+                    failures += 1;
+                    if failed.again(oldest.sequence) < MOST_FAILURES {
+                        state.spool.later();
+                        state.figures.retries += 1;
+                        state.fail(&self.sink, reason, "it waits in the spool");
+                    } else {
+                        state.spool.done(oldest.sequence);
+                        state.figures.refused += 1;
+                        state.fail(&self.sink, reason, "it is dropped, since that was the answer each time");
+                    }
+                    Some((failures, None))
+                }
                 Ok((Verdict::Accepted { rejected }, oldest)) => {
                     if state.trouble.take().is_some() {
                         tracing::info!(sink = self.sink, "sending profiles works again");
@@ -396,6 +415,21 @@ impl Shared {
                 return;
             }
         }
+    }
+}
+
+/// The payload that a receiver failed on last, by its sequence number, and how often.
+#[derive(Default)]
+struct Failed {
+    last: Option<u64>,
+    times: u32,
+}
+
+impl Failed {
+    /// It failed on this one: how often by now.
+    fn again(&mut self, sequence: u64) -> u32 {
+        self.times = if self.last.replace(sequence) == Some(sequence) { self.times + 1 } else { 1 };
+        self.times
     }
 }
 
@@ -573,6 +607,27 @@ mod tests {
         assert_eq!(saw.recv().unwrap(), b"left");
         lazy.close(Instant::now() + Duration::from_secs(60));
         assert_eq!((lazy.figures().sent, lazy.backlog()), (1, Backlog::default()));
+    }
+
+    #[test]
+    fn a_payload_that_a_receiver_fails_on_waits_and_is_passed_over_in_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let (remote, answer, saw) = told();
+        let mut delivery = started(directory.path(), remote);
+        delivery.put(SystemTime::now(), b"odd").unwrap();
+        answer.send(Verdict::Failed("internal".to_owned())).unwrap();
+        answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
+        assert_eq!((saw.recv().unwrap(), saw.recv().unwrap()), (b"odd".to_vec(), b"odd".to_vec()));
+        delivery.close(Instant::now() + Duration::from_secs(60));
+        let figures = delivery.figures();
+        assert_eq!((figures.sent, figures.retries, figures.refused), (1, 1, 0));
+
+        let mut failed = Failed::default();
+        let times: Vec<u32> = [7, 7, 8, 8, 8, 7].into_iter().map(|sequence| failed.again(sequence)).collect();
+        assert_eq!(times, [1, 2, 1, 2, 3, 1]);
+        // As long as its constant's comment says.
+        let waits: Duration = (1..MOST_FAILURES).map(|failures| wait(failures, None, 0)).sum();
+        assert_eq!(waits.as_secs() / 60, 18);
     }
 
     #[test]

@@ -293,11 +293,12 @@ impl Remote for Server {
 }
 
 /// Connect's codes are HTTP's (connectrpc.com/docs/protocol, "Error codes"): 429 is exhausted, 503 unavailable, 504 too late. A 500 is the
-/// server's own fault, which may pass; what it does not take for good is 400, 401, 403, 404, 413, 501.
+/// server's own fault, which may pass, or what it says of a profile that it cannot cope with; what it does not take for good is 400, 401, 403, 404, 413, 501.
 fn verdict(answer: &Answer) -> Verdict {
     match answer.status {
         200..=299 => Verdict::Accepted { rejected: 0 },
-        408 | 429 | 500 | 502 | 503 | 504 => {
+        500 => Verdict::Failed(said(answer)),
+        408 | 429 | 502 | 503 | 504 => {
             Verdict::Later { after: retry_after(&answer.headers), reason: said(answer) }
         }
         _ => Verdict::Refused(said(answer)),
@@ -430,7 +431,10 @@ mod tests {
             body: Body::from_static(b"{\"code\":\"resource_exhausted\"}"),
         };
         assert_eq!(verdict(&answer(200)), Verdict::Accepted { rejected: 0 });
-        for status in [429, 500, 503, 504] {
+        assert!(
+            matches!(verdict(&answer(500)), Verdict::Failed(reason) if reason.contains("resource_exhausted"))
+        );
+        for status in [429, 503, 504] {
             let Verdict::Later { after, reason } = verdict(&answer(status)) else { panic!("{status}") };
             assert_eq!(after, Some(Duration::from_secs(7)));
             assert!(reason.contains("resource_exhausted"), "{reason}");
