@@ -1,13 +1,14 @@
 //! The daemon's profiles at a Pyroscope server. The real one is not to be had here: this one is strict, takes only what its published messages
 //! and default limits allow, and what it took is compared with the files of the same run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use perfusion::pprof;
-use perfusion::pprof::proto::{Function, Line, Location, Profile, Sample, ValueType};
+use perfusion::pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
 use perfusion::sink::pyroscope::{Pyroscope, PyroscopeOptions};
 use perfusion::sink::receiver::SpoolOptions;
 use perfusion::sink::{Finished, Sink as _};
@@ -60,20 +61,41 @@ mod published {
 /// What the server takes by default (pkg/validation/limits.go).
 const MOST_BYTES: usize = 4 << 20;
 const MOST_SAMPLES: usize = 16_000;
+/// Bytes of a tenant, before compression and with the labels: so many at once (`ingestion_burst_size_mb`), and so many more in a second (`ingestion_rate_mb`).
+const BURST: f64 = 2.0 * 1_048_576.0;
+const RATE: f64 = 4.0 * 1_048_576.0;
 
 /// Sum of each sample type of each service.
 type Totals = BTreeMap<(String, String), i64>;
+/// Name and value of each label of a series.
+type Series = BTreeMap<String, String>;
 
 /// What the server took, and what was wrong with what it did not.
 #[derive(Default)]
 struct Taken {
     totals: Totals,
+    /// Those that it has made of labels of pushes and samples.
+    series: BTreeSet<Series>,
     pushes: usize,
     largest_samples: usize,
     largest_bytes: usize,
     wrong: Vec<String>,
     /// So many answers are "try again".
     away: usize,
+    /// What is left of the burst, and as of when; none before the first push.
+    bucket: Option<(f64, Instant)>,
+}
+
+/// What a push is answered that is not taken.
+enum Not {
+    Now,
+    Ever(String),
+}
+
+impl From<String> for Not {
+    fn from(wrong: String) -> Self {
+        Self::Ever(wrong)
+    }
 }
 
 fn serve(stream: TcpStream, taken: &Mutex<Taken>) {
@@ -105,7 +127,10 @@ fn serve(stream: TcpStream, taken: &Mutex<Taken>) {
             Ok(()) => {
                 "HTTP/1.1 200 OK\r\ncontent-type: application/proto\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             }
-            Err(wrong) => {
+            Err(Not::Now) => {
+                "HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            }
+            Err(Not::Ever(wrong)) => {
                 taken.wrong.push(wrong);
                 "HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             }
@@ -114,38 +139,50 @@ fn serve(stream: TcpStream, taken: &Mutex<Taken>) {
     reader.get_mut().write_all(answer.as_bytes()).ok();
 }
 
-/// Checks as the distributor does (grafana/pyroscope, pkg/validation/validate.go) and adds up.
-fn take(head: &[String], body: &[u8], taken: &mut Taken) -> Result<(), String> {
+/// Checks as the distributor does (grafana/pyroscope, pkg/distributor/distributor.go and pkg/validation/validate.go) and adds up.
+fn take(head: &[String], body: &[u8], taken: &mut Taken) -> Result<(), Not> {
     let has = |line: &str| head.iter().any(|known| known == line);
     if head[0] != "post /push.v1.pusherservice/push http/1.1" || !has("content-type: application/proto") {
-        return Err(format!("{head:?}"));
+        return Err(format!("{head:?}").into());
     }
     if !has("connect-protocol-version: 1") || !has("x-scope-orgid: team-a") {
-        return Err(format!("{head:?}"));
+        return Err(format!("{head:?}").into());
     }
     let request = published::PushRequest::decode(body).map_err(|error| error.to_string())?;
     if request.encode_to_vec() != body {
-        return Err("fields that the messages do not have".to_owned());
+        return Err("fields that the messages do not have".to_owned().into());
     }
     for series in &request.series {
-        let service = check_labels(&series.labels)?;
+        if !series.labels.is_sorted_by(|a, b| a.name < b.name) {
+            return Err(format!("not in order: {:?}", series.labels).into());
+        }
+        let own: Series =
+            series.labels.iter().map(|label| (label.name.clone(), label.value.clone())).collect();
+        let service = check_labels(&own)?;
         for sample in &series.samples {
             let profile = pprof::decode(&sample.raw_profile).map_err(|error| error.to_string())?;
             let mut unpacked = Vec::new();
             let mut gzip = flate2::read::MultiGzDecoder::new(sample.raw_profile.as_slice());
             gzip.read_to_end(&mut unpacked).map_err(|error| error.to_string())?;
             let bytes = unpacked.len();
+            let labels: usize = own.iter().map(|(name, value)| name.len() + value.len()).sum();
+            limit_rate(bytes + labels, taken)?;
             if bytes > MOST_BYTES || profile.sample.len() > MOST_SAMPLES || profile.sample.is_empty() {
-                return Err(format!("{bytes} bytes, {} samples", profile.sample.len()));
+                return Err(format!("{bytes} bytes, {} samples", profile.sample.len()).into());
             }
             if profile.string_table.iter().any(|text| text.len() > 65_535) {
-                return Err("a symbol is too long".to_owned());
+                return Err("a symbol is too long".to_owned().into());
             }
             let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
             let age = now.as_nanos() as i64 - profile.time_nanos;
             if !(-600_000_000_000..=3_600_000_000_000).contains(&age) {
-                return Err(format!("{age} ns old"));
+                return Err(format!("{age} ns old").into());
             }
+            let series = series_of(&own, &profile);
+            for labels in &series {
+                check_labels(labels)?;
+            }
+            taken.series.extend(series);
             taken.largest_samples = taken.largest_samples.max(profile.sample.len());
             taken.largest_bytes = taken.largest_bytes.max(bytes);
             add(&profile, &service, &mut taken.totals);
@@ -155,18 +192,45 @@ fn take(head: &[String], body: &[u8], taken: &mut Taken) -> Result<(), String> {
     Ok(())
 }
 
-fn check_labels(labels: &[published::LabelPair]) -> Result<String, String> {
+/// Takes them out of the burst (`rateLimit`). What alone is more than that could be sent again for ever.
+fn limit_rate(bytes: usize, taken: &mut Taken) -> Result<(), Not> {
+    let (bytes, now) = (bytes as f64, Instant::now());
+    if bytes > BURST {
+        return Err(format!("{bytes} bytes in one push, which is more than a burst").into());
+    }
+    let (left, at) = taken.bucket.unwrap_or((BURST, now));
+    let left = (left + RATE * now.duration_since(at).as_secs_f64()).min(BURST);
+    if bytes > left {
+        return Err(Not::Now);
+    }
+    taken.bucket = Some((left - bytes, now));
+    Ok(())
+}
+
+/// One for each set of texts that label samples, besides the push's own labels, which go first (pkg/model/pprofsplit, `VisitSampleSeries`).
+fn series_of(own: &Series, profile: &Profile) -> BTreeSet<Series> {
+    let text = |place: i64| profile.string_table[usize::try_from(place).unwrap()].clone();
+    let of = |sample: &Sample| {
+        let mut labels = own.clone();
+        for label in sample.label.iter().filter(|label| label.str > 0) {
+            labels.entry(text(label.key)).or_insert_with(|| text(label.str));
+        }
+        labels
+    };
+    profile.sample.iter().map(of).collect()
+}
+
+/// The service's name.
+fn check_labels(labels: &Series) -> Result<String, String> {
     let plain = |name: &str| {
         !name.is_empty()
             && name.len() <= 1024
             && name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_')
             && !name.starts_with(|c: char| c.is_ascii_digit())
     };
-    let sorted = labels.windows(2).all(|pair| pair[0].name < pair[1].name);
-    let good = labels.iter().all(|label| plain(&label.name) && (1..=2048).contains(&label.value.len()));
-    let of = |name: &str| labels.iter().find(|label| label.name == name).map(|label| label.value.clone());
-    match (of("__name__"), of("service_name")) {
-        (Some(_), Some(service)) if sorted && good && labels.len() <= 30 => Ok(service),
+    let good = labels.iter().all(|(name, value)| plain(name) && (1..=2048).contains(&value.len()));
+    match (labels.get("__name__"), labels.get("service_name")) {
+        (Some(_), Some(service)) if good && labels.len() <= 30 => Ok(service.clone()),
         _ => Err(format!("{labels:?}")),
     }
 }
@@ -194,10 +258,21 @@ fn listen(taken: &Arc<Mutex<Taken>>) -> u16 {
     port
 }
 
-/// So many samples, each with a place and a name of its own, of so many bytes.
+/// So many samples, each with a place and a name of its own, of so many bytes, of a thread of its own in one of two pods.
 fn profile(samples: u64, name_bytes: usize) -> Profile {
-    let mut string_table: Vec<String> =
-        ["", "samples", "count", "cpu", "nanoseconds"].map(str::to_owned).to_vec();
+    const FIXED: [&str; 10] = [
+        "",
+        "samples",
+        "count",
+        "cpu",
+        "nanoseconds",
+        "thread_name",
+        "k8s.pod.name",
+        "web-0",
+        "web-1",
+        "pid",
+    ];
+    let mut string_table: Vec<String> = FIXED.map(str::to_owned).to_vec();
     let mut profile = Profile {
         sample_type: vec![ValueType { r#type: 1, unit: 2 }, ValueType { r#type: 3, unit: 4 }],
         period_type: Some(ValueType { r#type: 3, unit: 4 }),
@@ -213,7 +288,12 @@ fn profile(samples: u64, name_bytes: usize) -> Profile {
         let line = vec![Line { function_id: id, ..Line::default() }];
         profile.location.push(Location { id, line, ..Location::default() });
         let value = vec![1, i64::try_from(id).unwrap()];
-        profile.sample.push(Sample { location_id: vec![id], value, ..Sample::default() });
+        let label = vec![
+            Label { key: 5, str: name, ..Label::default() },
+            Label { key: 6, str: 7 + i64::try_from(id % 2).unwrap(), ..Label::default() },
+            Label { key: 9, num: i64::try_from(id).unwrap(), ..Label::default() },
+        ];
+        profile.sample.push(Sample { location_id: vec![id], value, label });
     }
     profile.string_table = string_table;
     profile
@@ -252,14 +332,21 @@ fn a_profile_that_is_longer_than_the_server_takes_arrives_in_parts_and_nothing_i
             profile,
         };
         sink.put(&finished).unwrap();
+        let counter = |name: &str| sink.counters().into_iter().find(|(n, _)| *n == name).unwrap().1;
+        // All parts together are more than a burst: the server has some of them wait.
+        wait_until("all parts", SLACK, || {
+            (counter("requests_sent") + counter("requests_refused") == counter("requests_made")).then_some(())
+        })
+        .unwrap_or_else(|error| panic!("{error}: {:?}", sink.counters()));
+        assert_eq!(counter("samples_too_long"), 0);
         sink.close(std::time::Instant::now() + SLACK);
         let taken = taken.lock().unwrap();
         assert_eq!(taken.wrong, [""; 0]);
         assert_eq!(taken.totals, expected);
         assert!(taken.pushes >= 2, "{} parts", taken.pushes);
-        assert!(taken.largest_samples <= MOST_SAMPLES && taken.largest_bytes <= MOST_BYTES);
-        let counter = |name: &str| sink.counters().into_iter().find(|(n, _)| *n == name).unwrap().1;
-        assert_eq!(counter("samples_too_long"), 0);
+        assert!(taken.largest_samples <= MOST_SAMPLES && taken.largest_bytes as f64 <= BURST);
+        let pods = taken.series.iter().map(|series| (series.len(), series["k8s_pod_name"].as_str()));
+        assert_eq!(pods.collect::<Vec<_>>(), [(3, "web-0"), (3, "web-1")]);
     }
 }
 
@@ -310,4 +397,8 @@ fn a_strict_server_takes_every_push_also_after_it_was_away_and_has_the_totals_of
     // Names of directories are not quite those of services: by type all agree, and so does the one that has the same.
     assert_eq!(by_type(&taken.totals), by_type(&expected), "{}", outcome.stderr);
     assert_eq!(taken.totals[&spin], expected[&spin]);
+    // No label of a thread, a process or a wait made more of them.
+    let services: BTreeSet<&String> = taken.totals.keys().map(|(service, _)| service).collect();
+    let series: Vec<&String> = taken.series.iter().map(|series| &series["service_name"]).collect();
+    assert_eq!(series, services.into_iter().collect::<Vec<_>>(), "{:?}", taken.series);
 }

@@ -5,6 +5,7 @@
 
 use super::{Config, Unfit};
 use crate::log_filter;
+use crate::sink::receiver::Reach;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_yaml::Value;
 use std::ffi::OsString;
@@ -361,7 +362,7 @@ fn put(value: &mut Value, key: &str, new: Value) -> Result<(), String> {
     Ok(())
 }
 
-/// The configuration as a file, with the origin of what did not come from the file read.
+/// The configuration as a file, with the origin of what did not come from the file read. Values of receivers' headers are left out, since they may be secret.
 #[must_use]
 pub fn show(loaded: &Loaded) -> String {
     let mut text = match &loaded.file {
@@ -369,11 +370,15 @@ pub fn show(loaded: &Loaded) -> String {
         None => "# the defaults\n".to_owned(),
     };
     for (key, origin) in &loaded.overlaid {
-        // Writing to a String cannot fail.
+        // What was given is below. Writing to a String cannot fail.
+        let origin = origin.split_once('=').map_or(origin.as_str(), |(origin, _)| origin);
         writeln!(text, "# {key} from {origin}").ok();
     }
+    let mut config = loaded.config.clone();
+    let servers = config.pyroscope.iter_mut().map(|server| &mut server.reach);
+    config.otlp.iter_mut().map(|receiver| &mut receiver.reach).chain(servers).for_each(Reach::hide);
     // Its types have no form that YAML lacks.
-    text += &serde_yaml::to_string(&loaded.config).unwrap_or_default();
+    text += &serde_yaml::to_string(&config).unwrap_or_default();
     text
 }
 
@@ -485,8 +490,22 @@ mod tests {
     fn what_is_shown_is_read_back() {
         let loaded = load("services:\n  labels: {team: a}\n", &[], &["files.directory=/x"]).unwrap();
         let shown = show(&loaded);
-        assert!(shown.contains("# files.directory from --set files.directory=/x"), "{shown}");
+        assert!(shown.contains("# files.directory from --set files.directory\n"), "{shown}");
         assert_eq!(load(&shown, &[], &[]).unwrap().config, loaded.config);
+    }
+
+    #[test]
+    fn values_of_headers_are_not_shown() {
+        let text = "spool: {directory: /s}\notlp: [{url: \"http://a\", reach: {headers: {x-api-key: abracadabra}}}]\n";
+        let server = "pyroscope=[{url: \"http://b\", reach: {headers: {x-scope-orgid: open-sesame}}}]";
+        let loaded = load(text, &[], &[server]).unwrap();
+        let shown = show(&loaded);
+        assert!(
+            shown.contains("x-api-key: (hidden)") && shown.contains("x-scope-orgid: (hidden)"),
+            "{shown}"
+        );
+        assert!(!shown.contains("abracadabra") && !shown.contains("open-sesame"), "{shown}");
+        assert_eq!(loaded.config.otlp[0].reach.headers["x-api-key"], "abracadabra");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use super::counts::Counts;
 use crate::run::counters::DAEMON;
-use crate::sink::counts::SINK;
+use crate::sink::counts::{SINK, SINK_GAUGES};
 use crate::source::shim::counters::SHIM_READER;
 use ebpf_common::counter::Counter;
 use profiler_protocol::counter as shim;
@@ -99,7 +99,10 @@ pub fn daemon() -> impl Iterator<Item = Family> {
 
 /// Those of sinks, whose names begin with `sink_` in metrics; each sink has some of them.
 pub fn sinks() -> impl Iterator<Item = Family> {
-    SINK.iter().map(|&(name, help)| Family { name, kind: Kind::Counter, help })
+    let lists = [(Kind::Counter, SINK), (Kind::Gauge, SINK_GAUGES)];
+    lists
+        .into_iter()
+        .flat_map(|(kind, list)| list.iter().map(move |&(name, help)| Family { name, kind, help }))
 }
 
 #[cfg(test)]

@@ -217,7 +217,7 @@ fn answer(mut connection: impl Connection, about: &About) -> io::Result<()> {
     let (status, kind, body) = match request(&mut connection)?.as_deref() {
         Some("/metrics") => {
             let look = state.watcher().and_then(|watcher| watcher.look());
-            ("200 OK", metrics::CONTENT_TYPE, metrics::text(state, look.as_ref(), &sinks.counters()))
+            ("200 OK", metrics::CONTENT_TYPE, metrics::text(state, look.as_ref(), &sinks.standing()))
         }
         Some("/healthz" | "/readyz") if state.last_beat().elapsed() >= HANGS_AFTER => {
             unavailable("the daemon hangs")
@@ -225,7 +225,7 @@ fn answer(mut connection: impl Connection, about: &About) -> io::Result<()> {
         Some("/healthz") => ok("alive"),
         Some("/readyz") if state.watcher().is_some() => ok("recording"),
         Some("/readyz") => unavailable(&idle(state, "nothing is recorded")),
-        Some("/debug/pipeline") => ("200 OK", JSON, pipeline::text(state, &sinks.counters())),
+        Some("/debug/pipeline") => ("200 OK", JSON, pipeline::text(state, &sinks.standing())),
         Some(control::PROCESSES) if *private => match control::processes(state) {
             Some(processes) => ("200 OK", JSON, processes),
             None => unavailable(&idle(state, "nothing is recorded, or it is too busy to say")),

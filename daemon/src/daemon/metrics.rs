@@ -2,7 +2,7 @@
 
 use super::cost::daemon_cpu;
 use super::families::{self, Family, Kind};
-use super::sinks::SinkCounters;
+use super::sinks::Standing;
 use super::state::State;
 use crate::run::collector::Look;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 
 /// One document. Each family is there, with its type and meaning; those of the pipeline have values while it stands.
 #[must_use]
-pub fn text(state: &State, look: Option<&Look>, sinks: &[SinkCounters]) -> String {
+pub fn text(state: &State, look: Option<&Look>, sinks: &[Standing]) -> String {
     let mut document = Document(String::new());
     pipeline(&mut document, look);
     let counted: BTreeMap<&str, u64> = state.counters.list().into_iter().collect();
@@ -70,14 +70,14 @@ fn pipeline(document: &mut Document, look: Option<&Look>) {
     }
 }
 
-fn of_sinks(document: &mut Document, sinks: &[SinkCounters]) {
+fn of_sinks(document: &mut Document, sinks: &[Standing]) {
     for family in families::sinks() {
         let name = format!("sink_{}", family.name);
         document.describe(&name, family.kind, family.help);
-        for (sink, counters) in sinks {
-            for (_, value) in counters.iter().filter(|(counter, _)| *counter == family.name) {
-                let labels = format!("{{sink=\"{}\"}}", escaped(sink));
-                document.sample(&name, family.kind, &labels, *value as f64);
+        for standing in sinks {
+            for (_, value) in standing.values().filter(|(known, _)| *known == family.name) {
+                let labels = format!("{{sink=\"{}\"}}", escaped(&standing.sink));
+                document.sample(&name, family.kind, &labels, value as f64);
             }
         }
     }
@@ -121,10 +121,12 @@ mod tests {
     use super::text;
     use crate::config::Config;
     use crate::daemon::families;
+    use crate::daemon::sinks::Standing;
     use crate::daemon::state::State;
     use crate::daemon::switch::Switch;
     use crate::run::Watcher;
     use crate::run::collector::Look;
+    use crate::sink::deliver::Backlog;
     use std::collections::HashSet;
 
     #[test]
@@ -183,7 +185,15 @@ mod tests {
         ];
         let look = Look { counters, costs: Vec::new(), shims: Vec::new() };
         state.set_watcher(Some(Watcher::of_nobody()));
-        let sinks = vec![("files /\"x\"".to_owned(), vec![("files_written", 5)])];
+        let backlog = Backlog { requests: 3, bytes: 17, trouble: Some("away".to_owned()) };
+        let sinks = vec![
+            Standing {
+                sink: "files /\"x\"".to_owned(),
+                counters: vec![("files_written", 5)],
+                ..Standing::default()
+            },
+            Standing { sink: "otlp http://a".to_owned(), backlog: Some(backlog), ..Standing::default() },
+        ];
         let text = text(&state, Some(&look), &sinks);
         for line in [
             "# TYPE perfusion_cpu_samples counter",
@@ -194,6 +204,9 @@ mod tests {
             "perfusion_shim_objects_dead_total 0",
             "perfusion_daemon_windows_total 3",
             "perfusion_sink_files_written_total{sink=\"files /\\\"x\\\"\"} 5",
+            "# TYPE perfusion_sink_requests_waiting gauge",
+            "perfusion_sink_requests_waiting{sink=\"otlp http://a\"} 3",
+            "perfusion_sink_waiting_bytes{sink=\"otlp http://a\"} 17",
             "perfusion_recording 1",
             "perfusion_reduced 0",
             "perfusion_memory_limit_bytes 268435456",

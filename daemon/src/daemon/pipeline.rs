@@ -1,14 +1,14 @@
 //! `/debug/pipeline`: how each stage stands right now, as JSON, for whoever asks why something is missing.
 
 use super::cost::daemon_cpu;
-use super::sinks::SinkCounters;
+use super::sinks::Standing;
 use super::state::State;
 use crate::run::Watcher;
 use serde_json::{Map, Value, json};
 
-/// One document. Says nothing of single processes, services or files.
+/// One document. Says nothing of single processes, services or files of its own accord: what a receiver answered is its own.
 #[must_use]
-pub fn text(state: &State, sinks: &[SinkCounters]) -> String {
+pub fn text(state: &State, sinks: &[Standing]) -> String {
     let watcher = state.watcher();
     let look = watcher.as_ref().and_then(Watcher::look);
     let (mode, memory, config) = (state.mode(), state.cost.memory(), state.config());
@@ -26,10 +26,11 @@ pub fn text(state: &State, sinks: &[SinkCounters]) -> String {
         .collect();
     let sinks: Map<String, Value> = sinks
         .iter()
-        .map(|(name, counters)| {
-            let counters: Map<String, Value> =
-                counters.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
-            (name.clone(), Value::Object(counters))
+        .map(|standing| {
+            let values = standing.values().map(|(name, value)| (name.to_owned(), json!(value)));
+            let trouble =
+                standing.backlog.iter().map(|backlog| ("trouble".to_owned(), json!(backlog.trouble)));
+            (standing.sink.clone(), Value::Object(values.chain(trouble).collect()))
         })
         .collect();
     let daemon: Map<String, Value> =
@@ -69,16 +70,30 @@ pub fn text(state: &State, sinks: &[SinkCounters]) -> String {
 mod tests {
     use super::text;
     use crate::config::Config;
+    use crate::daemon::sinks::Standing;
     use crate::daemon::state::State;
-    use serde_json::Value;
+    use crate::sink::deliver::Backlog;
+    use serde_json::{Value, json};
 
     #[test]
     fn a_daemon_that_is_switched_off_says_so() {
         let state = State::of(Config::default());
-        let sinks = vec![("files /x".to_owned(), vec![("files_written", 5)])];
+        let counters = vec![("files_written", 5)];
+        let backlog = |trouble: Option<&str>| {
+            let trouble = trouble.map(str::to_owned);
+            Some(Backlog { requests: 3, bytes: 17, trouble })
+        };
+        let sinks = vec![
+            Standing { sink: "files /x".to_owned(), counters, backlog: None },
+            Standing { sink: "otlp a".to_owned(), backlog: backlog(Some("away")), ..Standing::default() },
+            Standing { sink: "otlp b".to_owned(), backlog: backlog(None), ..Standing::default() },
+        ];
         let document: Value = serde_json::from_str(&text(&state, &sinks)).unwrap();
         assert_eq!(document["recording"], false);
-        assert_eq!(document["sinks"]["files /x"]["files_written"], 5);
+        assert_eq!(document["sinks"]["files /x"], json!({ "files_written": 5 }));
+        let waits = |trouble| json!({ "requests_waiting": 3, "waiting_bytes": 17, "trouble": trouble });
+        assert_eq!(document["sinks"]["otlp a"], waits(json!("away")));
+        assert_eq!(document["sinks"]["otlp b"], waits(Value::Null));
         assert_eq!(document["memory"]["limit_bytes"], 256 << 20);
         assert_eq!(document["reduced_mode"], Value::Null);
     }

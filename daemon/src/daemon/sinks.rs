@@ -2,6 +2,7 @@
 
 use super::neighbour;
 use crate::config::Config;
+use crate::sink::deliver::Backlog;
 use crate::sink::directory::Directory;
 use crate::sink::orphans::Orphans;
 use crate::sink::otlp::Otlp;
@@ -29,8 +30,23 @@ const NO_WINDOW: Duration = Duration::from_secs(60);
 /// A sink that fails is reported so often at most.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
 
-/// Name of a sink, and name and value of each of its counters.
-pub type SinkCounters = (String, Vec<(&'static str, u64)>);
+/// How a sink stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// What messages call it.
+    pub sink: String,
+    /// Name and value of each of its counters.
+    pub counters: Vec<(&'static str, u64)>,
+    /// What waits to be sent, of one that has a spool.
+    pub backlog: Option<Backlog>,
+}
+
+impl Standing {
+    /// Name and value of each counter and gauge.
+    pub fn values(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.counters.iter().copied().chain(self.backlog.iter().flat_map(Backlog::gauges))
+    }
+}
 
 /// The sinks of a configuration, and the spools of earlier ones.
 #[derive(Default)]
@@ -51,7 +67,7 @@ impl Opened {
 struct Shared {
     /// What is to take the place of the sinks at work.
     next: Option<Opened>,
-    counters: Vec<SinkCounters>,
+    standing: Vec<Standing>,
 }
 
 /// The sinks at work.
@@ -61,15 +77,15 @@ pub struct Sinks {
     shared: Arc<Mutex<Shared>>,
 }
 
-/// Reads the sinks' counters.
+/// Reads how the sinks stand.
 #[derive(Clone)]
 pub struct SinkWatcher(Arc<Mutex<Shared>>);
 
 impl SinkWatcher {
-    /// Of each sink, as of the last window or second.
+    /// Each sink, as of the last window or second.
     #[must_use]
-    pub fn counters(&self) -> Vec<SinkCounters> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).counters.clone()
+    pub fn standing(&self) -> Vec<Standing> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).standing.clone()
     }
 }
 
@@ -139,7 +155,7 @@ impl Sinks {
         self.out.clone()
     }
 
-    /// A handle on the counters.
+    /// A handle on how they stand.
     #[must_use]
     pub fn watcher(&self) -> SinkWatcher {
         SinkWatcher(Arc::clone(&self.shared))
@@ -250,19 +266,19 @@ impl Work {
         self.sinks.iter_mut().for_each(|sink| sink.window_over());
     }
 
-    /// With those of the sinks whose place it took.
-    fn counters(&self, sink: &dyn Sink) -> SinkCounters {
+    /// Counters with those of the sinks whose place it took.
+    fn standing(&self, sink: &dyn Sink) -> Standing {
         let mut counters = sink.counters();
         for (counter, value) in &mut counters {
             *value += self.former.get(&(sink.name().to_owned(), *counter)).copied().unwrap_or_default();
         }
-        (sink.name().to_owned(), counters)
+        Standing { sink: sink.name().to_owned(), counters, backlog: sink.backlog() }
     }
 
     fn publish(&mut self) {
         self.publish_at = Instant::now() + PUBLISH_EVERY;
-        let counters = self.sinks.iter().map(|sink| self.counters(&**sink)).collect();
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner).counters = counters;
+        let standing = self.sinks.iter().map(|sink| self.standing(&**sink)).collect();
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).standing = standing;
     }
 }
 
@@ -368,18 +384,19 @@ mod tests {
         Opened { sinks: names.iter().map(|name| of(*name) as Box<dyn Sink>).collect(), ..Opened::default() }
     }
 
+    /// One that has sent so much.
+    fn sent(sink: &str, value: u64) -> Standing {
+        Standing { sink: sink.to_owned(), counters: vec![("requests_sent", value)], backlog: None }
+    }
+
     #[test]
     fn counters_go_on_when_other_sinks_take_the_place() {
         let mut work = Work::of(counting(&["a", "b"], 5).sinks, Orphans::default(), Arc::default());
-        let published = |work: &Work| work.shared.lock().unwrap().counters.clone();
+        let published = |work: &Work| work.shared.lock().unwrap().standing.clone();
         work.replace(counting(&["a"], 2));
-        assert_eq!(published(&work), [("a".to_owned(), vec![("requests_sent", 5 + 1 + 2)])]);
+        assert_eq!(published(&work), [sent("a", 5 + 1 + 2)]);
         work.replace(counting(&["a", "b"], 0));
-        let expected = [("a", 5 + 1 + 2 + 1), ("b", 5 + 1)];
-        assert_eq!(
-            published(&work),
-            expected.map(|(name, sum)| (name.to_owned(), vec![("requests_sent", sum)]))
-        );
+        assert_eq!(published(&work), [sent("a", 5 + 1 + 2 + 1), sent("b", 5 + 1)]);
     }
 
     #[test]
@@ -390,8 +407,7 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(60);
         for value in [3, 4] {
             count.store(value, Ordering::Relaxed);
-            let expected = [("a".to_owned(), vec![("requests_sent", value)])];
-            while sinks.watcher().counters() != expected {
+            while sinks.watcher().standing() != [sent("a", value)] {
                 assert!(Instant::now() < deadline);
                 std::thread::yield_now();
             }

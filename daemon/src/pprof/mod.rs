@@ -18,6 +18,7 @@
 
 pub mod builder;
 pub mod encode;
+pub mod narrow;
 pub mod proto;
 pub mod split;
 pub mod validate;

@@ -3,7 +3,7 @@
 //! rarely, too, so that it does not empty the spool. Every payload ends as one of: sent, refused by the receiver, lost in the spool, or still waiting.
 
 use super::file::FileError;
-use super::spool::{Limits, Spool};
+use super::spool::{self, Limits, Spool};
 use crate::daemon::neighbour;
 use crate::leftover;
 use std::path::{Path, PathBuf};
@@ -17,6 +17,11 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// Longest wait of our own choice. A receiver may ask for more, within [`MOST_ASKED`].
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 const MOST_ASKED: Duration = Duration::from_secs(3600);
+/// So often a receiver may fail on one payload before that is taken for the payload's fault. It takes 18 minutes: a receiver that is away and says just this
+/// costs one payload by then, and one in each hour that follows.
+const MOST_FAILURES: u32 = 12;
+/// A trouble that lasts is told again so often.
+const TELL_AGAIN: Duration = Duration::from_secs(3600);
 
 /// What became of one payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +33,8 @@ pub enum Verdict {
     },
     /// It will never be taken.
     Refused(String),
+    /// The receiver failed, of its own fault or on this payload each time.
+    Failed(String),
     /// It may be taken later.
     Later {
         /// What the receiver asked for, where it did.
@@ -43,7 +50,7 @@ pub trait Remote: Send + 'static {
     fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict;
 }
 
-/// What a delivery did; each grows only but the last two.
+/// What a delivery did; each grows only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Payloads taken.
@@ -56,12 +63,8 @@ pub struct Figures {
     pub rejected_profiles: u64,
     /// Attempts that are to be repeated.
     pub retries: u64,
-    /// Lost in the spool, see [`super::spool::Lost`].
-    pub lost: super::spool::Lost,
-    /// Waiting now.
-    pub waiting: u64,
-    /// Their bytes.
-    pub waiting_bytes: u64,
+    /// Lost in the spool, see [`spool::Lost`].
+    pub lost: spool::Lost,
 }
 
 impl Figures {
@@ -81,16 +84,67 @@ impl Figures {
     }
 }
 
+/// What waits to be sent, now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Payloads.
+    pub requests: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Why the last attempt failed; none after one that did not.
+    pub trouble: Option<String>,
+}
+
+impl Backlog {
+    /// What of it is a number, by the names of [`super::counts::SINK_GAUGES`].
+    #[must_use]
+    pub fn gauges(&self) -> [(&'static str, u64); 2] {
+        [("requests_waiting", self.requests), ("waiting_bytes", self.bytes)]
+    }
+}
+
+/// Why the last attempt failed.
+struct Trouble {
+    reason: String,
+    /// What becomes of the payload.
+    then: &'static str,
+    /// When it was last told.
+    told: Instant,
+}
+
+/// True when the log is to have it: it is another trouble than before, or has lasted for long since it was told.
+fn is_news(before: Option<&Trouble>, reason: &str, then: &str, now: Instant) -> bool {
+    before.is_none_or(|before| {
+        (before.reason.as_str(), before.then) != (reason, then)
+            || now.duration_since(before.told) >= TELL_AGAIN
+    })
+}
+
 struct State {
     spool: Spool,
     figures: Figures,
-    /// Why the last attempt failed; none after one that did not.
-    trouble: Option<String>,
+    /// None after an attempt that did not fail.
+    trouble: Option<Trouble>,
     /// No more is to be sent after this moment.
     closing: Option<Instant>,
 }
 
+impl State {
+    /// An attempt failed.
+    fn fail(&mut self, sink: &str, reason: String, then: &'static str) {
+        let (before, now) = (self.trouble.take(), Instant::now());
+        let is_news = is_news(before.as_ref(), &reason, then, now);
+        if is_news {
+            tracing::warn!(sink, "sending a profile: {reason}; {then}");
+        }
+        let told = before.filter(|_| !is_news).map_or(now, |before| before.told);
+        self.trouble = Some(Trouble { reason, then, told });
+    }
+}
+
 struct Shared {
+    /// What messages call the sink.
+    sink: String,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -102,19 +156,21 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// Opens the spool and starts the thread, which waits for the remote that it is sent, and begins with what an earlier daemon left. `timeout` bounds
-    /// one attempt. Whoever cannot have a delivery keeps the remote for another time.
+    /// Opens the spool and starts the thread, which waits for the remote that it is sent, and begins with what an earlier daemon left. `sink` is what
+    /// messages call it, `timeout` bounds one attempt. Whoever cannot have a delivery keeps the remote for another time.
     ///
     /// # Errors
     /// When the spool's directory cannot be used or no thread be started.
     pub fn start(
+        sink: &str,
         directory: &Path,
         limits: Limits,
         timeout: Duration,
     ) -> Result<(Self, Sender<Box<dyn Remote>>), FileError> {
         let spool = Spool::open(directory, limits)?;
         let state = State { spool, figures: Figures::default(), trouble: None, closing: None };
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let sink = sink.to_owned();
+        let shared = Arc::new(Shared { sink, state: Mutex::new(state), changed: Condvar::new() });
         let other = Arc::clone(&shared);
         let (employ, employed) = channel::<Box<dyn Remote>>();
         let thread = std::thread::Builder::new()
@@ -143,18 +199,18 @@ impl Delivery {
     #[must_use]
     pub fn figures(&self) -> Figures {
         let state = self.shared.lock();
-        Figures {
-            lost: state.spool.lost(),
-            waiting: u64::try_from(state.spool.len()).unwrap_or(u64::MAX),
-            waiting_bytes: state.spool.bytes(),
-            ..state.figures
-        }
+        Figures { lost: state.spool.lost(), ..state.figures }
     }
 
-    /// Why the receiver cannot be reached, if it cannot.
+    /// What waits.
     #[must_use]
-    pub fn trouble(&self) -> Option<String> {
-        self.shared.lock().trouble.clone()
+    pub fn backlog(&self) -> Backlog {
+        let state = self.shared.lock();
+        Backlog {
+            requests: u64::try_from(state.spool.len()).unwrap_or(u64::MAX),
+            bytes: state.spool.bytes(),
+            trouble: state.trouble.as_ref().map(|trouble| trouble.reason.clone()),
+        }
     }
 
     /// Sends what can be sent before `deadline`, without waiting for a receiver that is away; the rest stays.
@@ -174,9 +230,11 @@ impl Drop for Delivery {
     }
 }
 
-/// A delivery that begins when it is first needed. One that cannot begin is tried again with each payload: what is in its way, such as a disk
-/// that is full or read-only, may pass.
+/// A delivery that begins when it is first needed: until then the one whose place it takes may still be at work in the same spool. One that cannot begin
+/// is tried again with each payload: what is in its way, such as a disk that is full or read-only, may pass.
 pub struct Lazy {
+    /// What messages call the sink.
+    sink: String,
     directory: PathBuf,
     limits: Limits,
     timeout: Duration,
@@ -185,14 +243,36 @@ pub struct Lazy {
     delivery: Option<Delivery>,
     /// Payloads lost because it could not begin.
     lost: u64,
+    /// Why it could not.
+    trouble: Option<String>,
 }
 
 impl Lazy {
     /// See [`Delivery::start`].
     #[must_use]
-    pub fn new(directory: PathBuf, limits: Limits, timeout: Duration, remote: impl Remote) -> Self {
-        let remote: Option<Box<dyn Remote>> = Some(Box::new(remote));
-        Self { directory, limits, timeout, remote, delivery: None, lost: 0 }
+    pub fn new(
+        sink: &str,
+        directory: PathBuf,
+        limits: Limits,
+        timeout: Duration,
+        remote: impl Remote,
+    ) -> Self {
+        let (sink, remote): (_, Option<Box<dyn Remote>>) = (sink.to_owned(), Some(Box::new(remote)));
+        Self { sink, directory, limits, timeout, remote, delivery: None, lost: 0, trouble: None }
+    }
+
+    /// Begins with what an earlier daemon left, if it has not begun and there is any. Where that cannot be, it is told once.
+    pub fn take_up(&mut self) {
+        if self.delivery.is_some() || !spool::holds_any(&self.directory) {
+            return;
+        }
+        let before = self.trouble.take();
+        let begun = self.started().map(drop);
+        if let Err(error) = begun
+            && before.is_none_or(|before| before != error.to_string())
+        {
+            tracing::warn!(sink = self.sink, %error, "what an earlier daemon left is not sent; it is tried again every minute");
+        }
     }
 
     /// See [`Delivery::put`]; begins, if it has not.
@@ -213,7 +293,8 @@ impl Lazy {
         let delivery = match self.delivery.take() {
             Some(delivery) => delivery,
             None => {
-                let (delivery, employ) = Delivery::start(&self.directory, self.limits, self.timeout)?;
+                let start = Delivery::start(&self.sink, &self.directory, self.limits, self.timeout);
+                let (delivery, employ) = start.inspect_err(|error| self.trouble = Some(error.to_string()))?;
                 if let Some(remote) = self.remote.take() {
                     // The thread waits for it.
                     employ.send(remote).ok();
@@ -230,6 +311,13 @@ impl Lazy {
         let mut figures = self.delivery.as_ref().map(Delivery::figures).unwrap_or_default();
         figures.lost.refused += self.lost;
         figures
+    }
+
+    /// See [`Delivery::backlog`]. Of one that has not begun nothing is known but why.
+    #[must_use]
+    pub fn backlog(&self) -> Backlog {
+        let unknown = || Backlog { trouble: self.trouble.clone(), ..Backlog::default() };
+        self.delivery.as_ref().map_or_else(unknown, Delivery::backlog)
     }
 
     /// See [`Delivery::close`].
@@ -249,6 +337,7 @@ impl Shared {
     fn run(&self, timeout: Duration, remote: &mut dyn Remote) {
         // In a row.
         let (mut failures, mut refusals) = (0, 0_u32);
+        let mut failed = Failed::default();
         loop {
             let (oldest, due) = {
                 let mut state = self.lock();
@@ -271,25 +360,34 @@ impl Shared {
             let mut state = self.lock();
             let pause = match answered {
                 Err(error) => {
-                    tracing::warn!("sending a profile: {error}; it is tried again");
                     state.figures.retries += 1;
-                    state.trouble = Some(error.to_string());
+                    state.fail(&self.sink, error.to_string(), "it is tried again");
                     failures += 1;
                     Some((failures, None))
                 }
                 Ok((Verdict::Later { after, reason }, _)) => {
                     state.spool.later();
                     state.figures.retries += 1;
-                    if state.trouble.is_none() {
-                        tracing::warn!("sending a profile: {reason}; it waits in the spool");
-                    }
-                    state.trouble = Some(reason);
+                    state.fail(&self.sink, reason, "it waits in the spool");
                     failures += 1;
                     Some((failures, after))
                 }
+                Ok((Verdict::Failed(reason), oldest)) => {
+                    failures += 1;
+                    if failed.again(oldest.sequence) < MOST_FAILURES {
+                        state.spool.later();
+                        state.figures.retries += 1;
+                        state.fail(&self.sink, reason, "it waits in the spool");
+                    } else {
+                        state.spool.done(oldest.sequence);
+                        state.figures.refused += 1;
+                        state.fail(&self.sink, reason, "it is dropped, since that was the answer each time");
+                    }
+                    Some((failures, None))
+                }
                 Ok((Verdict::Accepted { rejected }, oldest)) => {
                     if state.trouble.take().is_some() {
-                        tracing::info!("sending profiles works again");
+                        tracing::info!(sink = self.sink, "sending profiles works again");
                     }
                     (failures, refusals) = (0, 0);
                     state.figures.sent += 1;
@@ -299,10 +397,7 @@ impl Shared {
                     None
                 }
                 Ok((Verdict::Refused(reason), oldest)) => {
-                    if state.trouble.is_none() {
-                        tracing::warn!("sending a profile: {reason}; it is dropped");
-                    }
-                    state.trouble = Some(reason);
+                    state.fail(&self.sink, reason, "it is dropped");
                     (failures, refusals) = (0, refusals.saturating_add(1));
                     state.figures.refused += 1;
                     state.spool.done(oldest.sequence);
@@ -320,6 +415,21 @@ impl Shared {
                 return;
             }
         }
+    }
+}
+
+/// The payload that a receiver failed on last, by its sequence number, and how often.
+#[derive(Default)]
+struct Failed {
+    last: Option<u64>,
+    times: u32,
+}
+
+impl Failed {
+    /// It failed on this one: how often by now.
+    fn again(&mut self, sequence: u64) -> u32 {
+        self.times = if self.last.replace(sequence) == Some(sequence) { self.times + 1 } else { 1 };
+        self.times
     }
 }
 
@@ -360,7 +470,7 @@ mod tests {
     }
 
     fn started(directory: &Path, remote: impl Remote) -> Delivery {
-        let (delivery, employ) = Delivery::start(directory, LIMITS, Duration::from_secs(1)).unwrap();
+        let (delivery, employ) = Delivery::start("test", directory, LIMITS, Duration::from_secs(1)).unwrap();
         employ.send(Box::new(remote)).unwrap();
         delivery
     }
@@ -384,7 +494,7 @@ mod tests {
         delivery.close(Instant::now() + Duration::from_secs(60));
         let figures = delivery.figures();
         assert_eq!((figures.sent, figures.refused, figures.retries, figures.rejected_profiles), (2, 1, 1, 2));
-        assert_eq!((figures.waiting, figures.sent_bytes), (0, 6));
+        assert_eq!((delivery.backlog(), figures.sent_bytes), (Backlog::default(), 6));
     }
 
     #[test]
@@ -402,8 +512,10 @@ mod tests {
         // The second refusal in a row is followed by a second of silence, in which the end comes.
         assert_eq!((saw.recv().unwrap(), saw.recv().unwrap()), (vec![0], vec![1]));
         delivery.close(Instant::now() + Duration::from_secs(60));
-        let figures = delivery.figures();
-        assert_eq!((figures.sent, figures.refused, figures.waiting), (0, 2, 18));
+        let (figures, backlog) = (delivery.figures(), delivery.backlog());
+        assert_eq!((figures.sent, figures.refused), (0, 2));
+        let trouble = Some("who are you?".to_owned());
+        assert_eq!(backlog, Backlog { requests: 18, bytes: 18, trouble });
     }
 
     #[test]
@@ -415,17 +527,17 @@ mod tests {
         let first = found.into_iter().find(|path| path.to_str().unwrap().ends_with(".spooled")).unwrap();
         spool.put(SystemTime::now(), b"two").unwrap();
         drop(spool);
-        let mut delivery = Delivery::start(directory.path(), LIMITS, Duration::from_secs(1)).unwrap();
+        let mut delivery = Delivery::start("test", directory.path(), LIMITS, Duration::from_secs(1)).unwrap();
         std::fs::remove_file(&first).and_then(|()| std::fs::create_dir(&first)).unwrap();
         let (remote, _answer, saw) = told();
         delivery.1.send(Box::new(remote)).unwrap();
-        while delivery.0.trouble().is_none() {
+        while delivery.0.backlog().trouble.is_none() {
             std::thread::yield_now();
         }
         // The first failure is followed by a second of silence, in which the end comes.
         delivery.0.close(Instant::now() + Duration::from_secs(60));
         let figures = delivery.0.figures();
-        assert_eq!((figures.retries, figures.waiting, figures.lost.refused), (1, 2, 0));
+        assert_eq!((figures.retries, delivery.0.backlog().requests, figures.lost.refused), (1, 2, 0));
         assert!(saw.try_recv().is_err());
     }
 
@@ -439,14 +551,96 @@ mod tests {
         // Nobody answers: the close does not wait for a receiver that is away.
         drop(answer);
         delivery.close(Instant::now() + Duration::from_secs(3600));
-        assert_eq!((delivery.figures().waiting, delivery.figures().sent), (1, 0));
+        assert_eq!((delivery.backlog().requests, delivery.figures().sent), (1, 0));
 
         let (remote, answer, saw) = told();
         answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
         let mut next = started(directory.path(), remote);
         assert_eq!(saw.recv().unwrap(), b"kept");
         next.close(Instant::now() + Duration::from_secs(60));
-        assert_eq!((next.figures().waiting, next.figures().sent), (0, 1));
+        assert_eq!((next.backlog().requests, next.figures().sent), (0, 1));
+    }
+
+    #[test]
+    fn an_outage_that_fills_the_spool_costs_the_oldest_but_the_one_on_its_way() {
+        let directory = tempfile::tempdir().unwrap();
+        let (remote, answer, saw) = told();
+        let mut delivery = started(directory.path(), remote);
+        let profile = |number: u8| vec![number; 100_000];
+        delivery.put(SystemTime::now(), &profile(0)).unwrap();
+        assert_eq!(saw.recv().unwrap(), profile(0));
+        for number in 1..40 {
+            delivery.put(SystemTime::now(), &profile(number)).unwrap();
+        }
+        // Ten find room.
+        assert_eq!((delivery.backlog().requests, delivery.backlog().bytes), (10, 1_000_000));
+        for _ in 0..10 {
+            answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
+        }
+        delivery.close(Instant::now() + Duration::from_secs(60));
+        assert!(saw.try_iter().eq((31..40).map(profile)));
+        let figures = delivery.figures();
+        assert_eq!((figures.sent, figures.lost.evicted, delivery.backlog()), (10, 30, Backlog::default()));
+    }
+
+    #[test]
+    fn what_an_earlier_daemon_left_is_sent_without_a_new_profile() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path().join("spool");
+        let (remote, answer, saw) = told();
+        let mut lazy = Lazy::new("test", directory.clone(), LIMITS, Duration::from_secs(1), remote);
+        lazy.take_up();
+        assert!(lazy.delivery.is_none() && !directory.exists(), "there is nothing to begin for");
+        let mut former = Spool::open(&directory, LIMITS).unwrap();
+        lazy.take_up();
+        assert!(lazy.delivery.is_none(), "an empty one is nothing to begin for either");
+        former.put(SystemTime::now(), b"left").unwrap();
+        drop(former);
+        let lock = directory.join(crate::sink::lock::NAME);
+        std::fs::remove_file(&lock).and_then(|()| std::fs::create_dir(&lock)).unwrap();
+        lazy.take_up();
+        let trouble = lazy.backlog().trouble.unwrap();
+        assert!(trouble.contains(lock.to_str().unwrap()), "{trouble}");
+        std::fs::remove_dir(&lock).unwrap();
+        answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
+        lazy.take_up();
+        assert_eq!(saw.recv().unwrap(), b"left");
+        lazy.close(Instant::now() + Duration::from_secs(60));
+        assert_eq!((lazy.figures().sent, lazy.backlog()), (1, Backlog::default()));
+    }
+
+    #[test]
+    fn a_payload_that_a_receiver_fails_on_waits_and_is_passed_over_in_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let (remote, answer, saw) = told();
+        let mut delivery = started(directory.path(), remote);
+        delivery.put(SystemTime::now(), b"odd").unwrap();
+        answer.send(Verdict::Failed("internal".to_owned())).unwrap();
+        answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
+        assert_eq!((saw.recv().unwrap(), saw.recv().unwrap()), (b"odd".to_vec(), b"odd".to_vec()));
+        delivery.close(Instant::now() + Duration::from_secs(60));
+        let figures = delivery.figures();
+        assert_eq!((figures.sent, figures.retries, figures.refused), (1, 1, 0));
+
+        let mut failed = Failed::default();
+        let times: Vec<u32> = [7, 7, 8, 8, 8, 7].into_iter().map(|sequence| failed.again(sequence)).collect();
+        assert_eq!(times, [1, 2, 1, 2, 3, 1]);
+        // As long as its constant's comment says.
+        let waits: Duration = (1..MOST_FAILURES).map(|failures| wait(failures, None, 0)).sum();
+        assert_eq!(waits.as_secs() / 60, 18);
+    }
+
+    #[test]
+    fn a_trouble_is_told_when_it_begins_changes_or_lasts() {
+        let told = Instant::now();
+        let away = Trouble { reason: "no route".to_owned(), then: "it waits in the spool", told };
+        let is_news = |reason, then, after| is_news(Some(&away), reason, then, told + after);
+        let second = Duration::from_secs(1);
+        assert!(super::is_news(None, "no route", "it waits in the spool", told));
+        assert!(!is_news("no route", "it waits in the spool", TELL_AGAIN - second));
+        assert!(is_news("no route", "it waits in the spool", TELL_AGAIN));
+        assert!(is_news("no route", "it is dropped", second));
+        assert!(is_news("who are you?", "it waits in the spool", second));
     }
 
     #[test]
@@ -455,10 +649,11 @@ mod tests {
         let directory = folder.path().join("spool");
         std::fs::write(&directory, "in the way").unwrap();
         let (remote, answer, saw) = told();
-        let mut lazy = Lazy::new(directory.clone(), LIMITS, Duration::from_secs(1), remote);
+        let mut lazy = Lazy::new("test", directory.clone(), LIMITS, Duration::from_secs(1), remote);
         for _ in 0..2 {
             let error = lazy.put(SystemTime::now(), b"lost").unwrap_err().to_string();
             assert!(error.contains(directory.to_str().unwrap()), "{error}");
+            assert_eq!(lazy.backlog().trouble, Some(error));
         }
         assert_eq!(lazy.figures().lost.refused, 2);
         std::fs::remove_file(&directory).unwrap();

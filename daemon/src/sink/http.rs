@@ -52,7 +52,7 @@ pub struct Settings {
 pub enum Secret {
     /// As it is.
     Value(String),
-    /// What a file holds, behind a prefix such as `Bearer `; blanks at its end are no part of it.
+    /// What a file holds, behind a prefix such as `Bearer `; blanks around it are no part of it.
     File(&'static str, PathBuf),
 }
 
@@ -459,7 +459,7 @@ fn header(name: &HeaderName, secret: &Secret) -> Result<HeaderValue, HttpError> 
         Secret::File(prefix, path) => {
             let text =
                 fs::read_to_string(path).map_err(|source| HttpError::File { path: path.clone(), source })?;
-            format!("{prefix}{}", text.trim_end())
+            format!("{prefix}{}", text.trim())
         }
     };
     let mut value =
@@ -534,6 +534,22 @@ mod tests {
             assert!(connect(&[], None).await.is_err());
             drop((full, listener));
         });
+    }
+
+    #[test]
+    fn a_header_is_what_its_file_holds_now() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+        let of = |prefix| header(&HeaderName::from_static("x-api-key"), &Secret::File(prefix, path.clone()));
+        assert!(of("").unwrap_err().to_string().contains(path.to_str().unwrap()));
+        for value in ["first", "renewed"] {
+            fs::write(&path, format!(" {value}\n")).unwrap();
+            assert_eq!(of("").unwrap(), value);
+            assert_eq!(of("Bearer ").unwrap(), format!("Bearer {value}"));
+        }
+        fs::write(&path, "two\nlines").unwrap();
+        let error = of("").unwrap_err().to_string();
+        assert!(error.contains("x-api-key") && !error.contains("lines"), "{error}");
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod receiver;
 pub mod s3;
 pub mod spool;
 
+use self::deliver::Backlog;
 use crate::pprof::proto::Profile;
 use crate::pprof::{self, PprofError};
 use std::collections::BTreeMap;
@@ -83,6 +84,11 @@ pub trait Sink: Send {
 
     /// Name and value of each counter, by the names of [`counts::SINK`]; each grows only.
     fn counters(&self) -> Vec<(&'static str, u64)>;
+
+    /// What waits to be sent, of one that has a spool.
+    fn backlog(&self) -> Option<Backlog> {
+        None
+    }
 
     /// No more profiles come: what is quickly sent is sent, the rest is kept for the next start.
     fn close(&mut self, _deadline: Instant) {}

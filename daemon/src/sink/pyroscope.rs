@@ -1,13 +1,18 @@
 //! Profiles to Pyroscope by its push service (`push.v1.PusherService`, a Connect service over HTTP/1.1): raw pprof with all sample types, under
 //! the labels of a series, split so that no part is longer than the server takes, from a spool of its own.
+//!
+//! The server makes a series of each set of texts that label samples (grafana/pyroscope, pkg/model/pprofsplit, `VisitSampleSeries`), and checks its
+//! names as it does those of the series, so samples go there with few labels and plain names.
 
-use super::deliver::{Lazy, Remote, Verdict};
+use super::deliver::{Backlog, Lazy, Remote, Verdict};
 use super::http::{Answer, Client, Version};
 use super::receiver::{self, Reach, SpoolOptions, retry_after, said};
 use super::spool::Limits;
 use super::{Finished, Sink, SinkError};
 use crate::config::units::{Bytes, Span};
 use crate::pprof;
+use crate::pprof::narrow::narrow;
+use crate::pprof::proto::Profile;
 use crate::pprof::split::split;
 use hyper::header::{CONTENT_TYPE, HeaderName};
 use prost::Message;
@@ -25,6 +30,9 @@ const PROTOCOL: HeaderName = HeaderName::from_static("connect-protocol-version")
 /// The server's limits unless its operator changed them (grafana/pyroscope, pkg/validation/limits.go): a profile of 4 MiB before compression
 /// and of 16,000 samples, 30 labels of a series with names of 1,024 and values of 2,048 bytes, nothing older than an hour.
 const PROFILE_BYTES: RangeInclusive<u64> = 64 << 10..=64 << 20;
+/// Less than those 4 MiB: a profile and the labels of its series together count against a burst of 2 MiB a tenant (`ingestion_burst_size_mb`; pkg/distributor,
+/// `rateLimit`), and what alone is more is told to try again later, for ever. 30 labels are 90 KiB at most.
+const BURST_BYTES: u64 = 1920 << 10;
 const MOST_SAMPLES: usize = 16_000;
 const MOST_LABELS: usize = 30;
 const MOST_NAME_BYTES: usize = 1024;
@@ -33,6 +41,8 @@ const MOST_VALUE_BYTES: usize = 2048;
 pub const MOST_AGE: Duration = Duration::from_secs(3600 - 120);
 /// What the profile's types are found under in the server's list: `perfusion:cpu:nanoseconds:cpu:nanoseconds`.
 const NAME: &str = "perfusion";
+/// What a pod's samples have that a series may be made of (`kubernetes::pods`).
+const POD: [&str; 3] = ["k8s.namespace.name", "k8s.pod.name", "k8s.container.name"];
 
 /// `push.v1.PushRequest`.
 #[derive(Clone, PartialEq, Message)]
@@ -78,8 +88,10 @@ pub struct RawSample {
 pub struct PyroscopeOptions {
     /// `http://` or `https://`, host and port, and the path the server lies below, if any.
     pub url: String,
-    /// Longest profile, before compression, 64KiB to 64MiB: a server takes 4MiB unless told otherwise.
+    /// Longest profile, before compression, 64KiB to 64MiB: of more than its `ingestion_burst_size_mb`, 2MiB unless told otherwise, a server takes nothing.
     pub max_profile: Bytes,
+    /// Labels of samples that the server gets, by the names they have in the profile; each set of their values is a series there. All others are left out.
+    pub sample_labels: Vec<String>,
     /// For one attempt.
     pub timeout: Span,
     /// Headers, tokens, certificates. The tenant is the header `x-scope-orgid`.
@@ -90,7 +102,8 @@ impl Default for PyroscopeOptions {
     fn default() -> Self {
         Self {
             url: String::new(),
-            max_profile: Bytes(4 << 20),
+            max_profile: Bytes(BURST_BYTES),
+            sample_labels: POD.map(str::to_owned).to_vec(),
             timeout: Span(Duration::from_secs(10)),
             reach: Reach::default(),
         }
@@ -110,6 +123,18 @@ impl PyroscopeOptions {
                 self.url, self.max_profile
             ));
         }
+        let wrong = |found: String| {
+            Err(format!("{}: sample_labels: expected names of labels, each once, found {found}", self.url))
+        };
+        for (at, name) in self.sample_labels.iter().enumerate() {
+            if name.is_empty() {
+                return wrong("an empty one".to_owned());
+            }
+            if let Some(other) = self.sample_labels.iter().take(at).find(|other| plain(other) == plain(name))
+            {
+                return wrong(format!("`{other}` and `{name}`, which are one to the server"));
+            }
+        }
         Ok(())
     }
 }
@@ -118,6 +143,7 @@ impl PyroscopeOptions {
 pub struct Pyroscope {
     name: String,
     most_bytes: usize,
+    sample_labels: Vec<String>,
     limits: Limits,
     delivery: Lazy,
     requests: u64,
@@ -126,7 +152,7 @@ pub struct Pyroscope {
 }
 
 impl Pyroscope {
-    /// Sets it up; as for OpenTelemetry's receivers, what an earlier daemon left is sent as soon as there is something new.
+    /// Sets it up; as for OpenTelemetry's receivers, what an earlier daemon left is sent when the first window is over.
     ///
     /// # Errors
     /// When the settings cannot be used. A server that is away is no error.
@@ -138,11 +164,13 @@ impl Pyroscope {
 
     fn with(options: &PyroscopeOptions, limits: Limits, directory: PathBuf, server: impl Remote) -> Self {
         let limits = Limits { age: limits.age.min(MOST_AGE), ..limits };
+        let name = format!("pyroscope {}", options.url);
         Self {
-            name: format!("pyroscope {}", options.url),
+            delivery: Lazy::new(&name, directory, limits, options.timeout.0, server),
+            name,
             most_bytes: usize::try_from(options.max_profile.0).unwrap_or(usize::MAX),
+            sample_labels: options.sample_labels.clone(),
             limits,
-            delivery: Lazy::new(directory, limits, options.timeout.0, server),
             requests: 0,
             dropped_samples: 0,
             dropped_labels: 0,
@@ -157,8 +185,10 @@ impl Sink for Pyroscope {
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
         let (labels, dropped) = labels(finished);
-        self.dropped_labels += dropped;
-        let split = split(&finished.profile, MOST_SAMPLES, self.most_bytes);
+        let (kept, dropped_of_samples) = sample_labels(&self.sample_labels, &labels, &finished.profile);
+        self.dropped_labels += dropped + dropped_of_samples;
+        let narrowed = narrow(&finished.profile, &kept, |value| cut(value, MOST_VALUE_BYTES));
+        let split = split(&narrowed, MOST_SAMPLES, self.most_bytes);
         self.dropped_samples += split.dropped_samples;
         let at = aged_from(finished, self.limits.age);
         let spooled = receiver::each(&split.parts, |part| {
@@ -171,11 +201,19 @@ impl Sink for Pyroscope {
         spooled.and(receiver::all_fitted(split.dropped_samples, "profile", self.most_bytes))
     }
 
+    fn window_over(&mut self) {
+        self.delivery.take_up();
+    }
+
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut counters = self.delivery.figures().counters(self.requests).to_vec();
         counters.push(("samples_too_long", self.dropped_samples));
         counters.push(("labels_too_many", self.dropped_labels));
         counters
+    }
+
+    fn backlog(&self) -> Option<Backlog> {
+        Some(self.delivery.backlog())
     }
 
     fn close(&mut self, deadline: Instant) {
@@ -189,23 +227,46 @@ fn aged_from(finished: &Finished, age: Duration) -> SystemTime {
     (finished.start + finished.duration).min(finished.start + MOST_AGE.saturating_sub(age))
 }
 
-/// The labels of a series, and how many found no room. Labels in names of OpenTelemetry's have dots, which the server does not take.
+/// The beginning of the text, of so many bytes at most.
+fn cut(text: &str, bytes: usize) -> &str {
+    let end = (0..=bytes.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+    text.get(..end.unwrap_or(0)).unwrap_or_default()
+}
+
+/// The name as the server takes it. Names of OpenTelemetry's have dots.
+fn plain(name: &str) -> String {
+    let digit = if name.starts_with(|first: char| first.is_ascii_digit()) { "_" } else { "" };
+    let letters = name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '_' });
+    cut(&digit.chars().chain(letters).collect::<String>(), MOST_NAME_BYTES).to_owned()
+}
+
+/// What the server knows those labels of samples as that it gets, and how many found no room beside the series' own. Of a name that the series has, too, the
+/// server would take no notice.
+fn sample_labels<'a>(
+    wanted: &'a [String],
+    series: &[LabelPair],
+    profile: &Profile,
+) -> (BTreeMap<&'a str, String>, u64) {
+    let (mut kept, mut dropped) = (BTreeMap::new(), 0);
+    for name in wanted.iter().filter(|name| profile.string_table.contains(name)) {
+        let plain = plain(name);
+        if series.iter().any(|label| label.name == plain) {
+            continue;
+        }
+        if series.len() + kept.len() < MOST_LABELS {
+            kept.insert(name.as_str(), plain);
+        } else {
+            dropped += 1;
+        }
+    }
+    (kept, dropped)
+}
+
+/// The labels of a series, and how many found no room.
 fn labels(finished: &Finished) -> (Vec<LabelPair>, u64) {
-    let cut = |text: &str, bytes: usize| {
-        let end = (0..=bytes.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
-        text.get(..end.unwrap_or(0)).unwrap_or_default().to_owned()
-    };
-    let plain = |name: &str| {
-        let letters = name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '_' });
-        let name: String = letters.collect();
-        cut(
-            &if name.starts_with(|first: char| first.is_ascii_digit()) { format!("_{name}") } else { name },
-            MOST_NAME_BYTES,
-        )
-    };
     let mut all: BTreeMap<String, String> = BTreeMap::new();
     all.insert("__name__".to_owned(), NAME.to_owned());
-    all.insert("service_name".to_owned(), cut(&finished.service, MOST_VALUE_BYTES));
+    all.insert("service_name".to_owned(), cut(&finished.service, MOST_VALUE_BYTES).to_owned());
     let mut dropped = 0;
     for (name, value) in finished.labels.iter().filter(|(name, value)| !name.is_empty() && !value.is_empty())
     {
@@ -213,7 +274,7 @@ fn labels(finished: &Finished) -> (Vec<LabelPair>, u64) {
         if all.contains_key(&name) || all.len() >= MOST_LABELS {
             dropped += 1;
         } else {
-            all.insert(name, cut(value, MOST_VALUE_BYTES));
+            all.insert(name, cut(value, MOST_VALUE_BYTES).to_owned());
         }
     }
     (all.into_iter().map(|(name, value)| LabelPair { name, value }).collect(), dropped)
@@ -232,11 +293,12 @@ impl Remote for Server {
 }
 
 /// Connect's codes are HTTP's (connectrpc.com/docs/protocol, "Error codes"): 429 is exhausted, 503 unavailable, 504 too late. A 500 is the
-/// server's own fault, which may pass; what it does not take for good is 400, 401, 403, 404, 413, 501.
+/// server's own fault, which may pass, or what it says of a profile that it cannot cope with; what it does not take for good is 400, 401, 403, 404, 413, 501.
 fn verdict(answer: &Answer) -> Verdict {
     match answer.status {
         200..=299 => Verdict::Accepted { rejected: 0 },
-        408 | 429 | 500 | 502 | 503 | 504 => {
+        500 => Verdict::Failed(said(answer)),
+        408 | 429 | 502 | 503 | 504 => {
             Verdict::Later { after: retry_after(&answer.headers), reason: said(answer) }
         }
         _ => Verdict::Refused(said(answer)),
@@ -246,7 +308,8 @@ fn verdict(answer: &Answer) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pprof::proto::{Profile, Sample};
+    use crate::pprof::proto::Sample;
+    use crate::sink::spool::Spool;
     use hyper::body::Bytes as Body;
     use hyper::header::{HeaderMap, HeaderValue, RETRY_AFTER};
     use std::sync::mpsc::{Sender, channel};
@@ -276,6 +339,33 @@ mod tests {
         let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), "x")).collect();
         let (all, dropped) = labels(&finished(&many));
         assert_eq!((all.len(), dropped), (MOST_LABELS, 12));
+    }
+
+    #[test]
+    fn of_samples_those_labels_are_kept_that_are_asked_for_and_find_room_beside_the_series() {
+        let wanted = ["k8s.pod.name", "host.name", "absent", "x"].map(str::to_owned);
+        let string_table = ["", "k8s.pod.name", "host.name", "thread_name", "x"].map(str::to_owned).to_vec();
+        let profile = Profile { string_table, ..Profile::default() };
+        let (few, _) = labels(&finished(&[("host.name", "node-1")]));
+        let expected = BTreeMap::from([("k8s.pod.name", "k8s_pod_name".to_owned()), ("x", "x".to_owned())]);
+        assert_eq!(sample_labels(&wanted, &few, &profile), (expected, 0));
+        let many: Vec<String> = (0..27).map(|number| format!("label{number}")).collect();
+        let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), "x")).collect();
+        let (kept, dropped) = sample_labels(&wanted, &labels(&finished(&many)).0, &profile);
+        assert_eq!((kept.into_keys().collect::<Vec<_>>(), dropped), (vec!["k8s.pod.name"], 2));
+    }
+
+    #[test]
+    fn names_of_sample_labels_that_are_one_to_the_server_are_told() {
+        let of = |names: &[&str]| PyroscopeOptions {
+            url: "http://a".to_owned(),
+            sample_labels: names.iter().map(|name| (*name).to_owned()).collect(),
+            ..PyroscopeOptions::default()
+        };
+        assert_eq!((of(&POD).check(), of(&[]).check()), (Ok(()), Ok(())));
+        let error = of(&["k8s.pod.name", "x", "k8s_pod_name"]).check().unwrap_err();
+        assert!(error.contains("found `k8s.pod.name` and `k8s_pod_name`"), "{error}");
+        assert!(of(&[""]).check().unwrap_err().contains("found an empty one"));
     }
 
     struct Takes(Sender<Vec<u8>>);
@@ -310,6 +400,21 @@ mod tests {
     }
 
     #[test]
+    fn what_an_earlier_daemon_left_is_sent_when_a_window_is_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let limits = Limits { bytes: 1 << 20, age: MOST_AGE, free_bytes: 0 };
+        Spool::open(directory.path(), limits).unwrap().put(SystemTime::now(), b"left").unwrap();
+        let (taken, sent) = channel();
+        let options = PyroscopeOptions::default();
+        let mut sink = Pyroscope::with(&options, limits, directory.path().to_owned(), Takes(taken));
+        sink.window_over();
+        assert_eq!(sent.recv().unwrap(), b"left");
+        sink.close(Instant::now() + Duration::from_secs(60));
+        assert!(sink.counters().contains(&("requests_sent", 1)), "{:?}", sink.counters());
+        assert_eq!(sink.backlog(), Some(Backlog::default()));
+    }
+
+    #[test]
     fn age_counts_from_the_end_where_the_start_allows_it() {
         let window = Finished { duration: Duration::from_secs(600), ..finished(&[]) };
         let from = |age| aged_from(&window, Duration::from_secs(age)).duration_since(window.start).unwrap();
@@ -326,7 +431,10 @@ mod tests {
             body: Body::from_static(b"{\"code\":\"resource_exhausted\"}"),
         };
         assert_eq!(verdict(&answer(200)), Verdict::Accepted { rejected: 0 });
-        for status in [429, 500, 503, 504] {
+        assert!(
+            matches!(verdict(&answer(500)), Verdict::Failed(reason) if reason.contains("resource_exhausted"))
+        );
+        for status in [429, 503, 504] {
             let Verdict::Later { after, reason } = verdict(&answer(status)) else { panic!("{status}") };
             assert_eq!(after, Some(Duration::from_secs(7)));
             assert!(reason.contains("resource_exhausted"), "{reason}");

@@ -7,15 +7,17 @@ use super::http::{self, Answer, Client, Secret, Tls, Version};
 use super::spool::Limits;
 use crate::config::units::{Bytes, Span};
 use hyper::Uri;
-use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, RETRY_AFTER};
+use hyper::header::{HeaderMap, HeaderName, RETRY_AFTER};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Longest name of a receiver's directory, bytes; file systems take 255.
 const NAME_BYTES: usize = 240;
+/// In place of a header's value.
+const HIDDEN: &str = "(hidden)";
 
 /// Where profiles that cannot be sent yet wait, in one directory for each receiver. The oldest go first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -77,8 +79,10 @@ impl SpoolOptions {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reach {
-    /// Sent with every request. What is secret belongs into `token_file`.
+    /// Sent with every request. What is secret belongs into `header_files` or `token_file`.
     pub headers: BTreeMap<String, String>,
+    /// Likewise, by files that hold the values and are read anew for each request; blanks around a value are no part of it.
+    pub header_files: BTreeMap<String, PathBuf>,
     /// File with a token, sent as `Authorization: Bearer …` and read anew for each request.
     pub token_file: Option<PathBuf>,
     /// PEM file with the certificate authorities to believe, instead of the system's.
@@ -100,20 +104,32 @@ impl Reach {
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
             return Err(format!("expected a URL such as https://collector:4318, found `{url}`"));
         }
-        let mut headers = Vec::new();
-        for (name, value) in &self.headers {
+        let values = self.headers.iter().map(|(name, value)| (name.as_str(), Secret::Value(value.clone())));
+        let files = self.header_files.iter();
+        let files = files.map(|(name, file)| (name.as_str(), Secret::File("", file.clone())));
+        let token = self.token_file.iter();
+        let token = token.map(|file| ("authorization", Secret::File("Bearer ", file.clone())));
+        let mut headers: Vec<(HeaderName, Secret)> = Vec::new();
+        for (name, secret) in values.chain(files).chain(token) {
             let known: HeaderName = name.parse().map_err(|_| format!("`{name}` is no name of a header"))?;
-            headers.push((known, Secret::Value(value.clone())));
+            if headers.iter().any(|(other, _)| *other == known) {
+                return Err(format!(
+                    "expected each header once in headers, header_files and token_file (`authorization`), found `{known}` twice"
+                ));
+            }
+            headers.push((known, secret));
         }
-        headers.extend(
-            self.token_file.iter().map(|file| (AUTHORIZATION, Secret::File("Bearer ", file.clone()))),
-        );
         let client = match (&self.certificate_file, &self.key_file) {
             (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
             (None, None) => None,
             _ => return Err("expected certificate_file and key_file together, found one of them".to_owned()),
         };
         Ok(http::Settings { url: parsed, headers, tls: Tls { authority: self.ca_file.clone(), client } })
+    }
+
+    /// Takes the values of headers out, for who may see the rest.
+    pub fn hide(&mut self) {
+        self.headers.values_mut().for_each(|value| HIDDEN.clone_into(value));
     }
 }
 
@@ -136,7 +152,7 @@ pub(super) fn only_a_place(url: &str) -> Result<(), String> {
     };
     Err(format!(
         "its URL: expected scheme, host, port and path, found {found}; what is secret belongs into a file that is named in the configuration \
-         (`token_file`; `key_id_file` and `secret_file` of s3), what else is to be sent into `headers`"
+         (`token_file`, `header_files`; `key_id_file` and `secret_file` of s3), what else is to be sent into `headers`"
     ))
 }
 
@@ -200,8 +216,14 @@ pub(super) fn shortened(text: &str) -> String {
 
 /// How long a receiver wants to be left alone.
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    // A date is possible, too; our own waits are as good.
-    headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
+    asked_for(headers.get(RETRY_AFTER)?.to_str().ok()?.trim(), SystemTime::now())
+}
+
+/// The same of its words: seconds, or the moment it ends (RFC 9110, 10.2.3).
+fn asked_for(text: &str, now: SystemTime) -> Option<Duration> {
+    let seconds = text.parse().ok().map(Duration::from_secs);
+    // A moment that has passed is no time at all.
+    seconds.or_else(|| Some(httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default()))
 }
 
 #[cfg(test)]
@@ -253,5 +275,39 @@ mod tests {
         let header =
             Reach { headers: BTreeMap::from([("a b".to_owned(), String::new())]), ..Reach::default() };
         assert!(header.settings("http://a").unwrap_err().contains("`a b`"));
+    }
+
+    #[test]
+    fn each_header_comes_from_one_place() {
+        let value = |name: &str| BTreeMap::from([(name.to_owned(), "secret".to_owned())]);
+        let file = |name: &str| BTreeMap::from([(name.to_owned(), PathBuf::from("/h"))]);
+        let token_file = Some("/t".into());
+        let reach = Reach {
+            headers: value("x-scope-orgid"),
+            header_files: file("x-api-key"),
+            token_file: token_file.clone(),
+            ..Reach::default()
+        };
+        let settings = reach.settings("http://a").unwrap();
+        let names: Vec<&str> = settings.headers.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["x-scope-orgid", "x-api-key", "authorization"]);
+        let twice = [
+            Reach { headers: value("X-Api-Key"), ..reach.clone() },
+            Reach { header_files: file("Authorization"), ..reach },
+        ];
+        for (reach, name) in twice.into_iter().zip(["`x-api-key`", "`authorization`"]) {
+            let error = reach.settings("http://a").unwrap_err();
+            assert!(error.contains(name) && !error.contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_receiver_says_how_long_in_seconds_or_until_when() {
+        let now = httpdate::parse_http_date("Wed, 25 Nov 2026 10:00:00 GMT").unwrap();
+        let of = |text: &str| asked_for(text, now);
+        assert_eq!(of("120"), Some(Duration::from_secs(120)));
+        assert_eq!(of("Wed, 25 Nov 2026 10:01:30 GMT"), Some(Duration::from_secs(90)));
+        assert_eq!(of("Wed, 25 Nov 2026 09:00:00 GMT"), Some(Duration::ZERO));
+        assert_eq!((of("soon"), of("-1"), of("")), (None, None, None));
     }
 }

@@ -1,7 +1,7 @@
 //! Profiles as objects of S3, or of a store that speaks its protocol: `PREFIX/SERVICE/NODE/TIME.pb.gz`, whole pprof files as the files' sink writes them, from
 //! a spool of their own. An object is put again under the same key until the store has it, so nothing is there twice.
 
-use super::deliver::{Lazy, Remote, Verdict};
+use super::deliver::{Backlog, Lazy, Remote, Verdict};
 use super::directory::{encode, file_name, moment};
 use super::file::{self, FileError};
 use super::receiver::{SpoolOptions, only_a_place, shortened};
@@ -199,7 +199,7 @@ pub struct S3 {
 }
 
 impl S3 {
-    /// Sets it up; what an earlier daemon left is sent as soon as there is something new.
+    /// Sets it up; what an earlier daemon left is sent when the first window is over.
     ///
     /// # Errors
     /// When the settings cannot be used. A store that is away is no error.
@@ -212,10 +212,11 @@ impl S3 {
         let directory = spool.directory_of("s3", &place).map_err(refused)?;
         file::make_directory(&directory)?;
         let bucket = Bucket { store, runtime: Some(runtime) };
+        let name = format!("s3 {place}");
         Ok(Self {
-            name: format!("s3 {place}"),
+            delivery: Lazy::new(&name, directory, spool.limits(), options.timeout.0, bucket),
+            name,
             prefix: options.prefix.trim_matches('/').to_owned(),
-            delivery: Lazy::new(directory, spool.limits(), options.timeout.0, bucket),
             objects: 0,
         })
     }
@@ -232,8 +233,16 @@ impl Sink for S3 {
         Ok(self.delivery.put(finished.start + finished.duration, &object.encode_to_vec())?)
     }
 
+    fn window_over(&mut self) {
+        self.delivery.take_up();
+    }
+
     fn counters(&self) -> Vec<(&'static str, u64)> {
         self.delivery.figures().counters(self.objects).to_vec()
+    }
+
+    fn backlog(&self) -> Option<Backlog> {
+        Some(self.delivery.backlog())
     }
 
     fn close(&mut self, deadline: Instant) {

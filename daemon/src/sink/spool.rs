@@ -348,6 +348,14 @@ impl Spool {
     }
 }
 
+/// True when something waits in a spool's directory, whoever put it there.
+#[must_use]
+pub fn holds_any(directory: &Path) -> bool {
+    // Where it cannot be listed, whoever opens it is told.
+    let names = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    names.into_iter().any(|name| name.to_str().and_then(parse).is_some())
+}
+
 /// Makes the directory, if it is not there, and takes its lock.
 fn make(directory: &Path) -> Result<Arc<Lock>, FileError> {
     file::make_directory(directory)?;
@@ -455,6 +463,39 @@ mod tests {
         assert_eq!(sent, expected);
         assert_eq!(spool.lost(), Lost { expired: day - 61, ..Lost::default() });
         assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn a_day_without_a_receiver_costs_the_oldest_that_find_no_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let limits = Limits { bytes: 8 << 20, age: Duration::from_secs(86_400), free_bytes: 0 };
+        let mut spool = Spool::open(directory.path(), limits).unwrap();
+        // A profile of one service every five minutes, of 30 to 350 KB, for a day.
+        let profiles: Vec<Vec<u8>> = (0..288_u64)
+            .map(|number| {
+                let bytes = 30_000 + number * 7919 % 320_000;
+                number.to_le_bytes().into_iter().cycle().take(usize::try_from(bytes).unwrap()).collect()
+            })
+            .collect();
+        for (number, profile) in (0..).zip(&profiles) {
+            spool.put(at(number * 300), profile).unwrap();
+            assert!(spool.bytes() <= limits.bytes, "{}", spool.bytes());
+        }
+        let sent = drain(&mut spool, at(287 * 300));
+        let (mut bytes, most) = (0, usize::try_from(limits.bytes).unwrap());
+        let newest = profiles.iter().rev().take_while(|profile| {
+            bytes += profile.len();
+            bytes <= most
+        });
+        let lost = profiles.len() - newest.count();
+        assert!(
+            sent == profiles[lost..],
+            "{} of {} sent, {lost} expected to be lost",
+            sent.len(),
+            profiles.len()
+        );
+        assert_eq!(spool.lost(), Lost { evicted: u64::try_from(lost).unwrap(), ..Lost::default() });
+        assert!(lost > 200 && sent.len() > 20, "{lost}");
     }
 
     #[test]

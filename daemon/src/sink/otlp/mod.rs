@@ -6,7 +6,7 @@ pub mod answer;
 pub mod convert;
 pub mod proto;
 
-use super::deliver::{Lazy, Remote, Verdict};
+use super::deliver::{Backlog, Lazy, Remote, Verdict};
 use super::http::{Client, Version};
 use super::receiver::{self, Reach, SpoolOptions};
 use super::{Finished, Sink, SinkError};
@@ -98,8 +98,8 @@ pub struct Otlp {
 }
 
 impl Otlp {
-    /// Sets it up. What an earlier daemon left is sent as soon as there is something new: until then the sink whose place this one takes may
-    /// still be at work in the same spool.
+    /// Sets it up. What an earlier daemon left is sent when the first window is over: until then the sink whose place this one takes may still be at
+    /// work in the same spool.
     ///
     /// # Errors
     /// When the settings cannot be used. A receiver that is away is no error.
@@ -110,10 +110,11 @@ impl Otlp {
         };
         let (client, directory) = receiver::open("otlp", &options.url, &options.reach, version, spool)?;
         let receiver = Receiver { client, protocol: options.protocol };
+        let name = format!("otlp {}", options.url);
         Ok(Self {
-            name: format!("otlp {}", options.url),
+            delivery: Lazy::new(&name, directory, spool.limits(), options.timeout.0, receiver),
+            name,
             most_bytes: usize::try_from(options.max_request.0).unwrap_or(usize::MAX),
-            delivery: Lazy::new(directory, spool.limits(), options.timeout.0, receiver),
             requests: 0,
             dropped_samples: 0,
         })
@@ -138,12 +139,20 @@ impl Sink for Otlp {
         spooled.and(receiver::all_fitted(converted.dropped_samples, "request", self.most_bytes))
     }
 
+    fn window_over(&mut self) {
+        self.delivery.take_up();
+    }
+
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let figures = self.delivery.figures();
         let mut counters = figures.counters(self.requests).to_vec();
         counters.push(("profiles_rejected", figures.rejected_profiles));
         counters.push(("samples_too_long", self.dropped_samples));
         counters
+    }
+
+    fn backlog(&self) -> Option<Backlog> {
+        Some(self.delivery.backlog())
     }
 
     fn close(&mut self, deadline: Instant) {
