@@ -217,22 +217,31 @@ fn a_recorder_beside_a_daemon_and_the_daemon_are_both_whole() {
     // And so has the daemon, in its windows of that time; the last of them may still have to be written.
     new_profile(&node, "guest", has_allocations);
     let all = node.profiles();
-    let meanwhile =
-        |profile: &&Profile| profile.time_ns >= begun && profile.time_ns + profile.duration_ns <= ended;
-    let windows: Vec<&Profile> = all
+    let end = |profile: &Profile| profile.time_ns + profile.duration_ns;
+    let mut touched: Vec<&Profile> = all
         .iter()
-        .filter(|(name, _)| name == "guest")
+        .filter(|(name, profile)| name == "guest" && end(profile) > begun && profile.time_ns < ended)
         .map(|(_, profile)| profile)
-        .filter(meanwhile)
         .collect();
+    touched.sort_by_key(|profile| profile.time_ns);
+    // Each window goes on where the one before it ended. How many there are is the machine's matter: a late window is a longer one.
+    for pair in touched.windows(2) {
+        let gap = (pair[1].time_ns - end(pair[0])).abs();
+        assert!(gap <= 50_000_000, "{gap} ns between two windows");
+    }
+    let windows: Vec<&Profile> =
+        touched.iter().copied().filter(|profile| profile.time_ns >= begun && end(profile) <= ended).collect();
     let sum = |of: &dyn Fn(&Profile) -> i64| windows.iter().map(|profile| of(profile)).sum::<i64>() as f64;
     let rate =
         sum(&|profile| profile.sum("alloc_space", |_| true)) / sum(&|profile| profile.duration_ns) * 1e9;
     let own = from.bytes_per_second(to);
     let picture = || {
         format!(
-            "{} windows: {rate:.0} bytes/s, the app's own {own:.0}; the recorder {allocated:.0} of {:.0} to {:.0} bytes\n{}\n{:#?}",
+            "{} windows within {} touched of {:?} s in {:.1} s: {rate:.0} bytes/s, the app's own {own:.0}; the recorder {allocated:.0} of {:.0} to {:.0} bytes\n{}\n{:#?}",
             windows.len(),
+            touched.len(),
+            touched.iter().map(|profile| profile.duration_ns as f64 / 1e9).collect::<Vec<_>>(),
+            (ended - begun) as f64 / 1e9,
             heard.least_bytes,
             heard.most_bytes,
             node.daemon().progress(),
@@ -240,7 +249,7 @@ fn a_recorder_beside_a_daemon_and_the_daemon_are_both_whole() {
         )
     };
     writeln!(std::io::stderr(), "{}", picture().lines().next().unwrap_or_default()).unwrap();
-    assert!(windows.len() >= 3, "{}", picture());
+    assert!(!windows.is_empty(), "{}", picture());
     // Thousands of samples: 1 % by chance, and the app goes faster and slower as others want its CPUs. Events that are heard twice give 2.
     assert!((0.8..1.25).contains(&(rate / own)), "{}", picture());
     assert!(sum(&|profile| profile.sum("cpu", made)) > 0.0, "{}", picture());
