@@ -51,7 +51,10 @@ const REPORT_EXAMPLES: &str = "Examples:
   perfusion report app.pb.gz --type blocked --sort cum       where threads wait, callers first
   perfusion report app.pb.gz -t blocked --by thread_name,wait_reason
   perfusion report app.pb.gz -t cpu --only thread=worker1    one thread of it
-  perfusion report app.pb.gz -f flame -o app.html            every sample type as a flame graph";
+  perfusion report app.pb.gz -f flame -o app.html            every sample type as a flame graph
+  perfusion report /var/lib/perfusion/profiles/shop/*.pb.gz  what the daemon has written, as one profile
+  perfusion report shop/*.pb.gz -t alloc_space --by window,type -n 3
+                                                             the rates of the top three types, minute by minute";
 
 const DUMP_EXAMPLES: &str = "Examples:
   perfusion dump 4242                                        every thread now
@@ -273,8 +276,10 @@ pub enum AllocCounts {
 #[derive(Debug, Args)]
 #[command(after_help = REPORT_EXAMPLES)]
 pub struct Report {
-    /// A pprof file, gzipped or not; - is standard input.
-    pub file: PathBuf,
+    /// A pprof file, gzipped or not; - is standard input. Several are shown as one, each sample with a label `window`: when its file began (--by window:
+    /// how much in each, and per second). What was alive (inuse_*) is that of the last moment, or of each with --by window.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
     /// Print what `record --exact` has counted: FILE is its profile, or the .exact.json beside it. Nothing else but -n and -o matters then.
     #[arg(long)]
     pub exact: bool,
@@ -285,14 +290,14 @@ pub struct Report {
     /// name ends in .html.
     #[arg(short, long, value_enum)]
     pub format: Option<Format>,
-    /// Rows of the top table.
+    /// Rows of the top table; with --by window and more, of each window.
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 20)]
     pub rows: usize,
     /// Order of the top table: what a function uses itself (flat), or with all it calls (cum).
     #[arg(long, value_enum, default_value_t = Sort::Flat)]
     pub sort: Sort,
     /// Sum by the values of a label instead of by functions, for example thread, thread_name, thread_role, process, wait_reason, waker,
-    /// waker_name, type, generation (one that is not there is answered with those that are). Several, separated by commas or given again: a row
+    /// waker_name, type, generation, window (one that is not there is answered with those that are). Several, separated by commas or given again: a row
     /// for each combination; (none) are those without the label. Folded stacks and the flame graph get the values as their roots.
     #[arg(long, value_name = "LABEL", value_delimiter = ',')]
     pub by: Vec<String>,

@@ -7,6 +7,7 @@ use crate::error::{Error, say};
 use crate::exact::summary;
 use crate::ps::{self, Daemon};
 use crate::report::stacks::{Stacks, View};
+use crate::report::together::{WINDOW, Windows};
 use crate::report::{self, ReportError, collections, flame, folded, groups, top, types};
 use crate::sink::file::{self, FileError};
 use std::io::{self, Write as _};
@@ -19,7 +20,10 @@ use std::path::Path;
 pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
     let to_file = options.output.as_deref().is_some_and(|path| !file::is_stdout(path));
     if options.exact {
-        let account = report::load_account(&options.file)?;
+        let [file] = options.files.as_slice() else {
+            return Err(ReportError::OneAtATime { found: options.files.len() }.into());
+        };
+        let account = report::load_account(file)?;
         let width = if to_file { None } else { top::Options::for_stdout().width };
         let shown = summary::text(&account, summary::Options { rows: options.rows, width });
         match &options.output {
@@ -28,7 +32,12 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
         }
         return Ok(0);
     }
-    let profile = report::load(&options.file)?;
+    let asks_windows =
+        options.by.iter().chain(options.only.iter().map(|only| &only.label)).any(|label| label == WINDOW);
+    let (profile, windows) = match options.files.as_slice() {
+        [file] if !asks_windows => (report::load(file)?, Windows::new()),
+        files => report::load_all(files, asks_windows)?,
+    };
     let stacks = Stacks::new(&profile);
     let sample_type = options.sample_type.as_deref().unwrap_or_else(|| stacks.default_sample_type());
     let view = View { idle: options.idle, only: options.only.clone(), by: options.by.clone() };
@@ -39,6 +48,7 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
                 limit: options.rows,
                 cumulative: options.sort == Sort::Cum,
                 view,
+                windows,
                 ..if to_file { top::Options::default() } else { top::Options::for_stdout() }
             };
             let by_type = types::is_known(sample_type).then(|| types::table(&profile, sample_type, &shown));
@@ -67,9 +77,11 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
             }
         }
         Format::Flame => {
-            let title =
-                options.file.file_name().map_or_else(|| "profile".into(), |name| name.to_string_lossy());
-            let title = if title == "-" { "profile".into() } else { title };
+            let title = match options.files.as_slice() {
+                [file] if !file::is_stdout(file) => file.file_name().unwrap_or_default().to_string_lossy(),
+                [_] => "profile".into(),
+                files => format!("{} profiles", files.len()).into(),
+            };
             text.extend(flame::page(&profile, &title, options.sample_type.as_deref(), &view)?.into_bytes());
         }
     }

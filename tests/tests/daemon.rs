@@ -54,6 +54,34 @@ pub(crate) fn has_shim(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("perfusion-shim"))
 }
 
+/// `report` of several windows has the sum of what happened in them, and of what is alive the last one's.
+fn one_report_of_them_all(scratch: &Scratch, service: &str) {
+    let entries = fs::read_dir(scratch.path("out").join(service)).unwrap();
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "gz"));
+    files.sort();
+    let read: Vec<Profile> = files.iter().map(|file| Profile::read(file).unwrap()).collect();
+    let report = |arguments: &[&str]| {
+        // One of them twice: it counts once.
+        let mut command = perfusion::command(["report"]);
+        let output = command.args(&files).arg(&files[0]).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for (column, last_only) in
+        [("cpu", false), ("blocked", false), ("alloc_space", false), ("inuse_space", true)]
+    {
+        let folded = report(&["--format", "folded", "--idle", "--type", column]);
+        let shown: i64 =
+            folded.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<i64>().unwrap()).sum();
+        let counted = if last_only { &read[read.len() - 1..] } else { &read[..] };
+        let sum: i64 = counted.iter().map(|profile| profile.sum(column, |_| true)).sum();
+        assert_eq!(shown, sum, "{column} of {} files", files.len());
+    }
+    let by_window = report(&["--type", "cpu", "--by", "window"]);
+    assert_eq!(by_window.lines().filter(|line| line.ends_with('Z')).count(), files.len(), "{by_window}");
+}
+
 #[test]
 fn each_window_has_a_profile_of_each_service_and_processes_are_attached_as_the_policy_says() {
     let needs = [RECORD_NET9, &[Need::Cgroup2]].concat();
@@ -94,6 +122,7 @@ fn each_window_has_a_profile_of_each_service_and_processes_are_attached_as_the_p
         assert!(profile.samples.iter().all(|sample| sample.label("pid") == app.pid().to_string()));
         assert!(profile.comments.iter().any(|line| line.starts_with("cost of the profiler: ")));
     }
+    one_report_of_them_all(&scratch, "orders");
     assert!(!profiles(&scratch, "shy").is_empty(), "it is profiled");
     assert!(!has_shim(shy.pid()), "but not touched");
     assert!(has_shim(app.pid()));

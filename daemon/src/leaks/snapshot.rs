@@ -271,7 +271,7 @@ impl Snapshot {
                 });
             }
         }
-        let losses = stacks.loss().map(|line| losses(&line)).unwrap_or_default();
+        let losses = stacks.losses().flat_map(|line| losses(&line)).collect();
         Self {
             at_s,
             length_s: profile.duration_nanos as f64 / 1e9,

@@ -215,7 +215,7 @@ fn data<'a>(stacks: &'a Stacks<'a>, view: &View) -> Data<'a> {
         about: format!("recorded for {}", human(stacks.duration_ns(), "nanoseconds")),
         default: stacks.default_sample_type(),
         idle: view.idle,
-        loss: stacks.loss(),
+        loss: loss(stacks.losses().collect()),
         comments: stacks.comments().map(Cow::into_owned).collect(),
         types,
         frames: frames.list,
@@ -254,6 +254,16 @@ const fn kind_number(kind: Kind) -> u8 {
         Kind::Managed => 2,
         Kind::Note => 3,
     }
+}
+
+/// The loss line; of several profiles the first ones.
+fn loss(mut lines: Vec<String>) -> Option<String> {
+    const SHOWN: usize = 3;
+    if let Some(more) = lines.len().checked_sub(SHOWN).filter(|&more| more > 0) {
+        lines.truncate(SHOWN);
+        lines.push(format!("and {more} more lines in the comments"));
+    }
+    (!lines.is_empty()).then(|| lines.join(" · "))
 }
 
 #[cfg(test)]

@@ -1,13 +1,15 @@
 //! The table of groups: how much of a sample type each value of a label has, for example each `wait_reason`, `waker` or `type`; of several labels
-//! each combination of values.
+//! each combination of values. By window it says how much that is per second, window after window.
 
 use super::ReportError;
 use super::stacks::{Stacks, View};
+use super::together::WINDOW;
 use super::top::{Options, Table};
 use super::units::{human, percent};
 use crate::pprof::proto::Profile;
 use crate::symbolize::pretty::clean;
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 /// The table of one sample type by the labels `by`.
@@ -31,10 +33,26 @@ pub fn table(
         let sum = groups.entry(stacks.groups(sample, by)).or_insert(0);
         *sum = sum.saturating_add(value);
     }
+    let by_window = by.iter().position(|label| label == WINDOW);
+    if by.len() == 1 && by_window.is_some() {
+        // A window in which there was nothing is a row, too.
+        options.windows.keys().for_each(|window| {
+            groups.entry(vec![Cow::Owned(window.clone())]).or_insert(0);
+        });
+    }
     let count = groups.len();
     let mut groups: Vec<_> = groups.into_iter().collect();
-    groups.sort_by(|(a, x), (b, y)| y.cmp(x).then_with(|| a.cmp(b)));
-    groups.truncate(options.limit);
+    let window =
+        |names: &[Cow<'_, str>]| by_window.and_then(|at| names.get(at)).map(|window| window.to_string());
+    groups.sort_by_cached_key(|(names, value)| (window(names), Reverse(*value), names.clone()));
+    // So many of each window.
+    let (mut last, mut rows) = (None, 0);
+    groups.retain(|(names, _)| {
+        let window = Some(window(names));
+        rows = if last == window { rows + 1 } else { 1 };
+        last = window;
+        rows <= options.limit
+    });
 
     let mut table = Table::new(&stacks, column, options);
     let labels: Vec<Cow<'_, str>> = by.iter().map(|label| clean(label)).collect();
@@ -46,11 +64,18 @@ pub fn table(
             names.filter_map(|names| Some(names.get(at)?.chars().count())).max().unwrap_or(0).min(WIDEST)
         })
         .collect();
-    if labels.len() > 1 {
-        table.dim(&format!("{:>17}  {}", "", columns(&labels, &widths)));
+    let rate = |text: &str| if by_window.is_some() { format!(" {text:>10}") } else { String::new() };
+    if labels.len() > 1 || by_window.is_some() {
+        table.dim(&format!("{:>17}{}  {}", "", rate("per second"), columns(&labels, &widths)));
     }
     for (names, sum) in &groups {
-        let numbers = format!("{:>10} {:>6}  ", human(*sum, table.unit), percent(*sum, total));
+        let length_ns = window(names).and_then(|window| options.windows.get(&window)).copied().unwrap_or(0);
+        let per_second = match length_ns {
+            ..=0 => "?".to_owned(),
+            _ => human((*sum as f64 * 1e9 / length_ns as f64).round() as i64, table.unit),
+        };
+        let (value, share) = (human(*sum, table.unit), percent(*sum, total));
+        let numbers = format!("{value:>10} {share:>6}{}  ", rate(&per_second));
         table.row(&numbers, &columns(names, &widths), "");
     }
     table.left_out(total, idle);

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! let profile = report::load(path)?;
+//! let (profile, windows) = report::load_all(&[one, another], false)?;
 //! print!("{}", report::top::table(&profile, "cpu", &report::top::Options { limit: 10, ..Default::default() })?);
 //! print!("{}", report::types::table(&profile, "alloc_space", &report::top::Options::default()));
 //! print!("{}", report::collections::table(&profile, &report::top::Options::default()));
@@ -17,6 +18,7 @@ pub mod folded;
 mod foreign;
 pub mod groups;
 pub mod stacks;
+pub mod together;
 pub mod top;
 pub mod types;
 pub mod units;
@@ -24,9 +26,12 @@ pub mod units;
 use crate::exact::{self, Account, path_beside};
 use crate::pprof::proto::Profile;
 use crate::pprof::{PprofError, decode};
+use std::collections::HashSet;
 use std::fs::File;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
+use together::{Together, Windows};
 
 /// Largest file read.
 const MAX_FILE_BYTES: u64 = 1 << 30;
@@ -102,6 +107,12 @@ pub enum ReportError {
         /// What is missing.
         beside: PathBuf,
     },
+    /// Several files where one is shown.
+    #[error("--exact shows one FILE at a time, found {found}")]
+    OneAtATime {
+        /// How many.
+        found: usize,
+    },
     /// Nothing is in the file.
     #[error(
         "{}: expected a pprof profile, found nothing: the file is empty, no profile was written into it",
@@ -129,11 +140,32 @@ pub enum ReportError {
 /// # Errors
 /// When the file cannot be read or is no valid pprof.
 pub fn load(path: &Path) -> Result<Profile, ReportError> {
-    let bytes = read(path)?;
-    decode(&bytes).map_err(|source| {
-        let (found, todo) = foreign::answer(&bytes, &source);
+    decoded(path, &read(path)?)
+}
+
+fn decoded(path: &Path, bytes: &[u8]) -> Result<Profile, ReportError> {
+    decode(bytes).map_err(|source| {
+        let (found, todo) = foreign::answer(bytes, &source);
         ReportError::NoProfile { path: path.to_owned(), found, todo, source }
     })
+}
+
+/// Reads several as one: see [`together`]. One that is there twice counts once.
+///
+/// # Errors
+/// When one of them cannot be read or is no valid pprof.
+pub fn load_all(paths: &[PathBuf], each_moment: bool) -> Result<(Profile, Windows), ReportError> {
+    let mut all = Together::new();
+    let (mut known, hasher) = (HashSet::new(), RandomState::new());
+    for path in paths {
+        let bytes = read(path)?;
+        if !known.insert((bytes.len(), hasher.hash_one(&bytes))) {
+            tracing::warn!("{}: the same profile as one before it, counted once", shown(path));
+            continue;
+        }
+        all.add(&decoded(path, &bytes)?);
+    }
+    Ok(all.finish(each_moment))
 }
 
 /// The path as people know it.

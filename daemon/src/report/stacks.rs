@@ -310,10 +310,9 @@ impl<'a> Stacks<'a> {
         })
     }
 
-    /// What the loss line says, if the profile has one.
-    #[must_use]
-    pub fn loss(&self) -> Option<String> {
-        self.comments().find_map(|comment| Some(comment.strip_prefix(LOSS_PREFIX)?.to_owned()))
+    /// What the loss lines say: of a profile that has one, and of each one of several that are shown together.
+    pub fn losses(&self) -> impl Iterator<Item = String> {
+        self.comments().filter_map(|comment| Some(comment.strip_prefix(LOSS_PREFIX)?.to_owned()))
     }
 
     /// Length of the recording, nanoseconds.

@@ -7,6 +7,7 @@
 
 use super::ReportError;
 use super::stacks::{Frame, Kind, Stacks, View};
+use super::together::Windows;
 use super::units::{human, percent};
 use crate::aggregate::pool::STARVATION;
 use crate::pprof::proto::Profile;
@@ -29,11 +30,14 @@ pub struct Options {
     pub cumulative: bool,
     /// What to show.
     pub view: View,
+    /// The windows of several profiles that are shown as one, and their lengths.
+    pub windows: Windows,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { limit: 30, width: None, colour: false, cumulative: false, view: View::default() }
+        let (view, windows) = (View::default(), Windows::new());
+        Self { limit: 30, width: None, colour: false, cumulative: false, view, windows }
     }
 }
 
@@ -124,18 +128,17 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
         );
     }
     if matches!(sample_type, "samples" | "cpu" | "wall") {
-        let lowered: Vec<_> =
-            stacks.comments().filter(|comment| comment.starts_with(RATES_LOWERED_PREFIX)).collect();
-        lowered.iter().for_each(|comment| table.remark(comment));
+        table
+            .remarks(stacks.comments().filter(|comment| comment.starts_with(RATES_LOWERED_PREFIX)).collect());
     }
     if matches!(sample_type, "runnable" | "blocked" | "wall") {
-        let chances = stacks.comments().find(|comment| comment.starts_with(WAIT_STACKS_PREFIX));
-        chances.iter().for_each(|comment| table.remark(comment));
+        table.remarks(stacks.comments().filter(|comment| comment.starts_with(WAIT_STACKS_PREFIX)).collect());
     }
     if matches!(sample_type, "blocked" | "wall") {
         let pools: Vec<_> = stacks.comments().filter(|comment| comment.starts_with(POOL_PREFIX)).collect();
-        pools.iter().for_each(|comment| table.remark(comment));
-        if pools.iter().any(|comment| comment.contains(STARVATION)) {
+        let starved = pools.iter().any(|comment| comment.contains(STARVATION));
+        table.remarks(pools);
+        if starved {
             table.remark(
                 "starvation: work had waited for half a second, and no worker had taken any; --only thread_role=threadpool shows what the workers did",
             );
@@ -211,6 +214,14 @@ impl<'a> Table<'a> {
         self.dim(&line);
     }
 
+    /// Comments of the profile that are of one kind: the first of them.
+    fn remarks(&mut self, comments: Vec<Cow<'a, str>>) {
+        comments.iter().take(REMARKS_SHOWN).for_each(|comment| self.remark(comment));
+        if let Some(more) = comments.len().checked_sub(REMARKS_SHOWN).filter(|&more| more > 0) {
+            self.remark(&format!("and {more} more such comments in the profile"));
+        }
+    }
+
     /// What is not in the table, and why it may be empty.
     pub(super) fn left_out(&mut self, total: i64, idle: i64) {
         if idle > 0 {
@@ -220,17 +231,14 @@ impl<'a> Table<'a> {
             self.remark(why.as_deref().unwrap_or("nothing was counted"));
             if why.is_none() {
                 let lacks = std::mem::take(&mut self.lacks);
-                lacks.iter().take(LACKS_SHOWN).for_each(|lack| self.remark(lack));
-                if let Some(more) = lacks.len().checked_sub(LACKS_SHOWN).filter(|&more| more > 0) {
-                    self.remark(&format!("and {more} more such comments in the profile"));
-                }
+                self.remarks(lacks);
             }
         }
     }
 }
 
-/// Most comments repeated below an empty table.
-const LACKS_SHOWN: usize = 5;
+/// Most comments of a kind repeated below a table.
+const REMARKS_SHOWN: usize = 5;
 
 /// Columns of what is said below a table.
 const REMARK_WIDTH: usize = 110;

@@ -179,7 +179,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     let unit = if by_objects { "count" } else { "bytes" };
     let (bold, dim, plain) = if options.colour { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
     // Lines of losses are of the whole recording: whose objects they were is not known.
-    let lost = Stacks::new(profile).loss().map_or(Lost::default(), |line| Lost::of(&line));
+    let lost = Stacks::new(profile).losses().fold(Lost::default(), |sum, line| sum.and(Lost::of(&line)));
     let mut text = String::new();
     let mut line = |content: String| writeln!(text, "{content}").unwrap_or_default();
     let shown = all.len().min(options.limit);
@@ -287,6 +287,13 @@ impl Lost {
         Self {
             dropped: full.and_then(|(count, _)| count.parse().ok()).unwrap_or(0),
             silent: silent.and_then(|count| count.parse().ok()).unwrap_or(0),
+        }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            dropped: self.dropped.saturating_add(other.dropped),
+            silent: self.silent.saturating_add(other.silent),
         }
     }
 
