@@ -1,7 +1,7 @@
 //! The commands that only read: `report`, `ps`, `doctor`, `config`.
 
 use crate::cli::{ConfigSources, Format, Ps, Report, Sort, exit};
-use crate::config::{Config, load};
+use crate::config::{Config, Limits, load};
 use crate::daemon::control;
 use crate::error::{Error, say};
 use crate::exact::summary;
@@ -118,8 +118,13 @@ pub fn attach_helper() -> Result<u8, Error> {
 /// When `/proc` cannot be listed or the output not be written.
 pub fn ps(options: &Ps) -> Result<u8, Error> {
     let sources = load::Sources { file: options.config.clone(), flags: Vec::new() };
-    // One that cannot be used is the daemon's trouble: it lies where it usually does, then.
-    let limits = sources.load().map(|loaded| loaded.config.limits).unwrap_or_default();
+    let limits = match sources.load() {
+        Ok(loaded) => loaded.config.limits,
+        // One that was named is meant.
+        Err(error) if options.config.is_some() => return Err(error.into()),
+        // One that cannot be used is the daemon's trouble: it lies where it usually does, then.
+        Err(_) => Limits::default(),
+    };
     let path = control::path(&limits.kill_switch);
     let daemon = match control::ask(&path) {
         Ok(Some(answer)) => Daemon::Told(answer),

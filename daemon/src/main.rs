@@ -21,7 +21,8 @@ fn main() -> ExitCode {
         (_, 1) => "info",
         _ => "debug",
     };
-    // The daemon's configuration says how it logs.
+    // The daemon's configuration says how it logs, unless that is said here.
+    let logs_at = (cli.quiet || cli.verbose > 0).then_some(if cli.quiet { "error" } else { "debug" });
     if !matches!(cli.command, Command::Daemon(_)) {
         let (filter, problem) = log_filter::filter(level, cli.quiet || cli.verbose > 0);
         tracing_subscriber::fmt()
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
         Command::Heap(options) => perfusion::heap::heap(options, cli.quiet),
         Command::Ps(options) => perfusion::commands::ps(options),
         Command::Doctor(options) => perfusion::commands::doctor(options.json),
-        Command::Daemon(sources) => perfusion::daemon::daemon(sources),
+        Command::Daemon(sources) => perfusion::daemon::daemon(sources, logs_at),
         Command::Config { what: ConfigCommand::Check(sources) } => {
             perfusion::commands::config_check(&sources.sources())
         }

@@ -4,6 +4,7 @@ use crate::attach::policy::{Inspection, Runtime, WhyNot, inspect, opted_out};
 use crate::attach::target::Target;
 use crate::daemon::control::{Answer, Told};
 use crate::process::table::Standing;
+use crate::symbolize::pretty::clean;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
@@ -18,6 +19,8 @@ const UNSELECTED: &str = "not selected by the daemon's rules";
 /// Bytes of a command line that are read, and characters of it that a line of the table has at most.
 const COMMAND_BYTES: u64 = 256;
 const COMMAND_CHARACTERS: usize = 40;
+/// The same of a service's name.
+const SERVICE_CHARACTERS: usize = 30;
 
 /// What the daemon of this host says.
 pub enum Daemon {
@@ -227,8 +230,18 @@ fn cost(standing: &Standing) -> String {
 fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     // What a daemon knows has columns only where one has spoken.
     let told = rows.iter().any(|row| row.daemon.is_some());
-    let columns = |stacks: &str, lost: &str, cost: &str| match told {
-        true => format!("{stacks:>9}  {lost:>7}  {cost:>7}  "),
+    let service_of = |row: &Row| {
+        let service = row.daemon.as_ref().and_then(|told| told.standing.service.as_deref());
+        // Any program may publish any name.
+        service.map_or_else(
+            || "-".to_owned(),
+            |service| clean(service).chars().take(SERVICE_CHARACTERS).collect(),
+        )
+    };
+    let widest =
+        rows.iter().map(|row| service_of(row).chars().count()).max().unwrap_or(0).max("SERVICE".len());
+    let columns = |service: &str, stacks: &str, lost: &str, cost: &str| match told {
+        true => format!("{service:<widest$}  {stacks:>9}  {lost:>7}  {cost:>7}  "),
         false => String::new(),
     };
     writeln!(
@@ -239,17 +252,17 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
         "RUNTIME",
         "CONTAINER",
         "MODE",
-        columns("STACKS", "LOST", "COST"),
+        columns("SERVICE", "STACKS", "LOST", "COST"),
         "COMMAND"
     )?;
     for row in rows {
         let container = row.container.as_deref().and_then(|id| id.get(..12)).unwrap_or("-");
         let command = fitting(&row.command);
         let figures = row.daemon.as_ref().map_or_else(
-            || columns("-", "-", "-"),
+            || columns("-", "-", "-", "-"),
             |Told { standing, shim_dropped, .. }| {
                 let lost = standing.stacks_broken.saturating_add(*shim_dropped);
-                columns(&standing.stacks.to_string(), &lost.to_string(), &cost(standing))
+                columns(&service_of(row), &standing.stacks.to_string(), &lost.to_string(), &cost(standing))
             },
         );
         let line = format!(

@@ -69,6 +69,9 @@ pub enum WhyNot {
     /// Switched off in its environment.
     #[error("started with {0}=0: profiled without managed names and allocations; start it without")]
     DiagnosticsOff(String),
+    /// It asks in its environment not to be touched.
+    #[error("it opted out with {OPT_OUT}=off")]
+    OptedOut,
     /// The runtime is there, its socket is not.
     #[error(
         "no diagnostics socket: diagnostics are switched off in runtimeconfig.json, the socket was deleted, or TMPDIR is longer than 108 bytes"
@@ -173,6 +176,9 @@ fn why_not(
     };
     if let Some(variable) = diagnostics_off(target) {
         return Some(WhyNot::DiagnosticsOff(variable));
+    }
+    if matches!(opted_out(target), Ok(true)) {
+        return Some(WhyNot::OptedOut);
     }
     match socket {
         Ok(true) => {}

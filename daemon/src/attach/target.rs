@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 /// Most bytes read of one `/proc` text file. A process can point its environment at any of its memory (PR_SET_MM).
 const TEXT_BYTES: u64 = 1 << 20;
+/// Most bytes of an environment: all that an exec may be given, arguments included, is three quarters of the default size of a stack (fs/exec.c, `bprm_stack_limits`).
+const ENVIRONMENT_BYTES: u64 = 6 << 20;
 /// Most bytes of one line of `maps`: a path of PATH_MAX with every byte escaped as `\ooo`, and the numbers.
 const MAPS_LINE_BYTES: u64 = 4 * 4096 + 128;
 /// Most lines of `maps` looked at; the kernel's default limit (vm.max_map_count) is 65,530.
@@ -222,16 +224,23 @@ impl Target {
     /// Value of `name` in the environment it was started with.
     ///
     /// # Errors
-    /// As [`Target::file`].
+    /// As [`Target::file`]; and when there is more of it than a program can be started with, and `name` not in that: it may be in the rest.
     pub fn environment(&self, name: &str) -> Result<Option<String>, Errno> {
-        let bytes = self.memory("environ", TEXT_BYTES)?;
-        let value = bytes.split(|&b| b == 0).find_map(|entry| {
-            entry
-                .strip_prefix(name.as_bytes())?
-                .strip_prefix(b"=")
-                .map(|v| String::from_utf8_lossy(v).into_owned())
-        });
-        Ok(value)
+        let mut reader = BufReader::with_capacity(1 << 16, self.reader("environ")?.take(ENVIRONMENT_BYTES));
+        let mut entry = Vec::new();
+        loop {
+            entry.clear();
+            if reader.read_until(0, &mut entry).map_err(|error| errno(&error))? == 0 {
+                break;
+            }
+            let value = entry.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
+            if let Some(value) = value {
+                return Ok(Some(
+                    String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned(),
+                ));
+            }
+        }
+        if reader.get_ref().limit() == 0 { Err(Errno::TOOBIG) } else { Ok(None) }
     }
 
     /// What it was started with: the program as it was called, and its arguments.

@@ -332,7 +332,8 @@ fn is_ours(name: &str) -> bool {
 pub const OPT_OUT: &str = "PERFUSION_ATTACH";
 
 fn from_flag(flag: &str) -> Result<Overlay, ConfigError> {
-    let origin = format!("--set {flag}");
+    // Its value may be a receiver's with tokens in its headers.
+    let origin = format!("--set {}", flag.split_once('=').map_or(flag, |(key, _)| key));
     let wrong = |problem: String| ConfigError::Overlay { origin: origin.clone(), problem };
     let (key, text) = flag.split_once('=').ok_or_else(|| wrong("expected KEY=VALUE".to_owned()))?;
     let keys = keys();
@@ -450,7 +451,7 @@ mod tests {
         assert!(text.starts_with("environment variable PERFUSION_FILES_MAX_SIZE: "), "{text}");
         let text = error("", &[], &["recording.frequency=0"]);
         assert!(
-            text.contains("--set recording.frequency=0") && text.contains("expected 1 to 10000"),
+            text.contains("--set recording.frequency: ") && text.contains("expected 1 to 10000"),
             "{text}"
         );
         let text = error("files:\n  directory: relative\n", &[], &[]);

@@ -208,6 +208,18 @@ pub enum Policy {
     All,
 }
 
+impl Policy {
+    /// As the configuration has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Listed => "listed",
+            Self::All => "all",
+        }
+    }
+}
+
 /// Loading the shim into .NET processes. A process opts out of it with `PERFUSION_ATTACH=off` in its environment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]

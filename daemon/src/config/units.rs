@@ -22,7 +22,7 @@ pub struct Share(pub f64);
 
 /// Units of time and their milliseconds, largest first.
 const TIMES: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
-/// Units of size and their bytes: powers of two, largest first, then those of ten.
+/// Units of size and their bytes: powers of two, largest first, then those of ten. Kubernetes writes them without the B.
 const SIZES: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
     ("GiB", 1 << 30),
@@ -76,9 +76,10 @@ impl FromStr for Bytes {
     fn from_str(text: &str) -> Result<Self, String> {
         let expected = || format!("`{text}` is no size: expected for example 64KiB, 512MiB, 10GB");
         let (number, unit) = split(text).ok_or_else(expected)?;
-        let unit = if unit.is_empty() { "B" } else { unit };
+        let unit = unit.to_ascii_lowercase();
+        let unit = if unit.ends_with('b') { unit } else { format!("{unit}b") };
         let (_, bytes) =
-            SIZES.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)).ok_or_else(expected)?;
+            SIZES.iter().find(|(name, _)| name.eq_ignore_ascii_case(&unit)).ok_or_else(expected)?;
         let bytes = number * *bytes as f64;
         // 2^53: whole numbers are exact up to there.
         if bytes > 9_007_199_254_740_992.0 {
@@ -163,14 +164,17 @@ macro_rules! unit {
     };
 }
 
-unit!(Span "Span" "a length of time such as 500ms, 90s, 5m, 12h, 7d; a plain number is seconds" "^[0-9.]+ *(ms|s|m|h|d)?$");
-unit!(Bytes "Bytes" "a size such as 64KiB, 512MiB, 10GB" "^[0-9.]+ *([kKMGT]i?)?[bB]?$");
-unit!(Share "Share" "a part such as 5% or 0.5%; a plain number is percent" "^[0-9.]+ *%?$");
+unit!(Span "Span" "a length of time such as 500ms, 90s, 5m, 12h, 7d; a plain number is seconds" "^([0-9]+[.]?[0-9]*|[.][0-9]+) *(ms|s|m|h|d)?$");
+unit!(Bytes "Bytes" "a size such as 64KiB, 512MiB, 10GB" "^([0-9]+[.]?[0-9]*|[.][0-9]+) *([kKmMgGtT][iI]?)?[bB]?$");
+unit!(Share "Share" "a part such as 5% or 0.5%; a plain number is percent" "^([0-9]+[.]?[0-9]*|[.][0-9]+) *%?$");
 
 #[cfg(test)]
 mod tests {
     use super::{Bytes, Share, Span};
-    use proptest::prelude::{prop_assert_eq, proptest};
+    use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
+    use proptest::string::string_regex;
+    use schemars::{JsonSchema, SchemaGenerator};
+    use std::str::FromStr;
     use std::time::Duration;
 
     #[test]
@@ -181,6 +185,10 @@ mod tests {
         assert_eq!("512 MiB".parse(), Ok(Bytes(512 << 20)));
         assert_eq!("10GB".parse(), Ok(Bytes(10_000_000_000)));
         assert_eq!("4096".parse(), Ok(Bytes(4096)));
+        assert_eq!(
+            ["2Gi", "512M", "64k", ".5 mib", "7b"].map(|text| text.parse::<Bytes>().unwrap().0),
+            [2 << 30, 512_000_000, 64_000, 512 << 10, 7]
+        );
         for bad in ["", "0", "0s", "-1s", "1 day", "s", "1e9d", "99999d", "nan", "inf", "10é", "é"] {
             assert!(bad.parse::<Span>().is_err(), "{bad}");
         }
@@ -196,7 +204,31 @@ mod tests {
         }
     }
 
+    /// The pattern that the schema has of a value, and the chart with it.
+    fn pattern<T: JsonSchema>() -> String {
+        let schema = T::json_schema(&mut SchemaGenerator::default());
+        let whole = schema.get("pattern").unwrap().as_str().unwrap();
+        whole.strip_prefix('^').and_then(|rest| rest.strip_suffix('$')).unwrap().to_owned()
+    }
+
+    /// Number and unit may both be good and yet too much together.
+    fn is_good<T: FromStr<Err = String>>(text: &str, beyond: &str) -> bool {
+        text.parse::<T>().err().is_none_or(|error| error.contains(beyond))
+    }
+
     proptest! {
+        #[test]
+        fn what_the_schema_takes_the_daemon_takes(
+            span in string_regex(&pattern::<Span>()).unwrap(),
+            bytes in string_regex(&pattern::<Bytes>()).unwrap(),
+            share in string_regex(&pattern::<Share>()).unwrap(),
+        ) {
+            prop_assert!(is_good::<Span>(&span, "out of range"), "{span}");
+            prop_assert!(is_good::<Bytes>(&bytes, "out of range"), "{bytes}");
+            let percent: f64 = share.trim_end_matches(['%', ' ']).parse().unwrap();
+            prop_assert_eq!(share.parse::<Share>().is_ok(), percent <= 100.0, "{}", share);
+        }
+
         #[test]
         fn what_is_shown_is_read_back(ms in 1u64..1_000_000_000, bytes in 0u64..1 << 53) {
             let span = Span(Duration::from_millis(ms));

@@ -297,6 +297,9 @@ impl Work {
 
 /// Why the policy is not for this process, as far as its service is known.
 fn unwanted_by(attach: &Attach, process: &Managed) -> Option<&'static str> {
+    if attach.policy == Policy::Off {
+        return Some("attach.policy is off");
+    }
     if !wants(attach, &process.service) {
         return Some("the attach policy is not for its service");
     }
@@ -341,6 +344,7 @@ fn is_final(error: &AttachError) -> bool {
                     | WhyNot::NativeAot
                     | WhyNot::Architecture(_)
                     | WhyNot::DiagnosticsOff(_)
+                    | WhyNot::OptedOut
                     | WhyNot::TooOld(_)
                     | WhyNot::Musl,
                 ..

@@ -35,6 +35,24 @@ pub struct Cost {
     memory: Mutex<Memory>,
 }
 
+/// CPU time taken so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// By this process.
+    pub daemon: Duration,
+    /// By its probes, where that is known.
+    pub probes: Option<Duration>,
+}
+
+impl Spent {
+    /// What was taken since. What probes took counts where it was known both times: to know it is no cost.
+    #[must_use]
+    pub fn since(self, before: Self) -> Duration {
+        let probes = self.probes.zip(before.probes).map(|(now, before)| now.saturating_sub(before));
+        self.daemon.saturating_sub(before.daemon) + probes.unwrap_or_default()
+    }
+}
+
 /// Memory in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
@@ -145,6 +163,22 @@ impl Cost {
         (!probes.unknown).then(|| probes.total + since.mul_f64(probes.rate))
     }
 
+    /// A recording begins: its first window pays for itself alone.
+    pub fn recording_begins(&self) {
+        let now = (daemon_cpu(), self.probes_cpu().unwrap_or_default());
+        *self.window.lock().unwrap_or_else(PoisonError::into_inner) = now;
+    }
+
+    /// A recording has ended, and its programs have with it: until now they took as much as when they were looked at last, from now on nothing.
+    pub fn recording_ended(&self, now: Instant) {
+        let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(from) = probes.estimated.take() {
+            let rate = probes.rate;
+            probes.total += now.saturating_duration_since(from).mul_f64(rate);
+        }
+        (probes.rate, probes.counting, probes.next) = (0.0, None, None);
+    }
+
     /// Memory when it was last looked at.
     #[must_use]
     pub fn memory(&self) -> Memory {
@@ -159,10 +193,10 @@ impl Cost {
         *memory
     }
 
-    /// CPU time of daemon and probes so far; of the daemon alone where the probes' is not known.
+    /// CPU time of the daemon so far, and of the probes as far as it is known.
     #[must_use]
-    pub fn cpu(&self) -> Duration {
-        daemon_cpu() + self.probes_cpu().unwrap_or_default()
+    pub fn spent(&self) -> Spent {
+        Spent { daemon: daemon_cpu(), probes: self.probes_cpu() }
     }
 
     /// The costs of a window that ends now, in words.
@@ -216,6 +250,28 @@ mod tests {
         assert!((0.99..1.2).contains(&estimate), "{estimate}");
         assert!(!cost.wants_look(second + Duration::from_secs(8)));
         assert!(cost.wants_look(second + COUNT_EVERY));
+    }
+
+    #[test]
+    fn a_recording_that_has_ended_costs_no_more() {
+        let (cost, start) = (Cost::default(), Instant::now() - 3 * COUNT_EVERY);
+        let second = Duration::from_secs(1);
+        cost.observe(&look(0), start);
+        cost.observe(&look(100_000_000), start + second);
+        // While the kernel counts again: a tenth of a CPU for ten seconds.
+        cost.observe(&look(0), start + COUNT_EVERY);
+        cost.recording_ended(start + COUNT_EVERY);
+        let taken = cost.probes_cpu().unwrap();
+        assert!((taken.as_secs_f64() - 1.0).abs() < 1e-6, "{taken:?}");
+        // The next one is looked at anew, with programs that have taken less, and its first window pays for itself alone.
+        cost.recording_begins();
+        assert!(cost.comment(second).contains("about 0.000 s in the probes"));
+        assert!(cost.wants_look(start + COUNT_EVERY + second));
+        cost.observe(&look(7), start + 2 * COUNT_EVERY);
+        cost.observe(&look(7 + 10_000_000), start + 2 * COUNT_EVERY + second);
+        let more = cost.probes_cpu().unwrap() - taken;
+        // A hundredth of a CPU since it was looked at.
+        assert!((0.09..0.2).contains(&more.as_secs_f64()), "{more:?}");
     }
 
     #[test]

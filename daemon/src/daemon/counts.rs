@@ -52,7 +52,7 @@ counts! {
     attached "daemon_attached" "processes the shim was loaded into";
     attach_failed "daemon_attach_failed" "times the shim could not be loaded into a process";
     helpers_ended "daemon_helpers_ended" "times the helper ended that alone may attach to other users' processes; nothing new of theirs is attached to from then on";
-    windows_over_cpu "daemon_windows_over_cpu" "windows that took more CPU time than limits.cpu; the next was recorded at lower rates";
+    windows_over_cpu "daemon_windows_over_cpu" "windows that took more CPU time than limits.cpu; the next is recorded at lower rates, while there are any";
     memory_shed "daemon_memory_shed" "times caches were dropped to stay within limits.memory";
     memory_cuts "daemon_memory_cuts" "windows that ended early to stay within limits.memory";
     pod_lists "daemon_pod_lists" "times the API server was asked for all pods of the node";

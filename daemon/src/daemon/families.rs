@@ -9,7 +9,7 @@ use ebpf_common::counter::Counter;
 use profiler_protocol::counter as shim;
 
 /// Counts of what is in a cache now: they may fall.
-const GAUGES: &str = "symbolize_";
+pub const GAUGES: &str = "symbolize_";
 
 /// What its values may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

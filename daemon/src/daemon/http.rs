@@ -214,10 +214,15 @@ impl Drop for Server {
 
 fn answer(mut connection: impl Connection, about: &About) -> io::Result<()> {
     let About { state, sinks, private } = about;
-    let (status, kind, body) = match request(&mut connection)?.as_deref() {
+    let (method, path) = request(&mut connection)?.unwrap_or_default();
+    let path = (!path.is_empty()).then_some(path.as_str());
+    let (status, kind, body) = match path.filter(|_| method != Method::Other) {
+        None if method == Method::Other && path.is_some() => {
+            ("405 Method Not Allowed\r\nAllow: GET, HEAD", TEXT, "expected GET or HEAD\n".to_owned())
+        }
         Some("/metrics") => {
-            let look = state.watcher().and_then(|watcher| watcher.look());
-            ("200 OK", metrics::CONTENT_TYPE, metrics::text(state, look.as_ref(), &sinks.standing()))
+            let look = state.look();
+            ("200 OK", metrics::CONTENT_TYPE, metrics::text(state, look.as_deref(), &sinks.standing()))
         }
         Some("/healthz" | "/readyz") if state.last_beat().elapsed() >= HANGS_AFTER => {
             unavailable("the daemon hangs")
@@ -233,13 +238,14 @@ fn answer(mut connection: impl Connection, about: &About) -> io::Result<()> {
         Some(_) => {
             ("404 Not Found", TEXT, "there are /metrics, /healthz, /readyz and /debug/pipeline\n".to_owned())
         }
-        None => ("400 Bad Request", TEXT, "expected GET\n".to_owned()),
+        None => ("400 Bad Request", TEXT, "expected an HTTP request\n".to_owned()),
     };
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
     let deadline = Instant::now() + TIMEOUT;
+    let body = if method == Method::Head { "" } else { &body };
     for part in [head.as_bytes(), body.as_bytes()].into_iter().flat_map(|text| text.chunks(64 << 10)) {
         // One who takes it byte by byte does not get more time by that.
         let left = deadline.saturating_duration_since(Instant::now());
@@ -268,8 +274,18 @@ fn idle(state: &State, otherwise: &str) -> String {
     state.idle().map_or_else(|| otherwise.to_owned(), |why| format!("nothing is recorded: {why}"))
 }
 
-/// The path of a GET, without its query; `None` for anything else.
-fn request(connection: &mut impl Connection) -> io::Result<Option<String>> {
+/// What is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Method {
+    Get,
+    /// As much of it without its body.
+    Head,
+    #[default]
+    Other,
+}
+
+/// The method and path of a request, without its query; `None` for what is none.
+fn request(connection: &mut impl Connection) -> io::Result<Option<(Method, String)>> {
     let deadline = Instant::now() + TIMEOUT;
     let (mut request, mut part) = (Vec::new(), [0; 1024]);
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -285,12 +301,14 @@ fn request(connection: &mut impl Connection) -> io::Result<Option<String>> {
     }
     let line = request.split(|&byte| byte == b'\r').next().unwrap_or_default();
     let mut words = line.split(|&byte| byte == b' ');
-    let path = match (words.next(), words.next()) {
-        (Some(b"GET"), Some(path)) => path,
+    let (method, path) = match (words.next(), words.next()) {
+        (Some(b"GET"), Some(path)) => (Method::Get, path),
+        (Some(b"HEAD"), Some(path)) => (Method::Head, path),
+        (Some(other), Some(path)) if other.iter().all(u8::is_ascii_uppercase) => (Method::Other, path),
         _ => return Ok(None),
     };
     let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
-    Ok(Some(String::from_utf8_lossy(path).into_owned()))
+    Ok(Some((method, String::from_utf8_lossy(path).into_owned())))
 }
 
 #[cfg(test)]
@@ -329,7 +347,12 @@ mod tests {
         assert!(get("/etc/passwd").starts_with("HTTP/1.1 404"));
         assert!(get("/processes").starts_with("HTTP/1.1 404"), "only over the control socket");
         assert!(get("/debug/pipeline").ends_with('}'));
-        assert!(ask(server.address(), "POST / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 400"));
+        let refused = ask(server.address(), "POST /metrics HTTP/1.1\r\n\r\n");
+        assert!(refused.starts_with("HTTP/1.1 405 Method Not Allowed\r\nAllow: GET, HEAD\r\n"), "{refused}");
+        assert!(ask(server.address(), "hello\r\n\r\n").starts_with("HTTP/1.1 400"));
+        let head = ask(server.address(), "HEAD /healthz HTTP/1.1\r\n\r\n");
+        assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains("Content-Length: 6\r\n"), "{head}");
+        assert!(head.ends_with("\r\n\r\n"), "{head}");
         let long = format!("GET /{}", "x".repeat(10 << 10));
         let mut connection = TcpStream::connect(server.address()).unwrap();
         // It may have been closed in the middle.

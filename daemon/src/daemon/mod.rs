@@ -48,6 +48,7 @@ use crate::source::shim::ShimSource;
 use attacher::{Attacher, Memory};
 use confines::Confines;
 use control::Control;
+use cost::Spent;
 use http::Server;
 use log::Log;
 use mode::Mode;
@@ -55,14 +56,15 @@ use notify::Notify;
 use pace::Pace;
 use retry::{Retry, Then};
 use room::{Relief, Room};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
 use schedule::Schedule;
 use sinks::Sinks;
 use state::State;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
@@ -77,13 +79,17 @@ use windows::Encoder;
 const LOOK: Duration = Duration::from_secs(1);
 /// How often cgroups are looked for, where rules look at them: until then a new one is not recorded.
 const SCAN: Duration = Duration::from_secs(2);
+/// How long the sinks are waited for at the end. They give receivers less than that; a disk that does not answer has no limit of its own.
+const LAST_SINKS: Duration = Duration::from_secs(60);
 
-/// Runs until it is told to end.
+/// Runs until it is told to end. `logs_at` is the level of its log, where a flag says so.
 ///
 /// # Errors
 /// See [`Error`]. What goes wrong while it runs is logged and does not end it, unless a recording in progress fails.
-pub fn daemon(sources: &ConfigSources) -> Result<u8, Error> {
-    let sources = sources.sources();
+pub fn daemon(sources: &ConfigSources, logs_at: Option<&str>) -> Result<u8, Error> {
+    let mut sources = sources.sources();
+    // Before all others: who says both means the longer one.
+    sources.flags.splice(0..0, logs_at.map(|level| format!("log.level={level}")));
     let loaded = sources.load()?;
     let log = log::start(&loaded.config.log, sources.flags_say("log.level"));
     loaded.warn();
@@ -142,11 +148,12 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
         is_ready: false,
         helper,
         hangs: false,
+        told_lowest: false,
         switched_off: false,
         counting: None,
         confines,
         host_cpus,
-        pace: Pace::begin(Instant::now(), Duration::ZERO),
+        pace: Pace::begin(Instant::now(), Spent::default()),
         room: Room::default(),
         alive_at: Instant::now(),
         attaches: Memory::default(),
@@ -156,6 +163,7 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
     daemon.follow_switch()?;
     daemon.is_ready = true;
     daemon.notify.ready(&daemon.status());
+    tracing::info!("{}", daemon.what_runs());
     tracing::info!(status = daemon.status(), "ready");
     let ended = daemon.until_told(&mut signals);
     log.begin_anew();
@@ -216,8 +224,19 @@ fn hold(directory: &Path) -> Result<File, Error> {
     let path = directory.join("daemon.lock");
     let failed = |source| Error::LockFile { path: path.clone(), source };
     DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
-    let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-    let mut file = open.map_err(failed)?;
+    // Where others may write, one may lay a link or a pipe there: what it leads to is not ours to touch.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
+    let flags = i32::try_from(flags).unwrap_or_default();
+    let mut open = OpenOptions::new();
+    open.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
+    let mut file = open.open(&path).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::LOOP) => failed(io::Error::other("it is a symbolic link: remove it")),
+        _ => failed(error),
+    })?;
+    let found = file.metadata().map_err(failed)?;
+    if !found.is_file() || found.nlink() != 1 || found.uid() != rustix::process::geteuid().as_raw() {
+        return Err(failed(io::Error::other("it is not a file of this daemon's own: remove it")));
+    }
     // Whoever may read it could take the lock; one that is there already may be anybody's to read.
     file.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
     if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -339,8 +358,10 @@ struct Daemon {
     is_ready: bool,
     /// While it lives.
     helper: Option<Helper>,
-    /// The processor does not move.
+    /// A thread of the recording does not move.
     hangs: bool,
+    /// That rates are at their lowest and cost too much all the same was said.
+    told_lowest: bool,
     /// By signal.
     switched_off: bool,
     /// The kernel counts the probes' run time as long as this is open.
@@ -390,16 +411,37 @@ impl Daemon {
         }
     }
 
-    /// Says that all is well, for health checks and the service's manager, unless the processor hangs: then only another daemon can help.
+    /// Says that all is well, for health checks and the service's manager, unless a thread of the recording hangs: then only another daemon can help.
     fn beat(&mut self) {
-        let hangs = self.recording.as_mut().is_some_and(|active| active.recording.hangs());
-        if hangs && !self.hangs {
-            tracing::error!("the processor has not moved for a minute: this daemon is no longer alive");
+        let hanging = self.recording.as_mut().and_then(|active| active.recording.hanging());
+        if let Some(thread) = hanging.filter(|_| !self.hangs) {
+            tracing::error!("the {thread} has not moved for a minute: this daemon is no longer alive");
         }
-        self.hangs = hangs;
-        if !hangs {
+        if self.hangs && hanging.is_none() {
+            tracing::warn!("it moves again: this daemon is alive. The window in progress is as much longer");
+        }
+        self.hangs = hanging.is_some();
+        if !self.hangs {
             self.state.beat();
         }
+    }
+
+    /// Of what program and configuration this is, in one line.
+    fn what_runs(&self) -> String {
+        let config = self.state.config();
+        let file =
+            self.sources.file.as_ref().map_or_else(|| "defaults".into(), |file| file.display().to_string());
+        let files =
+            config.files.directory.as_ref().map_or_else(|| "none".into(), |path| path.display().to_string());
+        let receivers = config.otlp.len() + config.pyroscope.len() + config.s3.len();
+        let listen =
+            self.server.as_ref().map_or_else(|| "nowhere".into(), |server| server.address().to_string());
+        format!(
+            "perfusion {}, configuration: {file}; windows of {}, files: {files}, receivers: {receivers}, attach.policy: {}, metrics: {listen}",
+            env!("CARGO_PKG_VERSION"),
+            config.windows.length,
+            config.attach.policy.name(),
+        )
     }
 
     fn status(&self) -> String {
@@ -414,19 +456,26 @@ impl Daemon {
     fn window_over(&mut self) {
         let before = self.pace.steps();
         let budget = self.state.mode().cpus;
-        let took = self.pace.window_over(Instant::now(), self.state.cost.cpu(), budget);
+        let took = self.pace.window_over(Instant::now(), self.state.cost.spent(), budget);
         if took > budget {
             self.state.counters.windows_over_cpu.add(1);
         }
         let steps = self.pace.steps();
         self.cut();
-        if steps != before {
-            let hertz = self.state.frequency();
+        let hertz = self.state.frequency();
+        let what = format!("the last window took {took:.3} CPUs, limits.cpu is {budget:.3}");
+        if steps < before {
+            tracing::info!(steps, "{what}: the next is recorded at {hertz} samples a second and CPU again");
+        } else if steps > before {
+            tracing::warn!(steps, "{what}: the next is recorded at {hertz} samples a second and CPU");
+        } else if took > budget && steps == pace::STEPS && !self.told_lowest {
             tracing::warn!(
                 steps,
-                "the last window took {took:.3} CPUs, limits.cpu is {budget:.3}: the next is recorded at {hertz} samples a second and CPU"
+                "{what}, and rates do not go below {hertz} samples a second and CPU: what it costs to follow this node's threads and processes is more than that"
             );
         }
+        // Said anew only after a step up.
+        self.told_lowest = steps == pace::STEPS && (self.told_lowest || took > budget && steps == before);
     }
 
     /// Ends the window in progress; the next one is recorded at the rates now due.
@@ -535,7 +584,8 @@ impl Daemon {
         self.state.set_frequency(what.frequency, 0);
         self.state.set_remarks(mode.remarks(&config.recording));
         self.state.cost.look_at_memory(true);
-        self.pace = Pace::begin(Instant::now(), self.state.cost.cpu());
+        self.state.cost.recording_begins();
+        self.pace = Pace::begin(Instant::now(), self.state.cost.spent());
         self.room = Room::default();
         self.state.counters.recordings.add(1);
         self.schedule = Schedule::begin(config.windows.clone(), Instant::now(), SystemTime::now());
@@ -546,6 +596,7 @@ impl Daemon {
         let pods = Arc::clone(&self.state.pods);
         let recording = Recording::start_windows(kernel, shims, ProcessTable::new(), pods, take)
             .map_err(internal("starting a thread"))?;
+        recording.allow_stacks(room::for_stacks(mode.memory));
         let watcher = recording.watcher();
         self.state.set_watcher(Some(watcher.clone()));
         // A shim whose region cannot be opened would only be a burden to its process.
@@ -650,6 +701,9 @@ impl Daemon {
             attacher.stop();
         }
         drop(active.watcher);
+        // Its programs go, and with them what they cost.
+        self.counting = None;
+        self.state.cost.recording_ended(Instant::now());
         let ended = active.recording.stop().map(drop).ok_or(Error::Failed);
         // What it held lies scattered between what stays.
         trim::give_back();
@@ -663,7 +717,9 @@ impl Daemon {
         let read = self.sources.load().map_err(Error::from).and_then(|loaded| {
             loaded.warn();
             // Asked now: the recording in progress ends only for one that can begin.
-            loaded.config.recording.cgroup.as_deref().map(cgroup_id).transpose()?;
+            if loaded.config.recording.cgroup != before.recording.cgroup {
+                loaded.config.recording.cgroup.as_deref().map(cgroup_id).transpose()?;
+            }
             let new =
                 sinks::differ(&before, &loaded.config).then(|| sinks::open(&loaded.config)).transpose()?;
             Ok((loaded.config, new))
@@ -687,6 +743,9 @@ impl Daemon {
             || before.kubernetes.pods != config.kubernetes.pods;
         let other_pods =
             before.kubernetes != config.kubernetes || before.selection.wanted() != config.selection.wanted();
+        if let Some(active) = &self.recording {
+            active.recording.allow_stacks(room::for_stacks(mode.memory));
+        }
         self.state.set_mode(mode);
         if before.windows != config.windows {
             self.schedule = Schedule::begin(config.windows.clone(), Instant::now(), SystemTime::now());
@@ -779,16 +838,18 @@ impl Daemon {
     fn look_at_room(&mut self, now: Instant) {
         let Some(active) = &self.recording else { return };
         let (memory, bound) = (self.state.cost.look_at_memory(false), self.state.mode().memory);
-        let relief = self.room.look(now, memory.total(), bound);
+        let fill = active.recording.stacks_fill();
+        let relief = self.room.look(now, memory.total(), bound, fill);
         if relief.is_some() {
             tracing::warn!(
                 ?relief,
-                "{} MiB of memory, of {}: {} resident, {} of maps, {} of rings",
+                "{} MiB of memory, of {}: {} resident, {} of maps, {} of rings; the window's stacks take {:.0} % of their room",
                 memory.total() >> 20,
                 bound >> 20,
                 memory.resident >> 20,
                 memory.maps >> 20,
-                memory.rings >> 20
+                memory.rings >> 20,
+                100.0 * fill
             );
         }
         match relief {
@@ -815,23 +876,34 @@ impl Daemon {
         let recording = self.recording.take();
         let mut watch = recording.as_ref().map(|active| active.recording.watch());
         let (done, wait) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
+        let ending = std::thread::Builder::new().name("ending".into()).spawn(move || {
             let ended = recording.map_or(Ok(()), |active| self.end(active));
-            self.sinks.close();
             // Fails only when nobody waits any more.
-            done.send(ended).ok();
+            done.send(None).ok();
+            self.sinks.close();
+            done.send(Some(ended)).ok();
         });
+        // Without the thread what it was given is gone, the last window too.
+        ending.map_err(internal("starting a thread"))?;
+        let mut sinks_until = None;
         loop {
+            let now = Instant::now();
             match wait.recv_timeout(Duration::from_millis(50)) {
-                Ok(ended) => return ended,
+                Ok(Some(ended)) => return ended,
+                Ok(None) => sinks_until = Some(now + LAST_SINKS),
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Failed),
-                Err(RecvTimeoutError::Timeout)
-                    if watch.as_mut().is_some_and(|watch| watch.hangs(Instant::now())) =>
-                {
-                    tracing::error!("the processor has not moved for a minute: the last window is lost");
+                Err(RecvTimeoutError::Timeout) if sinks_until.is_some_and(|until| now >= until) => {
+                    tracing::error!(
+                        "the sinks have not ended after {LAST_SINKS:?}: a disk or mount does not answer, and what they had not written is lost"
+                    );
                     return Err(Error::Failed);
                 }
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Some(thread) = watch.as_mut().and_then(|watch| watch.hanging(now)) {
+                        tracing::error!("the {thread} has not moved for a minute: the last window is lost");
+                        return Err(Error::Failed);
+                    }
+                }
             }
         }
     }
@@ -863,6 +935,7 @@ fn count_probes() -> Option<OwnedFd> {
 mod tests {
     use super::{Config, Sinks, State, listen_anew};
     use crate::daemon::sinks::Opened;
+    use rustix::fs::{CWD, FileType, Mode};
     use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::os::unix::fs::PermissionsExt as _;
     use std::sync::Arc;
@@ -912,6 +985,22 @@ mod tests {
         let error = super::hold(directory.path()).unwrap_err().to_string();
         assert!(error.contains(&format!("pid {}", std::process::id())), "{error}");
         drop(first);
+        // What others have laid there is left alone, wherever it leads.
+        let secret = directory.path().join("secret");
+        std::fs::write(&secret, "kept").unwrap();
+        let refused = |lay: &dyn Fn()| {
+            std::fs::remove_file(&path).unwrap();
+            lay();
+            let error = super::hold(directory.path()).unwrap_err();
+            let why = std::error::Error::source(&error).unwrap().to_string();
+            assert!(why.contains("remove it"), "{error}: {why}");
+            assert_eq!(std::fs::read_to_string(&secret).unwrap(), "kept");
+        };
+        refused(&|| std::os::unix::fs::symlink(&secret, &path).unwrap());
+        refused(&|| std::fs::hard_link(&secret, &path).unwrap());
+        refused(&|| rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        drop(super::hold(directory.path()).unwrap());
         // Of a daemon that was not so careful.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         super::hold(directory.path()).unwrap();

@@ -3,6 +3,7 @@
 //! Rates change only between windows, so that all samples of one window stand for as much: a profile is as true at a lower rate, only
 //! coarser. Exact times need no rate at all.
 
+use super::cost::Spent;
 use crate::source::{Rates, kernel};
 use std::time::{Duration, Instant};
 
@@ -24,14 +25,14 @@ pub struct Pace {
     steps: u32,
     easy: u32,
     /// Since when, and the CPU time until then.
-    since: (Instant, Duration),
+    since: (Instant, Spent),
     is_first: bool,
 }
 
 impl Pace {
     /// A recording begins; the profiler has taken so much CPU time.
     #[must_use]
-    pub fn begin(now: Instant, used: Duration) -> Self {
+    pub fn begin(now: Instant, used: Spent) -> Self {
         Self { steps: 0, easy: 0, since: (now, used), is_first: true }
     }
 
@@ -42,11 +43,11 @@ impl Pace {
     }
 
     /// A window is over, with so much CPU time taken in all; answers how many CPUs it took.
-    pub fn window_over(&mut self, now: Instant, used: Duration, budget_cpus: f64) -> f64 {
+    pub fn window_over(&mut self, now: Instant, used: Spent, budget_cpus: f64) -> f64 {
         let (since, before) = std::mem::replace(&mut self.since, (now, used));
         let least = if std::mem::take(&mut self.is_first) { START_BEARS } else { Duration::from_millis(1) };
         let seconds = now.saturating_duration_since(since).max(least).as_secs_f64();
-        let cpus = used.saturating_sub(before).as_secs_f64() / seconds;
+        let cpus = used.since(before).as_secs_f64() / seconds;
         if cpus > budget_cpus {
             self.slower();
         } else if cpus < EASY * budget_cpus && self.steps > 0 {
@@ -84,11 +85,16 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
-    use super::{Pace, Rates, STEPS, kernel};
+    use super::{Pace, Rates, STEPS, Spent, kernel};
     use std::time::{Duration, Instant};
 
     const fn asked(frequency_hz: u32, wait_stack_budget_bytes_per_s: u64, allocation_samples: u32) -> Rates {
         Rates { kernel: kernel::Rates { frequency_hz, wait_stack_budget_bytes_per_s }, allocation_samples }
+    }
+
+    /// Of both, half each.
+    fn spent(used: Duration) -> Spent {
+        Spent { daemon: used / 2, probes: Some(used / 2) }
     }
 
     const ASKED: Rates = asked(99, 64 << 20, 512);
@@ -96,12 +102,13 @@ mod tests {
     #[test]
     fn rates_fall_while_a_window_costs_too_much_and_come_back_when_it_does_not() {
         let start = Instant::now();
-        let (mut pace, mut now, mut used) = (Pace::begin(start, Duration::ZERO), start, Duration::ZERO);
-        pace.window_over(start, used, 0.1);
+        let (mut pace, mut now, mut used) =
+            (Pace::begin(start, spent(Duration::ZERO)), start, Duration::ZERO);
+        pace.window_over(start, spent(used), 0.1);
         let mut window = |pace: &mut Pace, cpus: f64| {
             now += Duration::from_secs(10);
             used += Duration::from_secs_f64(10.0 * cpus);
-            let found = pace.window_over(now, used, 0.1);
+            let found = pace.window_over(now, spent(used), 0.1);
             assert!((found - cpus).abs() < 1e-6, "{found}");
             pace.rates(ASKED).kernel.frequency_hz
         };
@@ -118,21 +125,38 @@ mod tests {
     fn the_cost_of_the_start_is_borne_by_a_minute() {
         let start = Instant::now();
         let soon = start + Duration::from_millis(500);
-        let mut pace = Pace::begin(start, Duration::ZERO);
-        pace.window_over(soon, Duration::from_secs(3), 0.1);
+        let mut pace = Pace::begin(start, spent(Duration::ZERO));
+        pace.window_over(soon, spent(Duration::from_secs(3)), 0.1);
         assert_eq!(pace.steps(), 0);
         // What comes then has to be paid for when it comes.
-        pace.window_over(soon + Duration::from_secs(10), Duration::from_secs(5), 0.1);
+        pace.window_over(soon + Duration::from_secs(10), spent(Duration::from_secs(5)), 0.1);
         assert_eq!(pace.steps(), 1);
-        let mut dear = Pace::begin(start, Duration::ZERO);
-        dear.window_over(soon, Duration::from_secs(8), 0.1);
+        let mut dear = Pace::begin(start, spent(Duration::ZERO));
+        dear.window_over(soon, spent(Duration::from_secs(8)), 0.1);
         assert_eq!(dear.steps(), 1);
     }
 
     #[test]
     fn rates_that_are_low_already_do_not_rise() {
-        let mut pace = Pace::begin(Instant::now(), Duration::ZERO);
+        let mut pace = Pace::begin(Instant::now(), Spent::default());
         (0..STEPS).for_each(|_| pace.slower());
         assert_eq!(pace.rates(asked(2, 10_000, 8)), asked(1, 10_000, 8));
+    }
+
+    #[test]
+    fn to_learn_what_the_probes_took_is_no_cost() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let at = |seconds, probes: Option<u32>| {
+            let probes = probes.map(|seconds| seconds * second);
+            (start + seconds * second, Spent { daemon: seconds * second / 100, probes })
+        };
+        let mut pace = Pace::begin(start, at(0, Some(0)).1);
+        let mut took = |(now, spent)| pace.window_over(now, spent, 0.1);
+        // Of the first minute, which bears the start: 0.6 s of the daemon, 3 of the probes.
+        assert!((took(at(60, Some(3))) - 0.06).abs() < 1e-9);
+        // Then the kernel does not say, and then it does.
+        assert!((took(at(120, None)) - 0.01).abs() < 1e-9);
+        assert!((took(at(180, Some(50))) - 0.01).abs() < 1e-9);
+        assert!((took(at(240, Some(53))) - 0.06).abs() < 1e-9);
     }
 }

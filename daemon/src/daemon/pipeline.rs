@@ -3,14 +3,12 @@
 use super::cost::daemon_cpu;
 use super::sinks::Standing;
 use super::state::State;
-use crate::run::Watcher;
 use serde_json::{Map, Value, json};
 
 /// One document. Says nothing of single processes, services or files of its own accord: what a receiver answered is its own.
 #[must_use]
 pub fn text(state: &State, sinks: &[Standing]) -> String {
-    let watcher = state.watcher();
-    let look = watcher.as_ref().and_then(Watcher::look);
+    let look = state.look();
     let (mode, memory, config) = (state.mode(), state.cost.memory(), state.config());
     let asked = mode.recording(&config.recording);
     let counters: Map<String, Value> = look
@@ -36,7 +34,7 @@ pub fn text(state: &State, sinks: &[Standing]) -> String {
     let daemon: Map<String, Value> =
         state.counters.list().into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
     let document = json!({
-        "recording": watcher.is_some(),
+        "recording": state.watcher().is_some(),
         "switched_off": state.switched_off(),
         "reduced_mode": mode.reduced,
         "remarks": state.remarks(),

@@ -1,4 +1,7 @@
 //! Keeps the profiler within its memory: what to do when there is too much of it, the cheaper first.
+//!
+//! What a window takes is mostly its stacks, and to end it takes as much again and more: the stacks with their estimates, then the profiles of all services
+//! as files. So stacks have a part of the memory that leaves room for that, and when it is nearly full the window ends.
 
 use std::time::{Duration, Instant};
 
@@ -6,6 +9,17 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_secs(2);
 /// When it does not help, it is not done all the time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Part of the memory for the stacks of a window: an eighth, and twice that when it ends.
+const STACKS: u64 = 8;
+/// When so much of it is taken the window ends: what comes until it has still finds room.
+const NEARLY_FULL: f64 = 0.7;
+
+/// Of so much memory, the bytes that a window's stacks may take.
+#[must_use]
+pub fn for_stacks(memory: u64) -> u64 {
+    memory / STACKS
+}
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,13 +36,19 @@ pub struct Room {
     /// Times something was done in a row.
     tries: u32,
     next: Option<Instant>,
+    /// When a window was last ended for its stacks.
+    cut: Option<Instant>,
 }
 
 impl Room {
-    /// Looks at how much memory is used.
-    pub fn look(&mut self, now: Instant, used: u64, bound: u64) -> Option<Relief> {
+    /// Looks at how much memory is used, and how much of the room for stacks (from 0 to 1).
+    pub fn look(&mut self, now: Instant, used: u64, bound: u64, fill: f64) -> Option<Relief> {
+        if fill >= NEARLY_FULL && self.cut.is_none_or(|cut| now >= cut + PAUSE) {
+            self.cut = Some(now);
+            return Some(Relief::Cut);
+        }
         if used <= bound {
-            *self = Self::default();
+            *self = Self { cut: self.cut, ..Self::default() };
             return None;
         }
         if self.next.is_some_and(|next| now < next) {
@@ -51,7 +71,7 @@ mod tests {
         let (mut room, start) = (Room::default(), Instant::now());
         let mut done = Vec::new();
         for second in 0..200 {
-            if let Some(relief) = room.look(start + Duration::from_secs(second), 2, 1) {
+            if let Some(relief) = room.look(start + Duration::from_secs(second), 2, 1, 0.0) {
                 done.push((second, relief));
             }
         }
@@ -59,7 +79,19 @@ mod tests {
         assert_eq!(times, [0, 2, 6, 10, 18, 26, 42, 58, 90, 122, 182]);
         assert!(what.chunks(2).all(|pair| pair[0] == Relief::Shed));
         assert!(what.iter().skip(1).step_by(2).all(|relief| *relief == Relief::Cut));
-        assert_eq!(room.look(start, 1, 1), None);
-        assert_eq!(room.look(start, 2, 1), Some(Relief::Shed));
+        assert_eq!(room.look(start, 1, 1, 0.0), None);
+        assert_eq!(room.look(start, 2, 1, 0.0), Some(Relief::Shed));
+    }
+
+    #[test]
+    fn a_window_whose_stacks_have_little_room_left_ends_before_memory_is_short() {
+        let (mut room, start) = (Room::default(), Instant::now());
+        let second = Duration::from_secs(1);
+        assert_eq!(room.look(start, 1, 9, 0.5), None);
+        assert_eq!(room.look(start, 1, 9, 0.8), Some(Relief::Cut));
+        // What it says is a second old, and the cut takes a moment.
+        assert_eq!(room.look(start + second, 1, 9, 0.9), None);
+        assert_eq!(room.look(start + 2 * second, 1, 9, 0.9), Some(Relief::Cut));
+        assert_eq!(room.look(start + 4 * second, 1, 9, 0.1), None);
     }
 }

@@ -210,7 +210,7 @@ impl Work {
                 self.replace(next);
             }
             match window {
-                Ok(window) => self.put(&window),
+                Ok(window) => self.put(window),
                 Err(RecvTimeoutError::Timeout) => {
                     if Instant::now() >= self.moment_at {
                         self.windows_over();
@@ -243,11 +243,13 @@ impl Work {
         self.publish();
     }
 
-    fn put(&mut self, window: &[Finished]) {
-        for sink in &mut self.sinks {
-            let mut failed = 0;
-            for finished in window {
-                if let Err(error) = sink.put(finished) {
+    fn put(&mut self, window: Vec<Finished>) {
+        let profiles = window.len();
+        let mut failed = 0;
+        // One after the other is given to all and let go: as messages they are large.
+        for finished in window {
+            for sink in &mut self.sinks {
+                if let Err(error) = sink.put(&finished) {
                     failed += 1;
                     if self.reported.get(sink.name()).is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
                         self.reported.insert(sink.name().to_owned(), Instant::now());
@@ -255,8 +257,8 @@ impl Work {
                     }
                 }
             }
-            tracing::debug!(sink = sink.name(), profiles = window.len(), failed, "window handed over");
         }
+        tracing::debug!(profiles, failed, "window handed over");
         self.windows_over();
         self.publish();
     }
@@ -316,12 +318,12 @@ mod tests {
             labels: BTreeMap::new(),
             start: SystemTime::now(),
             duration: Duration::from_secs(60),
-            profile: Profile::default(),
+            profile: Profile::default().into(),
         };
-        work.put(&[finished.clone(), finished.clone()]);
+        work.put(vec![finished.clone(), finished.clone()]);
         let first = work.reported.clone();
         assert!(first.contains_key("a") && first.contains_key("b"), "{first:?}");
-        work.put(&[finished]);
+        work.put(vec![finished]);
         assert_eq!(work.reported, first);
     }
 

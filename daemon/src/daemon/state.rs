@@ -7,11 +7,15 @@ use super::switch::Switch;
 use crate::config::Config;
 use crate::kubernetes::pods::Pods;
 use crate::run::Watcher;
+use crate::run::collector::Look;
 use crate::source::kernel::rule_set::{OfService, RuleSet};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long an answer of the recording's stages is good for all who ask.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// Shared by all threads.
 pub struct State {
@@ -29,6 +33,8 @@ pub struct State {
     left_out: Mutex<HashMap<Arc<str>, OfService>>,
     /// Speaks with the recording, while there is one.
     watcher: Mutex<Option<Watcher>>,
+    /// What it said when it was asked last, and when that was.
+    looked: Mutex<Option<(Instant, Option<Arc<Look>>)>>,
     /// Which forms of the kill switch are on.
     switch: Mutex<Switch>,
     /// Why no recording could begin, in words.
@@ -61,6 +67,7 @@ impl State {
             selection: Mutex::default(),
             left_out: Mutex::default(),
             watcher: Mutex::default(),
+            looked: Mutex::default(),
             switch: Mutex::default(),
             failure: Mutex::default(),
             beat: Mutex::new(Instant::now()),
@@ -142,6 +149,25 @@ impl State {
     /// A recording has begun, or ended.
     pub fn set_watcher(&self, watcher: Option<Watcher>) {
         *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = watcher;
+        // After that: who asks the old one meanwhile keeps its answer no longer than any other.
+        *self.looked.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// How the recording's stages stand, or stood within [`LOOK_AGAIN`]: to say it takes the thread that drains the rings, and whoever may ask over the
+    /// network may ask without end. `None` where there is no recording, or it is too busy to say.
+    #[must_use]
+    pub fn look(&self) -> Option<Arc<Look>> {
+        // Held while it is asked: others wait for the same answer.
+        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        let watcher = self.watcher()?;
+        if let Some((at, look)) = &*looked
+            && at.elapsed() < LOOK_AGAIN
+        {
+            return look.clone();
+        }
+        let look = watcher.look().map(Arc::new);
+        *looked = Some((Instant::now(), look.clone()));
+        look
     }
 
     /// Which forms of the kill switch are on.

@@ -1,6 +1,6 @@
 //! A window that is over → one finished profile per service, handed to the sinks' thread.
 
-use super::state::State;
+use super::{families, state::State};
 use crate::aggregate::key::SampleType;
 use crate::aggregate::window::{Entry, OTHER};
 use crate::attach::NOT_RECORDED;
@@ -8,13 +8,13 @@ use crate::config::Recording;
 use crate::config::units::Bytes;
 use crate::pprof::{self, About};
 use crate::run::{Over, loss};
-use crate::sink::Finished;
+use crate::sink::{Finished, Packed};
 use crate::source::Rates;
 use crate::source::kernel::rule_set::{Feature, LeftOut, OfService};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Encodes windows, on the processor's thread.
 pub struct Encoder {
@@ -22,6 +22,24 @@ pub struct Encoder {
     out: SyncSender<Vec<Finished>>,
     /// Counters when the window before ended.
     before: HashMap<String, u64>,
+}
+
+/// How long the sinks are given to make room for a recording's last window.
+const LAST_WINDOW: Duration = Duration::from_secs(10);
+/// How often it is looked whether they have.
+const LOOK_FOR_ROOM: Duration = Duration::from_millis(20);
+
+/// Gives this to the sinks, who may take so long to make room; what they have no room for comes back.
+fn hand_over<T>(out: &SyncSender<T>, mut what: T, patience: Duration) -> Result<(), T> {
+    let until = Instant::now() + patience;
+    loop {
+        what = match out.try_send(what) {
+            Ok(()) => return Ok(()),
+            Err(TrySendError::Full(what)) if Instant::now() < until => what,
+            Err(TrySendError::Full(what) | TrySendError::Disconnected(what)) => return Err(what),
+        };
+        std::thread::sleep(LOOK_FOR_ROOM);
+    }
 }
 
 /// The part of a window that is one service's.
@@ -35,10 +53,12 @@ impl Encoder {
     /// Hands finished windows to `out`.
     #[must_use]
     pub fn new(state: Arc<State>, out: SyncSender<Vec<Finished>>) -> Self {
-        Self { state, out, before: HashMap::new() }
+        // These are of the whole process, the others of the recording that begins.
+        let before = loss::process_counters().map(|(name, value)| (name.to_owned(), value));
+        Self { state, out, before: before.into() }
     }
 
-    /// Encodes one window. What the sinks have no time for is dropped and counted: waiting would hold up the next one.
+    /// Encodes one window. What the sinks have no time for is dropped and counted: waiting would hold up the next one, where one follows.
     pub fn take(&mut self, over: Over<'_>) {
         let counters = self.since_before(&over.counters);
         let config = self.state.config();
@@ -60,9 +80,10 @@ impl Encoder {
                     .concat(),
             };
             let (symbolizer, directory) = (&over.processor.symbolizer, &over.processor.processes);
-            match pprof::message(part.entries, symbolizer, directory, &about) {
-                Ok(profile) => {
+            match pprof::encode_entries(part.entries, symbolizer, directory, &about) {
+                Ok(bytes) => {
                     let labels: BTreeMap<String, String> = labels.clone();
+                    let profile = Packed::new(bytes);
                     finished.push(Finished { service, labels, start: about.start, duration, profile });
                 }
                 Err(error) => {
@@ -73,20 +94,19 @@ impl Encoder {
         }
         self.state.counters.windows.add(1);
         self.state.counters.profiles.add(count(finished.len()));
-        let lost = match self.out.try_send(finished) {
-            Ok(()) => return,
-            Err(TrySendError::Full(lost) | TrySendError::Disconnected(lost)) => lost,
-        };
+        let patience = if over.is_last { LAST_WINDOW } else { Duration::ZERO };
+        let Err(lost) = hand_over(&self.out, finished, patience) else { return };
         self.state.counters.profiles_dropped.add(count(lost.len()));
         tracing::warn!(profiles = lost.len(), "the sinks are still busy with earlier windows: dropped");
     }
 
-    /// What each counter counted in this window. Those of a window itself begin at zero with it.
+    /// What each counter counted in this window. Those of a window itself begin at zero with it, and what is in a cache now is no difference.
     fn since_before(&mut self, counters: &[(String, u64)]) -> Vec<(String, u64)> {
         let mut now = HashMap::with_capacity(counters.len());
         let mut since = Vec::with_capacity(counters.len());
         for (name, value) in counters {
-            let before = self.before.get(name).copied().filter(|_| !name.starts_with("window_")).unwrap_or(0);
+            let is_own = name.starts_with("window_") || name.starts_with(families::GAUGES);
+            let before = self.before.get(name).copied().filter(|_| !is_own).unwrap_or(0);
             since.push((name.clone(), value.saturating_sub(before)));
             now.insert(name.clone(), *value);
         }
@@ -231,10 +251,26 @@ fn parts<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::parts;
+    use super::{hand_over, parts};
     use crate::aggregate::key::{Labels, SampleType};
     use crate::aggregate::window::{Limits, OTHER, Window};
     use crate::sample::frame::FrameKey;
+    use std::sync::mpsc::sync_channel;
+    use std::time::Duration;
+
+    #[test]
+    fn sinks_that_are_busy_get_the_last_window_when_they_have_room_and_no_other() {
+        let (out, sinks) = sync_channel(1);
+        assert_eq!(hand_over(&out, 1, Duration::ZERO), Ok(()));
+        assert_eq!(hand_over(&out, 2, Duration::ZERO), Err(2));
+        let busy = std::thread::spawn(move || sinks.into_iter().collect::<Vec<_>>());
+        assert_eq!(hand_over(&out, 3, Duration::from_secs(60)), Ok(()));
+        drop(out);
+        assert_eq!(busy.join().unwrap(), [1, 3]);
+        let (out, sinks) = sync_channel(0);
+        drop(sinks);
+        assert_eq!(hand_over(&out, 4, Duration::from_secs(60)), Err(4));
+    }
 
     #[test]
     fn services_beyond_the_limit_share_one_that_is_named_and_no_value_is_lost() {

@@ -65,6 +65,19 @@ pub fn encode(
     directory: &dyn Directory,
     about: &About,
 ) -> Result<Vec<u8>, PprofError> {
+    encode_entries(window.entries(), symbolizer, directory, about)
+}
+
+/// The same of some entries of a window.
+///
+/// # Errors
+/// When the result would break a rule of the format, which is a fault of this program.
+pub fn encode_entries<'a>(
+    entries: impl IntoIterator<Item = Entry<'a>>,
+    symbolizer: &Symbolizer,
+    directory: &dyn Directory,
+    about: &About,
+) -> Result<Vec<u8>, PprofError> {
     let mut builder = Builder::new(symbolizer, directory);
     head(&mut builder, about);
     let mut checker = Checker::default();
@@ -72,7 +85,7 @@ pub fn encode(
     let mut piece = Vec::with_capacity(PIECE_BYTES * 2);
     let mut sample = Sample::default();
     let mut carry = [0.0; SampleType::COUNT];
-    for entry in window.entries() {
+    for entry in entries {
         if !fill(&mut sample, entry, &mut builder, &mut carry) {
             continue;
         }
@@ -91,7 +104,7 @@ pub fn encode(
     Ok(output.finish()?)
 }
 
-/// The same of some entries of a window as a message, for those who need more than the file's bytes.
+/// The same as a message, for those who change it. It takes several times what its bytes do.
 ///
 /// # Errors
 /// When the result would break a rule of the format, which is a fault of this program.
@@ -198,6 +211,16 @@ fn labels(builder: &mut Builder<'_>, labels: &Labels, encoded: &mut Vec<Label>) 
             }
         });
     });
+}
+
+/// Reads back what [`encode`] made, which was checked then.
+///
+/// # Errors
+/// When it is anything else.
+pub fn unpack(bytes: &[u8]) -> Result<Profile, PprofError> {
+    let mut unpacked = Vec::new();
+    MultiGzDecoder::new(bytes).read_to_end(&mut unpacked)?;
+    Ok(Profile::decode(unpacked.as_slice())?)
 }
 
 /// Reads a profile back, gzipped or not, and checks it.

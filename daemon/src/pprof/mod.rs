@@ -23,7 +23,7 @@ pub mod proto;
 pub mod split;
 pub mod validate;
 
-pub use encode::{About, PprofError, decode, encode, message, pack};
+pub use encode::{About, PprofError, decode, encode, encode_entries, message, pack, unpack};
 pub use validate::{Invalid, validate};
 
 /// Comments that begin with this are the loss line, which reports show.

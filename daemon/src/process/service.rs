@@ -202,9 +202,11 @@ fn entry_assembly(arguments: &[String]) -> Option<String> {
     assembly.file_stem()?.to_str().map(str::to_owned)
 }
 
-/// A name that may be shown, or nothing.
+/// A name that may be shown, or nothing. What is in brackets has that name from us (`[kernel]`, `[other]`): nobody takes it for himself.
 fn clean(name: &str) -> Option<String> {
     let name: String = printable(name.trim()).chars().take(NAME_CHARACTERS).collect();
+    let inner = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let name = inner.map(|inner| format!("({inner})")).unwrap_or(name);
     (!name.is_empty()).then_some(name)
 }
 
@@ -310,5 +312,7 @@ mod tests {
         assert_eq!(clean("\u{1b}[31mred\n").as_deref(), Some("\u{fffd}[31mred"));
         assert_eq!(clean(&"é".repeat(300)).map(|name| name.chars().count()), Some(100));
         assert_eq!(clean(" \t"), None);
+        assert_eq!(clean(" [kernel] ").as_deref(), Some("(kernel)"));
+        assert_eq!(clean("[a] b").as_deref(), Some("[a] b"));
     }
 }

@@ -96,6 +96,9 @@ pub struct Standing {
     /// Milliseconds since the daemon has known it: what to divide by. 0 from a daemon that does not say.
     #[serde(default)]
     pub known_for_ms: u64,
+    /// The service whose profile has it, where services are told apart.
+    #[serde(default)]
+    pub service: Option<String>,
 }
 
 /// What the table lost or gave up, and why; each grows only.
@@ -529,6 +532,7 @@ impl ProcessTable {
                 records,
                 cpu_us: whole(cpu.as_micros()),
                 known_for_ms: whole(since.elapsed().as_millis()),
+                service: None,
             }
         };
         self.live.values().map(standing).collect()

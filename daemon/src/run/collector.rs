@@ -3,6 +3,7 @@
 
 use super::backlog::Backlog;
 use super::processor::NameRequest;
+use super::pulse::Pulse;
 use crate::attach::Wishes;
 use crate::source::kernel::threads::Look as ThreadLook;
 use crate::source::kernel::{KernelSource, ProgramCost};
@@ -111,17 +112,21 @@ pub struct Collector {
     commands: Receiver<Command>,
     /// When the last thread was looked at for a cut whose events are still on their way.
     cut_until: Option<MonotonicNs>,
+    /// A cut that was asked for meanwhile, with its rates: it follows.
+    cut_next: Option<Option<Rates>>,
+    pulse: Pulse,
 }
 
 impl Collector {
     /// Joins the sources to the two channels.
     #[must_use]
-    pub fn new(
+    pub(super) fn new(
         kernel: KernelSource,
         shims: ShimSource,
         backlog: Backlog,
         out: SyncSender<Batch>,
         commands: Receiver<Command>,
+        pulse: Pulse,
     ) -> Self {
         Self {
             kernel: Some(kernel),
@@ -135,12 +140,15 @@ impl Collector {
             out,
             commands,
             cut_until: None,
+            cut_next: None,
+            pulse,
         }
     }
 
     /// Drains in rounds until told to finish.
     pub fn run(mut self) {
         loop {
+            self.pulse.beat();
             let mut said = 0;
             if self.backlog.is_full() {
                 self.paused_rounds += 1;
@@ -190,6 +198,10 @@ impl Collector {
                 Err(RecvTimeoutError::Timeout) => return Ok(()),
                 Err(RecvTimeoutError::Disconnected) => return Err(TryRecvError::Disconnected),
             }
+            // Whoever asks without end does not keep the rings from being drained.
+            if Instant::now() >= next {
+                return Ok(());
+            }
         }
     }
 
@@ -220,6 +232,9 @@ impl Collector {
         if self.cut_until.is_some_and(|until| self.order.released() > until) {
             self.cut_until = None;
             self.held.push_back(Batch::CutReached);
+            if let Some(next) = self.cut_next.take() {
+                self.cut(next);
+            }
         }
         said
     }
@@ -232,9 +247,13 @@ impl Collector {
         }
     }
 
-    /// Announces the end of a window. One that is asked for before the last is through is not begun.
+    /// Announces the end of a window. One that is asked for before the last is through follows it; of several the last.
     fn cut(&mut self, next: Option<Rates>) {
-        let Some(kernel) = self.kernel.as_mut().filter(|_| self.cut_until.is_none()) else { return };
+        if self.cut_until.is_some() {
+            self.cut_next = Some(next);
+            return;
+        }
+        let Some(kernel) = &mut self.kernel else { return };
         let (at, wall) = (MonotonicNs::now(), SystemTime::now());
         let rates = rates(kernel, &self.shims);
         let threads = kernel.look_at_threads(at);
@@ -292,6 +311,8 @@ impl Collector {
         if self.cut_until.take().is_some() {
             self.held.push_back(Batch::CutReached);
         }
+        // The end is a cut, too.
+        self.cut_next = None;
         self.held.push_back(Batch::KernelClosed(KernelTotals { before, at, wall, rates, threads, counters }));
     }
 
@@ -316,6 +337,8 @@ impl Collector {
     }
 
     fn finish(mut self) {
+        // From here on it waits for the processor, which has a pulse of its own.
+        drop(std::mem::take(&mut self.pulse));
         self.close_kernel();
         let began = Instant::now();
         let staying = self.shims.detach_all();

@@ -2,6 +2,7 @@
 
 use super::processor::Processor;
 use crate::aggregate::window::Window;
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
@@ -27,15 +28,19 @@ pub fn add(sums: &mut Vec<(String, u64)>, counters: &[(String, u64)]) {
     }
 }
 
+/// Those of this process, whatever recordings it has had.
+#[must_use]
+pub fn process_counters() -> [(&'static str, u64); 2] {
+    let (calls_given_up, calls_not_made) = crate::process::patience::counts();
+    [("calls_given_up", calls_given_up), ("calls_not_made", calls_not_made)]
+}
+
 /// Counters of the stages inside the daemon.
 #[must_use]
 pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
     let stacks = processor.counters();
     let table = processor.processes.counters();
-    let (calls_given_up, calls_not_made) = crate::process::patience::counts();
     let named = [
-        ("calls_given_up", calls_given_up),
-        ("calls_not_made", calls_not_made),
         ("events_cpu_samples", stacks.cpu_samples),
         ("events_waits", stacks.waits),
         ("events_allocations", stacks.allocations),
@@ -70,7 +75,7 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
         ("method_bodies_replaced", table.bodies_replaced),
     ];
     let mut all: Vec<(String, u64)> =
-        named.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        process_counters().into_iter().chain(named).map(|(name, value)| (name.to_owned(), value)).collect();
     for (name, value) in processor.estimator_counters() {
         all.push((name.to_owned(), value));
     }
@@ -141,16 +146,16 @@ pub const LEASES_LOST: &str = "shim_leases_lost";
 /// `in = stored + dropped by cause` of each kind of event, in one line.
 #[must_use]
 pub fn line(counters: &[(String, u64)]) -> String {
-    line_with(counters, "unaccounted")
+    line_with(counters, "unaccounted", None)
 }
 
 /// The same for one window of several: some events are counted at one side of its edge and stored at the other.
 #[must_use]
 pub fn line_of_window(counters: &[(String, u64)]) -> String {
-    line_with(counters, "at the window's edges")
+    line_with(counters, "still on their way when it ended", Some("from before it began"))
 }
 
-fn line_with(counters: &[(String, u64)], rest: &str) -> String {
+fn line_with(counters: &[(String, u64)], rest: &str, before: Option<&str>) -> String {
     let values: HashMap<&str, u64> = counters.iter().map(|(name, value)| (name.as_str(), *value)).collect();
     let of = |name: &str| values.get(name).copied().unwrap_or(0);
     let mut line = String::new();
@@ -162,8 +167,14 @@ fn line_with(counters: &[(String, u64)], rest: &str) -> String {
             write!(line, " + {count} {cause}").ok();
         }
         let accounted = stored + causes.iter().map(|(_, count)| count).sum::<u64>();
-        if accounted != produced {
-            write!(line, " ({} {rest})", i128::from(produced) - i128::from(accounted)).ok();
+        match (produced.cmp(&accounted), before) {
+            (Ordering::Equal, _) => {}
+            (Ordering::Less, Some(before)) => {
+                write!(line, " ({} of them {before})", accounted - produced).ok();
+            }
+            _ => {
+                write!(line, " ({} {rest})", i128::from(produced) - i128::from(accounted)).ok();
+            }
         }
     };
     kind(

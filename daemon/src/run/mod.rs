@@ -72,6 +72,8 @@ pub struct Over<'a> {
     pub ended_wall: SystemTime,
     /// The rates it was recorded at.
     pub rates: Rates,
+    /// None follows: the recording ends.
+    pub is_last: bool,
 }
 
 /// Takes each window of a recording that has several, on the processor's thread: no longer than it takes to encode it.
@@ -84,7 +86,24 @@ pub struct Recording {
     commands: SyncSender<Command>,
     said: Arc<Mutex<Said>>,
     wishes: Arc<Mutex<Wishes>>,
-    watch: Watch,
+    watch: Pulses,
+}
+
+/// Looks at both threads of a recording.
+#[derive(Debug)]
+pub struct Pulses {
+    processor: Watch,
+    collector: Watch,
+}
+
+impl Pulses {
+    /// Which thread has not moved for a minute. To be asked now and then.
+    #[must_use]
+    pub fn hanging(&mut self, now: Instant) -> Option<&'static str> {
+        // Both are asked each time: that is how they are watched.
+        let (processor, collector) = (self.processor.hangs(now), self.collector.hangs(now));
+        processor.then_some("processor").or(collector.then_some("collector"))
+    }
 }
 
 /// A recording that has ended.
@@ -117,12 +136,16 @@ pub struct Managed {
 struct Said {
     counters: Vec<(String, u64)>,
     managed: Vec<Managed>,
+    /// How much of the room for stacks the window in progress has taken, from 0 to 1.
+    stacks_fill: f64,
 }
 
 /// What the processor is asked for that must not wait for all that is on its way to it.
 #[derive(Default)]
 struct Wishes {
     shed: bool,
+    /// Bytes that the stacks of a window may take.
+    stacks: Option<u64>,
     standings: Vec<SyncSender<Vec<Standing>>>,
     /// Whether the shims of a process are asked for names.
     names: HashMap<u32, bool>,
@@ -225,7 +248,6 @@ impl Recording {
     ) -> io::Result<Self> {
         let (rules, spans, threads) = (kernel.take_rules(), kernel.take_spans(), kernel.take_threads());
         let pulse = Pulse::default();
-        let watch = pulse.watch();
         let mut processor =
             processor.with_waker_stacks(kernel.has_waker_stacks()).with_spans(kernel.has_spans());
         if rules.is_none() {
@@ -234,7 +256,9 @@ impl Recording {
         let backlog = Backlog::of_ring(kernel.ring_bytes());
         let (batches, from_collector) = sync_channel(BATCHES);
         let (commands, obeyed) = sync_channel(COMMANDS);
-        let collector = Collector::new(kernel, shims, backlog.clone(), batches, obeyed);
+        let of_collector = Pulse::default();
+        let watch = Pulses { processor: pulse.watch(), collector: of_collector.watch() };
+        let collector = Collector::new(kernel, shims, backlog.clone(), batches, obeyed, of_collector);
         let said = Arc::new(Mutex::new(Said::default()));
         let wishes = Arc::new(Mutex::new(Wishes::default()));
         let mut run = Run {
@@ -278,16 +302,16 @@ impl Recording {
         !self.collector.is_finished() && !self.processor.is_finished()
     }
 
-    /// Looks whether the processor moves.
+    /// Looks whether its threads move.
     #[must_use]
-    pub fn watch(&self) -> Watch {
-        self.watch.again()
+    pub fn watch(&self) -> Pulses {
+        Pulses { processor: self.watch.processor.again(), collector: self.watch.collector.again() }
     }
 
-    /// True when the processor has not moved for a minute. To be asked now and then.
+    /// Which of its threads has not moved for a minute. To be asked now and then.
     #[must_use]
-    pub fn hangs(&mut self) -> bool {
-        self.watch.hangs(Instant::now())
+    pub fn hanging(&mut self) -> Option<&'static str> {
+        self.watch.hanging(Instant::now())
     }
 
     /// Ends a window and begins the next, at these rates if they are to be others.
@@ -301,6 +325,17 @@ impl Recording {
     #[must_use]
     pub fn select_cgroups(&self, cgroups: HashMap<u64, u32>) -> bool {
         self.commands.try_send(Command::Cgroups(cgroups)).is_ok()
+    }
+
+    /// The stacks of a window may take so many bytes; those beyond are one stack, and counted.
+    pub fn allow_stacks(&self, bytes: u64) {
+        self.wishes.lock().unwrap_or_else(PoisonError::into_inner).stacks = Some(bytes);
+    }
+
+    /// How much of that the window in progress has taken, from 0 to 1, a moment ago.
+    #[must_use]
+    pub fn stacks_fill(&self) -> f64 {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).stacks_fill
     }
 
     /// Memory is short: what is only remembered to be quick is dropped, between two batches.
@@ -408,7 +443,8 @@ impl Run {
             if self.take.is_some() && said.elapsed() > SAY_EVERY {
                 said = Instant::now();
                 let counters = [self.own_counters(), self.of_windows.clone()].concat();
-                self.say(|said| said.counters = counters);
+                let fill = self.processor.stacks_fill();
+                self.say(|said| (said.counters, said.stacks_fill) = (counters, fill));
             }
             if said_managed.elapsed() > SAY_MANAGED_EVERY {
                 said_managed = Instant::now();
@@ -455,17 +491,20 @@ impl Run {
 
     /// Does what was asked for between two batches.
     fn grant(&mut self) {
-        let Wishes { shed, standings, names } =
+        let Wishes { shed, stacks, standings, names } =
             std::mem::take(&mut *self.wishes.lock().unwrap_or_else(PoisonError::into_inner));
         if shed {
             self.processor.shed();
+        }
+        if let Some(bytes) = stacks {
+            self.processor.allow_stacks(bytes);
         }
         for (pid, names) in names {
             self.processor.name(pid, names);
         }
         for answer in standings {
             // Fails only when nobody waits for the answer any more.
-            answer.try_send(self.processor.processes.standings()).ok();
+            answer.try_send(self.processor.standings()).ok();
         }
     }
 
@@ -498,11 +537,11 @@ impl Run {
     fn named(&mut self) {
         let Some(Naming { cut, totals, .. }) = self.naming.take() else { return };
         let (window, gone) = self.processor.window(cut);
-        self.hand_on(&window, totals);
+        self.hand_on(&window, totals, false);
         self.processor.forget(&gone);
     }
 
-    fn hand_on(&mut self, window: &Window, totals: Totals) {
+    fn hand_on(&mut self, window: &Window, totals: Totals, is_last: bool) {
         let Totals { at: ended, wall: ended_wall, rates, mut counters } = totals;
         counters.extend(self.own_counters());
         let of_window = loss::window_counters(window);
@@ -510,7 +549,8 @@ impl Run {
         counters.extend(of_window);
         if let Some((take, began)) = &mut self.take {
             let began = std::mem::replace(began, ended);
-            take(Over { processor: &self.processor, window, counters, began, ended, ended_wall, rates });
+            let processor = &self.processor;
+            take(Over { processor, window, counters, began, ended, ended_wall, rates, is_last });
         }
     }
 
@@ -532,7 +572,7 @@ impl Run {
         let window = self.processor.close(at, &threads);
         let mut all = kernel;
         all.append(&mut counters);
-        self.hand_on(&window, Totals { at, wall, rates, counters: all.clone() });
+        self.hand_on(&window, Totals { at, wall, rates, counters: all.clone() }, true);
         all.extend(self.own_counters());
         all.extend(loss::window_counters(&window));
         Recorded { processor: self.processor, window, counters: all, ended: at }

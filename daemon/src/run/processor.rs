@@ -21,6 +21,7 @@ use crate::process::ProcessTable;
 use crate::process::container::Home;
 use crate::process::service::Services;
 use crate::process::spans::Looks;
+use crate::process::table::Standing;
 use crate::sample::frame::{FrameKey, Marker, ProcessId};
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::kernel::rule_set::{LeftOut, OfService};
@@ -288,6 +289,26 @@ impl Processor {
             super::Managed { pid, start_ticks, service, is_named }
         });
         managed.collect()
+    }
+
+    /// The stacks of a window may take so many bytes.
+    pub(super) fn allow_stacks(&mut self, bytes: u64) {
+        self.stacks.allow(bytes);
+    }
+
+    /// How much of that they take, from 0 to 1.
+    pub(super) fn stacks_fill(&self) -> f64 {
+        self.stacks.fill()
+    }
+
+    /// How the processes stand, with their services.
+    pub(super) fn standings(&self) -> Vec<Standing> {
+        let mut standings = self.processes.standings();
+        for standing in &mut standings {
+            let service = self.services.as_ref().and_then(|services| services.known(standing.pid));
+            standing.service = service.map(|service| service.to_string());
+        }
+        standings
     }
 
     /// What the probes left out of the processes of this service in the window that was over last.

@@ -1,16 +1,17 @@
-//! Whether the processor still works. It may take long over one event, when a file is large or a file system slow, but not for ever.
+//! Whether the threads of a recording still work. The processor may take long over one event, when a file is large or a file system slow, and the collector
+//! over one round, but not for ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Nothing the processor does takes so long: one event, or one window's estimates, names or bytes.
+/// Nothing takes so long: one event, or one window's estimates, names or bytes; or a round of all rings and shims.
 const HANGS_AFTER: Duration = Duration::from_secs(60);
 
-/// Beats when the processor has ended.
+/// Beats when the thread has ended.
 const ENDED: u64 = u64::MAX;
 
-/// The processor's end: it beats with each event and with each turn of its loop.
+/// A thread's end: the processor beats with each event and with each turn of its loop, the collector with each round.
 #[derive(Debug, Default)]
 pub(super) struct Pulse(Arc<AtomicU64>);
 
@@ -45,7 +46,7 @@ impl Watch {
         Self { pulse: Arc::clone(&self.pulse), seen: 0, since: Instant::now() }
     }
 
-    /// True when the processor has done nothing for long. To be asked now and then.
+    /// True when the thread has done nothing for long. To be asked now and then.
     #[must_use]
     pub fn hangs(&mut self, now: Instant) -> bool {
         let beats = self.pulse.load(Ordering::Relaxed);

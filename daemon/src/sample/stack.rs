@@ -12,6 +12,8 @@ pub struct StackId(pub u32);
 
 /// Frames of all stacks together: 200 MB, a hundred thousand stacks of eighty frames. Random recursion makes every stack a new one.
 const MAX_FRAMES: usize = 1 << 23;
+/// Where less is allowed: a few hundred stacks, which are a profile yet.
+const LEAST_FRAMES: usize = 1 << 15;
 /// What a stack takes besides its frames, in frames.
 const OVERHEAD: usize = 4;
 /// Part of the room that there is besides for stacks of spans, which are as many as an app has requests: they take none from the others.
@@ -35,6 +37,8 @@ pub struct StackTable {
     /// Those with a span, by the stack without it.
     of_spans: HashMap<(StackId, StackSpan), StackId, RandomState>,
     stacks: Vec<Stack>,
+    /// What was allowed, and what is left of it, in frames.
+    whole: usize,
     room: usize,
     refused: u64,
     /// How many more there may be with a span, and how many each process has.
@@ -64,6 +68,7 @@ impl StackTable {
             ids: HashMap::default(),
             of_spans: HashMap::default(),
             stacks: Vec::new(),
+            whole: room,
             room,
             refused: 0,
             spans_left: room / SPAN_PART / (2 * OVERHEAD),
@@ -101,7 +106,27 @@ impl StackTable {
     /// Takes what is there for a window that is over. What was refused stays counted.
     pub fn take(&mut self) -> Self {
         let (refused, spans_refused) = (self.refused, self.spans_refused);
-        std::mem::replace(self, Self { refused, spans_refused, ..Self::default() })
+        let next = Self { refused, spans_refused, ..Self::with_room(self.whole) };
+        std::mem::replace(self, next)
+    }
+
+    /// There is room for stacks of so many bytes; from the next window on, where there are any already.
+    pub fn allow(&mut self, bytes: u64) {
+        let frames = usize::try_from(bytes).unwrap_or(usize::MAX) / size_of::<FrameKey>();
+        self.whole = frames.clamp(LEAST_FRAMES, MAX_FRAMES);
+        if self.is_empty() {
+            *self = Self {
+                refused: self.refused,
+                spans_refused: self.spans_refused,
+                ..Self::with_room(self.whole)
+            };
+        }
+    }
+
+    /// How much of the room is taken, from 0 to 1.
+    #[must_use]
+    pub fn fill(&self) -> f64 {
+        1.0 - self.room as f64 / self.whole.max(self.room).max(1) as f64
     }
 
     fn in_span(&mut self, without: StackId, span: StackSpan, pid: u32) -> StackId {

@@ -245,7 +245,7 @@ impl Directory {
 
     fn write(&mut self, finished: &Finished) -> Result<(), SinkError> {
         self.list()?;
-        let packed = finished.packed()?;
+        let packed = finished.profile.bytes();
         let length = u64::try_from(packed.len()).unwrap_or(u64::MAX);
         let failed = |step, path: &Path| {
             let path = path.to_owned();
@@ -264,7 +264,7 @@ impl Directory {
         while self.files.contains_key(&key) {
             key.2 += 1;
         }
-        file::write_into(&directory, &file_name(key.0, key.2), &packed)?;
+        file::write_into(&directory, &file_name(key.0, key.2), packed)?;
         let line = self.line(&key, length);
         self.note(key, length);
         self.last = Some(start);
@@ -422,7 +422,7 @@ mod tests {
             labels: BTreeMap::new(),
             start: SystemTime::UNIX_EPOCH + Duration::from_secs(today - today % 60 - 600 + 60 * minute),
             duration: Duration::from_secs(60),
-            profile: Profile { string_table: vec![String::new()], ..Profile::default() },
+            profile: Profile { string_table: vec![String::new()], ..Profile::default() }.into(),
         }
     }
 

@@ -21,6 +21,7 @@ pub mod spool;
 use self::deliver::Backlog;
 use crate::pprof::proto::Profile;
 use crate::pprof::{self, PprofError};
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -38,16 +39,46 @@ pub struct Finished {
     /// How long it was, by the clock that is never set.
     pub duration: Duration,
     /// The merged profile: all sample types, names, build ids, and comments with rates and losses. It passes `pprof::validate`.
-    pub profile: Profile,
+    pub profile: Packed,
 }
 
-impl Finished {
-    /// The profile as a gzipped pprof file.
+/// A profile as the bytes of its file, which are a tenth of the message: that is made when a sink needs it, and lives until all have had it.
+#[derive(Clone, Debug)]
+pub struct Packed {
+    bytes: Vec<u8>,
+    message: OnceCell<Profile>,
+}
+
+impl Packed {
+    /// Of what `pprof::encode` made.
+    #[must_use]
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes, message: OnceCell::new() }
+    }
+
+    /// A gzipped pprof file.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// What is in it.
     ///
     /// # Errors
-    /// When it cannot be compressed, which is a fault of this program.
-    pub fn packed(&self) -> Result<Vec<u8>, PprofError> {
-        pprof::pack(&self.profile)
+    /// When it cannot be read, which is a fault of this program.
+    pub fn message(&self) -> Result<&Profile, PprofError> {
+        if let Some(message) = self.message.get() {
+            return Ok(message);
+        }
+        let message = pprof::unpack(&self.bytes)?;
+        Ok(self.message.get_or_init(|| message))
+    }
+}
+
+#[cfg(test)]
+impl From<Profile> for Packed {
+    fn from(profile: Profile) -> Self {
+        Self::new(pprof::pack(&profile).unwrap())
     }
 }
 

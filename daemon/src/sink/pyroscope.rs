@@ -185,9 +185,10 @@ impl Sink for Pyroscope {
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
         let (labels, dropped) = labels(finished);
-        let (kept, dropped_of_samples) = sample_labels(&self.sample_labels, &labels, &finished.profile);
+        let profile = finished.profile.message()?;
+        let (kept, dropped_of_samples) = sample_labels(&self.sample_labels, &labels, profile);
         self.dropped_labels += dropped + dropped_of_samples;
-        let narrowed = narrow(&finished.profile, &kept, |value| cut(value, MOST_VALUE_BYTES));
+        let narrowed = narrow(profile, &kept, |value| cut(value, MOST_VALUE_BYTES));
         let split = split(&narrowed, MOST_SAMPLES, self.most_bytes);
         self.dropped_samples += split.dropped_samples;
         let at = aged_from(finished, self.limits.age);
@@ -320,7 +321,7 @@ mod tests {
             labels: names.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
             start: SystemTime::UNIX_EPOCH,
             duration: Duration::from_secs(60),
-            profile: Profile::default(),
+            profile: Profile::default().into(),
         }
     }
 
@@ -390,7 +391,8 @@ mod tests {
         for (service, ago) in [("old", 3590), ("new", 3000)] {
             let start = now - Duration::from_secs(ago);
             let profile = profile.clone();
-            sink.put(&Finished { service: service.into(), start, profile, ..finished(&[]) }).unwrap();
+            sink.put(&Finished { service: service.into(), start, profile: profile.into(), ..finished(&[]) })
+                .unwrap();
         }
         let request = PushRequest::decode(sent.recv().unwrap().as_slice()).unwrap();
         assert!(request.series[0].labels.iter().any(|label| label.value == "new"), "{request:?}");

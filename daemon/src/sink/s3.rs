@@ -228,7 +228,7 @@ impl Sink for S3 {
     }
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        let object = Object { key: key(&self.prefix, finished), body: finished.packed()? };
+        let object = Object { key: key(&self.prefix, finished), body: finished.profile.bytes().to_vec() };
         self.objects += 1;
         Ok(self.delivery.put(finished.start + finished.duration, &object.encode_to_vec())?)
     }
@@ -316,7 +316,7 @@ mod tests {
             labels: BTreeMap::from([("host.name".to_owned(), "node 1".to_owned())]),
             start: SystemTime::UNIX_EPOCH + Duration::from_millis(1_500),
             duration: Duration::from_secs(60),
-            profile: Profile::default(),
+            profile: Profile::default().into(),
         };
         assert_eq!(key("a/b", &finished), "a/b/shop%2Fapi/node%201/19700101T000001.500Z.pb.gz");
         let nobody = Finished { labels: BTreeMap::new(), ..finished };

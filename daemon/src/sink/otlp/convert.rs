@@ -10,7 +10,7 @@ use super::proto::{
     KeyValueAndUnit, Line, Link, Location, Mapping, Profile, ProfilesDictionary, Resource, ResourceProfiles,
     Sample, ScopeProfiles, Stack, ValueType, any_value::Value,
 };
-use crate::pprof::{KERNEL_MAPPING, proto as pprof};
+use crate::pprof::{KERNEL_MAPPING, PprofError, proto as pprof};
 use crate::sink::Finished;
 use prost::Message as _;
 use prost::encoding::encoded_len_varint;
@@ -43,8 +43,15 @@ const TAG_BYTES: usize = 1;
 const PROFILE_BYTES: usize = 128;
 
 /// Makes the requests, each of at most `most_bytes` before compression. `fresh_id` makes an id no other profile has.
-pub fn requests(finished: &Finished, most_bytes: usize, fresh_id: &mut dyn FnMut() -> [u8; 16]) -> Converted {
-    let profile = &finished.profile;
+///
+/// # Errors
+/// When the profile cannot be read, which is a fault of this program.
+pub fn requests(
+    finished: &Finished,
+    most_bytes: usize,
+    fresh_id: &mut dyn FnMut() -> [u8; 16],
+) -> Result<Converted, PprofError> {
+    let profile = finished.profile.message()?;
     let mut converted = Converted::default();
     let source = Source::new(profile);
     let head = Head::new(finished, &source);
@@ -72,7 +79,7 @@ pub fn requests(finished: &Finished, most_bytes: usize, fresh_id: &mut dyn FnMut
     if request.samples() > 0 {
         converted.requests.push(request.finish(&head, fresh_id));
     }
-    converted
+    Ok(converted)
 }
 
 /// The pprof, with its entries by id.
@@ -605,7 +612,7 @@ mod tests {
             labels: BTreeMap::from([("host.name".to_owned(), "node-1".to_owned())]),
             start: SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
             duration: Duration::from_secs(60),
-            profile,
+            profile: profile.into(),
         }
     }
 
@@ -615,6 +622,7 @@ mod tests {
             next = next.wrapping_add(1);
             [next; 16]
         })
+        .unwrap()
     }
 
     /// Sum of each sample type over all requests.

@@ -127,7 +127,7 @@ impl Sink for Otlp {
     }
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        let converted = convert::requests(finished, self.most_bytes, &mut fresh_id);
+        let converted = convert::requests(finished, self.most_bytes, &mut fresh_id)?;
         self.dropped_samples += converted.dropped_samples;
         let spooled = receiver::each(&converted.requests, |request| {
             self.requests += 1;
