@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Write as _;
 use std::process::Command;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use rustix::process::{Signal, getpriority_process};
 use system_tests::app::Workload;
 use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin, begin_beside};
 use system_tests::perfusion::{self, SLACK};
+use system_tests::profile::Sample;
 use system_tests::wait::{let_pass, wait_until};
 
 use crate::node::{DEADLINE, Node, free_port, group, spin, value};
@@ -375,5 +377,58 @@ fn what_the_host_refuses_of_a_good_configuration_stays_as_it_was() {
         (node.metric("perfusion_frequency_hertz") == 199.0).then_some(())
     })
     .unwrap();
+    node.end();
+}
+
+#[test]
+fn a_program_whose_every_stack_is_another_does_not_take_it_beyond_its_memory() {
+    let Some(_turn) = begin("operate: stacks and memory", &[RECORD, &[Need::C]].concat()) else { return };
+    let mut node = Node::new();
+    // Only what must end the window does.
+    fs::write(
+        node.scratch.path("perfusion.yaml"),
+        format!(
+            "windows: {{length: 1h, aligned: false}}\n\
+             files: {{directory: {0}/out, keep_free: 1MiB}}\ntelemetry: {{listen: 127.0.0.1:{1}}}\n\
+             selection: {{only: [{{command: differ}}]}}\n\
+             limits: {{memory: 192MiB, cpu: 100%, {2}}}\n",
+            node.scratch.path("").display(),
+            node.port,
+            node.kill_switch()
+        ),
+    )
+    .unwrap();
+    let app = Workload::native("differ", &[]).unwrap().start().unwrap();
+    node.start();
+    let bound = node.metric("perfusion_memory_limit_bytes");
+    let cuts = || node.metric("perfusion_daemon_memory_cuts_total");
+    let mut most = 0.0_f64;
+    wait_until("two windows to end for their stacks", DEADLINE, || {
+        most = most.max(node.memory());
+        (cuts() >= 2.0 && node.profiles().len() >= 2).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}: {}", node.daemon().progress()));
+    let mib = f64::from(1 << 20);
+    writeln!(std::io::stderr(), "most {:.1} MiB of {:.1}", most / mib, bound / mib).unwrap();
+    // As docs/reliability.md has it.
+    assert!(
+        most <= 1.25 * bound,
+        "{:.1} MiB of {:.1}: {}",
+        most / mib,
+        bound / mib,
+        node.daemon().progress()
+    );
+    // Windows go on from each other, and each has what its stacks were.
+    let profiles = node.profiles();
+    for pair in profiles.windows(2) {
+        let gap = (pair[1].1.time_ns - pair[0].1.time_ns - pair[0].1.duration_ns).abs();
+        assert!(gap < 500_000_000, "{gap} ns between two windows");
+    }
+    for (_, profile) in &profiles[..2] {
+        let own = |sample: &Sample| sample.has("step") && sample.has("wander");
+        let (whole, blocked) = (profile.sum("blocked", own), profile.sum("blocked", |_| true));
+        assert!(whole as f64 > 0.5 * blocked as f64, "{}", profile.describe("blocked", |_| true));
+    }
+    drop(app);
     node.end();
 }

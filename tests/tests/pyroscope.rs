@@ -11,7 +11,7 @@ use perfusion::pprof;
 use perfusion::pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
 use perfusion::sink::pyroscope::{Pyroscope, PyroscopeOptions};
 use perfusion::sink::receiver::SpoolOptions;
-use perfusion::sink::{Finished, Sink as _};
+use perfusion::sink::{Finished, Packed, Sink as _};
 use prost::Message as _;
 use system_tests::Workload;
 use system_tests::environment::{Need, RECORD, begin_beside};
@@ -329,7 +329,7 @@ fn a_profile_that_is_longer_than_the_server_takes_arrives_in_parts_and_nothing_i
             labels: BTreeMap::new(),
             start: now,
             duration: std::time::Duration::from_secs(60),
-            profile,
+            profile: Packed::new(pprof::pack(&profile).unwrap()),
         };
         sink.put(&finished).unwrap();
         let counter = |name: &str| sink.counters().into_iter().find(|(n, _)| *n == name).unwrap().1;

@@ -10,10 +10,13 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// When it does not help, it is not done all the time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Part of the memory for the stacks of a window: an eighth, and twice that when it ends.
-const STACKS: u64 = 8;
+/// Part of the memory for the stacks of a window: a quarter, and almost twice that when it ends.
+const STACKS: u64 = 4;
 /// When so much of it is taken the window ends: what comes until it has still finds room.
 const NEARLY_FULL: f64 = 0.7;
+
+/// Until a cut shows it takes as long as the processor has work before it.
+const CUT_SHOWS: Duration = Duration::from_secs(15);
 
 /// Of so much memory, the bytes that a window's stacks may take.
 #[must_use]
@@ -36,14 +39,16 @@ pub struct Room {
     /// Times something was done in a row.
     tries: u32,
     next: Option<Instant>,
-    /// When a window was last ended for its stacks.
+    /// When a window was ended for its stacks, while they are not seen to take less.
     cut: Option<Instant>,
 }
 
 impl Room {
     /// Looks at how much memory is used, and how much of the room for stacks (from 0 to 1).
     pub fn look(&mut self, now: Instant, used: u64, bound: u64, fill: f64) -> Option<Relief> {
-        if fill >= NEARLY_FULL && self.cut.is_none_or(|cut| now >= cut + PAUSE) {
+        if fill < NEARLY_FULL {
+            self.cut = None;
+        } else if self.cut.is_none_or(|cut| now >= cut + CUT_SHOWS) {
             self.cut = Some(now);
             return Some(Relief::Cut);
         }
@@ -89,9 +94,10 @@ mod tests {
         let second = Duration::from_secs(1);
         assert_eq!(room.look(start, 1, 9, 0.5), None);
         assert_eq!(room.look(start, 1, 9, 0.8), Some(Relief::Cut));
-        // What it says is a second old, and the cut takes a moment.
-        assert_eq!(room.look(start + second, 1, 9, 0.9), None);
-        assert_eq!(room.look(start + 2 * second, 1, 9, 0.9), Some(Relief::Cut));
-        assert_eq!(room.look(start + 4 * second, 1, 9, 0.1), None);
+        // What it says is old.
+        assert_eq!(room.look(start + 9 * second, 1, 9, 0.9), None);
+        assert_eq!(room.look(start + 16 * second, 1, 9, 0.9), Some(Relief::Cut));
+        assert_eq!(room.look(start + 17 * second, 1, 9, 0.1), None);
+        assert_eq!(room.look(start + 18 * second, 1, 9, 0.8), Some(Relief::Cut));
     }
 }

@@ -52,7 +52,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(200);
 const TRIM_EVERY: Duration = Duration::from_secs(10);
 /// How often the processor says how it stands, and how long the collector, which goes round every 20 ms, is given to.
 const SAY_EVERY: Duration = Duration::from_secs(1);
-/// How often it says which processes run a CLR: whoever loads shims waits for it.
+/// How often it says which processes run a CLR, whoever loads shims waits for it; and how full the window is, which may have to end.
 const SAY_MANAGED_EVERY: Duration = Duration::from_millis(250);
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -443,13 +443,12 @@ impl Run {
             if self.take.is_some() && said.elapsed() > SAY_EVERY {
                 said = Instant::now();
                 let counters = [self.own_counters(), self.of_windows.clone()].concat();
-                let fill = self.processor.stacks_fill();
-                self.say(|said| (said.counters, said.stacks_fill) = (counters, fill));
+                self.say(|said| said.counters = counters);
             }
             if said_managed.elapsed() > SAY_MANAGED_EVERY {
                 said_managed = Instant::now();
-                let managed = self.processor.managed();
-                self.say(|said| said.managed = managed);
+                let (managed, fill) = (self.processor.managed(), self.processor.stacks_fill());
+                self.say(|said| (said.managed, said.stacks_fill) = (managed, fill));
             }
             // A question may find no shim yet, or no room; while its code was just seen running it may be repeated.
             let repeat = asked.elapsed() > ASK_AGAIN;
