@@ -658,12 +658,14 @@ fn a_full_or_read_only_disk_costs_the_files_of_that_time_and_nothing_else() {
             _ => disk.again("remount,ro"),
         }
         let lost = |node: &Node| metric(node, "files_failed") + metric(node, "files_no_room");
-        let before = lost(&node);
+        let (before, kept) = (lost(&node), files(&node));
         wait_until("files that are not written to be counted", DEADLINE, || {
             (lost(&node) > before).then_some(())
         })
         .unwrap_or_else(|error| panic!("{trouble}: {error}\n{}", node.daemon().progress()));
         assert_eq!(node.metric("perfusion_recording"), 1.0, "{trouble}");
+        // Not all of them would make room for one more.
+        assert!(files(&node) >= kept, "{trouble}: {kept} files were there, {} are", files(&node));
         if trouble == "read-only" {
             disk.again("remount,rw");
         }

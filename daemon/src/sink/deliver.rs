@@ -2,6 +2,7 @@
 //! in the way of the profiler. A receiver that refuses one payload after the other (a token that ran out, a path that is gone) is asked ever more
 //! rarely, too, so that it does not empty the spool. Every payload ends as one of: sent, refused by the receiver, lost in the spool, or still waiting.
 
+use super::age::Now;
 use super::file::FileError;
 use super::spool::{self, Limits, Spool};
 use crate::daemon::neighbour;
@@ -345,7 +346,7 @@ impl Shared {
                     if state.closing.is_some_and(|closing| Instant::now() >= closing) {
                         return;
                     }
-                    if let Some(oldest) = state.spool.oldest(SystemTime::now()).transpose() {
+                    if let Some(oldest) = state.spool.oldest(Now::read()).transpose() {
                         break (oldest, Instant::now() + timeout);
                     }
                     if state.closing.is_some() {

@@ -4,6 +4,7 @@
 //! has too little room left. The directory's names tell all that the index does, so the index is made anew from them at the start, and whenever
 //! it could not be written.
 
+use super::age::{self, Now};
 use super::file;
 use super::lock::{self, Lock};
 use super::{Finished, Sink, SinkError};
@@ -25,9 +26,6 @@ const SUFFIX: &str = ".pb.gz";
 const STALE_LINES: usize = 256;
 /// A directory's name takes 255 bytes at most (NAME_MAX); longer ones are cut and get a hash.
 const NAME_BYTES: usize = 200;
-/// A file of a moment further ahead is of a clock that was wrong, and right again: by a time zone or by years. A clock that is put right by less has
-/// caught up soon.
-const AHEAD: Duration = Duration::from_secs(600);
 
 /// One file: when its window began in milliseconds since 1970, and which of those of that moment it is.
 type Key = (u64, Arc<str>, u32);
@@ -154,7 +152,8 @@ impl Directory {
     /// What goes first to make room: what the clock says is still to come, then the oldest, and the last window's only when nothing else is left.
     fn first(&self, now: SystemTime) -> Option<Key> {
         let is_last = |key: &&Key| self.last == Some(key.0);
-        let to_come = moment(now).saturating_add(millis(AHEAD));
+        // Of a clock that was wrong, and is right again.
+        let to_come = moment(now).saturating_add(millis(age::JUMP));
         let future = self.files.keys().next_back().filter(|key| key.0 > to_come && !is_last(key));
         let older = || self.files.keys().find(|key| !is_last(key));
         future.or_else(older).or_else(|| self.files.keys().next()).cloned()
@@ -183,27 +182,32 @@ impl Directory {
         true
     }
 
-    /// Room for so many bytes above the floor, made by removing the oldest; false when there is none.
-    fn has_room(&mut self, bytes: u64) -> io::Result<bool> {
-        loop {
-            let room = rustix::fs::statvfs(&self.root)?;
-            let free = room.f_bavail.saturating_mul(room.f_frsize);
-            if free >= self.options.keep_free.0.saturating_add(bytes) {
-                return Ok(true);
-            }
-            let first = self.first(SystemTime::now());
-            if !first.is_some_and(|key| self.evict(&key)) {
-                return Ok(false);
-            }
-        }
+    /// What the file system lacks for so many bytes above the floor.
+    fn shortfall(&self, bytes: u64) -> io::Result<u64> {
+        let room = rustix::fs::statvfs(&self.root)?;
+        let free = room.f_bavail.saturating_mul(room.f_frsize);
+        Ok(self.options.keep_free.0.saturating_add(bytes).saturating_sub(free))
     }
 
-    fn keep_within_limits(&mut self, now: SystemTime) {
-        let oldest = moment(now).saturating_sub(millis(self.options.max_age.0));
+    /// The oldest go, until their files had so many bytes; false, and none goes, where that is more than all of them have. By our own account: a file
+    /// system may say much later what became free, or others may take it at once, and that is no reason to give all there is.
+    fn make_room(&mut self, bytes: u64, now: SystemTime) -> bool {
+        let Some(end) = self.bytes.checked_sub(bytes) else { return false };
+        while self.bytes > end {
+            if !self.first(now).is_some_and(|key| self.evict(&key)) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn keep_within_limits(&mut self, now: Now) {
+        let oldest = if now.tells_age { moment(now.wall) } else { 0 };
+        let oldest = oldest.saturating_sub(millis(self.options.max_age.0));
         loop {
             let full = self.bytes > self.options.max_size.0 || self.files.len() > self.options.max_count;
             let too_old = self.files.keys().next().filter(|key| key.0 < oldest).cloned();
-            let goes = too_old.or_else(|| if full { self.first(now) } else { None });
+            let goes = too_old.or_else(|| if full { self.first(now.wall) } else { None });
             if !goes.is_some_and(|key| self.evict(&key)) {
                 break;
             }
@@ -251,9 +255,13 @@ impl Directory {
             let path = path.to_owned();
             move |source| file::FileError { path, step, source }
         };
-        if !self.has_room(length).map_err(failed("look for free space", &self.root))? {
+        let lacks = self.shortfall(length).map_err(failed("look for free space", &self.root))?;
+        if !self.make_room(lacks, SystemTime::now()) {
             self.no_room += 1;
-            let found = "the file system has less free space than files.keep_free".to_owned();
+            let found = format!(
+                "the file system has less free space than files.keep_free: {lacks} bytes less than it should, and all profiles here are {}",
+                self.bytes
+            );
             return Err(SinkError::Refused { reason: found });
         }
         let service: Arc<str> = encode(&finished.service).into();
@@ -307,7 +315,7 @@ impl Sink for Directory {
 
     fn window_over(&mut self) {
         match self.list() {
-            Ok(()) => self.keep_within_limits(SystemTime::now()),
+            Ok(()) => self.keep_within_limits(Now::read()),
             Err(error) => tracing::warn!(%error, "old profiles stay; it is tried again"),
         }
     }
@@ -495,16 +503,41 @@ mod tests {
     }
 
     #[test]
-    fn without_free_space_nothing_is_written_and_older_files_make_room() {
+    fn without_free_space_nothing_is_written_and_what_would_not_make_it_stays() {
         let root = tempfile::tempdir().unwrap();
         let mut directory = Directory::open(root.path(), &options(10, 0)).unwrap();
         directory.put(&finished("a", 0)).unwrap();
         directory.options.keep_free = Bytes(1 << 52);
         let error = directory.put(&finished("a", 1)).unwrap_err().to_string();
         assert!(error.contains("files.keep_free"), "{error}");
-        assert_eq!(directory.files.len(), 0, "the older one was given for it");
+        assert_eq!((directory.files.len(), directory.no_room, directory.evicted), (1, 1, 0));
         directory.options.keep_free = Bytes(0);
         directory.put(&finished("a", 2)).unwrap();
+    }
+
+    #[test]
+    fn while_the_clock_tells_no_ages_only_bounds_of_size_and_number_hold() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(2, 0)).unwrap();
+        (0..3).for_each(|minute| directory.put(&finished("a", minute)).unwrap());
+        let wall = SystemTime::now() + Duration::from_secs(366 * 86_400);
+        directory.keep_within_limits(Now { wall, tells_age: false });
+        assert_eq!(directory.files.len(), 2);
+        directory.keep_within_limits(Now { wall, tells_age: true });
+        assert_eq!(directory.files.len(), 0);
+    }
+
+    #[test]
+    fn older_files_make_as_much_room_as_lacks_and_no_more() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(10, 0)).unwrap();
+        (0..4).for_each(|minute| directory.put(&finished("a", minute)).unwrap());
+        let (now, each) = (SystemTime::now(), directory.bytes / 4);
+        assert!(directory.make_room(0, now) && !directory.make_room(4 * each + 1, now));
+        assert_eq!(directory.files.len(), 4);
+        assert!(directory.make_room(each + 1, now));
+        assert_eq!((directory.bytes, directory.evicted), (2 * each, 2));
+        assert_eq!(directory.files.keys().map(|key| key.0).max(), directory.last, "the newest stay");
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Spools of receivers that are configured no more. What waits there is for nobody, but the receiver may come back (a reload with a mistake in
 //! it), so it goes by its age, as it would with the receiver, and the directory with the last of it.
 
+use super::age::Now;
 use super::spool::{Limits, Spool};
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// What spools' names begin with, see [`super::receiver::SpoolOptions::directory_of`].
 const KINDS: [&str; 3] = ["otlp-", "pyroscope-", "s3-"];
@@ -34,11 +35,11 @@ impl Orphans {
     pub fn look(&mut self) {
         if self.looked.is_none_or(|at| at.elapsed() >= EVERY) {
             self.looked = Some(Instant::now());
-            self.expire(SystemTime::now());
+            self.expire(Now::read());
         }
     }
 
-    fn expire(&mut self, now: SystemTime) {
+    fn expire(&mut self, now: Now) {
         let Some(directory) = &self.directory else { return };
         // Without one nothing waits.
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -52,7 +53,7 @@ impl Orphans {
     }
 }
 
-fn expire(path: &Path, age: Duration, now: SystemTime, first: bool) {
+fn expire(path: &Path, age: Duration, now: Now, first: bool) {
     let limits = Limits { bytes: u64::MAX, age, free_bytes: 0 };
     let mut spool = match Spool::open(path, limits) {
         Ok(spool) => spool,
@@ -76,6 +77,7 @@ fn expire(path: &Path, age: Duration, now: SystemTime, first: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::SystemTime;
 
     #[test]
     fn what_waits_for_nobody_goes_by_its_age_and_its_directory_with_the_last() {
@@ -94,9 +96,9 @@ mod tests {
         let mut orphans =
             Orphans::of(Some(folder.path().to_owned()), vec![at("otlp-new"), at("otlp-away")], hour);
         let waiting = |name: &str| Spool::open(&at(name), all).unwrap().len();
-        orphans.expire(made + hour + Duration::from_secs(1));
+        orphans.expire(Now { wall: made + hour + Duration::from_secs(1), tells_age: true });
         assert_eq!(["otlp-old", "otlp-new", "s3-x", "somebody's"].map(waiting), [1, 2, 1, 2]);
-        orphans.expire(made + 3 * hour);
+        orphans.expire(Now { wall: made + 3 * hour, tells_age: true });
         assert!(!at("otlp-old").exists() && !at("s3-x").exists());
         assert_eq!(["otlp-new", "somebody's"].map(waiting), [2, 2]);
         assert!(at("pyroscope-y").join("somebody's").exists());
