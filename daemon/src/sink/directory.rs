@@ -13,7 +13,7 @@ use crate::report::clock::{self, Utc};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, DirEntry, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -39,6 +39,16 @@ struct Line<'a> {
     bytes: u64,
 }
 
+/// How much is known of what was there before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    /// Nobody has looked.
+    Nothing,
+    /// Some of it could not be listed: until the next look it is nobody's to keep within limits.
+    Part,
+    All,
+}
+
 /// The files of one directory.
 pub struct Directory {
     /// Held, not looked at.
@@ -46,8 +56,7 @@ pub struct Directory {
     options: Files,
     root: PathBuf,
     name: String,
-    /// What was there before is known.
-    listed: bool,
+    known: Known,
     /// By time; the second part of the key is the service's directory.
     files: BTreeMap<Key, u64>,
     bytes: u64,
@@ -78,7 +87,7 @@ impl Directory {
             options: options.clone(),
             root: root.to_owned(),
             name: format!("files {}", root.display()),
-            listed: false,
+            known: Known::Nothing,
             files: BTreeMap::new(),
             bytes: 0,
             names: HashMap::new(),
@@ -97,47 +106,73 @@ impl Directory {
     fn make_again(&mut self) -> Result<(), file::FileError> {
         drop(std::mem::replace(&mut self.lock, make(&self.root)?));
         tracing::warn!(path = %self.root.display(), "the directory of profiles was gone, and is made again");
+        self.forget();
+        self.known = Known::Nothing;
+        Ok(())
+    }
+
+    fn forget(&mut self) {
         self.files.clear();
         self.names.clear();
         self.bytes = 0;
-        self.listed = false;
-        Ok(())
     }
 
-    /// Takes up what is there, the first time.
-    fn list(&mut self) -> Result<(), file::FileError> {
-        if self.listed {
+    /// Looks at what is there, if not all of it is known. What cannot be listed is in the way of nothing else.
+    fn list(&mut self) {
+        if self.known == Known::All {
+            return;
+        }
+        self.known = Known::Part;
+        let found = fs::read_dir(&self.root).map_err(listing(&self.root));
+        match found.and_then(|found| self.take_up(found)) {
+            Ok(()) => {
+                self.known = Known::All;
+                self.renew_index();
+            }
+            Err(error) => {
+                tracing::warn!(%error, "not all profiles there are known: some may stay longer than they should; it is tried again");
+            }
+        }
+    }
+
+    /// Takes up what is in the root, as it is found there; what was known of it is forgotten.
+    fn take_up(&mut self, found: impl Iterator<Item = io::Result<DirEntry>>) -> Result<(), file::FileError> {
+        self.forget();
+        let mut all = Ok(());
+        for entry in found {
+            all = all.and(entry.map_err(listing(&self.root)).and_then(|entry| self.take_up_entry(&entry)));
+        }
+        file::sweep(&self.root);
+        all
+    }
+
+    /// Takes up a service's files. What can be no service's is somebody else's, such as `lost+found`.
+    fn take_up_entry(&mut self, entry: &DirEntry) -> Result<(), file::FileError> {
+        let path = entry.path();
+        let Some(service) = entry.file_name().to_str().filter(|name| is_encoded(name)).map(Arc::from) else {
+            return Ok(());
+        };
+        if !entry.file_type().map_err(listing(&path))?.is_dir() {
             return Ok(());
         }
-        let root = self.root.clone();
-        let found = fs::read_dir(&root).map_err(|source| file::FileError {
-            path: root.clone(),
-            step: "read the directory",
-            source,
-        })?;
-        for service in found.flatten() {
-            if let Ok(name) = service.file_name().into_string()
-                && service.file_type().is_ok_and(|kind| kind.is_dir())
-            {
-                file::sweep(&service.path());
-                self.take_up(&name.into(), &service.path());
+        file::sweep(&path);
+        let found = match fs::read_dir(&path) {
+            // Gone since.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            found => found.map_err(listing(&path))?,
+        };
+        for entry in found {
+            let entry = entry.map_err(listing(&path))?;
+            let Some((start, number)) = entry.file_name().to_str().and_then(parse_name) else { continue };
+            match entry.metadata() {
+                Ok(status) if status.is_file() => {
+                    self.note((start, Arc::clone(&service), number), status.len());
+                }
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(listing(&path)(error)),
+                _ => {}
             }
         }
-        file::sweep(&root);
-        self.listed = true;
-        self.renew_index();
         Ok(())
-    }
-
-    fn take_up(&mut self, service: &Arc<str>, path: &Path) {
-        for found in fs::read_dir(path).into_iter().flatten().flatten() {
-            let (name, status) = (found.file_name(), found.metadata());
-            if let (Some((start, number)), Ok(status)) = (name.to_str().and_then(parse_name), status)
-                && status.is_file()
-            {
-                self.note((start, Arc::clone(service), number), status.len());
-            }
-        }
     }
 
     fn note(&mut self, (start, service, number): Key, bytes: u64) {
@@ -219,6 +254,10 @@ impl Directory {
 
     /// No profile is lost when it fails.
     fn renew_index(&mut self) {
+        // It would lack what is not known.
+        if self.known != Known::All {
+            return;
+        }
         if let Err(error) = self.write_index() {
             self.index_broken = true;
             tracing::warn!(%error, "the index of profiles is out of date; it is tried again");
@@ -248,7 +287,10 @@ impl Directory {
     }
 
     fn write(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        self.list()?;
+        // Once, so that no file takes the place of one that is there.
+        if self.known == Known::Nothing {
+            self.list();
+        }
         let packed = finished.packed()?;
         let length = u64::try_from(packed.len()).unwrap_or(u64::MAX);
         let failed = |step, path: &Path| {
@@ -314,10 +356,8 @@ impl Sink for Directory {
     }
 
     fn window_over(&mut self) {
-        match self.list() {
-            Ok(()) => self.keep_within_limits(Now::read()),
-            Err(error) => tracing::warn!(%error, "old profiles stay; it is tried again"),
-        }
+        self.list();
+        self.keep_within_limits(Now::read());
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
@@ -334,9 +374,14 @@ impl Sink for Directory {
 /// Makes the directory, if it is not there, and takes its lock.
 fn make(root: &Path) -> Result<Arc<Lock>, file::FileError> {
     file::make_directory(root)?;
-    let step = "read the directory";
-    fs::read_dir(root).map_err(|source| file::FileError { path: root.to_owned(), step, source })?;
+    fs::read_dir(root).map_err(listing(root))?;
     lock::hold(root)
+}
+
+/// What stood in the way of a look at a directory.
+fn listing(path: &Path) -> impl Fn(io::Error) -> file::FileError + use<> {
+    let path = path.to_owned();
+    move |source| file::FileError { path: path.clone(), step: "read the directory", source }
 }
 
 fn is_gone(directory: &Path) -> bool {
@@ -390,6 +435,12 @@ pub(super) fn encode(service: &str) -> String {
     });
     name.truncate(NAME_BYTES);
     format!("{name}%~{hash:016x}")
+}
+
+/// True for what [`encode`] may make of a service's name.
+fn is_encoded(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.%~".contains(&byte);
+    !name.starts_with('.') && name.bytes().all(plain)
 }
 
 fn decode(directory: &str) -> String {
@@ -567,6 +618,30 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_listed_is_looked_for_again_and_in_nobodys_way() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
+        for service in ["a", "b"] {
+            (0..2).for_each(|minute| directory.put(&finished(service, minute)).unwrap());
+        }
+        fs::create_dir(root.path().join("lost+found")).unwrap();
+        let mut directory = Directory::open(root.path(), &options(3, 0)).unwrap();
+        // The disk fails on the last one.
+        let (whole, broken) = (fs::read_dir(root.path()).unwrap(), Err(io::Error::other("broken")));
+        let found = whole.filter(|entry| entry.as_ref().unwrap().file_name() != "b").chain([broken]);
+        let error = directory.take_up(found).unwrap_err().to_string();
+        assert!(error.contains("broken") && error.contains(root.path().to_str().unwrap()), "{error}");
+        directory.known = Known::Part;
+        assert_eq!(directory.files.len(), 2, "what could be listed is known");
+        directory.keep_within_limits(Now { wall: SystemTime::now(), tells_age: true });
+        directory.put(&finished("a", 2)).unwrap();
+        assert_eq!((directory.files.len(), lines(root.path()).len()), (3, 5), "no line is lost meanwhile");
+        directory.window_over();
+        assert_eq!((directory.known, directory.files.len()), (Known::All, 3));
+        assert!(root.path().join("lost+found").exists());
+    }
+
+    #[test]
     fn a_directory_that_somebody_removes_is_made_again_and_no_profile_is_lost() {
         let outside = tempfile::tempdir().unwrap();
         let root = outside.path().join("profiles");
@@ -632,7 +707,7 @@ mod tests {
         #[test]
         fn any_service_has_a_directory_of_its_own_that_tells_its_name(name in "\\PC{1,80}", other in "\\PC{1,80}") {
             let directory = encode(&name);
-            prop_assert!(directory.len() <= 255 && !directory.contains('/') && !directory.starts_with('.'));
+            prop_assert!(is_encoded(&directory) && directory.len() <= 255 && !directory.contains('/') && !directory.starts_with('.'));
             prop_assert!(name == other || directory != encode(&other));
             if !directory.contains('~') {
                 prop_assert_eq!(decode(&directory), name);
