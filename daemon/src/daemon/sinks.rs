@@ -231,7 +231,7 @@ impl Work {
     }
 
     fn replace(&mut self, next: Opened) {
-        self.orphans = next.orphans;
+        self.orphans = next.orphans.after(std::mem::take(&mut self.orphans));
         let deadline = Instant::now() + LAST;
         for mut old in std::mem::replace(&mut self.sinks, next.sinks) {
             old.close(deadline);
