@@ -192,10 +192,10 @@ impl Sink for Pyroscope {
         self.dropped_samples += split.dropped_samples;
         let at = aged_from(finished, self.limits.age);
         let spooled = receiver::each(&split.parts, |part| {
-            self.requests += 1;
             let samples = vec![RawSample { raw_profile: pprof::pack(part)? }];
             let series = vec![RawProfileSeries { labels: labels.clone(), samples }];
             let request = PushRequest { series }.encode_to_vec();
+            self.requests += 1;
             Ok(self.delivery.put(at, &request)?)
         });
         spooled.and(receiver::all_fitted(split.dropped_samples, "profile", self.most_bytes))

@@ -36,8 +36,10 @@ pub struct Lost {
     pub evicted: u64,
     /// Older than the limit.
     pub expired: u64,
-    /// Longer than the spool, or the disk had no room, or does not give it back.
+    /// Longer than the spool, or the disk had no room or failed: they never waited.
     pub refused: u64,
+    /// Somebody took the file away, or the disk does not give it back.
+    pub gone: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,7 +218,7 @@ impl Spool {
                 }
             }
             self.remove_oldest();
-            self.lost.refused += 1;
+            self.lost.gone += 1;
         }
     }
 
@@ -457,7 +459,7 @@ mod tests {
             spool.put(at(0), &[number; 300]).unwrap();
         }
         assert!(spool.put(at(0), &[9; 1001]).is_err());
-        assert_eq!(spool.lost(), Lost { evicted: 2, expired: 0, refused: 1 });
+        assert_eq!(spool.lost(), Lost { evicted: 2, refused: 1, ..Lost::default() });
         assert_eq!((spool.bytes(), spool.len()), (900, 3));
         assert_eq!(spool.oldest(now(0)).unwrap().unwrap().payload, [2; 300]);
     }
@@ -578,7 +580,7 @@ mod tests {
         assert!(spool.put(at(0), &[3; 500]).is_err(), "what is not being sent is too little");
         spool.done(sending.sequence);
         assert_eq!(drain(&mut spool, now(0)), [[2; 400]]);
-        assert_eq!(spool.lost(), Lost { evicted: 1, expired: 0, refused: 1 });
+        assert_eq!(spool.lost(), Lost { evicted: 1, refused: 1, ..Lost::default() });
     }
 
     #[test]
@@ -589,7 +591,7 @@ mod tests {
         spool.put(at(0), b"two").unwrap();
         fs::remove_file(&files(directory.path())[0]).unwrap();
         assert_eq!(spool.oldest(now(0)).unwrap().unwrap().payload, b"two");
-        assert_eq!(spool.lost().refused, 1);
+        assert_eq!(spool.lost(), Lost { gone: 1, ..Lost::default() });
     }
 
     #[test]
@@ -606,7 +608,7 @@ mod tests {
             assert_eq!((spool.len(), spool.lost()), (2, Lost::default()));
         }
         assert_eq!(drain(&mut spool, now(0)), [b"two"]);
-        assert_eq!(spool.lost(), Lost { refused: 1, ..Lost::default() });
+        assert_eq!(spool.lost(), Lost { gone: 1, ..Lost::default() });
     }
 
     #[test]
@@ -630,7 +632,7 @@ mod tests {
         fs::remove_dir_all(&directory).unwrap();
         spool.put(at(0), b"new").unwrap();
         assert_eq!(drain(&mut spool, now(0)), [b"new"]);
-        assert_eq!((spool.lost().refused, spool.bytes()), (1, 0));
+        assert_eq!((spool.lost(), spool.bytes()), (Lost { gone: 1, ..Lost::default() }, 0));
         assert!(directory.join(lock::NAME).exists(), "others are kept out again");
     }
 
@@ -670,7 +672,10 @@ mod tests {
         let emptied = Item { sequence: 7, at: 1_700_000_000, bytes: 0 };
         fs::write(directory.path().join(name(emptied)), "").unwrap();
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
-        assert_eq!((drain(&mut spool, now(0)), spool.lost(), spool.bytes()), (Vec::new(), Lost::default(), 0));
+        assert_eq!(
+            (drain(&mut spool, now(0)), spool.lost(), spool.bytes()),
+            (Vec::new(), Lost::default(), 0)
+        );
         assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
         spool.put(at(0), b"new").unwrap();
         assert_eq!(spool.oldest(now(0)).unwrap().unwrap().sequence, 8);
@@ -716,7 +721,7 @@ mod tests {
                 prop_assert_eq!(on_disk, spool.bytes());
             }
             let lost = spool.lost();
-            prop_assert_eq!(put, sent + lost.evicted + lost.expired + lost.refused + u64::try_from(spool.len()).unwrap());
+            prop_assert_eq!(put, sent + lost.evicted + lost.expired + lost.refused + lost.gone + u64::try_from(spool.len()).unwrap());
         }
     }
 }

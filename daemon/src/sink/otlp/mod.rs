@@ -130,10 +130,10 @@ impl Sink for Otlp {
         let converted = convert::requests(finished, self.most_bytes, &mut fresh_id);
         self.dropped_samples += converted.dropped_samples;
         let spooled = receiver::each(&converted.requests, |request| {
-            self.requests += 1;
             let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
             packed.write_all(&request.encode_to_vec()).map_err(PprofError::from)?;
             let packed = packed.finish().map_err(PprofError::from)?;
+            self.requests += 1;
             Ok(self.delivery.put(finished.start + finished.duration, &packed)?)
         });
         spooled.and(receiver::all_fitted(converted.dropped_samples, "request", self.most_bytes))
