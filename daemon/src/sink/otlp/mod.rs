@@ -72,6 +72,12 @@ impl Default for OtlpOptions {
 }
 
 impl OtlpOptions {
+    /// Where it is, for messages and for telling two of them apart.
+    #[must_use]
+    pub fn place(&self) -> &str {
+        receiver::place(&self.url)
+    }
+
     /// Checks what the types cannot say.
     ///
     /// # Errors
@@ -110,7 +116,7 @@ impl Otlp {
         };
         let (client, directory) = receiver::open("otlp", &options.url, &options.reach, version, spool)?;
         let receiver = Receiver { client, protocol: options.protocol };
-        let name = format!("otlp {}", options.url);
+        let name = format!("otlp {}", options.place());
         Ok(Self {
             delivery: Lazy::new(&name, directory, spool.limits(), options.timeout.0, receiver),
             name,
