@@ -4,8 +4,9 @@
 //!
 //! The judgement is the process's: there is one wall clock, and sinks come and go with reloads.
 
+use rustix::time::{ClockId, clock_gettime};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 /// What is further off is of a clock that was set, by a time zone or by years. One that is put right by less has caught up soon.
 pub const JUMP: Duration = Duration::from_secs(600);
@@ -27,25 +28,32 @@ impl Now {
     /// Reads the clock and judges it.
     #[must_use]
     pub fn read() -> Self {
-        let wall = SystemTime::now();
-        // Under the lock, so that no look is older than the one before.
+        // First, so that no look is older than the one before.
         let mut clock = CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
-        Self { wall, tells_age: clock.look(Reading { wall, even: Instant::now() }) }
+        let reading = Reading { wall: SystemTime::now(), even: since_boot() };
+        Self { wall: reading.wall, tells_age: clock.look(reading) }
     }
+}
+
+/// By the clock that nobody sets. It goes on while the machine sleeps, as the wall clock does.
+fn since_boot() -> Duration {
+    let time = clock_gettime(ClockId::Boottime);
+    // Neither is ever negative.
+    Duration::new(time.tv_sec.try_into().unwrap_or_default(), time.tv_nsec.try_into().unwrap_or_default())
 }
 
 /// Both clocks at one moment.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
     wall: SystemTime,
-    /// Of the clock that goes on evenly.
-    even: Instant,
+    /// [`since_boot`].
+    even: Duration,
 }
 
 impl Reading {
     /// How far the wall clock is from where it would be, had it gone on evenly since an earlier reading; and whether it is ahead.
     fn off_since(self, before: Self) -> (Duration, bool) {
-        let passed = self.even.saturating_duration_since(before.even);
+        let passed = self.even.saturating_sub(before.even);
         match self.wall.duration_since(before.wall + passed) {
             Ok(ahead) => (ahead, true),
             Err(behind) => (behind.duration(), false),
@@ -91,7 +99,7 @@ impl Clock {
                 self.jumped = Some(now);
                 return false;
             };
-            if now.even.saturating_duration_since(since.even) < STEADY {
+            if now.even.saturating_sub(since.even) < STEADY {
                 return false;
             }
             tracing::info!("the wall clock has gone on evenly since it jumped, and is believed");
@@ -128,7 +136,7 @@ mod tests {
 
     fn looks() -> Looks {
         let wall = SystemTime::UNIX_EPOCH + YEAR * 50;
-        Looks { clock: Clock::new(), now: Reading { wall, even: Instant::now() } }
+        Looks { clock: Clock::new(), now: Reading { wall, even: since_boot() } }
     }
 
     #[test]
