@@ -11,12 +11,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
+use ::perfusion::config::Files;
+use ::perfusion::config::units::Bytes;
+use ::perfusion::pprof;
+use ::perfusion::sink::directory::Directory;
+use ::perfusion::sink::spool::{Limits, Lost, Spool};
+use ::perfusion::sink::{Finished, Packed, Sink as _};
 use rustix::process::Signal;
 use serde_json::Value;
 use system_tests::app::{App, Workload};
 use system_tests::cgroup::Group;
 use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin, begin_beside, long_form, skip};
-use system_tests::perfusion::{self, Recording, SLACK, record_allocations_beside};
+use system_tests::perfusion::{self, Recording, SLACK, Scratch, record_allocations_beside};
 use system_tests::profile::{Profile, Sample};
 use system_tests::region::regions;
 use system_tests::wait::{let_pass, wait_until};
@@ -667,12 +673,14 @@ fn a_full_or_read_only_disk_costs_the_files_of_that_time_and_nothing_else() {
             _ => disk.again("remount,ro"),
         }
         let lost = |node: &Node| metric(node, "files_failed") + metric(node, "files_no_room");
-        let before = lost(&node);
+        let (before, kept) = (lost(&node), files(&node));
         wait_until("files that are not written to be counted", DEADLINE, || {
             (lost(&node) > before).then_some(())
         })
         .unwrap_or_else(|error| panic!("{trouble}: {error}\n{}", node.daemon().progress()));
         assert_eq!(node.metric("perfusion_recording"), 1.0, "{trouble}");
+        // Not all of them would make room for one more.
+        assert!(files(&node) >= kept, "{trouble}: {kept} files were there, {} are", files(&node));
         if trouble == "read-only" {
             disk.again("remount,rw");
         }
@@ -696,6 +704,66 @@ fn a_full_or_read_only_disk_costs_the_files_of_that_time_and_nothing_else() {
             assert!(name.ends_with(".pb.gz"), "{name}");
         }
     }
+}
+
+#[test]
+fn a_disk_short_of_space_keeps_its_floor_at_the_cost_of_as_many_of_the_oldest_as_that_takes() {
+    let Some(_turn) = begin_beside("faults: short disk", &[Need::Root]) else { return };
+    let scratch = Scratch::new().unwrap();
+    let disk = Mounted::tmpfs(scratch.path("disk"), "size=1m");
+    let now = SystemTime::now();
+    // Half of the disk, which is eight payloads.
+    let (floor, payload) = (512 << 10, vec![1; 64 << 10]);
+    let limits = Limits { bytes: u64::MAX, age: Duration::from_secs(3600), free_bytes: floor };
+    let mut spool = Spool::open(&disk.0.join("spool"), limits).unwrap();
+    (0..20).for_each(|_| spool.put(now, &payload).unwrap());
+    assert_eq!((spool.len(), spool.lost()), (8, Lost { evicted: 12, ..Lost::default() }));
+    // Somebody else takes what four have, and the next one has to fit, too.
+    let other = disk.0.join("other");
+    fs::write(&other, vec![1; 256 << 10]).unwrap();
+    spool.put(now, &payload).unwrap();
+    assert_eq!((spool.len(), spool.lost()), (4, Lost { evicted: 17, ..Lost::default() }));
+    // More than all that waits would give back.
+    fs::write(&other, vec![1; 704 << 10]).unwrap();
+    spool.put(now, &payload).unwrap_err();
+    assert_eq!((spool.len(), spool.lost()), (4, Lost { evicted: 17, refused: 1, ..Lost::default() }));
+    fs::remove_file(&other).unwrap();
+    spool.put(now, &payload).unwrap();
+    assert_eq!((spool.len(), spool.lost().evicted), (5, 17));
+    fs::remove_dir_all(disk.0.join("spool")).unwrap();
+
+    // Files likewise. Each is a twentieth of the disk or so, of names that hardly pack.
+    let options = Files { keep_free: Bytes(floor), ..Files::default() };
+    let mut files = Directory::open(&disk.0.join("files"), &options).unwrap();
+    let names = (0..12_000_u32).map(|number| format!("{:08x}", number.wrapping_mul(2_654_435_761)));
+    let mut finished = Finished {
+        service: "shop".into(),
+        labels: BTreeMap::new(),
+        start: now,
+        duration: Duration::from_secs(60),
+        profile: Packed::new(
+            pprof::pack(&pprof::proto::Profile { string_table: names.collect(), ..Default::default() })
+                .unwrap(),
+        ),
+    };
+    for _ in 0..30 {
+        finished.start += Duration::from_secs(1);
+        files.put(&finished).unwrap();
+        files.window_over();
+    }
+    let free = rustix::fs::statvfs(&disk.0).unwrap();
+    // A file takes whole pages, and the index has its own.
+    let free = free.f_bavail * free.f_frsize;
+    assert!(free + (32 << 10) >= floor, "{free}");
+    let counters: BTreeMap<_, _> = files.counters().into_iter().collect();
+    assert_eq!((counters["files_written"], counters["files_failed"], counters["files_no_room"]), (30, 0, 0));
+    assert!((5..30).contains(&counters["files_evicted"]), "{counters:?}");
+    fs::write(&other, vec![1; 512 << 10]).ok();
+    files.put(&finished).unwrap_err();
+    assert_eq!(
+        files.counters().into_iter().collect::<BTreeMap<_, _>>()["files_evicted"],
+        counters["files_evicted"]
+    );
 }
 
 /// What the daemon gives its sinks when it is told to end.

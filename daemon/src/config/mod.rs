@@ -415,7 +415,7 @@ impl Config {
                 return Err(Unfit { key: "otlp", problem });
             }
             // Two with one spool would take each other's.
-            if self.otlp.iter().take(at).any(|other| other.url == receiver.url) {
+            if self.otlp.iter().take(at).any(|other| other.place() == receiver.place()) {
                 return unfit("otlp", "each receiver once", receiver.url.clone());
             }
         }
@@ -433,7 +433,7 @@ impl Config {
             if let Err(problem) = server.check() {
                 return Err(Unfit { key: "pyroscope", problem });
             }
-            if self.pyroscope.iter().take(at).any(|other| other.url == server.url) {
+            if self.pyroscope.iter().take(at).any(|other| other.place() == server.place()) {
                 return unfit("pyroscope", "each server once", server.url.clone());
             }
         }
@@ -482,6 +482,19 @@ mod tests {
         let error = check("58m", server).unwrap_err();
         assert_eq!(error.key, "windows.length");
         assert!(error.problem.contains("less than 58m"), "{}", error.problem);
+    }
+
+    #[test]
+    fn two_receivers_are_one_whatever_their_last_slash_says() {
+        for (kind, url) in [("otlp", "http://a:4317"), ("pyroscope", "http://a/x")] {
+            let check = |other: &str| {
+                let text =
+                    format!("spool: {{directory: /s}}\n{kind}: [{{url: \"{url}\"}}, {{url: \"{other}\"}}]\n");
+                serde_yaml::from_str::<Config>(&text).unwrap().check()
+            };
+            assert_eq!(check(&format!("{url}/")).unwrap_err().key, kind);
+            assert!(check(&format!("{url}/y")).is_ok());
+        }
     }
 
     #[test]

@@ -113,8 +113,8 @@ pub fn open(config: &Config) -> Result<Opened, SinkError> {
 
 fn orphans(config: &Config) -> Orphans {
     let mut in_use: Vec<(&str, String)> = Vec::new();
-    in_use.extend(config.otlp.iter().map(|receiver| ("otlp", receiver.url.clone())));
-    in_use.extend(config.pyroscope.iter().map(|server| ("pyroscope", server.url.clone())));
+    in_use.extend(config.otlp.iter().map(|receiver| ("otlp", receiver.place().to_owned())));
+    in_use.extend(config.pyroscope.iter().map(|server| ("pyroscope", server.place().to_owned())));
     #[cfg(feature = "object-storage")]
     in_use.extend(config.s3.iter().map(|store| ("s3", store.place())));
     let spool = &config.spool;
@@ -231,7 +231,7 @@ impl Work {
     }
 
     fn replace(&mut self, next: Opened) {
-        self.orphans = next.orphans;
+        self.orphans = next.orphans.after(std::mem::take(&mut self.orphans));
         let deadline = Instant::now() + LAST;
         for mut old in std::mem::replace(&mut self.sinks, next.sinks) {
             old.close(deadline);
@@ -422,7 +422,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let spool = folder.path().to_str().unwrap();
         let text = format!(
-            "spool: {{directory: {spool:?}}}\notlp: [{{url: \"http://a:4317\"}}]\npyroscope: [{{url: \"http://b/x\"}}]\n"
+            "spool: {{directory: {spool:?}}}\notlp: [{{url: \"http://a:4317/\"}}]\npyroscope: [{{url: \"http://b/x\"}}]\n"
         );
         #[cfg(feature = "object-storage")]
         let text = text + "s3: [{bucket: profiles, prefix: /x/}]\n";

@@ -16,14 +16,16 @@ lists! {
     Counter "files_failed" "profiles lost because their file could not be written";
     Counter "files_no_room" "profiles lost because too little space was free";
     Counter "files_evicted" "files taken away to stay within the limits of size, age and number";
-    Counter "requests_made" "requests, or objects, put into the spool to be sent";
+    Counter "requests_made" "requests, or objects, made to be sent";
     Counter "requests_sent" "of those, taken by the receiver";
     Counter "sent_bytes" "their bytes, as they went over the network";
     Counter "requests_refused" "of those, refused for good: never sent again, and lost";
     Counter "requests_evicted" "of those, lost because the spool was full or the disk short of space: the oldest ones";
     Counter "requests_expired" "of those, lost because they were too old (spool.max_age)";
-    Counter "requests_not_spooled" "requests lost because the spool could not take them, or not read them again";
-    Counter "retries" "attempts that failed and are made again";
+    Counter "requests_not_spooled" "of those, lost because the spool could not take them: too long, no room, or it could not be used";
+    Counter "requests_spool_lost" "of those, lost because their files in the spool were gone or could not be read";
+    Counter "retries" "attempts to send that failed and are made again";
+    Counter "spool_reads_failed" "attempts to read from the spool that failed and are made again: the disk's trouble, not the receiver's";
     Counter "profiles_rejected" "profiles that the receiver dropped from requests it took";
     Counter "samples_too_long" "stacks left out because one alone was longer than a request may be";
     Counter "labels_too_many" "labels left out because the server takes no more of a series";
@@ -35,17 +37,37 @@ lists! {
 mod tests {
     use super::{SINK, SINK_GAUGES};
     use crate::config::Files;
-    use crate::sink::Sink as _;
-    use crate::sink::deliver::{Backlog, Figures};
+    use crate::sink::Sink;
+    use crate::sink::deliver::Backlog;
     use crate::sink::directory::Directory;
+    use crate::sink::otlp::{Otlp, OtlpOptions};
+    use crate::sink::pyroscope::{Pyroscope, PyroscopeOptions};
+    use crate::sink::receiver::SpoolOptions;
+    #[cfg(feature = "object-storage")]
+    use crate::sink::s3::{S3, S3Options};
+    use std::collections::BTreeSet;
 
     #[test]
-    fn what_sinks_count_is_described() {
+    fn what_sinks_count_is_described_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
-        let files = Directory::open(folder.path(), &Files::default()).unwrap().counters();
-        for (name, _) in files.into_iter().chain(Figures::default().counters(0)) {
-            assert!(SINK.iter().any(|(known, _)| *known == name), "{name} is not described");
-        }
+        let spool = SpoolOptions { directory: Some(folder.path().join("spool")), ..SpoolOptions::default() };
+        let url = || "http://a".to_owned();
+        let sinks: Vec<Box<dyn Sink>> = vec![
+            Box::new(Directory::open(folder.path(), &Files::default()).unwrap()),
+            Box::new(Otlp::open(&OtlpOptions { url: url(), ..OtlpOptions::default() }, &spool).unwrap()),
+            Box::new(
+                Pyroscope::open(&PyroscopeOptions { url: url(), ..PyroscopeOptions::default() }, &spool)
+                    .unwrap(),
+            ),
+            #[cfg(feature = "object-storage")]
+            Box::new(
+                S3::open(&S3Options { bucket: "profiles".to_owned(), ..S3Options::default() }, &spool)
+                    .unwrap(),
+            ),
+        ];
+        let counted: BTreeSet<&str> =
+            sinks.iter().flat_map(|sink| sink.counters()).map(|(name, _)| name).collect();
+        assert_eq!(counted, SINK.iter().map(|(name, _)| *name).collect());
         let gauges = Backlog::default().gauges().map(|(name, _)| name);
         assert_eq!(SINK_GAUGES.iter().map(|(name, _)| *name).collect::<Vec<_>>(), gauges);
     }

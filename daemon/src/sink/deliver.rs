@@ -2,6 +2,7 @@
 //! in the way of the profiler. A receiver that refuses one payload after the other (a token that ran out, a path that is gone) is asked ever more
 //! rarely, too, so that it does not empty the spool. Every payload ends as one of: sent, refused by the receiver, lost in the spool, or still waiting.
 
+use super::age::Now;
 use super::file::FileError;
 use super::spool::{self, Limits, Spool};
 use crate::daemon::neighbour;
@@ -61,16 +62,18 @@ pub struct Figures {
     pub refused: u64,
     /// Profiles that the receiver dropped from payloads it took.
     pub rejected_profiles: u64,
-    /// Attempts that are to be repeated.
+    /// Attempts to send that are to be repeated.
     pub retries: u64,
+    /// Attempts to read from the spool that are to be repeated.
+    pub reads_failed: u64,
     /// Lost in the spool, see [`spool::Lost`].
     pub lost: spool::Lost,
 }
 
 impl Figures {
-    /// What each sink over a network counts, by the names its metrics have; `made` requests went into the spool.
+    /// What each sink over a network counts, by the names its metrics have; `made` requests were put.
     #[must_use]
-    pub fn counters(&self, made: u64) -> [(&'static str, u64); 8] {
+    pub fn counters(&self, made: u64) -> [(&'static str, u64); 10] {
         [
             ("requests_made", made),
             ("requests_sent", self.sent),
@@ -79,7 +82,9 @@ impl Figures {
             ("requests_evicted", self.lost.evicted),
             ("requests_expired", self.lost.expired),
             ("requests_not_spooled", self.lost.refused),
+            ("requests_spool_lost", self.lost.gone),
             ("retries", self.retries),
+            ("spool_reads_failed", self.reads_failed),
         ]
     }
 }
@@ -345,7 +350,7 @@ impl Shared {
                     if state.closing.is_some_and(|closing| Instant::now() >= closing) {
                         return;
                     }
-                    if let Some(oldest) = state.spool.oldest(SystemTime::now()).transpose() {
+                    if let Some(oldest) = state.spool.oldest(Now::read()).transpose() {
                         break (oldest, Instant::now() + timeout);
                     }
                     if state.closing.is_some() {
@@ -360,7 +365,7 @@ impl Shared {
             let mut state = self.lock();
             let pause = match answered {
                 Err(error) => {
-                    state.figures.retries += 1;
+                    state.figures.reads_failed += 1;
                     state.fail(&self.sink, error.to_string(), "it is tried again");
                     failures += 1;
                     Some((failures, None))
@@ -537,7 +542,8 @@ mod tests {
         // The first failure is followed by a second of silence, in which the end comes.
         delivery.0.close(Instant::now() + Duration::from_secs(60));
         let figures = delivery.0.figures();
-        assert_eq!((figures.retries, delivery.0.backlog().requests, figures.lost.refused), (1, 2, 0));
+        assert_eq!((figures.reads_failed, figures.retries, delivery.0.backlog().requests), (1, 0, 2));
+        assert_eq!(figures.lost, spool::Lost::default());
         assert!(saw.try_recv().is_err());
     }
 

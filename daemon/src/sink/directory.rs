@@ -4,6 +4,7 @@
 //! has too little room left. The directory's names tell all that the index does, so the index is made anew from them at the start, and whenever
 //! it could not be written.
 
+use super::age::{self, Now};
 use super::file;
 use super::lock::{self, Lock};
 use super::{Finished, Sink, SinkError};
@@ -12,7 +13,7 @@ use crate::report::clock::{self, Utc};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, DirEntry, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -25,9 +26,6 @@ const SUFFIX: &str = ".pb.gz";
 const STALE_LINES: usize = 256;
 /// A directory's name takes 255 bytes at most (NAME_MAX); longer ones are cut and get a hash.
 const NAME_BYTES: usize = 200;
-/// A file of a moment further ahead is of a clock that was wrong, and right again: by a time zone or by years. A clock that is put right by less has
-/// caught up soon.
-const AHEAD: Duration = Duration::from_secs(600);
 
 /// One file: when its window began in milliseconds since 1970, and which of those of that moment it is.
 type Key = (u64, Arc<str>, u32);
@@ -41,6 +39,16 @@ struct Line<'a> {
     bytes: u64,
 }
 
+/// How much is known of what was there before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    /// Nobody has looked.
+    Nothing,
+    /// Some of it could not be listed: until the next look it is nobody's to keep within limits.
+    Part,
+    All,
+}
+
 /// The files of one directory.
 pub struct Directory {
     /// Held, not looked at.
@@ -48,8 +56,7 @@ pub struct Directory {
     options: Files,
     root: PathBuf,
     name: String,
-    /// What was there before is known.
-    listed: bool,
+    known: Known,
     /// By time; the second part of the key is the service's directory.
     files: BTreeMap<Key, u64>,
     bytes: u64,
@@ -80,7 +87,7 @@ impl Directory {
             options: options.clone(),
             root: root.to_owned(),
             name: format!("files {}", root.display()),
-            listed: false,
+            known: Known::Nothing,
             files: BTreeMap::new(),
             bytes: 0,
             names: HashMap::new(),
@@ -99,47 +106,73 @@ impl Directory {
     fn make_again(&mut self) -> Result<(), file::FileError> {
         drop(std::mem::replace(&mut self.lock, make(&self.root)?));
         tracing::warn!(path = %self.root.display(), "the directory of profiles was gone, and is made again");
+        self.forget();
+        self.known = Known::Nothing;
+        Ok(())
+    }
+
+    fn forget(&mut self) {
         self.files.clear();
         self.names.clear();
         self.bytes = 0;
-        self.listed = false;
-        Ok(())
     }
 
-    /// Takes up what is there, the first time.
-    fn list(&mut self) -> Result<(), file::FileError> {
-        if self.listed {
+    /// Looks at what is there, if not all of it is known. What cannot be listed is in the way of nothing else.
+    fn list(&mut self) {
+        if self.known == Known::All {
+            return;
+        }
+        self.known = Known::Part;
+        let found = fs::read_dir(&self.root).map_err(listing(&self.root));
+        match found.and_then(|found| self.take_up(found)) {
+            Ok(()) => {
+                self.known = Known::All;
+                self.renew_index();
+            }
+            Err(error) => {
+                tracing::warn!(%error, "not all profiles there are known: some may stay longer than they should; it is tried again");
+            }
+        }
+    }
+
+    /// Takes up what is in the root, as it is found there; what was known of it is forgotten.
+    fn take_up(&mut self, found: impl Iterator<Item = io::Result<DirEntry>>) -> Result<(), file::FileError> {
+        self.forget();
+        let mut all = Ok(());
+        for entry in found {
+            all = all.and(entry.map_err(listing(&self.root)).and_then(|entry| self.take_up_entry(&entry)));
+        }
+        file::sweep(&self.root);
+        all
+    }
+
+    /// Takes up a service's files. What can be no service's is somebody else's, such as `lost+found`.
+    fn take_up_entry(&mut self, entry: &DirEntry) -> Result<(), file::FileError> {
+        let path = entry.path();
+        let Some(service) = entry.file_name().to_str().filter(|name| is_encoded(name)).map(Arc::from) else {
+            return Ok(());
+        };
+        if !entry.file_type().map_err(listing(&path))?.is_dir() {
             return Ok(());
         }
-        let root = self.root.clone();
-        let found = fs::read_dir(&root).map_err(|source| file::FileError {
-            path: root.clone(),
-            step: "read the directory",
-            source,
-        })?;
-        for service in found.flatten() {
-            if let Ok(name) = service.file_name().into_string()
-                && service.file_type().is_ok_and(|kind| kind.is_dir())
-            {
-                file::sweep(&service.path());
-                self.take_up(&name.into(), &service.path());
+        file::sweep(&path);
+        let found = match fs::read_dir(&path) {
+            // Gone since.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            found => found.map_err(listing(&path))?,
+        };
+        for entry in found {
+            let entry = entry.map_err(listing(&path))?;
+            let Some((start, number)) = entry.file_name().to_str().and_then(parse_name) else { continue };
+            match entry.metadata() {
+                Ok(status) if status.is_file() => {
+                    self.note((start, Arc::clone(&service), number), status.len());
+                }
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(listing(&path)(error)),
+                _ => {}
             }
         }
-        file::sweep(&root);
-        self.listed = true;
-        self.renew_index();
         Ok(())
-    }
-
-    fn take_up(&mut self, service: &Arc<str>, path: &Path) {
-        for found in fs::read_dir(path).into_iter().flatten().flatten() {
-            let (name, status) = (found.file_name(), found.metadata());
-            if let (Some((start, number)), Ok(status)) = (name.to_str().and_then(parse_name), status)
-                && status.is_file()
-            {
-                self.note((start, Arc::clone(service), number), status.len());
-            }
-        }
     }
 
     fn note(&mut self, (start, service, number): Key, bytes: u64) {
@@ -154,7 +187,8 @@ impl Directory {
     /// What goes first to make room: what the clock says is still to come, then the oldest, and the last window's only when nothing else is left.
     fn first(&self, now: SystemTime) -> Option<Key> {
         let is_last = |key: &&Key| self.last == Some(key.0);
-        let to_come = moment(now).saturating_add(millis(AHEAD));
+        // Of a clock that was wrong, and is right again.
+        let to_come = moment(now).saturating_add(millis(age::JUMP));
         let future = self.files.keys().next_back().filter(|key| key.0 > to_come && !is_last(key));
         let older = || self.files.keys().find(|key| !is_last(key));
         future.or_else(older).or_else(|| self.files.keys().next()).cloned()
@@ -183,27 +217,32 @@ impl Directory {
         true
     }
 
-    /// Room for so many bytes above the floor, made by removing the oldest; false when there is none.
-    fn has_room(&mut self, bytes: u64) -> io::Result<bool> {
-        loop {
-            let room = rustix::fs::statvfs(&self.root)?;
-            let free = room.f_bavail.saturating_mul(room.f_frsize);
-            if free >= self.options.keep_free.0.saturating_add(bytes) {
-                return Ok(true);
-            }
-            let first = self.first(SystemTime::now());
-            if !first.is_some_and(|key| self.evict(&key)) {
-                return Ok(false);
-            }
-        }
+    /// What the file system lacks for so many bytes above the floor.
+    fn shortfall(&self, bytes: u64) -> io::Result<u64> {
+        let room = rustix::fs::statvfs(&self.root)?;
+        let free = room.f_bavail.saturating_mul(room.f_frsize);
+        Ok(self.options.keep_free.0.saturating_add(bytes).saturating_sub(free))
     }
 
-    fn keep_within_limits(&mut self, now: SystemTime) {
-        let oldest = moment(now).saturating_sub(millis(self.options.max_age.0));
+    /// The oldest go, until their files had so many bytes; false, and none goes, where that is more than all of them have. By our own account: a file
+    /// system may say much later what became free, or others may take it at once, and that is no reason to give all there is.
+    fn make_room(&mut self, bytes: u64, now: SystemTime) -> bool {
+        let Some(end) = self.bytes.checked_sub(bytes) else { return false };
+        while self.bytes > end {
+            if !self.first(now).is_some_and(|key| self.evict(&key)) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn keep_within_limits(&mut self, now: Now) {
+        let oldest = if now.tells_age { moment(now.wall) } else { 0 };
+        let oldest = oldest.saturating_sub(millis(self.options.max_age.0));
         loop {
             let full = self.bytes > self.options.max_size.0 || self.files.len() > self.options.max_count;
             let too_old = self.files.keys().next().filter(|key| key.0 < oldest).cloned();
-            let goes = too_old.or_else(|| if full { self.first(now) } else { None });
+            let goes = too_old.or_else(|| if full { self.first(now.wall) } else { None });
             if !goes.is_some_and(|key| self.evict(&key)) {
                 break;
             }
@@ -215,6 +254,10 @@ impl Directory {
 
     /// No profile is lost when it fails.
     fn renew_index(&mut self) {
+        // It would lack what is not known.
+        if self.known != Known::All {
+            return;
+        }
         if let Err(error) = self.write_index() {
             self.index_broken = true;
             tracing::warn!(%error, "the index of profiles is out of date; it is tried again");
@@ -244,16 +287,23 @@ impl Directory {
     }
 
     fn write(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        self.list()?;
+        // Once, so that no file takes the place of one that is there.
+        if self.known == Known::Nothing {
+            self.list();
+        }
         let packed = finished.profile.bytes();
         let length = u64::try_from(packed.len()).unwrap_or(u64::MAX);
         let failed = |step, path: &Path| {
             let path = path.to_owned();
             move |source| file::FileError { path, step, source }
         };
-        if !self.has_room(length).map_err(failed("look for free space", &self.root))? {
+        let lacks = self.shortfall(length).map_err(failed("look for free space", &self.root))?;
+        if !self.make_room(lacks, SystemTime::now()) {
             self.no_room += 1;
-            let found = "the file system has less free space than files.keep_free".to_owned();
+            let found = format!(
+                "the file system has less free space than files.keep_free: {lacks} bytes less than it should, and all profiles here are {}",
+                self.bytes
+            );
             return Err(SinkError::Refused { reason: found });
         }
         let service: Arc<str> = encode(&finished.service).into();
@@ -306,10 +356,8 @@ impl Sink for Directory {
     }
 
     fn window_over(&mut self) {
-        match self.list() {
-            Ok(()) => self.keep_within_limits(SystemTime::now()),
-            Err(error) => tracing::warn!(%error, "old profiles stay; it is tried again"),
-        }
+        self.list();
+        self.keep_within_limits(Now::read());
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
@@ -326,9 +374,14 @@ impl Sink for Directory {
 /// Makes the directory, if it is not there, and takes its lock.
 fn make(root: &Path) -> Result<Arc<Lock>, file::FileError> {
     file::make_directory(root)?;
-    let step = "read the directory";
-    fs::read_dir(root).map_err(|source| file::FileError { path: root.to_owned(), step, source })?;
+    fs::read_dir(root).map_err(listing(root))?;
     lock::hold(root)
+}
+
+/// What stood in the way of a look at a directory.
+fn listing(path: &Path) -> impl Fn(io::Error) -> file::FileError + use<> {
+    let path = path.to_owned();
+    move |source| file::FileError { path: path.clone(), step: "read the directory", source }
 }
 
 fn is_gone(directory: &Path) -> bool {
@@ -382,6 +435,12 @@ pub(super) fn encode(service: &str) -> String {
     });
     name.truncate(NAME_BYTES);
     format!("{name}%~{hash:016x}")
+}
+
+/// True for what [`encode`] may make of a service's name.
+fn is_encoded(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.%~".contains(&byte);
+    !name.starts_with('.') && name.bytes().all(plain)
 }
 
 fn decode(directory: &str) -> String {
@@ -495,16 +554,41 @@ mod tests {
     }
 
     #[test]
-    fn without_free_space_nothing_is_written_and_older_files_make_room() {
+    fn without_free_space_nothing_is_written_and_what_would_not_make_it_stays() {
         let root = tempfile::tempdir().unwrap();
         let mut directory = Directory::open(root.path(), &options(10, 0)).unwrap();
         directory.put(&finished("a", 0)).unwrap();
         directory.options.keep_free = Bytes(1 << 52);
         let error = directory.put(&finished("a", 1)).unwrap_err().to_string();
         assert!(error.contains("files.keep_free"), "{error}");
-        assert_eq!(directory.files.len(), 0, "the older one was given for it");
+        assert_eq!((directory.files.len(), directory.no_room, directory.evicted), (1, 1, 0));
         directory.options.keep_free = Bytes(0);
         directory.put(&finished("a", 2)).unwrap();
+    }
+
+    #[test]
+    fn while_the_clock_tells_no_ages_only_bounds_of_size_and_number_hold() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(2, 0)).unwrap();
+        (0..3).for_each(|minute| directory.put(&finished("a", minute)).unwrap());
+        let wall = SystemTime::now() + Duration::from_secs(366 * 86_400);
+        directory.keep_within_limits(Now { wall, tells_age: false });
+        assert_eq!(directory.files.len(), 2);
+        directory.keep_within_limits(Now { wall, tells_age: true });
+        assert_eq!(directory.files.len(), 0);
+    }
+
+    #[test]
+    fn older_files_make_as_much_room_as_lacks_and_no_more() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(10, 0)).unwrap();
+        (0..4).for_each(|minute| directory.put(&finished("a", minute)).unwrap());
+        let (now, each) = (SystemTime::now(), directory.bytes / 4);
+        assert!(directory.make_room(0, now) && !directory.make_room(4 * each + 1, now));
+        assert_eq!(directory.files.len(), 4);
+        assert!(directory.make_room(each + 1, now));
+        assert_eq!((directory.bytes, directory.evicted), (2 * each, 2));
+        assert_eq!(directory.files.keys().map(|key| key.0).max(), directory.last, "the newest stay");
     }
 
     #[test]
@@ -531,6 +615,30 @@ mod tests {
         assert_eq!((new.files.len(), lines(root.path()).len()), (3, 3));
         new.window_over();
         assert_eq!(new.files.len(), 2);
+    }
+
+    #[test]
+    fn what_cannot_be_listed_is_looked_for_again_and_in_nobodys_way() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
+        for service in ["a", "b"] {
+            (0..2).for_each(|minute| directory.put(&finished(service, minute)).unwrap());
+        }
+        fs::create_dir(root.path().join("lost+found")).unwrap();
+        let mut directory = Directory::open(root.path(), &options(3, 0)).unwrap();
+        // The disk fails on the last one.
+        let (whole, broken) = (fs::read_dir(root.path()).unwrap(), Err(io::Error::other("broken")));
+        let found = whole.filter(|entry| entry.as_ref().unwrap().file_name() != "b").chain([broken]);
+        let error = directory.take_up(found).unwrap_err().to_string();
+        assert!(error.contains("broken") && error.contains(root.path().to_str().unwrap()), "{error}");
+        directory.known = Known::Part;
+        assert_eq!(directory.files.len(), 2, "what could be listed is known");
+        directory.keep_within_limits(Now { wall: SystemTime::now(), tells_age: true });
+        directory.put(&finished("a", 2)).unwrap();
+        assert_eq!((directory.files.len(), lines(root.path()).len()), (3, 5), "no line is lost meanwhile");
+        directory.window_over();
+        assert_eq!((directory.known, directory.files.len()), (Known::All, 3));
+        assert!(root.path().join("lost+found").exists());
     }
 
     #[test]
@@ -599,7 +707,7 @@ mod tests {
         #[test]
         fn any_service_has_a_directory_of_its_own_that_tells_its_name(name in "\\PC{1,80}", other in "\\PC{1,80}") {
             let directory = encode(&name);
-            prop_assert!(directory.len() <= 255 && !directory.contains('/') && !directory.starts_with('.'));
+            prop_assert!(is_encoded(&directory) && directory.len() <= 255 && !directory.contains('/') && !directory.starts_with('.'));
             prop_assert!(name == other || directory != encode(&other));
             if !directory.contains('~') {
                 prop_assert_eq!(decode(&directory), name);

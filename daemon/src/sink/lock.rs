@@ -18,8 +18,8 @@ pub const NAME: &str = ".perfusion.lock";
 /// How often the file is made, when another process takes an empty directory away with it.
 const ATTEMPTS: u32 = 10;
 
-/// What this process holds, by the file's path.
-static HELD: Mutex<BTreeMap<PathBuf, Weak<Lock>>> = Mutex::new(BTreeMap::new());
+/// What this process holds, by the file's path. A file system may take long over a lock: meanwhile nobody waits but for the same one.
+static HELD: Mutex<BTreeMap<PathBuf, Arc<Mutex<Weak<Lock>>>>> = Mutex::new(BTreeMap::new());
 
 /// A directory is this process's for as long as any of these lives.
 #[derive(Debug)]
@@ -36,9 +36,10 @@ pub fn hold(directory: &Path) -> Result<Arc<Lock>, FileError> {
     let fail = |step, source: io::Error| FileError { path: directory.join(NAME), step, source };
     let path =
         fs::canonicalize(directory).map_err(|source| fail("look for its directory", source))?.join(NAME);
-    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    let held = slot(&path);
+    let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
     // One of a file that somebody removed keeps nobody out.
-    if let Some(lock) = held.get(&path).and_then(Weak::upgrade).filter(|lock| is_of(lock, &path)) {
+    if let Some(lock) = held.upgrade().filter(|lock| is_of(lock, &path)) {
         return Ok(lock);
     }
     let file = take(&path).map_err(|error| match error {
@@ -50,9 +51,17 @@ pub fn hold(directory: &Path) -> Result<Arc<Lock>, FileError> {
         error => fail("make the lock's file", error.into()),
     })?;
     let lock = Arc::new(Lock { file });
-    held.retain(|_, lock| lock.strong_count() > 0);
-    held.insert(path, Arc::downgrade(&lock));
+    *held = Arc::downgrade(&lock);
     Ok(lock)
+}
+
+/// Where a file's lock is, or will be. Of those that nobody has in hand, and that hold no lock, none stays.
+fn slot(path: &Path) -> Arc<Mutex<Weak<Lock>>> {
+    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    held.retain(|_, slot| {
+        Arc::strong_count(slot) > 1 || slot.try_lock().is_ok_and(|lock| lock.strong_count() > 0)
+    });
+    Arc::clone(held.entry(path.to_owned()).or_default())
 }
 
 fn is_of(lock: &Lock, path: &Path) -> bool {
@@ -98,6 +107,29 @@ mod tests {
         assert!(error.contains(path.to_str().unwrap()) && error.contains("one of its own"), "{error}");
         drop(other);
         hold(directory.path()).unwrap();
+    }
+
+    #[test]
+    fn a_lock_that_takes_long_holds_up_nobody_elsewhere() {
+        let [slow, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let slow = slot(&slow.path().canonicalize().unwrap().join(NAME));
+        let taking = slow.lock().unwrap();
+        hold(other.path()).unwrap();
+        drop(taking);
+        drop(slow);
+    }
+
+    #[test]
+    fn many_that_take_one_at_once_share_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let path = directory.path().to_owned();
+                std::thread::spawn(move || hold(&path).map_err(|error| error.to_string()))
+            })
+            .collect();
+        let locks: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect();
+        assert!(locks.iter().all(|lock| Arc::ptr_eq(lock, &locks[0])));
     }
 
     #[test]

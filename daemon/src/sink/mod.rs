@@ -4,6 +4,7 @@
 //! A sink is called on the sinks' own thread, one after the other. It may take as long as a local disk does; one that sends over a
 //! network puts the profile into its spool and sends from a thread of its own, because whoever waits for a remote end holds up the rest.
 
+pub mod age;
 pub mod counts;
 pub mod deliver;
 pub mod directory;

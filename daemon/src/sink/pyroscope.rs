@@ -111,6 +111,12 @@ impl Default for PyroscopeOptions {
 }
 
 impl PyroscopeOptions {
+    /// Where it is, for messages and for telling two of them apart.
+    #[must_use]
+    pub fn place(&self) -> &str {
+        receiver::place(&self.url)
+    }
+
     /// Checks what the types cannot say.
     ///
     /// # Errors
@@ -164,7 +170,7 @@ impl Pyroscope {
 
     fn with(options: &PyroscopeOptions, limits: Limits, directory: PathBuf, server: impl Remote) -> Self {
         let limits = Limits { age: limits.age.min(MOST_AGE), ..limits };
-        let name = format!("pyroscope {}", options.url);
+        let name = format!("pyroscope {}", options.place());
         Self {
             delivery: Lazy::new(&name, directory, limits, options.timeout.0, server),
             name,
@@ -193,10 +199,10 @@ impl Sink for Pyroscope {
         self.dropped_samples += split.dropped_samples;
         let at = aged_from(finished, self.limits.age);
         let spooled = receiver::each(&split.parts, |part| {
-            self.requests += 1;
             let samples = vec![RawSample { raw_profile: pprof::pack(part)? }];
             let series = vec![RawProfileSeries { labels: labels.clone(), samples }];
             let request = PushRequest { series }.encode_to_vec();
+            self.requests += 1;
             Ok(self.delivery.put(at, &request)?)
         });
         spooled.and(receiver::all_fitted(split.dropped_samples, "profile", self.most_bytes))

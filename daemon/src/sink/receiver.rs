@@ -133,6 +133,11 @@ impl Reach {
     }
 }
 
+/// Where a receiver is, for messages, its spool, and for telling two of them apart: a path's last slash is nothing to it.
+pub(super) fn place(url: &str) -> &str {
+    url.trim_end_matches('/')
+}
+
 /// Refuses a URL that says more than where the receiver is: that is not sent, and would be in messages, metrics and the names of directories. So it
 /// is not in the answer either.
 ///
@@ -156,7 +161,7 @@ pub(super) fn only_a_place(url: &str) -> Result<(), String> {
     ))
 }
 
-/// Client and spool directory of one receiver; `kind` and `url` are its name.
+/// Client and spool directory of one receiver; `kind` and the URL's [`place`] are its name.
 ///
 /// # Errors
 /// When the settings cannot be used: what is wrong with them, the directory's too, is told now, though it is read when it is needed. A
@@ -170,10 +175,11 @@ pub(super) fn open(
 ) -> Result<(Client, PathBuf), SinkError> {
     // Before the URL is in a message.
     only_a_place(url).map_err(|reason| SinkError::Refused { reason: format!("{kind}: {reason}") })?;
-    let refused = |reason: String| SinkError::Refused { reason: format!("{kind} {url}: {reason}") };
+    let place = place(url);
+    let refused = |reason: String| SinkError::Refused { reason: format!("{kind} {place}: {reason}") };
     let settings = reach.settings(url).map_err(refused)?;
     let client = Client::new(settings, version).map_err(|error| refused(error.to_string()))?;
-    let directory = spool.directory_of(kind, url).map_err(refused)?;
+    let directory = spool.directory_of(kind, place).map_err(refused)?;
     file::make_directory(&directory)?;
     Ok((client, directory))
 }

@@ -72,6 +72,12 @@ impl Default for OtlpOptions {
 }
 
 impl OtlpOptions {
+    /// Where it is, for messages and for telling two of them apart.
+    #[must_use]
+    pub fn place(&self) -> &str {
+        receiver::place(&self.url)
+    }
+
     /// Checks what the types cannot say.
     ///
     /// # Errors
@@ -110,7 +116,7 @@ impl Otlp {
         };
         let (client, directory) = receiver::open("otlp", &options.url, &options.reach, version, spool)?;
         let receiver = Receiver { client, protocol: options.protocol };
-        let name = format!("otlp {}", options.url);
+        let name = format!("otlp {}", options.place());
         Ok(Self {
             delivery: Lazy::new(&name, directory, spool.limits(), options.timeout.0, receiver),
             name,
@@ -130,10 +136,10 @@ impl Sink for Otlp {
         let converted = convert::requests(finished, self.most_bytes, &mut fresh_id)?;
         self.dropped_samples += converted.dropped_samples;
         let spooled = receiver::each(&converted.requests, |request| {
-            self.requests += 1;
             let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
             packed.write_all(&request.encode_to_vec()).map_err(PprofError::from)?;
             let packed = packed.finish().map_err(PprofError::from)?;
+            self.requests += 1;
             Ok(self.delivery.put(finished.start + finished.duration, &packed)?)
         });
         spooled.and(receiver::all_fitted(converted.dropped_samples, "request", self.most_bytes))
