@@ -9,7 +9,13 @@ use ebpf_common::counter::Counter;
 use profiler_protocol::counter as shim;
 
 /// Counts of what is in a cache now: they may fall.
-pub const GAUGES: &str = "symbolize_";
+const GAUGES: &str = "symbolize_";
+
+/// True for the name of a count that says how much there is, not how much there was.
+#[must_use]
+pub fn may_fall(name: &str) -> bool {
+    name.starts_with(GAUGES)
+}
 
 /// What its values may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +93,7 @@ pub fn pipeline() -> impl Iterator<Item = Family> {
     let reader = SHIM_READER.iter().map(|(name, help)| (*name, help.trim()));
     let counted = probes.chain(shims).chain(reader).chain(DAEMON.iter().copied());
     counted.map(|(name, help)| {
-        let kind = if name.starts_with(GAUGES) { Kind::Gauge } else { Kind::Counter };
+        let kind = if may_fall(name) { Kind::Gauge } else { Kind::Counter };
         Family { name, kind, help }
     })
 }

@@ -105,7 +105,7 @@ impl Encoder {
         let mut now = HashMap::with_capacity(counters.len());
         let mut since = Vec::with_capacity(counters.len());
         for (name, value) in counters {
-            let is_own = name.starts_with("window_") || name.starts_with(families::GAUGES);
+            let is_own = name.starts_with("window_") || families::may_fall(name);
             let before = self.before.get(name).copied().filter(|_| !is_own).unwrap_or(0);
             since.push((name.clone(), value.saturating_sub(before)));
             now.insert(name.clone(), *value);
