@@ -2,7 +2,7 @@
 
 use crate::cli::{ConfigSources, Format, Ps, Report, Sort, exit};
 use crate::config::{Config, Limits, load};
-use crate::daemon::control;
+use crate::daemon::{control, sinks};
 use crate::error::{Error, say};
 use crate::exact::summary;
 use crate::ps::{self, Daemon};
@@ -160,6 +160,7 @@ pub fn doctor(json: bool) -> Result<u8, Error> {
 pub fn config_check(sources: &ConfigSources) -> Result<u8, Error> {
     let loaded = sources.sources().load()?;
     loaded.warn();
+    sinks::check_files(&loaded.config).for_each(|problem| tracing::warn!("{problem}"));
     let from = loaded.file.map_or_else(|| "the defaults".to_owned(), |file| file.display().to_string());
     to_stdout(format!("{from}: good\n").as_bytes())?;
     Ok(0)

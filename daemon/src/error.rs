@@ -85,7 +85,7 @@ pub enum Error {
         name: String,
     },
     /// Not a cgroup.
-    #[error("--cgroup {}: expected a cgroup v2 directory, found {found}", path.display())]
+    #[error("cgroup {}: expected a cgroup v2 directory, found {found}", path.display())]
     Cgroup {
         /// What was given.
         path: std::path::PathBuf,

@@ -50,11 +50,22 @@ fn page(command: &clap::Command, directory: &Path) -> Result<(), Error> {
     let path = directory.join(manual.get_filename());
     let mut text = Vec::new();
     manual.render(&mut text).map_err(|source| FileError { path: path.clone(), step: "render", source })?;
-    file::write(&path, &text)?;
+    file::write(&path, notes(&String::from_utf8_lossy(&text)).as_bytes())?;
     command
         .get_subcommands()
         .filter(|below| !below.is_hide_set())
         .try_for_each(|below| page(below, directory))
+}
+
+/// The page with what stands below the options as it stands there: examples and exit codes, line by line. The library has them as one paragraph under a
+/// heading that says nothing.
+fn notes(page: &str) -> String {
+    let Some((above, below)) = page.split_once("\n.SH EXTRA\n") else { return page.to_owned() };
+    let (notes, rest) = match below.find("\n.SH ") {
+        Some(end) => below.split_at(end),
+        None => (below.trim_end_matches('\n'), "\n"),
+    };
+    format!("{above}\n.SH NOTES\n.nf\n{notes}\n.fi{rest}")
 }
 
 #[cfg(test)]
@@ -85,8 +96,14 @@ mod tests {
             ("perfusion-inspect-unwind.1", "ADDR"),
         ] {
             let text = std::fs::read_to_string(directory.path().join(file)).unwrap();
-            assert!(text.contains(says), "{file}:\n{text}");
+            assert!(text.contains(says) && !text.contains(".SH EXTRA"), "{file}:\n{text}");
         }
+        let report = std::fs::read_to_string(directory.path().join("perfusion-report.1")).unwrap();
+        let notes = report.split_once(".SH NOTES\n.nf\n").unwrap().1.split_once("\n.fi\n").unwrap().0;
+        assert!(
+            notes.lines().filter(|line| line.contains("perfusion report app.pb.gz")).count() >= 4,
+            "{notes}"
+        );
         assert!(!directory.path().join("perfusion-exec-when-ready.1").exists());
     }
 }

@@ -349,7 +349,38 @@ impl Config {
 
     /// What can be used and is hardly meant, one line each.
     pub fn remarks(&self) -> impl Iterator<Item = String> {
-        self.selection.remarks().into_iter()
+        let Attach { policy, services, except, .. } = &self.attach;
+        let lists = |list: &[String], wanted: bool| !list.is_empty() && !wanted;
+        let same = self.files.directory.is_some() && self.files.directory == self.spool.directory;
+        let odd = [
+            (lists(services, *policy == Policy::Listed), "attach.services is for attach.policy listed only"),
+            (lists(except, *policy != Policy::Off), "attach.except says nothing while attach.policy is off"),
+            (
+                *policy == Policy::Listed && services.is_empty(),
+                "attach.policy is listed, and attach.services is empty: nobody is attached to",
+            ),
+            (
+                services.iter().chain(except).any(String::is_empty),
+                "attach.services, attach.except: no service has an empty name",
+            ),
+            (
+                same,
+                "files.directory and spool.directory are the same: spools lie among the services' directories",
+            ),
+            (
+                self.has_no_sink(),
+                "no sink is configured: profiles are made and dropped (set files.directory)",
+            ),
+        ];
+        let odd = odd.into_iter().filter(|(is_so, _)| *is_so).map(|(_, what)| what.to_owned());
+        self.selection.remarks().into_iter().chain(odd)
+    }
+
+    fn has_no_sink(&self) -> bool {
+        let none = self.files.directory.is_none() && self.otlp.is_empty() && self.pyroscope.is_empty();
+        #[cfg(feature = "object-storage")]
+        let none = none && self.s3.is_empty();
+        none
     }
 
     /// Checks what the types cannot say.

@@ -118,9 +118,6 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
     let sinks = sinks::open(&config)?;
-    if sinks.is_empty() {
-        tracing::warn!("no sink is configured: profiles are made and dropped (set files.directory)");
-    }
     let sinks = Sinks::start(sinks).map_err(internal("starting a thread"))?;
     let (confines, host_cpus) = (Confines::read(), online_cpus()? as f64);
     let mode = Mode::of(&config, &confines, host_cpus);

@@ -4,6 +4,7 @@ use super::neighbour;
 use crate::config::Config;
 use crate::sink::deliver::Backlog;
 use crate::sink::directory::Directory;
+use crate::sink::http::Version;
 use crate::sink::orphans::Orphans;
 use crate::sink::otlp::Otlp;
 use crate::sink::pyroscope::Pyroscope;
@@ -109,6 +110,19 @@ pub fn open(config: &Config) -> Result<Opened, SinkError> {
         sinks.push(Box::new(S3::open(store, &config.spool)?));
     }
     Ok(Opened { sinks, orphans: orphans(config) })
+}
+
+/// What is wrong with the files of receivers, one line each: none of it keeps the daemon from starting.
+pub fn check_files(config: &Config) -> impl Iterator<Item = String> {
+    let otlp =
+        config.otlp.iter().map(|of| (format!("otlp {}", of.place()), &of.url, &of.reach, of.version()));
+    let pyroscope = config.pyroscope.iter();
+    let pyroscope =
+        pyroscope.map(|of| (format!("pyroscope {}", of.place()), &of.url, &of.reach, Version::One));
+    otlp.chain(pyroscope).filter_map(|(name, url, reach, version)| {
+        let error = reach.settings(url).ok()?.check_files(version).err()?;
+        Some(format!("{name}: {error}; what is for it waits in the spool until that is repaired"))
+    })
 }
 
 fn orphans(config: &Config) -> Orphans {

@@ -16,6 +16,7 @@ use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
 use crate::aggregate::thread_role::{self, is_collector};
 use crate::aggregate::threads::{Origin, Threads, WaitReason};
 use crate::aggregate::wait_reason;
+use crate::attach::place;
 use crate::kubernetes::pods::Pods;
 use crate::process::ProcessTable;
 use crate::process::container::Home;
@@ -29,10 +30,10 @@ use crate::source::{
     Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, RuntimeSample, ShimEvent, Sleeper,
     Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
 };
-use crate::symbolize::Symbolizer;
 use crate::symbolize::kernel::WakeSites;
 use crate::symbolize::types::{Contexts, TypeName, Types};
 use crate::symbolize::wait_functions::WaitFunctions;
+use crate::symbolize::{Symbolizer, file_name};
 use crate::unwind::finish::Limits;
 use profiler_protocol::record::NOT_NOW;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -922,12 +923,20 @@ impl Processor {
         self.intern_event(frames)
     }
 
-    /// Inside are the shim and the event's delivery: the stack is the innermost managed frame's.
+    /// Inside are the shim and the event's delivery: the stack is the innermost managed frame's. Where none was reached, the copy of the stack ended before
+    /// it, what is left is what the runtime did: never our own callback, which would be taken for who allocated.
     fn intern_event(&mut self, mut frames: Vec<FrameKey>) -> StackId {
-        if let Some(managed) = frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. })) {
-            frames.drain(..managed);
+        let managed = frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. }));
+        let own = || frames.iter().rposition(|frame| self.is_of_shim(*frame)).map(|last| last + 1);
+        if let Some(inside) = managed.or_else(own) {
+            frames.drain(..inside);
         }
         self.stacks.intern(&frames)
+    }
+
+    fn is_of_shim(&self, frame: FrameKey) -> bool {
+        let FrameKey::Native { image, .. } = frame else { return false };
+        self.processes.image(image).is_some_and(|image| place::is_ours(file_name(&image.path)))
     }
 
     /// What a thread's values are counted under.

@@ -130,11 +130,32 @@ struct State {
     figures: Figures,
     /// None after an attempt that did not fail.
     trouble: Option<Trouble>,
+    /// When it was last told that what waits is lost, until nothing waits.
+    told_lost: Option<Instant>,
     /// No more is to be sent after this moment.
     closing: Option<Instant>,
 }
 
 impl State {
+    /// One payload more waits. That others are lost by it is told, and hourly while it goes on.
+    fn put(&mut self, sink: &str, at: SystemTime, payload: &[u8]) -> Result<(), FileError> {
+        let lost = |spool: &Spool| spool.lost().evicted.saturating_add(spool.lost().expired);
+        let (before, now) = (lost(&self.spool), Instant::now());
+        let put = self.spool.put(at, payload);
+        if self.spool.len() <= 1 {
+            self.told_lost = None;
+        } else if lost(&self.spool) > before
+            && self.told_lost.is_none_or(|told| now.duration_since(told) >= TELL_AGAIN)
+        {
+            self.told_lost = Some(now);
+            tracing::warn!(
+                sink,
+                "of what waits the oldest is lost, as spool.max_size, max_age and keep_free have it: requests_evicted and requests_expired count it"
+            );
+        }
+        put
+    }
+
     /// An attempt failed.
     fn fail(&mut self, sink: &str, reason: String, then: &'static str) {
         let (before, now) = (self.trouble.take(), Instant::now());
@@ -173,7 +194,8 @@ impl Delivery {
         timeout: Duration,
     ) -> Result<(Self, Sender<Box<dyn Remote>>), FileError> {
         let spool = Spool::open(directory, limits)?;
-        let state = State { spool, figures: Figures::default(), trouble: None, closing: None };
+        let state =
+            State { spool, figures: Figures::default(), trouble: None, told_lost: None, closing: None };
         let sink = sink.to_owned();
         let shared = Arc::new(Shared { sink, state: Mutex::new(state), changed: Condvar::new() });
         let other = Arc::clone(&shared);
@@ -195,7 +217,7 @@ impl Delivery {
     /// # Errors
     /// When it is lost.
     pub fn put(&self, at: SystemTime, payload: &[u8]) -> Result<(), FileError> {
-        let put = self.shared.lock().spool.put(at, payload);
+        let put = self.shared.lock().put(&self.shared.sink, at, payload);
         self.shared.changed.notify_all();
         put
     }

@@ -47,6 +47,19 @@ pub struct Settings {
     pub tls: Tls,
 }
 
+impl Settings {
+    /// Whether the files that are named can be used now: certificates, keys, values of headers.
+    ///
+    /// # Errors
+    /// What is wrong with the first that cannot.
+    pub fn check_files(&self, version: Version) -> Result<(), HttpError> {
+        if self.url.scheme_str() == Some("https") {
+            tls(&self.tls, version)?;
+        }
+        self.headers.iter().try_for_each(|(name, secret)| header(name, secret).map(drop))
+    }
+}
+
 /// A header's value.
 #[derive(Clone)]
 pub enum Secret {
@@ -275,14 +288,14 @@ impl Peer {
     /// # Errors
     /// When the URL is none, or a file cannot be read.
     pub fn new(settings: Settings, version: Version) -> Result<Self, HttpError> {
+        settings.check_files(version)?;
+        Self::of(settings, version)
+    }
+
+    /// Whose files are read when there is something to ask, and no sooner.
+    fn of(settings: Settings, version: Version) -> Result<Self, HttpError> {
         if !matches!(settings.url.scheme_str(), Some("http" | "https")) || settings.url.host().is_none() {
             return Err(HttpError::Url(settings.url));
-        }
-        if settings.url.scheme_str() == Some("https") {
-            tls(&settings.tls, version)?;
-        }
-        for (name, secret) in &settings.headers {
-            header(name, secret)?;
         }
         Ok(Self { settings, version })
     }
@@ -411,12 +424,13 @@ impl Drop for Client {
 }
 
 impl Client {
-    /// Checks what can be checked before there is anything to send.
+    /// Reads no file before there is something to send: one that is missing now may be there then, as each is read anew for each request. Who wants to
+    /// know asks [`Settings::check_files`].
     ///
     /// # Errors
-    /// When the URL is none, or a file cannot be read.
+    /// When the URL is none.
     pub fn new(settings: Settings, version: Version) -> Result<Self, HttpError> {
-        let peer = Peer::new(settings, version)?;
+        let peer = Peer::of(settings, version)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime =
             runtime.map_err(|source| HttpError::Connect { to: "the runtime".to_owned(), source })?;

@@ -299,11 +299,26 @@ impl Remote for Server {
     }
 }
 
+/// Connect answers a request in the type it came in (connectrpc.com/docs/protocol, "Unary-Response").
+fn is_of_the_protocol(answer: &Answer) -> bool {
+    answer.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/proto"))
+}
+
 /// Connect's codes are HTTP's (connectrpc.com/docs/protocol, "Error codes"): 429 is exhausted, 503 unavailable, 504 too late. A 500 is the
 /// server's own fault, which may pass, or what it says of a profile that it cannot cope with; what it does not take for good is 400, 401, 403, 404, 413, 501.
 fn verdict(answer: &Answer) -> Verdict {
     match answer.status {
-        200..=299 => Verdict::Accepted { rejected: 0 },
+        200..=299 if is_of_the_protocol(answer) => Verdict::Accepted { rejected: 0 },
+        // A page to log in at, or another service behind the same address.
+        200..=299 => {
+            let found =
+                answer.headers.get(CONTENT_TYPE).map_or("no type", |kind| kind.to_str().unwrap_or("another"));
+            let reason = format!(
+                "{} with {found}: expected application/proto, as Pyroscope answers; is the URL right?",
+                answer.status
+            );
+            Verdict::Later { after: None, reason }
+        }
         500 => Verdict::Failed(said(answer)),
         408 | 429 | 502 | 503 | 504 => {
             Verdict::Later { after: retry_after(&answer.headers), reason: said(answer) }
@@ -438,7 +453,19 @@ mod tests {
             trailers: HeaderMap::new(),
             body: Body::from_static(b"{\"code\":\"resource_exhausted\"}"),
         };
-        assert_eq!(verdict(&answer(200)), Verdict::Accepted { rejected: 0 });
+        let of_type = |kind: &'static str| {
+            let mut answer = answer(200);
+            answer.headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+            verdict(&answer)
+        };
+        assert_eq!(of_type("application/proto"), Verdict::Accepted { rejected: 0 });
+        // A page to log in at.
+        let Verdict::Later { reason, .. } = of_type("text/html; charset=utf-8") else { panic!() };
+        assert!(
+            reason.starts_with("200 with text/html; charset=utf-8: expected application/proto"),
+            "{reason}"
+        );
+        assert!(matches!(verdict(&answer(200)), Verdict::Later { reason, .. } if reason.contains("no type")));
         assert!(
             matches!(verdict(&answer(500)), Verdict::Failed(reason) if reason.contains("resource_exhausted"))
         );

@@ -7,7 +7,7 @@ use super::http::{self, Answer, Client, Secret, Tls, Version};
 use super::spool::Limits;
 use crate::config::units::{Bytes, Span};
 use hyper::Uri;
-use hyper::header::{HeaderMap, HeaderName, RETRY_AFTER};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -117,6 +117,11 @@ impl Reach {
                     "expected each header once in headers, header_files and token_file (`authorization`), found `{known}` twice"
                 ));
             }
+            if let Secret::Value(value) = &secret {
+                let value: Result<HeaderValue, _> = value.parse();
+                value
+                    .map_err(|_| format!("headers: `{known}`: expected visible characters, found others"))?;
+            }
             headers.push((known, secret));
         }
         let client = match (&self.certificate_file, &self.key_file) {
@@ -164,8 +169,8 @@ pub(super) fn only_a_place(url: &str) -> Result<(), String> {
 /// Client and spool directory of one receiver; `kind` and the URL's [`place`] are its name.
 ///
 /// # Errors
-/// When the settings cannot be used: what is wrong with them, the directory's too, is told now, though it is read when it is needed. A
-/// receiver that is away is no error.
+/// When the settings cannot be used: what is wrong with them, the directory's too, is told now. A receiver that is away is no error, and a file that
+/// cannot be read none either: both can be repaired while profiles wait, and the other sinks are not to suffer.
 pub(super) fn open(
     kind: &str,
     url: &str,
@@ -178,6 +183,12 @@ pub(super) fn open(
     let place = place(url);
     let refused = |reason: String| SinkError::Refused { reason: format!("{kind} {place}: {reason}") };
     let settings = reach.settings(url).map_err(refused)?;
+    if let Err(error) = settings.check_files(version) {
+        tracing::warn!(
+            sink = format!("{kind} {place}"),
+            "{error}; what is for it waits in the spool until that is repaired"
+        );
+    }
     let client = Client::new(settings, version).map_err(|error| refused(error.to_string()))?;
     let directory = spool.directory_of(kind, place).map_err(refused)?;
     file::make_directory(&directory)?;

@@ -78,6 +78,15 @@ impl OtlpOptions {
         receiver::place(&self.url)
     }
 
+    /// Of HTTP.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        match self.protocol {
+            Protocol::Grpc => Version::Two,
+            Protocol::Http => Version::One,
+        }
+    }
+
     /// Checks what the types cannot say.
     ///
     /// # Errors
@@ -110,11 +119,8 @@ impl Otlp {
     /// # Errors
     /// When the settings cannot be used. A receiver that is away is no error.
     pub fn open(options: &OtlpOptions, spool: &SpoolOptions) -> Result<Self, SinkError> {
-        let version = match options.protocol {
-            Protocol::Grpc => Version::Two,
-            Protocol::Http => Version::One,
-        };
-        let (client, directory) = receiver::open("otlp", &options.url, &options.reach, version, spool)?;
+        let (client, directory) =
+            receiver::open("otlp", &options.url, &options.reach, options.version(), spool)?;
         let receiver = Receiver { client, protocol: options.protocol };
         let name = format!("otlp {}", options.place());
         Ok(Self {
