@@ -520,8 +520,9 @@ mod tests {
     fn a_variable_of_a_misspelt_section_is_left_out_with_what_may_have_been_meant() {
         let variables =
             ["PERFUSION_WINDOW_LENGTH", "PERFUSION_BIN", "PERFUSION_PROBES", "PERFUSION_SERVICE_HOST"];
-        let loaded = load("", &variables.map(|name| (name, "10s")), &[]).unwrap();
-        assert_eq!(loaded.config, Config::default());
+        let text = "files: {directory: /x}\n";
+        let loaded = load(text, &variables.map(|name| (name, "10s")), &[]).unwrap();
+        assert_eq!(loaded.config, load(text, &[], &[]).unwrap().config);
         assert_eq!(
             loaded.remarks,
             [

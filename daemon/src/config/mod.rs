@@ -356,10 +356,6 @@ impl Config {
             (lists(services, *policy == Policy::Listed), "attach.services is for attach.policy listed only"),
             (lists(except, *policy != Policy::Off), "attach.except says nothing while attach.policy is off"),
             (
-                *policy == Policy::Listed && services.is_empty(),
-                "attach.policy is listed, and attach.services is empty: nobody is attached to",
-            ),
-            (
                 services.iter().chain(except).any(String::is_empty),
                 "attach.services, attach.except: no service has an empty name",
             ),
@@ -501,6 +497,28 @@ impl Config {
 mod tests {
     use super::{Config, Recording};
     use crate::attach::Wishes;
+
+    #[test]
+    fn what_contradicts_itself_is_told() {
+        let said = |text: &str| {
+            let config: Config = serde_yaml::from_str(text).unwrap();
+            config.check().unwrap();
+            config.remarks().collect::<Vec<_>>().join("; ")
+        };
+        let files = "files: {directory: /p}\n";
+        assert_eq!(said(files), "");
+        for (text, word) in [
+            ("attach: {policy: off, services: [a]}", "for attach.policy listed only"),
+            ("attach: {policy: all, services: [a]}", "for attach.policy listed only"),
+            ("attach: {except: [a]}", "says nothing"),
+            ("attach: {policy: listed, services: ['']}", "empty name"),
+            ("spool: {directory: /p}", "are the same"),
+        ] {
+            let said = said(&format!("{files}{text}\n"));
+            assert!(said.contains(word), "{text}: {said}");
+        }
+        assert!(said("{}").contains("no sink is configured"));
+    }
 
     #[test]
     fn windows_are_shorter_than_what_pyroscope_takes() {
