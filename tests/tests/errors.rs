@@ -338,7 +338,7 @@ fn users_of_rules_are_the_hosts_and_one_it_does_not_have_is_warned_of_and_not_re
     );
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--mount-proc", "sh", "-ec", &script, "sh"]);
-    command.arg(perfusion_bin().unwrap()).args(["config", "check", "--set"]);
+    command.arg(perfusion_bin().unwrap()).args(["config", "check", "--set", "files.directory=/x", "--set"]);
     command.arg(format!("selection.except=[{{user: {last}}}, {{user: inside}}]"));
     let outcome = perfusion::run(&mut command, DEADLINE).unwrap();
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);

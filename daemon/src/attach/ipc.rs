@@ -648,6 +648,7 @@ pub(super) mod tests {
     use proptest::{collection::vec, prelude::any, proptest};
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::PathBuf;
     use std::time::{Duration, Instant};
 
     /// For peers that answer at once, on a machine that is busy with other things.
@@ -656,6 +657,15 @@ pub(super) mod tests {
     /// Tests of one process share the name of its socket, so they take turns.
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
+    /// Goes with the test, also with one that fails.
+    struct Socket(PathBuf);
+
+    impl Drop for Socket {
+        fn drop(&mut self) {
+            std::fs::remove_file(&self.0).ok();
+        }
+    }
+
     /// A socket named as this process's runtime would name it, in the first of this process's temporary directories.
     pub(in crate::attach) fn with_listener<T>(test: impl FnOnce(&Target, UnixListener) -> T) -> T {
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -663,10 +673,8 @@ pub(super) mod tests {
         let directory = me.temporary_directories().remove(0);
         let name =
             format!("dotnet-diagnostic-{}-{}-socket", me.namespace_pid().unwrap(), me.start_ticks().unwrap());
-        let path = directory.join(name);
-        let result = test(&me, UnixListener::bind(&path).unwrap());
-        std::fs::remove_file(path).unwrap();
-        result
+        let socket = Socket(directory.join(name));
+        test(&me, UnixListener::bind(&socket.0).unwrap())
     }
 
     /// The same with somebody who answers there once.
@@ -699,12 +707,10 @@ pub(super) mod tests {
         let me = Target::open(std::process::id()).unwrap();
         let directory = me.temporary_directories().remove(0);
         let earlier = me.start_ticks().unwrap() - 1;
-        let path =
-            directory.join(format!("dotnet-diagnostic-{}-{earlier}-socket", me.namespace_pid().unwrap()));
-        let _listener = UnixListener::bind(&path).unwrap();
-        let found = super::candidates(&me).unwrap().len();
-        std::fs::remove_file(path).unwrap();
-        assert_eq!(found, 0);
+        let name = format!("dotnet-diagnostic-{}-{earlier}-socket", me.namespace_pid().unwrap());
+        let socket = Socket(directory.join(name));
+        let _listener = UnixListener::bind(&socket.0).unwrap();
+        assert_eq!(super::candidates(&me).unwrap().len(), 0);
     }
 
     #[test]
