@@ -280,12 +280,19 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{COMMAND_CHARACTERS, Daemon, Mode, UNSELECTED, cost, fitting, join, list, print, table};
+    use super::{COMMAND_CHARACTERS, Daemon, Mode, Row, UNSELECTED, cost, fitting, join, list, print, table};
+    use crate::attach::ipc::tests::TURN;
     use crate::daemon::control::Answer;
+
+    /// All processes there are, while no other test has a socket like a runtime's.
+    fn all() -> std::io::Result<Vec<Row>> {
+        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        list(&Daemon::None)
+    }
 
     #[test]
     fn this_process_is_listed_as_native() {
-        let rows = list(&Daemon::None).unwrap();
+        let rows = all().unwrap();
         let me = rows.iter().find(|row| row.pid == std::process::id()).unwrap();
         assert_eq!((me.mode, me.why_not.as_deref()), (Mode::Native, None));
     }
@@ -301,8 +308,7 @@ mod tests {
                 "shim":false,"shim_dropped":0,"why_not":"it opted out"{more}}}]{unselected}}}"#
             );
             let answer: Answer = serde_json::from_str(&told).unwrap();
-            let mut rows: Vec<_> =
-                list(&Daemon::None).unwrap().into_iter().filter(|row| row.pid == me).collect();
+            let mut rows: Vec<_> = all().unwrap().into_iter().filter(|row| row.pid == me).collect();
             rows[0].why_not = before.map(str::to_owned);
             join(&mut rows, answer);
             rows.remove(0).why_not
@@ -342,8 +348,7 @@ mod tests {
                 r#"{{"remarks":[],"processes":[{{"pid":{me},"start_ticks":{ticks},"is_clr":false,"stacks":7,"stacks_broken":1,"lookup_ms":20,
                 "shim":false,"shim_dropped":0,"why_not":null{more}}}]}}"#
             );
-            let mut rows: Vec<_> =
-                list(&Daemon::None).unwrap().into_iter().filter(|row| row.pid == me).collect();
+            let mut rows: Vec<_> = all().unwrap().into_iter().filter(|row| row.pid == me).collect();
             join(&mut rows, serde_json::from_str(&told).unwrap());
             let mut text = Vec::new();
             table(&rows, &mut text).unwrap();
@@ -368,6 +373,7 @@ mod tests {
     #[test]
     fn the_json_form_is_json_and_the_table_has_a_line_each() {
         let (mut json, mut table, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         print(true, Daemon::None, &mut json, &mut notes).unwrap();
         let parsed: serde_json::Value = serde_json::from_slice(&json).unwrap();
         assert!(!parsed.as_array().unwrap().is_empty());

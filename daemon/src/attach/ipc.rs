@@ -642,7 +642,7 @@ impl Reader<'_> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::{AttachProfiler, HEADER_BYTES, IpcError, MAGIC, Reader, attach_profiler, process_info};
     use crate::attach::target::Target;
     use proptest::{collection::vec, prelude::any, proptest};
@@ -654,8 +654,8 @@ pub(super) mod tests {
     /// For peers that answer at once, on a machine that is busy with other things.
     const MINUTE: Duration = Duration::from_secs(60);
 
-    /// Tests of one process share the name of its socket, so they take turns.
-    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    /// Tests of one process share the name of its socket, so they take turns; with them those that ask every process there is, this one too.
+    pub(crate) static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
     /// Goes with the test, also with one that fails.
     struct Socket(PathBuf);
