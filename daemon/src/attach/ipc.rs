@@ -734,9 +734,12 @@ pub(crate) mod tests {
     #[test]
     fn a_refusal_carries_the_runtimes_code() {
         let peer = |mut stream: UnixStream| {
-            let mut request = [0; 64];
-            let read = stream.read(&mut request).unwrap();
-            assert_eq!(request[..read][20..24], 500u32.to_le_bytes());
+            let mut head = [0; HEADER_BYTES];
+            stream.read_exact(&mut head).unwrap();
+            let size = usize::from(u16::from_le_bytes([head[14], head[15]]));
+            let mut payload = vec![0; size - HEADER_BYTES];
+            stream.read_exact(&mut payload).unwrap();
+            assert_eq!(payload[..4], 500u32.to_le_bytes());
             stream.write_all(&answer(0xff, 0xff, &0x8007_007eu32.to_le_bytes())).unwrap();
         };
         let what = AttachProfiler {
