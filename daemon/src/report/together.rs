@@ -15,6 +15,9 @@ use std::time::Duration;
 /// The label that says which profile a sample is of.
 pub const WINDOW: &str = "window";
 
+/// Windows that end within so much of the last one end with it. The last one may be short: it ends when the daemon does.
+const SAME_MOMENT_NS: i64 = 500_000_000;
+
 /// Windows and their lengths in nanoseconds, by the value of the label.
 pub type Windows = BTreeMap<String, i64>;
 
@@ -70,7 +73,7 @@ impl Together {
         let last = spans.iter().map(|span| span.to_ns).max().unwrap_or(0);
         for span in &spans {
             // What ends in the same moment does so but for the time it takes to write windows of many services.
-            let is_last = span.to_ns >= last.saturating_sub(span.to_ns.saturating_sub(span.from_ns) / 2);
+            let is_last = span.to_ns >= last.saturating_sub(SAME_MOMENT_NS);
             let samples = profile.sample.get_mut(span.samples.clone()).unwrap_or_default();
             for sample in samples.iter_mut().filter(|_| !each_moment && !is_last) {
                 let of_moment = |(at, _): &(usize, &mut i64)| of_moments.contains(at);
