@@ -372,11 +372,17 @@ impl Config {
         self.selection.remarks().into_iter().chain(odd)
     }
 
-    fn has_no_sink(&self) -> bool {
-        let none = self.files.directory.is_none() && self.otlp.is_empty() && self.pyroscope.is_empty();
+    /// How many profiles are sent to.
+    #[must_use]
+    pub fn receivers(&self) -> usize {
+        let count = self.otlp.len() + self.pyroscope.len();
         #[cfg(feature = "object-storage")]
-        let none = none && self.s3.is_empty();
-        none
+        let count = count + self.s3.len();
+        count
+    }
+
+    fn has_no_sink(&self) -> bool {
+        self.files.directory.is_none() && self.receivers() == 0
     }
 
     /// Checks what the types cannot say.

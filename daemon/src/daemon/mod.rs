@@ -430,7 +430,7 @@ impl Daemon {
             self.sources.file.as_ref().map_or_else(|| "defaults".into(), |file| file.display().to_string());
         let files =
             config.files.directory.as_ref().map_or_else(|| "none".into(), |path| path.display().to_string());
-        let receivers = config.otlp.len() + config.pyroscope.len() + config.s3.len();
+        let receivers = config.receivers();
         let listen =
             self.server.as_ref().map_or_else(|| "nowhere".into(), |server| server.address().to_string());
         format!(
