@@ -281,12 +281,12 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::{COMMAND_CHARACTERS, Daemon, Mode, Row, UNSELECTED, cost, fitting, join, list, print, table};
-    use crate::attach::ipc::tests::TURN;
+    use crate::attach::ipc::tests::turn;
     use crate::daemon::control::Answer;
 
     /// All processes there are, while no other test has a socket like a runtime's.
     fn all() -> std::io::Result<Vec<Row>> {
-        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _turn = turn();
         list(&Daemon::None)
     }
 
@@ -373,7 +373,7 @@ mod tests {
     #[test]
     fn the_json_form_is_json_and_the_table_has_a_line_each() {
         let (mut json, mut table, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _turn = turn();
         print(true, Daemon::None, &mut json, &mut notes).unwrap();
         let parsed: serde_json::Value = serde_json::from_slice(&json).unwrap();
         assert!(!parsed.as_array().unwrap().is_empty());

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -41,13 +41,18 @@ fn daemon(scratch: &Scratch, more: &[&str]) -> Recording {
     daemon
 }
 
-/// The profiles of a service, oldest first.
-fn profiles(scratch: &Scratch, service: &str) -> Vec<Profile> {
+/// The files of a service, oldest first.
+fn files(scratch: &Scratch, service: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(scratch.path("out").join(service)) else { return Vec::new() };
     let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "gz"));
     files.sort();
-    files.iter().map(|file| Profile::read(file).unwrap()).collect()
+    files
+}
+
+/// The profiles of a service, oldest first.
+fn profiles(scratch: &Scratch, service: &str) -> Vec<Profile> {
+    files(scratch, service).iter().map(|file| Profile::read(file).unwrap()).collect()
 }
 
 pub(crate) fn has_shim(pid: u32) -> bool {
@@ -56,10 +61,7 @@ pub(crate) fn has_shim(pid: u32) -> bool {
 
 /// `report` of several windows has the sum of what happened in them, and of what is alive the last one's.
 fn one_report_of_them_all(scratch: &Scratch, service: &str) {
-    let entries = fs::read_dir(scratch.path("out").join(service)).unwrap();
-    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
-    files.retain(|file| file.extension().is_some_and(|extension| extension == "gz"));
-    files.sort();
+    let files = files(scratch, service);
     let read: Vec<Profile> = files.iter().map(|file| Profile::read(file).unwrap()).collect();
     let report = |arguments: &[&str]| {
         // One of them twice: it counts once.

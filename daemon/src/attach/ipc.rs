@@ -649,13 +649,17 @@ pub(crate) mod tests {
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::path::PathBuf;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
     use std::time::{Duration, Instant};
 
     /// For peers that answer at once, on a machine that is busy with other things.
     const MINUTE: Duration = Duration::from_secs(60);
 
     /// Tests of one process share the name of its socket, so they take turns; with them those that ask every process there is, this one too.
-    pub(crate) static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    pub(crate) fn turn() -> MutexGuard<'static, ()> {
+        static TURN: Mutex<()> = Mutex::new(());
+        TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
     /// Goes with the test, also with one that fails.
     struct Socket(PathBuf);
@@ -668,7 +672,7 @@ pub(crate) mod tests {
 
     /// A socket named as this process's runtime would name it, in the first of this process's temporary directories.
     pub(in crate::attach) fn with_listener<T>(test: impl FnOnce(&Target, UnixListener) -> T) -> T {
-        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _turn = turn();
         let me = Target::open(std::process::id()).unwrap();
         let directory = me.temporary_directories().remove(0);
         let name =
@@ -703,7 +707,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_socket_of_an_earlier_process_with_the_pid_is_not_this_ones() {
-        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _turn = turn();
         let me = Target::open(std::process::id()).unwrap();
         let directory = me.temporary_directories().remove(0);
         let earlier = me.start_ticks().unwrap() - 1;

@@ -30,15 +30,15 @@ use std::thread::JoinHandle;
 
 /// What the library's files are called.
 pub(super) const NAMING: Naming = Naming { prefix: "perfusion-shim-", suffix: ".so" };
-/// True for the name of such a file, deleted or not.
-pub(crate) fn is_ours(file_name: &str) -> bool {
-    file_name.starts_with(NAMING.prefix)
-}
-
 /// Not `/run/perfusion`: what a service manager makes for the daemon goes when the daemon ends.
 const START_DIRECTORY: &str = "perfusion-record";
 /// Roots visited by the sweep, at most.
 const ROOTS: usize = 4096;
+
+/// True for the name of a file of the library, deleted or not.
+pub(crate) fn is_ours(file_name: &str) -> bool {
+    file_name.starts_with(NAMING.prefix)
+}
 
 /// The library could not be placed.
 #[derive(Debug, thiserror::Error)]

@@ -26,6 +26,14 @@ struct Probes {
     unknown: bool,
 }
 
+impl Probes {
+    /// Until then, as much as when they were looked at last.
+    fn until(&self, now: Instant) -> Duration {
+        let since = self.estimated.map(|at| now.saturating_duration_since(at)).unwrap_or_default();
+        self.total + since.mul_f64(self.rate)
+    }
+}
+
 /// The costs so far.
 #[derive(Debug, Default)]
 pub struct Cost {
@@ -142,13 +150,12 @@ impl Cost {
                 // Some probe runs at each context switch: nothing at all in a second means that nobody counted.
                 probes.unknown = taken == 0;
                 let rate = taken as f64 / 1e9 / counted;
+                if probes.estimated.is_none() {
+                    (probes.estimated, probes.rate) = (Some(since), rate);
+                }
                 // Until now it was the rate before: what was said once is not taken back.
-                let (from, at_rate) = match probes.estimated.replace(now) {
-                    Some(at) => (at, probes.rate),
-                    None => (since, rate),
-                };
-                probes.total += now.saturating_duration_since(from).mul_f64(at_rate);
-                probes.rate = rate;
+                probes.total = probes.until(now);
+                (probes.estimated, probes.rate) = (Some(now), rate);
                 probes.next = Some(now + COUNT_EVERY - COUNTED_FOR);
                 false
             }
@@ -159,8 +166,7 @@ impl Cost {
     #[must_use]
     pub fn probes_cpu(&self) -> Option<Duration> {
         let probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
-        let since = probes.estimated.map(|at| at.elapsed()).unwrap_or_default();
-        (!probes.unknown).then(|| probes.total + since.mul_f64(probes.rate))
+        (!probes.unknown).then(|| probes.until(Instant::now()))
     }
 
     /// A recording begins: its first window pays for itself alone.
@@ -172,11 +178,7 @@ impl Cost {
     /// A recording has ended, and its programs have with it: until now they took as much as when they were looked at last, from now on nothing.
     pub fn recording_ended(&self, now: Instant) {
         let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(from) = probes.estimated.take() {
-            let rate = probes.rate;
-            probes.total += now.saturating_duration_since(from).mul_f64(rate);
-        }
-        (probes.rate, probes.counting, probes.next) = (0.0, None, None);
+        *probes = Probes { total: probes.until(now), unknown: probes.unknown, ..Probes::default() };
     }
 
     /// Memory when it was last looked at.

@@ -214,38 +214,38 @@ impl Drop for Server {
 
 fn answer(mut connection: impl Connection, about: &About) -> io::Result<()> {
     let About { state, sinks, private } = about;
-    let (method, path) = request(&mut connection)?.unwrap_or_default();
-    let path = (!path.is_empty()).then_some(path.as_str());
-    let (status, kind, body) = match path.filter(|_| method != Method::Other) {
-        None if method == Method::Other && path.is_some() => {
+    let asked = request(&mut connection)?;
+    let asked = asked.as_ref().map(|(method, path)| (*method, path.as_str()));
+    let (status, kind, body) = match asked {
+        None => ("400 Bad Request", TEXT, "expected an HTTP request\n".to_owned()),
+        Some((Method::Other, _)) => {
             ("405 Method Not Allowed\r\nAllow: GET, HEAD", TEXT, "expected GET or HEAD\n".to_owned())
         }
-        Some("/metrics") => {
+        Some((_, "/metrics")) => {
             let look = state.look();
             ("200 OK", metrics::CONTENT_TYPE, metrics::text(state, look.as_deref(), &sinks.standing()))
         }
-        Some("/healthz" | "/readyz") if state.last_beat().elapsed() >= HANGS_AFTER => {
+        Some((_, "/healthz" | "/readyz")) if state.last_beat().elapsed() >= HANGS_AFTER => {
             unavailable("the daemon hangs")
         }
-        Some("/healthz") => ok("alive"),
-        Some("/readyz") if state.watcher().is_some() => ok("recording"),
-        Some("/readyz") => unavailable(&idle(state, "nothing is recorded")),
-        Some("/debug/pipeline") => ("200 OK", JSON, pipeline::text(state, &sinks.standing())),
-        Some(control::PROCESSES) if *private => match control::processes(state) {
+        Some((_, "/healthz")) => ok("alive"),
+        Some((_, "/readyz")) if state.watcher().is_some() => ok("recording"),
+        Some((_, "/readyz")) => unavailable(&idle(state, "nothing is recorded")),
+        Some((_, "/debug/pipeline")) => ("200 OK", JSON, pipeline::text(state, &sinks.standing())),
+        Some((_, control::PROCESSES)) if *private => match control::processes(state) {
             Some(processes) => ("200 OK", JSON, processes),
             None => unavailable(&idle(state, "nothing is recorded, or it is too busy to say")),
         },
         Some(_) => {
             ("404 Not Found", TEXT, "there are /metrics, /healthz, /readyz and /debug/pipeline\n".to_owned())
         }
-        None => ("400 Bad Request", TEXT, "expected an HTTP request\n".to_owned()),
     };
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
     let deadline = Instant::now() + TIMEOUT;
-    let body = if method == Method::Head { "" } else { &body };
+    let body = if matches!(asked, Some((Method::Head, _))) { "" } else { &body };
     for part in [head.as_bytes(), body.as_bytes()].into_iter().flat_map(|text| text.chunks(64 << 10)) {
         // One who takes it byte by byte does not get more time by that.
         let left = deadline.saturating_duration_since(Instant::now());
@@ -275,12 +275,11 @@ fn idle(state: &State, otherwise: &str) -> String {
 }
 
 /// What is asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
     Get,
     /// As much of it without its body.
     Head,
-    #[default]
     Other,
 }
 
@@ -308,7 +307,7 @@ fn request(connection: &mut impl Connection) -> io::Result<Option<(Method, Strin
         _ => return Ok(None),
     };
     let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
-    Ok(Some((method, String::from_utf8_lossy(path).into_owned())))
+    Ok((!path.is_empty()).then(|| (method, String::from_utf8_lossy(path).into_owned())))
 }
 
 #[cfg(test)]

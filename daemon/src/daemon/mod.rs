@@ -56,15 +56,15 @@ use notify::Notify;
 use pace::Pace;
 use retry::{Retry, Then};
 use room::{Relief, Room};
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{FlockOperation, Mode as FileMode, OFlags, flock, open};
 use rustix::io::Errno;
 use schedule::Schedule;
 use sinks::Sinks;
 use state::State;
-use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
@@ -222,14 +222,12 @@ fn hold(directory: &Path) -> Result<File, Error> {
     let failed = |source| Error::LockFile { path: path.clone(), source };
     DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
     // Where others may write, one may lay a link or a pipe there: what it leads to is not ours to touch.
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
-    let flags = i32::try_from(flags).unwrap_or_default();
-    let mut open = OpenOptions::new();
-    open.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
-    let mut file = open.open(&path).map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::LOOP) => failed(io::Error::other("it is a symbolic link: remove it")),
-        _ => failed(error),
-    })?;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let mut file = match open(&path, flags, FileMode::RUSR | FileMode::WUSR) {
+        Ok(file) => File::from(file),
+        Err(Errno::LOOP) => return Err(failed(io::Error::other("it is a symbolic link: remove it"))),
+        Err(error) => return Err(failed(error.into())),
+    };
     let found = file.metadata().map_err(failed)?;
     if !found.is_file() || found.nlink() != 1 || found.uid() != rustix::process::geteuid().as_raw() {
         return Err(failed(io::Error::other("it is not a file of this daemon's own: remove it")));
@@ -459,20 +457,22 @@ impl Daemon {
         }
         let steps = self.pace.steps();
         self.cut();
+        let is_lowest = steps == pace::STEPS;
+        let too_much = is_lowest && steps == before && took > budget;
         let hertz = self.state.frequency();
         let what = format!("the last window took {took:.3} CPUs, limits.cpu is {budget:.3}");
         if steps < before {
             tracing::info!(steps, "{what}: the next is recorded at {hertz} samples a second and CPU again");
         } else if steps > before {
             tracing::warn!(steps, "{what}: the next is recorded at {hertz} samples a second and CPU");
-        } else if took > budget && steps == pace::STEPS && !self.told_lowest {
+        } else if too_much && !self.told_lowest {
             tracing::warn!(
                 steps,
                 "{what}, and rates do not go below {hertz} samples a second and CPU: what it costs to follow this node's threads and processes is more than that"
             );
         }
         // Said anew only after a step up.
-        self.told_lowest = steps == pace::STEPS && (self.told_lowest || took > budget && steps == before);
+        self.told_lowest = is_lowest && (self.told_lowest || too_much);
     }
 
     /// Ends the window in progress; the next one is recorded at the rates now due.

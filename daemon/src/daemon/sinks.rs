@@ -8,6 +8,7 @@ use crate::sink::http::Version;
 use crate::sink::orphans::Orphans;
 use crate::sink::otlp::Otlp;
 use crate::sink::pyroscope::Pyroscope;
+use crate::sink::receiver;
 #[cfg(feature = "object-storage")]
 use crate::sink::s3::S3;
 use crate::sink::{Finished, Sink, SinkError};
@@ -54,14 +55,6 @@ impl Standing {
 pub struct Opened {
     sinks: Vec<Box<dyn Sink>>,
     orphans: Orphans,
-}
-
-impl Opened {
-    /// True when profiles go nowhere.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.sinks.is_empty()
-    }
 }
 
 #[derive(Default)]
@@ -114,14 +107,12 @@ pub fn open(config: &Config) -> Result<Opened, SinkError> {
 
 /// What is wrong with the files of receivers, one line each: none of it keeps the daemon from starting.
 pub fn check_files(config: &Config) -> impl Iterator<Item = String> {
-    let otlp =
-        config.otlp.iter().map(|of| (format!("otlp {}", of.place()), &of.url, &of.reach, of.version()));
+    let otlp = config.otlp.iter().map(|of| ("otlp", of.place(), &of.url, &of.reach, of.version()));
     let pyroscope = config.pyroscope.iter();
-    let pyroscope =
-        pyroscope.map(|of| (format!("pyroscope {}", of.place()), &of.url, &of.reach, Version::One));
-    otlp.chain(pyroscope).filter_map(|(name, url, reach, version)| {
-        let error = reach.settings(url).ok()?.check_files(version).err()?;
-        Some(format!("{name}: {error}; what is for it waits in the spool until that is repaired"))
+    let pyroscope = pyroscope.map(|of| ("pyroscope", of.place(), &of.url, &of.reach, Version::One));
+    otlp.chain(pyroscope).filter_map(|(kind, place, url, reach, version)| {
+        let trouble = receiver::trouble_of_files(&reach.settings(url).ok()?, version)?;
+        Some(format!("{kind} {place}: {trouble}"))
     })
 }
 

@@ -213,22 +213,22 @@ fn labels(builder: &mut Builder<'_>, labels: &Labels, encoded: &mut Vec<Label>) 
     });
 }
 
-/// Reads back what [`encode`] made, which was checked then.
-///
-/// # Errors
-/// When it is anything else.
-pub fn unpack(bytes: &[u8]) -> Result<Profile, PprofError> {
-    let mut unpacked = Vec::new();
-    MultiGzDecoder::new(bytes).read_to_end(&mut unpacked)?;
-    Ok(Profile::decode(unpacked.as_slice())?)
-}
-
 /// Reads a profile back, gzipped or not, and checks it.
 ///
 /// # Errors
 /// When it is no pprof, breaks a rule of the format, or unpacks to more than 2 GiB.
 pub fn decode(bytes: &[u8]) -> Result<Profile, PprofError> {
-    let profile = if bytes.starts_with(&[0x1f, 0x8b]) {
+    let profile = unpack(bytes)?;
+    validate(&profile)?;
+    Ok(profile)
+}
+
+/// The same without a check, for what [`encode`] made: that was checked then.
+///
+/// # Errors
+/// When it is no message of the kind, or unpacks to more than 2 GiB.
+pub fn unpack(bytes: &[u8]) -> Result<Profile, PprofError> {
+    Ok(if bytes.starts_with(&[0x1f, 0x8b]) {
         let mut unpacked = Vec::new();
         MultiGzDecoder::new(bytes).take(MAX_UNPACKED_BYTES + 1).read_to_end(&mut unpacked)?;
         if u64::try_from(unpacked.len()).is_ok_and(|len| len > MAX_UNPACKED_BYTES) {
@@ -237,7 +237,5 @@ pub fn decode(bytes: &[u8]) -> Result<Profile, PprofError> {
         Profile::decode(unpacked.as_slice())?
     } else {
         Profile::decode(bytes)?
-    };
-    validate(&profile)?;
-    Ok(profile)
+    })
 }

@@ -115,11 +115,7 @@ impl StackTable {
         let frames = usize::try_from(bytes).unwrap_or(usize::MAX) / size_of::<FrameKey>();
         self.whole = frames.clamp(LEAST_FRAMES, MAX_FRAMES);
         if self.is_empty() {
-            *self = Self {
-                refused: self.refused,
-                spans_refused: self.spans_refused,
-                ..Self::with_room(self.whole)
-            };
+            drop(self.take());
         }
     }
 

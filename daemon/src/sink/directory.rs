@@ -217,13 +217,6 @@ impl Directory {
         true
     }
 
-    /// What the file system lacks for so many bytes above the floor.
-    fn shortfall(&self, bytes: u64) -> io::Result<u64> {
-        let room = rustix::fs::statvfs(&self.root)?;
-        let free = room.f_bavail.saturating_mul(room.f_frsize);
-        Ok(self.options.keep_free.0.saturating_add(bytes).saturating_sub(free))
-    }
-
     /// The oldest go, until their files had so many bytes; false, and none goes, where that is more than all of them have. By our own account: a file
     /// system may say much later what became free, or others may take it at once, and that is no reason to give all there is.
     fn make_room(&mut self, bytes: u64, now: SystemTime) -> bool {
@@ -297,7 +290,8 @@ impl Directory {
             let path = path.to_owned();
             move |source| file::FileError { path, step, source }
         };
-        let lacks = self.shortfall(length).map_err(failed("look for free space", &self.root))?;
+        let lacks = file::shortfall(&self.root, length, self.options.keep_free.0)
+            .map_err(failed("look for free space", &self.root))?;
         if !self.make_room(lacks, SystemTime::now()) {
             self.no_room += 1;
             let found = format!(

@@ -1,7 +1,7 @@
 //! Files that appear whole or not at all: written to a new file beside the target, synced, renamed.
 
 use crate::leftover::{self, Naming};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, fsync, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, fsync, openat, renameat, statvfs, unlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use std::ffi::OsStr;
@@ -35,6 +35,16 @@ fn advice(error: &io::Error) -> &'static str {
     } else {
         ""
     }
+}
+
+/// What a directory's file system lacks to take so many bytes and keep as many free beside them.
+///
+/// # Errors
+/// When it does not say.
+pub fn shortfall(directory: &Path, bytes: u64, keep_free: u64) -> io::Result<u64> {
+    let room = statvfs(directory)?;
+    let free = room.f_bavail.saturating_mul(room.f_frsize);
+    Ok(keep_free.saturating_add(bytes).saturating_sub(free))
 }
 
 /// Makes a directory, and those it lies in, for their owner alone; what is there stays as it is.

@@ -183,16 +183,20 @@ pub(super) fn open(
     let place = place(url);
     let refused = |reason: String| SinkError::Refused { reason: format!("{kind} {place}: {reason}") };
     let settings = reach.settings(url).map_err(refused)?;
-    if let Err(error) = settings.check_files(version) {
-        tracing::warn!(
-            sink = format!("{kind} {place}"),
-            "{error}; what is for it waits in the spool until that is repaired"
-        );
+    if let Some(trouble) = trouble_of_files(&settings, version) {
+        tracing::warn!(sink = format!("{kind} {place}"), "{trouble}");
     }
     let client = Client::new(settings, version).map_err(|error| refused(error.to_string()))?;
     let directory = spool.directory_of(kind, place).map_err(refused)?;
     file::make_directory(&directory)?;
     Ok((client, directory))
+}
+
+/// What is wrong with a receiver's files now, in words, and what comes of it.
+#[must_use]
+pub fn trouble_of_files(settings: &http::Settings, version: Version) -> Option<String> {
+    let error = settings.check_files(version).err()?;
+    Some(format!("{error}; what is for it waits in the spool until that is repaired"))
 }
 
 /// When there was no answer. Nobody there, no name, a certificate that has run out: all of it can be repaired while the profile waits.

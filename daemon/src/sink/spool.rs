@@ -4,7 +4,6 @@
 use super::age::Now;
 use super::file::{self, FileError};
 use super::lock::{self, Lock};
-use rustix::fs::statvfs;
 use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -146,7 +145,8 @@ impl Spool {
         }
         self.remove_left();
         let over = self.bytes.saturating_add(bytes).saturating_sub(self.limits.bytes);
-        let short = self.shortfall(bytes);
+        // A file system that does not tell is taken for one with room: writing tells.
+        let short = file::shortfall(&self.directory, bytes, self.limits.free_bytes).unwrap_or(0);
         if !self.make_room(over.max(short)) {
             self.lost.refused += 1;
             let found = if short > over {
@@ -355,15 +355,6 @@ impl Spool {
         }
         self.bytes = self.bytes.saturating_sub(item.bytes);
         true
-    }
-
-    /// What the file system lacks for so many bytes above the floor.
-    fn shortfall(&self, bytes: u64) -> u64 {
-        // A file system that does not tell is taken for one with room: writing tells.
-        statvfs(&self.directory).map_or(0, |found| {
-            let free = found.f_bavail.saturating_mul(found.f_frsize);
-            self.limits.free_bytes.saturating_add(bytes).saturating_sub(free)
-        })
     }
 
     fn path(&self, item: Item) -> PathBuf {
