@@ -142,7 +142,7 @@ impl Control {
         let listener = listen(&path)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let about = About { state, sinks, private: true };
+        let about = About::new(state, sinks, true);
         let thread = std::thread::Builder::new().name("control".into()).spawn(move || {
             neighbour::wait_for_others();
             http::serve(|| accept(&listener), &stopped, &about);

@@ -13,14 +13,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Connections at once. A further one takes the place of the oldest, not the other way round: whoever holds connections open for nothing must
-/// not keep the kubelet from asking whether this daemon lives.
-const CONNECTIONS: usize = 16;
+/// Connections at once. A further one takes the place of the oldest that has not asked yet, not the other way round: whoever holds connections open for
+/// nothing must not keep the kubelet from asking whether this daemon lives.
+const CONNECTIONS: usize = 64;
 /// Threads at once: those of closed connections may still be at their answer.
 const THREADS: usize = 2 * CONNECTIONS;
 /// Longest request line and headers, and longest time for them and for the answer.
 const REQUEST_BYTES: usize = 8 << 10;
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// What takes much work to say is said again for so long.
+const SAME_FOR: Duration = Duration::from_millis(500);
 /// The daemon looks at its clocks every second, and whether its threads move; one that has not for so long hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(15);
 
@@ -69,10 +71,37 @@ impl Connection for UnixStream {
 /// What answers are made of.
 #[derive(Clone)]
 pub(super) struct About {
-    pub(super) state: Arc<State>,
-    pub(super) sinks: SinkWatcher,
-    /// Asked by root through the control socket: processes may be told of, too.
-    pub(super) private: bool,
+    state: Arc<State>,
+    sinks: SinkWatcher,
+    private: bool,
+    metrics: Arc<Said>,
+    pipeline: Arc<Said>,
+}
+
+impl About {
+    /// `private` where it is root who asks, through the control socket: processes may be told of, too.
+    pub(super) fn new(state: Arc<State>, sinks: SinkWatcher, private: bool) -> Self {
+        Self { state, sinks, private, metrics: Arc::default(), pipeline: Arc::default() }
+    }
+}
+
+/// What was said last. Whoever may ask over the network may ask without end, and what that costs is taken from the recording.
+#[derive(Default)]
+struct Said(Mutex<Option<(Instant, Arc<str>)>>);
+
+impl Said {
+    fn or(&self, say: impl FnOnce() -> String) -> Arc<str> {
+        // Held while it is made: others wait for the same.
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, text)) = &*said
+            && at.elapsed() < SAME_FOR
+        {
+            return Arc::clone(text);
+        }
+        let text: Arc<str> = say().into();
+        *said = Some((Instant::now(), Arc::clone(&text)));
+        text
+    }
 }
 
 /// Takes connections until it is told to stop, and answers each on a thread of its own.
@@ -100,7 +129,7 @@ pub(super) fn serve<C: Connection>(
             let (open, about) = (Arc::clone(&open), about.clone());
             move || {
                 // Whoever asked is gone, or too slow.
-                answer(connection, &about).ok();
+                answer(connection, &about, || open.has_asked(number)).ok();
                 open.leave(number);
             }
         });
@@ -118,7 +147,7 @@ struct Open<C> {
 }
 
 struct Connections<C> {
-    /// Open ones, oldest first, by number.
+    /// Open ones that have not asked yet, oldest first, by number.
     open: VecDeque<(u64, C)>,
     /// Those of closed connections, too.
     threads: usize,
@@ -150,11 +179,14 @@ impl<C: Connection> Open<C> {
         true
     }
 
+    /// This one gets its answer, whoever comes.
+    fn has_asked(&self, number: u64) {
+        self.lock().open.retain(|(other, _)| *other != number);
+    }
+
     fn leave(&self, number: u64) {
-        let mut state = self.lock();
-        state.threads -= 1;
-        state.open.retain(|(other, _)| *other != number);
-        drop(state);
+        self.has_asked(number);
+        self.lock().threads -= 1;
         self.left.notify_one();
     }
 
@@ -181,7 +213,7 @@ impl Server {
         let address = listener.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let about = About { state, sinks, private: false };
+        let about = About::new(state, sinks, false);
         let thread = std::thread::Builder::new().name("http".into()).spawn(move || {
             neighbour::wait_for_others();
             serve(|| listener.accept().map(|(connection, _)| connection), &stopped, &about);
@@ -212,18 +244,19 @@ impl Drop for Server {
     }
 }
 
-fn answer(mut connection: impl Connection, about: &About) -> io::Result<()> {
-    let About { state, sinks, private } = about;
+fn answer(mut connection: impl Connection, about: &About, has_asked: impl FnOnce()) -> io::Result<()> {
+    let About { state, sinks, private, metrics, pipeline } = about;
     let asked = request(&mut connection)?;
+    has_asked();
     let asked = asked.as_ref().map(|(method, path)| (*method, path.as_str()));
     let (status, kind, body) = match asked {
-        None => ("400 Bad Request", TEXT, "expected an HTTP request\n".to_owned()),
+        None => ("400 Bad Request", TEXT, "expected an HTTP request\n".into()),
         Some((Method::Other, _)) => {
-            ("405 Method Not Allowed\r\nAllow: GET, HEAD", TEXT, "expected GET or HEAD\n".to_owned())
+            ("405 Method Not Allowed\r\nAllow: GET, HEAD", TEXT, "expected GET or HEAD\n".into())
         }
         Some((_, "/metrics")) => {
-            let look = state.look();
-            ("200 OK", metrics::CONTENT_TYPE, metrics::text(state, look.as_deref(), &sinks.standing()))
+            let text = || metrics::text(state, state.look().as_deref(), &sinks.standing());
+            ("200 OK", metrics::CONTENT_TYPE, metrics.or(text))
         }
         Some((_, "/healthz" | "/readyz")) if state.last_beat().elapsed() >= HANGS_AFTER => {
             unavailable("the daemon hangs")
@@ -231,13 +264,15 @@ fn answer(mut connection: impl Connection, about: &About) -> io::Result<()> {
         Some((_, "/healthz")) => ok("alive"),
         Some((_, "/readyz")) if state.watcher().is_some() => ok("recording"),
         Some((_, "/readyz")) => unavailable(&idle(state, "nothing is recorded")),
-        Some((_, "/debug/pipeline")) => ("200 OK", JSON, pipeline::text(state, &sinks.standing())),
+        Some((_, "/debug/pipeline")) => {
+            ("200 OK", JSON, pipeline.or(|| pipeline::text(state, &sinks.standing())))
+        }
         Some((_, control::PROCESSES)) if *private => match control::processes(state) {
-            Some(processes) => ("200 OK", JSON, processes),
+            Some(processes) => ("200 OK", JSON, processes.into()),
             None => unavailable(&idle(state, "nothing is recorded, or it is too busy to say")),
         },
         Some(_) => {
-            ("404 Not Found", TEXT, "there are /metrics, /healthz, /readyz and /debug/pipeline\n".to_owned())
+            ("404 Not Found", TEXT, "there are /metrics, /healthz, /readyz and /debug/pipeline\n".into())
         }
     };
     let head = format!(
@@ -261,12 +296,12 @@ fn answer(mut connection: impl Connection, about: &About) -> io::Result<()> {
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
 
-fn ok(what: &str) -> (&'static str, &'static str, String) {
-    ("200 OK", TEXT, format!("{what}\n"))
+fn ok(what: &str) -> (&'static str, &'static str, Arc<str>) {
+    ("200 OK", TEXT, format!("{what}\n").into())
 }
 
-fn unavailable(what: &str) -> (&'static str, &'static str, String) {
-    ("503 Service Unavailable", TEXT, format!("{what}\n"))
+fn unavailable(what: &str) -> (&'static str, &'static str, Arc<str>) {
+    ("503 Service Unavailable", TEXT, format!("{what}\n").into())
 }
 
 /// Why there is no recording.

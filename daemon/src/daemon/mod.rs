@@ -18,6 +18,7 @@ pub mod notify;
 mod outlet;
 pub mod pace;
 pub mod pipeline;
+pub mod queue;
 pub mod retry;
 pub mod room;
 pub mod schedule;
@@ -59,7 +60,7 @@ use room::{Relief, Room};
 use rustix::fs::{FlockOperation, Mode as FileMode, OFlags, flock, open};
 use rustix::io::Errno;
 use schedule::Schedule;
-use sinks::Sinks;
+use sinks::{END_WITHIN, Sinks};
 use state::State;
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Read as _, Write as _};
@@ -79,8 +80,6 @@ use windows::Encoder;
 const LOOK: Duration = Duration::from_secs(1);
 /// How often cgroups are looked for, where rules look at them: until then a new one is not recorded.
 const SCAN: Duration = Duration::from_secs(2);
-/// How long the sinks are waited for at the end. They give receivers less than that; a disk that does not answer has no limit of its own.
-const LAST_SINKS: Duration = Duration::from_secs(60);
 
 /// Runs until it is told to end. `logs_at` is the level of its log, where a flag says so.
 ///
@@ -386,7 +385,9 @@ impl Daemon {
             // A little more than what is left, so that the window is over then.
             match signals.wait((left + Duration::from_millis(1)).min(LOOK)) {
                 Told::End => {
-                    tracing::info!("told to end: the last window is written; a second signal gives it up");
+                    tracing::info!(
+                        "told to end: the last window is being written; a second signal gives it up"
+                    );
                     return Ok(());
                 }
                 Told::Reload => self.reload()?,
@@ -887,11 +888,11 @@ impl Daemon {
             let now = Instant::now();
             match wait.recv_timeout(Duration::from_millis(50)) {
                 Ok(Some(ended)) => return ended,
-                Ok(None) => sinks_until = Some(now + LAST_SINKS),
+                Ok(None) => sinks_until = Some(now + END_WITHIN),
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Failed),
                 Err(RecvTimeoutError::Timeout) if sinks_until.is_some_and(|until| now >= until) => {
                     tracing::error!(
-                        "the sinks have not ended after {LAST_SINKS:?}: a disk or mount does not answer, and what they had not written is lost"
+                        "the sinks have not ended after {END_WITHIN:?}: a disk or mount does not answer, and what they had not written is lost"
                     );
                     return Err(Error::Failed);
                 }

@@ -12,6 +12,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Part of the memory for the stacks of a window: a quarter, and almost twice that when it ends.
 const STACKS: u64 = 4;
+/// Part of the memory for windows that wait for the sinks, as the bytes of their files.
+const WINDOWS: u64 = 16;
 /// When so much of it is taken the window ends: what comes until it has still finds room.
 const NEARLY_FULL: f64 = 0.7;
 
@@ -22,6 +24,12 @@ const CUT_SHOWS: Duration = Duration::from_secs(15);
 #[must_use]
 pub fn for_stacks(memory: u64) -> u64 {
     memory / STACKS
+}
+
+/// Of so much memory, the bytes that windows which wait for the sinks may take.
+#[must_use]
+pub fn for_windows(memory: u64) -> u64 {
+    memory / WINDOWS
 }
 
 /// What is to be done.

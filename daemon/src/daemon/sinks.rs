@@ -1,6 +1,7 @@
 //! The sinks of a configuration, on a thread of their own.
 
 use super::neighbour;
+use super::queue::{self, In, Out};
 use crate::config::Config;
 use crate::sink::deliver::Backlog;
 use crate::sink::directory::Directory;
@@ -14,15 +15,18 @@ use crate::sink::s3::S3;
 use crate::sink::{Finished, Sink, SinkError};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Windows that wait for the sinks, besides the one they are at work with.
-const WINDOWS: usize = 2;
-/// How long sinks are given for what is left when the daemon ends.
+/// How long the sinks are given for the windows that wait for them when the daemon ends, the last one too.
+const LAST_WINDOWS: Duration = Duration::from_secs(10);
+/// How long they are given then for what is to be sent.
 const LAST: Duration = Duration::from_secs(5);
+/// They are not waited for longer than this: who ends a daemon gives it 30 seconds (Kubernetes, and the unit), and a recording's end takes some of
+/// those. A disk that does not answer has no limit of its own.
+pub const END_WITHIN: Duration = Duration::from_secs(20);
 /// How soon another set of sinks is put in place.
 const LOOK: Duration = Duration::from_millis(200);
 /// What sinks count between two windows, such as what a receiver took or refused, is published so often.
@@ -61,13 +65,15 @@ pub struct Opened {
 struct Shared {
     /// What is to take the place of the sinks at work.
     next: Option<Opened>,
+    /// The daemon ends: what is not put by then is lost.
+    closing: Option<Instant>,
     standing: Vec<Standing>,
 }
 
 /// The sinks at work.
 pub struct Sinks {
     thread: JoinHandle<()>,
-    out: SyncSender<Vec<Finished>>,
+    out: Out,
     shared: Arc<Mutex<Shared>>,
 }
 
@@ -144,7 +150,7 @@ impl Sinks {
     /// # Errors
     /// When the thread cannot be made.
     pub fn start(opened: Opened) -> io::Result<Self> {
-        let (out, finished) = sync_channel(WINDOWS);
+        let (out, finished) = queue::new();
         let shared = Arc::new(Mutex::new(Shared::default()));
         let Opened { sinks, orphans } = opened;
         let at_work = Work::of(sinks, orphans, Arc::clone(&shared));
@@ -156,7 +162,7 @@ impl Sinks {
 
     /// Where finished windows go.
     #[must_use]
-    pub fn out(&self) -> SyncSender<Vec<Finished>> {
+    pub fn out(&self) -> Out {
         self.out.clone()
     }
 
@@ -171,8 +177,10 @@ impl Sinks {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).next = Some(opened);
     }
 
-    /// Waits until all that was handed over is done. All senders must be gone.
+    /// Waits until all that was handed over is done or time is up. Nobody else may have an [`out`](Self::out) any more.
     pub fn close(self) {
+        let closing = Instant::now() + LAST_WINDOWS;
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).closing = Some(closing);
         drop(self.out);
         // A sink that panicked has said so.
         self.thread.join().ok();
@@ -206,16 +214,16 @@ impl Work {
         }
     }
 
-    fn until_closed(mut self, finished: &Receiver<Vec<Finished>>) {
+    fn until_closed(mut self, finished: &In) {
         neighbour::wait_for_others();
         loop {
-            let window = finished.recv_timeout(LOOK);
+            let window = finished.next(LOOK);
             let next = self.shared.lock().unwrap_or_else(PoisonError::into_inner).next.take();
             if let Some(next) = next {
                 self.replace(next);
             }
             match window {
-                Ok(window) => self.put(window),
+                Ok(window) => self.put(window, finished),
                 Err(RecvTimeoutError::Timeout) => {
                     if Instant::now() >= self.moment_at {
                         self.windows_over();
@@ -248,11 +256,15 @@ impl Work {
         self.publish();
     }
 
-    fn put(&mut self, window: Vec<Finished>) {
+    fn put(&mut self, window: Vec<Finished>, queue: &In) {
         let profiles = window.len();
-        let mut failed = 0;
+        let (mut failed, mut late) = (0, 0);
         // One after the other is given to all and let go: as messages they are large.
         for finished in window {
+            if self.is_too_late() {
+                late += 1;
+                continue;
+            }
             for sink in &mut self.sinks {
                 if let Err(error) = sink.put(&finished) {
                     failed += 1;
@@ -262,10 +274,22 @@ impl Work {
                     }
                 }
             }
+            queue.done(finished);
         }
         tracing::debug!(profiles, failed, "window handed over");
+        if late > 0 {
+            tracing::error!(
+                profiles = late,
+                "lost: the sinks were not done with the last windows within {LAST_WINDOWS:?}; a disk is very busy or does not answer"
+            );
+        }
         self.windows_over();
         self.publish();
+    }
+
+    fn is_too_late(&self) -> bool {
+        let closing = self.shared.lock().unwrap_or_else(PoisonError::into_inner).closing;
+        closing.is_some_and(|closing| Instant::now() >= closing)
     }
 
     fn windows_over(&mut self) {
@@ -325,10 +349,11 @@ mod tests {
             duration: Duration::from_secs(60),
             profile: Profile::default().into(),
         };
-        work.put(vec![finished.clone(), finished.clone()]);
+        let (_, queue) = queue::new();
+        work.put(vec![finished.clone(), finished.clone()], &queue);
         let first = work.reported.clone();
         assert!(first.contains_key("a") && first.contains_key("b"), "{first:?}");
-        work.put(vec![finished]);
+        work.put(vec![finished], &queue);
         assert_eq!(work.reported, first);
     }
 
@@ -357,7 +382,7 @@ mod tests {
         let (tell, moments) = channel();
         let mut work = Work::of(vec![Box::new(Moments(tell))], Orphans::default(), Arc::default());
         work.moment_at = Instant::now();
-        let (windows, finished) = sync_channel::<Vec<Finished>>(1);
+        let (windows, finished) = queue::new();
         let at_work = std::thread::spawn(move || work.until_closed(&finished));
         moments.recv_timeout(NO_WINDOW).unwrap();
         assert!(moments.try_recv().is_err(), "the next one is a minute later");

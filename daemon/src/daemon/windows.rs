@@ -1,6 +1,7 @@
 //! A window that is over → one finished profile per service, handed to the sinks' thread.
 
-use super::{families, state::State};
+use super::queue::Out;
+use super::{families, room, state::State};
 use crate::aggregate::key::SampleType;
 use crate::aggregate::window::{Entry, OTHER};
 use crate::attach::NOT_RECORDED;
@@ -13,33 +14,14 @@ use crate::source::Rates;
 use crate::source::kernel::rule_set::{Feature, LeftOut, OfService};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, TrySendError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Encodes windows, on the processor's thread.
 pub struct Encoder {
     state: Arc<State>,
-    out: SyncSender<Vec<Finished>>,
+    out: Out,
     /// Counters when the window before ended.
     before: HashMap<String, u64>,
-}
-
-/// How long the sinks are given to make room for a recording's last window.
-const LAST_WINDOW: Duration = Duration::from_secs(10);
-/// How often it is looked whether they have.
-const LOOK_FOR_ROOM: Duration = Duration::from_millis(20);
-
-/// Gives this to the sinks, who may take so long to make room; what they have no room for comes back.
-fn hand_over<T>(out: &SyncSender<T>, mut what: T, patience: Duration) -> Result<(), T> {
-    let until = Instant::now() + patience;
-    loop {
-        what = match out.try_send(what) {
-            Ok(()) => return Ok(()),
-            Err(TrySendError::Full(what)) if Instant::now() < until => what,
-            Err(TrySendError::Full(what) | TrySendError::Disconnected(what)) => return Err(what),
-        };
-        std::thread::sleep(LOOK_FOR_ROOM);
-    }
 }
 
 /// The part of a window that is one service's.
@@ -52,13 +34,13 @@ struct Part<'a> {
 impl Encoder {
     /// Hands finished windows to `out`.
     #[must_use]
-    pub fn new(state: Arc<State>, out: SyncSender<Vec<Finished>>) -> Self {
+    pub fn new(state: Arc<State>, out: Out) -> Self {
         // These are of the whole process, the others of the recording that begins.
         let before = loss::process_counters().map(|(name, value)| (name.to_owned(), value));
         Self { state, out, before: before.into() }
     }
 
-    /// Encodes one window. What the sinks have no time for is dropped and counted: waiting would hold up the next one, where one follows.
+    /// Encodes one window. What finds no room among those that wait for the sinks is dropped and counted: waiting would hold up the next one.
     pub fn take(&mut self, over: Over<'_>) {
         let counters = self.since_before(&over.counters);
         let config = self.state.config();
@@ -94,8 +76,9 @@ impl Encoder {
         }
         self.state.counters.windows.add(1);
         self.state.counters.profiles.add(count(finished.len()));
-        let patience = if over.is_last { LAST_WINDOW } else { Duration::ZERO };
-        let Err(lost) = hand_over(&self.out, finished, patience) else { return };
+        // None follows the last one, and what it takes is soon free.
+        let room = if over.is_last { u64::MAX } else { room::for_windows(self.state.mode().memory) };
+        let Err(lost) = self.out.give(finished, room) else { return };
         self.state.counters.profiles_dropped.add(count(lost.len()));
         tracing::warn!(profiles = lost.len(), "the sinks are still busy with earlier windows: dropped");
     }
@@ -251,26 +234,10 @@ fn parts<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::{hand_over, parts};
+    use super::parts;
     use crate::aggregate::key::{Labels, SampleType};
     use crate::aggregate::window::{Limits, OTHER, Window};
     use crate::sample::frame::FrameKey;
-    use std::sync::mpsc::sync_channel;
-    use std::time::Duration;
-
-    #[test]
-    fn sinks_that_are_busy_get_the_last_window_when_they_have_room_and_no_other() {
-        let (out, sinks) = sync_channel(1);
-        assert_eq!(hand_over(&out, 1, Duration::ZERO), Ok(()));
-        assert_eq!(hand_over(&out, 2, Duration::ZERO), Err(2));
-        let busy = std::thread::spawn(move || sinks.into_iter().collect::<Vec<_>>());
-        assert_eq!(hand_over(&out, 3, Duration::from_secs(60)), Ok(()));
-        drop(out);
-        assert_eq!(busy.join().unwrap(), [1, 3]);
-        let (out, sinks) = sync_channel(0);
-        drop(sinks);
-        assert_eq!(hand_over(&out, 4, Duration::from_secs(60)), Err(4));
-    }
 
     #[test]
     fn services_beyond_the_limit_share_one_that_is_named_and_no_value_is_lost() {

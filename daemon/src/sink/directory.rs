@@ -1,6 +1,6 @@
 //! Profiles as files: `DIRECTORY/SERVICE/TIME.pb.gz`, and one line each in `DIRECTORY/index.jsonl`.
 //!
-//! A file appears whole or not at all. The oldest go when there are too many, they are too large together or too old, or the file system
+//! A file appears whole or not at all, and those of a window together: a disk that is busy with other things is waited for once, not for each. The oldest go when there are too many, they are too large together or too old, or the file system
 //! has too little room left. The directory's names tell all that the index does, so the index is made anew from them at the start, and whenever
 //! it could not be written.
 
@@ -27,6 +27,9 @@ const STALE_LINES: usize = 256;
 /// A directory's name takes 255 bytes at most (NAME_MAX); longer ones are cut and get a hash.
 const NAME_BYTES: usize = 200;
 
+/// So many files wait for the end of their window at most: each takes two descriptors.
+const MOST_STAGED: usize = 64;
+
 /// One file: when its window began in milliseconds since 1970, and which of those of that moment it is.
 type Key = (u64, Arc<str>, u32);
 
@@ -37,6 +40,13 @@ struct Line<'a> {
     service: &'a str,
     file: String,
     bytes: u64,
+}
+
+/// One that does not have its name yet.
+struct New {
+    key: Key,
+    bytes: u64,
+    file: file::Staged,
 }
 
 /// How much is known of what was there before.
@@ -60,6 +70,8 @@ pub struct Directory {
     /// By time; the second part of the key is the service's directory.
     files: BTreeMap<Key, u64>,
     bytes: u64,
+    /// Of the window that is being written.
+    staged: Vec<New>,
     /// Directory names of services, as long as they have files.
     names: HashMap<Arc<str>, usize>,
     /// When the window began that was last written.
@@ -90,6 +102,7 @@ impl Directory {
             known: Known::Nothing,
             files: BTreeMap::new(),
             bytes: 0,
+            staged: Vec::new(),
             names: HashMap::new(),
             last: None,
             stale_lines: 0,
@@ -305,29 +318,46 @@ impl Directory {
         file::make_directory(&directory)?;
         let start = moment(finished.start);
         let mut key = (start, service, 0);
-        while self.files.contains_key(&key) {
+        while self.files.contains_key(&key) || self.staged.iter().any(|new| new.key == key) {
             key.2 += 1;
         }
-        file::write_into(&directory, &file_name(key.0, key.2), packed)?;
-        let line = self.line(&key, length);
-        self.note(key, length);
-        self.last = Some(start);
-        self.written += 1;
-        self.written_bytes += length;
-        if !self.index_broken
-            && let Err(error) = self.append(&line)
-        {
-            // The file is there.
-            self.index_broken = true;
-            tracing::warn!(%error, "the index of profiles is out of date; it is written anew after this window");
+        let file = file::stage(&directory, &file_name(key.0, key.2), packed)?;
+        self.staged.push(New { key, bytes: length, file });
+        if self.staged.len() >= MOST_STAGED {
+            self.publish();
         }
         Ok(())
     }
 
-    fn append(&self, line: &[u8]) -> Result<(), file::FileError> {
+    /// Gives the files of this window their names.
+    fn publish(&mut self) {
+        let mut lines = Vec::new();
+        for New { key, bytes, file } in std::mem::take(&mut self.staged) {
+            if let Err(error) = file.publish() {
+                self.failed += 1;
+                tracing::error!(sink = self.name, %error, "a profile is lost");
+                continue;
+            }
+            lines.extend(self.line(&key, bytes));
+            self.last = Some(key.0);
+            self.note(key, bytes);
+            self.written += 1;
+            self.written_bytes += bytes;
+        }
+        if !lines.is_empty()
+            && !self.index_broken
+            && let Err(error) = self.append(&lines)
+        {
+            // The files are there.
+            self.index_broken = true;
+            tracing::warn!(%error, "the index of profiles is out of date; it is written anew after this window");
+        }
+    }
+
+    fn append(&self, lines: &[u8]) -> Result<(), file::FileError> {
         let path = self.root.join(INDEX);
         let opened = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
-        opened.and_then(|mut index| index.write_all(line)).map_err(|source| file::FileError {
+        opened.and_then(|mut index| index.write_all(lines)).map_err(|source| file::FileError {
             path,
             step: "append",
             source,
@@ -350,6 +380,7 @@ impl Sink for Directory {
     }
 
     fn window_over(&mut self) {
+        self.publish();
         self.list();
         self.keep_within_limits(Now::read());
     }
@@ -479,6 +510,12 @@ mod tests {
         }
     }
 
+    /// As a window of its own, but for what follows one.
+    fn put(directory: &mut Directory, finished: &Finished) {
+        directory.put(finished).unwrap();
+        directory.publish();
+    }
+
     fn lines(root: &Path) -> Vec<serde_json::Value> {
         let text = fs::read_to_string(root.join(INDEX)).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -490,10 +527,10 @@ mod tests {
         let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
         for minute in 0..3 {
             for service in ["web", "../../etc/passwd"] {
-                directory.put(&finished(service, minute)).unwrap();
+                put(&mut directory, &finished(service, minute));
             }
         }
-        directory.put(&finished("web", 0)).unwrap();
+        put(&mut directory, &finished("web", 0));
         drop(directory);
         fs::write(root.path().join("web/.perfusion-0123456789abcdef.tmp"), "half").unwrap();
         let before = lines(root.path());
@@ -509,12 +546,46 @@ mod tests {
     }
 
     #[test]
+    fn the_files_of_a_window_appear_together_and_not_more_wait_than_have_descriptors() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory = Directory::open(root.path(), &options(1000, 0)).unwrap();
+        let there = || {
+            fs::read_dir(root.path().join("a"))
+                .unwrap()
+                .flatten()
+                .filter(|file| parse_name(file.file_name().to_str().unwrap()).is_some())
+                .count()
+        };
+        for _ in 1..MOST_STAGED {
+            directory.put(&finished("a", 0)).unwrap();
+        }
+        assert_eq!((there(), lines(root.path()).len(), directory.written), (0, 0, 0));
+        directory.put(&finished("a", 0)).unwrap();
+        directory.put(&finished("a", 0)).unwrap();
+        assert_eq!((there(), lines(root.path()).len()), (MOST_STAGED, MOST_STAGED));
+        directory.window_over();
+        assert_eq!(
+            (there(), lines(root.path()).len(), directory.files.len()),
+            (MOST_STAGED + 1, MOST_STAGED + 1, MOST_STAGED + 1)
+        );
+        // Somebody takes the service away while its window is written.
+        directory.put(&finished("a", 1)).unwrap();
+        fs::remove_dir_all(root.path().join("a")).unwrap();
+        directory.put(&finished("b", 1)).unwrap();
+        directory.window_over();
+        assert_eq!(
+            (directory.failed, lines(root.path()).last().unwrap()["service"].as_str()),
+            (1, Some("b"))
+        );
+    }
+
+    #[test]
     fn the_oldest_go_first_and_an_empty_service_with_its_last() {
         let root = tempfile::tempdir().unwrap();
         let mut directory = Directory::open(root.path(), &options(2, 0)).unwrap();
-        directory.put(&finished("old", 0)).unwrap();
-        directory.put(&finished("new", 1)).unwrap();
-        directory.put(&finished("new", 2)).unwrap();
+        put(&mut directory, &finished("old", 0));
+        put(&mut directory, &finished("new", 1));
+        put(&mut directory, &finished("new", 2));
         directory.window_over();
         assert!(!root.path().join("old").exists());
         assert_eq!(directory.files.len(), 2);
@@ -529,20 +600,20 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let year = 366 * 24 * 60;
         let mut directory = Directory::open(root.path(), &options(5, 0)).unwrap();
-        (0..5).for_each(|minute| directory.put(&finished("ahead", 14 * year + minute)).unwrap());
+        (0..5).for_each(|minute| put(&mut directory, &finished("ahead", 14 * year + minute)));
         directory.window_over();
         let mut directory = Directory::open(root.path(), &options(5, 0)).unwrap();
         for minute in 0..3 {
-            directory.put(&finished("now", minute)).unwrap();
+            put(&mut directory, &finished("now", minute));
             directory.window_over();
             assert_eq!(directory.files.keys().filter(|key| &*key.1 == "now").count() as u64, minute + 1);
         }
         assert_eq!(directory.files.len(), 5);
         // A little ahead: what was just written stays.
         let mut directory = Directory::open(root.path(), &options(1, 0)).unwrap();
-        directory.put(&finished("soon", 15)).unwrap();
+        put(&mut directory, &finished("soon", 15));
         directory.window_over();
-        directory.put(&finished("now", 9)).unwrap();
+        put(&mut directory, &finished("now", 9));
         directory.window_over();
         assert!(directory.files.keys().all(|key| &*key.1 == "now"));
     }
@@ -551,20 +622,20 @@ mod tests {
     fn without_free_space_nothing_is_written_and_what_would_not_make_it_stays() {
         let root = tempfile::tempdir().unwrap();
         let mut directory = Directory::open(root.path(), &options(10, 0)).unwrap();
-        directory.put(&finished("a", 0)).unwrap();
+        put(&mut directory, &finished("a", 0));
         directory.options.keep_free = Bytes(1 << 52);
         let error = directory.put(&finished("a", 1)).unwrap_err().to_string();
         assert!(error.contains("files.keep_free"), "{error}");
         assert_eq!((directory.files.len(), directory.no_room, directory.evicted), (1, 1, 0));
         directory.options.keep_free = Bytes(0);
-        directory.put(&finished("a", 2)).unwrap();
+        put(&mut directory, &finished("a", 2));
     }
 
     #[test]
     fn while_the_clock_tells_no_ages_only_bounds_of_size_and_number_hold() {
         let root = tempfile::tempdir().unwrap();
         let mut directory = Directory::open(root.path(), &options(2, 0)).unwrap();
-        (0..3).for_each(|minute| directory.put(&finished("a", minute)).unwrap());
+        (0..3).for_each(|minute| put(&mut directory, &finished("a", minute)));
         let wall = SystemTime::now() + Duration::from_secs(366 * 86_400);
         directory.keep_within_limits(Now { wall, tells_age: false });
         assert_eq!(directory.files.len(), 2);
@@ -576,7 +647,7 @@ mod tests {
     fn older_files_make_as_much_room_as_lacks_and_no_more() {
         let root = tempfile::tempdir().unwrap();
         let mut directory = Directory::open(root.path(), &options(10, 0)).unwrap();
-        (0..4).for_each(|minute| directory.put(&finished("a", minute)).unwrap());
+        (0..4).for_each(|minute| put(&mut directory, &finished("a", minute)));
         let (now, each) = (SystemTime::now(), directory.bytes / 4);
         assert!(directory.make_room(0, now) && !directory.make_room(4 * each + 1, now));
         assert_eq!(directory.files.len(), 4);
@@ -590,7 +661,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut directory = Directory::open(root.path(), &options(1, 0)).unwrap();
         for minute in 0..300 {
-            directory.put(&finished("a", minute)).unwrap();
+            put(&mut directory, &finished("a", minute));
             directory.window_over();
         }
         assert!(lines(root.path()).len() < 100, "{}", lines(root.path()).len());
@@ -600,12 +671,12 @@ mod tests {
     fn what_was_written_until_another_takes_over_is_in_its_list() {
         let root = tempfile::tempdir().unwrap();
         let mut old = Directory::open(root.path(), &options(100, 0)).unwrap();
-        old.put(&finished("a", 0)).unwrap();
+        put(&mut old, &finished("a", 0));
         let mut new = Directory::open(root.path(), &options(2, 0)).unwrap();
-        old.put(&finished("b", 1)).unwrap();
+        put(&mut old, &finished("b", 1));
         old.window_over();
         drop(old);
-        new.put(&finished("a", 2)).unwrap();
+        put(&mut new, &finished("a", 2));
         assert_eq!((new.files.len(), lines(root.path()).len()), (3, 3));
         new.window_over();
         assert_eq!(new.files.len(), 2);
@@ -616,7 +687,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
         for service in ["a", "b"] {
-            (0..2).for_each(|minute| directory.put(&finished(service, minute)).unwrap());
+            (0..2).for_each(|minute| put(&mut directory, &finished(service, minute)));
         }
         fs::create_dir(root.path().join("lost+found")).unwrap();
         let mut directory = Directory::open(root.path(), &options(3, 0)).unwrap();
@@ -628,7 +699,7 @@ mod tests {
         directory.known = Known::Part;
         assert_eq!(directory.files.len(), 2, "what could be listed is known");
         directory.keep_within_limits(Now { wall: SystemTime::now(), tells_age: true });
-        directory.put(&finished("a", 2)).unwrap();
+        put(&mut directory, &finished("a", 2));
         assert_eq!((directory.files.len(), lines(root.path()).len()), (3, 5), "no line is lost meanwhile");
         directory.window_over();
         assert_eq!((directory.known, directory.files.len()), (Known::All, 3));
@@ -640,10 +711,10 @@ mod tests {
         let outside = tempfile::tempdir().unwrap();
         let root = outside.path().join("profiles");
         let mut directory = Directory::open(&root, &options(100, 0)).unwrap();
-        directory.put(&finished("a", 0)).unwrap();
+        put(&mut directory, &finished("a", 0));
         fs::remove_dir_all(&root).unwrap();
         directory.window_over();
-        directory.put(&finished("a", 1)).unwrap();
+        put(&mut directory, &finished("a", 1));
         directory.window_over();
         assert_eq!((directory.files.len(), lines(&root).len(), directory.failed), (1, 1, 0));
         assert!(root.join(lock::NAME).exists(), "others are kept out again");
@@ -653,11 +724,11 @@ mod tests {
     fn what_cannot_be_removed_is_not_forgotten() {
         let root = tempfile::tempdir().unwrap();
         let mut directory = Directory::open(root.path(), &options(1, 0)).unwrap();
-        directory.put(&finished("a", 0)).unwrap();
+        put(&mut directory, &finished("a", 0));
         let file = root.path().join(lines(root.path())[0]["file"].as_str().unwrap());
         // Nobody removes a directory as a file, root neither.
         fs::remove_file(&file).and_then(|()| fs::create_dir(&file)).unwrap();
-        directory.put(&finished("a", 1)).unwrap();
+        put(&mut directory, &finished("a", 1));
         directory.window_over();
         assert_eq!((directory.files.len(), directory.evicted), (2, 0));
         fs::remove_dir(&file).unwrap();
@@ -670,16 +741,16 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let index = root.path().join(INDEX);
         let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
-        directory.put(&finished("a", 0)).unwrap();
+        put(&mut directory, &finished("a", 0));
         fs::remove_file(&index).and_then(|()| fs::create_dir(&index)).unwrap();
-        directory.put(&finished("a", 1)).unwrap();
+        put(&mut directory, &finished("a", 1));
         directory.window_over();
         assert_eq!((directory.written, directory.failed), (2, 0));
         // Half a line, and nobody appends to it.
         fs::remove_dir(&index).and_then(|()| fs::write(&index, "{\"start\":")).unwrap();
-        directory.put(&finished("a", 2)).unwrap();
+        put(&mut directory, &finished("a", 2));
         directory.window_over();
-        directory.put(&finished("a", 3)).unwrap();
+        put(&mut directory, &finished("a", 3));
         assert_eq!((lines(root.path()).len(), directory.failed), (4, 0));
     }
 
@@ -689,7 +760,7 @@ mod tests {
         let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
         for service in [INDEX, lock::NAME] {
             assert_eq!(decode(&encode(service)), service);
-            directory.put(&finished(service, 0)).unwrap();
+            put(&mut directory, &finished(service, 0));
         }
         directory.window_over();
         let listed: Vec<_> = lines(root.path()).iter().map(|line| line["service"].clone()).collect();

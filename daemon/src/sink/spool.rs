@@ -1,5 +1,6 @@
 //! What waits to be sent, in files of a directory: it survives the daemon, keeps its order, and has an end. When it is full the oldest goes;
-//! whatever goes unsent is counted by its cause. Times are handed in, so that a day's outage can be tested in a moment.
+//! whatever goes unsent is counted by its cause. Most of it is gone again before a disk would have it, so the disk is not waited for: a machine that fails
+//! may leave less of the newest than their names say, and those are not sent, and counted. Times are handed in, so that a day's outage can be tested in a moment.
 
 use super::age::Now;
 use super::file::{self, FileError};
@@ -37,7 +38,7 @@ pub struct Lost {
     pub expired: u64,
     /// Longer than the spool, or the disk had no room or failed: they never waited.
     pub refused: u64,
-    /// Somebody took the file away, or the disk does not give it back.
+    /// Somebody took the file away, or the disk does not give it back or never had it whole.
     pub gone: u64,
 }
 
@@ -46,6 +47,9 @@ struct Item {
     sequence: u64,
     /// Seconds since the epoch.
     at: u64,
+    /// What was put.
+    length: u64,
+    /// What its file takes.
     bytes: u64,
 }
 
@@ -103,28 +107,34 @@ impl Spool {
         let mut items = Vec::new();
         for entry in fs::read_dir(directory).map_err(fail("list the directory"))? {
             let entry = entry.map_err(fail("list the directory"))?;
-            let Some((sequence, at)) = entry.file_name().to_str().and_then(parse) else { continue };
+            let Some(item) = entry.file_name().to_str().and_then(parse) else { continue };
             match entry.metadata() {
-                Ok(facts) if facts.is_file() => items.push(Item { sequence, at, bytes: facts.len() }),
+                Ok(facts) if facts.is_file() => items.push(Item { bytes: facts.len(), ..item }),
                 _ => {}
             }
         }
         items.sort_unstable_by_key(|item| item.sequence);
         let next = items.last().map_or(0, |item| item.sequence.saturating_add(1));
-        // Without content: see `remove`.
-        let (left, items): (Vec<Item>, Vec<Item>) = items.into_iter().partition(|item| item.bytes == 0);
+        let (items, left): (Vec<Item>, Vec<Item>) =
+            items.into_iter().partition(|item| item.bytes == item.length);
+        // Longer ones are done with: see `remove`.
+        let torn = left.iter().filter(|item| item.bytes < item.length).count();
+        if torn > 0 {
+            let path = directory.display();
+            tracing::warn!(%path, torn, "what waited to be sent was not all on the disk when the machine failed: it is not sent");
+        }
         Ok(Self {
             lock,
             directory: directory.to_owned(),
             limits,
-            bytes: items.iter().map(|item| item.bytes).sum(),
+            bytes: items.iter().chain(&left).map(|item| item.bytes).sum(),
             next,
             items: items.into(),
             left,
             busy: None,
             looked: None,
             unread: None,
-            lost: Lost::default(),
+            lost: Lost { gone: u64::try_from(torn).unwrap_or(u64::MAX), ..Lost::default() },
         })
     }
 
@@ -134,7 +144,7 @@ impl Spool {
     /// When it does not fit or the disk refuses it; it is counted.
     pub fn put(&mut self, at: SystemTime, payload: &[u8]) -> Result<(), FileError> {
         let bytes = u64::try_from(payload.len()).unwrap_or(u64::MAX);
-        let item = Item { sequence: self.next, at: seconds(at), bytes };
+        let item = Item { sequence: self.next, at: seconds(at), length: bytes, bytes };
         let name = name(item);
         let path = self.directory.join(&name);
         if bytes > self.limits.bytes {
@@ -328,8 +338,9 @@ impl Spool {
         if let Some(mut item) = self.items.remove(index)
             && !self.unlink(item)
         {
-            // Whoever opens this spool next would send it again: what has no content is not sent.
-            if OpenOptions::new().write(true).truncate(true).open(self.path(item)).is_ok() {
+            // Whoever opens this spool next would send it again: what is longer than it was, and a hole, is done with.
+            let opened = OpenOptions::new().write(true).truncate(true).open(self.path(item));
+            if opened.and_then(|file| file.set_len(item.length.saturating_add(1))).is_ok() {
                 self.bytes = self.bytes.saturating_sub(item.bytes);
                 item.bytes = 0;
             }
@@ -377,18 +388,19 @@ fn make(directory: &Path) -> Result<Arc<Lock>, FileError> {
 }
 
 fn name(item: Item) -> String {
-    format!("{:0DIGITS$}-{}{SUFFIX}", item.sequence, item.at)
+    format!("{:0DIGITS$}-{}-{}{SUFFIX}", item.sequence, item.at, item.length)
 }
 
 fn seconds(time: SystemTime) -> u64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Sequence number and time of a file's name.
-fn parse(name: &str) -> Option<(u64, u64)> {
-    let (sequence, at) = name.strip_suffix(SUFFIX)?.split_once('-')?;
-    (sequence.len() == DIGITS).then_some(())?;
-    Some((sequence.parse().ok()?, at.parse().ok()?))
+/// What a file's name says.
+fn parse(name: &str) -> Option<Item> {
+    let mut parts = name.strip_suffix(SUFFIX)?.split('-');
+    let sequence = parts.next().filter(|sequence| sequence.len() == DIGITS)?.parse().ok()?;
+    let (at, length) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    parts.next().is_none().then_some(Item { sequence, at, length, bytes: length })
 }
 
 #[cfg(test)]
@@ -660,8 +672,8 @@ mod tests {
         drop(spool);
         // By hand, for root's sake.
         allow(0o700);
-        let emptied = Item { sequence: 7, at: 1_700_000_000, bytes: 0 };
-        fs::write(directory.path().join(name(emptied)), "").unwrap();
+        let done = Item { sequence: 7, at: 1_700_000_000, length: 4, bytes: 0 };
+        fs::write(directory.path().join(name(done)), "\0\0\0\0\0").unwrap();
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         assert_eq!(
             (drain(&mut spool, now(0)), spool.lost(), spool.bytes()),
@@ -670,6 +682,26 @@ mod tests {
         assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
         spool.put(at(0), b"new").unwrap();
         assert_eq!(spool.oldest(now(0)).unwrap().unwrap().sequence, 8);
+    }
+
+    #[test]
+    fn what_a_machine_that_failed_left_in_part_is_counted_and_not_sent() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        for text in ["whole", "half", "nothing"] {
+            spool.put(at(0), text.as_bytes()).unwrap();
+        }
+        let cut = |number: usize, length| {
+            let file = OpenOptions::new().write(true).open(spool.path(spool.items[number])).unwrap();
+            file.set_len(length).unwrap();
+        };
+        cut(1, 2);
+        cut(2, 0);
+        drop(spool);
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        assert_eq!((drain(&mut spool, now(0)), spool.bytes()), (vec![b"whole".to_vec()], 0));
+        assert_eq!(spool.lost(), Lost { gone: 2, ..Lost::default() });
+        assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
     }
 
     #[test]
@@ -684,7 +716,7 @@ mod tests {
     }
 
     proptest! {
-        // Each put is synced to the disk.
+        // Each is many files.
         #![proptest_config(ProptestConfig::with_cases(24))]
         /// Against the simplest model: a list.
         #[test]
