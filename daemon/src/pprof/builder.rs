@@ -126,7 +126,7 @@ impl<'a> Builder<'a> {
         match module {
             Module::Kernel => {
                 mapping.filename = self.string(KERNEL_MAPPING);
-                mapping.build_id = self.string(&kernel::build_id().as_deref().map_or_else(String::new, hex));
+                mapping.build_id = self.string(&kernel::build_id().map_or_else(String::new, hex));
             }
             Module::Managed(name) => mapping.filename = self.string(name),
             Module::Jit => mapping.filename = self.string(MANAGED_MAPPING),

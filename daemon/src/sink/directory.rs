@@ -1,6 +1,6 @@
 //! Profiles as files: `DIRECTORY/SERVICE/TIME.pb.gz`, and one line each in `DIRECTORY/index.jsonl`.
 //!
-//! A file appears whole or not at all, and those of a window together: a disk that is busy with other things is waited for once, not for each. The oldest go when there are too many, they are too large together or too old, or the file system
+//! A file appears whole or not at all, and those of a window together: a disk that is busy with other things is waited for at once, not one after the other. The oldest go when there are too many, they are too large together or too old, or the file system
 //! has too little room left. The directory's names tell all that the index does, so the index is made anew from them at the start, and whenever
 //! it could not be written.
 
@@ -17,7 +17,7 @@ use std::fs::{self, DirEntry, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 const INDEX: &str = "index.jsonl";
@@ -27,6 +27,8 @@ const STALE_LINES: usize = 256;
 /// A directory's name takes 255 bytes at most (NAME_MAX); longer ones are cut and get a hash.
 const NAME_BYTES: usize = 200;
 
+/// So many of them are waited for at once: what the disk does for one it has done for others by then (each flushes all that was written before).
+const WAITED_FOR: usize = 8;
 /// So many files wait for the end of their window at most: each takes two descriptors.
 const MOST_STAGED: usize = 64;
 
@@ -43,10 +45,10 @@ struct Line<'a> {
 }
 
 /// One that does not have its name yet.
-struct New {
+struct New<F = file::Staged> {
     key: Key,
     bytes: u64,
-    file: file::Staged,
+    file: F,
 }
 
 /// How much is known of what was there before.
@@ -332,8 +334,8 @@ impl Directory {
     /// Gives the files of this window their names.
     fn publish(&mut self) {
         let mut lines = Vec::new();
-        for New { key, bytes, file } in std::mem::take(&mut self.staged) {
-            if let Err(error) = file.publish() {
+        for (New { key, bytes, .. }, published) in published(std::mem::take(&mut self.staged)) {
+            if let Err(error) = published {
                 self.failed += 1;
                 tracing::error!(sink = self.name, %error, "a profile is lost");
                 continue;
@@ -394,6 +396,31 @@ impl Sink for Directory {
             ("files_evicted", self.evicted),
         ]
     }
+}
+
+/// Gives files their names, in any order, and says what came of it, in theirs.
+fn published(files: Vec<New>) -> Vec<(New<()>, Result<(), file::FileError>)> {
+    let waiters = files.len().min(WAITED_FOR);
+    let (work, done) = (Mutex::new(files.into_iter()), Mutex::new(Vec::new()));
+    let wait = || {
+        loop {
+            let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(New { key, bytes, file }) = next else { break };
+            let published = file.publish();
+            let done = &mut *done.lock().unwrap_or_else(PoisonError::into_inner);
+            done.push((New { key, bytes, file: () }, published));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..waiters {
+            // Where there can be no thread it takes longer.
+            std::thread::Builder::new().name("sync".into()).spawn_scoped(scope, wait).ok();
+        }
+        wait();
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_unstable_by(|(a, _), (b, _)| a.key.cmp(&b.key));
+    done
 }
 
 /// Makes the directory, if it is not there, and takes its lock.

@@ -121,8 +121,7 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Waits until its bytes are on the disk, and gives it its name: it is never there in part, even if the machine fails. Of several it is the first that
-    /// waits: what a file system's journal commits for one are all that were written by then.
+    /// Waits until its bytes are on the disk, and gives it its name: it is never there in part, even if the machine fails.
     ///
     /// # Errors
     /// As [`write()`].

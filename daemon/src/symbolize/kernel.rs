@@ -6,6 +6,7 @@ use crate::source::Wake;
 use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Kernel, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
+use std::sync::OnceLock;
 
 /// The name of each address, `None` where there is none (or where the kernel hides its addresses).
 #[must_use]
@@ -121,8 +122,10 @@ fn symbol_line(line: &[u8]) -> Option<(u64, u8, &str)> {
 
 /// The running kernel's build id, from `/sys/kernel/notes` (the same note an ELF file has).
 #[must_use]
-pub fn build_id() -> Option<Vec<u8>> {
-    build_id_in_notes(&std::fs::read("/sys/kernel/notes").ok()?)
+pub fn build_id() -> Option<&'static [u8]> {
+    // It stays the same, and each profile of each window asks.
+    static BUILD_ID: OnceLock<Option<Vec<u8>>> = OnceLock::new();
+    BUILD_ID.get_or_init(|| build_id_in_notes(&std::fs::read("/sys/kernel/notes").ok()?)).as_deref()
 }
 
 /// Finds `NT_GNU_BUILD_ID` (3) of owner `GNU` in ELF notes.
