@@ -32,11 +32,11 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
         }
         return Ok(0);
     }
-    let asks_windows =
-        options.by.iter().chain(options.only.iter().map(|only| &only.label)).any(|label| label == WINDOW);
+    let window = options.only.iter().find(|only| only.label == WINDOW).map(|only| only.value.as_str());
+    let asks_windows = window.is_some() || options.by.iter().any(|label| label == WINDOW);
     let (profile, windows) = match options.files.as_slice() {
         [file] if !asks_windows => (report::load(file)?, Windows::new()),
-        files => report::load_all(files, asks_windows)?,
+        files => report::load_all(files, asks_windows, window)?,
     };
     let stacks = Stacks::new(&profile);
     let sample_type = options.sample_type.as_deref().unwrap_or_else(|| stacks.default_sample_type());

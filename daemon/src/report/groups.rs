@@ -3,7 +3,7 @@
 
 use super::ReportError;
 use super::stacks::{Stacks, View};
-use super::together::WINDOW;
+use super::together::{WINDOW, is_of_moments};
 use super::top::{Options, Table};
 use super::units::{human, percent};
 use crate::pprof::proto::Profile;
@@ -26,14 +26,21 @@ pub fn table(
     let column = stacks.sample_type(sample_type)?;
     stacks.check(&View { by: by.to_owned(), ..options.view.clone() })?;
     let mut groups: HashMap<Vec<Cow<'_, str>>, i64> = HashMap::new();
-    let mut total = 0i64;
+    let (mut total, mut of_windows) = (0i64, HashMap::<String, i64>::new());
+    let by_window = by.iter().position(|label| label == WINDOW);
+    let window =
+        |names: &[Cow<'_, str>]| by_window.and_then(|at| names.get(at)).map(|window| window.to_string());
     let (values, idle) = stacks.values(column, &options.view);
     for (sample, value) in values {
         total = total.saturating_add(value);
-        let sum = groups.entry(stacks.groups(sample, by)).or_insert(0);
+        let names = stacks.groups(sample, by);
+        if let Some(window) = window(&names) {
+            let sum = of_windows.entry(window).or_insert(0);
+            *sum = sum.saturating_add(value);
+        }
+        let sum = groups.entry(names).or_insert(0);
         *sum = sum.saturating_add(value);
     }
-    let by_window = by.iter().position(|label| label == WINDOW);
     if by.len() == 1 && by_window.is_some() {
         // A window in which there was nothing is a row, too.
         options.windows.keys().for_each(|window| {
@@ -42,8 +49,6 @@ pub fn table(
     }
     let count = groups.len();
     let mut groups: Vec<_> = groups.into_iter().collect();
-    let window =
-        |names: &[Cow<'_, str>]| by_window.and_then(|at| names.get(at)).map(|window| window.to_string());
     groups.sort_by_cached_key(|(names, value)| (window(names), Reverse(*value), names.clone()));
     // So many of each window.
     let (mut last, mut rows) = (None, 0);
@@ -57,14 +62,21 @@ pub fn table(
     let mut table = Table::new(&stacks, column, options);
     let labels: Vec<Cow<'_, str>> = by.iter().map(|label| clean(label)).collect();
     let what = format!("{} by {}", clean(sample_type), labels.join(", "));
-    table.heading(&what, total, groups.len(), count, "values");
+    // Each window has a moment of its own, of which there is no sum and no rate.
+    let moments = by_window.is_some() && is_of_moments(sample_type);
+    if moments {
+        table.heading_of_moments(&what, groups.len(), count, "values");
+    } else {
+        table.heading(&what, total, groups.len(), count, "values");
+    }
     let widths: Vec<usize> = (0..labels.len())
         .map(|at| {
             let names = groups.iter().map(|(names, _)| names).chain([&labels]);
             names.filter_map(|names| Some(names.get(at)?.chars().count())).max().unwrap_or(0).min(WIDEST)
         })
         .collect();
-    let rate = |text: &str| if by_window.is_some() { format!(" {text:>10}") } else { String::new() };
+    let rate =
+        |text: &str| if by_window.is_some() && !moments { format!(" {text:>10}") } else { String::new() };
     if labels.len() > 1 || by_window.is_some() {
         table.dim(&format!("{:>17}{}  {}", "", rate("per second"), columns(&labels, &widths)));
     }
@@ -74,7 +86,10 @@ pub fn table(
             ..=0 => "?".to_owned(),
             _ => human((*sum as f64 * 1e9 / length_ns as f64).round() as i64, table.unit),
         };
-        let (value, share) = (human(*sum, table.unit), percent(*sum, total));
+        let whole = window(names)
+            .filter(|_| moments)
+            .map_or(total, |window| of_windows.get(&window).copied().unwrap_or(0));
+        let (value, share) = (human(*sum, table.unit), percent(*sum, whole));
         let numbers = format!("{value:>10} {share:>6}{}  ", rate(&per_second));
         table.row(&numbers, &columns(names, &widths), "");
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! let profile = report::load(path)?;
-//! let (profile, windows) = report::load_all(&[one, another], false)?;
+//! let (profile, windows) = report::load_all(&[one, another], false, None)?;
 //! print!("{}", report::top::table(&profile, "cpu", &report::top::Options { limit: 10, ..Default::default() })?);
 //! print!("{}", report::types::table(&profile, "alloc_space", &report::top::Options::default()));
 //! print!("{}", report::collections::table(&profile, &report::top::Options::default()));
@@ -113,6 +113,9 @@ pub enum ReportError {
         /// How many.
         found: usize,
     },
+    /// What can be read once.
+    #[error("`-` is there more than once: standard input can be read as one FILE only")]
+    StdinTwice,
     /// Nothing is in the file.
     #[error(
         "{}: expected a pprof profile, found nothing: the file is empty, no profile was written into it",
@@ -150,22 +153,36 @@ fn decoded(path: &Path, bytes: &[u8]) -> Result<Profile, ReportError> {
     })
 }
 
-/// Reads several as one: see [`together`]. One that is there twice counts once.
+/// Reads several as one: see [`together`] and [`Together::finish`]. One that is there twice counts once.
 ///
 /// # Errors
-/// When one of them cannot be read or is no valid pprof.
-pub fn load_all(paths: &[PathBuf], each_moment: bool) -> Result<(Profile, Windows), ReportError> {
+/// When one of them cannot be read or is no valid pprof, or standard input is asked for twice.
+pub fn load_all(
+    paths: &[PathBuf],
+    each_moment: bool,
+    only: Option<&str>,
+) -> Result<(Profile, Windows), ReportError> {
+    if paths.iter().filter(|path| path.as_os_str() == "-").count() > 1 {
+        return Err(ReportError::StdinTwice);
+    }
     let mut all = Together::new();
-    let (mut known, hasher) = (HashSet::new(), RandomState::new());
+    let (mut known, mut again, hasher) = (HashSet::new(), Vec::new(), RandomState::new());
     for path in paths {
         let bytes = read(path)?;
-        if !known.insert((bytes.len(), hasher.hash_one(&bytes))) {
-            tracing::warn!("{}: the same profile as one before it, counted once", shown(path));
-            continue;
+        if known.insert((bytes.len(), hasher.hash_one(&bytes))) {
+            all.add(&decoded(path, &bytes)?);
+        } else {
+            again.push(path);
         }
-        all.add(&decoded(path, &bytes)?);
     }
-    Ok(all.finish(each_moment))
+    if let Some(first) = again.first() {
+        let more = match again.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        tracing::warn!("{}{more}: the same as a profile before, counted once", shown(first));
+    }
+    Ok(all.finish(each_moment, only))
 }
 
 /// The path as people know it.

@@ -27,6 +27,13 @@ pub fn window_of(profile: &Profile) -> String {
     Utc::of(Duration::from_nanos(u64::try_from(profile.time_nanos).unwrap_or(0))).iso()
 }
 
+/// True for what is true of a moment, the end of a window: there is no sum of it over windows, and no rate.
+#[must_use]
+pub fn is_of_moments(sample_type: &str) -> bool {
+    let of_moments = [SampleType::InuseObjects, SampleType::InuseSpace].map(SampleType::name);
+    of_moments.into_iter().chain(SURVEYED.map(|(name, _)| name)).any(|of_moment| of_moment == sample_type)
+}
+
 /// Profiles that are made one.
 pub struct Together {
     whole: Whole,
@@ -36,6 +43,7 @@ pub struct Together {
 
 /// One of the profiles: when it was recorded, and where its samples lie.
 struct Span {
+    window: String,
     from_ns: i64,
     to_ns: i64,
     samples: Range<usize>,
@@ -57,6 +65,7 @@ impl Together {
         let before = self.whole.profile.sample.len();
         self.whole.add(profile, &window);
         self.spans.push(Span {
+            window: window.clone(),
             from_ns: profile.time_nanos,
             to_ns: profile.time_nanos.saturating_add(profile.duration_nanos),
             samples: before..self.whole.profile.sample.len(),
@@ -66,10 +75,10 @@ impl Together {
     }
 
     /// One profile with all their samples, and how long each window was. With `each_moment` what was alive is there for each window, else for the last
-    /// one alone.
+    /// one alone. If only one window is shown its time alone counts.
     #[must_use]
-    pub fn finish(self, each_moment: bool) -> (Profile, Windows) {
-        let Self { whole: Whole { mut profile, of_moments, .. }, mut spans, windows } = self;
+    pub fn finish(self, each_moment: bool, only: Option<&str>) -> (Profile, Windows) {
+        let Self { whole: Whole { mut profile, of_moments, .. }, mut spans, mut windows } = self;
         let last = spans.iter().map(|span| span.to_ns).max().unwrap_or(0);
         for span in &spans {
             // What ends in the same moment does so but for the time it takes to write windows of many services.
@@ -83,6 +92,10 @@ impl Together {
         profile.sample.retain(|sample| sample.value.iter().any(|value| *value != 0));
         let columns = profile.sample_type.len();
         profile.sample.iter_mut().for_each(|sample| sample.value.resize(columns, 0));
+        if let Some(only) = only.filter(|only| windows.contains_key(*only)) {
+            windows.retain(|window, _| window == only);
+            spans.retain(|span| span.window == only);
+        }
         profile.time_nanos = spans.iter().map(|span| span.from_ns).min().unwrap_or(0);
         profile.duration_nanos = covered(&mut spans);
         (profile, windows)
@@ -190,9 +203,8 @@ impl Whole {
         }
         let place = self.profile.sample_type.len();
         self.profile.sample_type.push(column);
-        let of_moments = [SampleType::InuseObjects, SampleType::InuseSpace].map(SampleType::name);
-        let mut of_moments = of_moments.into_iter().chain(SURVEYED.map(|(name, _)| name));
-        if of_moments.any(|of_moment| self.texts.get(of_moment) == Some(&name)) {
+        let name = usize::try_from(name).ok().and_then(|at| self.profile.string_table.get(at));
+        if name.is_some_and(|name| is_of_moments(name)) {
             self.of_moments.insert(place);
         }
         place
@@ -301,7 +313,7 @@ mod tests {
         all.add(&profile(0, "Load", 1, 2, false));
         all.add(&profile(10, "Save", 4, 8, true));
         all.add(&profile(30, "Save", 32, 64, false));
-        all.finish(each_moment)
+        all.finish(each_moment, None)
     }
 
     /// What the rows of a report say.
@@ -339,17 +351,24 @@ mod tests {
     }
 
     #[test]
+    fn one_window_alone_has_its_own_length() {
+        let mut all = Together::new();
+        all.add(&profile(0, "Load", 1, 2, false));
+        all.add(&profile(10, "Save", 4, 8, true));
+        let (one, windows) = all.finish(true, Some("1970-01-01T00:00:10.000Z"));
+        assert_eq!((one.time_nanos, one.duration_nanos, windows.len()), (10 * SECOND, 10 * SECOND, 1));
+    }
+
+    #[test]
     fn by_window_each_has_its_rate_and_its_moment() {
         let (all, windows) = together(true);
         let alive = lines(&all, &windows, "inuse_space", &["window"], 9);
-        assert_eq!(
-            alive[2..5],
-            [
-                "2 B 2.2% 0 1970-01-01T00:00:00.000Z",
-                "8 B 8.9% 1 B 1970-01-01T00:00:10.000Z",
-                "80 B 88.9% 8 B 1970-01-01T00:00:30.000Z"
-            ]
-        );
+        let moments = ["00", "10", "30"].map(|second| format!("1970-01-01T00:00:{second}.000Z"));
+        assert_eq!(alive[0], "inuse_space by window: at the end of each, 3 of 3 values");
+        let each = [("2 B", &moments[0]), ("8 B", &moments[1]), ("80 B", &moments[2])];
+        assert_eq!(alive[2..5], each.map(|(bytes, moment)| format!("{bytes} 100.0% {moment}")));
+        let alive = lines(&all, &windows, "inuse_space", &["window", "sampled_objects"], 9);
+        assert_eq!(alive[4], format!("80 B 100.0% {} 3", moments[2]), "{alive:#?}");
         // One row of each window, the largest.
         let few = lines(&all, &windows, "alloc_space", &["window", "sampled_objects"], 1);
         assert_eq!(few[4], "40 B 88.9% 4 B 1970-01-01T00:00:30.000Z 3", "{few:#?}");

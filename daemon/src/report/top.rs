@@ -185,6 +185,12 @@ impl<'a> Table<'a> {
         self.line(&[bold, what, plain, &format!(": total {total} in {length}, {rows} of {count} {things}")]);
     }
 
+    /// Of what has no sum.
+    pub(super) fn heading_of_moments(&mut self, what: &str, rows: usize, count: usize, things: &str) {
+        let [bold, _, plain] = self.codes();
+        self.line(&[bold, what, plain, &format!(": at the end of each, {rows} of {count} {things}")]);
+    }
+
     /// Name and module as far as there is room behind the numbers.
     pub(super) fn row(&mut self, numbers: &str, name: &str, module: &str) {
         let [_, dim, plain] = self.codes();
