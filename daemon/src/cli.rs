@@ -444,7 +444,8 @@ pub struct Heap {
 }
 
 const HEAP_HELP: &str = "\
-No library is loaded for this: the runtime itself reports its heap over its diagnostics socket (.NET 6 and newer). The survey pauses the app, and \
+No library is loaded for this: the runtime itself reports its heap over its diagnostics socket (.NET 6 and newer). So a process that says \
+PERFUSION_ATTACH=off is surveyed as well, if you name it. The survey pauses the app, and \
 says for how long. Ctrl-C ends it: what was switched on in the runtime is switched off before perfusion ends. A second one does not wait for that: the \
 runtime does it itself when it finds perfusion gone.";
 

@@ -65,6 +65,7 @@ pub struct Recording {
     /// Only the threads of this cgroup v2 directory (not of its children); absent: the whole host.
     pub cgroup: Option<PathBuf>,
     /// CPU samples per second and CPU, 1 to 10000.
+    #[schemars(range(min = 1, max = 10_000))]
     pub frequency: u32,
     /// Most bytes of user stack copied per CPU sample, 4KiB to 64KiB, and per wait up to 32KiB; only what a thread uses is copied.
     pub stack_copy: Bytes,

@@ -357,6 +357,47 @@ mod tests {
         assert_eq!(work.reported, first);
     }
 
+    /// Says what it was given, and comes to the end of its time with the second.
+    struct Late(Sender<Arc<str>>, Arc<Mutex<Shared>>);
+
+    impl Sink for Late {
+        fn name(&self) -> &str {
+            "late"
+        }
+
+        fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
+            self.0.send(Arc::clone(&finished.service)).unwrap();
+            if &*finished.service == "b" {
+                self.1.lock().unwrap().closing = Some(Instant::now());
+            }
+            Ok(())
+        }
+
+        fn counters(&self) -> Vec<(&'static str, u64)> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn the_end_waits_for_no_more_than_is_done_in_its_time() {
+        let ((tell, told), shared) = (channel(), Arc::<Mutex<Shared>>::default());
+        let late = Late(tell, Arc::clone(&shared));
+        let work = Work::of(vec![Box::new(late)], Orphans::default(), shared);
+        let (out, queue) = queue::new();
+        let finished = |service: &str| Finished {
+            service: service.into(),
+            labels: BTreeMap::new(),
+            start: SystemTime::now(),
+            duration: Duration::from_secs(60),
+            profile: Profile::default().into(),
+        };
+        out.give(["a", "b", "c"].map(finished).to_vec(), u64::MAX).unwrap();
+        out.give(vec![finished("d")], u64::MAX).unwrap();
+        drop(out);
+        work.until_closed(&queue);
+        assert_eq!(told.into_iter().collect::<Vec<_>>(), ["a".into(), "b".into()]);
+    }
+
     struct Moments(Sender<()>);
 
     impl Sink for Moments {

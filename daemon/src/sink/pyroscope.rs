@@ -85,6 +85,7 @@ pub struct RawSample {
 /// A Pyroscope server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
+#[schemars(extend("required" = ["url"]))]
 pub struct PyroscopeOptions {
     /// `http://` or `https://`, host and port, and the path the server lies below, if any.
     pub url: String,

@@ -99,6 +99,9 @@ impl Reach {
     /// # Errors
     /// What was expected and found.
     pub fn settings(&self, url: &str) -> Result<http::Settings, String> {
+        if url.is_empty() {
+            return Err("expected `url`, such as https://collector:4318, found none".to_owned());
+        }
         only_a_place(url)?;
         let parsed: Uri = url.parse().map_err(|error| format!("`{url}` is no URL: {error}"))?;
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {

@@ -30,6 +30,7 @@ const NODE: &str = "host.name";
 /// A bucket.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
+#[schemars(extend("required" = ["bucket"]))]
 pub struct S3Options {
     /// Its name.
     pub bucket: String,

@@ -46,6 +46,7 @@ pub enum Protocol {
 /// A receiver of OpenTelemetry's profiles.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
+#[schemars(extend("required" = ["url"]))]
 pub struct OtlpOptions {
     /// `http://` or `https://`, host and port; the path of the service is put behind it.
     pub url: String,
