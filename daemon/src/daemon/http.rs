@@ -3,6 +3,7 @@
 
 use super::sinks::SinkWatcher;
 use super::state::State;
+use super::switch::Switch;
 use super::{control, metrics, neighbour, pipeline};
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -87,19 +88,24 @@ impl About {
 
 /// What was said last. Whoever may ask over the network may ask without end, and what that costs is taken from the recording.
 #[derive(Default)]
-struct Said(Mutex<Option<(Instant, Arc<str>)>>);
+struct Said(Mutex<Option<(Instant, Whether, Arc<str>)>>);
+
+/// Whether it is recorded, and by what it is switched off: `/readyz` says so at once, and nobody else is to say anything else then.
+type Whether = (bool, Switch);
 
 impl Said {
-    fn or(&self, say: impl FnOnce() -> String) -> Arc<str> {
+    fn or(&self, state: &State, say: impl FnOnce() -> String) -> Arc<str> {
         // Held while it is made: others wait for the same.
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, text)) = &*said
+        let whether = (state.watcher().is_some(), state.switch());
+        if let Some((at, then, text)) = &*said
             && at.elapsed() < SAME_FOR
+            && *then == whether
         {
             return Arc::clone(text);
         }
         let text: Arc<str> = say().into();
-        *said = Some((Instant::now(), Arc::clone(&text)));
+        *said = Some((Instant::now(), whether, Arc::clone(&text)));
         text
     }
 }
@@ -256,7 +262,7 @@ fn answer(mut connection: impl Connection, about: &About, has_asked: impl FnOnce
         }
         Some((_, "/metrics")) => {
             let text = || metrics::text(state, state.look().as_deref(), &sinks.standing());
-            ("200 OK", metrics::CONTENT_TYPE, metrics.or(text))
+            ("200 OK", metrics::CONTENT_TYPE, metrics.or(state, text))
         }
         Some((_, "/healthz" | "/readyz")) if state.last_beat().elapsed() >= HANGS_AFTER => {
             unavailable("the daemon hangs")
@@ -265,7 +271,7 @@ fn answer(mut connection: impl Connection, about: &About, has_asked: impl FnOnce
         Some((_, "/readyz")) if state.watcher().is_some() => ok("recording"),
         Some((_, "/readyz")) => unavailable(&idle(state, "nothing is recorded")),
         Some((_, "/debug/pipeline")) => {
-            ("200 OK", JSON, pipeline.or(|| pipeline::text(state, &sinks.standing())))
+            ("200 OK", JSON, pipeline.or(state, || pipeline::text(state, &sinks.standing())))
         }
         Some((_, control::PROCESSES)) if *private => match control::processes(state) {
             Some(processes) => ("200 OK", JSON, processes.into()),
