@@ -266,9 +266,14 @@ impl Directory {
         if self.known != Known::All {
             return;
         }
-        if let Err(error) = self.write_index() {
-            self.index_broken = true;
-            tracing::warn!(%error, "the index of profiles is out of date; it is tried again");
+        let was_broken = self.index_broken;
+        match self.write_index() {
+            Ok(()) if was_broken => tracing::info!("the index of profiles is complete again"),
+            Ok(()) => {}
+            Err(error) => {
+                self.index_broken = true;
+                tracing::warn!(%error, "the index of profiles is out of date; it is tried again");
+            }
         }
     }
 

@@ -58,11 +58,11 @@ pub fn frame(packed: &[u8]) -> Vec<u8> {
     framed
 }
 
-/// OTLP over HTTP.
+/// OTLP over HTTP. `sink` is what messages call it.
 #[must_use]
-pub fn http(answer: &Answer) -> Verdict {
+pub fn http(answer: &Answer, sink: &str) -> Verdict {
     match answer.status {
-        200..=299 => accepted(&answer.body),
+        200..=299 => accepted(&answer.body, sink),
         429 | 502 | 503 | 504 => Verdict::Later { after: retry_after(&answer.headers), reason: said(answer) },
         _ => Verdict::Refused(said(answer)),
     }
@@ -70,7 +70,7 @@ pub fn http(answer: &Answer) -> Verdict {
 
 /// OTLP over gRPC.
 #[must_use]
-pub fn grpc(answer: &Answer) -> Verdict {
+pub fn grpc(answer: &Answer, sink: &str) -> Verdict {
     // An answer without a body has its trailers in front.
     let field = |name: &str| {
         let value = answer.trailers.get(name).or_else(|| answer.headers.get(name));
@@ -95,9 +95,9 @@ pub fn grpc(answer: &Answer) -> Verdict {
     let after = field("grpc-status-details-bin").and_then(retry_info);
     match code {
         0 => match unframed(&answer.body) {
-            Ok(message) => accepted(&message),
+            Ok(message) => accepted(&message, sink),
             Err(error) => {
-                strange(&error);
+                strange(&error, sink);
                 Verdict::Accepted { rejected: 0 }
             }
         },
@@ -127,22 +127,23 @@ fn unframed(body: &[u8]) -> io::Result<Cow<'_, [u8]>> {
 }
 
 /// A receiver that answers with something else has taken it all the same.
-fn strange(error: &dyn std::error::Error) {
+fn strange(error: &dyn std::error::Error, sink: &str) {
     tracing::warn!(
+        sink,
         "what the receiver says of profiles it took is not understood: {}; they count as taken",
         shortened(&error.to_string())
     );
 }
 
-fn accepted(message: &[u8]) -> Verdict {
+fn accepted(message: &[u8], sink: &str) -> Verdict {
     let response = ExportProfilesServiceResponse::decode(message).unwrap_or_else(|error| {
-        strange(&error);
+        strange(&error, sink);
         ExportProfilesServiceResponse::default()
     });
     let rejected = match response.partial_success {
         Some(ExportProfilesPartialSuccess { rejected_profiles, error_message }) => {
             if !error_message.is_empty() {
-                tracing::warn!("the receiver says of profiles it took: {}", shortened(&error_message));
+                tracing::warn!(sink, "the receiver says of profiles it took: {}", shortened(&error_message));
             }
             u64::try_from(rejected_profiles).unwrap_or_default()
         }
@@ -233,11 +234,11 @@ mod tests {
 
     #[test]
     fn http_answers_mean_what_the_document_says() {
-        assert_eq!(http(&answer(200, &[], &[], b"")), Verdict::Accepted { rejected: 0 });
-        assert_eq!(http(&answer(200, &[], &[], &partial(3))), Verdict::Accepted { rejected: 3 });
+        assert_eq!(http(&answer(200, &[], &[], b""), "otlp"), Verdict::Accepted { rejected: 0 });
+        assert_eq!(http(&answer(200, &[], &[], &partial(3)), "otlp"), Verdict::Accepted { rejected: 3 });
         for status in [429, 502, 503, 504] {
             let Verdict::Later { after, reason } =
-                http(&answer(status, &[("retry-after", "7")], &[], b"busy\n"))
+                http(&answer(status, &[("retry-after", "7")], &[], b"busy\n"), "otlp")
             else {
                 panic!("{status}")
             };
@@ -245,17 +246,17 @@ mod tests {
             assert_eq!(reason, format!("the receiver answers {status}: busy"));
         }
         for status in [302, 400, 401, 404, 413, 500, 501] {
-            assert!(matches!(http(&answer(status, &[], &[], b"")), Verdict::Refused(_)), "{status}");
+            assert!(matches!(http(&answer(status, &[], &[], b""), "otlp"), Verdict::Refused(_)), "{status}");
         }
     }
 
     #[test]
     fn grpc_codes_mean_what_the_document_says() {
-        let trailers = |code: &str| grpc(&answer(200, &[], &[("grpc-status", code)], b""));
+        let trailers = |code: &str| grpc(&answer(200, &[], &[("grpc-status", code)], b""), "otlp");
         assert_eq!(trailers("0"), Verdict::Accepted { rejected: 0 });
         let body = [&[0, 0, 0, 0, 9][..], &partial(2)].concat();
         assert_eq!(
-            grpc(&answer(200, &[], &[("grpc-status", "0")], &body)),
+            grpc(&answer(200, &[], &[("grpc-status", "0")], &body), "otlp"),
             Verdict::Accepted { rejected: 2 }
         );
         for code in ["1", "4", "10", "11", "14", "15"] {
@@ -265,9 +266,12 @@ mod tests {
             assert!(matches!(trailers(code), Verdict::Refused(_)), "{code}");
         }
         // Without a body the status is in front; without a status something in between has answered.
-        assert!(matches!(grpc(&answer(200, &[("grpc-status", "14")], &[], b"")), Verdict::Later { .. }));
-        assert!(matches!(grpc(&answer(503, &[], &[], b"")), Verdict::Later { .. }));
-        assert!(matches!(grpc(&answer(404, &[], &[], b"")), Verdict::Refused(_)));
+        assert!(matches!(
+            grpc(&answer(200, &[("grpc-status", "14")], &[], b""), "otlp"),
+            Verdict::Later { .. }
+        ));
+        assert!(matches!(grpc(&answer(503, &[], &[], b""), "otlp"), Verdict::Later { .. }));
+        assert!(matches!(grpc(&answer(404, &[], &[], b""), "otlp"), Verdict::Refused(_)));
     }
 
     #[test]
@@ -277,7 +281,7 @@ mod tests {
         let packed = packed.finish().unwrap();
         let got = |flag: u8, message: &[u8]| {
             let body = [&[flag, 0, 0, 0, 9][..], message].concat();
-            grpc(&answer(200, &[], &[("grpc-status", "0")], &body))
+            grpc(&answer(200, &[], &[("grpc-status", "0")], &body), "otlp")
         };
         assert_eq!(got(1, &packed), Verdict::Accepted { rejected: 2 });
         for strange in [got(1, &partial(2)), got(7, &partial(2)), got(0, &packed)] {
@@ -306,7 +310,8 @@ mod tests {
             }
         }
         assert_eq!(base64(&text).unwrap(), status);
-        let got = grpc(&answer(200, &[], &[("grpc-status", "8"), ("grpc-status-details-bin", &text)], b""));
+        let got =
+            grpc(&answer(200, &[], &[("grpc-status", "8"), ("grpc-status-details-bin", &text)], b""), "otlp");
         assert!(
             matches!(got, Verdict::Later { after: Some(after), .. } if after == Duration::from_millis(30_500)),
             "{got:?}"

@@ -122,8 +122,8 @@ impl Otlp {
     pub fn open(options: &OtlpOptions, spool: &SpoolOptions) -> Result<Self, SinkError> {
         let (client, directory) =
             receiver::open("otlp", &options.url, &options.reach, options.version(), spool)?;
-        let receiver = Receiver { client, protocol: options.protocol };
         let name = format!("otlp {}", options.place());
+        let receiver = Receiver { sink: name.clone(), client, protocol: options.protocol };
         Ok(Self {
             delivery: Lazy::new(&name, directory, spool.limits(), options.timeout.0, receiver),
             name,
@@ -183,6 +183,8 @@ fn fresh_id() -> [u8; 16] {
 }
 
 struct Receiver {
+    /// What messages call it.
+    sink: String,
     client: Client,
     protocol: Protocol,
 }
@@ -194,13 +196,15 @@ impl Remote for Receiver {
                 let headers = [(CONTENT_TYPE, "application/x-protobuf"), (CONTENT_ENCODING, "gzip")];
                 self.client
                     .post(HTTP_PATH, &headers, payload.to_vec(), deadline)
-                    .map(|got| answer::http(&got))
+                    .map(|got| answer::http(&got, &self.sink))
             }
             Protocol::Grpc => {
                 let headers =
                     [(CONTENT_TYPE, "application/grpc+proto"), (TE, "trailers"), (GRPC_ENCODING, "gzip")];
                 let framed = answer::frame(payload);
-                self.client.post(GRPC_PATH, &headers, framed, deadline).map(|got| answer::grpc(&got))
+                self.client
+                    .post(GRPC_PATH, &headers, framed, deadline)
+                    .map(|got| answer::grpc(&got, &self.sink))
             }
         };
         answer.unwrap_or_else(receiver::unreached)
