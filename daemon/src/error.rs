@@ -211,6 +211,11 @@ pub enum Error {
         /// Why it failed.
         source: io::Error,
     },
+    /// The sinks did not end.
+    #[error(
+        "the sinks have not ended after {0:?}: a disk or mount does not answer, and what they had not written is lost"
+    )]
+    SinksHang(std::time::Duration),
     /// A thread of this program panicked.
     #[error("the recording failed: a thread of perfusion ended early; please report this")]
     Failed,
@@ -265,7 +270,9 @@ impl Error {
                 exit::USAGE
             }
             Self::Attach(AttachError::OtherProfiler { .. }) => exit::USAGE,
-            Self::Output(_) | Self::Sink(_) | Self::Report(ReportError::Write(_)) => exit::OUTPUT,
+            Self::Output(_) | Self::Sink(_) | Self::SinksHang(_) | Self::Report(ReportError::Write(_)) => {
+                exit::OUTPUT
+            }
             _ => exit::OTHER,
         }
     }

@@ -420,6 +420,12 @@ impl Config {
         if !(1..=10_000).contains(&self.services.max) {
             return unfit("services.max", "1 to 10000", self.services.max.to_string());
         }
+        if self.files.max_count == 0 {
+            return unfit("files.max_count", "1 or more", "0: nothing would be kept".to_owned());
+        }
+        if self.files.max_size.0 == 0 {
+            return unfit("files.max_size", "more than 0", "0: nothing would be kept".to_owned());
+        }
         let Limits { cpu, memory, .. } = &self.limits;
         if !(0.001..=1.0).contains(&cpu.0) {
             return unfit("limits.cpu", "0.1% to 100%", cpu.to_string());

@@ -81,6 +81,11 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How often cgroups are looked for, where rules look at them: until then a new one is not recorded.
 const SCAN: Duration = Duration::from_secs(2);
 
+/// How long the sinks of another configuration may take to open: nothing else is looked at meanwhile.
+const SINKS_OPEN: Duration = Duration::from_secs(5);
+/// A sink that is at one thing for so long is said to be.
+const SINK_HANGS: Duration = Duration::from_secs(30);
+
 /// Runs until it is told to end. `logs_at` is the level of its log, where a flag says so.
 ///
 /// # Errors
@@ -153,6 +158,7 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
         room: Room::default(),
         alive_at: Instant::now(),
         attaches: Memory::default(),
+        hanging_sink: None,
         log: log.clone(),
     };
     daemon.learn_of_pods(&daemon.state.config());
@@ -374,6 +380,8 @@ struct Daemon {
     alive_at: Instant,
     /// What attaches of all recordings came to.
     attaches: Memory,
+    /// The sink that hangs, while one does.
+    hanging_sink: Option<String>,
     log: Log,
 }
 
@@ -491,7 +499,8 @@ impl Daemon {
     fn follow_switch(&mut self) -> Result<(), Error> {
         let config = self.state.config();
         let switch = Switch {
-            file: config.limits.kill_switch.exists(),
+            // A directory was not put there to say so.
+            file: config.limits.kill_switch.metadata().is_ok_and(|found| !found.is_dir()),
             signal: self.switched_off,
             config: config.limits.switched_off,
         };
@@ -718,8 +727,9 @@ impl Daemon {
             if loaded.config.recording.cgroup != before.recording.cgroup {
                 loaded.config.recording.cgroup.as_deref().map(cgroup_id).transpose()?;
             }
-            let new =
-                sinks::differ(&before, &loaded.config).then(|| sinks::open(&loaded.config)).transpose()?;
+            let new = sinks::differ(&before, &loaded.config)
+                .then(|| sinks::open_within(&loaded.config, SINKS_OPEN))
+                .transpose()?;
             Ok((loaded.config, new))
         });
         let (config, new_sinks) = match read {
@@ -787,9 +797,27 @@ impl Daemon {
         Ok(())
     }
 
+    /// Says when a sink takes long over one thing, and when it goes on.
+    fn look_at_sinks(&mut self) {
+        let hangs = self.sinks.watcher().busy().filter(|(_, since)| *since >= SINK_HANGS);
+        match (&hangs, &self.hanging_sink) {
+            (Some((sink, since)), None) => {
+                tracing::error!(
+                    sink,
+                    ?since,
+                    "does not come back from one write: its disk or mount does not answer, and all sinks wait for it"
+                );
+            }
+            (None, Some(sink)) => tracing::warn!(sink, "goes on"),
+            _ => {}
+        }
+        self.hanging_sink = hangs.map(|(sink, _)| sink);
+    }
+
     /// Looks at how it goes, and says that it lives while it does.
     fn look(&mut self) {
         let now = Instant::now();
+        self.look_at_sinks();
         self.state.counters.log_lines_lost.add(self.log.look(now));
         let alive = match &self.recording {
             Some(_) if self.hangs => false,
@@ -891,10 +919,7 @@ impl Daemon {
                 Ok(None) => sinks_until = Some(now + END_WITHIN),
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Failed),
                 Err(RecvTimeoutError::Timeout) if sinks_until.is_some_and(|until| now >= until) => {
-                    tracing::error!(
-                        "the sinks have not ended after {END_WITHIN:?}: a disk or mount does not answer, and what they had not written is lost"
-                    );
-                    return Err(Error::Failed);
+                    return Err(Error::SinksHang(END_WITHIN));
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     if let Some(thread) = watch.as_mut().and_then(|watch| watch.hanging(now)) {

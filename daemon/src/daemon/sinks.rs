@@ -15,7 +15,7 @@ use crate::sink::s3::S3;
 use crate::sink::{Finished, Sink, SinkError};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -65,6 +65,8 @@ pub struct Opened {
 struct Shared {
     /// What is to take the place of the sinks at work.
     next: Option<Opened>,
+    /// What a sink is doing, and since when: a disk that does not answer holds up all of them.
+    busy: Option<(String, Instant)>,
     /// The daemon ends: what is not put by then is lost.
     closing: Option<Instant>,
     standing: Vec<Standing>,
@@ -86,6 +88,13 @@ impl SinkWatcher {
     #[must_use]
     pub fn standing(&self) -> Vec<Standing> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).standing.clone()
+    }
+
+    /// The sink that is at work with a profile or the end of a window, and how long it has been.
+    #[must_use]
+    pub fn busy(&self) -> Option<(String, Duration)> {
+        let shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.busy.as_ref().map(|(sink, since)| (sink.clone(), since.elapsed()))
     }
 }
 
@@ -109,6 +118,25 @@ pub fn open(config: &Config) -> Result<Opened, SinkError> {
         sinks.push(Box::new(S3::open(store, &config.spool)?));
     }
     Ok(Opened { sinks, orphans: orphans(config) })
+}
+
+/// The same, within so much time: a disk or mount that does not answer holds up the thread that asks it, for as long as it likes.
+///
+/// # Errors
+/// When one cannot be opened, or not in that time.
+pub fn open_within(config: &Config, time: Duration) -> Result<Opened, SinkError> {
+    let refused = |reason| SinkError::Refused { reason };
+    let ((tell, told), config) = (channel(), config.clone());
+    let opening = std::thread::Builder::new().name("sinks".into());
+    // Where nobody waits any more what it opened is closed again.
+    let spawned = opening.spawn(move || tell.send(open(&config)).ok());
+    spawned.map_err(|error| refused(format!("no thread to open the sinks: {error}")))?;
+    let late = |_| {
+        Err(refused(format!(
+            "a directory of profiles or spools does not answer within {time:?}: is its disk or mount well?"
+        )))
+    };
+    told.recv_timeout(time).unwrap_or_else(late)
 }
 
 /// What is wrong with the files of receivers, one line each: none of it keeps the daemon from starting.
@@ -266,7 +294,7 @@ impl Work {
                 continue;
             }
             for sink in &mut self.sinks {
-                if let Err(error) = sink.put(&finished) {
+                if let Err(error) = timed(&self.shared, &mut **sink, |sink| sink.put(&finished)) {
                     failed += 1;
                     if self.reported.get(sink.name()).is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
                         self.reported.insert(sink.name().to_owned(), Instant::now());
@@ -277,6 +305,10 @@ impl Work {
             queue.done(finished);
         }
         tracing::debug!(profiles, failed, "window handed over");
+        // Whatever was said of earlier ones.
+        if failed > 0 && self.is_closing() {
+            tracing::error!(profiles = failed, "lost: the sinks did not take them, and this is the end");
+        }
         if late > 0 {
             tracing::error!(
                 profiles = late,
@@ -287,6 +319,10 @@ impl Work {
         self.publish();
     }
 
+    fn is_closing(&self) -> bool {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).closing.is_some()
+    }
+
     fn is_too_late(&self) -> bool {
         let closing = self.shared.lock().unwrap_or_else(PoisonError::into_inner).closing;
         closing.is_some_and(|closing| Instant::now() >= closing)
@@ -294,7 +330,9 @@ impl Work {
 
     fn windows_over(&mut self) {
         self.moment_at = Instant::now() + NO_WINDOW;
-        self.sinks.iter_mut().for_each(|sink| sink.window_over());
+        for sink in &mut self.sinks {
+            timed(&self.shared, &mut **sink, |sink| sink.window_over());
+        }
     }
 
     /// Counters with those of the sinks whose place it took.
@@ -313,13 +351,22 @@ impl Work {
     }
 }
 
+/// Has a sink do something, and says so meanwhile.
+fn timed<T>(shared: &Mutex<Shared>, sink: &mut dyn Sink, work: impl FnOnce(&mut dyn Sink) -> T) -> T {
+    let is = |busy| shared.lock().unwrap_or_else(PoisonError::into_inner).busy = busy;
+    is(Some((sink.name().to_owned(), Instant::now())));
+    let done = work(sink);
+    is(None);
+    done
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::pprof::proto::Profile;
     use std::collections::BTreeMap;
     use std::sync::atomic::{AtomicU64, Ordering};
-    use std::sync::mpsc::{Sender, channel};
+    use std::sync::mpsc::Sender;
     use std::time::SystemTime;
 
     struct Broken(&'static str);

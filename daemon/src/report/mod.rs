@@ -166,23 +166,45 @@ pub fn load_all(
         return Err(ReportError::StdinTwice);
     }
     let mut all = Together::new();
-    let (mut known, mut again, hasher) = (HashSet::new(), Vec::new(), RandomState::new());
+    let (mut known, hasher) = (HashSet::new(), RandomState::new());
+    let (mut again, mut gone) = (Vec::new(), Vec::new());
     for path in paths {
-        let bytes = read(path)?;
+        let bytes = match read(path) {
+            // A daemon keeps so much and no more: of many files the oldest may go before they are read.
+            Err(ReportError::Read { source, .. })
+                if source.kind() == ErrorKind::NotFound && paths.len() > 1 =>
+            {
+                gone.push(path);
+                continue;
+            }
+            read => read?,
+        };
         if known.insert((bytes.len(), hasher.hash_one(&bytes))) {
             all.add(&decoded(path, &bytes)?);
         } else {
             again.push(path);
         }
     }
+    if let Some(first) = gone.first() {
+        if known.is_empty() {
+            let source = ErrorKind::NotFound.into();
+            return Err(ReportError::Read { path: first.to_path_buf(), source });
+        }
+        tracing::warn!("{}{}: not there, left out", shown(first), and_more(gone.len()));
+    }
     if let Some(first) = again.first() {
-        let more = match again.len() - 1 {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
+        let more = and_more(again.len());
         tracing::warn!("{}{more}: the same as a profile before, counted once", shown(first));
     }
     Ok(all.finish(each_moment, only))
+}
+
+/// Behind the first of so many.
+fn and_more(of: usize) -> String {
+    match of.saturating_sub(1) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    }
 }
 
 /// The path as people know it.

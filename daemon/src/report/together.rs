@@ -47,6 +47,7 @@ struct Span {
     from_ns: i64,
     to_ns: i64,
     samples: Range<usize>,
+    comments: Vec<i64>,
 }
 
 impl Together {
@@ -63,12 +64,13 @@ impl Together {
     pub fn add(&mut self, profile: &Profile) {
         let window = window_of(profile);
         let before = self.whole.profile.sample.len();
-        self.whole.add(profile, &window);
+        let comments = self.whole.add(profile, &window);
         self.spans.push(Span {
             window: window.clone(),
             from_ns: profile.time_nanos,
             to_ns: profile.time_nanos.saturating_add(profile.duration_nanos),
             samples: before..self.whole.profile.sample.len(),
+            comments,
         });
         let length = self.windows.entry(window).or_insert(0);
         *length = profile.duration_nanos.max(*length);
@@ -96,6 +98,10 @@ impl Together {
             windows.retain(|window, _| window == only);
             spans.retain(|span| span.window == only);
         }
+        // Files of one window share those that are of the whole recording.
+        let mut known = HashSet::new();
+        let comments = spans.iter().flat_map(|span| &span.comments).copied();
+        profile.comment = comments.filter(|comment| known.insert(*comment)).collect();
         profile.time_nanos = spans.iter().map(|span| span.from_ns).min().unwrap_or(0);
         profile.duration_nanos = covered(&mut spans);
         (profile, windows)
@@ -127,7 +133,6 @@ struct Whole {
     mappings: HashMap<(i64, i64), u64>,
     functions: HashMap<Function, u64>,
     locations: HashMap<(u64, u64, Vec<Line>), u64>,
-    comments: HashSet<i64>,
     /// Columns that tell of a moment.
     of_moments: HashSet<usize>,
 }
@@ -143,7 +148,8 @@ impl Whole {
         place
     }
 
-    fn add(&mut self, from: &Profile, window: &str) {
+    /// Answers its comments.
+    fn add(&mut self, from: &Profile, window: &str) -> Vec<i64> {
         let texts: Vec<i64> = from.string_table.iter().map(|text| self.text(text)).collect();
         let text =
             |place: i64| usize::try_from(place).ok().and_then(|at| texts.get(at)).copied().unwrap_or(0);
@@ -183,16 +189,10 @@ impl Whole {
                 label: labels.chain([label]).collect(),
             });
         }
-        for comment in &from.comment {
-            let comment = text(*comment);
-            // Files of one window share those that are of the whole recording.
-            if self.comments.insert(comment) {
-                self.profile.comment.push(comment);
-            }
-        }
         if self.profile.default_sample_type == 0 {
             self.profile.default_sample_type = text(from.default_sample_type);
         }
+        from.comment.iter().map(|comment| text(*comment)).collect()
     }
 
     /// Position of a column.
@@ -355,7 +355,11 @@ mod tests {
         let mut all = Together::new();
         all.add(&profile(0, "Load", 1, 2, false));
         all.add(&profile(10, "Save", 4, 8, true));
+        let mut lowered = profile(20, "Save", 4, 8, true);
+        lowered.comment = vec![4];
+        all.add(&lowered);
         let (one, windows) = all.finish(true, Some("1970-01-01T00:00:10.000Z"));
+        assert_eq!(Stacks::new(&one).comments().collect::<Vec<_>>(), ["loss: none"]);
         assert_eq!((one.time_nanos, one.duration_nanos, windows.len()), (10 * SECOND, 10 * SECOND, 1));
     }
 

@@ -1,6 +1,6 @@
 //! Profiles as files: `DIRECTORY/SERVICE/TIME.pb.gz`, and one line each in `DIRECTORY/index.jsonl`.
 //!
-//! A file appears whole or not at all, and those of a window together: a disk that is busy with other things is waited for at once, not one after the other. The oldest go when there are too many, they are too large together or too old, or the file system
+//! A file appears whole or not at all, and those of a window together, up to 64 of them: a disk that is busy with other things is waited for at once, not one after the other. The oldest go when there are too many, they are too large together or too old, or the file system
 //! has too little room left. The directory's names tell all that the index does, so the index is made anew from them at the start, and whenever
 //! it could not be written.
 
@@ -10,12 +10,12 @@ use super::lock::{self, Lock};
 use super::{Finished, Sink, SinkError};
 use crate::config::Files;
 use crate::report::clock::{self, Utc};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
-use std::fs::{self, DirEntry, OpenOptions};
+use std::fs::{self, DirEntry};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -117,10 +117,19 @@ impl Directory {
         })
     }
 
-    /// Somebody has removed the directory: it is made anew, and what was known of it is forgotten.
+    /// True when somebody has removed the directory, or put another in its place: then what locked it is not there any more.
+    fn is_gone(&self) -> bool {
+        let there = fs::symlink_metadata(self.root.join(lock::NAME));
+        match there {
+            Ok(there) => !self.lock.is_file(&there),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+
+    /// Somebody has removed the directory, or its lock: it is made anew, and what was known of it is forgotten.
     fn make_again(&mut self) -> Result<(), file::FileError> {
         drop(std::mem::replace(&mut self.lock, make(&self.root)?));
-        tracing::warn!(path = %self.root.display(), "the directory of profiles was gone, and is made again");
+        tracing::warn!(path = %self.root.display(), "the directory of profiles was gone or is another one: it is made, locked and listed anew");
         self.forget();
         self.known = Known::Nothing;
         Ok(())
@@ -322,13 +331,32 @@ impl Directory {
         }
         let service: Arc<str> = encode(&finished.service).into();
         let directory = self.root.join(&*service);
-        file::make_directory(&directory)?;
+        match file::make_directory(&directory) {
+            Err(error)
+                if error.source.kind() == io::ErrorKind::StorageFull
+                    && self.make_room(length.max(1), SystemTime::now()) =>
+            {
+                file::make_directory(&directory)?;
+            }
+            made => made?,
+        }
         let start = moment(finished.start);
         let mut key = (start, service, 0);
         while self.files.contains_key(&key) || self.staged.iter().any(|new| new.key == key) {
             key.2 += 1;
         }
-        let file = file::stage(&directory, &file_name(key.0, key.2), packed)?;
+        let name = file_name(key.0, key.2);
+        let file = match file::stage(&directory, &name, packed) {
+            // Others fill the disk, too, or it has no more inodes. As much as this one takes is given for it, and no more if that does not help.
+            Err(error)
+                if error.source.kind() == io::ErrorKind::StorageFull
+                    && self.make_room(length.max(1), SystemTime::now()) =>
+            {
+                file::make_directory(&directory)?;
+                file::stage(&directory, &name, packed)?
+            }
+            staged => staged?,
+        };
         self.staged.push(New { key, bytes: length, file });
         if self.staged.len() >= MOST_STAGED {
             self.publish();
@@ -363,12 +391,13 @@ impl Directory {
 
     fn append(&self, lines: &[u8]) -> Result<(), file::FileError> {
         let path = self.root.join(INDEX);
-        let opened = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
-        opened.and_then(|mut index| index.write_all(lines)).map_err(|source| file::FileError {
-            path,
-            step: "append",
-            source,
-        })
+        // Who may write here leads nobody elsewhere by a link.
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = openat(CWD, &path, flags, Mode::from_raw_mode(0o644)).map(fs::File::from);
+        opened
+            .map_err(io::Error::from)
+            .and_then(|mut index| index.write_all(lines))
+            .map_err(|source| file::FileError { path, step: "append", source })
     }
 }
 
@@ -378,10 +407,10 @@ impl Sink for Directory {
     }
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        let mut written = self.write(finished);
-        if written.is_err() && is_gone(&self.root) {
-            written = self.make_again().map_err(SinkError::from).and_then(|()| self.write(finished));
-        }
+        let written = match self.is_gone() {
+            true => self.make_again().map_err(SinkError::from).and_then(|()| self.write(finished)),
+            false => self.write(finished),
+        };
         self.failed += u64::from(written.is_err());
         written
     }
@@ -439,10 +468,6 @@ fn make(root: &Path) -> Result<Arc<Lock>, file::FileError> {
 fn listing(path: &Path) -> impl Fn(io::Error) -> file::FileError + use<> {
     let path = path.to_owned();
     move |source| file::FileError { path: path.clone(), step: "read the directory", source }
-}
-
-fn is_gone(directory: &Path) -> bool {
-    fs::metadata(directory).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// As files are named by it: milliseconds since 1970.
@@ -750,6 +775,36 @@ mod tests {
         directory.window_over();
         assert_eq!((directory.files.len(), lines(&root).len(), directory.failed), (1, 1, 0));
         assert!(root.join(lock::NAME).exists(), "others are kept out again");
+    }
+
+    #[test]
+    fn another_directory_in_its_place_is_locked_and_listed_anew() {
+        let outside = tempfile::tempdir().unwrap();
+        let (root, other) = (outside.path().join("profiles"), outside.path().join("other"));
+        let mut directory = Directory::open(&root, &options(2, 0)).unwrap();
+        (0..2).for_each(|minute| put(&mut directory, &finished("a", minute)));
+        fs::rename(&root, &other).and_then(|()| fs::create_dir(&root)).unwrap();
+        put(&mut directory, &finished("a", 2));
+        directory.window_over();
+        assert_eq!((directory.files.len(), lines(&root).len(), directory.evicted), (1, 1, 0));
+        assert!(root.join(lock::NAME).exists(), "others are kept out");
+        assert_eq!(fs::read_dir(other.join("a")).unwrap().count(), 2, "what was there is nobody's to remove");
+    }
+
+    #[test]
+    fn links_of_others_lead_nowhere() {
+        use std::os::unix::fs::symlink;
+        let (root, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
+        put(&mut directory, &finished("a", 0));
+        symlink(elsewhere.path(), root.path().join("b")).unwrap();
+        assert!(directory.put(&finished("b", 0)).is_err());
+        fs::remove_file(root.path().join(INDEX)).unwrap();
+        symlink(elsewhere.path().join("made"), root.path().join(INDEX)).unwrap();
+        put(&mut directory, &finished("a", 1));
+        directory.window_over();
+        assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
+        assert_eq!(lines(root.path()).len(), 2, "the index is a file again");
     }
 
     #[test]

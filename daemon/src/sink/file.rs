@@ -107,7 +107,9 @@ pub fn write_into(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), File
 /// As [`write()`].
 pub fn stage(directory: &Path, name: &str, bytes: &[u8]) -> Result<Staged, FileError> {
     let path = directory.join(name);
-    let mut new = New::make(directory).map_err(|error| not_made(&path, directory, error))?;
+    // Others may write in the directory that it lies in, and lead nobody elsewhere by a link.
+    let mut new =
+        New::make(directory, OFlags::NOFOLLOW).map_err(|error| not_made(&path, directory, error))?;
     new.file.write_all(bytes).map_err(failing(&path, "write"))?;
     // POSIX_FADV_DONTNEED begins to write what is dirty and does not wait (mm/fadvise.c). Where it is not understood, `publish` waits longer.
     fadvise(&new.file, 0, None, Advice::DontNeed).ok();
@@ -220,7 +222,7 @@ impl<'a> Destination<'a> {
         let directory =
             path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         sweep(directory);
-        let new = New::make(directory).map_err(|error| not_made(path, directory, error))?;
+        let new = New::make(directory, OFlags::empty()).map_err(|error| not_made(path, directory, error))?;
         Ok(Self::Beside(new, name))
     }
 }
@@ -252,9 +254,9 @@ impl Drop for New {
 }
 
 impl New {
-    /// A file that did not exist before (O_EXCL), readable by its owner and, by umask, others.
-    fn make(directory: &Path) -> Result<Self, Errno> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    /// A file that did not exist before (O_EXCL), in a directory that is opened with these flags, too; readable by its owner and, by umask, others.
+    fn make(directory: &Path, more: OFlags) -> Result<Self, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | more;
         let directory = openat(CWD, directory, flags, Mode::empty())?;
         for _ in 0..ATTEMPTS {
             let name = NAMING.fresh()?;

@@ -65,8 +65,16 @@ fn slot(path: &Path) -> Arc<Mutex<Weak<Lock>>> {
 }
 
 fn is_of(lock: &Lock, path: &Path) -> bool {
-    let there = fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()));
-    lock.file.metadata().is_ok_and(|ours| there.is_ok_and(|there| there == (ours.dev(), ours.ino())))
+    fs::symlink_metadata(path).is_ok_and(|there| lock.is_file(&there))
+}
+
+impl Lock {
+    /// True for what is known of the lock's own file.
+    #[must_use]
+    pub fn is_file(&self, there: &fs::Metadata) -> bool {
+        let id = |found: &fs::Metadata| (found.dev(), found.ino());
+        self.file.metadata().is_ok_and(|ours| id(&ours) == id(there))
+    }
 }
 
 fn take(path: &Path) -> Result<File, Errno> {

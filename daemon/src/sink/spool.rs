@@ -107,7 +107,12 @@ impl Spool {
         let mut items = Vec::new();
         for entry in fs::read_dir(directory).map_err(fail("list the directory"))? {
             let entry = entry.map_err(fail("list the directory"))?;
-            let Some(item) = entry.file_name().to_str().and_then(parse) else { continue };
+            let Some(item) = entry.file_name().to_str().and_then(parse) else {
+                if entry.path().extension().is_some_and(|kind| SUFFIX.ends_with(&*kind.to_string_lossy())) {
+                    tracing::warn!(path = %entry.path().display(), "is no request of this version: it is not sent, and stays; remove it");
+                }
+                continue;
+            };
             match entry.metadata() {
                 Ok(facts) if facts.is_file() => items.push(Item { bytes: facts.len(), ..item }),
                 _ => {}
@@ -117,11 +122,10 @@ impl Spool {
         let next = items.last().map_or(0, |item| item.sequence.saturating_add(1));
         let (items, left): (Vec<Item>, Vec<Item>) =
             items.into_iter().partition(|item| item.bytes == item.length);
-        // Longer ones are done with: see `remove`.
-        let torn = left.iter().filter(|item| item.bytes < item.length).count();
+        let torn = left.iter().filter(|item| item.bytes != done_length(item.length)).count();
         if torn > 0 {
             let path = directory.display();
-            tracing::warn!(%path, torn, "what waited to be sent was not all on the disk when the machine failed: it is not sent");
+            tracing::warn!(%path, torn, "what waited to be sent is not as it was put (the machine failed, or somebody wrote there): it is not sent");
         }
         Ok(Self {
             lock,
@@ -210,6 +214,9 @@ impl Spool {
             let Some(&item) = self.items.front() else { return Ok(None) };
             let path = self.path(item);
             match fs::read(&path) {
+                Ok(payload) if u64::try_from(payload.len()) != Ok(item.length) => {
+                    tracing::warn!(path = %path.display(), found = payload.len(), "is not as it was put: it is not sent");
+                }
                 Ok(payload) => {
                     self.unread = None;
                     self.busy = Some(item.sequence);
@@ -340,7 +347,7 @@ impl Spool {
         {
             // Whoever opens this spool next would send it again: what is longer than it was, and a hole, is done with.
             let opened = OpenOptions::new().write(true).truncate(true).open(self.path(item));
-            if opened.and_then(|file| file.set_len(item.length.saturating_add(1))).is_ok() {
+            if opened.and_then(|file| file.set_len(done_length(item.length))).is_ok() {
                 self.bytes = self.bytes.saturating_sub(item.bytes);
                 item.bytes = 0;
             }
@@ -389,6 +396,11 @@ fn make(directory: &Path) -> Result<Arc<Lock>, FileError> {
 
 fn name(item: Item) -> String {
     format!("{:0DIGITS$}-{}-{}{SUFFIX}", item.sequence, item.at, item.length)
+}
+
+/// Length of a file that is done with and could not be removed.
+fn done_length(length: u64) -> u64 {
+    length.saturating_add(1)
 }
 
 fn seconds(time: SystemTime) -> u64 {
@@ -702,6 +714,24 @@ mod tests {
         assert_eq!((drain(&mut spool, now(0)), spool.bytes()), (vec![b"whole".to_vec()], 0));
         assert_eq!(spool.lost(), Lost { gone: 2, ..Lost::default() });
         assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn what_is_not_as_it_was_put_is_counted_and_not_sent() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        for text in ["shortened", "made longer", "whole"] {
+            spool.put(at(0), text.as_bytes()).unwrap();
+        }
+        fs::write(spool.path(spool.items[0]), "").unwrap();
+        fs::write(spool.path(spool.items[1]), "somebody else's text").unwrap();
+        assert_eq!(drain(&mut spool, now(0)), [b"whole"]);
+        assert_eq!((spool.lost(), spool.bytes()), (Lost { gone: 2, ..Lost::default() }, 0));
+        spool.put(at(0), b"longer").unwrap();
+        fs::write(spool.path(spool.items[0]), "longer by five").unwrap();
+        drop(spool);
+        let spool = Spool::open(directory.path(), ALL).unwrap();
+        assert_eq!((spool.lost(), spool.len()), (Lost { gone: 1, ..Lost::default() }, 0));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::sink::deliver::Verdict;
 use crate::sink::http::Answer;
 use crate::sink::receiver::{retry_after, said, shortened};
 use flate2::read::GzDecoder;
+use hyper::header::CONTENT_TYPE;
 use prost::Message;
 use std::borrow::Cow;
 use std::io::{self, Read as _};
@@ -61,7 +62,17 @@ pub fn frame(packed: &[u8]) -> Vec<u8> {
 /// OTLP over HTTP. `sink` is what messages call it.
 #[must_use]
 pub fn http(answer: &Answer, sink: &str) -> Verdict {
+    let is_page =
+        answer.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
     match answer.status {
+        // A page to log in at, or another service behind the same address.
+        200..=299 if is_page => Verdict::Later {
+            after: None,
+            reason: format!(
+                "{} with a page (text/html), which is no receiver's answer; is the URL right?",
+                answer.status
+            ),
+        },
         200..=299 => accepted(&answer.body, sink),
         429 | 502 | 503 | 504 => Verdict::Later { after: retry_after(&answer.headers), reason: said(answer) },
         _ => Verdict::Refused(said(answer)),
@@ -245,6 +256,12 @@ mod tests {
             assert_eq!(after, Some(Duration::from_secs(7)));
             assert_eq!(reason, format!("the receiver answers {status}: busy"));
         }
+        let page =
+            http(&answer(200, &[("content-type", "text/html; charset=utf-8")], &[], b"<html>"), "otlp");
+        assert!(
+            matches!(&page, Verdict::Later { reason, .. } if reason.contains("is the URL right?")),
+            "{page:?}"
+        );
         for status in [302, 400, 401, 404, 413, 500, 501] {
             assert!(matches!(http(&answer(status, &[], &[], b""), "otlp"), Verdict::Refused(_)), "{status}");
         }
