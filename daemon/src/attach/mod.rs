@@ -156,8 +156,12 @@ impl Default for Wishes {
     }
 }
 
-/// Ends a comment about columns of a profile in which there is nothing because nothing was asked for.
-pub const NOT_RECORDED: &str = ": not recorded, as asked";
+/// In a comment behind columns of a profile in which there is nothing because nothing was recorded; why not comes then.
+pub const NOT_RECORDED: &str = ": not recorded";
+/// The same where there is less than there should be.
+pub const NOT_ALL_RECORDED: &str = ": not of ";
+/// Ends such a comment where nothing was asked for.
+pub const AS_ASKED: &str = ": not recorded, as asked";
 
 impl Wishes {
     /// For a profile's comments: the columns that are empty.
@@ -168,7 +172,7 @@ impl Wishes {
             (self.allocations, "alloc_objects, alloc_space"),
             (self.allocations && self.live_objects, "inuse_objects, inuse_space"),
         ];
-        columns.into_iter().filter(|(wished, _)| !wished).map(|(_, of)| format!("{of}{NOT_RECORDED}"))
+        columns.into_iter().filter(|(wished, _)| !wished).map(|(_, of)| format!("{of}{AS_ASKED}"))
     }
 
     /// This, but for what rules leave out.

@@ -4,6 +4,7 @@
 //! Processes are recognised by the pipeline, which sees their mappings. Each is tried at most once at a time, less and less often while it
 //! fails, and never again where it cannot be done or where the process wants none, as long as it runs the same program.
 
+use super::covered::Covered;
 use super::neighbour;
 use super::state::State;
 use crate::attach::follow::{Program, program};
@@ -113,7 +114,16 @@ impl Attacher {
             tell.send(News::Done(done)).ok();
         });
         let (known, reasons) = memory.recall();
-        let work = Work { state, watcher, workers, memory, known, reasons, told: HashMap::new() };
+        let work = Work {
+            state,
+            watcher,
+            workers,
+            memory,
+            known,
+            reasons,
+            told: HashMap::new(),
+            changed: HashMap::new(),
+        };
         let thread = std::thread::Builder::new().name("attacher".into()).spawn(move || {
             neighbour::wait_for_others();
             work.run(&heard);
@@ -140,6 +150,8 @@ struct Work {
     reasons: HashMap<Program, String>,
     /// What rules leave out of each, as its shim was told.
     told: HashMap<Program, LeftOut>,
+    /// When each that lives was last attached to or left.
+    changed: HashMap<Program, Instant>,
 }
 
 impl Work {
@@ -157,13 +169,14 @@ impl Work {
             self.known.retain(|known, _| alive.contains(known) || program(known.0) == Some(*known));
             self.reasons.retain(|known, _| self.known.contains_key(known));
             self.told.retain(|program, _| alive.contains(program));
+            self.changed.retain(|program, _| alive.contains(program));
             place::remove_those_of_the_dead();
             for (attempt, error) in self.workers.give_up() {
                 self.failed(&attempt, &error);
             }
             let rules = self.state.selection();
             let mut filter = rules.as_deref().map(Filter::new);
-            let mut of_services = HashMap::new();
+            let (mut of_services, mut covered) = (HashMap::new(), HashMap::<Arc<str>, Covered>::new());
             for (program, process) in managed {
                 let left_out = match &mut filter {
                     Some(filter) => filter.left_out(process.pid, &process.service),
@@ -174,8 +187,15 @@ impl Work {
                     OfService::add(&mut of_services, &process.service, left_out.of_shim());
                 }
                 self.consider(program, &process, left_out);
+                // What is not recorded at all is in no profile.
+                if left_out.is_some() {
+                    let is_attached = self.known.get(&program) == Some(&Outcome::Attached);
+                    let (why, changed) = (self.reasons.get(&program), self.changed.get(&program).copied());
+                    covered.entry(process.service).or_default().add(is_attached, why, changed);
+                }
             }
             self.state.set_left_out(of_services);
+            self.state.set_covered(covered);
             let reasons = self.reasons.iter().map(|(program, why)| ((program.0, program.1), why.clone()));
             self.state.set_unattached(reasons.collect());
             let mut heard = news.recv_timeout(LOOK).ok();
@@ -211,6 +231,7 @@ impl Work {
             if known == Some(Outcome::Attached) {
                 tracing::info!(pid = process.pid, service = %process.service, "detached: the policy is another now");
                 self.watcher.leave(process.pid);
+                self.changed.insert(key, Instant::now());
             }
             // Considered anew when the policy or what is known of it changes; what cannot be done stays so.
             if known.is_none_or(|known| !Memory::outlives(known)) {
@@ -255,6 +276,7 @@ impl Work {
                 tracing::info!(pid = attempt.program.0, service = %attempt.service, took = ?attached.took, "attached");
                 self.reasons.remove(&attempt.program);
                 self.known.insert(attempt.program, Outcome::Attached);
+                self.changed.insert(attempt.program, Instant::now());
             }
             // That of one that was given up has been said.
             Err(error) if in_time => self.failed(&attempt, &error),

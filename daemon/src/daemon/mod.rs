@@ -7,6 +7,7 @@ pub mod confines;
 pub mod control;
 pub mod cost;
 pub mod counts;
+pub mod covered;
 pub mod families;
 pub mod http;
 mod ioprio;

@@ -2,6 +2,7 @@
 
 use super::cost::Cost;
 use super::counts::Counts;
+use super::covered::Covered;
 use super::mode::Mode;
 use super::switch::Switch;
 use crate::config::Config;
@@ -31,6 +32,8 @@ pub struct State {
     selection: Mutex<Option<Arc<RuleSet>>>,
     /// What shims leave out of the processes of services.
     left_out: Mutex<HashMap<Arc<str>, OfService>>,
+    /// Which of the processes of services have shims.
+    covered: Mutex<HashMap<Arc<str>, Covered>>,
     /// Speaks with the recording, while there is one.
     watcher: Mutex<Option<Watcher>>,
     /// What it said when it was asked last, and when that was.
@@ -66,6 +69,7 @@ impl State {
             unattached: Mutex::default(),
             selection: Mutex::default(),
             left_out: Mutex::default(),
+            covered: Mutex::default(),
             watcher: Mutex::default(),
             looked: Mutex::default(),
             switch: Mutex::default(),
@@ -127,6 +131,18 @@ impl State {
     /// This is left out of services now.
     pub fn set_left_out(&self, of_services: HashMap<Arc<str>, OfService>) {
         *self.left_out.lock().unwrap_or_else(PoisonError::into_inner) = of_services;
+    }
+
+    /// Which of the .NET processes of this service have shims.
+    #[must_use]
+    pub fn covered(&self, service: &str) -> Covered {
+        let covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
+        covered.get(service).cloned().unwrap_or_default()
+    }
+
+    /// These have now.
+    pub fn set_covered(&self, of_services: HashMap<Arc<str>, Covered>) {
+        *self.covered.lock().unwrap_or_else(PoisonError::into_inner) = of_services;
     }
 
     /// What the daemon may take.

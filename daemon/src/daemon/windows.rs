@@ -4,7 +4,7 @@ use super::queue::Out;
 use super::{families, room, state::State};
 use crate::aggregate::key::SampleType;
 use crate::aggregate::window::{Entry, OTHER};
-use crate::attach::NOT_RECORDED;
+use crate::attach::AS_ASKED;
 use crate::config::Recording;
 use crate::config::units::Bytes;
 use crate::pprof::{self, About};
@@ -14,7 +14,7 @@ use crate::source::Rates;
 use crate::source::kernel::rule_set::{Feature, LeftOut, OfService};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Encodes windows, on the processor's thread.
 pub struct Encoder {
@@ -58,8 +58,12 @@ impl Encoder {
                 duration,
                 period_ns: 1_000_000_000 / u64::from(frequency.max(1)),
                 main_image: pid.and_then(|pid| over.processor.processes.main_image(pid)),
-                comments: [with_pools(&comments, &over, &service), self.left_out(&over, &service, frequency)]
-                    .concat(),
+                comments: [
+                    with_pools(&comments, &over, &service),
+                    self.left_out(&over, &service, frequency),
+                    self.state.covered(&service).comments(Instant::now(), duration).collect(),
+                ]
+                .concat(),
             };
             let (symbolizer, directory) = (&over.processor.symbolizer, &over.processor.processes);
             match pprof::encode_entries(part.entries, symbolizer, directory, &about) {
@@ -159,7 +163,7 @@ fn left_out_comments(all: LeftOut, some: LeftOut, frequency: u32) -> Vec<String>
         .into_iter()
         .flatten()
     };
-    let mut comments: Vec<String> = columns(all).map(|columns| format!("{columns}{NOT_RECORDED}")).collect();
+    let mut comments: Vec<String> = columns(all).map(|columns| format!("{columns}{AS_ASKED}")).collect();
     let partly = LeftOut(some.0 & !all.0);
     comments.extend(
         columns(partly).map(|columns| format!("{columns}: not recorded of some of its processes, as asked")),

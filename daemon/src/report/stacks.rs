@@ -1,7 +1,7 @@
 //! A profile as reports see it: samples as stacks of named frames with their kind, values of one or all types, labels.
 
 use super::ReportError;
-use crate::attach::NOT_RECORDED;
+use crate::attach::{NOT_ALL_RECORDED, NOT_RECORDED};
 use crate::pprof::proto::{Profile, Sample};
 use crate::pprof::{KERNEL_MAPPING, LIMITED, LOSS_PREFIX, MANAGED_MAPPING, WITHOUT_SHIM};
 use crate::sample::frame::Marker;
@@ -301,12 +301,20 @@ impl<'a> Stacks<'a> {
         profile.comment.iter().map(move |&comment| clean(text(profile, comment)))
     }
 
-    /// The comment that nothing of a sample type was asked for.
+    /// The comment that nothing of a sample type was recorded.
     #[must_use]
     pub fn not_recorded(&self, sample_type: &str) -> Option<Cow<'a, str>> {
         self.comments().find(|comment| {
-            let columns = comment.strip_suffix(NOT_RECORDED).unwrap_or("");
+            let columns = comment.split_once(NOT_RECORDED).map_or("", |(columns, _)| columns);
             columns.split(", ").any(|column| column == sample_type)
+        })
+    }
+
+    /// The comments that a sample type was not recorded of everything, or not all the time.
+    pub fn partly_recorded(&self, sample_type: &str) -> impl Iterator<Item = Cow<'a, str>> {
+        self.comments().filter(move |comment| {
+            let parts = comment.split_once(NOT_RECORDED).or_else(|| comment.split_once(NOT_ALL_RECORDED));
+            parts.is_some_and(|(columns, _)| columns.split(", ").any(|column| column == sample_type))
         })
     }
 

@@ -156,6 +156,8 @@ pub(super) struct Table<'a> {
     pub(super) unit: &'a str,
     /// Why there are none.
     not_recorded: Option<Cow<'a, str>>,
+    /// Of what, or of which time, there are too few.
+    partly: Vec<Cow<'a, str>>,
     /// What the recording says it lacks.
     lacks: Vec<Cow<'a, str>>,
     /// What was printed.
@@ -165,9 +167,9 @@ pub(super) struct Table<'a> {
 impl<'a> Table<'a> {
     pub(super) fn new(stacks: &Stacks<'a>, column: usize, options: &'a Options) -> Self {
         let (name, unit) = stacks.sample_types().nth(column).unwrap_or_default();
-        let not_recorded = stacks.not_recorded(name);
+        let (not_recorded, partly) = (stacks.not_recorded(name), stacks.partly_recorded(name).collect());
         let (duration_ns, lacks) = (stacks.duration_ns(), stacks.lacks().collect());
-        Self { options, duration_ns, unit, not_recorded, lacks, text: String::new() }
+        Self { options, duration_ns, unit, not_recorded, partly, lacks, text: String::new() }
     }
 
     fn line(&mut self, parts: &[&str]) {
@@ -230,6 +232,11 @@ impl<'a> Table<'a> {
 
     /// What is not in the table, and why it may be empty.
     pub(super) fn left_out(&mut self, total: i64, idle: i64) {
+        if total > 0 {
+            let windows = if self.options.windows.len() > 1 { "in a part of these windows: " } else { "" };
+            let partly = std::mem::take(&mut self.partly);
+            self.remarks(partly.into_iter().map(|comment| format!("{windows}{comment}").into()).collect());
+        }
         if idle > 0 {
             self.remark(&parked(idle, self.unit));
         } else if total == 0 {
