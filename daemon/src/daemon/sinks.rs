@@ -289,7 +289,7 @@ impl Work {
         let (mut failed, mut late) = (0, 0);
         // One after the other is given to all and let go: as messages they are large.
         for finished in window {
-            if self.is_too_late() {
+            if self.closing().is_some_and(|closing| Instant::now() >= closing) {
                 late += 1;
                 continue;
             }
@@ -306,7 +306,7 @@ impl Work {
         }
         tracing::debug!(profiles, failed, "window handed over");
         // Whatever was said of earlier ones.
-        if failed > 0 && self.is_closing() {
+        if failed > 0 && self.closing().is_some() {
             tracing::error!(profiles = failed, "lost: the sinks did not take them, and this is the end");
         }
         if late > 0 {
@@ -319,13 +319,9 @@ impl Work {
         self.publish();
     }
 
-    fn is_closing(&self) -> bool {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner).closing.is_some()
-    }
-
-    fn is_too_late(&self) -> bool {
-        let closing = self.shared.lock().unwrap_or_else(PoisonError::into_inner).closing;
-        closing.is_some_and(|closing| Instant::now() >= closing)
+    /// Until when there is time, where the daemon ends.
+    fn closing(&self) -> Option<Instant> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).closing
     }
 
     fn windows_over(&mut self) {
@@ -385,17 +381,21 @@ mod tests {
         }
     }
 
-    #[test]
-    fn each_sink_that_fails_is_reported_once_in_a_while() {
-        let sinks: Vec<Box<dyn Sink>> = vec![Box::new(Broken("a")), Box::new(Broken("b"))];
-        let mut work = Work::of(sinks, Orphans::default(), Arc::default());
-        let finished = Finished {
-            service: "web".into(),
+    fn finished(service: &str) -> Finished {
+        Finished {
+            service: service.into(),
             labels: BTreeMap::new(),
             start: SystemTime::now(),
             duration: Duration::from_secs(60),
             profile: Profile::default().into(),
-        };
+        }
+    }
+
+    #[test]
+    fn each_sink_that_fails_is_reported_once_in_a_while() {
+        let sinks: Vec<Box<dyn Sink>> = vec![Box::new(Broken("a")), Box::new(Broken("b"))];
+        let mut work = Work::of(sinks, Orphans::default(), Arc::default());
+        let finished = finished("web");
         let (_, queue) = queue::new();
         work.put(vec![finished.clone(), finished.clone()], &queue);
         let first = work.reported.clone();
@@ -431,13 +431,6 @@ mod tests {
         let late = Late(tell, Arc::clone(&shared));
         let work = Work::of(vec![Box::new(late)], Orphans::default(), shared);
         let (out, queue) = queue::new();
-        let finished = |service: &str| Finished {
-            service: service.into(),
-            labels: BTreeMap::new(),
-            start: SystemTime::now(),
-            duration: Duration::from_secs(60),
-            profile: Profile::default().into(),
-        };
         out.give(["a", "b", "c"].map(finished).to_vec(), u64::MAX).unwrap();
         out.give(vec![finished("d")], u64::MAX).unwrap();
         drop(out);

@@ -304,17 +304,13 @@ impl<'a> Stacks<'a> {
     /// The comment that nothing of a sample type was recorded.
     #[must_use]
     pub fn not_recorded(&self, sample_type: &str) -> Option<Cow<'a, str>> {
-        self.comments().find(|comment| {
-            let columns = comment.split_once(NOT_RECORDED).map_or("", |(columns, _)| columns);
-            columns.split(", ").any(|column| column == sample_type)
-        })
+        self.comments().find(|comment| is_about(comment, NOT_RECORDED, sample_type))
     }
 
     /// The comments that a sample type was not recorded of everything, or not all the time.
     pub fn partly_recorded(&self, sample_type: &str) -> impl Iterator<Item = Cow<'a, str>> {
         self.comments().filter(move |comment| {
-            let parts = comment.split_once(NOT_RECORDED).or_else(|| comment.split_once(NOT_ALL_RECORDED));
-            parts.is_some_and(|(columns, _)| columns.split(", ").any(|column| column == sample_type))
+            [NOT_RECORDED, NOT_ALL_RECORDED].iter().any(|what| is_about(comment, what, sample_type))
         })
     }
 
@@ -336,6 +332,12 @@ fn without_address<'a>(frame: &Frame<'a>) -> Cow<'a, str> {
         Some((file, _)) if frame.kind == Kind::Native => Cow::Owned(format!("[{file}]")),
         _ => frame.name.clone(),
     }
+}
+
+/// True for a comment that says this of columns, the sample type's among them.
+fn is_about(comment: &str, what: &str, sample_type: &str) -> bool {
+    let columns = comment.split_once(what).map_or("", |(columns, _)| columns);
+    columns.split(", ").any(|column| column == sample_type)
 }
 
 /// An entry of the string table; empty for an index outside it.

@@ -331,29 +331,23 @@ impl Directory {
         }
         let service: Arc<str> = encode(&finished.service).into();
         let directory = self.root.join(&*service);
-        match file::make_directory(&directory) {
-            Err(error)
-                if error.source.kind() == io::ErrorKind::StorageFull
-                    && self.make_room(length.max(1), SystemTime::now()) =>
-            {
-                file::make_directory(&directory)?;
-            }
-            made => made?,
-        }
         let start = moment(finished.start);
         let mut key = (start, service, 0);
         while self.files.contains_key(&key) || self.staged.iter().any(|new| new.key == key) {
             key.2 += 1;
         }
         let name = file_name(key.0, key.2);
-        let file = match file::stage(&directory, &name, packed) {
+        let stage = || {
+            file::make_directory(&directory)?;
+            file::stage(&directory, &name, packed)
+        };
+        let file = match stage() {
             // Others fill the disk, too, or it has no more inodes. As much as this one takes is given for it, and no more if that does not help.
             Err(error)
                 if error.source.kind() == io::ErrorKind::StorageFull
                     && self.make_room(length.max(1), SystemTime::now()) =>
             {
-                file::make_directory(&directory)?;
-                file::stage(&directory, &name, packed)?
+                stage()?
             }
             staged => staged?,
         };
