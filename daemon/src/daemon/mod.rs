@@ -41,7 +41,7 @@ use crate::kubernetes::pods::Shown;
 use crate::kubernetes::{Kubernetes, Source};
 use crate::process::ProcessTable;
 use crate::record::{cgroup_id, raise_open_files};
-use crate::run::{Recording, Watcher, trim};
+use crate::run::{Recording, Watcher, Windows, trim};
 use crate::select::Selection as Selected;
 use crate::select::cgroups::Cgroups;
 use crate::source::kernel::rule_set::RuleSet;
@@ -600,11 +600,13 @@ impl Daemon {
         let mut encoder = Encoder::new(Arc::clone(&self.state), self.sinks.out());
         self.settings = self.settings.wishing(what.wishes());
         let shims = ShimSource::new(self.settings.owner, what.limits());
-        let take = Box::new(move |over: crate::run::Over<'_>| encoder.take(over));
-        let pods = Arc::clone(&self.state.pods);
-        let recording = Recording::start_windows(kernel, shims, ProcessTable::new(), pods, take)
+        let windows = Windows {
+            pods: Arc::clone(&self.state.pods),
+            stacks: room::for_stacks(mode.memory),
+            take: Box::new(move |over| encoder.take(over)),
+        };
+        let recording = Recording::start_windows(kernel, shims, ProcessTable::new(), windows)
             .map_err(internal("starting a thread"))?;
-        recording.allow_stacks(room::for_stacks(mode.memory));
         let watcher = recording.watcher();
         self.state.set_watcher(Some(watcher.clone()));
         // A shim whose region cannot be opened would only be a burden to its process.

@@ -216,6 +216,16 @@ impl Watcher {
     }
 }
 
+/// What a recording needs that goes on from window to window.
+pub struct Windows {
+    /// Tells pods' services.
+    pub pods: Arc<Pods>,
+    /// Bytes that the stacks of a window may take ([`Recording::allow_stacks`]).
+    pub stacks: u64,
+    /// Takes them.
+    pub take: TakeWindow,
+}
+
 impl Recording {
     /// Starts both threads, for a recording with one window.
     ///
@@ -233,11 +243,13 @@ impl Recording {
         kernel: KernelSource,
         shims: ShimSource,
         processes: ProcessTable,
-        pods: Arc<Pods>,
-        take: TakeWindow,
+        windows: Windows,
     ) -> io::Result<Self> {
         let began = kernel.started();
-        Self::spawn(kernel, shims, Processor::new(processes).by_service(pods), Some((take, began)))
+        let mut processor = Processor::new(processes).by_service(windows.pods);
+        // Before the first event: what a busy machine has for it may be most of a window.
+        processor.allow_stacks(windows.stacks);
+        Self::spawn(kernel, shims, processor, Some((windows.take, began)))
     }
 
     fn spawn(
@@ -327,12 +339,12 @@ impl Recording {
         self.commands.try_send(Command::Cgroups(cgroups)).is_ok()
     }
 
-    /// The stacks of a window may take so many bytes; those beyond are one stack, and counted.
+    /// From now on the stacks of a window may take so many bytes; those beyond are one stack, and counted.
     pub fn allow_stacks(&self, bytes: u64) {
         self.wishes.lock().unwrap_or_else(PoisonError::into_inner).stacks = Some(bytes);
     }
 
-    /// How much of that the window in progress has taken, from 0 to 1, a moment ago.
+    /// How much of that the window in progress has taken, a moment ago: 1 is all of it, and more where more was allowed before.
     #[must_use]
     pub fn stacks_fill(&self) -> f64 {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).stacks_fill

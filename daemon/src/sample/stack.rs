@@ -37,9 +37,9 @@ pub struct StackTable {
     /// Those with a span, by the stack without it.
     of_spans: HashMap<(StackId, StackSpan), StackId, RandomState>,
     stacks: Vec<Stack>,
-    /// What was allowed, and what is left of it, in frames.
-    whole: usize,
+    /// What is allowed, and what is taken, in frames.
     room: usize,
+    taken: usize,
     refused: u64,
     /// How many more there may be with a span, and how many each process has.
     spans_left: usize,
@@ -68,10 +68,10 @@ impl StackTable {
             ids: HashMap::default(),
             of_spans: HashMap::default(),
             stacks: Vec::new(),
-            whole: room,
             room,
+            taken: 0,
             refused: 0,
-            spans_left: room / SPAN_PART / (2 * OVERHEAD),
+            spans_left: spans_in(room),
             spans_of: HashMap::new(),
             spans_refused: 0,
         }
@@ -106,23 +106,21 @@ impl StackTable {
     /// Takes what is there for a window that is over. What was refused stays counted.
     pub fn take(&mut self) -> Self {
         let (refused, spans_refused) = (self.refused, self.spans_refused);
-        let next = Self { refused, spans_refused, ..Self::with_room(self.whole) };
+        let next = Self { refused, spans_refused, ..Self::with_room(self.room) };
         std::mem::replace(self, next)
     }
 
-    /// There is room for stacks of so many bytes; from the next window on, where there are any already.
+    /// There is room for stacks of so many bytes, those that are there among them: where they are more already, none comes to them.
     pub fn allow(&mut self, bytes: u64) {
         let frames = usize::try_from(bytes).unwrap_or(usize::MAX) / size_of::<FrameKey>();
-        self.whole = frames.clamp(LEAST_FRAMES, MAX_FRAMES);
-        if self.is_empty() {
-            drop(self.take());
-        }
+        self.room = frames.clamp(LEAST_FRAMES, MAX_FRAMES);
+        self.spans_left = spans_in(self.room).saturating_sub(self.spans_of.values().sum());
     }
 
-    /// How much of the room is taken, from 0 to 1.
+    /// How much of the room is taken; more than 1 where there is less room than when it was.
     #[must_use]
     pub fn fill(&self) -> f64 {
-        1.0 - self.room as f64 / self.whole.max(self.room).max(1) as f64
+        self.taken as f64 / self.room.max(1) as f64
     }
 
     fn in_span(&mut self, without: StackId, span: StackSpan, pid: u32) -> StackId {
@@ -159,12 +157,12 @@ impl StackTable {
 
     /// The id of one stack more, which takes as much room as so many frames.
     fn room_for(&mut self, frames: usize) -> Option<StackId> {
-        let (room, id) = (self.room.checked_sub(frames), u32::try_from(self.stacks.len()));
-        let (Some(room), Ok(id)) = (room, id.map(StackId)) else {
+        let (taken, id) = (self.taken + frames, u32::try_from(self.stacks.len()));
+        let (true, Ok(id)) = (taken <= self.room, id.map(StackId)) else {
             self.refused += 1;
             return None;
         };
-        self.room = room;
+        self.taken = taken;
         Some(id)
     }
 
@@ -227,9 +225,14 @@ impl StackTable {
     }
 }
 
+/// How many stacks of spans there may be in so much room, in frames.
+const fn spans_in(room: usize) -> usize {
+    room / SPAN_PART / (2 * OVERHEAD)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{FrameKey, OVERHEAD, SPAN_PART, Span, StackId, StackSpan, StackTable};
+    use super::{FrameKey, LEAST_FRAMES, OVERHEAD, SPAN_PART, Span, StackId, StackSpan, StackTable};
     use std::collections::HashSet;
 
     #[test]
@@ -248,6 +251,29 @@ mod tests {
             (2, 0, 3),
             "counted since the recording began"
         );
+    }
+
+    #[test]
+    fn less_room_counts_at_once_with_what_is_there_already() {
+        let mut table = StackTable::default();
+        let stack = |first: usize| [first as u64; 60].map(FrameKey::Kernel);
+        let each = 60 + OVERHEAD;
+        let least = LEAST_FRAMES / each;
+        // What a machine that is busy brings before the recorder is told how much memory it has.
+        for first in 0..least / 2 {
+            table.intern(&stack(first));
+        }
+        table.allow(0);
+        assert!((table.fill() - 0.5).abs() < 0.01, "{}", table.fill());
+        let more: Vec<StackId> = (least / 2..2 * least).map(|first| table.intern(&stack(first))).collect();
+        assert_eq!((table.len(), more[least]), (least, StackTable::OVERFLOW));
+        table.allow(u64::MAX);
+        assert!(table.fill() < 0.01 && table.intern(&stack(3 * least)) != StackTable::OVERFLOW);
+        (4 * least..6 * least).for_each(|first| _ = table.intern(&stack(first)));
+        table.allow(0);
+        assert!(table.fill() > 2.9 && table.intern(&stack(7 * least)) == StackTable::OVERFLOW);
+        drop(table.take());
+        assert_eq!((table.fill(), table.room), (0.0, LEAST_FRAMES));
     }
 
     const fn span(id: u8) -> Option<Span> {
