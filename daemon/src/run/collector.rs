@@ -254,7 +254,8 @@ impl Collector {
             return;
         }
         let Some(kernel) = &mut self.kernel else { return };
-        let (at, wall) = (MonotonicNs::now(), SystemTime::now());
+        let at = MonotonicNs::now();
+        let wall = at.on_wall_clock();
         let rates = rates(kernel, &self.shims);
         let threads = kernel.look_at_threads(at);
         self.cut_until = Some(MonotonicNs::now());
@@ -293,7 +294,7 @@ impl Collector {
         let before = MonotonicNs::now();
         // Frozen first, so that no thread ends and nothing is counted between the totals and the last records.
         let at = kernel.freeze();
-        let (wall, rates) = (SystemTime::now(), rates(&kernel, &self.shims));
+        let (wall, rates) = (at.on_wall_clock(), rates(&kernel, &self.shims));
         let threads = kernel.thread_times();
         let order = &mut self.order;
         kernel.drain(&mut |event| order.push(event));
