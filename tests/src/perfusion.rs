@@ -283,22 +283,27 @@ pub fn record_allocations_beside(
     let files: Vec<PathBuf> = (0..recorders).map(|number| scratch.path(&format!("{number}.pb.gz"))).collect();
     let mut counted = BTreeMap::new();
     wait::wait_until("those who listen already", SLACK, || {
-        (region::counting(app, &mut counted) == others).then_some(())
+        (region::counting(app, &mut counted).len() == others).then_some(())
     })?;
     let mut recordings = Vec::new();
     for file in &files {
         recordings.push(Recording::of_pid(app.pid(), file, &[])?);
     }
     let mut first = None;
-    wait::wait_until("allocations to be heard of", SLACK, || {
-        let listening = region::counting(app, &mut counted);
-        if listening > others && first.is_none() {
+    let counting = wait::wait_until("allocations to be heard of", SLACK, || {
+        let counting = region::counting(app, &mut counted);
+        if counting.len() > others && first.is_none() {
             first = Some(app.mark());
         }
-        (listening == others + recorders).then_some(())
+        (counting.len() == others + recorders).then_some(counting)
     })
     .with_context(|| recordings.iter().map(Recording::progress).collect::<String>())?;
     let first = first.context("nobody was first")??;
+    // On a machine that stands still a recorder finds its region seconds after the library began to count.
+    let written: Vec<_> = counting.iter().map(|region| (region, region::written(region))).collect();
+    wait::wait_until("what was counted to be read", SLACK, || {
+        written.iter().all(|(region, written)| region::read(region) >= *written).then_some(())
+    })?;
     let from = app.mark()?;
     wait::let_pass(duration);
     let to = app.mark()?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{EVENT_HEAD_AT, EVENT_TAIL_AT};
@@ -41,22 +41,31 @@ pub fn counted(regions: &[PathBuf], counter: Counter) -> u64 {
     regions.iter().filter_map(|region| word(region, counter.offset())).sum()
 }
 
-/// How many regions have counted more allocations than when they were first seen. `first` is what was counted then.
-pub fn counting(app: &App, first: &mut BTreeMap<PathBuf, u64>) -> usize {
+/// The regions that have counted more allocations than when they were first seen. `first` is what was counted then.
+pub fn counting(app: &App, first: &mut BTreeMap<PathBuf, u64>) -> Vec<PathBuf> {
     let grown = |region: &PathBuf| {
         let now = word(region, Counter::AllocationSamples.offset()).unwrap_or(0);
         now > *first.entry(region.clone()).or_insert(now)
     };
-    regions(app).iter().map(grown).filter(|grown| *grown).count()
+    regions(app).into_iter().filter(grown).collect()
+}
+
+/// How far a region has been written.
+pub fn written(region: &Path) -> Option<u64> {
+    word(region, EVENT_HEAD_AT)
+}
+
+/// How far it has been read.
+pub fn read(region: &Path) -> Option<u64> {
+    word(region, EVENT_TAIL_AT)
 }
 
 /// Units of records that were written and not read yet, summed over the regions.
 pub fn unread(regions: &[PathBuf]) -> u64 {
-    let of = |region: &PathBuf| word(region, EVENT_HEAD_AT)?.checked_sub(word(region, EVENT_TAIL_AT)?);
-    regions.iter().filter_map(of).sum()
+    regions.iter().filter_map(|region| written(region)?.checked_sub(read(region)?)).sum()
 }
 
-fn word(region: &PathBuf, offset: u64) -> Option<u64> {
+fn word(region: &Path, offset: u64) -> Option<u64> {
     let mut word = [0; 8];
     fs::File::open(region).ok()?.read_exact_at(&mut word, offset).ok()?;
     Some(u64::from_le_bytes(word))

@@ -64,7 +64,9 @@ fn a_recorder_and_the_library_of_another_version_leave_each_other_alone_and_the_
         let other =
             wait_until("its region", DEADLINE, || Some(regions(&app)).filter(|found| !found.is_empty()))
                 .unwrap();
-        // Until its own library has counted, however long a busy machine takes for that; the other one's counts nothing.
+        // It was there from the start, and counts until it finds that nobody reads.
+        await_quiet(&other);
+        // Until its own library is read, however long a busy machine takes for that.
         let heard = record_allocations_beside(&mut app, 0, 1, Duration::from_secs(1)).unwrap();
         let [(profile, outcome)] = &heard.profiles[..] else { panic!("{heard:?}") };
         // It says why, and records all the same, by a library of its own.
