@@ -212,6 +212,12 @@ impl Spool {
         loop {
             self.expire(now);
             let Some(&item) = self.items.front() else { return Ok(None) };
+            // It may have been put since the last look.
+            if now.tells_age && self.is_too_old(item, seconds(now.wall)) {
+                self.remove(0);
+                self.lost.expired += 1;
+                continue;
+            }
             let path = self.path(item);
             match fs::read(&path) {
                 Ok(payload) if u64::try_from(payload.len()) != Ok(item.length) => {
@@ -239,6 +245,10 @@ impl Spool {
         }
     }
 
+    fn is_too_old(&self, item: Item, now: u64) -> bool {
+        now.saturating_sub(item.at) > self.limits.age.as_secs()
+    }
+
     /// What is too old at `now` goes.
     pub fn expire(&mut self, now: Now) {
         self.remove_left();
@@ -252,7 +262,7 @@ impl Spool {
         }
         let mut index = 0;
         while let Some(item) = self.items.get(index) {
-            if now.saturating_sub(item.at) > self.limits.age.as_secs() && self.busy != Some(item.sequence) {
+            if self.is_too_old(*item, now) && self.busy != Some(item.sequence) {
                 self.remove(index);
                 self.lost.expired += 1;
             } else {
@@ -489,6 +499,18 @@ mod tests {
         spool.expire(now(3700));
         assert_eq!((spool.lost(), spool.len()), (Lost { expired: 1, ..Lost::default() }, 2));
         assert_eq!(drain(&mut spool, now(3701)), [b"ahead".to_vec(), b"new".to_vec()]);
+    }
+
+    #[test]
+    fn what_is_too_old_when_it_is_put_is_not_sent() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        assert_eq!(spool.oldest(now(3700)).unwrap(), None);
+        // In the same second.
+        spool.put(at(0), b"old").unwrap();
+        spool.put(at(3000), b"new").unwrap();
+        assert_eq!(spool.oldest(now(3700)).unwrap().unwrap().payload, b"new");
+        assert_eq!(spool.lost(), Lost { expired: 1, ..Lost::default() });
     }
 
     #[test]
