@@ -28,7 +28,7 @@ use system_tests::region::regions;
 use system_tests::wait::{let_pass, wait_until};
 
 use crate::kubernetes::windows;
-use crate::node::{DEADLINE, Node, group, spin};
+use crate::node::{DEADLINE, Node, free_port, group, spin};
 use crate::restart::{assert_nothing_left, bpf_objects, still_loaded};
 
 fn daemon(node: &Node) -> Command {
@@ -630,6 +630,21 @@ impl Mounted {
         Self(at)
     }
 
+    /// One on a loop device; why there is none.
+    fn ext4(image: &Path, at: PathBuf) -> Result<Self, String> {
+        fs::create_dir_all(&at).unwrap();
+        fs::File::create(image).unwrap().set_len(64 << 20).unwrap();
+        let run = |command: &mut Command| match command.output() {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        run(Command::new("mkfs.ext4").arg("-q").arg(image)).map_err(|error| format!("mkfs.ext4: {error}"))?;
+        run(Command::new("mount").args(["-o", "loop"]).arg(image).arg(&at))
+            .map_err(|error| format!("mount -o loop: {error}"))?;
+        Ok(Self(at))
+    }
+
     fn again(&self, options: &str) {
         let remounted = Command::new("mount").args(["-o", options]).arg(&self.0).status().unwrap();
         assert!(remounted.success());
@@ -713,6 +728,95 @@ fn a_full_or_read_only_disk_costs_the_files_of_that_time_and_nothing_else() {
             assert!(name.ends_with(".pb.gz"), "{name}");
         }
     }
+}
+
+/// A file system where every write waits, for as long as this is there.
+struct Frozen<'a>(&'a Mounted);
+
+impl<'a> Frozen<'a> {
+    fn new(mounted: &'a Mounted) -> Self {
+        let frozen = Self(mounted);
+        assert!(frozen.run("--freeze"));
+        frozen
+    }
+
+    fn run(&self, what: &str) -> bool {
+        Command::new("fsfreeze").arg(what).arg(&self.0.0).status().unwrap().success()
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        self.run("--unfreeze");
+    }
+}
+
+#[test]
+fn a_disk_that_does_not_answer_holds_up_its_own_sink_and_nobody_else() {
+    let name = "faults: frozen disk";
+    let needs = [RECORD, &[Need::C, Need::Program("fsfreeze")]].concat();
+    let Some(_turn) = begin_beside(name, &needs) else { return };
+    let mut node = Node::new();
+    let disk = match Mounted::ext4(&node.scratch.path("disk"), node.scratch.path("out")) {
+        Ok(disk) => disk,
+        Err(why) => return skip(name, &why),
+    };
+    let app = spin();
+    // Nobody listens there: what is made for it waits in its spool, on another disk.
+    node.configure(&format!(
+        "selection: {{only: [{{command: spin}}]}}\nlimits: {{{}}}\nspool: {{directory: {:?}, keep_free: 0B}}\n\
+         otlp: [{{url: \"http://127.0.0.1:{}\", protocol: http}}]\n",
+        node.kill_switch(),
+        node.scratch.path("spool"),
+        free_port(),
+    ));
+    node.start();
+    let of = |node: &Node, sink: &str, name: &str| {
+        let (text, name) = (node.get("/metrics"), format!("perfusion_sink_{name}{{sink=\"{sink}"));
+        let line = text.lines().find(|line| line.starts_with(&name)).unwrap_or_else(|| panic!("{text}"));
+        line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
+    };
+    let grows = |node: &Node, sink: &str, name: &str, by: f64| {
+        let before = of(node, sink, name);
+        wait_until(name, DEADLINE, || (of(node, sink, name) >= before + by).then_some(()))
+            .unwrap_or_else(|error| panic!("{sink}: {error}\n{}", node.daemon().progress()));
+    };
+    grows(&node, "files", "files_written_total", 2.0);
+    let frozen = Frozen::new(&disk);
+    grows(&node, "files", "busy_seconds", 2.0);
+    let written = of(&node, "files", "files_written_total");
+    grows(&node, "otlp", "requests_made_total", 5.0);
+    assert!(of(&node, "files", "busy_seconds") > 2.0, "it has been at one thing all the while");
+    assert!(of(&node, "files", "files_written_total") <= written);
+    // A reload is over soon: it is refused where opening the folder waits for the disk, too.
+    let file = node.scratch.path("perfusion.yaml");
+    let other = fs::read_to_string(&file).unwrap().replace("keep_free: 1MiB", "keep_free: 2MiB");
+    fs::write(&file, other).unwrap();
+    node.daemon().signal(Signal::HUP).unwrap();
+    let outcomes = ["the configuration was read again", "does not answer within"];
+    wait_until("the end of the reload", DEADLINE, || {
+        let said = node.daemon().progress();
+        outcomes.iter().any(|outcome| said.contains(outcome)).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    grows(&node, "otlp", "requests_made_total", 2.0);
+    assert!(node.get("/healthz").starts_with("HTTP/1.1 200"));
+    if long_form() {
+        wait_until("the sink to be named", DEADLINE, || {
+            node.daemon().progress().contains("does not come back from one write").then_some(())
+        })
+        .unwrap();
+    }
+    drop(frozen);
+    grows(&node, "files", "files_written_total", 5.0);
+    wait_until("what waited to be written, all of it", DEADLINE, || {
+        let made = of(&node, "otlp", "requests_made_total");
+        (of(&node, "files", "files_written_total") == made).then_some(())
+    })
+    .unwrap();
+    assert_eq!(of(&node, "files", "profiles_dropped_total"), 0.0);
+    drop(app);
+    node.end();
 }
 
 #[test]

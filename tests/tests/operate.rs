@@ -125,7 +125,7 @@ fn it_makes_way_for_others_with_all_its_threads_unless_told_otherwise_and_what_r
             for (name, nice, io) in &threads {
                 let expected = match name.as_str() {
                     "collector" | "processor" => own_nice,
-                    "sinks" | "control" | "http" | "attacher" => of_others,
+                    "sink" | "control" | "http" | "attacher" => of_others,
                     _ => continue,
                 };
                 let is_so = *nice == expected && (!lower || last(io));

@@ -44,7 +44,6 @@ counts! {
     windows "daemon_windows" "windows encoded";
     profiles "daemon_profiles" "profiles made: one per service and window";
     profiles_failed "daemon_profiles_failed" "profiles that could not be encoded";
-    profiles_dropped "daemon_profiles_dropped" "profiles dropped because the sinks were busy, and earlier windows took the room for those that wait";
     services_folded "daemon_services_folded" "services that shared the profile of the rest because there were too many";
     reloads "daemon_reloads" "times the configuration was read again and used";
     reloads_failed "daemon_reloads_failed" "times the configuration was read again and refused";

@@ -82,7 +82,6 @@ families! {
     Gauge RECORDING "recording" "1 while there is a recording, also one that is too busy to answer";
     Gauge SWITCHED_OFF "switched_off" "1 for each form of the kill switch that is on, `by`: `file`, `signal`, `config`";
     Gauge SHIM_PROCESSES "shim_processes" "processes whose shim is read";
-    Gauge SINKS_BUSY "sinks_busy_seconds" "how long the sinks have been at one write: minutes where a disk or mount does not answer";
     Gauge PODS "pods" "pods of this node that are known";
 }
 

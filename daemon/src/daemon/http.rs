@@ -261,10 +261,7 @@ fn answer(mut connection: impl Connection, about: &About, has_asked: impl FnOnce
             ("405 Method Not Allowed\r\nAllow: GET, HEAD", TEXT, "expected GET or HEAD\n".into())
         }
         Some((_, "/metrics")) => {
-            let text = || {
-                let busy = sinks.busy().map(|(_, since)| since);
-                metrics::text(state, state.look().as_deref(), &sinks.standing(), busy)
-            };
+            let text = || metrics::text(state, state.look().as_deref(), &sinks.standing());
             ("200 OK", metrics::CONTENT_TYPE, metrics.or(state, text))
         }
         Some((_, "/healthz" | "/readyz")) if state.last_beat().elapsed() >= HANGS_AFTER => {

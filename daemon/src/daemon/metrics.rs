@@ -2,19 +2,18 @@
 
 use super::cost::daemon_cpu;
 use super::families::{self, Family, Kind};
-use super::sinks::Standing;
+use super::lane::Standing;
 use super::state::State;
 use crate::run::collector::Look;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::time::Duration;
 
 /// What [`text()`] is: the answer's type.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// One document. Each family is there, with its type and meaning; those of the pipeline have values while it stands.
 #[must_use]
-pub fn text(state: &State, look: Option<&Look>, sinks: &[Standing], busy: Option<Duration>) -> String {
+pub fn text(state: &State, look: Option<&Look>, sinks: &[Standing]) -> String {
     let mut document = Document(String::new());
     pipeline(&mut document, look);
     let counted: BTreeMap<&str, u64> = state.counters.list().into_iter().collect();
@@ -45,8 +44,6 @@ pub fn text(state: &State, look: Option<&Look>, sinks: &[Standing], busy: Option
     document.family(families::FREQUENCY, &single(state.frequency().into()));
     let shims = look.map_or(0, |look| look.shims.len());
     document.family(families::SHIM_PROCESSES, &single(shims as f64));
-    let busy = busy.unwrap_or_default().as_secs_f64();
-    document.family(families::SINKS_BUSY, &single(busy));
     document.family(families::PODS, &single(state.pods.count() as f64));
     document.family(families::BUILD, &[label("version", env!("CARGO_PKG_VERSION"), 1.0)]);
     document.0 + "# EOF\n"
@@ -124,13 +121,14 @@ mod tests {
     use super::text;
     use crate::config::Config;
     use crate::daemon::families;
-    use crate::daemon::sinks::Standing;
+    use crate::daemon::lane::Standing;
     use crate::daemon::state::State;
     use crate::daemon::switch::Switch;
     use crate::run::Watcher;
     use crate::run::collector::Look;
     use crate::sink::deliver::Backlog;
     use std::collections::HashSet;
+    use std::time::Duration;
 
     #[test]
     fn alerts_and_dashboard_name_metrics_that_there_are() {
@@ -156,7 +154,7 @@ mod tests {
     fn what_the_pipeline_counts_has_no_value_while_there_is_none() {
         let state = State::of(Config::default());
         state.set_switch(Switch { file: true, ..Switch::default() });
-        let text = text(&state, None, &[], None);
+        let text = text(&state, None, &[]);
         assert!(text.contains("# TYPE perfusion_cpu_samples counter\n"));
         assert!(!text.contains("\nperfusion_cpu_samples_total"));
         for line in [
@@ -174,7 +172,7 @@ mod tests {
         let state = State::of(Config::default());
         state.set_watcher(Some(Watcher::of_nobody()));
         let look = state.watcher().unwrap().look();
-        assert!(look.is_none() && text(&state, None, &[], None).contains("\nperfusion_recording 1\n"));
+        assert!(look.is_none() && text(&state, None, &[]).contains("\nperfusion_recording 1\n"));
     }
 
     #[test]
@@ -195,9 +193,15 @@ mod tests {
                 counters: vec![("files_written", 5)],
                 ..Standing::default()
             },
-            Standing { sink: "otlp http://a".to_owned(), backlog: Some(backlog), ..Standing::default() },
+            Standing {
+                sink: "otlp http://a".to_owned(),
+                backlog: Some(backlog),
+                dropped: 2,
+                busy: Duration::from_secs(9),
+                ..Standing::default()
+            },
         ];
-        let text = text(&state, Some(&look), &sinks, Some(std::time::Duration::from_millis(1500)));
+        let text = text(&state, Some(&look), &sinks);
         for line in [
             "# TYPE perfusion_cpu_samples counter",
             "# HELP perfusion_cpu_samples timer ticks that found a selected thread running",
@@ -210,7 +214,8 @@ mod tests {
             "# TYPE perfusion_sink_requests_waiting gauge",
             "perfusion_sink_requests_waiting{sink=\"otlp http://a\"} 3",
             "perfusion_sink_waiting_bytes{sink=\"otlp http://a\"} 17",
-            "perfusion_sinks_busy_seconds 1.5",
+            "perfusion_sink_profiles_dropped_total{sink=\"otlp http://a\"} 2",
+            "perfusion_sink_busy_seconds{sink=\"otlp http://a\"} 9",
             "perfusion_recording 1",
             "perfusion_reduced 0",
             "perfusion_memory_limit_bytes 268435456",

@@ -11,6 +11,7 @@ pub mod covered;
 pub mod families;
 pub mod http;
 mod ioprio;
+pub mod lane;
 mod log;
 pub mod metrics;
 pub mod mode;
@@ -63,6 +64,7 @@ use rustix::io::Errno;
 use schedule::Schedule;
 use sinks::{END_WITHIN, Sinks};
 use state::State;
+use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
@@ -159,7 +161,7 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
         room: Room::default(),
         alive_at: Instant::now(),
         attaches: Memory::default(),
-        hanging_sink: None,
+        hanging_sinks: BTreeSet::new(),
         log: log.clone(),
     };
     daemon.learn_of_pods(&daemon.state.config());
@@ -381,8 +383,8 @@ struct Daemon {
     alive_at: Instant,
     /// What attaches of all recordings came to.
     attaches: Memory,
-    /// The sink that hangs, while one does.
-    hanging_sink: Option<String>,
+    /// Those that hang now.
+    hanging_sinks: BTreeSet<String>,
     log: Log,
 }
 
@@ -771,8 +773,10 @@ impl Daemon {
         if other_pods {
             self.learn_of_pods(&self.state.config());
         }
-        if let Some(sinks) = new_sinks {
-            self.sinks.replace(sinks);
+        if let Some(sinks) = new_sinks
+            && let Err(error) = self.sinks.replace(sinks)
+        {
+            tracing::error!(%error, "no thread for a sink: it gets no profiles until the configuration is read again");
         }
         listen_anew(&mut self.server, &before, &self.state, &self.sinks);
         if !anew && before.selection != self.state.config().selection {
@@ -802,19 +806,23 @@ impl Daemon {
 
     /// Says when a sink takes long over one thing, and when it goes on.
     fn look_at_sinks(&mut self) {
-        let hangs = self.sinks.watcher().busy().filter(|(_, since)| *since >= SINK_HANGS);
-        match (&hangs, &self.hanging_sink) {
-            (Some((sink, since)), None) => {
-                tracing::error!(
-                    sink,
-                    ?since,
-                    "does not come back from one write: its disk or mount does not answer, and all sinks wait for it"
-                );
-            }
-            (None, Some(sink)) => tracing::warn!(sink, "goes on"),
-            _ => {}
+        self.sinks.look();
+        let standing = self.sinks.watcher().standing();
+        let hangs: BTreeSet<String> = standing
+            .into_iter()
+            .filter(|standing| standing.busy >= SINK_HANGS)
+            .map(|standing| standing.sink)
+            .collect();
+        for sink in hangs.difference(&self.hanging_sinks) {
+            tracing::error!(
+                sink,
+                "does not come back from one write for {SINK_HANGS:?}: its disk or mount does not answer, and its profiles wait for it"
+            );
         }
-        self.hanging_sink = hangs.map(|(sink, _)| sink);
+        for sink in self.hanging_sinks.difference(&hangs) {
+            tracing::warn!(sink, "goes on");
+        }
+        self.hanging_sinks = hangs;
     }
 
     /// Looks at how it goes, and says that it lives while it does.

@@ -1,7 +1,7 @@
 //! `/debug/pipeline`: how each stage stands right now, as JSON, for whoever asks why something is missing.
 
 use super::cost::daemon_cpu;
-use super::sinks::Standing;
+use super::lane::Standing;
 use super::state::State;
 use serde_json::{Map, Value, json};
 
@@ -68,10 +68,11 @@ pub fn text(state: &State, sinks: &[Standing]) -> String {
 mod tests {
     use super::text;
     use crate::config::Config;
-    use crate::daemon::sinks::Standing;
+    use crate::daemon::lane::Standing;
     use crate::daemon::state::State;
     use crate::sink::deliver::Backlog;
     use serde_json::{Value, json};
+    use std::time::Duration;
 
     #[test]
     fn a_daemon_that_is_switched_off_says_so() {
@@ -82,14 +83,23 @@ mod tests {
             Some(Backlog { requests: 3, bytes: 17, trouble })
         };
         let sinks = vec![
-            Standing { sink: "files /x".to_owned(), counters, backlog: None },
+            Standing {
+                sink: "files /x".to_owned(),
+                counters,
+                dropped: 2,
+                busy: Duration::from_secs(9),
+                ..Standing::default()
+            },
             Standing { sink: "otlp a".to_owned(), backlog: backlog(Some("away")), ..Standing::default() },
             Standing { sink: "otlp b".to_owned(), backlog: backlog(None), ..Standing::default() },
         ];
         let document: Value = serde_json::from_str(&text(&state, &sinks)).unwrap();
         assert_eq!(document["recording"], false);
-        assert_eq!(document["sinks"]["files /x"], json!({ "files_written": 5 }));
-        let waits = |trouble| json!({ "requests_waiting": 3, "waiting_bytes": 17, "trouble": trouble });
+        assert_eq!(
+            document["sinks"]["files /x"],
+            json!({ "files_written": 5, "profiles_dropped": 2, "busy_seconds": 9 })
+        );
+        let waits = |trouble| json!({ "requests_waiting": 3, "waiting_bytes": 17, "trouble": trouble, "profiles_dropped": 0, "busy_seconds": 0 });
         assert_eq!(document["sinks"]["otlp a"], waits(json!("away")));
         assert_eq!(document["sinks"]["otlp b"], waits(Value::Null));
         assert_eq!(document["memory"]["limit_bytes"], 256 << 20);

@@ -1,69 +1,114 @@
-//! Finished windows on their way to the sinks. They wait as the bytes of their files, so the queue is bounded by those: a disk that is slow for a
-//! while costs no window as long as there is room.
+//! Finished windows on their way to one sink. They wait as the bytes of their files, so the queue is bounded by those: a disk that is slow for a
+//! while costs no window as long as there is room. What waits for several sinks is there once.
 
 use crate::sink::Finished;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// What one service did in one window takes so much beside its profile: names, labels, times.
 const BESIDE: u64 = 1 << 10;
 
-/// The end that recordings have.
-#[derive(Clone)]
-pub struct Out {
-    to: Sender<Vec<Finished>>,
-    waiting: Arc<AtomicU64>,
+/// The profiles of one window, of each service one.
+pub type Window = Vec<Arc<Finished>>;
+
+/// Why there is no window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Empty {
+    /// None came in that time.
+    Yet,
+    /// None comes any more, or they are for whoever has the next turn.
+    Over,
 }
 
-/// The end that the sinks have.
-pub struct In {
-    from: Receiver<Vec<Finished>>,
-    waiting: Arc<AtomicU64>,
+/// Windows that wait for a sink. Those who take them have turns, one after the other.
+#[derive(Default)]
+pub struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
 }
 
-/// Both ends of one.
-#[must_use]
-pub fn new() -> (Out, In) {
-    let ((to, from), waiting) = (channel(), Arc::<AtomicU64>::default());
-    (Out { to, waiting: Arc::clone(&waiting) }, In { from, waiting })
+#[derive(Default)]
+struct State {
+    windows: VecDeque<Window>,
+    /// Of those, and of what is being worked at.
+    bytes: u64,
+    /// Profiles that found no room, or were abandoned.
+    dropped: u64,
+    turn: u64,
+    is_closed: bool,
 }
 
-impl Out {
-    /// Hands a window over. It comes back where it and those that wait are more than `room` bytes, unless none waits, and where nobody takes any.
-    ///
-    /// # Errors
-    /// The window.
-    pub fn give(&self, window: Vec<Finished>, room: u64) -> Result<(), Vec<Finished>> {
-        let bytes: u64 = window.iter().map(bytes_of).sum();
-        // Pairs with the subtraction in `In::done`. Relaxed: it is a bound, and the windows themselves go through the channel.
-        let before = self.waiting.fetch_add(bytes, Ordering::Relaxed);
-        let given = if before > 0 && before.saturating_add(bytes) > room {
-            Err(window)
-        } else {
-            self.to.send(window).map_err(|unsent| unsent.0)
-        };
-        if given.is_err() {
-            self.waiting.fetch_sub(bytes, Ordering::Relaxed);
+impl Queue {
+    /// Hands a window over. One that would make more than `room` bytes wait is dropped, unless none waits, and so is one when nobody takes any more.
+    /// Tells whether it was taken.
+    pub fn give(&self, window: &Window, room: u64) -> bool {
+        let bytes: u64 = window.iter().map(|finished| bytes_of(finished)).sum();
+        let mut state = self.lock();
+        let fits = state.bytes == 0 || state.bytes.saturating_add(bytes) <= room;
+        if state.is_closed || !fits {
+            state.dropped += u64::try_from(window.len()).unwrap_or(u64::MAX);
+            return false;
         }
-        given
+        state.bytes += bytes;
+        state.windows.push_back(window.clone());
+        self.changed.notify_all();
+        true
     }
-}
 
-impl In {
-    /// The next window; each of its profiles counts as waiting until it is [`done`](Self::done).
+    /// The next window, for whoever has this turn; each of its profiles counts as waiting until it is [`done`](Self::done).
     ///
     /// # Errors
-    /// When none came in that time, or none is left and nobody can hand over more.
-    pub fn next(&self, at_most: Duration) -> Result<Vec<Finished>, RecvTimeoutError> {
-        self.from.recv_timeout(at_most)
+    /// Why there is none.
+    pub fn next(&self, turn: u64, until: Instant) -> Result<Window, Empty> {
+        let none = |state: &mut State| state.turn == turn && state.windows.is_empty() && !state.is_closed;
+        let wait = until.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(self.lock(), wait, none);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if state.turn != turn {
+            return Err(Empty::Over);
+        }
+        state.windows.pop_front().ok_or(if state.is_closed { Empty::Over } else { Empty::Yet })
     }
 
-    /// The sinks have had this one.
-    pub fn done(&self, finished: Finished) {
-        // Pairs with the addition in `Out::give`.
-        self.waiting.fetch_sub(bytes_of(&finished), Ordering::Relaxed);
+    /// The sink has had this one.
+    pub fn done(&self, finished: &Finished) {
+        self.lock().bytes -= bytes_of(finished);
+    }
+
+    /// Begins the next turn: what waits is for it.
+    pub fn take_turn(&self) -> u64 {
+        let mut state = self.lock();
+        state.turn += 1;
+        self.changed.notify_all();
+        state.turn
+    }
+
+    /// Likewise, and nobody wants what waits.
+    pub fn abandon(&self) {
+        let mut state = self.lock();
+        state.turn += 1;
+        for finished in std::mem::take(&mut state.windows).iter().flatten() {
+            state.bytes -= bytes_of(finished);
+            state.dropped += 1;
+        }
+        self.changed.notify_all();
+    }
+
+    /// No more windows come.
+    pub fn close(&self) {
+        self.lock().is_closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Profiles that found no room, or were abandoned.
+    pub fn dropped(&self) -> u64 {
+        self.lock().dropped
+    }
+
+    /// Nothing panics while it is held.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -73,38 +118,67 @@ fn bytes_of(finished: &Finished) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{BESIDE, new};
+    use super::{BESIDE, Empty, Queue, Window};
     use crate::sink::{Finished, Packed};
     use std::collections::BTreeMap;
-    use std::time::{Duration, SystemTime};
+    use std::sync::Arc;
+    use std::time::{Duration, Instant, SystemTime};
 
-    fn window(profiles: usize) -> Vec<Finished> {
-        let finished = Finished {
-            service: "web".into(),
-            labels: BTreeMap::new(),
-            start: SystemTime::now(),
-            duration: Duration::from_secs(10),
-            profile: Packed::new(vec![0; 1000]),
+    fn window(profiles: usize) -> Window {
+        let finished = || {
+            Arc::new(Finished {
+                service: "web".into(),
+                labels: BTreeMap::new(),
+                start: SystemTime::now(),
+                duration: Duration::from_secs(10),
+                profile: Packed::new(vec![0; 1000]),
+            })
         };
-        vec![finished; profiles]
+        std::iter::repeat_with(finished).take(profiles).collect()
     }
 
     #[test]
     fn windows_wait_as_long_as_there_is_room_and_one_always_may() {
-        let ((out, sinks), each) = (new(), 1000 + BESIDE);
-        assert!(out.give(window(9), 5 * each).is_ok(), "nothing else waits");
-        assert_eq!(out.give(window(1), 9 * each).unwrap_err().len(), 1);
-        assert!(out.give(window(1), 10 * each).is_ok() && out.give(window(1), 10 * each).is_err());
-        let mut taken = sinks.next(Duration::ZERO).unwrap().into_iter();
-        // The sinks are at work with it: its room comes back profile by profile.
-        sinks.done(taken.next().unwrap());
-        assert!(out.give(window(2), 10 * each).is_err() && out.give(window(1), 10 * each).is_ok());
-        taken.for_each(|finished| sinks.done(finished));
+        let (queue, each) = (Queue::default(), 1000 + BESIDE);
+        let next = || queue.next(0, Instant::now()).unwrap();
+        assert!(queue.give(&window(9), 5 * each), "nothing else waits");
+        assert!(!queue.give(&window(1), 9 * each));
+        assert!(queue.give(&window(1), 10 * each) && !queue.give(&window(1), 10 * each));
+        let mut taken = next().into_iter();
+        // The sink is at work with it: its room comes back profile by profile.
+        queue.done(&taken.next().unwrap());
+        assert!(!queue.give(&window(2), 10 * each) && queue.give(&window(1), 10 * each));
+        assert_eq!(queue.dropped(), 1 + 1 + 2);
+        taken.for_each(|finished| queue.done(&finished));
         for _ in 0..2 {
-            sinks.next(Duration::ZERO).unwrap().into_iter().for_each(|finished| sinks.done(finished));
+            next().iter().for_each(|finished| queue.done(finished));
         }
-        assert!(out.give(window(9), 0).is_ok(), "all is done");
-        drop(sinks);
-        assert!(out.give(window(1), u64::MAX).is_err());
+        assert_eq!(queue.next(0, Instant::now()).unwrap_err(), Empty::Yet);
+        assert!(queue.give(&window(9), 0), "all is done");
+        queue.close();
+        assert!(!queue.give(&window(1), u64::MAX));
+        assert_eq!(next().len(), 9, "what waited is still there");
+        assert_eq!(queue.next(0, Instant::now()).unwrap_err(), Empty::Over);
+    }
+
+    #[test]
+    fn what_waits_is_for_whoever_has_the_turn() {
+        let queue = Arc::new(Queue::default());
+        let far = Instant::now() + Duration::from_secs(600);
+        let first = std::thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || queue.next(0, far)
+        });
+        assert_eq!(queue.take_turn(), 1);
+        assert_eq!(first.join().unwrap().unwrap_err(), Empty::Over, "at once");
+        assert!(queue.give(&window(2), 0));
+        assert_eq!(queue.next(0, far).unwrap_err(), Empty::Over);
+        let taken = queue.next(1, far).unwrap();
+        assert!(queue.give(&window(3), u64::MAX));
+        queue.abandon();
+        assert_eq!((queue.next(1, far).unwrap_err(), queue.dropped()), (Empty::Over, 3));
+        assert!(!queue.give(&window(1), 1), "two are being worked at");
+        taken.iter().for_each(|finished| queue.done(finished));
+        assert!(queue.give(&window(1), 0));
     }
 }

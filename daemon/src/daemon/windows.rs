@@ -1,6 +1,6 @@
-//! A window that is over → one finished profile per service, handed to the sinks' thread.
+//! A window that is over → one finished profile per service, handed to each sink.
 
-use super::queue::Out;
+use super::sinks::Out;
 use super::{families, room, state::State};
 use crate::aggregate::key::SampleType;
 use crate::aggregate::window::{Entry, OTHER};
@@ -70,7 +70,13 @@ impl Encoder {
                 Ok(bytes) => {
                     let labels: BTreeMap<String, String> = labels.clone();
                     let profile = Packed::new(bytes);
-                    finished.push(Finished { service, labels, start: about.start, duration, profile });
+                    finished.push(Arc::new(Finished {
+                        service,
+                        labels,
+                        start: about.start,
+                        duration,
+                        profile,
+                    }));
                 }
                 Err(error) => {
                     self.state.counters.profiles_failed.add(1);
@@ -82,9 +88,9 @@ impl Encoder {
         self.state.counters.profiles.add(count(finished.len()));
         // None follows the last one, and what it takes is soon free.
         let room = if over.is_last { u64::MAX } else { room::for_windows(self.state.mode().memory) };
-        let Err(lost) = self.out.give(finished, room) else { return };
-        self.state.counters.profiles_dropped.add(count(lost.len()));
-        tracing::warn!(profiles = lost.len(), "the sinks are still busy with earlier windows: dropped");
+        for sink in self.out.give(&finished, room) {
+            tracing::warn!(sink, profiles = finished.len(), "still busy with earlier windows: dropped");
+        }
     }
 
     /// What each counter counted in this window. Those of a window itself begin at zero with it, and what is in a cache now is no difference.

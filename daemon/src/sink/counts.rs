@@ -11,6 +11,7 @@ macro_rules! lists {
 }
 
 lists! {
+    Counter "profiles_dropped" "profiles it was too busy for: earlier windows took the room for those that wait for it";
     Counter "files_written" "files written";
     Counter "files_written_bytes" "their bytes";
     Counter "files_failed" "profiles lost because their file could not be written";
@@ -31,12 +32,14 @@ lists! {
     Counter "labels_too_many" "labels left out because the server takes no more of a series";
     Gauge "requests_waiting" "requests that wait in the spool to be sent, now";
     Gauge "waiting_bytes" "bytes of the spool's files, now";
+    Gauge "busy_seconds" "how long it has been at one thing: minutes where a disk or mount does not answer";
 }
 
 #[cfg(test)]
 mod tests {
     use super::{SINK, SINK_GAUGES};
     use crate::config::Files;
+    use crate::daemon::lane::Standing;
     use crate::sink::Sink;
     use crate::sink::deliver::Backlog;
     use crate::sink::directory::Directory;
@@ -65,10 +68,9 @@ mod tests {
                     .unwrap(),
             ),
         ];
-        let counted: BTreeSet<&str> =
-            sinks.iter().flat_map(|sink| sink.counters()).map(|(name, _)| name).collect();
-        assert_eq!(counted, SINK.iter().map(|(name, _)| *name).collect());
-        let gauges = Backlog::default().gauges().map(|(name, _)| name);
-        assert_eq!(SINK_GAUGES.iter().map(|(name, _)| *name).collect::<Vec<_>>(), gauges);
+        let counters = sinks.iter().flat_map(|sink| sink.counters()).collect();
+        let standing = Standing { counters, backlog: Some(Backlog::default()), ..Standing::default() };
+        let counted: BTreeSet<&str> = standing.values().map(|(name, _)| name).collect();
+        assert_eq!(counted, SINK.iter().chain(SINK_GAUGES).map(|(name, _)| *name).collect());
     }
 }

@@ -1,8 +1,8 @@
 //! Step 7, OUT: where finished profiles go. [`file::write`] puts one in a file, whole or not at all: all that `record` needs. The daemon hands
 //! every [`Finished`] window to any number of [`Sink`]s, one file (or folder) each.
 //!
-//! A sink is called on the sinks' own thread, one after the other. It may take as long as a local disk does; one that sends over a
-//! network puts the profile into its spool and sends from a thread of its own, because whoever waits for a remote end holds up the rest.
+//! A sink is called on a thread of its own. It may take as long as a local disk does; one that sends over a network puts the profile into its
+//! spool and sends from another thread, because what waits for a remote end is to be on the disk meanwhile, not in memory.
 
 pub mod age;
 pub mod counts;
@@ -22,7 +22,6 @@ pub mod spool;
 use self::deliver::Backlog;
 use crate::pprof::proto::Profile;
 use crate::pprof::{self, PprofError};
-use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -43,36 +42,29 @@ pub struct Finished {
     pub profile: Packed,
 }
 
-/// A profile as the bytes of its file, which are a tenth of the message: that is made when a sink needs it, and lives until all have had it.
+/// A profile as the bytes of its file, which are a tenth of the message.
 #[derive(Clone, Debug)]
-pub struct Packed {
-    bytes: Vec<u8>,
-    message: OnceCell<Profile>,
-}
+pub struct Packed(Vec<u8>);
 
 impl Packed {
     /// Of what `pprof::encode` made.
     #[must_use]
     pub fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes, message: OnceCell::new() }
+        Self(bytes)
     }
 
     /// A gzipped pprof file.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes
+        &self.0
     }
 
-    /// What is in it.
+    /// What is in it. It is made for each sink that needs it, which keeps it no longer than that: one that hangs would else hold on to all that wait.
     ///
     /// # Errors
     /// When it cannot be read, which is a fault of this program.
-    pub fn message(&self) -> Result<&Profile, PprofError> {
-        if let Some(message) = self.message.get() {
-            return Ok(message);
-        }
-        let message = pprof::unpack(&self.bytes)?;
-        Ok(self.message.get_or_init(|| message))
+    pub fn message(&self) -> Result<Profile, PprofError> {
+        pprof::unpack(&self.0)
     }
 }
 

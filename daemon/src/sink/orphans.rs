@@ -39,12 +39,16 @@ impl Orphans {
         self
     }
 
-    /// Looks for them, now and then. No sink of an earlier configuration may be at work any more.
+    /// True when it is time to look for them.
+    #[must_use]
+    pub fn is_due(&self) -> bool {
+        self.looked.is_none_or(|at| at.elapsed() >= EVERY)
+    }
+
+    /// Looks for them. No sink of an earlier configuration may be at work any more.
     pub fn look(&mut self) {
-        if self.looked.is_none_or(|at| at.elapsed() >= EVERY) {
-            self.looked = Some(Instant::now());
-            self.expire(Now::read());
-        }
+        self.looked = Some(Instant::now());
+        self.expire(Now::read());
     }
 
     fn expire(&mut self, now: Now) {

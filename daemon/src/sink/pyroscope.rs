@@ -192,7 +192,7 @@ impl Sink for Pyroscope {
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
         let (labels, dropped) = labels(finished);
-        let profile = finished.profile.message()?;
+        let profile = &finished.profile.message()?;
         let (kept, dropped_of_samples) = sample_labels(&self.sample_labels, &labels, profile);
         self.dropped_labels += dropped + dropped_of_samples;
         let narrowed = narrow(profile, &kept, |value| cut(value, MOST_VALUE_BYTES));

@@ -51,7 +51,7 @@ pub fn requests(
     most_bytes: usize,
     fresh_id: &mut dyn FnMut() -> [u8; 16],
 ) -> Result<Converted, PprofError> {
-    let profile = finished.profile.message()?;
+    let profile = &finished.profile.message()?;
     let mut converted = Converted::default();
     let source = Source::new(profile);
     let head = Head::new(finished, &source);
