@@ -646,6 +646,7 @@ pub(crate) mod tests {
     use super::{AttachProfiler, HEADER_BYTES, IpcError, MAGIC, Reader, attach_profiler, process_info};
     use crate::attach::target::Target;
     use proptest::{collection::vec, prelude::any, proptest};
+    use rustix::net::{RecvFlags, recv};
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::path::PathBuf;
@@ -681,13 +682,18 @@ pub(crate) mod tests {
         test(&me, UnixListener::bind(&socket.0).unwrap())
     }
 
-    /// The same with somebody who answers there once.
+    /// The same with somebody who answers there once. Whoever looks at all processes meanwhile, such as another program's tests, may connect and leave.
     pub(in crate::attach) fn with_peer<T>(
         peer: impl FnOnce(UnixStream) + Send + 'static,
         test: impl FnOnce(&Target) -> T,
     ) -> T {
         with_listener(|me, listener| {
-            let thread = std::thread::spawn(move || peer(listener.accept().unwrap().0));
+            let speaks = |stream: &UnixStream| {
+                let mut first = [0];
+                recv(stream, &mut first, RecvFlags::PEEK).is_ok_and(|(_, length)| length > 0)
+            };
+            let next = move || listener.accept().unwrap().0;
+            let thread = std::thread::spawn(move || peer(std::iter::repeat_with(next).find(speaks).unwrap()));
             let result = test(me);
             thread.join().unwrap();
             result
