@@ -105,6 +105,25 @@ pub fn sum(cells: &[Cell], name: Option<&str>, of: Of) -> Sum {
     Sum { ratio: estimate / truth, stderr: variance.sqrt() / truth, ..sum }
 }
 
+/// The cells whose interval does not hold the truth, a line each: what a failed test has to say beyond sums.
+pub fn missed(cells: &[Cell], of: Of) -> String {
+    let types = names(cells).len().max(1);
+    let mut text = String::new();
+    for (at, cell) in cells.iter().enumerate() {
+        let (value, variance, holds) = cell.estimate(of);
+        if !holds {
+            let (window, name, truth) = (at / types, cell.name, cell.truth(of));
+            let (ratio, errors) = (value / truth, (value - truth) / variance.sqrt());
+            let seen = cell.row.as_ref().map_or(0, |row| row.seen);
+            let _ = writeln!(
+                text,
+                "window {window}: {name} {ratio:.3}, {errors:+.2} standard errors, {seen} seen"
+            );
+        }
+    }
+    text
+}
+
 /// Records `windows` windows of batches, and as many of the pattern that misleads a stride. All samples are told.
 ///
 /// # Errors
