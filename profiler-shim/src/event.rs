@@ -5,6 +5,7 @@ use crate::contention::{CONTENTIONS, level_for};
 use crate::exact::Runtime as _;
 use crate::instance::{EXCEPTIONS, Instance};
 use crate::live::{Handles as _, Watch};
+use crate::machine::thread_block;
 use crate::repeat::mix;
 use crate::stack::{self, Extent};
 use crate::syscall;
@@ -262,8 +263,7 @@ impl Instance {
             return self.count(Counter::LargeObjectEvents);
         }
         let began_ns = syscall::now_ns();
-        let thread = syscall::thread_id();
-        if self.allocations.is_repeat(thread, event.address, self.gc.count()) {
+        if self.allocations.is_repeat(thread_block(), event.address, self.gc.count()) {
             self.count(Counter::AllocationRepeats);
             return;
         }
@@ -281,6 +281,7 @@ impl Instance {
             self.count(Counter::AllocationsThinned);
             return;
         }
+        let thread = syscall::thread_id();
         // Room first: an object whose sample cannot be told is not watched either.
         let Some((mut grant, extent)) =
             self.room_with_stack(AllocationHead::WORDS, registers, self.stack_limit())

@@ -34,3 +34,4 @@ pub mod syscall;
 pub mod text;
 pub mod thin;
 pub mod types;
+mod vdso;

@@ -5,18 +5,19 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 const SLOTS: usize = 4096;
 
-/// The last allocation of each thread, by the thread id's low bits. Two threads that share a slot can at worst let a repeat
+/// The last allocation of each thread, by its control block. Two threads that share a slot can at worst let a repeat
 /// through, and only while both allocate samples within the same microseconds.
 pub struct Allocations {
     last: [AtomicU64; SLOTS],
 }
 
 impl Allocations {
-    /// True when `thread` saw this very object just before. Between two collections no address is given out twice, so
-    /// (thread, address, collections so far) names an allocation.
-    pub fn is_repeat(&self, thread: u32, address: u64, collections: u32) -> bool {
+    /// True when the thread with this control block ([`crate::machine::thread_block`]: its id would cost a system call) saw this very object just before.
+    /// Between two collections no address is given out twice, so (thread, address, collections so far) names an allocation.
+    pub fn is_repeat(&self, thread: usize, address: u64, collections: u32) -> bool {
+        let thread = mix(thread as u64);
         let Some(slot) = self.last.get(thread as usize % SLOTS) else { return false };
-        let name = mix(address ^ mix(u64::from(thread) << 32 | u64::from(collections))) | 1;
+        let name = mix(address ^ thread.wrapping_add(u64::from(collections))) | 1;
         // Relaxed: the slot is this thread's own but for collisions, which need no order.
         slot.swap(name, Ordering::Relaxed) == name
     }

@@ -6,27 +6,21 @@ use crate::machine::number::{
     CLOCK_GETTIME, CLOSE, FCNTL, FTRUNCATE, FUTEX, GETPID, GETRANDOM, GETTID, MADVISE, MEMFD_CREATE, MMAP,
     MUNMAP, NANOSLEEP, PRCTL, RT_SIGPROCMASK,
 };
+use crate::vdso::{self, Timespec};
 use core::ffi::c_void;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicU32;
 
-#[repr(C)]
-#[derive(Default)]
-struct Timespec {
-    seconds: i64,
-    nanoseconds: i64,
-}
-
 /// CLOCK_MONOTONIC, nanoseconds.
 #[must_use]
 pub fn now_ns() -> u64 {
-    clock(1)
+    vdso::monotonic().map_or_else(|| clock_of_the_kernel(1), nanoseconds)
 }
 
 /// CPU time of this thread (CLOCK_THREAD_CPUTIME_ID), nanoseconds; 0 where the kernel does not tell.
 #[must_use]
 pub fn thread_cpu_ns() -> u64 {
-    clock(3)
+    clock_of_the_kernel(3)
 }
 
 /// CPU time of a thread of this process, nanoseconds; 0 where the kernel does not tell. A thread's clock is its id inverted, then
@@ -34,13 +28,18 @@ pub fn thread_cpu_ns() -> u64 {
 #[must_use]
 pub fn cpu_ns_of(thread: u32) -> u64 {
     let id = !thread.cast_signed() << 3 | 4 | 2;
-    clock(id as usize)
+    clock_of_the_kernel(id as usize)
 }
 
-fn clock(id: usize) -> u64 {
+/// A clock, asked of the kernel.
+pub(crate) fn clock_of_the_kernel(id: usize) -> u64 {
     let mut time = Timespec::default();
     // SAFETY: writes one timespec, which lives here.
     unsafe { call(CLOCK_GETTIME, id, (&raw mut time).addr(), 0, 0, 0, 0) };
+    nanoseconds(time)
+}
+
+fn nanoseconds(time: Timespec) -> u64 {
     time.seconds.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(time.nanoseconds.cast_unsigned())
 }
 

@@ -21,7 +21,8 @@ const FLAGS: &str = if cfg!(target_arch = "aarch64") {
 const MOST_BYTES: usize = 128 * 1024;
 
 /// Symbols that may be left for the loader to find.
-const BOUND_AT_LOAD: [&str; 5] = [
+const BOUND_AT_LOAD: [&str; 6] = [
+    "getauxval",
     "pthread_attr_destroy",
     "pthread_attr_init",
     "pthread_attr_setstacksize",
