@@ -805,6 +805,13 @@ fn a_disk_that_does_not_answer_holds_up_its_own_sink_and_nobody_else() {
         outcomes.iter().any(|outcome| said.contains(outcome)).then_some(())
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    if node.daemon().progress().contains("does not answer within") {
+        node.daemon().signal(Signal::HUP).unwrap();
+        wait_until("the end of another reload, for which no thread more waits", DEADLINE, || {
+            node.daemon().progress().contains("has not answered since").then_some(())
+        })
+        .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    }
     grows(&node, "otlp", "requests_made_total", 2.0);
     assert!(node.get("/healthz").starts_with("HTTP/1.1 200"));
     if long_form() {
@@ -821,8 +828,15 @@ fn a_disk_that_does_not_answer_holds_up_its_own_sink_and_nobody_else() {
     })
     .unwrap();
     assert_eq!(of(&node, "files", "profiles_dropped_total"), 0.0);
-    drop(app);
-    node.end();
+    // An end does not wait for it for ever, and says what is lost. The kernel lets the process go with the thaw.
+    let frozen = Frozen::new(&disk);
+    grows(&node, "files", "busy_seconds", 2.0);
+    let mut daemon = node.told_to_end();
+    daemon.await_progress("does not come back from one write for", DEADLINE).unwrap();
+    daemon.await_progress("the sinks have not ended after 20s", DEADLINE).unwrap();
+    drop((frozen, app));
+    let outcome = daemon.finish(2 * SLACK).unwrap();
+    assert_eq!(outcome.code(), 5, "{}", outcome.stderr);
 }
 
 #[test]

@@ -146,9 +146,13 @@ impl Node {
     }
 
     pub(crate) fn end(mut self) {
+        self.told_to_end().finish_well(2 * SLACK).unwrap();
+    }
+
+    pub(crate) fn told_to_end(&mut self) -> Recording {
         let daemon = self.daemon.take().unwrap();
         daemon.signal(Signal::TERM).unwrap();
-        daemon.finish_well(2 * SLACK).unwrap();
+        daemon
     }
 }
 

@@ -2,10 +2,13 @@
 
 use super::neighbour;
 use super::queue::{Empty, Queue, Window};
-use crate::sink::Sink;
 use crate::sink::deliver::Backlog;
+use crate::sink::{Sink, SinkError};
 use std::collections::BTreeMap;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -21,6 +24,9 @@ const NO_WINDOW: Duration = Duration::from_secs(60);
 /// A sink that fails is reported so often at most.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
 
+/// What is said when a sink panics; the panic's own message has been printed.
+const PANICKED: &str = "it panicked: a fault of this program; please report it";
+
 /// How a sink stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
@@ -32,6 +38,8 @@ pub struct Standing {
     pub backlog: Option<Backlog>,
     /// Profiles it was too busy for.
     pub dropped: u64,
+    /// Profiles that wait for it, without those of the window it is at.
+    pub waiting: usize,
     /// How long it has been at one thing.
     pub busy: Duration,
 }
@@ -48,8 +56,34 @@ impl Standing {
 /// A sink, and those that took its place one after the other: what waits and what they counted is of them all.
 pub struct Lane {
     name: String,
+    place: PathBuf,
     shared: Arc<Shared>,
+    /// The sink until it is at work: it waits for the one before to end.
+    next: Next,
     thread: Option<JoinHandle<()>>,
+    /// Another one of its name goes on, in another place.
+    is_replaced: bool,
+}
+
+type Next = Arc<Mutex<Option<Box<dyn Sink>>>>;
+
+/// What the thread of a sink begins with.
+struct Begin {
+    shared: Arc<Shared>,
+    turn: u64,
+    next: Next,
+    before: Option<JoinHandle<()>>,
+}
+
+/// What a sink takes over.
+pub enum Former {
+    /// Nothing.
+    None,
+    /// All, of one that works in the same place, when that has done what it is doing.
+    Here(Lane),
+    /// What waits for one of its name that works in another place, and what that has counted. The two are at work at once: a disk that does not answer is
+    /// left behind.
+    Elsewhere(Lane),
 }
 
 #[derive(Default)]
@@ -71,34 +105,89 @@ struct State {
 }
 
 impl Shared {
-    /// Nothing panics while it is held.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
+    }
+
+    /// Of a sink that goes on elsewhere.
+    fn after(before: &Self) -> Self {
+        let this = Self::default();
+        this.queue.take_over(&before.queue);
+        let counters = before.state().counters.clone();
+        // Until it has said anything itself.
+        let state = State { former: counters.iter().copied().collect(), counters, ..State::default() };
+        Self { state: Mutex::new(state), ..this }
     }
 }
 
 impl Lane {
-    /// Puts a sink to work: in the place of the one that had its name, when that has done what it is doing.
+    /// Puts a sink to work. The other one is the former that ends now, where there is one.
     ///
     /// # Errors
-    /// When the thread cannot be made.
-    pub fn start(sink: Box<dyn Sink>, former: Option<Self>) -> io::Result<Self> {
-        let name = sink.name().to_owned();
-        let (shared, before) = former.map(|former| (former.shared, former.thread)).unwrap_or_default();
-        let work = Work::new(sink, Arc::clone(&shared));
-        let thread = std::thread::Builder::new().name("sink".into()).spawn(move || {
+    /// When the thread cannot be made. The former goes on as it was.
+    pub fn start(sink: Box<dyn Sink>, former: Former) -> Result<(Self, Option<Self>), (io::Error, Former)> {
+        let (former, sink) = match former {
+            Former::Here(lane) => match lane.exchange(sink) {
+                // Its thread is there and waits: however often that happens there is one.
+                None => return Ok((lane, None)),
+                Some(sink) => (Former::Here(lane), sink),
+            },
+            former => (former, sink),
+        };
+        let (hand, handed) = channel::<Begin>();
+        let spawned = std::thread::Builder::new().name("sink".into()).spawn(move || {
             neighbour::wait_for_others();
-            // One that panicked has said so.
-            before.map(JoinHandle::join);
-            work.until_over();
-        })?;
-        Ok(Self { name, shared, thread: Some(thread) })
+            if let Ok(begin) = handed.recv() {
+                begin.run();
+            }
+        });
+        let thread = match spawned {
+            Ok(thread) => thread,
+            Err(error) => return Err((error, former)),
+        };
+        let (name, place) = (sink.name().to_owned(), sink.place().to_owned());
+        let (shared, before, ended) = match former {
+            Former::None => (Arc::default(), None, None),
+            Former::Here(lane) => (lane.shared, lane.thread, None),
+            Former::Elsewhere(mut lane) => {
+                lane.is_replaced = true;
+                (Arc::new(Shared::after(&lane.shared)), None, Some(lane))
+            }
+        };
+        let (turn, next) = (shared.queue.take_turn(), Arc::new(Mutex::new(Some(sink))));
+        let begin = Begin { shared: Arc::clone(&shared), turn, next: Arc::clone(&next), before };
+        // It waits for nothing else.
+        hand.send(begin).ok();
+        Ok((Self { name, place, shared, next, thread: Some(thread), is_replaced: false }, ended))
+    }
+
+    /// Puts a sink in the place of one that is not at work yet; gives it back where that is.
+    fn exchange(&self, sink: Box<dyn Sink>) -> Option<Box<dyn Sink>> {
+        let mut next = lock(&self.next);
+        if next.is_none() {
+            return Some(sink);
+        }
+        self.shared.queue.open();
+        *next = Some(sink);
+        None
     }
 
     /// What messages call the sink.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The directory that it works in.
+    #[must_use]
+    pub fn place(&self) -> &Path {
+        &self.place
+    }
+
+    /// True when another one of its name goes on.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        self.is_replaced
     }
 
     /// Hands a window over, see [`Queue::give`].
@@ -115,13 +204,14 @@ impl Lane {
             counters: state.counters.clone(),
             backlog: state.backlog.clone(),
             dropped: self.shared.queue.dropped(),
+            waiting: self.shared.queue.waiting(),
             busy: state.busy.map(|since| since.elapsed()).unwrap_or_default(),
         }
     }
 
-    /// Tells the sink to end with what it is doing: no configuration has it any more.
+    /// Tells it that nothing more comes: no configuration has it any more.
     pub fn leave(&self) {
-        self.shared.queue.abandon();
+        self.shared.queue.close();
     }
 
     /// True while the sink, or one whose place it takes, is at work.
@@ -130,16 +220,28 @@ impl Lane {
         self.thread.is_some()
     }
 
-    /// Tells it that nothing more comes, and not to take long over the rest.
-    pub fn close(&self) {
+    /// Tells it that nothing more comes, and not to take long over the rest. Its end is to be waited for.
+    pub fn close(&mut self) -> Option<JoinHandle<()>> {
         self.shared.state().closing = Some(Instant::now() + LAST_WINDOWS);
         self.shared.queue.close();
+        self.thread.take()
     }
+}
 
-    /// Waits until it has ended.
-    pub fn join(self) {
-        self.thread.map(JoinHandle::join);
+impl Begin {
+    fn run(self) {
+        // One that panicked has said so.
+        self.before.map(JoinHandle::join);
+        let sink = lock(&self.next).take();
+        if let Some(sink) = sink {
+            Work::new(sink, self.shared, self.turn).until_over();
+        }
     }
+}
+
+/// Nothing panics while it is held.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Work {
@@ -155,8 +257,7 @@ struct Work {
 }
 
 impl Work {
-    fn new(sink: Box<dyn Sink>, shared: Arc<Shared>) -> Self {
-        let turn = shared.queue.take_turn();
+    fn new(sink: Box<dyn Sink>, shared: Arc<Shared>, turn: u64) -> Self {
         let now = Instant::now();
         Self { sink, shared, turn, reported: None, publish_at: now, moment_at: now + NO_WINDOW }
     }
@@ -190,7 +291,9 @@ impl Work {
                 late += 1;
                 continue;
             }
-            if let Err(error) = self.timed(|sink| sink.put(&finished)) {
+            let put = self.timed(|sink| sink.put(&finished));
+            let put = put.unwrap_or_else(|| Err(SinkError::Refused { reason: PANICKED.to_owned() }));
+            if let Err(error) = put {
                 failed += 1;
                 if self.reported.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
                     self.reported = Some(Instant::now());
@@ -225,7 +328,9 @@ impl Work {
     fn publish(&mut self) {
         self.publish_at = Instant::now() + PUBLISH_EVERY;
         // It may have to wait for its spool.
-        let (mut counters, backlog) = self.timed(|sink| (sink.counters(), sink.backlog()));
+        let Some((mut counters, backlog)) = self.timed(|sink| (sink.counters(), sink.backlog())) else {
+            return;
+        };
         let mut state = self.shared.state();
         for (counter, value) in &mut counters {
             *value += state.former.get(counter).copied().unwrap_or_default();
@@ -238,12 +343,17 @@ impl Work {
         self.shared.state().closing
     }
 
-    /// Has the sink do something, and says so meanwhile.
-    fn timed<T>(&mut self, work: impl FnOnce(&mut dyn Sink) -> T) -> T {
+    /// Has the sink do something, and says so meanwhile; `None` when it panicked, which costs no more than what it was at.
+    fn timed<T>(&mut self, work: impl FnOnce(&mut dyn Sink) -> T) -> Option<T> {
         self.shared.state().busy = Some(Instant::now());
-        let done = work(&mut *self.sink);
+        let sink = &mut *self.sink;
+        // A sink keeps no promise of memory across its calls, and what it counts may be off by what it was at.
+        let done = catch_unwind(AssertUnwindSafe(|| work(sink)));
         self.shared.state().busy = None;
-        done
+        if done.is_err() {
+            tracing::error!(sink = self.sink.name(), "{PANICKED}");
+        }
+        done.ok()
     }
 }
 
@@ -252,7 +362,7 @@ impl Work {
 pub mod tests {
     use super::*;
     use crate::pprof::proto::Profile;
-    use crate::sink::{Finished, SinkError};
+    use crate::sink::Finished;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::SystemTime;
@@ -284,6 +394,10 @@ pub mod tests {
             "broken"
         }
 
+        fn place(&self) -> &Path {
+            Path::new("")
+        }
+
         fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
             Err(SinkError::Refused { reason: "it is broken".to_owned() })
         }
@@ -296,7 +410,7 @@ pub mod tests {
     #[test]
     fn a_sink_that_fails_is_reported_once_in_a_while() {
         let shared = Arc::<Shared>::default();
-        let mut work = Work::new(Box::new(Broken), Arc::clone(&shared));
+        let mut work = Work::new(Box::new(Broken), Arc::clone(&shared), 0);
         let put = |work: &mut Work, profiles: &[&str]| {
             assert!(shared.queue.give(&profiles.iter().copied().map(finished).collect(), 0));
             work.put(shared.queue.next(work.turn, Instant::now()).unwrap());
@@ -319,6 +433,10 @@ pub mod tests {
             "late"
         }
 
+        fn place(&self) -> &Path {
+            Path::new("")
+        }
+
         fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
             self.0.send(Arc::clone(&finished.service)).unwrap();
             if &*finished.service == "b" {
@@ -335,7 +453,7 @@ pub mod tests {
     #[test]
     fn the_end_waits_for_no_more_than_is_done_in_its_time() {
         let ((tell, told), shared) = (channel(), Arc::<Shared>::default());
-        let work = Work::new(Box::new(Late(tell, Arc::clone(&shared))), Arc::clone(&shared));
+        let work = Work::new(Box::new(Late(tell, Arc::clone(&shared))), Arc::clone(&shared), 0);
         assert!(shared.queue.give(&["a", "b", "c"].map(finished).to_vec(), u64::MAX));
         assert!(shared.queue.give(&vec![finished("d")], u64::MAX));
         shared.queue.close();
@@ -348,6 +466,10 @@ pub mod tests {
     impl Sink for Moments {
         fn name(&self) -> &str {
             "moments"
+        }
+
+        fn place(&self) -> &Path {
+            Path::new("")
         }
 
         fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
@@ -366,7 +488,7 @@ pub mod tests {
     #[test]
     fn a_sink_has_its_moment_where_no_window_comes() {
         let ((tell, moments), shared) = (channel(), Arc::<Shared>::default());
-        let mut work = Work::new(Box::new(Moments(tell)), Arc::clone(&shared));
+        let mut work = Work::new(Box::new(Moments(tell)), Arc::clone(&shared), 0);
         work.moment_at = Instant::now();
         let at_work = std::thread::spawn(move || work.until_over());
         moments.recv_timeout(NO_WINDOW).unwrap();
@@ -381,6 +503,10 @@ pub mod tests {
     impl Sink for Counting {
         fn name(&self) -> &str {
             self.0
+        }
+
+        fn place(&self) -> &Path {
+            Path::new("")
         }
 
         fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
@@ -399,19 +525,24 @@ pub mod tests {
     #[test]
     fn counters_are_published_without_a_window() {
         let count = Arc::new(AtomicU64::new(0));
-        let lane = Lane::start(Box::new(Counting("a", Arc::clone(&count))), None).unwrap();
+        let mut lane = started(Box::new(Counting("a", Arc::clone(&count))), Former::None).0;
         for value in [3, 4] {
             count.store(value, Ordering::Relaxed);
             until(|| lane.standing().counters == [("requests_sent", value)]);
         }
-        lane.close();
-        lane.join();
+        lane.close().unwrap().join().unwrap();
+    }
+
+    fn started(sink: Box<dyn Sink>, former: Former) -> (Lane, Option<Lane>) {
+        Lane::start(sink, former).map_err(|(error, _)| error).unwrap()
     }
 
     /// Says what it was given, and is at it until it is told to go on.
     pub struct Slow {
         /// Its name.
         pub name: &'static str,
+        /// The directory it works in.
+        pub place: &'static str,
         /// Hears of each profile.
         pub given: Sender<Arc<str>>,
         /// Lets it go on, for good when nobody is there.
@@ -421,6 +552,10 @@ pub mod tests {
     impl Sink for Slow {
         fn name(&self) -> &str {
             self.name
+        }
+
+        fn place(&self) -> &Path {
+            Path::new(self.place)
         }
 
         fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
@@ -434,27 +569,112 @@ pub mod tests {
         }
     }
 
+    fn slow(place: &'static str) -> (Box<Slow>, Receiver<Arc<str>>, Sender<()>) {
+        let ((given, heard), (go_on, told)) = (channel(), channel());
+        (Box::new(Slow { name: "slow", place, given, go_on: told }), heard, go_on)
+    }
+
+    fn window(service: &str) -> Window {
+        vec![finished(service)]
+    }
+
+    /// One that is at "a" and goes on when it is told to, and for which "b" waits.
+    fn hanging() -> (Lane, Receiver<Arc<str>>, Sender<()>) {
+        let (sink, heard, goes_on) = slow("/a");
+        let lane = started(sink, Former::None).0;
+        assert!(lane.give(&window("a"), u64::MAX) && lane.give(&window("b"), u64::MAX));
+        assert_eq!(&*heard.recv().unwrap(), "a");
+        until(|| lane.standing().busy > Duration::ZERO);
+        (lane, heard, goes_on)
+    }
+
     #[test]
     fn what_waits_is_for_the_sink_that_takes_the_place_when_the_one_before_is_done() {
-        let slow = || {
-            let ((given, heard), (go_on, told)) = (channel(), channel());
-            (Slow { name: "slow", given, go_on: told }, heard, go_on)
-        };
-        let ((first, first_heard, first_goes_on), (second, second_heard, second_goes_on)) = (slow(), slow());
-        let lane = Lane::start(Box::new(first), None).unwrap();
-        let window = |service: &str| vec![finished(service)];
-        assert!(lane.give(&window("a"), u64::MAX) && lane.give(&window("b"), u64::MAX));
-        assert_eq!(&*first_heard.recv().unwrap(), "a");
-        until(|| lane.standing().busy > Duration::ZERO);
-        let lane = Lane::start(Box::new(second), Some(lane)).unwrap();
+        let (lane, first_heard, first_goes_on) = hanging();
+        let ((second, second_heard, second_goes_on), (third, third_heard, third_goes_on)) =
+            (slow("/a"), slow("/a"));
+        let (lane, former) = started(second, Former::Here(lane));
+        assert!(former.is_none());
         assert!(lane.standing().busy > Duration::ZERO, "it is said of whose place is taken");
         assert!(!lane.give(&window("c"), 0));
+        assert_eq!((lane.standing().dropped, lane.standing().waiting), (1, 1));
+        // One waits for its turn, however many there are.
+        lane.leave();
+        let (mut lane, former) = started(third, Former::Here(lane));
+        assert!(former.is_none() && second_heard.recv().is_err(), "it is gone");
+        assert!(lane.give(&window("d"), u64::MAX), "windows come again");
+        assert!(third_heard.try_recv().is_err());
+        drop((first_goes_on, second_goes_on, third_goes_on));
+        assert_eq!((&*third_heard.recv().unwrap(), &*third_heard.recv().unwrap()), ("b", "d"));
+        lane.close().unwrap().join().unwrap();
+        assert!(first_heard.recv().is_err() && third_heard.recv().is_err());
+    }
+
+    #[test]
+    fn a_sink_that_works_elsewhere_does_not_wait_for_the_one_before() {
+        let (lane, first_heard, first_goes_on) = hanging();
+        assert!(!lane.give(&window("c"), 0));
+        let (second, second_heard, second_goes_on) = slow("/b");
+        drop(second_goes_on);
+        let (mut lane, former) = started(second, Former::Elsewhere(lane));
+        let mut former = former.unwrap();
+        assert!(former.is_replaced() && former.standing().busy > Duration::ZERO);
+        assert_eq!(&*second_heard.recv().unwrap(), "b", "what waited");
         assert_eq!(lane.standing().dropped, 1);
-        assert!(second_heard.try_recv().is_err());
-        drop((first_goes_on, second_goes_on));
-        assert_eq!(&*second_heard.recv().unwrap(), "b");
-        lane.close();
-        lane.join();
-        assert!(first_heard.recv().is_err() && second_heard.recv().is_err());
+        assert!(lane.give(&window("d"), u64::MAX));
+        assert_eq!(&*second_heard.recv().unwrap(), "d");
+        assert!(first_heard.try_recv().is_err());
+        lane.close().unwrap().join().unwrap();
+        drop(first_goes_on);
+        former.close().unwrap().join().unwrap();
+        assert!(first_heard.recv().is_err());
+    }
+
+    #[test]
+    fn what_waits_for_a_sink_that_is_to_go_it_has_yet() {
+        let (mut lane, heard, goes_on) = hanging();
+        lane.leave();
+        assert!(!lane.give(&window("c"), u64::MAX));
+        drop(goes_on);
+        assert_eq!(&*heard.recv().unwrap(), "b");
+        assert!(heard.recv().is_err(), "it has ended");
+        lane.close().unwrap().join().unwrap();
+        assert!(!lane.is_at_work());
+    }
+
+    /// Panics where it is given "b".
+    struct Panics(Sender<Arc<str>>);
+
+    impl Sink for Panics {
+        fn name(&self) -> &str {
+            "panics"
+        }
+
+        fn place(&self) -> &Path {
+            Path::new("")
+        }
+
+        fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
+            assert_ne!(&*finished.service, "b");
+            self.0.send(Arc::clone(&finished.service)).unwrap();
+            Ok(())
+        }
+
+        fn counters(&self) -> Vec<(&'static str, u64)> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn a_sink_that_panics_loses_what_it_was_at_and_goes_on() {
+        let (tell, told) = channel();
+        let mut lane = started(Box::new(Panics(tell)), Former::None).0;
+        assert!(lane.give(&["a", "b", "c"].map(finished).to_vec(), u64::MAX));
+        assert_eq!((&*told.recv().unwrap(), &*told.recv().unwrap()), ("a", "c"));
+        until(|| lane.standing().busy.is_zero());
+        // All of the window's room is free again.
+        until(|| lane.give(&window("d"), 0));
+        assert_eq!(&*told.recv().unwrap(), "d");
+        lane.close().unwrap().join().unwrap();
     }
 }

@@ -53,6 +53,7 @@ use confines::Confines;
 use control::Control;
 use cost::Spent;
 use http::Server;
+use lane::Standing;
 use log::Log;
 use mode::Mode;
 use notify::Notify;
@@ -62,7 +63,7 @@ use room::{Relief, Room};
 use rustix::fs::{FlockOperation, Mode as FileMode, OFlags, flock, open};
 use rustix::io::Errno;
 use schedule::Schedule;
-use sinks::{END_WITHIN, Sinks};
+use sinks::{END_WITHIN, Opener, Sinks};
 use state::State;
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, Permissions};
@@ -84,7 +85,9 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How often cgroups are looked for, where rules look at them: until then a new one is not recorded.
 const SCAN: Duration = Duration::from_secs(2);
 
-/// How long the sinks of another configuration may take to open: nothing else is looked at meanwhile.
+/// How long sinks may take to open when the daemon starts, on a host that may just be starting itself.
+const FIRST_SINKS_OPEN: Duration = Duration::from_secs(30);
+/// The same of those of another configuration: nothing else is looked at meanwhile.
 const SINKS_OPEN: Duration = Duration::from_secs(5);
 /// A sink that is at one thing for so long is said to be.
 const SINK_HANGS: Duration = Duration::from_secs(30);
@@ -124,7 +127,8 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
     let settings = Settings::new(config.recording.wishes())
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
-    let sinks = sinks::open(&config)?;
+    let mut opener = Opener::default();
+    let sinks = opener.open(&config, FIRST_SINKS_OPEN)?;
     let sinks = Sinks::start(sinks).map_err(internal("starting a thread"))?;
     let (confines, host_cpus) = (Confines::read(), online_cpus()? as f64);
     let mode = Mode::of(&config, &confines, host_cpus);
@@ -143,6 +147,7 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
         settings,
         schedule: Schedule::begin(state.config().windows.clone(), Instant::now(), SystemTime::now()),
         state,
+        opener,
         sinks,
         notify: Notify::from_environment(),
         server,
@@ -349,6 +354,7 @@ struct Daemon {
     sources: Sources,
     settings: Settings,
     state: Arc<State>,
+    opener: Opener,
     sinks: Sinks,
     notify: Notify,
     server: Option<Server>,
@@ -732,9 +738,8 @@ impl Daemon {
             if loaded.config.recording.cgroup != before.recording.cgroup {
                 loaded.config.recording.cgroup.as_deref().map(cgroup_id).transpose()?;
             }
-            let new = sinks::differ(&before, &loaded.config)
-                .then(|| sinks::open_within(&loaded.config, SINKS_OPEN))
-                .transpose()?;
+            let other = sinks::differ(&before, &loaded.config) || self.sinks.is_incomplete();
+            let new = other.then(|| self.opener.open(&loaded.config, SINKS_OPEN)).transpose()?;
             Ok((loaded.config, new))
         });
         let (config, new_sinks) = match read {
@@ -776,7 +781,7 @@ impl Daemon {
         if let Some(sinks) = new_sinks
             && let Err(error) = self.sinks.replace(sinks)
         {
-            tracing::error!(%error, "no thread for a sink: it gets no profiles until the configuration is read again");
+            tracing::error!(%error, "no thread for a sink: it is as it was until the configuration is read again");
         }
         listen_anew(&mut self.server, &before, &self.state, &self.sinks);
         if !anew && before.selection != self.state.config().selection {
@@ -905,8 +910,10 @@ impl Daemon {
 
     /// Ends the recording and waits for the sinks, but not for a processor that hangs.
     fn stop(mut self) -> Result<(), Error> {
+        self.state.ends();
         // From here on there is nothing to tell.
         drop(self.control.take());
+        let sinks = self.sinks.watcher();
         if let Knowledge::Api(watch) = std::mem::replace(&mut self.knowledge, Knowledge::None) {
             watch.stop();
         }
@@ -930,6 +937,14 @@ impl Daemon {
                 Ok(None) => sinks_until = Some(now + END_WITHIN),
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Failed),
                 Err(RecvTimeoutError::Timeout) if sinks_until.is_some_and(|until| now >= until) => {
+                    for Standing { sink, busy, waiting, .. } in sinks.standing() {
+                        if !busy.is_zero() {
+                            tracing::error!(
+                                sink,
+                                "does not come back from one write for {busy:.0?}: that is lost, and {waiting} profiles that wait for it"
+                            );
+                        }
+                    }
                     return Err(Error::SinksHang(END_WITHIN));
                 }
                 Err(RecvTimeoutError::Timeout) => {

@@ -33,7 +33,7 @@ struct State {
     windows: VecDeque<Window>,
     /// Of those, and of what is being worked at.
     bytes: u64,
-    /// Profiles that found no room, or were abandoned.
+    /// Profiles that found no room.
     dropped: u64,
     turn: u64,
     is_closed: bool,
@@ -76,34 +76,51 @@ impl Queue {
         self.lock().bytes -= bytes_of(finished);
     }
 
-    /// Begins the next turn: what waits is for it.
+    /// Begins the next turn: what waits is for it, and what comes.
     pub fn take_turn(&self) -> u64 {
         let mut state = self.lock();
         state.turn += 1;
+        state.is_closed = false;
         self.changed.notify_all();
         state.turn
     }
 
-    /// Likewise, and nobody wants what waits.
-    pub fn abandon(&self) {
+    /// Has what waits there wait here, and takes over what was counted there. Nothing comes there any more.
+    pub fn take_over(&self, other: &Self) {
+        let (windows, dropped) = {
+            let mut other = other.lock();
+            other.is_closed = true;
+            let windows = std::mem::take(&mut other.windows);
+            other.bytes -= windows.iter().flatten().map(|finished| bytes_of(finished)).sum::<u64>();
+            (windows, std::mem::take(&mut other.dropped))
+        };
+        other.changed.notify_all();
         let mut state = self.lock();
-        state.turn += 1;
-        for finished in std::mem::take(&mut state.windows).iter().flatten() {
-            state.bytes -= bytes_of(finished);
-            state.dropped += 1;
-        }
+        state.bytes += windows.iter().flatten().map(|finished| bytes_of(finished)).sum::<u64>();
+        state.windows.extend(windows);
+        state.dropped += dropped;
         self.changed.notify_all();
     }
 
-    /// No more windows come.
+    /// Windows come again.
+    pub fn open(&self) {
+        self.lock().is_closed = false;
+    }
+
+    /// No more windows come for now.
     pub fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_all();
     }
 
-    /// Profiles that found no room, or were abandoned.
+    /// Profiles that found no room.
     pub fn dropped(&self) -> u64 {
         self.lock().dropped
+    }
+
+    /// Profiles that wait.
+    pub fn waiting(&self) -> usize {
+        self.lock().windows.iter().map(Vec::len).sum()
     }
 
     /// Nothing panics while it is held.
@@ -174,9 +191,14 @@ mod tests {
         assert!(queue.give(&window(2), 0));
         assert_eq!(queue.next(0, far).unwrap_err(), Empty::Over);
         let taken = queue.next(1, far).unwrap();
-        assert!(queue.give(&window(3), u64::MAX));
-        queue.abandon();
-        assert_eq!((queue.next(1, far).unwrap_err(), queue.dropped()), (Empty::Over, 3));
+        assert!(queue.give(&window(3), u64::MAX) && !queue.give(&window(1), 0));
+        let other = Queue::default();
+        other.take_over(&queue);
+        assert_eq!((queue.waiting(), queue.dropped()), (0, 0));
+        assert_eq!((other.waiting(), other.dropped()), (3, 1));
+        assert_eq!(queue.next(1, far).unwrap_err(), Empty::Over, "nothing comes any more");
+        assert_eq!(other.next(0, far).unwrap().len(), 3);
+        assert_eq!(queue.take_turn(), 2);
         assert!(!queue.give(&window(1), 1), "two are being worked at");
         taken.iter().for_each(|finished| queue.done(finished));
         assert!(queue.give(&window(1), 0));

@@ -1,6 +1,6 @@
 //! The sinks of a configuration, each in its [`Lane`].
 
-use super::lane::{Lane, Standing};
+use super::lane::{Former, Lane, Standing};
 use super::neighbour;
 use super::queue::Window;
 use crate::config::Config;
@@ -50,6 +50,8 @@ impl Shared {
 /// The sinks at work.
 pub struct Sinks {
     lanes: Shared,
+    /// One could not be put to work.
+    is_incomplete: bool,
     /// Looked after by a thread of their own, which is there now and then: their disk may not answer.
     orphans: Option<Orphans>,
     looking: Option<JoinHandle<Orphans>>,
@@ -75,12 +77,14 @@ impl Out {
 pub struct SinkWatcher(Shared);
 
 impl SinkWatcher {
-    /// Each sink, as of the last window or second, and those that are to go and have not come to an end.
+    /// Each sink, as of the last window or second, and those that are to go and have not come to an end; of one name one.
     #[must_use]
     pub fn standing(&self) -> Vec<Standing> {
         let mut lanes = self.0.lock();
         let Lanes { at_work, former } = &mut *lanes;
-        let going = former.iter_mut().filter_map(|lane| lane.is_at_work().then_some(&*lane));
+        let goes_on = |lane: &Lane| at_work.iter().any(|other| other.name() == lane.name());
+        let going = former.iter_mut().filter(|lane| !lane.is_replaced() && !goes_on(lane));
+        let going = going.filter_map(|lane| lane.is_at_work().then_some(&*lane));
         at_work.iter().chain(going).map(Lane::standing).collect()
     }
 }
@@ -107,23 +111,45 @@ pub fn open(config: &Config) -> Result<Opened, SinkError> {
     Ok(Opened { sinks, orphans: orphans(config) })
 }
 
-/// The same, within so much time: a disk or mount that does not answer holds up the thread that asks it, for as long as it likes.
-///
-/// # Errors
-/// When one cannot be opened, or not in that time.
-pub fn open_within(config: &Config, time: Duration) -> Result<Opened, SinkError> {
-    let refused = |reason| SinkError::Refused { reason };
-    let ((tell, told), config) = (channel(), config.clone());
-    let opening = std::thread::Builder::new().name("sinks".into());
-    // Where nobody waits any more what it opened is closed again.
-    let spawned = opening.spawn(move || tell.send(open(&config)).ok());
-    spawned.map_err(|error| refused(format!("no thread to open the sinks: {error}")))?;
-    let late = |_| {
-        Err(refused(format!(
-            "a directory of profiles or spools does not answer within {time:?}: is its disk or mount well?"
-        )))
-    };
-    told.recv_timeout(time).unwrap_or_else(late)
+/// Opens sinks on a thread of its own: a disk or mount that does not answer holds up the thread that asks it, for as long as it likes.
+#[derive(Default)]
+pub struct Opener {
+    last: Option<JoinHandle<()>>,
+}
+
+impl Opener {
+    /// The sinks a configuration asks for.
+    ///
+    /// # Errors
+    /// When one cannot be opened, or not in that time.
+    pub fn open(&mut self, config: &Config, time: Duration) -> Result<Opened, SinkError> {
+        let config = config.clone();
+        self.open_by(move || open(&config), time)
+    }
+
+    fn open_by(
+        &mut self,
+        open: impl FnOnce() -> Result<Opened, SinkError> + Send + 'static,
+        time: Duration,
+    ) -> Result<Opened, SinkError> {
+        let refused = |reason| SinkError::Refused { reason };
+        // However often that is tried there is one such thread.
+        if self.last.as_ref().is_some_and(|last| !last.is_finished()) {
+            let reason = "a directory of profiles or spools has not answered since the sinks were to be opened last: is its disk or mount well?";
+            return Err(refused(reason.to_owned()));
+        }
+        let (tell, told) = channel();
+        let opening = std::thread::Builder::new().name("sinks".into());
+        // Where nobody waits any more what it opened is closed again.
+        let spawned = opening.spawn(move || tell.send(open()).unwrap_or_default());
+        self.last = Some(spawned.map_err(|error| refused(format!("no thread to open the sinks: {error}")))?);
+        let late = |_| {
+            Err(refused(format!(
+                "a directory of profiles or spools does not answer within {time:?}: is its disk or mount well?"
+            )))
+        };
+        told.recv_timeout(time).unwrap_or_else(late)
+    }
 }
 
 /// What is wrong with the files of receivers, one line each: none of it keeps the daemon from starting.
@@ -165,7 +191,7 @@ impl Sinks {
     /// # Errors
     /// When a thread cannot be made.
     pub fn start(opened: Opened) -> io::Result<Self> {
-        let mut sinks = Self { lanes: Shared::default(), orphans: None, looking: None };
+        let mut sinks = Self { lanes: Shared::default(), is_incomplete: false, orphans: None, looking: None };
         sinks.replace(opened).map(|()| sinks)
     }
 
@@ -181,10 +207,16 @@ impl Sinks {
         SinkWatcher(self.lanes.clone())
     }
 
-    /// Puts others in their place, each between two windows.
+    /// True when one of those that were opened last is not at work.
+    #[must_use]
+    pub fn is_incomplete(&self) -> bool {
+        self.is_incomplete
+    }
+
+    /// Puts others in their place, each between two windows. What waits for one that is there no more it has yet.
     ///
     /// # Errors
-    /// When a thread cannot be made: that sink is not at work.
+    /// When a thread cannot be made: that sink is as it was.
     pub fn replace(&mut self, opened: Opened) -> io::Result<()> {
         let Opened { sinks, orphans } = opened;
         self.orphans = Some(match self.orphans.take() {
@@ -195,15 +227,34 @@ impl Sinks {
         let mut before = std::mem::take(&mut lanes.at_work);
         before.append(&mut lanes.former);
         let mut started = Ok(());
+        let mut ended = Vec::new();
         for sink in sinks {
-            let at = before.iter().position(|lane| lane.name() == sink.name());
-            match Lane::start(sink, at.map(|at| before.swap_remove(at))) {
-                Ok(lane) => lanes.at_work.push(lane),
-                Err(error) => started = Err(error),
+            let is_its = |lane: &Lane| lane.name() == sink.name() && !lane.is_replaced();
+            let here =
+                before.iter().position(|lane| lane.name() == sink.name() && lane.place() == sink.place());
+            let former = match (here, before.iter().position(is_its)) {
+                (Some(at), _) => Former::Here(before.swap_remove(at)),
+                (None, Some(at)) => Former::Elsewhere(before.swap_remove(at)),
+                (None, None) => Former::None,
+            };
+            match Lane::start(sink, former) {
+                Ok((lane, former)) => {
+                    lanes.at_work.push(lane);
+                    ended.extend(former);
+                }
+                Err((error, former)) => {
+                    started = Err(error);
+                    match former {
+                        Former::None => {}
+                        Former::Here(lane) | Former::Elsewhere(lane) => lanes.at_work.push(lane),
+                    }
+                }
             }
         }
+        before.append(&mut ended);
         before.iter().for_each(Lane::leave);
         lanes.former = before;
+        self.is_incomplete = started.is_err();
         started
     }
 
@@ -234,11 +285,14 @@ impl Sinks {
     /// Waits until all that was handed over is done or time is up.
     pub fn close(self) {
         let mut lanes = self.lanes.lock();
-        let Lanes { at_work, former } = std::mem::take(&mut *lanes);
+        let Lanes { at_work, former } = &mut *lanes;
+        // They stay where they are: how they stand is asked until the end.
+        let threads: Vec<_> = at_work.iter_mut().chain(former).filter_map(Lane::close).collect();
         drop(lanes);
-        let all: Vec<Lane> = at_work.into_iter().chain(former).collect();
-        all.iter().for_each(Lane::close);
-        all.into_iter().for_each(Lane::join);
+        for thread in threads {
+            // What panicked has said so.
+            thread.join().unwrap_or_default();
+        }
     }
 }
 
@@ -255,6 +309,23 @@ mod tests {
     fn counting(names: &[&'static str], value: u64) -> Opened {
         let of = |name| Box::new(Counting(name, Arc::new(AtomicU64::new(value))));
         opened(names.iter().map(|name| of(*name) as Box<dyn Sink>).collect())
+    }
+
+    #[test]
+    fn sinks_that_do_not_open_are_not_waited_for_and_hold_up_one_thread() {
+        let (mut opener, (opens, open)) = (Opener::default(), channel::<()>());
+        let hangs = move || {
+            open.recv().unwrap_or_default();
+            Ok(Opened::default())
+        };
+        let error = opener.open_by(hangs, Duration::from_millis(10)).err().unwrap();
+        assert!(error.to_string().contains("does not answer within 10ms"), "{error}");
+        let other = || Ok(Opened::default());
+        let error = opener.open_by(other, Duration::from_secs(60)).err().unwrap();
+        assert!(error.to_string().contains("has not answered since"), "{error}");
+        drop(opens);
+        until(|| opener.last.as_ref().unwrap().is_finished());
+        assert!(opener.open_by(other, Duration::from_secs(60)).is_ok());
     }
 
     #[test]
@@ -280,7 +351,7 @@ mod tests {
     fn a_sink_that_hangs_holds_up_no_other() {
         let slow = |name| {
             let ((given, heard), (go_on, told)) = (channel(), channel());
-            (Box::new(Slow { name, given, go_on: told }) as Box<dyn Sink>, heard, go_on)
+            (Box::new(Slow { name, place: "/", given, go_on: told }) as Box<dyn Sink>, heard, go_on)
         };
         let ((hangs, of_hanging, goes_on), (works, of_working, working)) = (slow("hangs"), slow("works"));
         drop(working);

@@ -11,7 +11,7 @@ use crate::run::Watcher;
 use crate::run::collector::Look;
 use crate::source::kernel::rule_set::{OfService, RuleSet};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -42,6 +42,8 @@ pub struct State {
     switch: Mutex<Switch>,
     /// Why no recording could begin, in words.
     failure: Mutex<Option<String>>,
+    /// The daemon ends, and with it the recording.
+    is_ending: AtomicBool,
     /// When the daemon last looked at its clocks.
     beat: Mutex<Instant>,
     /// What is other than configured, in words; for each profile.
@@ -74,6 +76,7 @@ impl State {
             looked: Mutex::default(),
             switch: Mutex::default(),
             failure: Mutex::default(),
+            is_ending: AtomicBool::new(false),
             beat: Mutex::new(Instant::now()),
             remarks: Mutex::default(),
             pods: Arc::default(),
@@ -98,6 +101,19 @@ impl State {
     /// Puts another in force.
     pub fn set_config(&self, config: Config) {
         *self.config.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+    }
+
+    /// The daemon ends: said before its recording is told to.
+    pub fn ends(&self) {
+        // Pairs with `is_ending`, read by the recording's processor after it was told to end.
+        self.is_ending.store(true, Ordering::Release);
+    }
+
+    /// True when no other recording follows.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        // Pairs with `ends`.
+        self.is_ending.load(Ordering::Acquire)
     }
 
     /// Why processes with a CLR are not attached to, by pid and start time.

@@ -86,8 +86,12 @@ impl Encoder {
         }
         self.state.counters.windows.add(1);
         self.state.counters.profiles.add(count(finished.len()));
-        // None follows the last one, and what it takes is soon free.
-        let room = if over.is_last { u64::MAX } else { room::for_windows(self.state.mode().memory) };
+        // After the very last one none follows, and what it takes is soon free.
+        let room = if over.is_last && self.state.is_ending() {
+            u64::MAX
+        } else {
+            room::for_windows(self.state.mode().memory)
+        };
         for sink in self.out.give(&finished, room) {
             tracing::warn!(sink, profiles = finished.len(), "still busy with earlier windows: dropped");
         }

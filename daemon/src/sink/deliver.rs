@@ -288,6 +288,12 @@ impl Lazy {
         Self { sink, directory, limits, timeout, remote, delivery: None, lost: 0, trouble: None }
     }
 
+    /// The spool's directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Begins with what an earlier daemon left, if it has not begun and there is any. Where that cannot be, it is told once.
     pub fn take_up(&mut self) {
         if self.delivery.is_some() || !spool::holds_any(&self.directory) {

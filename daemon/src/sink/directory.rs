@@ -400,6 +400,10 @@ impl Sink for Directory {
         &self.name
     }
 
+    fn place(&self) -> &Path {
+        &self.root
+    }
+
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
         let written = match self.is_gone() {
             true => self.make_again().map_err(SinkError::from).and_then(|()| self.write(finished)),

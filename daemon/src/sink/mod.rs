@@ -23,7 +23,8 @@ use self::deliver::Backlog;
 use crate::pprof::proto::Profile;
 use crate::pprof::{self, PprofError};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// What one service did in one window.
@@ -59,13 +60,21 @@ impl Packed {
         &self.0
     }
 
-    /// What is in it. It is made for each sink that needs it, which keeps it no longer than that: one that hangs would else hold on to all that wait.
+    /// What is in it. It is made for each sink that needs it, which keeps it no longer than that: one that hangs would else hold on to all that wait. And one
+    /// sink at a time: see [`unpacking`].
     ///
     /// # Errors
     /// When it cannot be read, which is a fault of this program.
     pub fn message(&self) -> Result<Profile, PprofError> {
         pprof::unpack(&self.0)
     }
+}
+
+/// The turn to have a message: of several sinks that are given one window at the same moment each would have its own, ten times as large as all that is counted
+/// as waiting. Not to be held while a disk is waited for.
+pub(crate) fn unpacking() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -96,6 +105,9 @@ pub enum SinkError {
 pub trait Sink: Send {
     /// What messages call it, such as `files` or `otlp https://collector:4317`.
     fn name(&self) -> &str;
+
+    /// The directory that it works in: only one sink does at a time.
+    fn place(&self) -> &Path;
 
     /// Takes one profile. It is given once: what is to be sent again later the sink keeps itself.
     ///

@@ -8,7 +8,7 @@ use super::deliver::{Backlog, Lazy, Remote, Verdict};
 use super::http::{Answer, Client, Version};
 use super::receiver::{self, Reach, SpoolOptions, retry_after, said};
 use super::spool::Limits;
-use super::{Finished, Sink, SinkError};
+use super::{Finished, Sink, SinkError, unpacking};
 use crate::config::units::{Bytes, Span};
 use crate::pprof;
 use crate::pprof::narrow::narrow;
@@ -20,7 +20,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Below the URL: Connect's path of a service's method.
@@ -190,23 +190,35 @@ impl Sink for Pyroscope {
         &self.name
     }
 
+    fn place(&self) -> &Path {
+        self.delivery.directory()
+    }
+
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
         let (labels, dropped) = labels(finished);
-        let profile = &finished.profile.message()?;
-        let (kept, dropped_of_samples) = sample_labels(&self.sample_labels, &labels, profile);
+        let one = unpacking();
+        let profile = finished.profile.message()?;
+        let (kept, dropped_of_samples) = sample_labels(&self.sample_labels, &labels, &profile);
         self.dropped_labels += dropped + dropped_of_samples;
-        let narrowed = narrow(profile, &kept, |value| cut(value, MOST_VALUE_BYTES));
+        let narrowed = narrow(&profile, &kept, |value| cut(value, MOST_VALUE_BYTES));
         let split = split(&narrowed, MOST_SAMPLES, self.most_bytes);
         self.dropped_samples += split.dropped_samples;
-        let at = aged_from(finished, self.limits.age);
-        let spooled = receiver::each(&split.parts, |part| {
+        let request = |part: &Profile| {
             let samples = vec![RawSample { raw_profile: pprof::pack(part)? }];
             let series = vec![RawProfileSeries { labels: labels.clone(), samples }];
-            let request = PushRequest { series }.encode_to_vec();
+            Ok(PushRequest { series }.encode_to_vec())
+        };
+        let requests: Vec<Result<Vec<u8>, SinkError>> = split.parts.iter().map(request).collect();
+        let dropped_samples = split.dropped_samples;
+        // Before the disk is waited for.
+        drop((split, narrowed, profile, one));
+        let at = aged_from(finished, self.limits.age);
+        let spooled = receiver::each(requests, |request| {
+            let request = request?;
             self.requests += 1;
             Ok(self.delivery.put(at, &request)?)
         });
-        spooled.and(receiver::all_fitted(split.dropped_samples, "profile", self.most_bytes))
+        spooled.and(receiver::all_fitted(dropped_samples, "profile", self.most_bytes))
     }
 
     fn window_over(&mut self) {

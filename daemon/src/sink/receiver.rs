@@ -211,8 +211,11 @@ pub(super) fn unreached(error: http::HttpError) -> Verdict {
 ///
 /// # Errors
 /// The first there was.
-pub(super) fn each<T>(parts: &[T], does: impl FnMut(&T) -> Result<(), SinkError>) -> Result<(), SinkError> {
-    parts.iter().map(does).fold(Ok(()), Result::and)
+pub(super) fn each<T>(
+    parts: impl IntoIterator<Item = T>,
+    does: impl FnMut(T) -> Result<(), SinkError>,
+) -> Result<(), SinkError> {
+    parts.into_iter().map(does).fold(Ok(()), Result::and)
 }
 
 /// When so many samples found no room in any request; `what` and `bytes` are what a request holds.

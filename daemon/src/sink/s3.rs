@@ -14,7 +14,7 @@ use prost::Message;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -226,6 +226,10 @@ impl S3 {
 impl Sink for S3 {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn place(&self) -> &Path {
+        self.delivery.directory()
     }
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {

@@ -115,10 +115,8 @@ pub fn missed(cells: &[Cell], of: Of) -> String {
             let (window, name, truth) = (at / types, cell.name, cell.truth(of));
             let (ratio, errors) = (value / truth, (value - truth) / variance.sqrt());
             let seen = cell.row.as_ref().map_or(0, |row| row.seen);
-            let _ = writeln!(
-                text,
-                "window {window}: {name} {ratio:.3}, {errors:+.2} standard errors, {seen} seen"
-            );
+            writeln!(text, "window {window}: {name} {ratio:.3}, {errors:+.2} standard errors, {seen} seen")
+                .unwrap_or_default();
         }
     }
     text

@@ -6,10 +6,11 @@ pub mod answer;
 pub mod convert;
 pub mod proto;
 
+use self::proto::ExportProfilesServiceRequest;
 use super::deliver::{Backlog, Lazy, Remote, Verdict};
 use super::http::{Client, Version};
 use super::receiver::{self, Reach, SpoolOptions};
-use super::{Finished, Sink, SinkError};
+use super::{Finished, Sink, SinkError, unpacking};
 use crate::config::units::{Bytes, Span};
 use crate::leftover;
 use crate::pprof::PprofError;
@@ -21,6 +22,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::io::Write as _;
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Below the URL, for HTTP (`profiles_service_http.yaml`).
@@ -139,15 +141,26 @@ impl Sink for Otlp {
         &self.name
     }
 
+    fn place(&self) -> &Path {
+        self.delivery.directory()
+    }
+
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
+        let one = unpacking();
         let converted = convert::requests(finished, self.most_bytes, &mut fresh_id)?;
         self.dropped_samples += converted.dropped_samples;
-        let spooled = receiver::each(&converted.requests, |request| {
+        let packed = |request: ExportProfilesServiceRequest| {
             let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
             packed.write_all(&request.encode_to_vec()).map_err(PprofError::from)?;
-            let packed = packed.finish().map_err(PprofError::from)?;
+            Ok(packed.finish().map_err(PprofError::from)?)
+        };
+        let requests: Vec<Result<Vec<u8>, SinkError>> = converted.requests.into_iter().map(packed).collect();
+        // Before the disk is waited for.
+        drop(one);
+        let spooled = receiver::each(requests, |request| {
+            let request = request?;
             self.requests += 1;
-            Ok(self.delivery.put(finished.start + finished.duration, &packed)?)
+            Ok(self.delivery.put(finished.start + finished.duration, &request)?)
         });
         spooled.and(receiver::all_fitted(converted.dropped_samples, "request", self.most_bytes))
     }
