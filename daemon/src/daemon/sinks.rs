@@ -226,6 +226,8 @@ impl Sinks {
         let mut lanes = self.lanes.lock();
         let mut before = std::mem::take(&mut lanes.at_work);
         before.append(&mut lanes.former);
+        // What one has counted that was replaced and has ended is in the other's figures.
+        before.retain_mut(|lane| !lane.is_replaced() || lane.is_at_work());
         let mut started = Ok(());
         let mut ended = Vec::new();
         for sink in sinks {
