@@ -252,7 +252,7 @@ pub struct Record {
     /// Do not ask runtimes for waits for locks (`contentions`, `delay`). `blocked` has them all the same.
     #[arg(long)]
     pub no_contention: bool,
-    /// Ask runtimes how many workers their thread pools have, and why that changes: starvation, workers added. `report --type blocked` shows it.
+    /// Ask runtimes how many workers their thread pools have, and why that changes (starvation, workers added), and how much work waits. `report --type blocked` shows it.
     #[arg(long)]
     pub thread_pool: bool,
     /// Keep the stack of one wait in so many, chosen by chance, whatever the budget: for tests of the estimates.

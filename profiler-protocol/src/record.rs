@@ -329,6 +329,11 @@ pub enum Body<'a> {
         /// The runtime's reason code.
         reason: u32,
     },
+    /// What waited for a worker of the thread pool when the runtime looked, as it does once a second.
+    PoolQueue {
+        /// Items of work.
+        items: u64,
+    },
     /// A sampled exception, with the stack it was thrown from (from `at.registers.sp` upwards).
     Exception(ExceptionHead<'a>, &'a [u8]),
     /// A sampled wait for a lock, with its stack.
@@ -449,6 +454,7 @@ impl Body<'_> {
             Self::Exception(..) => ExceptionHead::KIND,
             Self::Contention(..) => ContentionHead::KIND,
             Self::PoolAdjusted { .. } => 20,
+            Self::PoolQueue { .. } => 21,
         }
     }
 
@@ -461,7 +467,8 @@ impl Body<'_> {
             | Self::GcStart { .. }
             | Self::GcEnd { .. }
             | Self::PauseBegin { .. }
-            | Self::PoolAdjusted { .. } => 1,
+            | Self::PoolAdjusted { .. }
+            | Self::PoolQueue { .. } => 1,
             Self::NoMethod { .. } | Self::GcHeap { .. } | Self::PauseCpu { .. } => 2,
             Self::Exception(head, stack) => head.words().wrapping_add(padded_words(stack.len())),
             Self::Contention(_, stack) => ContentionHead::WORDS.wrapping_add(padded_words(stack.len())),
@@ -548,6 +555,7 @@ impl Record<'_> {
                 out.put(cpu_ns);
             }
             Body::PoolAdjusted { workers, reason } => out.put(two(workers, reason)),
+            Body::PoolQueue { items } => out.put(items),
             Body::Exception(head, stack) => {
                 head.encode(out);
                 put_bytes(out, stack);
@@ -728,6 +736,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
             let (workers, reason) = cursor.halves()?;
             Body::PoolAdjusted { workers, reason }
         }
+        21 => Body::PoolQueue { items: cursor.word()? },
         _ => return Ok(None),
     };
     Ok(Some(Record { tid, time_ns, body }))

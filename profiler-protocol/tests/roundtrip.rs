@@ -56,6 +56,7 @@ enum Owned {
     Exception(StackHead, bool, String, Vec<u64>),
     Contention(ContentionHead, Vec<u64>),
     PoolAdjusted(u32, u32),
+    PoolQueue(u64),
 }
 
 fn bytes_of(words: &[u64]) -> Vec<u8> {
@@ -100,6 +101,7 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
         Owned::Bye => Body::Bye,
         Owned::GcHeap(number, promoted) => Body::GcHeap { number: *number, promoted: *promoted },
         Owned::PoolAdjusted(workers, reason) => Body::PoolAdjusted { workers: *workers, reason: *reason },
+        Owned::PoolQueue(items) => Body::PoolQueue { items: *items },
         Owned::PauseCpu(suspender, cpu_ns) => Body::PauseCpu { suspender: *suspender, cpu_ns: *cpu_ns },
         Owned::Exception(at, rethrown, type_name, _) => {
             Body::Exception(ExceptionHead { at: *at, rethrown: *rethrown, type_name }, &list)
@@ -168,6 +170,7 @@ fn owned() -> impl Strategy<Value = Owned> {
         any::<(u32, u64)>().prop_map(|(n, p)| Owned::GcHeap(n, p)),
         any::<(u32, u64)>().prop_map(|(t, c)| Owned::PauseCpu(t, c)),
         any::<(u32, u32)>().prop_map(|(w, r)| Owned::PoolAdjusted(w, r)),
+        any::<u64>().prop_map(Owned::PoolQueue),
         (stack(), any::<bool>(), ".{0,40}").prop_map(|((h, s), r, n)| Owned::Exception(h, r, n, s)),
         (stack(), any::<u64>(), any::<u32>()).prop_map(|((at, s), waited_ns, owner)| {
             Owned::Contention(ContentionHead { at, waited_ns, owner }, s)

@@ -184,6 +184,20 @@ fn pool_adjusted(payload: &[u8]) -> Option<(u32, u32)> {
     Some((payload.u32()?, payload.u32()?))
 }
 
+/// `EventCounters` of the provider System.Runtime: name z, name to be shown z, value f64, …, the same for all counters that are read and not counted up. Answers
+/// the value of this counter; `None` of another one.
+fn counter(payload: &[u8], name: &str) -> Option<Option<u64>> {
+    let mut payload = Payload(payload);
+    if !name.bytes().map(u16::from).chain([0]).all(|unit| payload.u16() == Some(unit)) {
+        return None;
+    }
+    let mut value = || {
+        payload.string()?;
+        payload.take().map(f64::from_le_bytes).filter(|value| *value >= 0.0)
+    };
+    Some(value().map(|value| value as u64))
+}
+
 /// The level of a sample that stands for `bytes` where others are chosen at `level`: its chance is at least its share, so that large objects are known
 /// as well as many small ones.
 fn level_of_sample(level: u8, bytes: u64) -> u8 {
@@ -425,6 +439,19 @@ impl Instance {
         Some(())
     }
 
+    /// An event of the provider of the runtime's counters.
+    pub fn on_counter(&self, payload: &[u8]) {
+        // Items in the queues of the thread pool (`ThreadPool.PendingWorkItemCount`).
+        match counter(payload, "threadpool-queue-length") {
+            Some(Some(items)) if self.wishes() & WITH_THREAD_POOL != 0 => {
+                self.send(Body::PoolQueue { items });
+            }
+            // Another session's, if such are delivered; another counter.
+            Some(Some(_)) | None => {}
+            Some(None) => self.count(Counter::EventsMalformed),
+        }
+    }
+
     /// Watches the object, if it is its turn. As in the record: 0, or 1 more than the level.
     fn watch(&self, address: usize, sample: u64, (size, level): (u64, u8)) -> u8 {
         let Some(info) = self.info().filter(|i| i.has_handles() && self.watches()) else { return 0 };
@@ -530,8 +557,8 @@ fn commit_with_stack(mut grant: Grant<'_>, extent: Extent) {
 #[cfg(test)]
 mod tests {
     use super::{
-        MOST_PAYLOAD, Sample, Thrown, contention_start, contention_stop, pool_adjusted, promoted, sampled,
-        thrown, tick,
+        MOST_PAYLOAD, Sample, Thrown, contention_start, contention_stop, counter, pool_adjusted, promoted,
+        sampled, thrown, tick,
     };
     use crate::text::Text;
     use proptest::prelude::{any, proptest};
@@ -645,6 +672,16 @@ mod tests {
     fn the_number_of_workers_and_why_it_changed_are_read() {
         let adjusted = payload(&[&7.5f64.to_le_bytes(), &12u32.to_le_bytes(), &6u32.to_le_bytes(), &[9, 0]]);
         assert_eq!((pool_adjusted(&adjusted), pool_adjusted(&adjusted[..15])), (Some((12, 6)), None));
+        let text = |text: &str| text.encode_utf16().chain([0]).flat_map(u16::to_le_bytes).collect::<Vec<_>>();
+        let told = payload(&[&text("queue"), &text("Queue Length"), &41.0f64.to_le_bytes(), &[0; 8]]);
+        assert_eq!(
+            (counter(&told, "queue"), counter(&told, "que"), counter(&told, "queues")),
+            (Some(Some(41)), None, None)
+        );
+        let short = told.len() - 9;
+        assert_eq!((counter(&told[..short], "queue"), counter(&told[..9], "queue")), (Some(None), None));
+        let negative = payload(&[&text("queue"), &text(""), &(-1.0f64).to_le_bytes()]);
+        assert_eq!(counter(&negative, "queue"), Some(None));
     }
 
     proptest! {

@@ -2,7 +2,7 @@
 //! through the same file, do not know each other. Lives in zeroed memory of its own (`com/object.rs`).
 
 use crate::code::Code;
-use crate::com::info::{Info, Mask};
+use crate::com::info::{Info, Mask, Provider};
 use crate::contention::Contentions;
 use crate::gate::{Gate, Met};
 use crate::gc::Gc;
@@ -77,6 +77,7 @@ pub struct Instance {
     pub(crate) phase: AtomicU32,
     /// Provider handles, once told apart: the runtime's, and the last other one.
     runtime_provider: AtomicUsize,
+    counters_provider: AtomicUsize,
     other_provider: AtomicUsize,
     /// The next sample's number.
     pub(crate) samples: AtomicU64,
@@ -291,7 +292,7 @@ impl Instance {
         // Before the session: of its events those of large objects are passed over from the first on.
         let large = !self.has_told() && wishes & WITHOUT_ALLOCATIONS == 0;
         self.ask_for_large(info, large);
-        match info.start_session(keywords, level) {
+        match info.start_session(keywords, level, wishes & WITH_THREAD_POOL != 0) {
             Ok(session) => {
                 self.session.store(session, Ordering::Relaxed);
                 self.count(Counter::SessionsStarted);
@@ -317,20 +318,22 @@ impl Instance {
         self.ask_for_large(info, false);
     }
 
-    /// True when `provider` is the runtime's own. Asked once per provider, in the callback, where the runtime answers it.
-    pub fn is_runtime_provider(&self, provider: usize) -> bool {
+    /// Which provider that is. Asked once per provider, in the callback, where the runtime answers it.
+    pub fn provider(&self, provider: usize) -> Provider {
+        let known = [
+            (&self.runtime_provider, Provider::Runtime),
+            (&self.counters_provider, Provider::Counters),
+            (&self.other_provider, Provider::Other),
+        ];
         // Relaxed: each word is a fact by itself.
-        if self.runtime_provider.load(Ordering::Relaxed) == provider {
-            return true;
+        if let Some((_, of)) = known.iter().find(|(known, _)| known.load(Ordering::Relaxed) == provider) {
+            return *of;
         }
-        if self.other_provider.load(Ordering::Relaxed) == provider {
-            return false;
+        let Some(of) = self.info().and_then(|info| info.provider(provider)) else { return Provider::Other };
+        for (word, _) in known.iter().filter(|(_, kind)| *kind == of) {
+            word.store(provider, Ordering::Relaxed);
         }
-        let Some(info) = self.info() else { return false };
-        let is_runtimes = info.provider_is_runtime(provider);
-        let known = if is_runtimes { &self.runtime_provider } else { &self.other_provider };
-        known.store(provider, Ordering::Relaxed);
-        is_runtimes
+        of
     }
 
     /// A collection has started; `condemned` is the highest generation it collects.

@@ -400,6 +400,19 @@ fn a_thread_pool_that_grows_says_why(runtime: Runtime) {
     };
     assert!(profile.sum("blocked", held) > 0, "what kept the workers from working is there: {report}");
 
+    // What waits, as often as the runtime has looked.
+    let Recorded { truth, report, .. } = record_with(&workload, &["queue"], &["--thread-pool"]);
+    let (waiting, report) = (truth["waiting"].as_u64().unwrap(), report("blocked").replace('\n', " "));
+    assert_eq!(waiting, 40);
+    let most = format!(" items of work waiting on average, {waiting} at most, looked at ");
+    let (before, after) = report.split_once(&most).unwrap_or_else(|| panic!("{report}"));
+    let average: f64 = before.rsplit(' ').next().unwrap().parse().unwrap();
+    let looks: f64 = after.split(' ').next().unwrap().parse().unwrap();
+    // Each look saw all or, before there were any, none.
+    let seen = average * looks / waiting as f64;
+    assert!(seen > 0.9 && (seen - seen.round()).abs() < 0.05 * looks, "{average} of {looks} looks: {report}");
+    println!("{name}: {seen} of {looks} looks saw what waited, the others nothing");
+
     // As the runtime tells the program itself, in a session of its own: each change once.
     let Recorded { truth, report, .. } = record_with(&workload, &["block"], &["--thread-pool"]);
     let told = |name: &str| {

@@ -34,11 +34,20 @@ pub struct Changes {
 }
 
 /// What became of a pool in a window.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
-    /// Workers before the first change, as far as is known.
+    /// Of its workers, if their number was changed.
+    pub workers: Option<Workers>,
+    /// Of the work that waited for them.
+    pub queue: Queue,
+}
+
+/// How many workers there were.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workers {
+    /// Before the first change, as far as is known.
     pub from: u32,
-    /// Workers after the last one.
+    /// After the last one.
     pub to: u32,
     /// Most at a time.
     pub most: u32,
@@ -46,10 +55,20 @@ pub struct Sum {
     pub changes: BTreeMap<&'static str, Changes>,
 }
 
-impl Sum {
-    /// In words: workers, then reasons, the most frequent first.
-    #[must_use]
-    pub fn text(&self) -> String {
+/// Items of work that waited when the runtime looked, once a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Queue {
+    /// Times it looked.
+    pub looks: u64,
+    /// Sum of what it saw.
+    pub total: u64,
+    /// Most of it.
+    pub most: u64,
+}
+
+impl Workers {
+    /// In words: how many, then reasons, the most frequent first.
+    fn text(&self) -> String {
         let mut changes: Vec<_> = self.changes.iter().collect();
         changes.sort_by_key(|(_, of)| std::cmp::Reverse(of.count));
         let change = |(reason, of): (&&str, &Changes)| {
@@ -62,6 +81,31 @@ impl Sum {
         };
         let changes: Vec<String> = changes.into_iter().map(change).collect();
         format!("{} to {} workers, {} at most: {}", self.from, self.to, self.most, changes.join(", "))
+    }
+}
+
+impl Queue {
+    /// In words; none where the runtime never looked.
+    fn text(&self) -> Option<String> {
+        let times = match self.looks {
+            0 => return None,
+            1 => "once".to_owned(),
+            looks => format!("{looks} times"),
+        };
+        let average = self.total as f64 / self.looks as f64;
+        Some(format!(
+            "{average:.1} items of work waiting on average, {} at most, looked at {times}",
+            self.most
+        ))
+    }
+}
+
+impl Sum {
+    /// In words.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let parts = self.workers.as_ref().map(Workers::text).into_iter().chain(self.queue.text());
+        parts.collect::<Vec<_>>().join("; ")
     }
 }
 
@@ -83,14 +127,22 @@ impl Pools {
         // Against starvation one worker at a time is added, so before the first change that is told there was one less.
         let before = self.workers.insert(region, workers);
         let before = before.unwrap_or(workers.saturating_sub(u32::from(starved)));
-        let begin = || Sum { from: before, to: before, most: before, changes: BTreeMap::new() };
-        let sum = self.sums.entry(region).or_insert_with(begin);
+        let begin = || Workers { from: before, to: before, most: before, changes: BTreeMap::new() };
+        let sum = self.sums.entry(region).or_default().workers.get_or_insert_with(begin);
         sum.to = workers;
         sum.most = sum.most.max(workers);
         let changes = sum.changes.entry(reason).or_default();
         changes.count += 1;
         changes.added += u64::from(workers.saturating_sub(before));
         changes.removed += u64::from(before.saturating_sub(workers));
+    }
+
+    /// The runtime looked, and so many items waited.
+    pub fn looked(&mut self, region: RegionId, items: u64) {
+        let queue = &mut self.sums.entry(region).or_default().queue;
+        queue.looks += 1;
+        queue.total = queue.total.saturating_add(items);
+        queue.most = queue.most.max(items);
     }
 
     /// A window ends: what happened in it.
@@ -125,8 +177,9 @@ mod tests {
         }
         assert_eq!(pools.starved(), 2);
         let sum = pools.take().remove(&R).unwrap();
-        assert_eq!((sum.from, sum.to, sum.most), (2, 4, 6));
-        assert_eq!(sum.changes[STARVATION], Changes { count: 2, added: 2, removed: 0 });
+        let workers = sum.workers.as_ref().unwrap();
+        assert_eq!((workers.from, workers.to, workers.most), (2, 4, 6));
+        assert_eq!(workers.changes[STARVATION], Changes { count: 2, added: 2, removed: 0 });
         assert_eq!(
             sum.text(),
             "2 to 4 workers, 6 at most: starvation 2 times (2 added), climbing_move once (1 removed), \
@@ -139,5 +192,20 @@ mod tests {
         pools.forget(R);
         pools.adjusted(R, 9, 1);
         assert_eq!(pools.take().remove(&R).unwrap().text(), "9 to 9 workers, 9 at most: initializing once");
+    }
+
+    #[test]
+    fn work_that_waits_is_told_beside_workers_or_alone() {
+        let mut pools = Pools::default();
+        for items in [0, 40, 5] {
+            pools.looked(R, items);
+        }
+        let text = |pools: &mut Pools| pools.take().remove(&R).unwrap().text();
+        assert_eq!(text(&mut pools), "15.0 items of work waiting on average, 40 at most, looked at 3 times");
+        pools.looked(R, u64::MAX);
+        pools.adjusted(R, 3, 6);
+        let both = text(&mut pools);
+        let workers = "2 to 3 workers, 3 at most: starvation once (1 added); ";
+        assert!(both.starts_with(workers) && both.ends_with(" looked at once"), "{both}");
     }
 }

@@ -84,7 +84,7 @@ pub struct Recording {
     pub exceptions: bool,
     /// Whether runtimes are asked for waits for locks (`contentions`, `delay`).
     pub contention: bool,
-    /// Whether runtimes are asked how many workers their thread pools have, and why: starvation, workers added.
+    /// Whether runtimes are asked how many workers their thread pools have, why that changes, and how much work waits.
     pub thread_pool: bool,
     /// Memory between the probes and the daemon, a power of two from 1MiB to 1GiB.
     pub ring: Bytes,

@@ -867,6 +867,7 @@ impl Processor {
                 self.collections.pause_ends(region, time);
             }
             ShimEvent::PoolAdjusted { workers, reason } => self.pools.adjusted(region, workers, reason),
+            ShimEvent::PoolQueue { items } => self.pools.looked(region, items),
             ShimEvent::Exception(exception) => {
                 self.counters.exceptions += 1;
                 let place = self.place(time, pid, region, &exception.at);

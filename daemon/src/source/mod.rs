@@ -665,6 +665,11 @@ pub enum ShimEvent {
         /// The runtime's reason code.
         reason: u32,
     },
+    /// What waited for a worker of the thread pool when the runtime looked.
+    PoolQueue {
+        /// Items of work.
+        items: u64,
+    },
     /// An exception.
     Exception(Box<Exception>),
     /// A wait for a lock.

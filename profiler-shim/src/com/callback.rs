@@ -4,7 +4,7 @@
 use super::exact;
 use super::guid::{CALLBACKS, Guid};
 use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, S_OK};
-use super::info::Info;
+use super::info::{Info, Provider};
 use super::object::{self, object};
 use super::unknown::{self, slice};
 use crate::event::MOST_PAYLOAD;
@@ -255,11 +255,19 @@ pub(super) unsafe extern "C" fn event_pipe_event_delivered(
 ) -> i32 {
     // SAFETY: `this` is the object it was called on.
     let instance = &unsafe { object(this) }.instance;
-    if instance.is_listening() && instance.is_runtime_provider(provider) {
-        let mut registers = Registers::default();
-        machine::capture(&mut registers);
-        // SAFETY: `bytes` bytes at `data`, or null.
-        instance.on_event(id, version, unsafe { slice(data, bytes.min(MOST_PAYLOAD)) }, &registers);
+    if !instance.is_listening() {
+        return S_OK;
+    }
+    // SAFETY: `bytes` bytes at `data`, or null.
+    let payload = unsafe { slice(data, bytes.min(MOST_PAYLOAD)) };
+    match instance.provider(provider) {
+        Provider::Runtime => {
+            let mut registers = Registers::default();
+            machine::capture(&mut registers);
+            instance.on_event(id, version, payload, &registers);
+        }
+        Provider::Counters => instance.on_counter(payload),
+        Provider::Other => {}
     }
     S_OK
 }

@@ -80,16 +80,32 @@ struct ProviderConfig {
     filter: *const u16,
 }
 
-const RUNTIME_PROVIDER: [u16; 32] = {
-    let name = b"Microsoft-Windows-DotNETRuntime";
-    let mut units = [0u16; 32];
+/// A provider, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Provider {
+    /// `Microsoft-Windows-DotNETRuntime`.
+    Runtime,
+    /// `System.Runtime`, whose events tell the values of the runtime's counters.
+    Counters,
+    /// Another one.
+    Other,
+}
+
+const RUNTIME_PROVIDER: [u16; 32] = units(b"Microsoft-Windows-DotNETRuntime");
+const COUNTERS_PROVIDER: [u16; 15] = units(b"System.Runtime");
+/// `CounterGroup` of System.Private.CoreLib has no counters read without a number of seconds in this argument.
+const EACH_SECOND: [u16; 26] = units(b"EventCounterIntervalSec=1");
+
+/// An ASCII text and zeros behind it.
+const fn units<const N: usize>(text: &[u8]) -> [u16; N] {
+    let mut units = [0u16; N];
     let mut at = 0;
-    while at < name.len() {
-        units[at] = name[at] as u16;
+    while at < text.len() {
+        units[at] = text[at] as u16;
         at += 1;
     }
     units
-};
+}
 
 /// COR_PRF_CODE_INFO: a run of code.
 #[repr(C)]
@@ -258,20 +274,28 @@ impl Info {
         ok(invoke!(self.pointer, 82, (u32, u32), mask.low, mask.high))
     }
 
-    /// Starts a session on the runtime's provider.
+    /// Starts a session on the runtime's provider, and if asked on that of its counters, which are then told once a second.
     ///
     /// # Errors
     /// The runtime's refusal.
-    pub fn start_session(self, keywords: u64, level: u32) -> Result<u64, i32> {
-        let config =
-            ProviderConfig { name: RUNTIME_PROVIDER.as_ptr(), keywords, level, filter: core::ptr::null() };
+    pub fn start_session(self, keywords: u64, level: u32, with_counters: bool) -> Result<u64, i32> {
+        // Counters belong to no keyword and are told at any level.
+        let configs = [
+            ProviderConfig { name: RUNTIME_PROVIDER.as_ptr(), keywords, level, filter: core::ptr::null() },
+            ProviderConfig {
+                name: COUNTERS_PROVIDER.as_ptr(),
+                keywords: 0,
+                level: 1,
+                filter: EACH_SECOND.as_ptr(),
+            },
+        ];
         let mut session = 0u64;
         let answer = invoke!(
             self.pointer,
             101,
             (u32, *const ProviderConfig, i32, *mut u64),
-            1,
-            &raw const config,
+            if with_counters { 2 } else { 1 },
+            configs.as_ptr(),
             0,
             &raw mut session
         );
@@ -287,15 +311,9 @@ impl Info {
         ok(invoke!(self.pointer, 103, (u64), session))
     }
 
-    /// True for `Microsoft-Windows-DotNETRuntime`; false, too, where the runtime does not say.
+    /// Which provider it is; `None` where the runtime does not say.
     #[must_use]
-    pub fn provider_is_runtime(self, provider: usize) -> bool {
-        self.is_runtimes(provider) == Some(true)
-    }
-
-    /// Whether it is `Microsoft-Windows-DotNETRuntime`; `None` where the runtime does not say.
-    #[must_use]
-    pub fn is_runtimes(self, provider: usize) -> Option<bool> {
+    pub fn provider(self, provider: usize) -> Option<Provider> {
         let (mut name, mut needed) = ([0u16; 64], 0u32);
         let answer = invoke!(
             self.pointer,
@@ -306,7 +324,12 @@ impl Info {
             &raw mut needed,
             name.as_mut_ptr()
         );
-        (answer == S_OK).then(|| name.starts_with(&RUNTIME_PROVIDER))
+        (answer == S_OK).then_some(())?;
+        Some(match name {
+            _ if name.starts_with(&RUNTIME_PROVIDER) => Provider::Runtime,
+            _ if name.starts_with(&COUNTERS_PROVIDER) => Provider::Counters,
+            _ => Provider::Other,
+        })
     }
 
     /// Asks to be detached; the runtime waits `wait_ms` before it looks whether that is possible.

@@ -14,7 +14,7 @@ pub mod ranges;
 pub mod survey;
 pub mod table;
 
-use crate::com::info::{Info, Mask};
+use crate::com::info::{Info, Mask, Provider};
 use crate::machine::thread_block;
 use crate::method::{Line, Namer};
 use crate::region::lasting;
@@ -154,7 +154,7 @@ impl Exact {
         const GC: u64 = 1;
         const INFORMATIONAL: u32 = 4;
         if let Some(info) = self.info() {
-            info.start_session(GC, INFORMATIONAL).ok();
+            info.start_session(GC, INFORMATIONAL, false).ok();
         }
     }
 
@@ -364,7 +364,8 @@ impl Exact {
         if self.other_provider.load(Ordering::Relaxed) == provider {
             return false;
         }
-        let Some(is_runtimes) = self.info().and_then(|info| info.is_runtimes(provider)) else { return false };
+        let Some(of) = self.info().and_then(|info| info.provider(provider)) else { return false };
+        let is_runtimes = of == Provider::Runtime;
         let known = if is_runtimes { &self.runtime_provider } else { &self.other_provider };
         known.store(provider, Ordering::Relaxed);
         is_runtimes

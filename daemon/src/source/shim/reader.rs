@@ -472,6 +472,7 @@ impl Decoder<'_> {
             Body::GcHeap { number, promoted } => ShimEvent::GcHeap { number, promoted },
             Body::PauseCpu { suspender, cpu_ns } => ShimEvent::PauseCpu { tid: thread(suspender), cpu_ns },
             Body::PoolAdjusted { workers, reason } => ShimEvent::PoolAdjusted { workers, reason },
+            Body::PoolQueue { items } => ShimEvent::PoolQueue { items },
             Body::Exception(head, stack) => ShimEvent::Exception(Box::new(Exception {
                 at: runtime_sample(&head.at, stack, thread(record.tid), MonotonicNs(told.min(time))),
                 rethrown: head.rethrown,

@@ -1,7 +1,7 @@
 // A thread pool that has to grow, on command, until the program ends. The harness lets it begin with two workers. Truth: `workers` of the pool
 // when it had what it needed, and `workers_at_end`, for a pool that is starved goes one beyond that: each worker asks for another before it begins
 // to work. After `block` also what the runtime has told a listener of the program's own at both times: `told`, workers × 100 + reason, and
-// `told_at_end`.
+// `told_at_end`. After `queue` the pool has what it may have and so many items wait: `waiting`, until the program ends.
 using System;
 using System.Collections.Generic;
 using System.Diagnostics.Tracing;
@@ -48,6 +48,7 @@ namespace Pool
         {
             Workload.On("starve", Starve);
             Workload.On("block", Block);
+            Workload.On("queue", Queue);
             Workload.Ready();
             Workload.WaitForStop();
             Workload.Truth("workers_at_end", ThreadPool.ThreadCount);
@@ -67,6 +68,20 @@ namespace Pool
             while (Volatile.Read(ref running) < Items)
                 Thread.Sleep(1);
             Workload.Truth("workers", ThreadPool.ThreadCount);
+        }
+
+        // Two workers and no more, which both wait, and work that waits for them for three periods of the clock by which counters are read.
+        static void Queue()
+        {
+            ThreadPool.SetMaxThreads(2, 2);
+            for (int i = 0; i < 2; i++)
+                ThreadPool.UnsafeQueueUserWorkItem(_ => Hold(), null);
+            while (Volatile.Read(ref running) < 2)
+                Thread.Sleep(1);
+            for (int i = 0; i < 40; i++)
+                ThreadPool.UnsafeQueueUserWorkItem(_ => { }, null);
+            Workload.Truth("waiting", ThreadPool.PendingWorkItemCount);
+            Thread.Sleep(3000);
         }
 
         [MethodImpl(MethodImplOptions.NoInlining)]
