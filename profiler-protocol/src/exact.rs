@@ -232,7 +232,7 @@ pub mod of_collection {
     pub const HEAP_BEFORE: usize = 19;
     /// The same after it.
     pub const HEAP_AFTER: usize = 20;
-    /// Bytes of the objects alive after it, as far as anybody knows: the dead of generations it did not look at included.
+    /// Bytes of the objects alive after it, as far as anybody knows: the dead of generations it did not look at included, frozen ones not.
     pub const OBJECTS_AFTER: usize = 21;
 }
 

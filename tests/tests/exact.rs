@@ -198,6 +198,33 @@ fn what_holds_the_objects_of_a_type_is_what_the_program_knows(runtime: Runtime) 
     assert!(row.is_some() && recorded.report.contains("after collection 1 ("), "{}", recorded.report);
 }
 
+on_runtimes!(free_space_before_and_after_a_collection_is_the_runtimes: net8 Net8, net10 Net10; long: net9 Net9);
+
+fn free_space_before_and_after_a_collection_is_the_runtimes(runtime: Runtime) {
+    let name = format!("exact::free on {runtime}");
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
+    let recorded = record(runtime, &["holes"], Some(NO_COLLECTIONS)).unwrap();
+    let collections = process(&recorded)["collections"].as_array().expect("a list");
+    let mut most_free = [0; 2];
+    for truth in recorded.truth.as_array().expect("a list") {
+        let told = collections.iter().find(|of| of["number"] == truth["number"]);
+        let told = told.unwrap_or_else(|| panic!("no {truth} among {collections:?}"));
+        for (when, most) in ["before", "after"].into_iter().zip(&mut most_free) {
+            let of = |what: &str, from: &Value| number(from, &format!("/{what}_{when}"));
+            assert_eq!(of("heap", told), of("heap", truth), "{when} {told}, {truth}");
+            let free = of("heap", told) - of("objects", told);
+            // Each of the two has an object or two that the other takes for free space.
+            assert!(free.abs_diff(of("free", truth)) < 256, "{when} {told}, {truth}");
+            *most = free.max(*most);
+        }
+    }
+    // 200 holes of 100,000 bytes.
+    assert!(most_free.iter().all(|most| (19_900_000..20_100_000).contains(most)), "{most_free:?}");
+    let shown =
+        recorded.report.lines().any(|line| line.contains("heap before") && line.contains("heap after"));
+    assert!(shown, "{}", recorded.report);
+}
+
 on_runtimes!(objects_are_counted_while_the_runtime_collects: net8 Net8, net10 Net10; long: net9 Net9);
 
 fn objects_are_counted_while_the_runtime_collects(runtime: Runtime) {

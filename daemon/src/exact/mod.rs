@@ -356,6 +356,8 @@ pub struct Collection {
     pub heap_before: u64,
     /// The same after it.
     pub heap_after: u64,
+    /// Bytes of objects not known to be dead before it; what is missing to `heap_before` is fragmentation.
+    pub objects_before: u64,
     /// Bytes of objects not known to be dead after it; what is missing to `heap_after` is fragmentation.
     pub objects_after: u64,
 }

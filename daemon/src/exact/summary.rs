@@ -224,7 +224,7 @@ fn collections(all: &[Collection], counted_ns: u64, rows: usize) -> Vec<String> 
         false => "each of them".to_owned(),
     });
     lines.push(format!(
-        "  {:>6} {:>10} {:>3} {:<26} {:>10}  {:>12} {:>12} {:>12} {:>12}  {:>9} {:>9}",
+        "  {:>6} {:>10} {:>3} {:<26} {:>10}  {:>12} {:>12} {:>12} {:>12}  {:>11} {:>6} {:>10} {:>6}",
         "number",
         "at",
         "gen",
@@ -234,12 +234,14 @@ fn collections(all: &[Collection], counted_ns: u64, rows: usize) -> Vec<String> 
         "survived",
         "to gen 1",
         "to gen 2",
-        "heap",
+        "heap before",
+        "free",
+        "heap after",
         "free"
     ));
     for of in longest {
         lines.push(format!(
-            "  {:>6} {:>10} {:>3} {:<26} {:>10}  {:>12} {:>12} {:>12} {:>12}  {:>9} {:>9}",
+            "  {:>6} {:>10} {:>3} {:<26} {:>10}  {:>12} {:>12} {:>12} {:>12}  {:>11} {:>6} {:>10} {:>6}",
             of.index.saturating_add(1),
             time(of.began_ns),
             of.generation,
@@ -249,6 +251,8 @@ fn collections(all: &[Collection], counted_ns: u64, rows: usize) -> Vec<String> 
             count(of.survived.objects),
             count(of.promoted_to_1),
             count(of.promoted_to_2),
+            bytes(of.heap_before),
+            share(of.heap_before.saturating_sub(of.objects_before), of.heap_before),
             bytes(of.heap_after),
             share(of.heap_after.saturating_sub(of.objects_after), of.heap_after),
         ));

@@ -184,6 +184,8 @@ fn collection(index: usize, words: &Words, began_ns: u64) -> Collection {
     let between = |from: usize, to: usize, own_ns: u64| {
         words.get(to).saturating_sub(words.get(from)).saturating_sub(own_ns)
     };
+    let dead = count(words, row::DEAD, row::DEAD_BYTES);
+    let objects_after = words.get(row::OBJECTS_AFTER);
     let pause_known = words.get(row::SUSPENDING_NS) != 0 && words.get(row::RESUMED_NS) != 0;
     Collection {
         index: u32::try_from(index).unwrap_or(u32::MAX),
@@ -200,7 +202,7 @@ fn collection(index: usize, words: &Words, began_ns: u64) -> Collection {
         own_ns,
         allocated: count(words, row::NEW_OBJECTS, row::NEW_BYTES),
         survived: count(words, row::SURVIVED, row::SURVIVED_BYTES),
-        dead: count(words, row::DEAD, row::DEAD_BYTES),
+        dead,
         moved: count(words, row::MOVED, row::MOVED_BYTES),
         promoted_to_1: words.get(row::PROMOTED_1),
         promoted_to_2: words.get(row::PROMOTED_2),
@@ -208,7 +210,8 @@ fn collection(index: usize, words: &Words, began_ns: u64) -> Collection {
         resurrected: words.get(row::RESURRECTED),
         heap_before: words.get(row::HEAP_BEFORE),
         heap_after: words.get(row::HEAP_AFTER),
-        objects_after: words.get(row::OBJECTS_AFTER),
+        objects_before: objects_after.saturating_add(dead.bytes),
+        objects_after,
     }
 }
 

@@ -136,6 +136,16 @@ unsafe extern "C" fn runtime_resume_finished(this: *mut c_void) -> i32 {
 unsafe extern "C" fn object_allocated(this: *mut c_void, object: usize, class: usize) -> i32 {
     // SAFETY: `this` is the object it was called on.
     let exact = unsafe { exact(this) };
+    if !exact.noted(object, class) {
+        note(exact, object, class);
+    }
+    S_OK
+}
+
+/// What is left to be done about one object in many. Away from the callback, which so keeps no registers for it.
+#[cold]
+#[inline(never)]
+fn note(exact: &Exact, object: usize, class: usize) {
     let Allocated { chosen, first } = exact.allocated(object, class);
     // Before anything lets a collection in, after which it is elsewhere.
     if let Some(bytes) = chosen {
@@ -144,7 +154,6 @@ unsafe extern "C" fn object_allocated(this: *mut c_void, object: usize, class: u
     if let Some(first) = first {
         exact.describe(class, first);
     }
-    S_OK
 }
 
 /// Has the teller, if there is one by now, tell of an object that this thread has just allocated.

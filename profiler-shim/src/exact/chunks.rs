@@ -2,7 +2,7 @@
 //! after a collection, which has then sorted their objects into the dead and the living.
 
 use super::chance::Chance;
-use super::table::Table;
+use super::table::{Run, Table};
 use crate::exact::classes::Class;
 use crate::region::lasting;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -94,6 +94,26 @@ impl Entry {
     }
 }
 
+/// Where a thread's next entry goes: the chunk's count of entries, and two words behind it.
+pub struct Place<'a> {
+    count: &'a AtomicU64,
+    used: u64,
+    place: &'a AtomicU64,
+    what: &'a AtomicU64,
+}
+
+impl Place<'_> {
+    /// Writes it.
+    #[inline]
+    pub fn fill(self, entry: Entry) {
+        let [place, what] = entry.words();
+        self.place.store(place, Ordering::Relaxed);
+        self.what.store(what, Ordering::Relaxed);
+        // Release: pairs with the acquire in `each_entry`, which runs beside this thread when it counts only.
+        self.count.store(self.used.wrapping_add(1), Ordering::Release);
+    }
+}
+
 /// All chunks and who fills which.
 pub struct Chunks {
     slots: &'static [AtomicU64],
@@ -110,6 +130,17 @@ pub struct Chunks {
 pub struct Slot(&'static [AtomicU64; SLOT_WORDS]);
 
 impl Slot {
+    #[inline]
+    fn thread(self) -> u64 {
+        let [key, ..] = self.0;
+        key.load(Ordering::Relaxed)
+    }
+
+    fn is_taken_by(self, thread: usize) -> bool {
+        let [key, ..] = self.0;
+        key.compare_exchange(0, thread as u64, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
     /// The class this thread met last, if it is this one.
     #[inline]
     #[must_use]
@@ -152,75 +183,77 @@ impl Chunks {
         })
     }
 
-    /// The slot of the thread with this control block; `None` when there is none left near its place.
+    /// Where the slot of the thread with this control block is, if no other thread's is there.
     #[inline]
-    pub fn slot(&self, thread: usize) -> Option<Slot> {
+    fn slot_number(thread: usize) -> usize {
         // Control blocks are 64 bytes and more apart.
-        let mut at = ((thread as u64 >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50) as usize;
+        ((thread as u64 >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50) as usize
+    }
+
+    #[inline]
+    fn slot_at(&self, number: usize) -> Option<Slot> {
+        let begin = (number % SLOTS) * SLOT_WORDS;
+        Some(Slot(self.slots.get(begin..)?.first_chunk()?))
+    }
+
+    /// The slot of the thread with this control block, if it is where it is looked for first.
+    #[inline]
+    pub fn first_slot(&self, thread: usize) -> Option<Slot> {
+        self.slot_at(Self::slot_number(thread)).filter(|slot| slot.thread() == thread as u64)
+    }
+
+    /// The same wherever it is, or a new one; `None` when there is none left near its place.
+    pub fn slot(&self, thread: usize) -> Option<Slot> {
+        let mut at = Self::slot_number(thread);
         for _ in 0..PROBES {
-            let begin = (at % SLOTS) * SLOT_WORDS;
-            let slot: &[AtomicU64; SLOT_WORDS] = self.slots.get(begin..)?.first_chunk()?;
-            let [key, ..] = slot;
-            let found = key.load(Ordering::Relaxed);
-            if found == thread as u64 {
-                return Some(Slot(slot));
-            }
-            if found == 0
-                && key.compare_exchange(0, thread as u64, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-            {
-                return Some(Slot(slot));
+            let slot = self.slot_at(at)?;
+            let found = slot.thread();
+            if found == thread as u64 || found == 0 && slot.is_taken_by(thread) {
+                return Some(slot);
             }
             at = at.wrapping_add(1);
         }
         None
     }
 
-    /// Notes an object. False when there is no memory.
+    /// Where this thread's next entry goes; `None` when its chunk is full or a collection has taken it.
     #[inline]
-    pub fn push(&self, slot: Slot, entry: Entry) -> bool {
+    pub fn place(&self, slot: Slot) -> Option<Place<'_>> {
         let [_, chunk, epoch, ..] = slot.0;
         // Relaxed: epochs change while this thread stands.
-        if epoch.load(Ordering::Relaxed) == self.epoch.load(Ordering::Relaxed)
-            && self.push_into(chunk.load(Ordering::Relaxed) as usize, entry)
-        {
-            return true;
+        if epoch.load(Ordering::Relaxed) != self.epoch.load(Ordering::Relaxed) {
+            return None;
         }
-        self.push_into_new(slot, entry)
+        self.place_in(chunk.load(Ordering::Relaxed) as usize)
     }
 
     #[inline]
-    fn push_into(&self, chunk: usize, entry: Entry) -> bool {
-        let begin = chunk.wrapping_mul(CHUNK_WORDS);
-        let Some(words) = self.words.get(begin..).and_then(|w| w.first_chunk::<CHUNK_WORDS>()) else {
-            return false;
-        };
-        let [count, ..] = words;
-        let used = count.load(Ordering::Relaxed) as usize;
-        if used >= CHUNK_ENTRIES {
-            return false;
-        }
-        let at = used.wrapping_mul(2).wrapping_add(2);
-        let (Some(first), Some(second)) = (words.get(at), words.get(at.wrapping_add(1))) else {
-            return false;
-        };
-        let [place, what] = entry.words();
-        first.store(place, Ordering::Relaxed);
-        second.store(what, Ordering::Relaxed);
-        // Release: pairs with the acquire in `each`, which runs beside this thread when it counts only.
-        count.store(used.wrapping_add(1) as u64, Ordering::Release);
+    fn place_in(&self, chunk: usize) -> Option<Place<'_>> {
+        let words: &[AtomicU64; CHUNK_WORDS] =
+            self.words.get(chunk.wrapping_mul(CHUNK_WORDS)..)?.first_chunk()?;
+        let [count, _, entries @ ..] = words;
+        let used = count.load(Ordering::Relaxed);
+        let at = (used as usize).wrapping_mul(2);
+        let (place, what) = (entries.get(at)?, entries.get(at.wrapping_add(1))?);
+        Some(Place { count, used, place, what })
+    }
+
+    /// Notes an object. False when there is no memory.
+    pub fn push(&self, slot: Slot, entry: Entry) -> bool {
+        let Some(place) = self.place(slot).or_else(|| self.place_in_new(slot)) else { return false };
+        place.fill(entry);
         true
     }
 
+    /// The same in another chunk, which is the thread's from now on.
     #[cold]
-    fn push_into_new(&self, slot: Slot, entry: Entry) -> bool {
+    fn place_in_new(&self, slot: Slot) -> Option<Place<'_>> {
         let [_, chunk, epoch, ..] = slot.0;
         let new = self.used.fetch_add(1, Ordering::Relaxed);
-        if !self.push_into(new as usize, entry) {
-            return false;
-        }
+        let place = self.place_in(new as usize)?;
         chunk.store(new, Ordering::Relaxed);
         epoch.store(self.epoch.load(Ordering::Relaxed), Ordering::Relaxed);
-        true
+        Some(place)
     }
 
     /// Calls `each` with every entry, and whether it was counted before; counts them.
@@ -244,29 +277,21 @@ impl Chunks {
 
     /// Counts what is not counted yet. Beside running threads: what they note meanwhile is counted the next time.
     pub fn count_all(&self, table: &Table) {
-        let (mut objects, mut bytes) = (0u64, 0u64);
-        self.each_entry(true, |entry, _| {
-            objects = objects.wrapping_add(1);
-            bytes = bytes.wrapping_add(entry.bytes());
-            count(table, entry);
-        });
-        table.add(head::OBJECTS, objects);
-        table.add(head::OBJECT_BYTES, bytes);
+        let mut sums = Sums::default();
+        self.each_entry(true, |entry, _| sums.add(table, entry));
+        sums.end(table);
     }
 
     /// Counts what is not counted yet, hands every object to `each`, and forgets them all. While the world stands still.
     pub fn take_all(&self, table: &Table, mut each: impl FnMut(Entry)) {
-        let (mut objects, mut bytes) = (0u64, 0u64);
+        let mut sums = Sums::default();
         self.each_entry(false, |entry, is_counted| {
             if !is_counted {
-                objects = objects.wrapping_add(1);
-                bytes = bytes.wrapping_add(entry.bytes());
-                count(table, entry);
+                sums.add(table, entry);
             }
             each(entry);
         });
-        table.add(head::OBJECTS, objects);
-        table.add(head::OBJECT_BYTES, bytes);
+        sums.end(table);
         for chunk in self.words.chunks_exact(CHUNK_WORDS).take(self.used.swap(0, Ordering::Relaxed) as usize)
         {
             for word in chunk.iter().take(2) {
@@ -277,11 +302,36 @@ impl Chunks {
     }
 }
 
-#[inline]
-fn count(table: &Table, entry: Entry) {
-    let row = table.type_row(entry.row());
-    row.add(of_type::OBJECTS, 1);
-    row.add(of_type::BYTES, entry.bytes());
+/// What was allocated: of all types, and of those that came last.
+#[derive(Default)]
+struct Sums {
+    objects: u64,
+    bytes: u64,
+    run: Run<usize>,
+}
+
+impl Sums {
+    #[inline]
+    fn add(&mut self, table: &Table, entry: Entry) {
+        if let Some(ended) = self.run.add(entry.row(), entry.bytes()) {
+            self.count(table, ended);
+        }
+    }
+
+    fn count(&mut self, table: &Table, run: Run<usize>) {
+        self.objects = self.objects.wrapping_add(run.objects);
+        self.bytes = self.bytes.wrapping_add(run.bytes);
+        let row = table.type_row(run.of);
+        row.add(of_type::OBJECTS, run.objects);
+        row.add(of_type::BYTES, run.bytes);
+    }
+
+    fn end(mut self, table: &Table) {
+        let last = core::mem::take(&mut self.run);
+        self.count(table, last);
+        table.add(head::OBJECTS, self.objects);
+        table.add(head::OBJECT_BYTES, self.bytes);
+    }
 }
 
 #[cfg(test)]

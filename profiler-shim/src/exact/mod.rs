@@ -178,8 +178,23 @@ impl Exact {
         self.tick.load(Ordering::Relaxed) != 0
     }
 
+    /// Notes an object of the type that this thread met last, if nothing else is to be done: so it is with most, and this is all that they cost. False:
+    /// nothing was done, [`Self::allocated`] is to do it. Like that, for the thread that has just allocated the object.
+    #[inline(always)]
+    pub fn noted(&self, object: usize, class: usize) -> bool {
+        let tick = self.tick.load(Ordering::Relaxed);
+        let Some(slot) = self.chunks.first_slot(thread_block()).filter(|_| tick != 0) else { return false };
+        let Some(known) = slot.known(class, self.classes.epoch()) else { return false };
+        let Some(size_words) = known.fixed_size_words() else { return false };
+        let Some(place) = self.chunks.place(slot) else { return false };
+        if slot.chance().is_near(size_words.wrapping_mul(8)) {
+            return false;
+        }
+        place.fill(Entry::new(object, known.row(), size_words, tick.wrapping_sub(1)));
+        true
+    }
+
     /// An object was allocated by this thread, which is in cooperative mode: no collection begins before this returns.
-    #[inline]
     pub fn allocated(&self, object: usize, class: usize) -> Allocated {
         let tick = self.tick.load(Ordering::Relaxed);
         if tick == 0 {

@@ -4,7 +4,7 @@
 
 use super::chunks::{Chunks, Entry};
 use super::ranges::{Cursor, Ranges};
-use super::table::Table;
+use super::table::{Run, Table};
 use super::{Runtime, SUMS};
 use crate::region::lasting;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -119,9 +119,12 @@ pub struct Survey {
     /// Of all objects, counted so far.
     objects: AtomicU64,
     object_bytes: AtomicU64,
-    /// Bytes of those alive.
+    /// Bytes of those alive, without frozen ones.
     alive_bytes: AtomicU64,
 }
+
+/// What the dead have in common who are counted together: row of the type, milliseconds from the start to the birth, collections that had ended then.
+type Dead = (usize, u32, u32);
 
 /// What a collection knows while it goes through the objects.
 struct Walk<'a> {
@@ -136,6 +139,9 @@ struct Walk<'a> {
     /// Words SURVIVED to RESURRECTED of the row.
     sums: [u64; SUMS],
     unfollowed: u64,
+    /// Bytes of new objects in the frozen heap, which is no part of the heap that collections look at.
+    frozen_bytes: u64,
+    dead: Run<Dead>,
 }
 
 impl Survey {
@@ -236,6 +242,8 @@ impl Survey {
             waiting: self.waiting.cursor(),
             sums: [0; SUMS],
             unfollowed: 0,
+            frozen_bytes: 0,
+            dead: Run::default(),
         };
         // From the oldest on, so that whoever is promoted comes to a list that was gone through.
         for list in (0..=condemned).rev() {
@@ -247,7 +255,9 @@ impl Survey {
         }
         walk.young(chunks, runtime);
         walk.place_demoted();
-        self.tell(table, &walk.sums);
+        let last = core::mem::take(&mut walk.dead);
+        walk.count_dead(last);
+        self.tell(table, &walk.sums, walk.frozen_bytes);
         table.add(head::LOSSES.wrapping_add(loss::UNFOLLOWED), walk.unfollowed);
         self.set(
             row::WHAT,
@@ -273,7 +283,7 @@ impl Survey {
         (0..generations.len()).fold(0, |sum: u64, at| sum.saturating_add(generations.word(at, 2)))
     }
 
-    fn tell(&self, table: &Table, sums: &[u64; SUMS]) {
+    fn tell(&self, table: &Table, sums: &[u64; SUMS], frozen_bytes: u64) {
         let (objects, bytes) = (table.get(head::OBJECTS), table.get(head::OBJECT_BYTES));
         self.set(row::NEW_OBJECTS, objects.wrapping_sub(self.objects.swap(objects, Ordering::Relaxed)));
         let new_bytes = bytes.wrapping_sub(self.object_bytes.swap(bytes, Ordering::Relaxed));
@@ -282,7 +292,8 @@ impl Survey {
             self.set(row::SURVIVED.wrapping_add(at), *sum);
         }
         let dead = sums.get(row::DEAD_BYTES - row::SURVIVED).copied().unwrap_or(0);
-        let alive = self.alive_bytes.load(Ordering::Relaxed).wrapping_add(new_bytes).wrapping_sub(dead);
+        let gone = dead.wrapping_add(frozen_bytes);
+        let alive = self.alive_bytes.load(Ordering::Relaxed).wrapping_add(new_bytes).wrapping_sub(gone);
         self.alive_bytes.store(alive, Ordering::Relaxed);
         self.set(row::OBJECTS_AFTER, alive);
     }
@@ -389,6 +400,7 @@ impl Walk<'_> {
             });
             // Nothing is born into generation 2 but what lies in the frozen heap.
             if generation == OLDEST && runtime.is_frozen(entry.address()) {
+                self.frozen_bytes = self.frozen_bytes.wrapping_add(entry.bytes());
                 return;
             }
             let heap = if generation > OLDEST { generation.min(PINNED) } else { 0 };
@@ -420,21 +432,29 @@ impl Walk<'_> {
             .filter(|generation| *generation <= OLDEST)
     }
 
+    fn count_dead(&mut self, Run { of: (number, born_ms, born_at), objects, bytes }: Run<Dead>) {
+        let lived = (self.collections as u32).wrapping_sub(born_at);
+        let lived_ms = self.now_ms.saturating_sub(born_ms);
+        let of = self.table.type_row(number);
+        of.add(of_type::DEAD_BYTES, bytes);
+        of.add(of_type::BY_COLLECTIONS.wrapping_add(bucket(lived, COLLECTION_BUCKETS)), objects);
+        of.add(of_type::BY_TIME.wrapping_add(bucket(lived_ms, TIME_BUCKETS)), objects);
+        self.add(row::DEAD, objects);
+        self.add(row::DEAD_BYTES, bytes);
+    }
+
     /// What became of an object: `None` when it is dead, else as it is now, and its generation.
     #[inline]
     fn judge(&mut self, living: Living, from: u8) -> Option<(Living, u8)> {
         let (address, bytes) = (living.entry.address(), living.entry.bytes());
-        let of = self.table.type_row(living.entry.row());
         let Some(range) = self.survivors.find(address) else {
-            let lived = self.collections.wrapping_sub(living.history & 0xffff_ffff) as u32;
-            let lived_ms = self.now_ms.saturating_sub(living.entry.born_ms());
-            of.add(of_type::DEAD_BYTES, bytes);
-            of.add(of_type::BY_COLLECTIONS.wrapping_add(bucket(lived, COLLECTION_BUCKETS)), 1);
-            of.add(of_type::BY_TIME.wrapping_add(bucket(lived_ms, TIME_BUCKETS)), 1);
-            self.add(row::DEAD, 1);
-            self.add(row::DEAD_BYTES, bytes);
+            let alike = (living.entry.row(), living.entry.born_ms(), living.history as u32);
+            if let Some(ended) = self.dead.add(alike, bytes) {
+                self.count_dead(ended);
+            }
             return None;
         };
+        let of = self.table.type_row(living.entry.row());
         let survey = self.survey;
         let moved_by = survey.survivors.word(range, 2).wrapping_sub(survey.survivors.word(range, 0));
         let now_at = address.wrapping_add(moved_by as usize);

@@ -153,9 +153,33 @@ impl Row<'_> {
     }
 }
 
+/// The sum over objects that come one after the other and are alike: programs make many of a kind at a time, and the table changes once for all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Run<K> {
+    /// What they are.
+    pub of: K,
+    /// How many.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl<K: Copy + Default + PartialEq> Run<K> {
+    /// One more. If it is unlike the others, those are answered, and the sum begins with it.
+    #[inline]
+    pub fn add(&mut self, of: K, bytes: u64) -> Option<Self> {
+        if of == self.of {
+            self.objects = self.objects.wrapping_add(1);
+            self.bytes = self.bytes.wrapping_add(bytes);
+            return None;
+        }
+        Some(core::mem::replace(self, Self { of, objects: 1, bytes }))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Table;
+    use super::{Run, Table};
     use core::sync::atomic::AtomicU64;
 
     #[test]
@@ -167,5 +191,16 @@ mod tests {
             }
         });
         assert_eq!(table.get(0), 1_200_000);
+    }
+    #[test]
+    fn a_run_ends_with_the_first_that_is_unlike() {
+        let mut run = Run::default();
+        let ended: Vec<Run<usize>> = [(7, 24), (7, 32), (9, 8), (0, 1)]
+            .into_iter()
+            .filter_map(|(of, bytes)| run.add(of, bytes))
+            .collect();
+        let run_of = |of, objects, bytes| Run { of, objects, bytes };
+        assert_eq!(ended, [run_of(0, 0, 0), run_of(7, 2, 56), run_of(9, 1, 8)]);
+        assert_eq!(run, run_of(0, 1, 1));
     }
 }

@@ -2,7 +2,8 @@
 // looks at every object it holds, forces a collection, and looks again: what was in a collected generation has survived it, and where it is
 // now says whether it was moved and promoted. With DOTNET_GCgen0size large enough no other collection happens; `collections` is for
 // whoever wants to be sure. Then, if `busy` is given, the threads allocate garbage until the runtime has collected some times by itself.
-// With `held` in place of the numbers it makes objects that are held in ways it knows, and has the runtime look once.
+// With `held` in place of the numbers it makes objects that are held in ways it knows, and has the runtime look once; with `holes` it makes holes in its
+// heap and fills them again, and says what the runtime knows of the free space before and after each collection.
 // Truth: of each type objects, bytes, survivors, survivals, moves, promotions, the dead by the collections they lived through, those queued for
 // finalizers, those alive after that.
 #pragma warning disable 0649 // fields that only make objects larger
@@ -100,6 +101,8 @@ namespace Counted
         {
             if (args[0] == "held")
                 return Hold();
+            if (args[0] == "holes")
+                return Holes();
             threads = int.Parse(args[0], CultureInfo.InvariantCulture);
             rounds = int.Parse(args[1], CultureInfo.InvariantCulture);
             scale = int.Parse(args[2], CultureInfo.InvariantCulture);
@@ -183,6 +186,55 @@ namespace Counted
                 handles.Add(GCHandle.Alloc(new Leaf()));
             for (var n = 0; n < 7; n++)
                 handles.Add(GCHandle.Alloc(nodes[n].A, GCHandleType.Weak));
+        }
+
+        // Large objects stay where they are, so every second one that goes leaves a hole.
+        static int Holes()
+        {
+            var collections = new List<string>();
+            var large = new byte[400][];
+            for (var n = 0; n < large.Length; n++)
+                large[n] = new byte[100000];
+            Weigh(collections);
+            Release(large);
+            Weigh(collections);
+            Weigh(collections);
+            Refill(large);
+            Weigh(collections);
+            GC.KeepAlive(large);
+            Console.WriteLine("truth [" + string.Join(",", collections) + "]");
+            return 0;
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Release(byte[][] large)
+        {
+            for (var n = 0; n < large.Length; n += 2)
+                large[n] = null;
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Refill(byte[][] large)
+        {
+            for (var n = 0; n < large.Length; n += 2)
+                large[n] = new byte[90000];
+        }
+
+        // Collects, and notes what the runtime knows of it.
+        static void Weigh(List<string> collections)
+        {
+            GC.Collect(2, GCCollectionMode.Forced, true, false);
+            var info = GC.GetGCMemoryInfo(GCKind.FullBlocking);
+            long heapBefore = 0, freeBefore = 0, heapAfter = 0, freeAfter = 0;
+            foreach (var generation in info.GenerationInfo)
+            {
+                heapBefore += generation.SizeBeforeBytes;
+                freeBefore += generation.FragmentationBeforeBytes;
+                heapAfter += generation.SizeAfterBytes;
+                freeAfter += generation.FragmentationAfterBytes;
+            }
+            collections.Add("{\"number\":" + info.Index + ",\"heap_before\":" + heapBefore + ",\"free_before\":" + freeBefore
+                + ",\"heap_after\":" + heapAfter + ",\"free_after\":" + freeAfter + "}");
         }
 
         static void Live(int number)
