@@ -160,8 +160,12 @@ impl Hardship {
         // collection or the thread's end leaves unused of them: with a collection at every allocation several times what is allocated.
         let tolerance = 0.2 + 5.0 / (told as f64).sqrt();
         let is_sampled = runtime == Runtime::Net10;
+        // .NET 10 draws where its next sample lies when a thread is given room to allocate in. A collection at every allocation takes that room away
+        // each time, before a sample is reached, and its samples stand for less than half of all (3.4e8 bytes of 7.5e8 seen): so the runtime samples then.
+        let is_all = !(is_sampled && self.env.iter().any(|(name, _)| *name == "DOTNET_GCStress"));
         assert!(
-            bytes > least * (1.0 - tolerance) && (!is_sampled || bytes < most * (1.0 + tolerance)),
+            (!is_all || bytes > least * (1.0 - tolerance))
+                && (!is_sampled || bytes < most * (1.0 + tolerance)),
             "{bytes:.2e} of the app's own {least:.2e} to {most:.2e} bytes:\n{}",
             picture()
         );
