@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 use perfusion::attach::ipc::{Listen, listen, stop_listening};
 use perfusion::attach::target::Target;
 use perfusion::report::units::grouped;
 use rustix::process::Signal;
-use system_tests::environment::{Need, begin_beside};
-use system_tests::perfusion::{Recording, SLACK, Scratch, command, run};
+use system_tests::environment::{Need, begin_beside, long_form};
+use system_tests::perfusion::{Recording, SLACK, Scratch, command, memory, run};
 use system_tests::{Outcome, Profile, Runtime, Sample, Workload, on_runtimes};
 
 /// A kind of root that differs from runtime to runtime.
@@ -133,4 +134,46 @@ fn a_survey_that_is_interrupted_says_so_and_leaves_the_app_as_it_was() {
         assert!(row.contains(&format!(" {} ", grouped(count))), "{row}");
     }
     app.stop().unwrap();
+}
+
+on_runtimes!(a_heap_of_very_many_objects_is_counted_within_its_memory: net10 Net10; long: net8 Net8, net9 Net9);
+
+/// In the long form 40 million objects, 4 GB of them, within the command's default of 1 GiB; else a fortieth, within a sixteenth.
+fn a_heap_of_very_many_objects_is_counted_within_its_memory(runtime: Runtime) {
+    let name = format!("heap::very_many on {runtime}");
+    let Some(_turn) = begin_beside(&name, &[Need::Root, Need::Perfusion, Need::Clr(runtime)]) else { return };
+    let (orders, limit_mib): (i64, u64) = if long_form() { (10_000_000, 1024) } else { (250_000, 64) };
+    let slack = if long_form() { SLACK * 10 } else { SLACK };
+    let app = Workload::dotnet(runtime, "orders", &[]).unwrap().arg(orders.to_string()).start().unwrap();
+    let (begun, before) = (Instant::now(), memory(app.pid(), "VmRSS"));
+    let mut survey = command(["heap"]);
+    survey.args(["--pid", &app.pid().to_string(), "--memory", &limit_mib.to_string(), "--rows", "1000"]);
+    let survey = Recording::spawn(&mut survey).unwrap();
+    // The most it had until then, so that the last look before its end is the one that counts.
+    let (mut most, mut app_most) = (0, before);
+    loop {
+        let now = memory(survey.pid(), "VmHWM");
+        if now == 0 && most > 0 || begun.elapsed() > slack {
+            break;
+        }
+        most = most.max(now);
+        app_most = app_most.max(memory(app.pid(), "VmRSS"));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let outcome = survey.finish_well(slack).unwrap();
+    let took = begun.elapsed();
+    for (of, count) in [("Orders.Order", orders), ("Orders.Line", 2 * orders)] {
+        let row = outcome.stdout.lines().find(|line| line.ends_with(&format!("  {of}")));
+        let row = row.unwrap_or_else(|| panic!("no {of}: {} {}", outcome.stdout, outcome.stderr));
+        assert!(row.contains(&format!(" {} ", grouped(count))), "{row}");
+    }
+    assert!(most <= limit_mib, "{most} MiB of {limit_mib}: {}", outcome.stderr);
+    let truth = app.stop().unwrap();
+    assert_eq!(truth["orders"].as_i64(), Some(orders), "{truth}");
+    let paused = outcome.stderr.lines().find(|line| line.contains("paused for")).unwrap_or_default();
+    println!(
+        "{name}: {orders} orders in a heap of {} bytes: {took:.1?}, {most} MiB of {limit_mib} at most, the app {before} to {app_most} MiB; {paused}\n{}",
+        truth["heap_bytes"],
+        outcome.stdout.lines().take(6).collect::<Vec<_>>().join("\n")
+    );
 }
