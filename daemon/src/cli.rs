@@ -249,6 +249,9 @@ pub struct Record {
     /// Do not ask runtimes for exceptions (sample type `exceptions`): a program that throws many thousand a second pays nothing then.
     #[arg(long)]
     pub no_exceptions: bool,
+    /// Record what exceptions say, too (label `exception_message`). Messages may hold anything, users' data among it.
+    #[arg(long, conflicts_with = "no_exceptions")]
+    pub exception_messages: bool,
     /// Do not ask runtimes for waits for locks (`contentions`, `delay`). `blocked` has them all the same.
     #[arg(long)]
     pub no_contention: bool,

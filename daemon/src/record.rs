@@ -15,6 +15,7 @@ use crate::launch::{self, Gated};
 use crate::pprof::{self, About};
 use crate::process::ProcessTable;
 use crate::run::{Recorded, Recording, Watcher, loss};
+use crate::sample::frame::{FrameKey, Marker};
 use crate::sink::file;
 use crate::source::MonotonicNs;
 use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
@@ -329,6 +330,7 @@ pub(crate) fn check_managed(target: &Target) -> Result<Option<WhyNot>, Error> {
 fn wishes(options: &Record) -> Wishes {
     Wishes {
         exceptions: !options.no_exceptions,
+        exception_messages: options.exception_messages,
         contention: !options.no_contention,
         thread_pool: options.thread_pool,
         ..Wishes::default()
@@ -549,6 +551,12 @@ fn comments(
             "[woken by]: the frames beyond are the stack of the thread that ended the wait, its innermost frame first; timers, other interrupts \
              and threads that were not recorded have none"
                 .to_owned(),
+        );
+    }
+    let held = FrameKey::Marker(Marker::HeldBy);
+    if recorded.window.entries().any(|entry| entry.frames.contains(&held)) {
+        comments.push(
+            "[held by]: the frames beyond are where the lock's owner was most of the time while it was waited for, as far as it was seen, its innermost frame first".to_owned(),
         );
     }
     comments.extend(spans(options, recorded));

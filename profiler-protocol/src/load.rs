@@ -18,9 +18,11 @@ pub const WITH_THREAD_POOL: u64 = 4;
 pub const WITHOUT_ALLOCATIONS: u64 = 8;
 /// A recorder goes without live objects of this process.
 pub const WITHOUT_LIVE_OBJECTS: u64 = 16;
+/// A recorder wishes to hear what exceptions say.
+pub const WITH_EXCEPTION_MESSAGES: u64 = 32;
 /// The bits of a recorder's number that say what it wishes to hear. They are part of the number because that is the one thing a shim knows from its
 /// first event on, however it was loaded, and learns of a recorder that takes it over.
-const WISHES: u64 = 31;
+const WISHES: u64 = 63;
 
 /// A recorder's number: `random` but for its wishes. Never 0, which is nobody.
 #[must_use]

@@ -136,6 +136,8 @@ pub struct ExceptionHead<'a> {
     pub rethrown: bool,
     /// The exception's type.
     pub type_name: &'a str,
+    /// What it says, as far as that is told; only to who asked for it.
+    pub message: Option<&'a str>,
 }
 
 impl ExceptionHead<'_> {
@@ -145,14 +147,26 @@ impl ExceptionHead<'_> {
     /// Words before the stack.
     #[must_use]
     pub const fn words(&self) -> u64 {
-        StackHead::WORDS.wrapping_add(1).wrapping_add(padded_words(self.type_name.len()))
+        let message = match self.message {
+            Some(message) => padded_words(message.len()).wrapping_add(1),
+            None => 0,
+        };
+        StackHead::WORDS
+            .wrapping_add(1)
+            .wrapping_add(padded_words(self.type_name.len()))
+            .wrapping_add(message)
     }
 
     /// Writes the body before the stack.
     pub fn encode(&self, out: &mut dyn Put) {
         self.at.encode(out);
-        out.put(two(length(self.type_name.len()), u32::from(self.rethrown)));
+        let flags = u32::from(self.rethrown) | u32::from(self.message.is_some()) << 1;
+        out.put(two(length(self.type_name.len()), flags));
         put_bytes(out, self.type_name.as_bytes());
+        if let Some(message) = self.message {
+            out.put(two(length(message.len()), 0));
+            put_bytes(out, message.as_bytes());
+        }
     }
 }
 
@@ -724,7 +738,14 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
             let at = cursor.stack_head()?;
             let (name, flags) = cursor.halves()?;
             let type_name = cursor.text(name as usize)?;
-            let head = ExceptionHead { at, rethrown: flags & 1 != 0, type_name };
+            let message = match flags & 2 {
+                0 => None,
+                _ => {
+                    let bytes = cursor.halves()?.0;
+                    Some(cursor.text(bytes as usize)?)
+                }
+            };
+            let head = ExceptionHead { at, rethrown: flags & 1 != 0, type_name, message };
             Body::Exception(head, cursor.stack(at.stack_bytes)?)
         }
         19 => {

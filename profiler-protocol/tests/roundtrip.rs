@@ -53,7 +53,7 @@ enum Owned {
     Bye,
     GcHeap(u32, u64),
     PauseCpu(u32, u64),
-    Exception(StackHead, bool, String, Vec<u64>),
+    Exception(StackHead, bool, String, Option<String>, Vec<u64>),
     Contention(ContentionHead, Vec<u64>),
     PoolAdjusted(u32, u32),
     PoolQueue(u64),
@@ -103,8 +103,9 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
         Owned::PoolAdjusted(workers, reason) => Body::PoolAdjusted { workers: *workers, reason: *reason },
         Owned::PoolQueue(items) => Body::PoolQueue { items: *items },
         Owned::PauseCpu(suspender, cpu_ns) => Body::PauseCpu { suspender: *suspender, cpu_ns: *cpu_ns },
-        Owned::Exception(at, rethrown, type_name, _) => {
-            Body::Exception(ExceptionHead { at: *at, rethrown: *rethrown, type_name }, &list)
+        Owned::Exception(at, rethrown, type_name, message, _) => {
+            let message = message.as_deref();
+            Body::Exception(ExceptionHead { at: *at, rethrown: *rethrown, type_name, message }, &list)
         }
         Owned::Contention(head, _) => Body::Contention(*head, &list),
     })
@@ -171,7 +172,8 @@ fn owned() -> impl Strategy<Value = Owned> {
         any::<(u32, u64)>().prop_map(|(t, c)| Owned::PauseCpu(t, c)),
         any::<(u32, u32)>().prop_map(|(w, r)| Owned::PoolAdjusted(w, r)),
         any::<u64>().prop_map(Owned::PoolQueue),
-        (stack(), any::<bool>(), ".{0,40}").prop_map(|((h, s), r, n)| Owned::Exception(h, r, n, s)),
+        (stack(), any::<bool>(), ".{0,40}", proptest::option::of(".{0,40}"))
+            .prop_map(|((h, s), r, n, m)| Owned::Exception(h, r, n, m, s)),
         (stack(), any::<u64>(), any::<u32>()).prop_map(|((at, s), waited_ns, owner)| {
             Owned::Contention(ContentionHead { at, waited_ns, owner }, s)
         }),

@@ -14,7 +14,9 @@ use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::FEATURE_ALLOCATION_SAMPLED;
 use profiler_protocol::live::{SAMPLING_BYTES, importance};
-use profiler_protocol::load::{WITH_THREAD_POOL, WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS};
+use profiler_protocol::load::{
+    WITH_EXCEPTION_MESSAGES, WITH_THREAD_POOL, WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS,
+};
 use profiler_protocol::producer::Grant;
 use profiler_protocol::record::{
     AllocationHead, Body, ContentionHead, ExceptionHead, PREFIX_WORDS, Registers, StackHead, encode_prefix,
@@ -22,8 +24,9 @@ use profiler_protocol::record::{
 
 /// Bytes of a payload that are looked at.
 pub const MOST_PAYLOAD: u32 = 1 << 16;
-/// Bytes of an exception's type name that are told.
+/// Bytes of an exception's type name that are told, and of its message.
 const TYPE_NAME_BYTES: usize = 512;
+const MESSAGE_BYTES: usize = 512;
 
 /// Reads a packed little-endian payload from the front.
 struct Payload<'a>(&'a [u8]);
@@ -57,12 +60,10 @@ impl Payload<'_> {
         Some(())
     }
 
-    /// Reads one.
+    /// Reads one; its beginning also where its end is missing.
     fn text<const N: usize>(&mut self, to: &mut Text<N>) -> Option<()> {
-        let units = self.0.as_chunks().0;
-        self.string()?;
-        to.push_units(units.iter().copied().map(u16::from_le_bytes));
-        Some(())
+        to.push_units(self.0.as_chunks().0.iter().copied().map(u16::from_le_bytes));
+        self.string()
     }
 }
 
@@ -138,14 +139,22 @@ enum Thrown {
     Cut,
 }
 
-/// ExceptionThrown version 1: type z, message z, address u64, hresult u32, flags u16. The message, which may hold anything, is passed over.
-fn thrown<const N: usize>(payload: &[u8], type_name: &mut Text<N>) -> Option<Thrown> {
+/// ExceptionThrown version 1: type z, message z, address u64, hresult u32, flags u16. The message, which may hold anything, is passed over unless it
+/// is asked for.
+fn thrown<const N: usize, const M: usize>(
+    payload: &[u8],
+    type_name: &mut Text<N>,
+    message: Option<&mut Text<M>>,
+) -> Option<Thrown> {
     const RETHROWN: u16 = 4;
     let is_cut = payload.len() >= MOST_PAYLOAD as usize;
     let mut payload = Payload(payload);
     payload.text(type_name)?;
-    let mut flags = || {
-        payload.string()?;
+    let flags = || {
+        match message {
+            Some(message) => payload.text(message)?,
+            None => payload.string()?,
+        }
         payload.u64()?;
         payload.u32()?;
         payload.u16()
@@ -349,7 +358,9 @@ impl Instance {
         let began_ns = syscall::now_ns();
         let thread = syscall::thread_id();
         let mut type_name = Text::<TYPE_NAME_BYTES>::new();
-        let thrown = thrown(payload, &mut type_name)?;
+        let mut message = Text::<MESSAGE_BYTES>::new();
+        let asked = self.wishes() & WITH_EXCEPTION_MESSAGES != 0;
+        let thrown = thrown(payload, &mut type_name, asked.then_some(&mut message))?;
         let mut name = mix(registers.sp ^ u64::from(thread) << 32);
         for bytes in payload.chunks(8) {
             let word = bytes.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
@@ -365,7 +376,10 @@ impl Instance {
             let rethrown = thrown == Thrown::Again;
             let level = self.thrown.level(began_ns, EXCEPTIONS);
             if self.thrown.chosen(level, self.seed()) {
-                self.tell_exception((began_ns, thread), level, rethrown, type_name.as_str(), registers);
+                let message = asked.then_some(message.as_str());
+                let at = StackHead { level, registers: *registers, ..StackHead::default() };
+                let head = ExceptionHead { at, rethrown, type_name: type_name.as_str(), message };
+                self.tell_exception((began_ns, thread), head);
             } else {
                 self.count(Counter::ExceptionsThinned);
             }
@@ -374,22 +388,17 @@ impl Instance {
         Some(())
     }
 
-    fn tell_exception(
-        &self,
-        (began_ns, thread): (u64, u32),
-        level: u8,
-        rethrown: bool,
-        type_name: &str,
-        registers: &Registers,
-    ) {
-        let words = ExceptionHead { at: StackHead::default(), rethrown, type_name }.words();
+    /// Tells of it with the stack that its registers are of.
+    fn tell_exception(&self, (began_ns, thread): (u64, u32), head: ExceptionHead<'_>) {
+        let StackHead { level, registers, .. } = head.at;
         // The dispatch of an exception keeps whole register sets on the stack, several of up to 3 KB.
-        let Some((mut grant, extent)) = self.room_with_stack(words, registers, stack::MOST_LIMIT) else {
+        let Some((mut grant, extent)) = self.room_with_stack(head.words(), &registers, stack::MOST_LIMIT)
+        else {
             self.count(Counter::ExceptionsDroppedFull);
             return;
         };
         encode_prefix(&mut grant, ExceptionHead::KIND, thread, began_ns);
-        ExceptionHead { at: stack_head(level, extent, registers), rethrown, type_name }.encode(&mut grant);
+        ExceptionHead { at: stack_head(level, extent, &registers), ..head }.encode(&mut grant);
         commit_with_stack(grant, extent);
     }
 
@@ -633,8 +642,10 @@ mod tests {
         assert_eq!(promoted(&first[..93]), None);
     }
 
+    const NO_MESSAGE: Option<&mut Text<1>> = None;
+
     #[test]
-    fn an_exceptions_type_is_read_and_its_message_passed_over() {
+    fn an_exceptions_type_is_read_and_its_message_where_that_is_asked_for() {
         let rethrown = |flags: u16| {
             let bytes = payload(&[
                 &[b'O', 0, b'h', 0, 0, 0],
@@ -643,15 +654,20 @@ mod tests {
                 &flags.to_le_bytes(),
                 &[9, 0],
             ]);
-            let mut name = Text::<16>::new();
-            let rethrown = thrown(&bytes, &mut name);
+            let (mut name, mut message) = (Text::<16>::new(), Text::<8>::new());
+            let rethrown = thrown(&bytes, &mut name, NO_MESSAGE);
             assert_eq!(name.as_str(), "Oh");
-            assert_eq!(thrown(&bytes[..bytes.len() - 4], &mut Text::<16>::new()), None);
+            assert_eq!(thrown(&bytes, &mut Text::<16>::new(), Some(&mut message)), rethrown);
+            assert_eq!(message.as_str(), "sec");
+            assert_eq!(thrown(&bytes[..bytes.len() - 4], &mut Text::<16>::new(), NO_MESSAGE), None);
             rethrown
         };
         assert_eq!([0x10, 0x14].map(rethrown), [Some(Thrown::First), Some(Thrown::Again)]);
         let endless = payload(&[&[b'O', 0, b'h', 0, 0, 0], &[b's', 0].repeat(40_000)]);
-        let of = |bytes: usize| thrown(&endless[..bytes], &mut Text::<16>::new());
+        let of = |bytes: usize| thrown(&endless[..bytes], &mut Text::<16>::new(), NO_MESSAGE);
+        let mut message = Text::<8>::new();
+        let begun = thrown(&endless[..MOST_PAYLOAD as usize], &mut Text::<16>::new(), Some(&mut message));
+        assert_eq!((begun, message.as_str()), (Some(Thrown::Cut), "ssssssss"));
         let most = MOST_PAYLOAD as usize;
         assert_eq!((of(most), of(most - 1), of(100)), (Some(Thrown::Cut), None, None));
     }
@@ -688,7 +704,7 @@ mod tests {
         #[test]
         fn any_payload_is_read_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), version: u32) {
             std::hint::black_box((tick(&bytes, version).is_some(), sampled(&bytes).is_some()));
-            std::hint::black_box((promoted(&bytes), thrown(&bytes, &mut Text::<8>::new())));
+            std::hint::black_box((promoted(&bytes), thrown(&bytes, &mut Text::<8>::new(), Some(&mut Text::<8>::new()))));
             std::hint::black_box((contention_start(&bytes), contention_stop(&bytes), pool_adjusted(&bytes)));
         }
     }

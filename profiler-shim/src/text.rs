@@ -107,6 +107,9 @@ impl<const N: usize> Text<N> {
     pub fn push_units(&mut self, units: impl IntoIterator<Item = u16>) {
         for character in char::decode_utf16(units.into_iter().take_while(|&unit| unit != 0)) {
             self.push(character.unwrap_or(char::REPLACEMENT_CHARACTER));
+            if self.cut {
+                break;
+            }
         }
     }
 }

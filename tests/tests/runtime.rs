@@ -317,6 +317,11 @@ fn exceptions_have_their_type_and_stack_and_number(runtime: Runtime) {
     );
     let top = report("exceptions");
     assert!(top.lines().any(|line| line.contains("Incidents.Program.Frequent()")), "{top}");
+
+    // What they say only to who asks.
+    let Recorded { profile, .. } = record_with(&workload, &["throw"], &["--exception-messages"]);
+    let said = |sample: &Sample| sample.label("exception_message") == "a secret";
+    assert_eq!(profile.sum("exceptions", said), 20 + again, "{}", profile.describe("exceptions", |_| true));
 }
 
 on_runtimes!(waits_for_locks_have_length_stack_and_owner: net8 Net8, net10 Net10; long: net9 Net9);
@@ -342,6 +347,19 @@ fn waits_for_locks_have_length_stack_and_owner(runtime: Runtime) {
     let blocked =
         profile.sum("blocked", |sample| waiter(sample) && sample.label("wait_reason") == "lock") as f64;
     assert!(blocked > 0.8 * 2e8 && blocked <= delay * 1.05, "{blocked} ns blocked: {}", picture());
+
+    // Where the owner was is there, too, as far as it was seen there: of waits it always is.
+    let Recorded { profile, report, .. } = record(&workload, &["contend-asleep"]);
+    let picture = || profile.describe("delay", |_| true);
+    let chain = ["Incidents.Program.WaitForLock", "[held by]", "Program.HoldAsleep", "Program.Own"];
+    let held = |sample: &Sample| sample.positions(&chain).is_some();
+    let (all, shown) = (profile.sum("contentions", waiter), profile.sum("contentions", held));
+    assert!(all == 10 && shown >= 8, "{shown} of {all}: {}", picture());
+    assert!(profile.comments.iter().any(|comment| comment.starts_with("[held by]")), "{}", picture());
+    let top = report("delay");
+    let leaf = top.lines().any(|line| line.contains("Program.WaitForLock") && line.contains("100"));
+    assert!(leaf && !top.contains("HoldAsleep"), "{top}");
+    println!("{name}: {shown} of {all} waits show where the owner was");
 }
 
 on_runtimes!(what_is_not_asked_for_is_not_told: net8 Net8; long: net9 Net9, net10 Net10);

@@ -29,6 +29,8 @@ pub struct Throw {
     pub place: Place,
     /// The type; `None` in the place that takes all the rest.
     pub type_name: Option<Arc<str>>,
+    /// What it says, where that was asked for.
+    pub message: Option<Arc<str>>,
     /// Thrown again from a handler.
     pub rethrown: bool,
 }
@@ -40,6 +42,8 @@ pub struct LockWait {
     pub place: Place,
     /// The thread that held the lock.
     pub owner: Option<u32>,
+    /// Where that one was meanwhile.
+    pub held_at: Option<StackId>,
 }
 
 /// Waits for locks together.
@@ -90,16 +94,16 @@ pub struct Incidents {
 
 impl Incidents {
     /// An exception that stands for `weight`.
-    pub fn thrown(&mut self, place: Place, type_name: &str, rethrown: bool, weight: f64) {
-        let key = Throw { place, type_name: Some(type_name.into()), rethrown };
-        let rest = || Throw { place: rest(place), type_name: None, rethrown };
-        *self.throws.of(place.region, key, rest) += weight;
+    pub fn thrown(&mut self, throw: Throw, weight: f64) {
+        let Throw { place, rethrown, .. } = throw;
+        let rest = || Throw { place: rest(place), type_name: None, message: None, rethrown };
+        *self.throws.of(place.region, throw, rest) += weight;
     }
 
     /// A wait for a lock that stands for `weight`.
-    pub fn waited(&mut self, place: Place, owner: Option<u32>, waited_ns: u64, weight: f64) {
-        let rest = || LockWait { place: rest(place), owner: None };
-        let sum = self.waits.of(place.region, LockWait { place, owner }, rest);
+    pub fn waited(&mut self, wait: LockWait, waited_ns: u64, weight: f64) {
+        let rest = || LockWait { place: rest(wait.place), owner: None, held_at: None };
+        let sum = self.waits.of(wait.place.region, wait, rest);
         sum.count += weight;
         sum.ns += waited_ns as f64 * weight;
     }
@@ -122,7 +126,7 @@ fn rest(place: Place) -> Place {
 
 #[cfg(test)]
 mod tests {
-    use super::{Incidents, MAX_OF_REGION, Place};
+    use super::{Arc, Incidents, LockWait, MAX_OF_REGION, Place, Throw};
     use crate::sample::stack::{StackId, StackTable};
     use crate::source::RegionId;
 
@@ -130,21 +134,33 @@ mod tests {
         Place { region: RegionId(region), tid, stack: StackId(5) }
     }
 
+    fn wait(region: u32, tid: u32, held_at: Option<u32>) -> LockWait {
+        LockWait { place: place(region, tid), owner: Some(3), held_at: held_at.map(StackId) }
+    }
+
     #[test]
     fn the_same_incident_at_the_same_place_adds_up() {
         let mut incidents = Incidents::default();
-        for (type_name, rethrown, weight) in
-            [("A", false, 1.0), ("A", false, 4.0), ("A", true, 1.0), ("B", false, 1.0)]
-        {
-            incidents.thrown(place(1, 2), type_name, rethrown, weight);
+        for (type_name, message, rethrown, weight) in [
+            ("A", None, false, 1.0),
+            ("A", None, false, 4.0),
+            ("A", None, true, 1.0),
+            ("B", None, false, 1.0),
+            ("B", Some("no"), false, 2.0),
+        ] {
+            let (type_name, message) = (Some(type_name.into()), message.map(Arc::from));
+            incidents.thrown(Throw { place: place(1, 2), type_name, message, rethrown }, weight);
         }
-        incidents.waited(place(1, 2), Some(3), 100, 2.0);
-        incidents.waited(place(1, 2), Some(3), 50, 1.0);
+        incidents.waited(wait(1, 2, Some(7)), 100, 2.0);
+        incidents.waited(wait(1, 2, Some(7)), 50, 1.0);
+        incidents.waited(wait(1, 2, None), 20, 1.0);
         let (throws, waits) = incidents.take();
         let mut counts: Vec<f64> = throws.into_values().collect();
         counts.sort_by(f64::total_cmp);
-        assert_eq!(counts, [1.0, 1.0, 5.0]);
-        assert_eq!(waits.into_values().map(|wait| (wait.count, wait.ns)).collect::<Vec<_>>(), [(3.0, 250.0)]);
+        assert_eq!(counts, [1.0, 1.0, 2.0, 5.0]);
+        let mut waits: Vec<_> = waits.into_iter().map(|(of, sum)| (of.held_at, sum.count, sum.ns)).collect();
+        waits.sort_by_key(|(held_at, ..)| *held_at);
+        assert_eq!(waits, [(None, 1.0, 20.0), (Some(StackId(7)), 3.0, 250.0)]);
         assert_eq!(incidents.take().0.len(), 0);
     }
 
@@ -152,10 +168,10 @@ mod tests {
     fn a_region_that_invents_places_takes_its_share_and_no_more() {
         let mut incidents = Incidents::default();
         for tid in 0..MAX_OF_REGION as u32 + 10 {
-            incidents.waited(place(1, tid), None, 1, 1.0);
+            incidents.waited(wait(1, tid, None), 1, 1.0);
         }
-        incidents.waited(place(1, 0), None, 1, 1.0);
-        incidents.waited(place(2, 0), None, 1, 1.0);
+        incidents.waited(wait(1, 0, None), 1, 1.0);
+        incidents.waited(wait(2, 0, None), 1, 1.0);
         assert_eq!(incidents.refused(), 10);
         let (_, waits) = incidents.take();
         let rest = waits.iter().find(|(wait, _)| wait.place.stack == StackTable::OVERFLOW);

@@ -277,6 +277,8 @@ pub struct Labels {
     pub collections: Option<Arc<CollectionLabels>>,
     /// Type of an exception.
     pub exception_type: Option<Arc<str>>,
+    /// What an exception says.
+    pub exception_message: Option<Arc<str>>,
     /// The exception was thrown again from a handler.
     pub rethrown: Option<bool>,
     /// The thread that held the lock another waited for: its name and ids.
@@ -350,6 +352,7 @@ impl Labels {
         text("gc_reason", self.gc_reason);
         text("gc_kind", collections.map(|of| of.kind));
         text("exception_type", self.exception_type.as_deref());
+        text("exception_message", self.exception_message.as_deref());
         text("rethrown", self.rethrown.map(|again| if again { "yes" } else { "no" }));
         text("lock_owner", self.lock_owner.as_deref());
         text("lock_owner_name", self.lock_owner_name.as_deref());

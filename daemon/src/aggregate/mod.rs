@@ -16,6 +16,7 @@ pub mod incidents;
 pub mod interval;
 pub mod key;
 pub mod pool;
+pub mod recent;
 pub mod runtime_wait;
 pub mod thread_role;
 pub mod threads;

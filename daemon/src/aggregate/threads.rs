@@ -15,6 +15,7 @@
 //! short ones came out 6 points above a true 25, of 70 still 0.3. Two things against it: the probe keeps the first waits of every thread, so
 //! that some 64 stand behind every ratio (`ebpf-probes/src/coin.rs`), and Beale's correction takes off what is left to first order.
 
+use super::recent::Recent;
 use crate::sample::frame::Marker;
 use crate::sample::stack::StackId;
 use crate::source::kernel::rule_set::{Feature, LeftOut};
@@ -251,6 +252,8 @@ struct Thread {
     waits: HashMap<(StackId, WaitReason, Option<Waker>), Estimate>,
     open: Option<Open>,
     last_run: Option<(MonotonicNs, StackId)>,
+    /// Only where somebody wants to know.
+    recent: Option<Box<Recent>>,
     collected: Collected,
     /// The wait that ended before anything else was heard of the thread. The one it was in when it entered the recording, if it began then
     /// too and the iterator did not see it.
@@ -295,6 +298,8 @@ pub struct Threads {
     wakers_capped: u64,
     /// What earlier windows have counted, by thread id.
     counted: HashMap<u32, cut::Counted>,
+    /// Whether it is kept where each was lately.
+    remembers: bool,
     /// `told` of the window before, as far as these threads were still in the kernel's map then.
     told_before: HashMap<u32, MonotonicNs>,
 }
@@ -314,6 +319,28 @@ impl Threads {
         thread
     }
 
+    /// From now on it is kept where each thread was lately ([`Self::mostly_between`]).
+    pub fn remember(&mut self) {
+        self.remembers = true;
+    }
+
+    fn note(&mut self, id: ThreadId, note: impl FnOnce(&mut Recent)) {
+        if self.remembers {
+            note(self.thread(id).recent.get_or_insert_default());
+        }
+    }
+
+    /// Where a thread was most of the time between two moments, as far as the last places of it say that are kept.
+    #[must_use]
+    pub fn mostly_between(&self, id: ThreadId, begin: MonotonicNs, end: MonotonicNs) -> Option<StackId> {
+        self.threads
+            .get(&id.tid)
+            .filter(|thread| thread.id == id)?
+            .recent
+            .as_ref()?
+            .mostly_between(begin, end)
+    }
+
     /// Threads of which something is known that no window has.
     pub fn ids(&self) -> impl Iterator<Item = ThreadId> {
         self.threads.values().map(|thread| thread.id)
@@ -321,6 +348,7 @@ impl Threads {
 
     /// A CPU sample of `id` with this stack.
     pub fn cpu_sample(&mut self, id: ThreadId, time: MonotonicNs, stack: StackId) {
+        self.note(id, |recent| recent.seen(time, stack));
         let thread = self.thread(id);
         *thread.samples.entry(stack).or_default() += 1;
         thread.last_run = Some((time, stack));
@@ -354,6 +382,7 @@ impl Threads {
         ran_ns: u64,
         weight: f64,
     ) {
+        self.note(id, |recent| recent.seen(time, stack));
         let thread = self.thread(id);
         *thread.ran_before_wait.entry(stack).or_default() += ran_ns as f64 * weight;
         thread.last_run = Some((time, stack));
@@ -373,6 +402,7 @@ impl Threads {
         if self.seen_waiting(id, start).is_some() {
             return;
         }
+        self.note(id, |recent| recent.seen(start, stack));
         let thread = self.thread(id);
         // A later wait may be open already: the visit's record came late.
         if thread.open.as_ref().is_some_and(|open| open.start > start) {
@@ -414,6 +444,8 @@ impl Threads {
     /// The kept wait is over.
     pub fn wait_end(&mut self, end: &WaitEnd) {
         let counted = self.counted_wait(end.thread.tid, end.start);
+        let until = end.start.0.saturating_add(end.blocked_ns).saturating_add(end.runnable_ns);
+        self.note(end.thread, |recent| recent.waited(end.start, MonotonicNs(until)));
         let (blocked_ns, runnable_ns) = counted.rest(end.blocked_ns, end.runnable_ns);
         let thread = self.thread(end.thread);
         match thread.open.take() {

@@ -18,7 +18,7 @@ pub const OTHER: &str = "[other]";
 pub struct Limits {
     /// Distinct (stack, labels) pairs. Spans are told apart while there are half as many.
     pub max_keys: usize,
-    /// Distinct values of each open-ended label (waker, type, type_raw, type_module, container_id, exception_type, lock_owner, thread_name, and
+    /// Distinct values of each open-ended label (waker, type, type_raw, type_module, container_id, exception_type, exception_message, lock_owner, thread_name, and
     /// the names in waker_name and lock_owner_name).
     pub max_label_values: usize,
 }
@@ -133,7 +133,7 @@ pub struct Window {
     label_ids: HashMap<Arc<Labels>, LabelsId>,
     rows: Vec<Row>,
     row_ids: HashMap<(StackId, LabelsId), usize>,
-    caps: [Cap; 10],
+    caps: [Cap; 11],
     counters: WindowCounters,
     /// What became of thread pools, each with its process's labels.
     pub pools: Vec<(Labels, Sum)>,
@@ -266,6 +266,7 @@ impl Window {
             type_name,
             container,
             exception,
+            message,
             owner,
             thread,
             waker_name,
@@ -278,6 +279,7 @@ impl Window {
             type_name.apply(&mut changed.type_name, limit),
             container.apply(&mut changed.container_id, limit),
             exception.apply(&mut changed.exception_type, limit),
+            message.apply(&mut changed.exception_message, limit),
             owner.apply(&mut changed.lock_owner, limit),
             thread.apply(&mut changed.thread_name, limit),
             waker_name.apply(&mut changed.waker_name, limit),

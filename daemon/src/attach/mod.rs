@@ -140,6 +140,8 @@ impl AttachError {
 pub struct Wishes {
     /// Exceptions.
     pub exceptions: bool,
+    /// What these say, which may be anything.
+    pub exception_messages: bool,
     /// Waits for locks.
     pub contention: bool,
     /// How many workers the thread pool has, and why.
@@ -152,7 +154,14 @@ pub struct Wishes {
 
 impl Default for Wishes {
     fn default() -> Self {
-        Self { exceptions: true, contention: true, thread_pool: false, allocations: true, live_objects: true }
+        Self {
+            exceptions: true,
+            exception_messages: false,
+            contention: true,
+            thread_pool: false,
+            allocations: true,
+            live_objects: true,
+        }
     }
 }
 
@@ -191,6 +200,7 @@ impl Wishes {
         let bit = |set, bit| if set { bit } else { 0 };
         bit(!self.exceptions, load::WITHOUT_EXCEPTIONS)
             | bit(!self.contention, load::WITHOUT_CONTENTION)
+            | bit(self.exception_messages, load::WITH_EXCEPTION_MESSAGES)
             | bit(self.thread_pool, load::WITH_THREAD_POOL)
             | bit(!self.allocations, load::WITHOUT_ALLOCATIONS)
             | bit(!self.live_objects, load::WITHOUT_LIVE_OBJECTS)

@@ -82,6 +82,8 @@ pub struct Recording {
     pub allocation_samples: u32,
     /// Whether runtimes are asked for exceptions; without, a program that throws many thousand a second pays nothing for it.
     pub exceptions: bool,
+    /// Whether what exceptions say is recorded, too (label `exception_message`); messages may hold anything, users' data among it.
+    pub exception_messages: bool,
     /// Whether runtimes are asked for waits for locks (`contentions`, `delay`).
     pub contention: bool,
     /// Whether runtimes are asked how many workers their thread pools have, why that changes, and how much work waits.
@@ -110,6 +112,7 @@ impl Recording {
     pub fn wishes(&self) -> Wishes {
         Wishes {
             exceptions: self.exceptions,
+            exception_messages: self.exception_messages,
             contention: self.contention,
             thread_pool: self.thread_pool,
             ..Wishes::default()
@@ -129,6 +132,7 @@ impl Default for Recording {
             live_objects: crate::source::shim::LIVE_OBJECTS,
             allocation_samples: crate::source::shim::ALLOCATION_SAMPLES,
             exceptions: true,
+            exception_messages: false,
             contention: true,
             thread_pool: false,
             ring: Bytes(8 << 20),

@@ -59,8 +59,8 @@ pub struct Only {
 const TOGETHER: [(&str, [&str; 2]); 2] =
     [("thread", ["thread_name", "thread_id"]), ("process", ["process", "pid"])];
 
-/// Beyond this frame of a wait are those of who ended it.
-const WOKEN_BY: &str = marker_name(Marker::WokenBy);
+/// Beyond these frames of a wait are those of another thread: who ended it, who held the lock.
+const EDGES: [&str; 2] = [marker_name(Marker::WokenBy), marker_name(Marker::HeldBy)];
 
 /// Most values named where one is asked for that is not there.
 const VALUES_SHOWN: usize = 20;
@@ -169,11 +169,11 @@ impl<'a> Stacks<'a> {
         })
     }
 
-    /// The same without those of who ended a wait, which stand beyond the waiting stack.
+    /// The same without those of another thread, which stand beyond a waiting stack.
     #[must_use]
     pub fn own_readable_frames(&self, sample: &Sample) -> Vec<Frame<'a>> {
         let mut frames: Vec<Frame<'a>> = self.readable_frames(sample).collect();
-        let is_edge = |frame: &Frame<'_>| frame.kind == Kind::Note && frame.name == WOKEN_BY;
+        let is_edge = |frame: &Frame<'_>| frame.kind == Kind::Note && EDGES.contains(&&*frame.name);
         if let Some(edge) = frames.iter().rposition(is_edge) {
             frames.drain(..=edge);
         }

@@ -138,9 +138,16 @@ impl Processor {
             let frames = naming::from_throw(&self.symbolizer, stacks.frames(stack));
             window.add(frames, &labels, SampleType::Exceptions, count);
         }
-        for (stack, labels, Waited { count, ns }) in lock_waits {
+        for (wait, labels, Waited { count, ns }) in lock_waits {
             let values = [(SampleType::Contentions, count), (SampleType::Delay, ns)];
-            window.add_all(stacks.frames(stack), &labels, &values);
+            let waiting = stacks.frames(wait.place.stack);
+            match wait.held_at {
+                Some(held_at) => {
+                    let frames = naming::with_owner(&self.symbolizer, waiting, stacks.frames(held_at));
+                    window.add_all(&frames, &labels, &values);
+                }
+                None => window.add_all(waiting, &labels, &values),
+            }
         }
         sort_by_share(&mut rows);
         for row in &rows {
@@ -311,7 +318,7 @@ pub struct Cut {
     /// Threads that have stopped their process for a collection.
     pausers: HashSet<ThreadId>,
     throws: Vec<(StackId, Labels, f64)>,
-    lock_waits: Vec<(StackId, Labels, Waited)>,
+    lock_waits: Vec<(LockWait, Labels, Waited)>,
     lock_events: LockEvents,
     pools: Vec<(Labels, pool::Sum)>,
     wait_chances: Chances,
@@ -388,8 +395,7 @@ impl Cut {
         let throws =
             throws.map(|(throw, n)| (throw.place.stack, throw_labels(processor, throw), n)).collect();
         let waits = waits.into_iter();
-        let lock_waits =
-            waits.map(|(wait, of)| (wait.place.stack, wait_labels(processor, wait), of)).collect();
+        let lock_waits = waits.map(|(wait, of)| (wait, wait_labels(processor, wait), of)).collect();
         let pools = processor.pools.take().into_iter();
         let mut pools: Vec<(Labels, pool::Sum)> =
             pools.map(|(region, sum)| (processor.region_labels(region, None), sum)).collect();
@@ -443,6 +449,7 @@ fn throw_labels(processor: &mut Processor, throw: Throw) -> Labels {
     let (exception_type, type_raw) = name.map_or_else(|| (OTHER.into(), None), |name| (name.shown, name.raw));
     Labels {
         exception_type: Some(exception_type),
+        exception_message: throw.message,
         type_raw,
         rethrown: Some(throw.rethrown),
         ..processor.region_labels(throw.place.region, Some(throw.place.tid))

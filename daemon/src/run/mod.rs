@@ -232,7 +232,7 @@ impl Recording {
     /// # Errors
     /// When a thread cannot be made.
     pub fn start(kernel: KernelSource, shims: ShimSource, processes: ProcessTable) -> io::Result<Self> {
-        Self::spawn(kernel, shims, Processor::new(processes), None)
+        Self::spawn(kernel, shims, Processor::new(processes).with_lock_owners(), None)
     }
 
     /// Starts both threads, for a recording that goes on from window to window and tells services apart.

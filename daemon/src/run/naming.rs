@@ -43,6 +43,16 @@ pub(super) fn with_waker(
     frames
 }
 
+/// The frames of a wait for a lock with those of where its owner was meanwhile beyond the innermost, like those of a waker.
+pub(super) fn with_owner(
+    symbolizer: &Symbolizer,
+    waiting: &[FrameKey],
+    held_at: &[FrameKey],
+) -> Vec<FrameKey> {
+    let held_at = without_own_frames(symbolizer, held_at).iter().rev().copied();
+    held_at.chain([FrameKey::Marker(Marker::HeldBy)]).chain(waiting.iter().copied()).collect()
+}
+
 /// An exception's stack from the method on that threw it. From .NET 9 on a part of the dispatch is managed code itself (`System.Runtime.EH`,
 /// src/coreclr/nativeaot/Runtime.Base of dotnet/runtime), with native helpers in between.
 pub(super) fn from_throw<'a>(symbolizer: &Symbolizer, frames: &'a [FrameKey]) -> &'a [FrameKey] {

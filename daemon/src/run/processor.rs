@@ -9,7 +9,7 @@ use super::naming;
 use crate::aggregate::chance::Chances;
 use crate::aggregate::collections::{Collections, Kind};
 use crate::aggregate::heap::Allocations;
-use crate::aggregate::incidents::{Incidents, Place};
+use crate::aggregate::incidents::{Incidents, LockWait, Place, Throw};
 use crate::aggregate::key::{Labels, PodLabels};
 use crate::aggregate::pool::Pools;
 use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
@@ -261,6 +261,13 @@ impl Processor {
     #[must_use]
     pub fn with_waker_stacks(self, waker_stacks: bool) -> Self {
         Self { waker_stacks, ..self }
+    }
+
+    /// Shows of waits for locks where the owner was meanwhile.
+    #[must_use]
+    pub fn with_lock_owners(mut self) -> Self {
+        self.threads.remember();
+        self
     }
 
     /// Has stacks say what their threads worked for, where they publish it.
@@ -871,7 +878,10 @@ impl Processor {
             ShimEvent::Exception(exception) => {
                 self.counters.exceptions += 1;
                 let place = self.place(time, pid, region, &exception.at);
-                self.incidents.thrown(place, &exception.type_name, exception.rethrown, exception.at.weight);
+                let (type_name, rethrown) = (Some(exception.type_name.as_str().into()), exception.rethrown);
+                let message = exception.message.as_deref().map(Arc::from);
+                let throw = Throw { place, type_name, message, rethrown };
+                self.incidents.thrown(throw, exception.at.weight);
             }
             ShimEvent::Contention(contention) => {
                 self.counters.contentions += 1;
@@ -881,7 +891,12 @@ impl Processor {
                 self.lock_events.note(&frames);
                 let stack = self.intern_event(frames);
                 let place = Place { region, tid: at.tid, stack };
-                self.incidents.waited(place, contention.owner, contention.waited_ns, weight);
+                let (owner, began) = (contention.owner, time.0.saturating_sub(contention.waited_ns));
+                // Of a thread of its own process: whom a process names is its own choice.
+                let held_at = owner.and_then(|tid| {
+                    self.threads.mostly_between(ThreadId { pid, tid }, MonotonicNs(began), time)
+                });
+                self.incidents.waited(LockWait { place, owner, held_at }, contention.waited_ns, weight);
             }
             ShimEvent::ObjectsDead { samples } => self.heap.dead(region, &samples),
             ShimEvent::ObjectsAlive { samples } => self.heap.alive(region, &samples),

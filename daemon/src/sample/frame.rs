@@ -86,6 +86,8 @@ pub enum Marker {
     WokenByTimer,
     /// Another interrupt did.
     WokenByInterrupt,
+    /// Inside the innermost frame of a wait for a lock: the frames beyond are those of the thread that held it, innermost first.
+    HeldBy,
     /// A thread did whose stack is not known: it is not recorded, or the stack was lost on the way.
     WakerUnknown,
 }

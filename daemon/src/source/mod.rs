@@ -172,7 +172,8 @@ impl Event {
             EventKind::Shim { event, .. } => match event {
                 ShimEvent::Allocation(allocation) => size_of::<Allocation>() + user(&allocation.user),
                 ShimEvent::Exception(exception) => {
-                    size_of::<Exception>() + exception.type_name.len() + user(&exception.at.user)
+                    let message = exception.message.as_ref().map_or(0, String::len);
+                    size_of::<Exception>() + exception.type_name.len() + message + user(&exception.at.user)
                 }
                 ShimEvent::Contention(contention) => size_of::<Contention>() + user(&contention.at.user),
                 ShimEvent::TypeName { name, module, .. } => name.len() + module.len(),
@@ -543,6 +544,8 @@ pub struct Exception {
     pub rethrown: bool,
     /// Its type.
     pub type_name: String,
+    /// What it says, where that was asked for.
+    pub message: Option<String>,
 }
 
 /// A wait for a lock that another thread held, which is over.

@@ -420,6 +420,7 @@ pub const fn marker_name(marker: Marker) -> &'static str {
         Marker::WokenBy => "[woken by]",
         Marker::WokenByTimer => "[timer]",
         Marker::WokenByInterrupt => "[interrupt]",
+        Marker::HeldBy => "[held by]",
         Marker::WakerUnknown => "[stack not known]",
     }
 }

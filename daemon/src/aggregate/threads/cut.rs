@@ -2,6 +2,7 @@
 //! so each window takes what the earlier ones have not counted; a wait in progress is sliced, and keeps its stack and its weight.
 
 use super::{Collected, Estimate, Open, Row, Thread, Threads, Waker, no_times};
+use crate::aggregate::recent::Recent;
 use crate::sample::stack::StackId;
 use crate::source::{MonotonicNs, Progress, ThreadSnapshot, ThreadTimes};
 use std::collections::HashMap;
@@ -113,7 +114,13 @@ impl Threads {
             if let (Some(open), Some((start, ..))) = (thread.open, wait)
                 && open.start == start
             {
-                next.insert(tid, Thread { id, open: Some(open.carried(carry)), ..Thread::default() });
+                let open = open.carried(carry);
+                let recent = self.remembers.then(|| {
+                    let mut recent = Recent::default();
+                    recent.seen(open.start, open.stack);
+                    Box::new(recent)
+                });
+                next.insert(tid, Thread { id, open: Some(open), recent, ..Thread::default() });
             }
             thread.slice_open_wait(*progress, times.since, before.unwrap_or_default());
             let rest = self.not_counted(times);
@@ -152,7 +159,7 @@ impl Threads {
 impl Thread {
     /// The thread in the next window.
     fn unseen(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
-        let Self { id, samples, ran_before_wait, waits, open, last_run, collected, first, unseen: _ } = self;
+        let Self { id, samples, ran_before_wait, waits, open, last_run, collected, first, .. } = self;
         let mut counts = |samples: HashMap<StackId, u64>| {
             let mut carried = HashMap::with_capacity(samples.len());
             for (stack, n) in samples {
@@ -186,6 +193,7 @@ impl Thread {
             waits: carried_waits,
             open: open.map(|open| open.carried(carry)),
             last_run: last_run.map(|(at, stack)| (at, carry(stack))),
+            recent: None,
             collected: Collected { samples: in_collections, ..collected },
             first,
             unseen: true,

@@ -47,6 +47,8 @@ const TYPES_BYTES: usize = 8 << 20;
 const THREAD_NAME_CHARS: usize = 128;
 /// Characters of an exception's type that are kept.
 const TYPE_NAME_CHARS: usize = 256;
+/// The same of what an exception says.
+const MESSAGE_CHARS: usize = 200;
 /// Events may wait in the ring while the daemon is busy, but not longer than this.
 const OLDEST_NS: u64 = 60_000_000_000;
 const QUESTIONS_AT_ONCE: usize = 512;
@@ -477,6 +479,7 @@ impl Decoder<'_> {
                 at: runtime_sample(&head.at, stack, thread(record.tid), MonotonicNs(told.min(time))),
                 rethrown: head.rethrown,
                 type_name: head.type_name.chars().take(TYPE_NAME_CHARS).collect(),
+                message: head.message.map(|message| message.chars().take(MESSAGE_CHARS).collect()),
             })),
             Body::Contention(head, stack) => ShimEvent::Contention(Box::new(Contention {
                 at: runtime_sample(&head.at, stack, thread(record.tid), MonotonicNs(told.min(time))),

@@ -20,7 +20,8 @@ namespace Incidents
         {
             Workload.On("throw", Throw);
             Workload.On("throw-many", ThrowMany);
-            Workload.On("contend", Contend);
+            Workload.On("contend", () => Contend(asleep: false));
+            Workload.On("contend-asleep", () => Contend(asleep: true));
             Workload.Ready();
             Workload.WaitForStop();
             Workload.Truth("waited_ns", waited * (1e9 / Stopwatch.Frequency));
@@ -66,10 +67,10 @@ namespace Incidents
         static int Frequent() { throw new FrequentException(); }
 
         // Ten times another thread takes the lock, and lets go of it 20 ms after this one has begun to wait.
-        static void Contend()
+        static void Contend(bool asleep)
         {
             var waiter = Thread.CurrentThread;
-            var owner = new Thread(() => Own(waiter)) { Name = "lock-owner" };
+            var owner = new Thread(() => Own(waiter, asleep)) { Name = "lock-owner" };
             turn = 0;
             owner.Start();
             for (int i = 1; i <= 10; i++)
@@ -92,7 +93,7 @@ namespace Incidents
                 waited += Stopwatch.GetTimestamp() - began;
         }
 
-        static void Own(Thread waiter)
+        static void Own(Thread waiter, bool asleep)
         {
             for (int i = 1; i <= 10; i++)
             {
@@ -101,13 +102,28 @@ namespace Incidents
                     turn = 2 * i - 1;
                     while ((waiter.ThreadState & System.Threading.ThreadState.WaitSleepJoin) == 0)
                         Thread.Yield();
-                    long began = Stopwatch.GetTimestamp();
-                    while (Stopwatch.GetTimestamp() - began < Stopwatch.Frequency / 50)
-                        Thread.Yield();
+                    if (asleep)
+                        HoldAsleep();
+                    else
+                        Hold();
                 }
                 while (turn != 2 * i)
                     Thread.Yield();
             }
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Hold()
+        {
+            long began = Stopwatch.GetTimestamp();
+            while (Stopwatch.GetTimestamp() - began < Stopwatch.Frequency / 50)
+                Thread.Yield();
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void HoldAsleep()
+        {
+            Thread.Sleep(20);
         }
     }
 }
