@@ -1,6 +1,7 @@
 //! A survey as text: types, roots, and what holds the largest types.
 
 use super::dominators::Dominated;
+use super::graph::NoGraph;
 use super::paths::{Node, Paths, Step};
 use super::walk::{RootKind, Survey};
 use crate::report::units::{grouped, human, percent};
@@ -70,7 +71,20 @@ fn types(survey: &Survey, findings: &Findings, rows: usize, text: &mut String) -
     let found = |number: u32| survey.types.get(number as usize);
     order.sort_by_key(|&number| (std::cmp::Reverse(found(number).map_or(0, |found| found.bytes)), number));
     let (objects, all) = (survey.objects(), survey.bytes());
-    writeln!(text, "{} in {} objects of {} types", bytes(all), count(objects), order.len()).ok();
+    let sum = format!("{} in {} objects of {} types", bytes(all), count(objects), order.len());
+    match &survey.graph {
+        Err(NoGraph::Lost { lost }) => {
+            writeln!(
+                text,
+                "NOT ALL of the heap, {} events of the walk are missing: at least {sum}",
+                count(*lost)
+            )
+            .ok();
+        }
+        _ => {
+            writeln!(text, "{sum}").ok();
+        }
+    }
     let dominated = findings.dominated.as_ref();
     let head = if dominated.is_some() { "dominated" } else { "" };
     writeln!(text, "\n{:>10} {:>6} {:>14} {head:>10}  type", "bytes", "", "objects").ok();
