@@ -231,7 +231,7 @@ impl Instance {
             // Of workers that begin, wait and end, and of other threads: they come with the keyword.
             50..=71 | 85..=89 => return,
             // Another one's: exact mode has chosen others.
-            10 | 303 if self.has_told() => return,
+            10 | 303 if self.is_guest() => return,
             10 if !sampled_mode => {
                 tick(payload, version).map(|sample| self.on_allocation(&sample, registers))
             }

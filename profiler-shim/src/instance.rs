@@ -66,8 +66,8 @@ pub struct Instance {
     pub(crate) runtime: AtomicU64,
     /// What the recorder wishes to hear (`profiler_protocol::load`).
     wishes: AtomicU64,
-    /// 1 when exact mode, in the same process, chooses the allocations to be told of.
-    told: AtomicU32,
+    /// 1 when it is a guest of exact mode (`com/exact.rs`), which chooses the allocations to be told of, says which callbacks it wants, and never leaves.
+    guest: AtomicU32,
     /// 1 while the runtime tells of each large object by itself.
     told_of_large: AtomicU32,
     /// EventPipe session, 0 for none. Changed by Initialize, and then by the service thread and those it waits for.
@@ -152,13 +152,13 @@ impl Instance {
         self.wishes() & (WITHOUT_ALLOCATIONS | WITHOUT_LIVE_OBJECTS) == 0
     }
 
-    /// From here on exact mode chooses the allocations that are told of.
-    pub fn is_told(&self) {
-        self.told.store(1, Ordering::Relaxed);
+    /// It is a guest of exact mode.
+    pub fn become_guest(&self) {
+        self.guest.store(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn has_told(&self) -> bool {
-        self.told.load(Ordering::Relaxed) != 0
+    pub(crate) fn is_guest(&self) -> bool {
+        self.guest.load(Ordering::Relaxed) != 0
     }
 
     /// True while the runtime tells of each large object by itself; then events about such objects say nothing new.
@@ -171,10 +171,15 @@ impl Instance {
         // First, so that an object whose event comes just before it is asked is not told of twice.
         self.told_of_large.store(u32::from(wanted), Ordering::Relaxed);
         let mask = if wanted { Mask::OURS_AND_LARGE } else { Mask::OURS };
-        if info.set_mask(mask).is_err() {
+        if self.set_mask(info, mask).is_err() {
             self.told_of_large.store(0, Ordering::Relaxed);
             self.count(Counter::RuntimeRefusals);
         }
+    }
+
+    /// Says which callbacks it wants, unless exact mode has said so.
+    pub(crate) fn set_mask(&self, info: Info, mask: Mask) -> Result<(), i32> {
+        if self.is_guest() { Ok(()) } else { info.set_mask(mask) }
     }
 
     /// Where the instance's random choices begin.
@@ -227,7 +232,7 @@ impl Instance {
         self.info_level.store(info.level(), Ordering::Relaxed);
         // Release: pairs with the acquire in `info`; the level is set before.
         self.info.store(info.address(), Ordering::Release);
-        info.set_mask(Mask::OURS)?;
+        self.set_mask(info, Mask::OURS)?;
         if attached {
             // Unloads before this went unseen.
             self.code.on_unload(syscall::now_ns());
@@ -255,7 +260,7 @@ impl Instance {
     pub fn give_up(&self, info: Info) {
         self.set_listening(false);
         self.stop_session(info);
-        if info.set_mask(Mask::NONE).is_err() {
+        if self.set_mask(info, Mask::NONE).is_err() {
             self.count(Counter::RuntimeRefusals);
         }
         // Callbacks that began before may still make handles.
@@ -285,12 +290,12 @@ impl Instance {
             | unless(WITHOUT_EXCEPTIONS, KEYWORD_EXCEPTION)
             | if wishes & WITH_THREAD_POOL == 0 { 0 } else { KEYWORD_THREADING };
         let (keywords, level) = match () {
-            () if self.has_told() || wishes & WITHOUT_ALLOCATIONS != 0 => (keywords, 4),
+            () if self.is_guest() || wishes & WITHOUT_ALLOCATIONS != 0 => (keywords, 4),
             () if sampled => (keywords | KEYWORD_ALLOCATION_SAMPLED, 4),
             () => (keywords, 5),
         };
         // Before the session: of its events those of large objects are passed over from the first on.
-        let large = !self.has_told() && wishes & WITHOUT_ALLOCATIONS == 0;
+        let large = !self.is_guest() && wishes & WITHOUT_ALLOCATIONS == 0;
         self.ask_for_large(info, large);
         match info.start_session(keywords, level, wishes & WITH_THREAD_POOL != 0) {
             Ok(session) => {
@@ -565,7 +570,8 @@ impl Instance {
         self.set_listening(false);
         self.region.set_state(State::Gone);
         self.guard.alive.store(0, Ordering::Release);
-        if let Some(info) = self.info() {
+        // Exact mode's interface is exact mode's.
+        if let Some(info) = self.info().filter(|_| !self.is_guest()) {
             info.release();
         }
     }

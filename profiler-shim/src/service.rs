@@ -388,7 +388,7 @@ impl Service<'_> {
         self.quiet();
         // No thread was to be had: then here. This one has no more questions.
         self.instance.stop_session(self.info);
-        if self.info.set_mask(Mask::NONE).is_err() {
+        if self.instance.set_mask(self.info, Mask::NONE).is_err() {
             self.instance.count(Counter::RuntimeRefusals);
         }
         // An allocation callback that was under way may have made a handle since, or be about to.
@@ -400,13 +400,18 @@ impl Service<'_> {
         }
         self.release_handles();
         self.instance.send(Body::Bye);
+        if self.instance.is_guest() {
+            // The runtime does not know of it, and the library stays with exact mode. It is called no more once it is not alive.
+            self.instance.on_detached();
+            return true;
+        }
         // The runtime unloads the library some 0.3 s later, once no callback is on a stack, and tells us before; there this thread is
         // joined (`profiler_detach_succeeded`).
         match self.info.request_detach(1) {
             Ok(()) => true,
             Err(_) => {
                 self.instance.count(Counter::RuntimeRefusals);
-                if self.info.set_mask(Mask::OURS).is_err() {
+                if self.instance.set_mask(self.info, Mask::OURS).is_err() {
                     self.instance.count(Counter::RuntimeRefusals);
                 }
                 // Unloads have gone unseen.

@@ -66,6 +66,10 @@ unsafe fn start(this: *mut c_void, unknown: *mut c_void, client_data: Option<&[u
         Some(data) => owner_in_client_data(data),
         None => info.owner_in_environment(),
     };
+    if client_data.is_none() && exact::takes_in(object, owner) {
+        info.release();
+        return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
+    }
     if object.instance.set_up(info, owner, client_data.is_some()).is_err() {
         info.release();
         return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
@@ -73,9 +77,6 @@ unsafe fn start(this: *mut c_void, unknown: *mut c_void, client_data: Option<&[u
     if client_data.is_some() {
         // The service thread starts the session: that takes tens of milliseconds of managed code, and re-enters.
         return S_OK;
-    }
-    if exact::is_told_by(object) {
-        object.instance.is_told();
     }
     object.instance.set_listening(true);
     object.instance.start_session(info);

@@ -1,6 +1,11 @@
 //! The profiler of exact mode as a COM object: its table of callbacks, and thunks that turn raw arguments into safe ones. It lives as long as
 //! the process: the runtime lets no profiler go that sees allocations (0x80131372).
+//!
+//! It has a guest, the profiler that tells of names, events and chosen objects: the runtime was to load that beside it as a notification-only one, and is told
+//! that it does not want to be. For each object the runtime goes through all its 32 places for such profilers as soon as one of them is taken
+//! (`ProfControlBlock::DoProfilerCallback`, inc/profilepriv.inl): a sixth of all that exact mode cost on .NET 10. What the guest would be called for is passed on to it here.
 
+use super::callback;
 use super::guid::{CALLBACKS, Guid};
 use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, E_FAIL, S_OK};
 use super::info::Info;
@@ -21,9 +26,10 @@ struct ExactObject {
     exact: Exact,
 }
 
-/// The notification profiler that tells of chosen objects: its address, [`WANTED`] once exact mode counts, 0 without it.
-static TELLER: AtomicUsize = AtomicUsize::new(0);
-const WANTED: usize = 1;
+/// Address of the object of exact mode, once it counts; 0 before, and without it.
+static HOST: AtomicUsize = AtomicUsize::new(0);
+/// Address of its guest, 0 without one.
+static GUEST: AtomicUsize = AtomicUsize::new(0);
 
 /// COR_PRF_GC_INDUCED.
 const INDUCED: u32 = 1;
@@ -35,20 +41,24 @@ static TABLE: Vtable = {
     slots[2] = not_counted as *const ();
     slots[3] = initialize as *const ();
     slots[4] = shutdown as *const ();
-    slots[15] = module_unloads as *const ();
-    slots[16] = module_unloads as *const ();
+    slots[15] = module_unload_started as *const ();
+    slots[16] = module_unload_finished as *const ();
+    slots[30] = thread_destroyed as *const ();
+    slots[31] = thread_assigned_to_os_thread as *const ();
     slots[42] = runtime_suspend_started as *const ();
     slots[46] = runtime_resume_finished as *const ();
     slots[50] = object_allocated as *const ();
     // ObjectsAllocatedByClass: what it tells is known better.
     slots[51] = refused as *const ();
     slots[52] = object_references as *const ();
+    slots[72] = thread_name_changed as *const ();
     slots[73] = garbage_collection_started as *const ();
     slots[75] = garbage_collection_finished as *const ();
     slots[76] = finalizeable_object_queued as *const ();
     slots[77] = root_references2 as *const ();
     slots[87] = moved_references2 as *const ();
     slots[88] = surviving_references2 as *const ();
+    slots[94] = dynamic_method_unloaded as *const ();
     slots[95] = event_pipe_event_delivered as *const ();
     Vtable::new(slots)
 };
@@ -70,6 +80,25 @@ unsafe fn exact<'a>(this: *mut c_void) -> &'a Exact {
     // SAFETY: the caller's promise; it is never freed, and all that changes in it is atomic.
     let object = unsafe { &*this.cast::<ExactObject>() };
     &object.exact
+}
+
+/// The guest, if there is one by now.
+#[inline]
+fn guest() -> Option<*mut c_void> {
+    // Acquire: pairs with the release in `takes_in`.
+    let guest = GUEST.load(Ordering::Acquire);
+    (guest != 0).then_some(guest as *mut c_void)
+}
+
+/// Calls the guest's callback of that name.
+macro_rules! pass_on {
+    ($callback:ident($($argument:expr),*)) => {
+        match guest() {
+            // SAFETY: an object of which a reference is held for ever (`takes_in`); the arguments are the runtime's.
+            Some(guest) => unsafe { callback::$callback(guest $(, $argument)*) },
+            None => S_OK,
+        }
+    };
 }
 
 pub(super) unsafe extern "C" fn query_interface(
@@ -99,7 +128,8 @@ unsafe extern "C" fn initialize(this: *mut c_void, unknown: *mut c_void) -> i32 
         info.release();
         return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
     }
-    TELLER.store(WANTED, Ordering::Release);
+    // Release: pairs with the acquire in `takes_in`.
+    HOST.store(this.addr(), Ordering::Release);
     // SAFETY: as above.
     unsafe { exact(this) }.start_session();
     // Never joined: it ends with the process. Without it lifetimes in time are 0, and counts of a process that is killed end with its last
@@ -112,13 +142,35 @@ unsafe extern "C" fn initialize(this: *mut c_void, unknown: *mut c_void) -> i32 
 unsafe extern "C" fn shutdown(this: *mut c_void) -> i32 {
     // SAFETY: `this` is the object it was called on.
     unsafe { exact(this) }.end();
-    S_OK
+    pass_on!(shutdown())
 }
 
-unsafe extern "C" fn module_unloads(this: *mut c_void) -> i32 {
+unsafe extern "C" fn module_unload_started(this: *mut c_void, module: usize) -> i32 {
     // SAFETY: `this` is the object it was called on.
     unsafe { exact(this) }.module_unloads();
-    S_OK
+    pass_on!(module_unload_started(module))
+}
+
+unsafe extern "C" fn module_unload_finished(this: *mut c_void, module: usize, status: i32) -> i32 {
+    // SAFETY: `this` is the object it was called on.
+    unsafe { exact(this) }.module_unloads();
+    pass_on!(module_unload_finished(module, status))
+}
+
+unsafe extern "C" fn dynamic_method_unloaded(_: *mut c_void, function: usize) -> i32 {
+    pass_on!(dynamic_method_unloaded(function))
+}
+
+unsafe extern "C" fn thread_destroyed(_: *mut c_void, thread: usize) -> i32 {
+    pass_on!(thread_destroyed(thread))
+}
+
+unsafe extern "C" fn thread_assigned_to_os_thread(_: *mut c_void, thread: usize, os_thread: u32) -> i32 {
+    pass_on!(thread_assigned_to_os_thread(thread, os_thread))
+}
+
+unsafe extern "C" fn thread_name_changed(_: *mut c_void, thread: usize, count: u32, name: *const u16) -> i32 {
+    pass_on!(thread_name_changed(thread, count, name))
 }
 
 unsafe extern "C" fn runtime_suspend_started(this: *mut c_void, _reason: i32) -> i32 {
@@ -156,16 +208,13 @@ fn note(exact: &Exact, object: usize, class: usize) {
     }
 }
 
-/// Has the teller, if there is one by now, tell of an object that this thread has just allocated.
+/// Has the guest, if there is one by now, tell of an object that this thread has just allocated.
 #[cold]
 #[inline(never)]
 fn tell(allocated: usize, class: usize, bytes: u64) {
-    let teller = TELLER.load(Ordering::Acquire);
-    if teller <= WANTED {
-        return;
-    }
-    // SAFETY: `is_told_by` took a reference, which is never given back.
-    let instance = &unsafe { object(teller as *mut c_void) }.instance;
+    let Some(guest) = guest() else { return };
+    // SAFETY: `takes_in` took a reference, which is never given back.
+    let instance = &unsafe { object(guest) }.instance;
     if instance.is_listening() {
         let mut registers = Registers::default();
         machine::capture(&mut registers);
@@ -173,37 +222,52 @@ fn tell(allocated: usize, class: usize, bytes: u64) {
     }
 }
 
-/// Makes a notification profiler that is loaded beside exact mode tell of the objects that are chosen here, instead of those that the runtime
-/// would choose: that would cost each object more than all that is done here. False without exact mode, or when there is a teller already.
-pub(super) fn is_told_by(teller: &Object) -> bool {
-    let this = (&raw const *teller).addr();
-    // Release: pairs with the acquire in `tell`.
-    let taken = TELLER.compare_exchange(WANTED, this, Ordering::Release, Ordering::Relaxed).is_ok();
-    if taken {
-        // For ever: threads that allocate may be on their way to it whenever it leaves.
-        teller.add_ref();
+/// Takes in a profiler that the runtime is about to load beside exact mode: it is called from here on, by way of the runtime's interface for exact mode, and
+/// tells of the objects that are chosen here instead of those that the runtime would choose, which would cost each object more than all that is done
+/// here. False without exact mode, or when there is a guest already. If true the runtime is to be told that it is not wanted.
+pub(super) fn takes_in(wanted: &Object, owner: u64) -> bool {
+    // Acquire: pairs with the release in `initialize`.
+    let host = HOST.load(Ordering::Acquire);
+    if host == 0 || GUEST.load(Ordering::Relaxed) != 0 {
+        return false;
     }
-    taken
+    // SAFETY: from `initialize`; the object lives as long as the process.
+    let Some(info) = unsafe { exact(host as *mut c_void) }.info() else { return false };
+    wanted.instance.become_guest();
+    if wanted.instance.set_up(info, owner, false).is_err() {
+        return false;
+    }
+    // For ever: threads may be on their way to it whenever it leaves.
+    wanted.add_ref();
+    // Release: pairs with the acquire in `guest`; what it needs is set up. The runtime loads profilers one after the other.
+    GUEST.store((&raw const *wanted).addr(), Ordering::Release);
+    wanted.instance.set_listening(true);
+    wanted.instance.start_session(info);
+    if !wanted.start_thread() {
+        wanted.instance.give_up(info);
+        wanted.instance.on_detached();
+    }
+    true
 }
 
 unsafe extern "C" fn garbage_collection_started(
     this: *mut c_void,
     count: i32,
-    collected: *const i32,
+    flags: *const i32,
     reason: u32,
 ) -> i32 {
     // SAFETY: a BOOL for each of `count` generations.
-    let collected = unsafe { slice(collected, u32::try_from(count).unwrap_or(0)) };
+    let collected = unsafe { slice(flags, u32::try_from(count).unwrap_or(0)) };
     let highest = collected.iter().take(3).rposition(|c| *c != 0).unwrap_or(0);
     // SAFETY: `this` is the object it was called on.
     unsafe { exact(this) }.collection_starts(highest as u8, reason == INDUCED);
-    S_OK
+    pass_on!(garbage_collection_started(count, flags, reason))
 }
 
 unsafe extern "C" fn garbage_collection_finished(this: *mut c_void) -> i32 {
     // SAFETY: `this` is the object it was called on.
     unsafe { exact(this) }.collection_ends();
-    S_OK
+    pass_on!(garbage_collection_finished())
 }
 
 unsafe extern "C" fn finalizeable_object_queued(this: *mut c_void, _flags: u32, object: usize) -> i32 {
@@ -284,15 +348,33 @@ unsafe extern "C" fn event_pipe_event_delivered(
     this: *mut c_void,
     provider: usize,
     id: u32,
-    _version: u32,
-    _metadata_bytes: u32,
-    _metadata: *const u8,
+    version: u32,
+    metadata_bytes: u32,
+    metadata: *const u8,
     bytes: u32,
     data: *const u8,
+    activity: *const Guid,
+    related: *const Guid,
+    thread: usize,
+    frame_count: u32,
+    frames: *const usize,
 ) -> i32 {
-    // SAFETY: `bytes` bytes at `data`, or null. The arguments behind it are not looked at, and it is the caller who cleans up.
-    let data = unsafe { slice(data, bytes) };
+    // SAFETY: `bytes` bytes at `data`, or null.
+    let payload = unsafe { slice(data, bytes) };
     // SAFETY: `this` is the object it was called on.
-    unsafe { exact(this) }.event(provider, id, data);
-    S_OK
+    unsafe { exact(this) }.event(provider, id, payload);
+    pass_on!(event_pipe_event_delivered(
+        provider,
+        id,
+        version,
+        metadata_bytes,
+        metadata,
+        bytes,
+        data,
+        activity,
+        related,
+        thread,
+        frame_count,
+        frames
+    ))
 }

@@ -61,12 +61,13 @@ impl Mask {
     pub const OURS: Self = Self { low: 0x4 | 0x200, high: 0x4 | 0x10 | 0x80 };
     /// The same, and LARGEOBJECT_ALLOCATED, for which the same is true.
     pub const OURS_AND_LARGE: Self = Self { low: Self::OURS.low, high: Self::OURS.high | 0x40 };
-    /// For a main profiler at the start of the process: MODULE_LOADS, GC, OBJECT_ALLOCATED and what that needs (ENABLE_OBJECT_ALLOCATED), SUSPENDS;
-    /// BASIC_GC, EVENT_PIPE. GC turns background collections off for good (vm/profilinghelper.cpp).
+    /// For a main profiler at the start of the process: all of ours, for its guest (`com/exact.rs`), GC, OBJECT_ALLOCATED and what that needs
+    /// (ENABLE_OBJECT_ALLOCATED), SUSPENDS. GC turns background collections off for good (vm/profilinghelper.cpp).
     pub const EXACT: Self =
         Self { low: Self::EXACT_WITHOUT_GC.low | 0x80, high: Self::EXACT_WITHOUT_GC.high };
     /// The same while nobody needs to hear of survivors.
-    pub const EXACT_WITHOUT_GC: Self = Self { low: 0x4 | 0x100 | 0x80_0000 | 0x1_0000, high: 0x10 | 0x80 };
+    pub const EXACT_WITHOUT_GC: Self =
+        Self { low: Self::OURS.low | 0x100 | 0x80_0000 | 0x1_0000, high: Self::OURS.high };
     /// No callbacks.
     pub const NONE: Self = Self { low: 0, high: 0 };
 }

@@ -170,7 +170,8 @@ impl Exact {
         false
     }
 
-    fn info(&self) -> Option<Info> {
+    /// The runtime's interface; `None` before it is set up.
+    pub fn info(&self) -> Option<Info> {
         Info::from_address(self.info.load(Ordering::Acquire), self.info_level.load(Ordering::Relaxed))
     }
 
