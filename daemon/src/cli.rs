@@ -219,7 +219,7 @@ pub struct Record {
     #[arg(long)]
     pub no_attach: bool,
     /// Count every object of CMD and its .NET children: allocations, survivors of each collection, promotions, lifetimes per type. The profile's
-    /// allocations are exact then, and FILE.exact.json, which `report --exact` prints, has the rest. CMD runs up to 15 times slower
+    /// allocations are exact then, and FILE.exact.json, which `report --exact` prints, has the rest. CMD runs up to 10 times slower
     /// where it allocates much, without background collections, and must not have a profiler of its own (an APM agent's).
     #[arg(long, requires = "command", conflicts_with = "no_attach")]
     pub exact: bool,
