@@ -110,6 +110,13 @@ impl<'a> Region<'a> {
         self.load(EVENT_TAIL_AT, Ordering::Relaxed)
     }
 
+    /// Units in use, at most all of them, whatever the consumer says. For a guess how full it is, since it changes meanwhile.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        let units = self.geometry.units;
+        units.wrapping_sub(free(self.reserved(), self.consumed(), units))
+    }
+
     pub(crate) fn word(&self, offset: u64) -> Option<&'a AtomicU64> {
         usize::try_from(offset >> 3).ok().and_then(|i| self.words.get(i))
     }

@@ -37,6 +37,15 @@ const DRAIN_LOOKS: u32 = 200;
 /// Between two tries to start or end a session when the first did not work.
 const RETRY_NS: u64 = 1_000_000_000;
 
+/// So much of the ring, in eighths, is in use when its reader is called: it comes by itself in time while no more than that is written between two rounds of its.
+const CALL_AT: u64 = 3;
+
+/// Calls the reader of the ring, by giving this thread its name: the kernel tells perf's listeners of each name that a thread is given, also of the one it has
+/// (PERF_RECORD_COMM; `__set_task_comm`, fs/exec.c), and whoever records processes listens.
+fn ring() {
+    syscall::name_thread(c"perfusion-shim");
+}
+
 /// What the loop does next.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
@@ -64,7 +73,7 @@ struct Service<'a> {
 
 /// The thread's whole life. Returns when the process ends or the detach is under way.
 pub fn run(instance: &Instance) {
-    syscall::name_thread(c"perfusion-shim");
+    ring();
     let Some(info) = instance.info() else { return };
     let mut service = Service {
         instance,
@@ -201,6 +210,9 @@ impl Service<'_> {
         if self.instance.is_listening() {
             self.instance.tell_untold();
             self.instance.keep_live_set(self.info);
+            if self.instance.region().used() >= self.instance.region().geometry().units / 8 * CALL_AT {
+                ring();
+            }
         }
         self.answer_requests()
     }
@@ -346,6 +358,7 @@ impl Service<'_> {
     fn farewell(&mut self) {
         let began_ns = syscall::now_ns();
         let until = began_ns.saturating_add(LAST_QUESTIONS_NS);
+        ring();
         let (mut marks, mut mark, mut quiet_since) = (0, None, began_ns);
         // A seccomp filter may deny the clock: then the number of looks ends it.
         for _ in 0..LAST_QUESTIONS_NS / LAST_PAUSE_NS {

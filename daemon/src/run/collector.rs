@@ -2,6 +2,8 @@
 //! processor: when too much is on its way it holds what it has, drains no more, and the rings count what they drop.
 
 use super::backlog::Backlog;
+use super::commands::Inbox;
+use super::pace::{Due, Found, Pace};
 use super::processor::NameRequest;
 use super::pulse::Pulse;
 use crate::attach::Wishes;
@@ -11,22 +13,11 @@ use crate::source::order::Order;
 use crate::source::shim::{ShimLimits, ShimLook, ShimSource};
 use crate::source::{Event, MonotonicNs, Rates, ThreadSnapshot};
 use std::collections::{HashMap, VecDeque};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError};
-use std::time::{Duration, Instant, SystemTime};
-
-/// Time between rounds, while shims say little and after a round in which they said much. The BPF ring holds about a second of samples, a
-/// shim's ring some hundred allocations.
-const ROUND: Duration = Duration::from_millis(20);
-const QUICK_ROUND: Duration = Duration::from_millis(5);
-/// Events of shims that make a round one in which they said much: as allocations of one process they fill an eighth of its ring.
-const MANY_EVENTS: usize = 50;
+use std::sync::mpsc::{SyncSender, TryRecvError, TrySendError};
+use std::time::{Instant, SystemTime};
 
 /// Rounds in which the shims' last words are read at the end, at most: each takes a bounded number of bytes.
 const LAST_ROUNDS: usize = 16;
-
-/// After an answer that was withheld, rounds are quick for this long: its code is asked about again when it is seen again, and the sooner
-/// that is, the rarer something is unloaded in between.
-const WITHHELD: Duration = Duration::from_millis(200);
 
 /// What the collector is told to do.
 #[derive(Debug)]
@@ -105,11 +96,10 @@ pub struct Collector {
     held: VecDeque<Batch>,
     backlog: Backlog,
     paused_rounds: u64,
-    /// When a shim last withheld an answer.
-    withheld: Option<Instant>,
+    pace: Pace,
     finishes: bool,
     out: SyncSender<Batch>,
-    commands: Receiver<Command>,
+    commands: Inbox,
     /// When the last thread was looked at for a cut whose events are still on their way.
     cut_until: Option<MonotonicNs>,
     /// A cut that was asked for meanwhile, with its rates: it follows.
@@ -125,7 +115,7 @@ impl Collector {
         shims: ShimSource,
         backlog: Backlog,
         out: SyncSender<Batch>,
-        commands: Receiver<Command>,
+        commands: Inbox,
         pulse: Pulse,
     ) -> Self {
         Self {
@@ -135,7 +125,7 @@ impl Collector {
             held: VecDeque::new(),
             backlog,
             paused_rounds: 0,
-            withheld: None,
+            pace: Pace::new(Instant::now()),
             finishes: false,
             out,
             commands,
@@ -149,12 +139,13 @@ impl Collector {
     pub fn run(mut self) {
         loop {
             self.pulse.beat();
-            let mut said = 0;
+            let mut found = Found::default();
             if self.backlog.is_full() {
                 self.paused_rounds += 1;
                 self.shims.beat();
+                self.pace.news(Instant::now());
             } else {
-                said = self.round();
+                found = self.round();
             }
             if self.finishes {
                 return self.finish();
@@ -162,68 +153,91 @@ impl Collector {
             if !self.pass_on() {
                 return;
             }
-            let hurry = said >= MANY_EVENTS
-                || self.withheld.is_some_and(|at| at.elapsed() < WITHHELD)
-                || self.shims.is_waited_for();
+            let due = self.pace.next(found, Instant::now());
             // Nobody listens any more: the recording was given up.
-            if self.obey(if hurry { QUICK_ROUND } else { ROUND }).is_err() {
+            if self.obey(due).is_err() {
                 return;
             }
         }
     }
 
     /// Takes commands until the next round is due. An error means that the other side is gone.
-    fn obey(&mut self, pause: Duration) -> Result<(), TryRecvError> {
-        let next = Instant::now() + pause;
+    fn obey(&mut self, due: Due) -> Result<(), TryRecvError> {
+        let began = Instant::now();
+        let (soonest, mut latest) = (began + due.soonest, began + due.latest);
         loop {
-            let left = next.saturating_duration_since(Instant::now());
-            match self.commands.recv_timeout(left) {
-                Ok(Command::Ask(requests)) => {
-                    for NameRequest { pid, address, seen } in requests {
-                        self.shims.ask(pid, address, seen);
+            match self.commands.next() {
+                Ok(command) => {
+                    if self.carry_out(command) {
+                        self.pace.news(Instant::now());
+                        latest = soonest;
                     }
-                    self.shims.send_questions();
                 }
-                Ok(Command::Watch(pid)) => self.shims.watch(pid),
-                Ok(Command::Leave(pid)) => self.shims.leave(pid),
-                Ok(Command::Wish(pid, wishes, names)) => self.shims.wish(pid, wishes, names),
-                Ok(Command::Cut(rates)) => self.cut(rates),
-                Ok(Command::Cgroups(cgroups)) => self.select(cgroups),
-                Ok(Command::Look(answer)) => {
-                    // Fails only when nobody waits for the answer any more.
-                    answer.try_send(self.look()).ok();
+                Err(TryRecvError::Disconnected) => return Err(TryRecvError::Disconnected),
+                // Before that, perf's records are of no interest.
+                Err(TryRecvError::Empty) if Instant::now() < soonest => {
+                    self.commands.wait(None, soonest);
                 }
-                Ok(Command::CloseKernel) => self.close_kernel(),
-                Ok(Command::Finish) => self.finishes = true,
-                Err(RecvTimeoutError::Timeout) => return Ok(()),
-                Err(RecvTimeoutError::Disconnected) => return Err(TryRecvError::Disconnected),
+                Err(TryRecvError::Empty) => {
+                    let bell = self.kernel.as_ref().map(KernelSource::bell);
+                    if Instant::now() >= latest || self.commands.wait(bell, latest) {
+                        return Ok(());
+                    }
+                }
             }
             // Whoever asks without end does not keep the rings from being drained.
-            if Instant::now() >= next {
+            if Instant::now() >= latest {
                 return Ok(());
             }
         }
     }
 
-    /// Drains all sources once; answers how many events there were of shims.
-    fn round(&mut self) -> usize {
+    /// Answers whether something may follow that should be seen soon.
+    fn carry_out(&mut self, command: Command) -> bool {
+        match command {
+            Command::Ask(requests) => {
+                for NameRequest { pid, address, seen } in requests {
+                    self.shims.ask(pid, address, seen);
+                }
+                self.shims.send_questions();
+                // They are on their way, and the answers are in no hurry.
+                return false;
+            }
+            Command::Watch(pid) => self.shims.watch(pid),
+            Command::Leave(pid) => self.shims.leave(pid),
+            Command::Wish(pid, wishes, names) => self.shims.wish(pid, wishes, names),
+            Command::Cut(rates) => self.cut(rates),
+            Command::Cgroups(cgroups) => self.select(cgroups),
+            Command::Look(answer) => {
+                // Fails only when nobody waits for the answer any more.
+                answer.try_send(self.look()).ok();
+                return false;
+            }
+            Command::CloseKernel => self.close_kernel(),
+            Command::Finish => self.finishes = true,
+        }
+        true
+    }
+
+    /// Drains all sources once.
+    fn round(&mut self) -> Found {
         let start = MonotonicNs::now();
+        let mut found = Found::default();
         let (order, shims) = (&mut self.order, &mut self.shims);
         if let Some(kernel) = &mut self.kernel {
             kernel.drain(&mut |event| {
+                found.change |= event.is_change();
                 shims.observe(&event);
                 order.push(event);
             });
+            found.kernel = kernel.filled();
         }
-        let (mut said, mut withheld) = (0, false);
         shims.drain(&mut |event| {
-            said += 1;
-            withheld |= event.is_withheld();
+            found.change |= event.is_change();
+            found.withheld |= event.is_withheld();
             order.push(event);
         });
-        if withheld {
-            self.withheld = Some(Instant::now());
-        }
+        (found.shims, found.waited_for) = (shims.fullest(), shims.is_waited_for());
         let mut events = Vec::new();
         self.order.end_round(start, &mut events);
         if !events.is_empty() {
@@ -236,7 +250,7 @@ impl Collector {
                 self.cut(next);
             }
         }
-        said
+        found
     }
 
     fn select(&mut self, cgroups: HashMap<u64, u32>) {

@@ -4,6 +4,7 @@
 mod asked;
 pub mod backlog;
 pub mod collector;
+mod commands;
 pub mod counters;
 pub mod cut;
 mod effort;
@@ -11,6 +12,7 @@ mod former;
 pub mod loss;
 pub mod names;
 mod naming;
+mod pace;
 pub mod processor;
 pub mod pulse;
 pub(crate) mod trim;
@@ -28,6 +30,7 @@ use crate::source::shim::ShimSource;
 use crate::source::{MonotonicNs, Rates, ThreadSnapshot};
 use backlog::Backlog;
 use collector::{Batch, Collector, Command, KernelTotals, Look};
+use commands::Commands;
 use cut::Cut;
 use processor::Processor;
 use pulse::{Pulse, Watch};
@@ -42,6 +45,9 @@ use std::time::{Duration, Instant, SystemTime};
 const BATCHES: usize = 256;
 /// Commands on their way to the collector, which takes all of them every round.
 const COMMANDS: usize = 1_024;
+/// How long the processor waits for a batch, while the recording goes on, and while names are waited for.
+const PAUSE: Duration = Duration::from_millis(100);
+const SHORT_PAUSE: Duration = Duration::from_millis(20);
 /// Answers about the processes that may be asked for at once.
 const MOST_WISHES: usize = 8;
 /// How long the shims are given for the last names.
@@ -50,7 +56,7 @@ const LAST_NAMES: Duration = Duration::from_secs(2);
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// How often free memory is given back.
 const TRIM_EVERY: Duration = Duration::from_secs(10);
-/// How often the processor says how it stands, and how long the collector, which goes round every 20 ms, is given to.
+/// How often the processor says how it stands, and how long the collector, which answers at once, is given to.
 const SAY_EVERY: Duration = Duration::from_secs(1);
 /// How often it says which processes run a CLR, whoever loads shims waits for it; and how full the window is, which may have to end.
 const SAY_MANAGED_EVERY: Duration = Duration::from_millis(250);
@@ -83,7 +89,7 @@ pub type TakeWindow = Box<dyn FnMut(Over<'_>) + Send>;
 pub struct Recording {
     collector: JoinHandle<()>,
     processor: JoinHandle<Option<Recorded>>,
-    commands: SyncSender<Command>,
+    commands: Commands,
     said: Arc<Mutex<Said>>,
     wishes: Arc<Mutex<Wishes>>,
     watch: Pulses,
@@ -154,7 +160,7 @@ struct Wishes {
 /// Lets other threads speak with the collector: tell it of processes that a shim was loaded into, ask how it stands.
 #[derive(Clone)]
 pub struct Watcher {
-    commands: SyncSender<Command>,
+    commands: Commands,
     said: Arc<Mutex<Said>>,
     wishes: Arc<Mutex<Wishes>>,
 }
@@ -163,7 +169,7 @@ impl Watcher {
     /// Of a recording that never answers.
     #[cfg(test)]
     pub(crate) fn of_nobody() -> Self {
-        Self { commands: sync_channel(0).0, said: Arc::default(), wishes: Arc::default() }
+        Self { commands: commands::channel(1).unwrap().0, said: Arc::default(), wishes: Arc::default() }
     }
 
     /// A shim was loaded into `pid`.
@@ -267,7 +273,7 @@ impl Recording {
         }
         let backlog = Backlog::of_ring(kernel.ring_bytes());
         let (batches, from_collector) = sync_channel(BATCHES);
-        let (commands, obeyed) = sync_channel(COMMANDS);
+        let (commands, obeyed) = commands::channel(COMMANDS)?;
         let of_collector = Pulse::default();
         let watch = Pulses { processor: pulse.watch(), collector: of_collector.watch() };
         let collector = Collector::new(kernel, shims, backlog.clone(), batches, obeyed, of_collector);
@@ -396,7 +402,7 @@ struct End {
 /// The processor's thread.
 struct Run {
     backlog: Backlog,
-    commands: SyncSender<Command>,
+    commands: Commands,
     said: Arc<Mutex<Said>>,
     wishes: Arc<Mutex<Wishes>>,
     processor: Processor,
@@ -422,7 +428,8 @@ impl Run {
         let (mut said, mut said_managed, mut trimmed) = (asked, asked, asked);
         loop {
             self.pulse.beat();
-            match batches.recv_timeout(Duration::from_millis(20)) {
+            let pause = if deadline.is_some() || self.naming.is_some() { SHORT_PAUSE } else { PAUSE };
+            match batches.recv_timeout(pause) {
                 Ok(Batch::Events(events, bytes)) => {
                     for event in events {
                         self.processor.event(event);
@@ -591,7 +598,7 @@ impl Run {
 }
 
 /// Asks for names; a question that finds no room is asked again at the end.
-fn ask(commands: &SyncSender<Command>, requests: Vec<processor::NameRequest>) {
+fn ask(commands: &Commands, requests: Vec<processor::NameRequest>) {
     if !requests.is_empty() {
         match commands.try_send(Command::Ask(requests)) {
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}

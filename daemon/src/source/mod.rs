@@ -148,6 +148,17 @@ impl Event {
         matches!(self.kind, EventKind::Shim { event: ShimEvent::NoMethod { hresult: NOT_NOW, .. }, .. })
     }
 
+    /// True when there may be code that should be seen soon: of a process that has begun or become another and may not last, or of one that unloads some.
+    #[must_use]
+    pub fn is_change(&self) -> bool {
+        match &self.kind {
+            EventKind::Fork { parent, thread } => thread.pid != parent.pid,
+            EventKind::Exec { .. } | EventKind::ProcessRecordsLost => true,
+            EventKind::Shim { event: ShimEvent::CodeUnloaded { .. }, .. } => true,
+            _ => false,
+        }
+    }
+
     /// About how much memory it takes.
     #[must_use]
     pub fn bytes(&self) -> usize {

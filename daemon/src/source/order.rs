@@ -1,10 +1,13 @@
 //! Merges the streams of all sources into one, by time, with bounded lateness.
 //!
 //! The caller drains every source once per round. A record carries the time of the event, and is published a little later
-//! (the probe copies a stack in between), so a round releases what is older than the *start of the round before it*: whoever
-//! took an earlier time had a whole round to publish. What comes later still is passed on at once and counted as late.
+//! (the probe copies a stack in between), so a round releases what is older than the *start of the round before it*, or than 20 ms where that is longer
+//! ago: whoever took an earlier time had as long to publish. What comes later still is passed on at once and counted as late.
 
 use super::{Event, MonotonicNs};
+
+/// Time enough to publish.
+const PUBLISHED_NS: u64 = 20_000_000;
 
 /// The merge buffer. Its size is bounded by what the sources' rings can hold in two rounds.
 #[derive(Default)]
@@ -27,7 +30,8 @@ impl Order {
 
     /// Ends a round that began at `round_start` and whose sources are all drained: appends what may go on to `out`.
     pub fn end_round(&mut self, round_start: MonotonicNs, out: &mut Vec<Event>) {
-        let until = std::mem::replace(&mut self.previous_round, round_start);
+        let before = std::mem::replace(&mut self.previous_round, round_start);
+        let until = before.max(MonotonicNs(round_start.0.saturating_sub(PUBLISHED_NS)));
         self.sort();
         let ready = self.pending.partition_point(|event| event.time < until);
         out.extend(self.pending.drain(..ready));
@@ -89,6 +93,20 @@ mod tests {
             assert!(out.windows(2).all(|w| w[0].time <= w[1].time));
             assert_eq!(order.late(), 0);
         }
+    }
+
+    #[test]
+    fn what_had_time_to_be_published_does_not_wait_for_another_round() {
+        const MS: u64 = 1_000_000;
+        let (mut order, mut out) = (Order::default(), Vec::new());
+        order.end_round(MonotonicNs(100 * MS), &mut out);
+        for time in [150, 181, 199] {
+            order.push(event(time * MS, 1));
+        }
+        order.end_round(MonotonicNs(200 * MS), &mut out);
+        assert_eq!(out.iter().map(|event| event.time.0 / MS).collect::<Vec<_>>(), [150]);
+        order.end_round(MonotonicNs(205 * MS), &mut out);
+        assert_eq!((out.len(), order.late()), (3, 0));
     }
 
     #[test]

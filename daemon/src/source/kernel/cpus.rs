@@ -10,16 +10,19 @@ use aya::Ebpf;
 use aya::programs::perf_event::PerfEventLinkId;
 use decode::PerfRecord;
 use ebpf_common::counter::Counter;
+use rustix::event::epoll;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 /// CPUs are looked for that often.
 const LOOK_NS: u64 = 1_000_000_000;
 
 /// All CPUs at work.
-#[derive(Default)]
 pub(super) struct Cpus {
+    /// Readable when a ring has been written to since it was last asked.
+    bell: OwnedFd,
     rings: HashMap<u32, PerfRing>,
     samplers: HashMap<u32, PerfEventLinkId>,
     looked_ns: u64,
@@ -36,12 +39,19 @@ pub(super) struct Changes {
 impl Cpus {
     /// Opens the rings. Before anything else, so that no mapping made from now on is missed.
     pub(super) fn open(now_ns: u64) -> Result<Self, KernelError> {
-        let mut cpus = Self { looked_ns: now_ns, ..Self::default() };
-        for cpu in online()? {
-            let ring = PerfRing::open(cpu).map_err(|source| KernelError::Perf { cpu, source })?;
-            cpus.rings.insert(cpu, ring);
+        let online = online()?;
+        let failed = |cpu| move |source| KernelError::Perf { cpu, source };
+        let bell = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(0)(error.into()))?;
+        let mut rings = HashMap::new();
+        for cpu in online {
+            rings.insert(cpu, open_ring(&bell, cpu).map_err(failed(cpu))?);
         }
-        Ok(cpus)
+        Ok(Self { bell, rings, samplers: HashMap::new(), looked_ns: now_ns, buffer: Vec::new() })
+    }
+
+    /// Readable when some process has begun, ended, or changed since it was last asked.
+    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
     }
 
     pub(super) fn count(&self) -> usize {
@@ -99,7 +109,7 @@ impl Cpus {
         let (mut failed, mut missed) = (0, false);
         for &cpu in &changes.online {
             if let Entry::Vacant(place) = self.rings.entry(cpu) {
-                match PerfRing::open(cpu) {
+                match open_ring(&self.bell, cpu) {
                     Ok(ring) => {
                         place.insert(ring);
                         // It was at work before.
@@ -141,6 +151,13 @@ impl Cpus {
         events.sort_by_key(|event| event.time);
         lost
     }
+}
+
+/// The ring of `cpu`, which rings `bell`; no more once it is closed (man 7 epoll).
+fn open_ring(bell: &OwnedFd, cpu: u32) -> io::Result<PerfRing> {
+    let ring = PerfRing::open(cpu)?;
+    epoll::add(bell, &ring, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    Ok(ring)
 }
 
 /// CPUs at work.

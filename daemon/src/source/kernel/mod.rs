@@ -33,6 +33,7 @@ use spans::SpanPlaces;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::num::NonZeroU32;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -335,6 +336,7 @@ pub struct KernelSource {
     sleepers_lack: Option<String>,
     sleepers_deferred: u64,
     thread_ends_left: u64,
+    filled: u64,
     /// Processes whose perf records are passed on, when the selection is by pid.
     followed: HashSet<u32>,
     /// Counted on this side of the ring.
@@ -389,6 +391,7 @@ impl KernelSource {
             visitor: visitor.ok(),
             sleepers_deferred: 0,
             thread_ends_left: 0,
+            filled: 0,
             followed: HashSet::new(),
             own,
         };
@@ -560,7 +563,19 @@ impl KernelSource {
         Ok(())
     }
 
-    /// Hands all events that have arrived to `sink`. To be called every 20 ms or so.
+    /// Readable when a process has begun, ended or changed since it was last asked, whoever's it is: [`KernelSource::drain`] should be called soon.
+    #[must_use]
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.cpus.bell()
+    }
+
+    /// How much of the ring the last [`KernelSource::drain`] found used, in 1/256.
+    #[must_use]
+    pub fn filled(&self) -> u64 {
+        self.filled
+    }
+
+    /// Hands all events that have arrived to `sink`. To be called every 100 ms at least, since a ring holds about a second of samples.
     pub fn drain(&mut self, sink: &mut dyn FnMut(Event)) {
         self.select_again();
         self.visit_sleepers();
@@ -587,6 +602,8 @@ impl KernelSource {
                 Err(_) => self.count(Counter::RecordsBad, 1),
             }
         }
+        self.filled =
+            (u64::from(self.options.ring_bytes - budget) << 8) / u64::from(self.options.ring_bytes.max(1));
         self.drain_ends(sink);
         self.ends.drain(..).for_each(sink);
     }

@@ -5,7 +5,7 @@ use perf_event_open_sys::bindings as sys;
 use perf_event_open_sys::perf_event_open;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
-use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,7 +46,7 @@ fn attributes() -> sys::perf_event_attr {
     attributes.set_sample_id_all(1); // a time on each record
     attributes.set_use_clockid(1); // CLOCK_MONOTONIC, the probes' clock
     attributes.clockid = 1;
-    attributes.set_watermark(1); // nobody waits: polled
+    attributes.__bindgen_anon_2.wakeup_events = 1; // each record rings
     attributes
 }
 
@@ -131,6 +131,13 @@ impl PerfRing {
         let tail = unsafe { AtomicU64::from_ptr(tail) };
         // Pairs with the kernel's control dependency on data_tail: the copy is done before the room is given back.
         tail.store(head, Ordering::Release);
+    }
+}
+
+impl AsFd for PerfRing {
+    /// Readable once after each record.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 }
 

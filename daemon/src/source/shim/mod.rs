@@ -204,7 +204,13 @@ impl ShimSource {
         self.processes.get(&pid).is_some_and(|process| !process.readers.is_empty())
     }
 
-    /// One round: looks for regions where it is time to, sends questions, reads records. To be called at least every 20 ms. It takes a bounded
+    /// How much of the fullest ring the last [`ShimSource::drain`] found used, in 1/256.
+    #[must_use]
+    pub fn fullest(&self) -> u64 {
+        self.shared.turns.fullest
+    }
+
+    /// One round: looks for regions where it is time to, sends questions, reads records. To be called at least every 100 ms. It takes a bounded
     /// number of bytes; true when something was left for the next round.
     pub fn drain(&mut self, sink: &mut dyn FnMut(Event)) -> bool {
         let now = Instant::now();

@@ -67,12 +67,14 @@ pub(super) struct Turns {
     regions: u64,
     /// Something was left for the next round.
     pub(super) more: bool,
+    /// How much of the fullest ring was used, in 1/256.
+    pub(super) fullest: u64,
 }
 
 impl Turns {
     /// A round in which so many regions are read.
     pub(super) fn new(regions: usize) -> Self {
-        Self { left: BUDGET, regions: u64::try_from(regions).unwrap_or(u64::MAX), more: false }
+        Self { left: BUDGET, regions: u64::try_from(regions).unwrap_or(u64::MAX), more: false, fullest: 0 }
     }
 
     /// True when nothing is left for those that come now.
@@ -318,6 +320,8 @@ impl Reader {
             })
             .map_err(End::Disabled)?;
         context.turns.took(&drained);
+        let filled = if drained.more { 256 } else { (drained.units << 8) / consumer.geometry().units.max(1) };
+        context.turns.fullest = context.turns.fullest.max(filled);
         let totals = &mut *context.totals;
         totals.records_read += drained.records;
         totals.records_unknown += drained.unknown;

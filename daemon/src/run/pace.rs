@@ -1,0 +1,135 @@
+//! How long the collector waits between two rounds. Each round costs the host the same, however little there is to read (the caches of the CPU are cold by
+//! then): where nothing new happens, rounds are rare.
+
+use std::time::{Duration, Instant};
+
+/// While a shim's ring fills, or something is waited for.
+const QUICK: Duration = Duration::from_millis(5);
+/// While programs begin, and code comes and goes: what it is has to be asked while it is still there.
+const LIVELY: Duration = Duration::from_millis(20);
+/// Else. The BPF ring holds about a second of samples, a shim's ring some 400 allocations.
+const CALM: Duration = Duration::from_millis(100);
+/// So long nothing new has happened when it is calm: most of what begins shows what it does by then.
+const CALM_AFTER: Duration = Duration::from_secs(1);
+/// After an answer that was withheld, rounds are quick for this long: its code is asked about again when it is seen again, and the sooner
+/// that is, the rarer something is unloaded in between.
+const WITHHELD: Duration = Duration::from_millis(200);
+/// Parts of a ring, in 1/256: when a round finds so much used, the next is a quick one ...
+const FILLS: u64 = 256 / 8;
+/// ... or comes, when it is calm, as soon as so much will be used if it goes on like that.
+const FILLED: u32 = 256 / 4;
+
+/// What one round has found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Found {
+    /// Something began, ended or changed.
+    pub(super) change: bool,
+    /// A shim did not tell a name yet.
+    pub(super) withheld: bool,
+    /// A process waits with its end.
+    pub(super) waited_for: bool,
+    /// How much of the fullest ring was used, in 1/256: of the shims' and the kernel's.
+    pub(super) shims: u64,
+    pub(super) kernel: u64,
+}
+
+/// When the next round is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Due {
+    /// Not before, whatever happens.
+    pub(super) soonest: Duration,
+    /// At last; before that when something happens.
+    pub(super) latest: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// When something new happened last.
+    news: Instant,
+    withheld: Option<Instant>,
+    calm: bool,
+    /// When the last round was.
+    last: Instant,
+}
+
+impl Pace {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { news: now, withheld: None, calm: false, last: now }
+    }
+
+    /// Something new happens.
+    pub(super) fn news(&mut self, now: Instant) {
+        self.news = now;
+    }
+
+    /// How long to wait after a round that has found this.
+    pub(super) fn next(&mut self, found: Found, now: Instant) -> Due {
+        if found.withheld {
+            self.withheld = Some(now);
+        }
+        let withheld = self.withheld.is_some_and(|at| now.duration_since(at) < WITHHELD);
+        let fullest = found.shims.max(found.kernel);
+        let since = now.duration_since(std::mem::replace(&mut self.last, now));
+        let fills_in = u32::try_from(fullest).map_or(Duration::ZERO, |fullest| {
+            since.saturating_mul(FILLED).checked_div(fullest).unwrap_or(CALM)
+        });
+        let much = if self.calm { fills_in < LIVELY } else { fullest >= FILLS };
+        let quick = found.waited_for || withheld || !self.calm && found.shims >= FILLS;
+        if quick || found.change || much {
+            self.news = now;
+        }
+        self.calm = now.duration_since(self.news) >= CALM_AFTER;
+        let (soonest, latest) = match (quick, self.calm) {
+            (true, _) => (QUICK, QUICK),
+            (false, false) => (LIVELY, LIVELY),
+            (false, true) => (LIVELY, fills_in.clamp(LIVELY, CALM)),
+        };
+        Due { soonest, latest }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CALM, CALM_AFTER, Due, FILLS, Found, LIVELY, Pace, QUICK, WITHHELD};
+    use std::time::{Duration, Instant};
+
+    const fn due(soonest: Duration, latest: Duration) -> Due {
+        Due { soonest, latest }
+    }
+
+    #[test]
+    fn rounds_are_rare_only_after_a_while_without_news() {
+        let (begin, nothing) = (Instant::now(), Found::default());
+        let mut pace = Pace::new(begin);
+        let later = begin + CALM_AFTER;
+        assert_eq!(pace.next(nothing, later - Duration::from_millis(1)), due(LIVELY, LIVELY));
+        assert_eq!(pace.next(nothing, later), due(LIVELY, CALM));
+        // An eighth of a ring a second is not much, an eighth of it in a twentieth of that is.
+        let filling = Found { shims: FILLS, ..nothing };
+        assert_eq!(pace.next(filling, later + 10 * CALM), due(LIVELY, CALM));
+        let often = later + 10 * CALM + CALM / 2;
+        assert_eq!(pace.next(Found { kernel: 2 * FILLS, ..nothing }, often), due(LIVELY, CALM / 2));
+        assert_eq!(pace.next(Found { shims: 256, ..nothing }, often + CALM / 2), due(LIVELY, LIVELY));
+        assert_eq!(pace.next(nothing, often + CALM / 2), due(LIVELY, LIVELY));
+        assert_eq!(pace.next(filling, often + CALM), due(QUICK, QUICK));
+        assert_eq!(pace.next(Found { kernel: FILLS, ..nothing }, often + CALM), due(LIVELY, LIVELY));
+        let later = often + 2 * CALM;
+        assert_eq!(pace.next(nothing, later + CALM_AFTER), due(LIVELY, CALM));
+        pace.news(later + CALM_AFTER);
+        assert_eq!(pace.next(nothing, later + CALM_AFTER), due(LIVELY, LIVELY));
+    }
+
+    #[test]
+    fn rounds_are_quick_while_something_is_waited_for() {
+        let (begin, nothing) = (Instant::now(), Found::default());
+        for found in [Found { waited_for: true, ..nothing }, Found { withheld: true, ..nothing }] {
+            let mut pace = Pace::new(begin);
+            let calm = begin + 2 * CALM_AFTER;
+            assert_eq!(pace.next(nothing, calm), due(LIVELY, CALM));
+            assert_eq!(pace.next(found, calm), due(QUICK, QUICK));
+            let still = if found.withheld { due(QUICK, QUICK) } else { due(LIVELY, LIVELY) };
+            assert_eq!(pace.next(nothing, calm + WITHHELD - LIVELY), still);
+            assert_eq!(pace.next(nothing, calm + WITHHELD), due(LIVELY, LIVELY));
+        }
+    }
+}
