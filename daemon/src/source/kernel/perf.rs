@@ -46,7 +46,9 @@ fn attributes() -> sys::perf_event_attr {
     attributes.set_sample_id_all(1); // a time on each record
     attributes.set_use_clockid(1); // CLOCK_MONOTONIC, the probes' clock
     attributes.clockid = 1;
-    attributes.__bindgen_anon_2.wakeup_events = 1; // each record rings
+    // Each record rings, having more than one byte. `wakeup_events` counts samples only (`perf_output_sample`, kernel/events/core.c).
+    attributes.set_watermark(1);
+    attributes.__bindgen_anon_2.wakeup_watermark = 1;
     attributes
 }
 
@@ -135,7 +137,7 @@ impl PerfRing {
 }
 
 impl AsFd for PerfRing {
-    /// Readable once after each record.
+    /// Readable after a record, until asked.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
