@@ -174,13 +174,11 @@ impl Collector {
                     }
                 }
                 Err(TryRecvError::Disconnected) => return Err(TryRecvError::Disconnected),
-                // Before that, perf's records are of no interest.
-                Err(TryRecvError::Empty) if Instant::now() < soonest => {
-                    self.commands.wait(None, soonest);
-                }
                 Err(TryRecvError::Empty) => {
-                    let bell = self.kernel.as_ref().map(KernelSource::bell);
-                    if Instant::now() >= latest || self.commands.wait(bell, latest) {
+                    // Until then, perf's records are of no interest.
+                    let early = Instant::now() < soonest;
+                    let bell = self.kernel.as_ref().filter(|_| !early).map(KernelSource::bell);
+                    if self.commands.wait(bell, if early { soonest } else { latest }) {
                         return Ok(());
                     }
                 }

@@ -77,6 +77,7 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::{Command, channel};
+    use std::os::fd::AsFd as _;
     use std::sync::mpsc::TryRecvError;
     use std::time::{Duration, Instant};
 
@@ -98,7 +99,7 @@ mod tests {
 
         let (read, write) = rustix::pipe::pipe().unwrap();
         rustix::io::write(&write, &[1]).unwrap();
-        assert!(inbox.wait(Some(std::os::fd::AsFd::as_fd(&read)), begin + LONG));
+        assert!(inbox.wait(Some(read.as_fd()), begin + LONG));
         assert!(begin.elapsed() < LONG);
         drop(commands);
         assert!(matches!(inbox.next(), Err(TryRecvError::Disconnected)));

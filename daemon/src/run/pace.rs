@@ -22,7 +22,7 @@ const FILLED: u32 = 256 / 4;
 /// What one round has found.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Found {
-    /// Something began, ended or changed.
+    /// There may be code that should be seen soon ([`crate::source::Event::is_change`]).
     pub(super) change: bool,
     /// A shim did not tell a name yet.
     pub(super) withheld: bool,

@@ -336,6 +336,7 @@ pub struct KernelSource {
     sleepers_lack: Option<String>,
     sleepers_deferred: u64,
     thread_ends_left: u64,
+    /// See [`KernelSource::filled`].
     filled: u64,
     /// Processes whose perf records are passed on, when the selection is by pid.
     followed: HashSet<u32>,
