@@ -31,6 +31,8 @@ pub enum Request {
         /// Most bytes of stack copied with an allocation.
         stack_bytes: u64,
     },
+    /// Everything up to a mark (a name of a thread that is empty) has been looked at, and what that made the daemon ask stands before this.
+    Heard,
 }
 
 impl Request {
@@ -43,6 +45,7 @@ impl Request {
             Self::Settings { handles, samples, stack_bytes } => {
                 [3, handles as u64 | (samples as u64) << 32, stack_bytes]
             }
+            Self::Heard => [4, 0, 0],
         }
     }
 
@@ -57,6 +60,7 @@ impl Request {
                 samples: (limits >> 32) as u32,
                 stack_bytes,
             }),
+            [4, ..] => Some(Self::Heard),
             _ => None,
         }
     }

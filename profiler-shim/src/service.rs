@@ -20,13 +20,9 @@ const BUSY_NS: u64 = 2_000_000;
 const WITHHELD_NS: u64 = 200_000_000;
 const LISTENING_NS: u64 = 10_000_000;
 const QUIET_NS: u64 = 100_000_000;
-/// The end of a process waits at most this long for last questions (its callback a little longer) ...
+/// The end of a process waits at most this long for last questions (its callback a little longer), and looks for them so often.
 const LAST_QUESTIONS_NS: u64 = 45_000_000;
 const LAST_PAUSE_NS: u64 = 500_000;
-/// ... and no longer than this once the recorder has read all that was said before. It passes on in one round what it had read in the round
-/// before (`source/order.rs`), hence two marks, and has to look at it.
-const LAST_MARKS: u32 = 2;
-const LAST_QUIET_NS: u64 = 5_000_000;
 /// Between two looks for newly loaded images, when questions are withheld.
 const IMAGES_NS: u64 = 1_000_000_000;
 /// Requests answered before the lease is looked at again.
@@ -60,6 +56,9 @@ struct Service<'a> {
     lease: Lease,
     requests: RequestReader,
     named: Named,
+    /// A question has been answered, and a mark heard, since the last mark was made.
+    asked: bool,
+    heard: bool,
     /// A question that could not be answered because something was unloading: the address, and when it was seen.
     put_off: Option<(u64, u64)>,
     /// No session is started or ended again before this moment.
@@ -82,6 +81,8 @@ pub fn run(instance: &Instance) {
         lease: Lease::new(syscall::now_ns()),
         requests: RequestReader::new(),
         named: Named::new(),
+        asked: false,
+        heard: false,
         put_off: None,
         retry_ns: 0,
         images_ns: 0,
@@ -268,6 +269,7 @@ impl Service<'_> {
                 Request::Settings { handles, samples, stack_bytes } => {
                     self.settings(handles, samples, stack_bytes);
                 }
+                Request::Heard => self.heard = true,
             }
         }
         if self.withheld && syscall::now_ns().saturating_sub(self.images_ns) > IMAGES_NS {
@@ -294,6 +296,7 @@ impl Service<'_> {
 
     /// Answers about an address that was on a stack at `seen_ns`.
     fn answer(&mut self, asked: u64, seen_ns: u64) {
+        self.asked = true;
         let (instance, namer, named) = (self.instance, &self.namer, &mut self.named);
         // Sent within the gate, so that no answer follows the record that the code is gone. Sending never waits.
         let looked = instance.gate.look_up(|| {
@@ -354,12 +357,13 @@ impl Service<'_> {
         });
     }
 
-    /// The process ends: a last chance for names, while its callback waits.
+    /// The process ends: a last chance for names, while its callback waits. It is over when the recorder has looked at all that was said, its own answers
+    /// too: one of them may show that what was withheld before can be asked about.
     fn farewell(&mut self) {
-        let began_ns = syscall::now_ns();
-        let until = began_ns.saturating_add(LAST_QUESTIONS_NS);
+        let until = syscall::now_ns().saturating_add(LAST_QUESTIONS_NS);
+        // Before the bell: then it is read in the first round that follows.
+        let mut marked = self.mark();
         ring();
-        let (mut marks, mut mark, mut quiet_since) = (0, None, began_ns);
         // A seccomp filter may deny the clock: then the number of looks ends it.
         for _ in 0..LAST_QUESTIONS_NS / LAST_PAUSE_NS {
             if syscall::now_ns() >= until {
@@ -368,18 +372,15 @@ impl Service<'_> {
             if self.instance.phase.load(Ordering::Acquire) != phase::CLOSING {
                 return;
             }
-            let (_, answered) = self.round();
-            let now_ns = syscall::now_ns();
-            if answered != 0 || self.put_off.is_some() {
-                quiet_since = now_ns;
-            } else if mark.is_none_or(|mark| self.instance.region().consumed() >= mark) {
-                if marks < LAST_MARKS {
-                    mark = self.mark();
-                    marks = marks.wrapping_add(u32::from(mark.is_some()));
-                    quiet_since = now_ns;
-                } else if now_ns.saturating_sub(quiet_since) >= LAST_QUIET_NS {
+            self.round();
+            if marked && self.heard && self.put_off.is_none() {
+                if !self.asked {
                     break;
                 }
+                marked = false;
+            }
+            if !marked {
+                marked = self.mark();
             }
             syscall::sleep_ns(LAST_PAUSE_NS);
         }
@@ -389,10 +390,10 @@ impl Service<'_> {
         }
     }
 
-    /// Says something that means nothing, to see when it is read: the position behind it. `None` while the ring has no room.
-    fn mark(&self) -> Option<u64> {
-        let said = self.instance.send(Body::ThreadName { os_tid: syscall::thread_id(), name: "" });
-        said.then(|| self.instance.region().reserved())
+    /// Says something that means nothing but "say when you have come to this". False while the ring has no room.
+    fn mark(&mut self) -> bool {
+        (self.asked, self.heard) = (false, false);
+        self.instance.send(Body::ThreadName { os_tid: syscall::thread_id(), name: "" })
     }
 
     /// Leaves the process. True when the runtime agreed: then this thread must end.

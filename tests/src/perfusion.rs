@@ -114,6 +114,16 @@ impl Recording {
         self.child.id()
     }
 
+    /// How often a thread of its has gone to sleep; `None` when there is none of that name.
+    pub fn sleeps_of(&self, thread: &str) -> Option<u64> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).ok()?;
+        tasks.flatten().find_map(|task| {
+            let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+            let of = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+            (of("Name:")? == thread).then(|| of("voluntary_ctxt_switches:")?.parse().ok())?
+        })
+    }
+
     /// What it has said on stderr so far.
     pub fn progress(&self) -> String {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -5,6 +5,7 @@ use perfusion::report::stacks::Stacks;
 use perfusion::source::RegionId;
 use perfusion::source::shim::ShimLimits;
 use profiler_protocol::counter::Counter;
+use std::time::Instant;
 use system_tests::environment::{begin, begin_beside, long_form, perfusion_bin, record_on};
 use system_tests::perfusion::{SLACK, Scratch};
 use system_tests::region::{counted, regions};
@@ -322,6 +323,39 @@ fn exceptions_have_their_type_and_stack_and_number(runtime: Runtime) {
     let Recorded { profile, .. } = record_with(&workload, &["throw"], &["--exception-messages"]);
     let said = |sample: &Sample| sample.label("exception_message") == "a secret";
     assert_eq!(profile.sum("exceptions", said), 20 + again, "{}", profile.describe("exceptions", |_| true));
+}
+
+on_runtimes!(the_end_of_a_process_wakes_who_rests: net10 Net10; long: net8 Net8, net9 Net9);
+
+/// What a program does last it has often done never before: nobody knows those names yet, and nobody but the program does.
+fn the_end_of_a_process_wakes_who_rests(runtime: Runtime) {
+    let name = format!("runtime::the_end_of_a_process on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("end.pb.gz");
+    let workload = Workload::dotnet(runtime, "incidents", &[]).unwrap();
+    let mut app = workload.start().unwrap();
+    let recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
+    wait_until("a session in the app", SLACK, || {
+        (counted(&regions(&app), Counter::SessionsStarted) > 0).then_some(())
+    })
+    .unwrap();
+    let mut rounds: Vec<(Instant, u64)> = Vec::new();
+    wait_until("a recorder that rests", SLACK, || {
+        rounds.push((Instant::now(), recording.sleeps_of("collector")?));
+        let (now, slept) = *rounds.last()?;
+        let (then, before) = *rounds.iter().rev().find(|(at, _)| now.duration_since(*at).as_secs() >= 1)?;
+        (((slept - before) as f64) < 40.0 * (now - then).as_secs_f64()).then_some(())
+    })
+    .unwrap();
+    app.perform("throw").unwrap();
+    app.stop().unwrap();
+    recording.finish_well(SLACK).unwrap();
+    let profile = Profile::read(&file).unwrap();
+    let thrown = profile.sum("exceptions", |sample| {
+        sample.label("rethrown") == "no" && sample.has("Incidents.Program.Thrower")
+    });
+    assert_eq!(thrown, 20, "{}", profile.describe("exceptions", |_| true));
 }
 
 on_runtimes!(waits_for_locks_have_length_stack_and_owner: net8 Net8, net10 Net10; long: net9 Net9);

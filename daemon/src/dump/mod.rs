@@ -182,6 +182,9 @@ impl Session {
         for request in self.processor.take_requests() {
             self.shims.ask(request.pid, request.address, request.seen);
         }
+        for region in self.processor.take_marks() {
+            self.shims.heard(region);
+        }
     }
 
     /// Whether each thread's place is known: the stack of its present wait, or one of the time since `begin` for one that runs.

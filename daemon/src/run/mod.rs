@@ -27,7 +27,7 @@ use crate::source::kernel::rules::RuleCache;
 use crate::source::kernel::spans::SpanPlaces;
 use crate::source::kernel::threads::{Confirmed, Look as ThreadLook, ThreadTable};
 use crate::source::shim::ShimSource;
-use crate::source::{MonotonicNs, Rates, ThreadSnapshot};
+use crate::source::{MonotonicNs, Rates, RegionId, ThreadSnapshot};
 use backlog::Backlog;
 use collector::{Batch, Collector, Command, KernelTotals, Look};
 use commands::Commands;
@@ -437,15 +437,15 @@ impl Run {
                     }
                     self.backlog.take(bytes);
                     self.teach();
-                    ask(&self.commands, self.processor.take_requests());
+                    self.ask();
                 }
                 Ok(Batch::Cut(totals)) => self.begin_cut(totals),
                 Ok(Batch::CutReached) => self.cut(),
                 Ok(Batch::KernelClosed(closed)) => {
                     self.processor.close_at(closed.at);
                     self.processor.still_there(&closed.threads, closed.before);
-                    ask(&self.commands, self.processor.take_requests());
-                    ask(&self.commands, self.processor.withheld());
+                    self.ask();
+                    ask(&self.commands, self.processor.withheld(), Vec::new());
                     totals = Some(closed);
                     deadline = Some(Instant::now() + LAST_NAMES);
                     tracing::debug!("the kernel is closed");
@@ -485,10 +485,15 @@ impl Run {
                     self.processor.name_early();
                 } else if repeat {
                     asked = Instant::now();
-                    ask(&self.commands, open);
+                    ask(&self.commands, open, Vec::new());
                 }
             }
         }
+    }
+
+    /// Asks for what the events so far make it ask for.
+    fn ask(&mut self) {
+        ask(&self.commands, self.processor.take_requests(), self.processor.take_marks());
     }
 
     /// Brings to the probes what was learnt for them.
@@ -545,7 +550,7 @@ impl Run {
     fn cut(&mut self) {
         // One that still waits for names has waited for a whole window.
         self.named();
-        ask(&self.commands, self.processor.withheld());
+        ask(&self.commands, self.processor.withheld(), Vec::new());
         if let (Some(cut), Some(totals)) = (self.processor.end_cut(), self.announced.take()) {
             self.naming = Some(Naming { cut, totals, until: Instant::now() + LAST_NAMES });
         }
@@ -598,9 +603,9 @@ impl Run {
 }
 
 /// Asks for names; a question that finds no room is asked again at the end.
-fn ask(commands: &Commands, requests: Vec<processor::NameRequest>) {
-    if !requests.is_empty() {
-        match commands.try_send(Command::Ask(requests)) {
+fn ask(commands: &Commands, requests: Vec<processor::NameRequest>, marks: Vec<RegionId>) {
+    if !requests.is_empty() || !marks.is_empty() {
+        match commands.try_send(Command::Ask(requests, marks)) {
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
         }
     }

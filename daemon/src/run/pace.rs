@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-/// While a shim's ring fills, or something is waited for.
+/// While a process waits with its end.
+const AT_ONCE: Duration = Duration::from_millis(2);
+/// While a shim's ring fills, or an answer was withheld.
 const QUICK: Duration = Duration::from_millis(5);
 /// While programs begin, and code comes and goes: what it is has to be asked while it is still there.
 const LIVELY: Duration = Duration::from_millis(20);
@@ -80,6 +82,7 @@ impl Pace {
         }
         self.calm = now.duration_since(self.news) >= CALM_AFTER;
         let (soonest, latest) = match (quick, self.calm) {
+            (true, _) if found.waited_for => (AT_ONCE, AT_ONCE),
             (true, _) => (QUICK, QUICK),
             (false, false) => (LIVELY, LIVELY),
             (false, true) => (LIVELY, fills_in.clamp(LIVELY, CALM)),
@@ -90,7 +93,7 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
-    use super::{CALM, CALM_AFTER, Due, FILLS, Found, LIVELY, Pace, QUICK, WITHHELD};
+    use super::{AT_ONCE, CALM, CALM_AFTER, Due, FILLS, Found, LIVELY, Pace, QUICK, WITHHELD};
     use std::time::{Duration, Instant};
 
     const fn due(soonest: Duration, latest: Duration) -> Due {
@@ -122,11 +125,13 @@ mod tests {
     #[test]
     fn rounds_are_quick_while_something_is_waited_for() {
         let (begin, nothing) = (Instant::now(), Found::default());
-        for found in [Found { waited_for: true, ..nothing }, Found { withheld: true, ..nothing }] {
+        for (found, quick) in
+            [(Found { waited_for: true, ..nothing }, AT_ONCE), (Found { withheld: true, ..nothing }, QUICK)]
+        {
             let mut pace = Pace::new(begin);
             let calm = begin + 2 * CALM_AFTER;
             assert_eq!(pace.next(nothing, calm), due(LIVELY, CALM));
-            assert_eq!(pace.next(found, calm), due(QUICK, QUICK));
+            assert_eq!(pace.next(found, calm), due(quick, quick));
             let still = if found.withheld { due(QUICK, QUICK) } else { due(LIVELY, LIVELY) };
             assert_eq!(pace.next(nothing, calm + WITHHELD - LIVELY), still);
             assert_eq!(pace.next(nothing, calm + WITHHELD), due(LIVELY, LIVELY));

@@ -122,6 +122,8 @@ pub struct Processor {
     pub(super) ended: HashMap<(u32, MonotonicNs), Labels>,
     pub(super) formers: Formers,
     requests: Vec<NameRequest>,
+    /// Regions whose shims wait to be told that they have been heard.
+    marks: Vec<RegionId>,
     asked: Asked,
     pub(super) types: Types,
     pub(super) region_pid: HashMap<RegionId, u32>,
@@ -209,6 +211,7 @@ impl Processor {
             ended: HashMap::new(),
             formers: Formers::default(),
             requests: Vec::new(),
+            marks: Vec::new(),
             asked: Asked::default(),
             types: Types::default(),
             region_pid: HashMap::new(),
@@ -465,6 +468,11 @@ impl Processor {
     /// Managed methods seen since the last call whose names are to be asked for.
     pub fn take_requests(&mut self) -> Vec<NameRequest> {
         std::mem::take(&mut self.requests)
+    }
+
+    /// Regions of which a mark has been looked at since the last call: their shims wait to be told so behind the requests.
+    pub fn take_marks(&mut self) -> Vec<RegionId> {
+        std::mem::take(&mut self.marks)
     }
 
     /// Managed methods of living processes that were seen a moment ago and have no answer yet.
@@ -904,6 +912,7 @@ impl Processor {
             ShimEvent::ThreadName { tid, name } if !name.is_empty() => {
                 self.names.managed(ThreadId { pid, tid }, name);
             }
+            ShimEvent::ThreadName { .. } if !self.marks.contains(&region) => self.marks.push(region),
             // A first word, or the first after a silence in which the shim let go of all its handles.
             ShimEvent::Hello { runtime: version, watches } => {
                 self.runtimes.insert(region, Runtime { version, watches });

@@ -13,7 +13,7 @@ mod registry;
 use self::counters::Totals;
 use self::reader::{BEAT_EVERY, Reader, Turns};
 use self::registry::{Process, Shared, Stage};
-use super::{Event, EventKind, MonotonicNs};
+use super::{Event, EventKind, MonotonicNs, RegionId};
 use crate::attach::target::Target;
 use crate::attach::{Settings, Wishes};
 use crate::exact::Shelf;
@@ -183,6 +183,12 @@ impl ShimSource {
     pub fn ask(&mut self, pid: u32, address: u64, seen: MonotonicNs) {
         let asked = self.processes.get_mut(&pid).is_some_and(|process| process.ask(address, seen));
         self.shared.totals.names_dropped += u64::from(!asked);
+    }
+
+    /// A mark of this region has been looked at, and what that asks for is queued.
+    pub fn heard(&mut self, region: RegionId) {
+        let readers = self.processes.values_mut().flat_map(|process| &mut process.readers);
+        readers.filter(|reader| reader.id == region).for_each(Reader::heard);
     }
 
     /// Sends what was asked, without waiting for the next [`ShimSource::drain`].

@@ -143,6 +143,8 @@ pub(super) struct Reader {
     beat: u64,
     /// What it was asked for last.
     told: Option<ShimLimits>,
+    /// A mark of its has been looked at, and it does not know yet.
+    heard: bool,
 }
 
 impl Reader {
@@ -175,6 +177,7 @@ impl Reader {
             left_behind: false,
             beat: 0,
             told: None,
+            heard: false,
         };
         if !ours {
             reader.base = reader.counters();
@@ -212,6 +215,11 @@ impl Reader {
         // It takes every question for one about code seen a moment ago.
         let age = MonotonicNs::now().0.saturating_sub(seen.0);
         u128::from(age) > FRESH.as_nanos() || self.names.ask(address, 0)
+    }
+
+    /// All that it said up to a mark has been looked at: it learns that behind the questions that are queued by now.
+    pub(super) fn heard(&mut self) {
+        self.heard = true;
     }
 
     /// Says that somebody listens.
@@ -268,6 +276,9 @@ impl Reader {
                 next.into_iter().map(|(address, seen_ns)| Request::Name { address, seen_ns }).collect();
             let written = self.consumer.request(&requests)?;
             self.names.sent(written, now);
+        }
+        if self.heard && self.names.next(1).is_empty() {
+            self.heard = self.consumer.request(&[Request::Heard])? == 0;
         }
         Ok(())
     }
