@@ -98,14 +98,18 @@ impl<'a> Region<'a> {
         self.geometry
     }
 
+    /// Units ever reserved (relaxed).
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        self.load(EVENT_HEAD_AT, Ordering::Relaxed)
+    }
+
     /// Units in use, at most all of them, whatever the consumer says. For a guess how full it is, since it changes meanwhile.
     #[must_use]
     pub fn used(&self) -> u64 {
         let units = self.geometry.units;
-        // Relaxed, both: nothing is done with their room.
-        let (head, tail) =
-            (self.load(EVENT_HEAD_AT, Ordering::Relaxed), self.load(EVENT_TAIL_AT, Ordering::Relaxed));
-        units.wrapping_sub(free(head, tail, units))
+        // Relaxed: nothing is done with their room.
+        units.wrapping_sub(free(self.reserved(), self.load(EVENT_TAIL_AT, Ordering::Relaxed), units))
     }
 
     pub(crate) fn word(&self, offset: u64) -> Option<&'a AtomicU64> {

@@ -351,6 +351,7 @@ impl Instance {
         }
         let words = PREFIX_WORDS.wrapping_add(words).wrapping_add(stack_words(extent));
         let grant = self.region().try_reserve_sample(words.wrapping_mul(8))?;
+        self.call_when_filling();
         Some((grant, extent))
     }
 

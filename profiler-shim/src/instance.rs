@@ -39,6 +39,8 @@ pub mod phase {
 /// How long the end of a process may be held up for last questions, and the pause between two looks.
 const FAREWELL_NS: u64 = 50_000_000;
 const LOOK_NS: u64 = 500_000;
+/// So much of the ring, in eighths, is in use when its reader is called.
+const CALL_AT: u64 = 3;
 /// Exceptions in a period that are all told of (`thin`): with their stacks they find room in the ring even when all come at once.
 pub(crate) const EXCEPTIONS: u32 = 32;
 /// Samples of allocations in a period that are all told of, unless told otherwise. One costs the app some 4 µs and the daemon some 10, so no program pays
@@ -101,6 +103,8 @@ pub struct Instance {
     pub(crate) code: Code,
     /// 1 when the daemon could not be told that code went away: it is to forget all.
     pub(crate) code_untold: AtomicU32,
+    /// 1 when the service thread has been woken because the ring fills.
+    pub(crate) called: AtomicU32,
     pending_names: [PendingName; PENDING_NAMES],
 }
 
@@ -213,6 +217,20 @@ impl Instance {
         Record { tid: syscall::thread_id(), time_ns: syscall::now_ns(), body }.encode(&mut grant);
         grant.commit();
         true
+    }
+
+    /// True when so much of the ring is in use that its reader is to be called: it comes by itself in time while no more than that is written between two
+    /// rounds of its.
+    pub(crate) fn is_ring_filling(&self) -> bool {
+        self.region.used() >= self.region.geometry().units / 8 * CALL_AT
+    }
+
+    /// Has the service thread call the reader when the ring fills, which it may not see for a while.
+    pub(crate) fn call_when_filling(&self) {
+        // Relaxed, as where the service thread puts it back: a call too many or too few changes only how soon the ring is read.
+        if self.is_ring_filling() && self.called.swap(1, Ordering::Relaxed) == 0 {
+            syscall::wake(&self.phase);
+        }
     }
 
     /// Sets everything up but the thread: which runtime this is, the header, the events we want.

@@ -15,10 +15,12 @@ use profiler_protocol::record::{Body, NOT_NOW, Words};
 use profiler_protocol::request::{Request, RequestReader};
 
 /// How often requests are looked for: while questions come (and for a while after one was withheld, which is asked again with the next
-/// sample, and that before the next unload), while somebody listens, while nobody does.
+/// sample, and that before the next unload), while somebody listens, while somebody does and nothing has been said or asked for a while, while nobody does.
 const BUSY_NS: u64 = 2_000_000;
 const WITHHELD_NS: u64 = 200_000_000;
 const LISTENING_NS: u64 = 10_000_000;
+const SILENT_NS: u64 = 50_000_000;
+const SILENT_AFTER_NS: u64 = 500_000_000;
 const QUIET_NS: u64 = 100_000_000;
 /// The end of a process waits at most this long for last questions (its callback a little longer), and looks for them so often.
 const LAST_QUESTIONS_NS: u64 = 45_000_000;
@@ -32,9 +34,6 @@ const DRAIN_NS: u64 = 5_000_000;
 const DRAIN_LOOKS: u32 = 200;
 /// Between two tries to start or end a session when the first did not work.
 const RETRY_NS: u64 = 1_000_000_000;
-
-/// So much of the ring, in eighths, is in use when its reader is called: it comes by itself in time while no more than that is written between two rounds of its.
-const CALL_AT: u64 = 3;
 
 /// Calls the reader of the ring, by giving this thread its name: the kernel tells perf's listeners of each name that a thread is given, also of the one it has
 /// (PERF_RECORD_COMM; `__set_task_comm`, fs/exec.c), and whoever records processes listens.
@@ -68,6 +67,9 @@ struct Service<'a> {
     withheld: bool,
     /// When an answer was withheld last.
     withheld_ns: u64,
+    /// Units of the ring that had been written when that was looked at last, and when it was found to have changed.
+    written: u64,
+    written_ns: u64,
 }
 
 /// The thread's whole life. Returns when the process ends or the detach is under way.
@@ -88,6 +90,8 @@ pub fn run(instance: &Instance) {
         images_ns: 0,
         withheld: false,
         withheld_ns: 0,
+        written: 0,
+        written_ns: 0,
     };
     // Stacks of threads that sleep are older than the attach; what they are in is mostly images.
     service.note_images();
@@ -110,6 +114,7 @@ pub fn run(instance: &Instance) {
         let pause = match (answered, instance.is_listening()) {
             (1.., _) => BUSY_NS,
             (0, true) if service.is_in_a_hurry() => BUSY_NS,
+            (0, true) if service.is_silent() => SILENT_NS,
             (0, true) => LISTENING_NS,
             (0, false) => QUIET_NS,
         };
@@ -131,6 +136,15 @@ impl Service<'_> {
             self.match_session();
             self.note_images();
         }
+    }
+
+    /// True when nothing has been written for a while, answers to questions among it.
+    fn is_silent(&mut self) -> bool {
+        let (written, now_ns) = (self.instance.region().reserved(), syscall::now_ns());
+        if self.written != written {
+            (self.written, self.written_ns) = (written, now_ns);
+        }
+        now_ns.saturating_sub(self.written_ns) > SILENT_AFTER_NS
     }
 
     fn is_in_a_hurry(&self) -> bool {
@@ -211,8 +225,10 @@ impl Service<'_> {
         if self.instance.is_listening() {
             self.instance.tell_untold();
             self.instance.keep_live_set(self.info);
-            if self.instance.region().used() >= self.instance.region().geometry().units / 8 * CALL_AT {
+            if self.instance.is_ring_filling() {
                 ring();
+            } else {
+                self.instance.called.store(0, Ordering::Relaxed);
             }
         }
         self.answer_requests()
