@@ -5,6 +5,7 @@
 mod crowd;
 mod daemon;
 mod exact;
+mod listening;
 mod load;
 mod shim;
 mod smaps;
@@ -43,7 +44,7 @@ const LEARNING_SECONDS: f64 = 2.0;
 type Figure = fn(&Bench<'_>) -> Result<Vec<Row>>;
 
 /// Name on the command line, what it measures and how (a heading, and text below it where more is to be said), and the code that does it.
-const FIGURES: [(&str, &str, Figure); 13] = [
+const FIGURES: [(&str, &str, Figure); 14] = [
     ("start", "From starting `perfusion record` to the first sample in the kernel", start_to_first_sample),
     (
         "sample",
@@ -85,6 +86,7 @@ const FIGURES: [(&str, &str, Figure); 13] = [
         "Objects of 32 bytes a second, made by all CPUs and nothing else, recorded against not recorded, in alternation",
         micro,
     ),
+    ("micro-10", "The same on .NET 10, whose runtime samples allocations itself", micro_sampled),
     ("allocation", "An app that allocates 400 MB/s, seen by its own profile at 4,999 Hz", allocation),
     (
         "crowd",
@@ -111,11 +113,10 @@ pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>, write: boo
     setup::pinned_dotnets(paths, steps)?;
     debian::install(steps, &[("bpftool", "names and run times of loaded programs")])?;
     load::compile(paths)?;
-    let _statistics = statistics::Enabled::enable()?;
     let bench = Bench { paths, steps };
 
     let mut document = format!(
-        "# What profiling costs\nWritten by `cargo xtask bench` on {machine}. Probe times are the kernel's own (`kernel.bpf_stats_enabled`).\n"
+        "# What profiling costs\nWritten by `cargo xtask bench` on {machine}. Probe times are the kernel's own (`kernel.bpf_stats_enabled`, which is on for these figures only).\n"
     );
     let file = paths.root.join("docs/benchmarks.md");
     if only.is_some() {
@@ -199,6 +200,7 @@ fn sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
         ["999", "one CPU sample at 999 Hz"],
         ["4999", "one CPU sample at 4,999 Hz, caches warm"],
     ];
+    let _statistics = statistics::Enabled::enable()?;
     let app = load::App::start_working(bench.paths)?;
     let pid = app.pid().to_string();
     let mut rows = Vec::new();
@@ -255,6 +257,7 @@ fn sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
 fn switches(bench: &Bench<'_>) -> Result<Vec<Row>> {
     const PER_SECOND: u32 = 100_000;
     const SECONDS: f64 = 5.0;
+    let _statistics = statistics::Enabled::enable()?;
     let app = load::App::start_switching(bench.paths, PER_SECOND)?;
     let pid = app.pid().to_string();
     let mut rows = Vec::new();
@@ -331,6 +334,7 @@ fn thrifty(bench: &Bench<'_>) -> Result<Vec<Row>> {
 
 fn costs(bench: &Bench<'_>, options: &[&str]) -> Result<Vec<Row>> {
     const SECONDS: f64 = 10.0;
+    let _statistics = statistics::Enabled::enable()?;
     let app = load::App::start(bench.paths)?;
     let pid = app.pid().to_string();
     let mut daemon = daemon::Recorder::start_with(bench.paths, &[&["--pid", &pid], options].concat())?;
@@ -402,12 +406,23 @@ fn crowd_memory(bench: &Bench<'_>) -> Result<Vec<Row>> {
 
 /// The app that works and switches.
 fn throughput(bench: &Bench<'_>) -> Result<Vec<Row>> {
-    throughput_of(bench, &mut load::App::start(bench.paths)?)
+    throughput_with(bench, "9", &[])
 }
 
 /// The app that does nothing but allocate.
 fn micro(bench: &Bench<'_>) -> Result<Vec<Row>> {
-    throughput_of(bench, &mut load::App::start_micro(bench.paths)?)
+    throughput_with(bench, "9", &["micro"])
+}
+
+/// The same where the runtime itself samples allocations.
+fn micro_sampled(bench: &Bench<'_>) -> Result<Vec<Row>> {
+    throughput_with(bench, "10", &["micro"])
+}
+
+fn throughput_with(bench: &Bench<'_>, runtime: &str, arguments: &[&str]) -> Result<Vec<Row>> {
+    let listener = listening::Listener::new(bench.paths)?;
+    let mut app = load::App::start_with_listener(bench.paths, runtime, arguments, &listener)?;
+    throughput_of(bench, &mut app, listener)
 }
 
 /// The Kestrel app, and clients that keep all CPUs busy with requests that take it half a millisecond each.
@@ -421,61 +436,113 @@ fn small_requests(bench: &Bench<'_>) -> Result<Vec<Row>> {
 }
 
 fn kestrel_of(bench: &Bench<'_>, orders: u32) -> Result<Vec<Row>> {
-    let (mut app, clients) = web::start(bench.paths, orders)?;
-    let rows = throughput_of(bench, &mut app)?;
+    let listener = listening::Listener::new(bench.paths)?;
+    let (mut app, clients) = web::start(bench.paths, orders, &listener)?;
+    let rows = throughput_of(bench, &mut app, listener)?;
     clients.end()?;
     app.end()?;
     Ok(rows)
 }
 
-/// Pairs of windows; each pair begins with the other one, so that drift cancels out, and the interval is of the pairs' ratios. A recorded window begins once the shim is there
-/// and the probes have learned the app's code for some seconds: the start is a figure of its own.
-fn throughput_of(bench: &Bench<'_>, app: &mut load::App) -> Result<Vec<Row>> {
-    const PAIRS: usize = 20;
-    const WINDOW_SECONDS: f64 = 3.0;
-    load::pass(2.0 * WINDOW_SECONDS); // tiered compilation settles
-    let mut of_time = Vec::new();
-    let mut of_cpu = Vec::new();
-    for pair in 0..PAIRS {
-        let mut rates = [[0.0; 2]; 2];
-        for window in 0..2 {
-            let recorded = (pair + window) % 2 == 0;
-            let daemon = if recorded {
-                let mut daemon = daemon::Recorder::start(bench.paths, app.pid())?;
-                daemon.first_sample()?;
-                daemon.attached(app.pid())?;
-                Some(daemon)
-            } else {
-                None
-            };
-            load::pass(WINDOW_SECONDS);
-            rates[usize::from(recorded)] = app.rates(WINDOW_SECONDS)?;
-            if let Some(daemon) = daemon {
-                daemon.finish()?;
+/// What happens to the app in a window.
+#[derive(Clone, Copy)]
+enum Window {
+    Plain,
+    Listening,
+    Recorded,
+}
+
+/// Rounds of windows, every second one backwards, so that drift cancels out; the interval is of the rounds' ratios. A recorded window begins once the shim is there
+/// and the probes have learned the app's code: the start is a figure of its own, and the daemon is busy with what is new for some five seconds.
+fn throughput_of(
+    bench: &Bench<'_>,
+    app: &mut load::App,
+    mut listener: listening::Listener,
+) -> Result<Vec<Row>> {
+    const ROUNDS: usize = 20;
+    const SETTLING_SECONDS: f64 = 2.0;
+    const NEWS_SECONDS: f64 = 6.0;
+    const WINDOW_SECONDS: f64 = 4.0;
+    load::pass(NEWS_SECONDS); // tiered compilation settles
+    let mut ratios: [Vec<f64>; 4] = Default::default();
+    let mut daemons = Vec::new();
+    for round in 0..ROUNDS {
+        let mut windows = [Window::Plain, Window::Listening, Window::Recorded];
+        if round % 2 == 1 {
+            windows.reverse();
+        }
+        let mut rates = [[0.0; 2]; 3];
+        for window in windows {
+            let of_window = &mut rates[window as usize];
+            match window {
+                Window::Plain => {
+                    load::pass(SETTLING_SECONDS);
+                    *of_window = app.rates(WINDOW_SECONDS)?;
+                }
+                Window::Listening => {
+                    listener.listen(true)?;
+                    load::pass(SETTLING_SECONDS);
+                    *of_window = app.rates(WINDOW_SECONDS)?;
+                    listener.listen(false)?;
+                }
+                Window::Recorded => {
+                    let mut daemon = daemon::Recorder::start(bench.paths, app.pid())?;
+                    daemon.first_sample()?;
+                    daemon.attached(app.pid())?;
+                    load::pass(NEWS_SECONDS);
+                    let before = daemon.cpu_seconds()?;
+                    *of_window = app.rates(WINDOW_SECONDS)?;
+                    daemons.push((daemon.cpu_seconds()? - before) / WINDOW_SECONDS * 100.0);
+                    daemon.finish()?;
+                }
             }
         }
-        let [[time_without, cpu_without], [time_with, cpu_with]] = rates;
-        of_time.push(time_with / time_without * 100.0);
-        of_cpu.push(cpu_with / cpu_without * 100.0);
-        bench.steps.step(&format!("pair {} of {PAIRS}", pair + 1));
+        let [[plain, plain_cpu], [_, listening_cpu], [recorded, recorded_cpu]] = rates;
+        let of_round = [
+            recorded / plain,
+            recorded_cpu / plain_cpu,
+            listening_cpu / plain_cpu,
+            recorded_cpu / listening_cpu,
+        ];
+        for (ratios, ratio) in ratios.iter_mut().zip(of_round) {
+            ratios.push(ratio * 100.0);
+        }
+        bench.steps.step(&format!("round {} of {ROUNDS}", round + 1));
     }
-    let row = |what, ratios: &[f64]| {
+    let row = |what, budget, ratios: &[f64]| {
         let [median, low, high] = median_interval(ratios);
         let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
         let highest = ratios.iter().copied().fold(0.0, f64::max);
         Row {
             what,
             measured: format!(
-                "{median:.2} % (95 % interval {low:.2} to {high:.2}), median of {} pairs from {lowest:.2} to {highest:.2}",
+                "{median:.2} % (95 % interval {low:.2} to {high:.2}), median of {} from {lowest:.2} to {highest:.2}",
                 ratios.len()
             ),
-            budget: "99 %",
+            budget,
         }
     };
+    let [of_time, of_cpu, listening, of_listening] = &ratios;
     Ok(vec![
-        row("operations per second with everything on, of without", &of_time),
-        row("the same per second of CPU time the app got (what the shim and cold caches cost it)", &of_cpu),
+        row("operations per second with everything on, of without", "99 %", of_time),
+        row("the same per second of CPU time the app got", "99 %", of_cpu),
+        row(
+            "of that what the runtime keeps when it tells its events to nobody (`xtask/native/listening.c`)",
+            "",
+            listening,
+        ),
+        row("what is left to shim, probes and cold caches: recorded, of that", "", of_listening),
+        daemon_row(&daemons),
     ])
+}
+
+fn daemon_row(percents: &[f64]) -> Row {
+    let [median, low, high] = median_interval(percents);
+    Row {
+        what: "CPU of the daemon meanwhile, of one CPU",
+        measured: format!("{median:.1} % (95 % interval {low:.1} to {high:.1})"),
+        budget: "1 % of the node",
+    }
 }
 
 /// CPU time below the shim's event callback, by the number of allocation samples it took: all of them with their stacks, so that chance, which is

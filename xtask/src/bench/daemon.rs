@@ -15,7 +15,7 @@ use ebpf_common::counter::{COUNTERS, Counter};
 use ebpf_common::stage::{OF_SAMPLES, Stages};
 use serde_json::Value;
 
-use super::{load::cpu_seconds, smaps};
+use super::{load::cpu_seconds, smaps, statistics};
 use crate::{exec::output, paths::Paths};
 
 /// `BPF_PROG_TYPE_PERF_EVENT`, as /proc/PID/fdinfo shows it: the CPU sampler.
@@ -178,6 +178,8 @@ impl Recorder {
 
     /// Waits until the sampler has run, and returns how long after the start that was.
     pub(super) fn first_sample(&mut self) -> Result<Duration> {
+        // Runs are counted only then.
+        let _statistics = statistics::Enabled::enable()?;
         loop {
             let sampled = self.descriptors()?.iter().any(|facts| {
                 facts.get("prog_type").is_some_and(|kind| kind == PERF_EVENT)

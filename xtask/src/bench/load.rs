@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
+use super::listening::Listener;
 use crate::{exec::output, paths::Paths};
 
 /// The compiled app, for all runtimes.
@@ -68,14 +69,24 @@ impl App {
         App::start_with(paths, &[])
     }
 
+    /// Starts it to do what the arguments say, with a profiler in it that can listen.
+    pub(super) fn start_with_listener(
+        paths: &Paths,
+        runtime: &str,
+        arguments: &[&str],
+        listener: &Listener,
+    ) -> Result<App> {
+        App::started(
+            listener.load_into(
+                Command::new(paths.dotnet(runtime)).arg(dll(paths)).args(arguments),
+                runtime == "10",
+            ),
+        )
+    }
+
     /// Starts it to allocate a lot.
     pub(super) fn start_allocating(paths: &Paths, runtime: &str) -> Result<App> {
         App::start_on(paths, runtime, &["allocate"])
-    }
-
-    /// Starts it to make small objects on all CPUs, and nothing else.
-    pub(super) fn start_micro(paths: &Paths) -> Result<App> {
-        App::start_with(paths, &["micro"])
     }
 
     /// Starts it to work only: every CPU is busy with it, and it hardly switches.
@@ -94,7 +105,11 @@ impl App {
 
     /// Returns once its threads run.
     fn start_on(paths: &Paths, runtime: &str, arguments: &[&str]) -> Result<App> {
-        let mut app = App::begin(Command::new(paths.dotnet(runtime)).arg(dll(paths)).args(arguments))?;
+        App::started(Command::new(paths.dotnet(runtime)).arg(dll(paths)).args(arguments))
+    }
+
+    fn started(command: &mut Command) -> Result<App> {
+        let mut app = App::begin(command)?;
         app.line()?;
         Ok(app)
     }

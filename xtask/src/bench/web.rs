@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::load::App;
+use super::{listening::Listener, load::App};
 use crate::{exec::output, paths::Paths};
 
 const CONNECTIONS: usize = 16;
@@ -33,10 +33,10 @@ fn dll(paths: &Paths) -> PathBuf {
 }
 
 /// The app on .NET 9, with all its clients connected, who ask for so many orders each.
-pub(super) fn start(paths: &Paths, orders: u32) -> Result<(App, Clients)> {
+pub(super) fn start(paths: &Paths, orders: u32, listener: &Listener) -> Result<(App, Clients)> {
     let source = paths.root.join("xtask/csharp/Web.cs");
     output(Command::new(paths.csc()).args(["--framework", "aspnet"]).arg(dll(paths)).arg(source))?;
-    let mut app = App::begin(Command::new(paths.dotnet("9")).arg(dll(paths)))?;
+    let mut app = App::begin(listener.load_into(Command::new(paths.dotnet("9")).arg(dll(paths)), false))?;
     let line = app.line()?;
     let port: u16 =
         line.trim().parse().with_context(|| format!("the web app: expected a port, found {line:?}"))?;
