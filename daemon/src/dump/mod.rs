@@ -179,12 +179,7 @@ impl Session {
         }
         // Too short a recording to teach the probes anything.
         self.processor.processes.teach(drop);
-        for request in self.processor.take_requests() {
-            self.shims.ask(request.pid, request.address, request.seen);
-        }
-        for region in self.processor.take_marks() {
-            self.shims.heard(region);
-        }
+        self.processor.take_questions().put_to(&mut self.shims);
     }
 
     /// Whether each thread's place is known: the stack of its present wait, or one of the time since `begin` for one that runs.

@@ -130,12 +130,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
             processor.event(event);
         }
         processor.processes.teach(drop);
-        for request in processor.take_requests() {
-            shims.ask(request.pid, request.address, request.seen);
-        }
-        for region in processor.take_marks() {
-            shims.heard(region);
-        }
+        processor.take_questions().put_to(&mut shims);
         // Pairs with the store of the signal's thread; nothing else is told by it.
         let ends = over.load(Ordering::Relaxed)
             || began.elapsed() >= options.duration

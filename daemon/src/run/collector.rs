@@ -4,14 +4,14 @@
 use super::backlog::Backlog;
 use super::commands::Inbox;
 use super::pace::{Due, Found, Pace};
-use super::processor::NameRequest;
+use super::processor::Questions;
 use super::pulse::Pulse;
 use crate::attach::Wishes;
 use crate::source::kernel::threads::Look as ThreadLook;
 use crate::source::kernel::{KernelSource, ProgramCost};
 use crate::source::order::Order;
 use crate::source::shim::{ShimLimits, ShimLook, ShimSource};
-use crate::source::{Event, MonotonicNs, Rates, RegionId, ThreadSnapshot};
+use crate::source::{Event, MonotonicNs, Rates, ThreadSnapshot};
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{SyncSender, TryRecvError, TrySendError};
 use std::time::{Instant, SystemTime};
@@ -22,8 +22,8 @@ const LAST_ROUNDS: usize = 16;
 /// What the collector is told to do.
 #[derive(Debug)]
 pub enum Command {
-    /// Ask the processes' shims for these names, and then tell those of these regions that their marks have been looked at.
-    Ask(Vec<NameRequest>, Vec<RegionId>),
+    /// Put these to the processes' shims.
+    Ask(Questions),
     /// A shim was loaded into this process.
     Watch(u32),
     /// The shim is to leave this process.
@@ -193,13 +193,8 @@ impl Collector {
     /// Answers whether something may follow that should be seen soon.
     fn carry_out(&mut self, command: Command) -> bool {
         match command {
-            Command::Ask(requests, marks) => {
-                for NameRequest { pid, address, seen } in requests {
-                    self.shims.ask(pid, address, seen);
-                }
-                for region in marks {
-                    self.shims.heard(region);
-                }
+            Command::Ask(questions) => {
+                questions.put_to(&mut self.shims);
                 self.shims.send_questions();
                 // They are on their way, and the answers are in no hurry.
                 return false;

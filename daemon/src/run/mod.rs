@@ -27,12 +27,12 @@ use crate::source::kernel::rules::RuleCache;
 use crate::source::kernel::spans::SpanPlaces;
 use crate::source::kernel::threads::{Confirmed, Look as ThreadLook, ThreadTable};
 use crate::source::shim::ShimSource;
-use crate::source::{MonotonicNs, Rates, RegionId, ThreadSnapshot};
+use crate::source::{MonotonicNs, Rates, ThreadSnapshot};
 use backlog::Backlog;
 use collector::{Batch, Collector, Command, KernelTotals, Look};
 use commands::Commands;
 use cut::Cut;
-use processor::Processor;
+use processor::{Processor, Questions};
 use pulse::{Pulse, Watch};
 use std::collections::HashMap;
 use std::io;
@@ -437,15 +437,15 @@ impl Run {
                     }
                     self.backlog.take(bytes);
                     self.teach();
-                    self.ask();
+                    ask(&self.commands, self.processor.take_questions());
                 }
                 Ok(Batch::Cut(totals)) => self.begin_cut(totals),
                 Ok(Batch::CutReached) => self.cut(),
                 Ok(Batch::KernelClosed(closed)) => {
                     self.processor.close_at(closed.at);
                     self.processor.still_there(&closed.threads, closed.before);
-                    self.ask();
-                    ask(&self.commands, self.processor.withheld(), Vec::new());
+                    ask(&self.commands, self.processor.take_questions());
+                    ask(&self.commands, self.processor.withheld().into());
                     totals = Some(closed);
                     deadline = Some(Instant::now() + LAST_NAMES);
                     tracing::debug!("the kernel is closed");
@@ -485,15 +485,10 @@ impl Run {
                     self.processor.name_early();
                 } else if repeat {
                     asked = Instant::now();
-                    ask(&self.commands, open, Vec::new());
+                    ask(&self.commands, open.into());
                 }
             }
         }
-    }
-
-    /// Asks for what the events so far make it ask for.
-    fn ask(&mut self) {
-        ask(&self.commands, self.processor.take_requests(), self.processor.take_marks());
     }
 
     /// Brings to the probes what was learnt for them.
@@ -550,7 +545,7 @@ impl Run {
     fn cut(&mut self) {
         // One that still waits for names has waited for a whole window.
         self.named();
-        ask(&self.commands, self.processor.withheld(), Vec::new());
+        ask(&self.commands, self.processor.withheld().into());
         if let (Some(cut), Some(totals)) = (self.processor.end_cut(), self.announced.take()) {
             self.naming = Some(Naming { cut, totals, until: Instant::now() + LAST_NAMES });
         }
@@ -602,10 +597,10 @@ impl Run {
     }
 }
 
-/// Asks for names; a question that finds no room is asked again at the end.
-fn ask(commands: &Commands, requests: Vec<processor::NameRequest>, marks: Vec<RegionId>) {
-    if !requests.is_empty() || !marks.is_empty() {
-        match commands.try_send(Command::Ask(requests, marks)) {
+/// Asks shims; a name that finds no room is asked for again at the end, and a shim that is not told that it was heard waits its time.
+fn ask(commands: &Commands, questions: Questions) {
+    if !questions.is_empty() {
+        match commands.try_send(Command::Ask(questions)) {
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
         }
     }

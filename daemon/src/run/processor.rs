@@ -26,6 +26,7 @@ use crate::process::table::Standing;
 use crate::sample::frame::{FrameKey, Marker, ProcessId};
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::kernel::rule_set::{LeftOut, OfService};
+use crate::source::shim::ShimSource;
 use crate::source::{
     Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, RuntimeSample, ShimEvent, Sleeper,
     Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
@@ -49,6 +50,37 @@ pub struct NameRequest {
     pub address: u64,
     /// When the method was last on a stack for sure; 0 when that is not known.
     pub seen: MonotonicNs,
+}
+
+/// What is to be asked of shims.
+#[derive(Debug, Default)]
+pub struct Questions {
+    /// These names.
+    pub names: Vec<NameRequest>,
+    /// Regions of which a mark has been looked at: their shims wait to be told so behind the questions.
+    pub heard: Vec<RegionId>,
+}
+
+impl From<Vec<NameRequest>> for Questions {
+    fn from(names: Vec<NameRequest>) -> Self {
+        Self { names, heard: Vec::new() }
+    }
+}
+
+impl Questions {
+    pub(super) fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.heard.is_empty()
+    }
+
+    /// Queues them with the shims.
+    pub fn put_to(self, shims: &mut ShimSource) {
+        for NameRequest { pid, address, seen } in self.names {
+            shims.ask(pid, address, seen);
+        }
+        for region in self.heard {
+            shims.heard(region);
+        }
+    }
 }
 
 /// Code heaps are made of blocks of this size, each of one loader allocator (`ExecutableAllocator::Granularity` of dotnet/runtime).
@@ -121,9 +153,7 @@ pub struct Processor {
     /// Labels of threads that have ended, by id and when they entered the recording.
     pub(super) ended: HashMap<(u32, MonotonicNs), Labels>,
     pub(super) formers: Formers,
-    requests: Vec<NameRequest>,
-    /// Regions whose shims wait to be told that they have been heard.
-    marks: Vec<RegionId>,
+    questions: Questions,
     asked: Asked,
     pub(super) types: Types,
     pub(super) region_pid: HashMap<RegionId, u32>,
@@ -210,8 +240,7 @@ impl Processor {
             names: ThreadNames::default(),
             ended: HashMap::new(),
             formers: Formers::default(),
-            requests: Vec::new(),
-            marks: Vec::new(),
+            questions: Questions::default(),
             asked: Asked::default(),
             types: Types::default(),
             region_pid: HashMap::new(),
@@ -465,14 +494,9 @@ impl Processor {
         self.region_pid.iter().filter(move |(_, of)| **of == pid).map(|(region, _)| *region)
     }
 
-    /// Managed methods seen since the last call whose names are to be asked for.
-    pub fn take_requests(&mut self) -> Vec<NameRequest> {
-        std::mem::take(&mut self.requests)
-    }
-
-    /// Regions of which a mark has been looked at since the last call: their shims wait to be told so behind the requests.
-    pub fn take_marks(&mut self) -> Vec<RegionId> {
-        std::mem::take(&mut self.marks)
+    /// What the events since the last call make it ask of shims.
+    pub fn take_questions(&mut self) -> Questions {
+        std::mem::take(&mut self.questions)
     }
 
     /// Managed methods of living processes that were seen a moment ago and have no answer yet.
@@ -504,7 +528,7 @@ impl Processor {
             let blocks = start & !(CODE_BLOCK - 1)..=last | (CODE_BLOCK - 1);
             let neighbours = self.symbolizer.withheld(process, blocks).take(NEIGHBOURS);
             let requests: Vec<NameRequest> = neighbours.map(|address| self.request(pid, address)).collect();
-            self.requests.extend(requests);
+            self.questions.names.extend(requests);
         }
     }
 
@@ -635,7 +659,7 @@ impl Processor {
                 && (self.symbolizer.wants_answer(frame, true) || self.symbolizer.is_waiting(process, start))
             {
                 let seen = self.asked.note((pid, start), time, time);
-                self.requests.push(NameRequest { pid, address: start, seen });
+                self.questions.names.push(NameRequest { pid, address: start, seen });
             }
         }
     }
@@ -798,7 +822,7 @@ impl Processor {
                 {
                     let seen = if index < sure { seen } else { MonotonicNs(0) };
                     let seen = self.asked.note((pid, start), now, seen);
-                    self.requests.push(NameRequest { pid, address: start, seen });
+                    self.questions.names.push(NameRequest { pid, address: start, seen });
                 } else if index < sure && self.symbolizer.is_waiting(process, start) {
                     self.asked.saw((pid, start), seen);
                 }
@@ -819,7 +843,7 @@ impl Processor {
                 ShimEvent::NoMethod { asked, hresult: NOT_NOW, seen }
                     if self.symbolizer.is_waiting(process, asked) && self.asked.seen((pid, asked)) > seen =>
                 {
-                    self.requests.push(self.request(pid, asked));
+                    self.questions.names.push(self.request(pid, asked));
                 }
                 _ => self.symbolizer.observe(process, &event),
             }
@@ -830,7 +854,7 @@ impl Processor {
                 // What was seen before there was anybody to ask: asked now, because the process may not live until the end.
                 let mut open = Vec::new();
                 self.unanswered_of(process, pid, time, &mut open);
-                self.requests.append(&mut open);
+                self.questions.names.append(&mut open);
             }
         }
         let names_only = self.closed.is_some_and(|at| time > at);
@@ -912,7 +936,9 @@ impl Processor {
             ShimEvent::ThreadName { tid, name } if !name.is_empty() => {
                 self.names.managed(ThreadId { pid, tid }, name);
             }
-            ShimEvent::ThreadName { .. } if !self.marks.contains(&region) => self.marks.push(region),
+            ShimEvent::ThreadName { .. } if !self.questions.heard.contains(&region) => {
+                self.questions.heard.push(region);
+            }
             // A first word, or the first after a silence in which the shim let go of all its handles.
             ShimEvent::Hello { runtime: version, watches } => {
                 self.runtimes.insert(region, Runtime { version, watches });
