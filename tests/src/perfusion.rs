@@ -11,10 +11,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use profiler_protocol::counter::Counter;
 
 use crate::app::App;
 use crate::environment::perfusion_bin;
 use crate::profile::Profile;
+use crate::schedstat::sleeps;
 use crate::{region, wait};
 
 /// Time beyond a recording's own length that it may take to start, to resolve names and to write its file: on a slow machine that is busy with
@@ -117,11 +119,23 @@ impl Recording {
     /// How often a thread of its has gone to sleep; `None` when there is none of that name.
     pub fn sleeps_of(&self, thread: &str) -> Option<u64> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).ok()?;
-        tasks.flatten().find_map(|task| {
-            let status = std::fs::read_to_string(task.path().join("status")).ok()?;
-            let of = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
-            (of("Name:")? == thread).then(|| of("voluntary_ctxt_switches:")?.parse().ok())?
+        let tids = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok());
+        let named = |tid: &u32| {
+            let comm = std::fs::read_to_string(format!("/proc/{}/task/{tid}/comm", self.pid()));
+            comm.is_ok_and(|comm| comm.trim_end() == thread)
+        };
+        sleeps(self.pid(), tids.into_iter().find(named)?)
+    }
+
+    /// Waits until the runtime of an app that it records tells its shim of events.
+    ///
+    /// # Errors
+    /// When it does not; with what it said.
+    pub fn await_session(&self, app: &App) -> anyhow::Result<()> {
+        wait::wait_until("a session in the app", SLACK, || {
+            (region::counted(&region::regions(app), Counter::SessionsStarted) > 0).then_some(())
         })
+        .with_context(|| self.progress())
     }
 
     /// What it has said on stderr so far.

@@ -35,6 +35,13 @@ pub fn schedstat(pid: u32) -> BTreeMap<u32, Account> {
     times
 }
 
+/// How often a thread has gone to sleep by itself; `None` when it is gone.
+pub fn sleeps(pid: u32, tid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line?.trim().parse().ok()
+}
+
 /// Now, as profiles state times.
 fn wall_clock_ns() -> i64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

@@ -1,11 +1,10 @@
 //! Issue 5: allocations are attributed wherever they happen: in static constructors, in methods made at run time, in finalizers, on threads without a
 //! frame of the program's, by the runtime itself, and while it compiles.
 
-use profiler_protocol::counter::Counter;
 use rustix::process::Signal;
 use system_tests::environment::{begin_beside, record_on};
 use system_tests::perfusion::{SLACK, Scratch};
-use system_tests::region::{counted, regions, unread};
+use system_tests::region::{regions, unread};
 use system_tests::{Profile, Recording, Runtime, Sample, Workload, on_runtimes, wait_until};
 
 /// Types of `attribution.cs`, and frames that the stacks of all their allocations have, from the root on.
@@ -71,10 +70,7 @@ fn record(runtime: Runtime) -> (Profile, serde_json::Value) {
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("attribution.pb.gz");
     let recording = Recording::of_pid(app.pid(), &file, &["--allocation-samples", "100000"]).unwrap();
-    let started = wait_until("a session in the app", SLACK, || {
-        (counted(&regions(&app), Counter::SessionsStarted) > 0).then_some(())
-    });
-    assert!(started.is_ok(), "{}", recording.progress());
+    recording.await_session(&app).unwrap();
     for place in ["static", "dynamic", "expression", "finalizer", "framework", "runtime", "compile"] {
         app.perform(place).unwrap();
         let read =

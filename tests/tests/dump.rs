@@ -9,6 +9,7 @@ use serde_json::Value;
 use system_tests::app::{compile_c, copy_program};
 use system_tests::environment::{Need, RECORD, begin, begin_beside, record_on};
 use system_tests::perfusion::{SLACK, Scratch, command, record_pid, run};
+use system_tests::schedstat::sleeps;
 use system_tests::wait::{let_pass, wait_until};
 use system_tests::{App, Outcome, Runtime, Sample, Workload, on_runtimes};
 
@@ -263,12 +264,7 @@ fn a_thread_that_was_woken_wants_a_cpu_for_less_long_than_it_slept_and_waited() 
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("starved").start().unwrap();
     let found = napper(&app, |thread| !thread["woken_from"].is_null());
     // What it was in the middle of is written down when the next nap begins.
-    let status = format!("/proc/{0}/task/{1}/status", app.pid(), app.thread("wait-nap"));
-    let naps = || {
-        let text = fs::read_to_string(&status).unwrap();
-        let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-        line.unwrap().trim().parse::<u64>().unwrap()
-    };
+    let naps = || sleeps(app.pid(), app.thread("wait-nap")).unwrap();
     let before = naps();
     wait_until("the next nap", SLACK, || (naps() > before).then_some(())).unwrap();
     let truth = app.stop().unwrap();

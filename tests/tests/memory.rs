@@ -306,10 +306,7 @@ fn record_commands(runtime: Runtime, commands: &[&str]) -> Profile {
     // Half of a whole batch's samples: the next one is surely seen from its first object on. It takes the place of the others.
     let samples = |app: &App| counted(&regions(app), Counter::AllocationSamples);
     // Not one before the session is there: on a slow machine so many would fill the room for young objects.
-    let started = wait_until("a session in the app", SLACK, || {
-        (counted(&regions(&app), Counter::SessionsStarted) > 0).then_some(())
-    });
-    assert!(started.is_ok(), "{}", recording.progress());
+    recording.await_session(&app).unwrap();
     let listened = wait_until("allocations to be listened to", SLACK, || {
         let before = samples(&app);
         app.perform("fill").unwrap();

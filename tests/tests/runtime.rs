@@ -4,11 +4,9 @@ use perfusion::aggregate::pool::Pools;
 use perfusion::report::stacks::Stacks;
 use perfusion::source::RegionId;
 use perfusion::source::shim::ShimLimits;
-use profiler_protocol::counter::Counter;
 use std::time::Instant;
 use system_tests::environment::{begin, begin_beside, long_form, perfusion_bin, record_on};
 use system_tests::perfusion::{SLACK, Scratch};
-use system_tests::region::{counted, regions};
 use system_tests::schedstat::{Log, Looks};
 use system_tests::truth::tap::Tap;
 use system_tests::{Profile, Recording, Runtime, Sample, Workload, on_runtimes, wait_until};
@@ -35,10 +33,7 @@ fn record_with(workload: &Workload, commands: &[&str], arguments: &[&str]) -> Re
     // The stacks of all waits, also while the probes do not know the code yet and each is a copy: in so short a recording chance would say much.
     let arguments = [&["--wait-stack-mib", "64"], arguments].concat();
     let recording = Recording::of_pid(app.pid(), &file, &arguments).unwrap();
-    let started = wait_until("a session in the app", SLACK, || {
-        (counted(&regions(&app), Counter::SessionsStarted) > 0).then_some(())
-    });
-    assert!(started.is_ok(), "{}", recording.progress());
+    recording.await_session(&app).unwrap();
     for command in commands {
         app.perform(command).unwrap();
     }
@@ -336,10 +331,7 @@ fn the_end_of_a_process_wakes_who_rests(runtime: Runtime) {
     let workload = Workload::dotnet(runtime, "incidents", &[]).unwrap();
     let mut app = workload.start().unwrap();
     let recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
-    wait_until("a session in the app", SLACK, || {
-        (counted(&regions(&app), Counter::SessionsStarted) > 0).then_some(())
-    })
-    .unwrap();
+    recording.await_session(&app).unwrap();
     let mut rounds: Vec<(Instant, u64)> = Vec::new();
     wait_until("a recorder that rests", SLACK, || {
         rounds.push((Instant::now(), recording.sleeps_of("collector")?));

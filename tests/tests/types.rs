@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use profiler_protocol::counter::Counter;
 use rustix::process::Signal;
 use serde_json::Value;
 use system_tests::environment::{begin_beside, record_on};
 use system_tests::perfusion::{SLACK, Scratch, command, run};
-use system_tests::region::{counted, regions, unread};
+use system_tests::region::{regions, unread};
 use system_tests::{Profile, Recording, Runtime, Sample, Workload, on_runtimes, wait_until};
 
 /// For a machine that is busy with other things, too.
@@ -108,10 +107,7 @@ fn record(runtime: Runtime) -> (Scratch, Profile, String) {
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("types.pb.gz");
     let recording = Recording::of_pid(app.pid(), &file, &["--allocation-samples", "100000"]).unwrap();
-    let started = wait_until("a session in the app", SLACK, || {
-        (counted(&regions(&app), Counter::SessionsStarted) > 0).then_some(())
-    });
-    assert!(started.is_ok(), "{}", recording.progress());
+    recording.await_session(&app).unwrap();
     for order in ["first", "second", "others"] {
         app.perform(order).unwrap();
         let read =
