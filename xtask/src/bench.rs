@@ -7,6 +7,7 @@ mod daemon;
 mod exact;
 mod listening;
 mod load;
+mod native;
 mod shim;
 mod smaps;
 mod statistics;

@@ -4,8 +4,8 @@ use std::{path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Bench, Row, load, median_interval};
-use crate::{exec::output, paths::Paths};
+use super::{Bench, Row, load, median_interval, native};
+use crate::paths::Paths;
 
 /// Heading, and what the figures include.
 pub(super) const HOW: &str = "\
@@ -43,9 +43,7 @@ struct Measured {
 }
 
 pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
-    let counting = bench.paths.target.join("bench/libcounting.so");
-    let source = bench.paths.root.join("xtask/native/counting.c");
-    output(Command::new("gcc").args(["-O2", "-shared", "-fPIC", "-o"]).arg(&counting).arg(source))?;
+    let counting = native::library(bench.paths, "counting")?;
     let mut all = Vec::new();
     for runtime in RUNTIMES {
         let measured = measure(bench.paths, &counting, runtime).with_context(|| format!(".NET {runtime}"))?;
@@ -101,8 +99,7 @@ fn nanoseconds(paths: &Paths, counting: &PathBuf, runtime: &str, how: How) -> Re
         How::Counting | How::WithSurvivors => {
             command
                 .env("CORECLR_ENABLE_PROFILING", "1")
-                // Whichever: the library makes its profiler for all.
-                .env("CORECLR_PROFILER", "{cf0d821e-299b-5307-a3d8-b283c03916dd}")
+                .env("CORECLR_PROFILER", native::CLASS)
                 .env("CORECLR_PROFILER_PATH", counting);
             if matches!(how, How::WithSurvivors) {
                 command.env("COUNTING_GC", "1");

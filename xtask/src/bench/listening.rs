@@ -13,10 +13,9 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
+use super::native;
 use crate::{exec::output, paths::Paths};
 
-/// Whichever: the library makes its profiler for all.
-const CLASS: &str = "{cf0d821e-299b-5307-a3d8-b283c03916de}";
 const ANSWER_DEADLINE: Duration = Duration::from_secs(20);
 
 /// The way to the profiler in one app.
@@ -31,13 +30,9 @@ pub(super) struct Listener {
 impl Listener {
     /// Compiles the profiler, and makes the pipes to one in the next app.
     pub(super) fn new(paths: &Paths) -> Result<Listener> {
-        let folder = paths.target.join("bench");
-        fs::create_dir_all(&folder).context("target/bench: cannot be made")?;
-        let library = folder.join("liblistening.so");
-        let source = paths.root.join("xtask/native/listening.c");
-        output(Command::new("gcc").args(["-O2", "-shared", "-fPIC", "-o"]).arg(&library).arg(source))?;
+        let library = native::library(paths, "listening")?;
         let pipe = |name: &str| -> Result<(PathBuf, File)> {
-            let path = folder.join(name);
+            let path = paths.target.join("bench").join(name);
             // Of an earlier run, perhaps.
             fs::remove_file(&path).ok();
             output(Command::new("mkfifo").arg(&path))?;
@@ -55,14 +50,14 @@ impl Listener {
         Ok(Listener { library, asks, answers, to, from })
     }
 
-    /// Has the program that this starts load the profiler. Its runtime samples allocations, or else tells of every 100 KB or so.
-    pub(super) fn load_into<'a>(&self, command: &'a mut Command, samples: bool) -> &'a mut Command {
-        if samples {
+    /// Has the program that this starts on such a runtime load the profiler.
+    pub(super) fn load_into<'a>(&self, command: &'a mut Command, runtime: &str) -> &'a mut Command {
+        if runtime == "10" {
             command.env("LISTENING_SAMPLED", "1");
         }
         command
             .env("CORECLR_ENABLE_NOTIFICATION_PROFILERS", "1")
-            .env("CORECLR_NOTIFICATION_PROFILERS", format!("{}={CLASS};", self.library.display()))
+            .env("CORECLR_NOTIFICATION_PROFILERS", format!("{}={};", self.library.display(), native::CLASS))
             .env("LISTENING_ASKS", &self.asks)
             .env("LISTENING_ANSWERS", &self.answers)
     }

@@ -56,6 +56,12 @@ pub(super) fn threads_cpu_milliseconds(pid: u32) -> Result<f64> {
     Ok(nanoseconds / 1e6)
 }
 
+fn program(paths: &Paths, runtime: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(paths.dotnet(runtime));
+    command.arg(dll(paths)).args(arguments);
+    command
+}
+
 /// The running app; ends with this value.
 pub(super) struct App {
     child: Child,
@@ -76,12 +82,7 @@ impl App {
         arguments: &[&str],
         listener: &Listener,
     ) -> Result<App> {
-        App::started(
-            listener.load_into(
-                Command::new(paths.dotnet(runtime)).arg(dll(paths)).args(arguments),
-                runtime == "10",
-            ),
-        )
+        App::started(listener.load_into(&mut program(paths, runtime, arguments), runtime))
     }
 
     /// Starts it to allocate a lot.
@@ -103,11 +104,11 @@ impl App {
         App::start_on(paths, "9", arguments)
     }
 
-    /// Returns once its threads run.
     fn start_on(paths: &Paths, runtime: &str, arguments: &[&str]) -> Result<App> {
-        App::started(Command::new(paths.dotnet(runtime)).arg(dll(paths)).args(arguments))
+        App::started(&mut program(paths, runtime, arguments))
     }
 
+    /// Returns once its threads run.
     fn started(command: &mut Command) -> Result<App> {
         let mut app = App::begin(command)?;
         app.line()?;

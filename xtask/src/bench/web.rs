@@ -17,6 +17,8 @@ use anyhow::{Context, Result, bail};
 use super::{listening::Listener, load::App};
 use crate::{exec::output, paths::Paths};
 
+/// The one that ASP.NET is there for.
+const RUNTIME: &str = "9";
 const CONNECTIONS: usize = 16;
 /// More than the app answers.
 const MOST_ANSWER_BYTES: u64 = 64 << 10;
@@ -32,11 +34,12 @@ fn dll(paths: &Paths) -> PathBuf {
     paths.target.join("bench/web.dll")
 }
 
-/// The app on .NET 9, with all its clients connected, who ask for so many orders each.
+/// The app, with all its clients connected, who ask for so many orders each.
 pub(super) fn start(paths: &Paths, orders: u32, listener: &Listener) -> Result<(App, Clients)> {
     let source = paths.root.join("xtask/csharp/Web.cs");
     output(Command::new(paths.csc()).args(["--framework", "aspnet"]).arg(dll(paths)).arg(source))?;
-    let mut app = App::begin(listener.load_into(Command::new(paths.dotnet("9")).arg(dll(paths)), false))?;
+    let mut app =
+        App::begin(listener.load_into(Command::new(paths.dotnet(RUNTIME)).arg(dll(paths)), RUNTIME))?;
     let line = app.line()?;
     let port: u16 =
         line.trim().parse().with_context(|| format!("the web app: expected a port, found {line:?}"))?;
