@@ -13,7 +13,7 @@ use crate::exact::{self, Account, Ending, Shelf};
 use crate::kernel_features::Limit;
 use crate::launch::{self, Gated};
 use crate::pprof::{self, About};
-use crate::process::ProcessTable;
+use crate::process::{Awaited, ProcessTable};
 use crate::run::{Recorded, Recording, Watcher, loss};
 use crate::sample::frame::{FrameKey, Marker};
 use crate::sink::file;
@@ -393,8 +393,7 @@ fn wait_for_end(
     let EndSignals { runtime, interrupt, terminate } = signals;
     let end = runtime.block_on(async {
         let mut look = tokio::time::interval(LOOK);
-        let targets: Vec<(u32, Option<u64>)> =
-            options.pid.iter().map(|&pid| (pid, crate::process::start_ticks(pid))).collect();
+        let targets: Vec<Awaited> = options.pid.iter().map(|&pid| Awaited::new(pid)).collect();
         loop {
             tokio::select! {
                 _ = interrupt.recv() => return Ok(End::Interrupted),
@@ -410,8 +409,7 @@ fn wait_for_end(
                 return Ok::<_, Error>(End::Child(status));
             }
             // A zombie has ended, however long its parent takes to ask for it.
-            let gone = |&(pid, ticks): &(u32, Option<u64>)| !crate::process::is_running(pid, ticks);
-            if !targets.is_empty() && targets.iter().all(gone) {
+            if !targets.is_empty() && !targets.iter().any(Awaited::is_running) {
                 return Ok(End::Gone);
             }
             // An attach can take longer than all of a short recording: the time counts from when the named processes have been seen to.

@@ -3,8 +3,8 @@
 use super::key::Sampling;
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId};
+use foldhash::{HashMap, HashMapExt as _};
 use profiler_protocol::live;
-use std::collections::HashMap;
 use std::ops::AddAssign;
 
 /// Probability with which the runtime samples each single byte (.NET 10 `AllocationSampled`, `docs/design/features/RandomizedAllocationSampling.md`

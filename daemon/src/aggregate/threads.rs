@@ -20,7 +20,7 @@ use crate::sample::frame::Marker;
 use crate::sample::stack::StackId;
 use crate::source::kernel::rule_set::{Feature, LeftOut};
 use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState};
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 mod cut;
 

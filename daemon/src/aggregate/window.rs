@@ -7,7 +7,8 @@ use super::pool::Sum;
 use crate::sample::frame::{FrameKey, Marker};
 use crate::sample::stack::{StackId, StackTable};
 use crate::symbolize::pretty::clean;
-use std::collections::{HashMap, HashSet};
+use foldhash::{HashMap, HashMapExt as _};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Label value that stands for all values beyond a label's cap.

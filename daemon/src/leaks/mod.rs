@@ -12,7 +12,7 @@ use crate::cli;
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
 use crate::pprof::{self, About, LOSS_PREFIX};
-use crate::process::ProcessTable;
+use crate::process::{Awaited, ProcessTable};
 use crate::record::{check_managed, check_target, raise_open_files};
 use crate::report;
 use crate::run::loss;
@@ -118,7 +118,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
     if !quiet {
         say(&format!("watching pid {pid} for {:?}; Ctrl-C ends it", options.duration));
     }
-    let ticks = crate::process::start_ticks(pid);
+    let process = Awaited::new(pid);
     let (began, began_ns) = (Instant::now(), MonotonicNs::now());
     let (mut snapshots, mut next) = (Vec::new(), options.window);
     loop {
@@ -132,9 +132,8 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
         processor.processes.teach(drop);
         processor.take_questions().put_to(&mut shims);
         // Pairs with the store of the signal's thread; nothing else is told by it.
-        let ends = over.load(Ordering::Relaxed)
-            || began.elapsed() >= options.duration
-            || !crate::process::is_running(pid, ticks);
+        let ends =
+            over.load(Ordering::Relaxed) || began.elapsed() >= options.duration || !process.is_running();
         if ends || began.elapsed() >= next {
             next += options.window;
             let of_shims = shims.counters();

@@ -18,7 +18,8 @@ use crate::unwind::finish::{Code, Step, Trace};
 use crate::unwind::machine::NATIVE;
 use crate::unwind::managed::{Budget, CODE_BYTES, JitBody};
 use crate::unwind::rule::{FrameKind, Refusal, Rule};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use foldhash::{HashMap, HashMapExt as _};
+use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
@@ -506,8 +507,8 @@ impl Process {
 /// copies by what the walk went by.
 #[derive(Debug, Default)]
 struct WalkedStacks {
-    stacks: HashMap<Box<[u64]>, Box<[FrameKey]>, foldhash::fast::RandomState>,
-    copies: HashMap<CopyKey, Vec<Walked>, foldhash::fast::RandomState>,
+    stacks: HashMap<Box<[u64]>, Box<[FrameKey]>>,
+    copies: HashMap<CopyKey, Vec<Walked>>,
     /// Frames of all of them, and words of the traces.
     frames: usize,
     /// When the first was looked at, and when the first of the probes was walked: one that was walked earlier may have been by other rules.

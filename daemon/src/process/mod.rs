@@ -24,7 +24,10 @@ pub use lesson::Lesson;
 pub use table::{Counters, ProcessInfo, ProcessTable};
 
 use crate::source::kernel::seed;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
+use std::os::fd::OwnedFd;
 
 /// Start time of a process in clock ticks since boot: with the pid, it tells a process from a later one with the same pid.
 /// `None` when there is no such process.
@@ -74,6 +77,34 @@ pub fn is_running(pid: u32, start_ticks: Option<u64>) -> bool {
     stat(pid).is_some_and(|stat| Some(stat.starttime) == start_ticks && lives(stat.state))
 }
 
+/// A process whose end is waited for by asking again and again. What `/proc` says of it costs the kernel a look at each of its threads
+/// (`do_task_stat`, fs/proc/array.c); its pidfd tells at once that it has not ended.
+pub(crate) struct Awaited {
+    pid: u32,
+    start_ticks: Option<u64>,
+    /// `None` where the kernel gives none.
+    pidfd: Option<OwnedFd>,
+}
+
+impl Awaited {
+    /// The process that has `pid` now.
+    pub(crate) fn new(pid: u32) -> Self {
+        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let pidfd = raw.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        Self { pid, start_ticks: start_ticks(pid), pidfd }
+    }
+
+    /// As [`is_running`].
+    pub(crate) fn is_running(&self) -> bool {
+        let lives = |pidfd: &OwnedFd| {
+            let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&none)) == Ok(0)
+        };
+        // Where it tells of an end it may be too early: that of a first thread whose place another one takes in `execve` (kernels before 6.15).
+        self.pidfd.as_ref().is_some_and(lives) || is_running(self.pid, self.start_ticks)
+    }
+}
+
 /// Why a process could not be taken up.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
@@ -116,7 +147,8 @@ fn advice(error: &io::Error) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::{all_pids, is_running, start_ticks, stat};
+    use super::{Awaited, all_pids, is_running, start_ticks, stat};
+    use std::process::{Command, Stdio};
 
     #[test]
     fn this_process_is_among_those_that_run() {
@@ -126,5 +158,20 @@ mod tests {
         assert_eq!(u32::try_from(stat.ppid), Ok(std::os::unix::process::parent_id()));
         assert_eq!(Some(stat.starttime), start_ticks(me));
         assert!(is_running(me, Some(stat.starttime)) && !is_running(me, Some(stat.starttime + 1)));
+    }
+
+    #[test]
+    fn a_process_is_over_when_it_has_ended_and_not_before() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let awaited = Awaited::new(child.id());
+        assert!(awaited.pidfd.is_some() && awaited.is_running());
+        drop(child.stdin.take());
+        // A zombie has ended, however long nobody asks for it.
+        while awaited.is_running() {
+            std::thread::yield_now();
+        }
+        assert!(stat(child.id()).is_some_and(|stat| stat.state == 'Z'));
+        child.wait().unwrap();
+        assert!(!awaited.is_running());
     }
 }

@@ -20,8 +20,9 @@ use crate::source::{Event, EventKind, MonotonicNs, ShimEvent, UserContext, WalkE
 use crate::unwind::finish::{Finished, Limits, walk_traced};
 use crate::unwind::rule::Rule;
 use ebpf_common::key::{SPAN_DESCRIPTOR, SPAN_DISTANCE, SPAN_INDEX, SPAN_MODULE, SPAN_STATIC, SpanPlace};
+use foldhash::{HashMap, HashMapExt as _};
 use serde::{Deserialize, Serialize};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

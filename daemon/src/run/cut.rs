@@ -23,7 +23,8 @@ use crate::source::kernel::rule_set::OfService;
 use crate::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, ThreadSnapshot};
 use crate::symbolize::file_name;
 use crate::symbolize::types::TypeName;
-use std::collections::{HashMap, HashSet};
+use foldhash::{HashMap, HashMapExt as _};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// A cut that was announced.

@@ -1,8 +1,9 @@
 //! Names of threads by tid: the runtime's where it gave one, else the kernel's.
 
 use crate::source::ThreadId;
+use foldhash::HashMap;
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// A command name without its padding.

@@ -36,8 +36,9 @@ use crate::symbolize::types::{Contexts, TypeName, Types};
 use crate::symbolize::wait_functions::WaitFunctions;
 use crate::symbolize::{Symbolizer, file_name};
 use crate::unwind::finish::Limits;
+use foldhash::{HashMap, HashMapExt as _};
 use profiler_protocol::record::NOT_NOW;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 

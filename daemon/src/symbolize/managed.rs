@@ -10,9 +10,9 @@ use super::perf_map::PerfMapName;
 use super::{FunctionId, Module, Symbol, pretty};
 use crate::sample::frame::ProcessId;
 use crate::source::{Method, ShimEvent};
-use foldhash::fast::RandomState;
+use foldhash::HashMap;
 use profiler_protocol::record::NOT_NOW;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ struct Process {
     /// Code that is there now, by first address.
     live: BTreeMap<u64, Range>,
     /// What each frame is bound to.
-    bound: HashMap<Body, Result<FunctionId, Missing>, RandomState>,
+    bound: HashMap<Body, Result<FunctionId, Missing>>,
     /// Frames that wait for an answer, by first address.
     waiting: BTreeMap<u64, Waiting>,
     /// How many of them are withheld.
@@ -87,7 +87,7 @@ struct Process {
 /// The store.
 #[derive(Default)]
 pub(super) struct ManagedNames {
-    processes: HashMap<ProcessId, Process, RandomState>,
+    processes: HashMap<ProcessId, Process>,
     ids: HashMap<FunctionKey, FunctionId>,
     symbols: HashMap<FunctionId, Symbol>,
     next_id: u32,

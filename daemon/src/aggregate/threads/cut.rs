@@ -5,7 +5,7 @@ use super::{Collected, Estimate, Open, Row, Thread, Threads, Waker, no_times};
 use crate::aggregate::recent::Recent;
 use crate::sample::stack::StackId;
 use crate::source::{MonotonicNs, Progress, ThreadSnapshot, ThreadTimes};
-use std::collections::HashMap;
+use foldhash::{HashMap, HashMapExt as _};
 
 /// A thread that was counted and is in no snapshot since (its times changed while they were read) is remembered for so many windows.
 const REMEMBERED: u8 = 3;

@@ -7,6 +7,7 @@ use ebpf_common::config::{
 };
 use std::collections::HashMap;
 use std::fs;
+use std::hash::BuildHasher;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -135,7 +136,11 @@ pub struct OfService {
 
 impl OfService {
     /// A process more.
-    pub fn add(services: &mut HashMap<Arc<str>, Self>, service: &Arc<str>, left_out: LeftOut) {
+    pub fn add<S: BuildHasher>(
+        services: &mut HashMap<Arc<str>, Self, S>,
+        service: &Arc<str>,
+        left_out: LeftOut,
+    ) {
         let known = services.entry(Arc::clone(service)).or_insert(Self { all: left_out, some: left_out });
         (known.all, known.some) = (known.all.and(left_out), known.some.or(left_out));
     }
