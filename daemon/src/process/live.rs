@@ -72,6 +72,12 @@ pub(super) struct CachedStep {
     taught: Option<MonotonicNs>,
 }
 
+impl CachedStep {
+    fn holds(&self, now: Instant) -> bool {
+        self.checked.is_none_or(|at| now.duration_since(at) < RECHECK)
+    }
+}
+
 /// Of a rule that the probes do not know yet: later than any sample.
 const ON_ITS_WAY: MonotonicNs = MonotonicNs(u64::MAX);
 
@@ -83,6 +89,12 @@ pub(super) struct KnownBody {
     pub(super) checked: Instant,
     /// It was met since then.
     pub(super) is_used: bool,
+}
+
+impl KnownBody {
+    fn holds(&self, now: Instant) -> bool {
+        now.duration_since(self.checked) < RECHECK
+    }
 }
 
 /// What is left of a body that is not known any more.
@@ -870,11 +882,11 @@ impl View<'_> {
     /// Whether a known body covers `pc`; it is looked at again when that is due.
     fn has_body(&mut self, pc: u64) -> Result<bool, Refusal> {
         let Some((start, known)) = self.process.body_at(pc) else { return Ok(false) };
-        let checked = known.checked;
+        let (checked, holds) = (known.checked, known.holds(self.now));
         if let Some(known) = self.process.bodies.get_mut(&start) {
             known.is_used = true;
         }
-        if self.now.duration_since(checked) < RECHECK {
+        if holds {
             return Ok(true);
         }
         match self.look_at_bodies(start) {
@@ -929,7 +941,11 @@ impl View<'_> {
     /// of a body once, and unwind data are what a body is told by.
     fn still_holds(&mut self, pc: u64, frame: FrameKey) -> Option<Instant> {
         let FrameKey::Managed { start, generation, .. } = frame else { return None };
-        if self.has_body(pc) != Ok(true) {
+        // Most bodies were looked at with another one: to find that costs less than to measure what it costs.
+        let due = self.process.body_at(pc).is_some_and(|(_, known)| !known.holds(self.now));
+        let has_body = |view: &mut Self| view.has_body(pc);
+        let found = if due { self.within_budget(has_body)? } else { has_body(self) };
+        if found != Ok(true) {
             return None;
         }
         let (found, known) = self.process.body_at(pc)?;
@@ -1067,13 +1083,13 @@ impl View<'_> {
             return Step { frame: self.unknown(pc), rule: Err(Refusal::NoEntry) };
         }
         if let Some(cached) = self.process.steps.get(&key) {
-            if cached.checked.is_none_or(|at| self.now.duration_since(at) < RECHECK) {
+            if cached.holds(self.now) {
                 return cached.step.clone();
             }
             // Why there was none may be over.
             let frame = cached.step.rule.is_ok().then_some(cached.step.frame);
             if let Some(frame) = frame
-                && let Some(looked) = self.within_budget(|view| view.still_holds(pc, frame)).flatten()
+                && let Some(looked) = self.still_holds(pc, frame)
                 && let Some(cached) = self.process.steps.get_mut(&key)
             {
                 cached.checked = Some(looked);
@@ -1131,17 +1147,25 @@ impl Code for View<'_> {
     }
 
     fn walked(&mut self, pc: u64, exact: bool, time: MonotonicNs) -> Option<FrameKey> {
-        let step = self.look_up(pc, exact);
+        let key = place(pc, exact);
+        // Nearly always: a remembered step that holds.
+        let mut cached = self.process.steps.get(&key);
+        let frame = match cached.filter(|cached| cached.holds(self.now)) {
+            Some(cached) => cached.step.frame,
+            None => {
+                let step = self.look_up(pc, exact);
+                cached = self.process.steps.get(&key);
+                // It cannot be seen whether the rule still holds.
+                if cached.is_some_and(|cached| cached.step != step) {
+                    return None;
+                }
+                step.frame
+            }
+        };
         // Taken back, or taught later: then the probes used a rule of code that is not there any more, or one that was dropped for want of
         // room; the latter for certain where no code was replaced shortly before.
-        let cached = self.process.steps.get(&place(pc, exact));
-        // It cannot be seen whether the rule still holds.
-        if cached.is_some_and(|cached| cached.step != step) {
-            return None;
-        }
         let taught = cached.and_then(|cached| cached.taught);
-        (taught.is_some_and(|taught| taught <= time) || self.process.is_unreplaced(time))
-            .then_some(step.frame)
+        (taught.is_some_and(|taught| taught <= time) || self.process.is_unreplaced(time)).then_some(frame)
     }
 
     fn is_executable(&mut self, address: u64) -> bool {

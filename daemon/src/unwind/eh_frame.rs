@@ -34,6 +34,8 @@ const MAX_OPERATIONS: usize = 64;
 /// Where the rows of `.eh_frame_hdr`'s table begin, and the bytes of each.
 const TABLE_AT: usize = 12;
 const ROW_BYTES: usize = 8;
+/// Rows of a table in the file that are read at once.
+const BLOCK_ROWS: u64 = 256;
 /// Bytes of the length a CIE or FDE begins with.
 const LENGTH_BYTES: usize = 4;
 
@@ -73,11 +75,13 @@ pub struct Place {
 }
 
 /// `.eh_frame_hdr` with a table of the usual form, and `.eh_frame`, both left in the file.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct FarSections {
     hdr: Place,
     rows: u64,
     eh_frame: Place,
+    /// Where the functions of every so many rows begin ([`FarSections::step`]), once that was read.
+    starts: OnceLock<Vec<u64>>,
 }
 
 /// The unwind sections of one ELF image; each may be missing.
@@ -175,9 +179,12 @@ impl UnwindSections {
     pub fn size_bytes(&self) -> usize {
         let sections = [&self.eh_frame_hdr, &self.eh_frame, &self.debug_frame];
         let indexes = [&self.eh_index, &self.debug_index];
+        let starts = self.far.as_ref().and_then(|far| far.starts.get());
         let index_bytes =
             indexes.iter().filter_map(|i| i.get()).map(|i| i.len() * size_of::<IndexEntry>()).sum::<usize>();
-        sections.iter().filter_map(|s| s.as_ref()).map(|s| s.bytes.len()).sum::<usize>() + index_bytes
+        sections.iter().filter_map(|s| s.as_ref()).map(|s| s.bytes.len()).sum::<usize>()
+            + index_bytes
+            + starts.map_or(0, |starts| size_of_val(&**starts))
     }
 
     /// True when `address` is in a procedure linkage table: straight code of which a replay finds the rule.
@@ -304,7 +311,35 @@ impl FarSections {
         }
         let there = hdr.bytes.checked_sub(TABLE_AT as u64)? / ROW_BYTES as u64;
         let rows = u64::from(table_rows(&head)?).min(there);
-        (rows > 0).then_some(Self { hdr, rows, eh_frame })
+        (rows > 0).then_some(Self { hdr, rows, eh_frame, starts: OnceLock::new() })
+    }
+
+    /// Rows from one of `starts` to the next: as many as are read at once, or more where the table is long, whose length the file says.
+    fn step(&self) -> u64 {
+        const MAX_STARTS: u64 = 1024;
+        self.rows.div_ceil(MAX_STARTS).max(BLOCK_ROWS)
+    }
+
+    fn start(&self, file: &dyn FileBytes, row: u64) -> Result<u64, Refusal> {
+        let mut bytes = [0; ROW_BYTES];
+        if file.read_at(self.place(row), &mut bytes) < ROW_BYTES {
+            return Err(Refusal::Unreadable);
+        }
+        Ok(row_at(self.hdr.address, bytes).0)
+    }
+
+    fn starts(&self, file: &dyn FileBytes) -> Result<&[u64], Refusal> {
+        if let Some(starts) = self.starts.get() {
+            return Ok(starts);
+        }
+        let rows = (0..self.rows).step_by(usize::try_from(self.step()).unwrap_or(usize::MAX));
+        let starts: Vec<u64> = rows.map(|row| self.start(file, row)).collect::<Result<_, _>>()?;
+        Ok(self.starts.get_or_init(|| starts))
+    }
+
+    /// Offset of a row in the file.
+    fn place(&self, row: u64) -> u64 {
+        self.hdr.offset.saturating_add(TABLE_AT as u64 + row * ROW_BYTES as u64)
     }
 
     fn ask<A: Answer>(&self, machine: &Machine, file: &dyn FileBytes, address: u64) -> Result<A, Refusal> {
@@ -328,25 +363,21 @@ impl FarSections {
         Dwarf { table: Table::EhFrame, section: eh_frame, bytes: &section, bases }.ask(machine, at, address)
     }
 
-    /// The last row whose function does not begin behind `address`: by halves, the last of them read at once.
+    /// The last row whose function does not begin behind `address`: by what is known, then by halves, the last of them read at once.
     fn row(&self, file: &dyn FileBytes, address: u64) -> Result<(u64, u64), Refusal> {
-        const BLOCK: u64 = 256;
-        let place = |row: u64| self.hdr.offset.saturating_add((TABLE_AT as u64) + row * ROW_BYTES as u64);
-        let (mut first, mut after) = (0, self.rows);
-        while after - first > BLOCK {
+        let after = self.starts(file)?.partition_point(|start| *start <= address) as u64;
+        let mut first = after.checked_sub(1).ok_or(Refusal::NoEntry)? * self.step();
+        let mut after = (after * self.step()).min(self.rows);
+        while after - first > BLOCK_ROWS {
             let middle = first.midpoint(after);
-            let mut row = [0; ROW_BYTES];
-            if file.read_at(place(middle), &mut row) < ROW_BYTES {
-                return Err(Refusal::Unreadable);
-            }
-            if row_at(self.hdr.address, row).0 <= address {
+            if self.start(file, middle)? <= address {
                 first = middle;
             } else {
                 after = middle;
             }
         }
         let mut bytes = vec![0; usize::try_from(after - first).unwrap_or(0) * ROW_BYTES];
-        if file.read_at(place(first), &mut bytes) < bytes.len() {
+        if file.read_at(self.place(first), &mut bytes) < bytes.len() {
             return Err(Refusal::Unreadable);
         }
         let (rows, _) = bytes.as_chunks::<ROW_BYTES>();
@@ -794,10 +825,11 @@ mod tests {
 
     #[test]
     fn sections_left_in_the_file_give_the_same_rules() {
-        for count in [1, 7, 255, 256, 257, 3000] {
+        // Between two rows that are remembered lie as many as are read at once, and in the last one more.
+        for (count, step) in [(1, 3), (7, 3), (255, 3), (256, 3), (257, 3), (3000, 3), (300_000, 9973)] {
             let file = many(count);
             let [near, far] = near_and_far(&file);
-            for address in (0x4ff0..0x5010 + u64::from(count) * 16).step_by(3) {
+            for address in (0x4ff0..0x5010 + u64::from(count) * 16).step_by(step) {
                 let rule = far.rule_in(&file.0, address);
                 assert_eq!(rule, near.rule(address), "{address:#x} of {count}");
                 let function = far.function_in(&file.0, address);
