@@ -18,10 +18,14 @@ use std::time::{Duration, Instant};
 
 /// Most bytes read from one `/proc/PID/maps`.
 pub(super) const MAX_MAPS_BYTES: u64 = 32 << 20;
-/// How long a reading of the maps holds, and how soon an address it does not cover makes for another one; that time doubles
-/// while readings do not help.
-const HOLDS: Duration = Duration::from_secs(1);
+/// How long a reading of the maps holds, which takes about a millisecond of a process with a thousand mappings. It says what is not to be read; what becomes a file's
+/// meanwhile is read by a thread that can be left behind.
+const HOLDS: Duration = Duration::from_secs(10);
+/// How soon an address it does not cover makes for another one. That time doubles while readings do not help.
 const SOONEST: Duration = Duration::from_millis(100);
+const LATEST: Duration = Duration::from_secs(1);
+/// Most addresses remembered that a reading was made for in vain: none is made again for the same word that is no pointer.
+const MAX_NOWHERE: usize = 16;
 
 /// An open `/proc/PID/mem`: it stays with the address space it was opened on, so after exec or exit reads give nothing.
 #[derive(Debug)]
@@ -48,6 +52,8 @@ struct Safe {
     ranges: Vec<Range<u64>>,
     read: Option<Instant>,
     soonest: Duration,
+    /// Addresses for which there was a reading, in vain.
+    nowhere: Vec<u64>,
 }
 
 impl ProcessMemory {
@@ -64,7 +70,8 @@ impl ProcessMemory {
         let own = rustix::fs::memfd_create("perfusion-device", rustix::fs::MemfdFlags::CLOEXEC).ok()?;
         let device = File::from(own).metadata().ok()?.dev();
         let shared = (rustix::fs::major(device), rustix::fs::minor(device));
-        let safe = Safe { maps, shared, ranges: Vec::new(), read: None, soonest: SOONEST };
+        let safe =
+            Safe { maps, shared, ranges: Vec::new(), read: None, soonest: SOONEST, nowhere: Vec::new() };
         Some(Self { shared: Arc::new(Shared { pid, memory, safe: Mutex::new(safe) }) })
     }
 
@@ -85,12 +92,18 @@ impl Safe {
         let now = Instant::now();
         let age = self.read.map(|at| now.duration_since(at));
         let mut known = self.known(address);
-        let due = if known == 0 { self.soonest } else { HOLDS };
+        let due = if known != 0 || self.nowhere.contains(&address) { HOLDS } else { self.soonest };
         if age.is_none_or(|age| age >= due) {
             self.refresh();
             self.read = Some(now);
             known = self.known(address);
-            self.soonest = if known == 0 { (self.soonest * 2).min(HOLDS) } else { SOONEST };
+            self.soonest = if known == 0 { (self.soonest * 2).min(LATEST) } else { SOONEST };
+            if known == 0 {
+                if self.nowhere.len() >= MAX_NOWHERE {
+                    self.nowhere.clear();
+                }
+                self.nowhere.push(address);
+            }
         }
         known
     }
@@ -173,6 +186,27 @@ mod tests {
         assert_eq!(memory.read(8, &mut bytes), 0);
         assert_eq!(memory.read(u64::MAX - 3, &mut bytes), 0);
         assert!(ProcessMemory::open(std::process::id(), 1).is_none(), "another process with this pid");
+    }
+
+    #[test]
+    fn the_maps_are_not_read_again_and_again_for_the_same_wild_address() {
+        let memory = own();
+        let read_for = |address: u64, later: Duration| {
+            let mut safe = memory.shared.safe.lock().unwrap();
+            let then = Instant::now().checked_sub(later).unwrap();
+            safe.read = safe.read.map(|_| then);
+            assert_eq!(safe.length(address), 0);
+            safe.read != Some(then)
+        };
+        assert!(read_for(8, LATEST), "the first of all");
+        assert!(!read_for(8, LATEST));
+        assert!(read_for(16, LATEST) && !read_for(16, LATEST));
+        assert!(!read_for(24, Duration::ZERO), "so soon");
+        assert!(read_for(8, HOLDS), "it may be there by now");
+        for address in (32..).step_by(8).take(MAX_NOWHERE) {
+            assert!(read_for(address, LATEST));
+        }
+        assert!(read_for(8, LATEST), "that is forgotten");
     }
 
     #[test]
