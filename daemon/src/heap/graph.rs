@@ -133,6 +133,8 @@ impl Graph {
 #[derive(Debug)]
 pub struct Builder {
     limit_bytes: usize,
+    /// What is kept besides and counts as its own.
+    beside_bytes: usize,
     pieces: Pieces,
     runs: Vec<Run>,
     /// False when the next object begins a run.
@@ -164,6 +166,7 @@ impl Builder {
     pub fn new(limit_bytes: usize) -> Self {
         Self {
             limit_bytes,
+            beside_bytes: 0,
             pieces: Pieces::default(),
             runs: Vec::new(),
             in_run: false,
@@ -258,6 +261,15 @@ impl Builder {
         self.within_limit()
     }
 
+    /// So much is kept beside it.
+    ///
+    /// # Errors
+    /// When there is no room for both.
+    pub fn beside(&mut self, bytes: usize) -> Result<(), NoGraph> {
+        self.beside_bytes = bytes;
+        self.check_limit()
+    }
+
     /// An address as 32 bits, to be looked up when the graph is finished.
     ///
     /// # Errors
@@ -273,7 +285,7 @@ impl Builder {
     }
 
     fn check_limit(&self) -> Result<(), NoGraph> {
-        match self.bytes() > self.limit_bytes {
+        match self.bytes().saturating_add(self.beside_bytes) > self.limit_bytes {
             true => Err(NoGraph::Memory { limit_mib: self.limit_bytes as u64 >> 20 }),
             false => Ok(()),
         }

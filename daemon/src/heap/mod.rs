@@ -174,7 +174,7 @@ fn findings(survey: &Survey, limit_bytes: usize) -> (Findings, Vec<String>) {
     let mut findings = Findings { paths: None, dominated: None };
     let Ok(graph) = &survey.graph else { return (findings, left_out) };
     let mut has_room = |what: &str, needed: usize| {
-        let needed = needed.saturating_add(graph.bytes());
+        let needed = needed.saturating_add(graph.bytes()).saturating_add(survey.bytes_beside());
         if needed > limit_bytes {
             left_out.push(format!("{what} left out: that takes {} MiB (--memory)", needed >> 20));
         }

@@ -45,6 +45,9 @@ impl Type {
     }
 }
 
+/// What a type takes beside its name: its entry, and those that say its number, half of whose places are empty at worst.
+const TYPE_BYTES: usize = size_of::<Type>() + 2 * (size_of::<(u64, u32)>() + 1);
+
 /// How much is kept of what a process tells.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
@@ -54,19 +57,36 @@ pub struct Room {
     pub name_bytes: usize,
 }
 
+impl Room {
+    /// Where `limit_bytes` are allowed for all: an eighth of them for types, another for names, and no more than any program has use for.
+    #[must_use]
+    pub fn within(limit_bytes: usize) -> Self {
+        let part = limit_bytes / 8;
+        Self { types: (part / TYPE_BYTES).min(1 << 20), name_bytes: part.min(64 << 20) }
+    }
+}
+
 /// The types of one process by what the runtime calls them.
 #[derive(Debug)]
 pub struct Types {
     numbers: HashMap<u64, u32, RandomState>,
     list: Vec<Type>,
     room: Room,
+    /// Bytes of all names that were kept.
+    name_bytes: usize,
 }
 
 impl Types {
     /// None yet.
     #[must_use]
     pub fn new(room: Room) -> Self {
-        Self { numbers: HashMap::default(), list: Vec::new(), room }
+        Self { numbers: HashMap::default(), list: Vec::new(), room, name_bytes: 0 }
+    }
+
+    /// Bytes they take, with all names that were kept.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.list.len() * TYPE_BYTES + self.name_bytes
     }
 
     /// Number of a type; 0 is everything that has no number.
@@ -112,8 +132,11 @@ impl Types {
     /// A name to be kept; empty when there are too many.
     pub fn keep_name(&mut self, name: &str) -> String {
         let name = pretty::clean(name);
-        let Some(left) = self.room.name_bytes.checked_sub(name.len()) else { return String::new() };
-        self.room.name_bytes = left;
+        let all = self.name_bytes + name.len();
+        if all > self.room.name_bytes {
+            return String::new();
+        }
+        self.name_bytes = all;
         name.into_owned()
     }
 

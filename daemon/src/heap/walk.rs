@@ -28,8 +28,6 @@ mod id {
 /// Asked for, by a session or the app itself.
 const INDUCED: u32 = 1;
 const OLDEST_GENERATION: u32 = 2;
-/// Types, and the names of types and fields.
-const ROOM: Room = Room { types: 1 << 20, name_bytes: 64 << 20 };
 /// Stops and starts of the managed threads, and collections, that are kept: all that happens while a survey is taken.
 const MAX_MARKS: usize = 1 << 16;
 /// Roots that are kept.
@@ -142,6 +140,8 @@ pub struct Survey {
     pub roots: Vec<Root>,
     /// Roots of each kind, as they came.
     pub root_counts: [u64; RootKind::ALL.len()],
+    /// Bytes of types and names.
+    pub type_bytes: usize,
     /// Weak handles, which hold nothing.
     pub weak: u64,
     /// Dependent handles (`ConditionalWeakTable`), each of which lets its key hold its value.
@@ -168,6 +168,17 @@ impl Survey {
     pub fn bytes(&self) -> u64 {
         self.types.iter().map(|found| found.bytes).sum()
     }
+
+    /// What is kept beside the graph, in bytes.
+    #[must_use]
+    pub fn bytes_beside(&self) -> usize {
+        self.type_bytes + bytes_of(&self.fields, &self.roots)
+    }
+}
+
+/// What static fields take beside their names, and roots with the places that become objects in the end.
+fn bytes_of(fields: &[StaticField], roots: &[Root]) -> usize {
+    size_of_val(fields) + size_of_val(roots) + roots.len() * size_of::<u32>()
 }
 
 /// What the pause is worked out from.
@@ -214,14 +225,14 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Takes events of a walk that has not begun; the graph may take so much memory.
+    /// Takes events of a walk that has not begun. All that is kept of it may take so much memory.
     #[must_use]
     pub fn new(limit_bytes: usize) -> Self {
         Self {
             thread: None,
             is_over: false,
             marks: Vec::new(),
-            types: Types::new(ROOM),
+            types: Types::new(Room::within(limit_bytes)),
             objects: 0,
             fields: Vec::new(),
             graph: Ok(Builder::new(limit_bytes)),
@@ -263,6 +274,13 @@ impl Walk {
             _ => Some(()),
         };
         self.malformed += u64::from(understood.is_none());
+        let beside = self.bytes_beside();
+        self.build(|graph| graph.beside(beside));
+    }
+
+    /// What is kept beside the graph.
+    fn bytes_beside(&self) -> usize {
+        self.types.bytes() + bytes_of(&self.fields, &self.roots)
     }
 
     fn step(&mut self, id: u32, fields: Fields<'_>) -> Option<()> {
@@ -444,6 +462,7 @@ impl Walk {
         roots.sort_unstable();
         roots.dedup();
         Survey {
+            type_bytes: self.types.bytes(),
             types: self.types.into_list(),
             fields: self.fields,
             graph,
@@ -574,5 +593,29 @@ pub(super) mod tests {
         let mut walk = Walk::new(1 << 20);
         send(&mut walk, id::OBJECTS, 0, numbered(0, 9).u64(1));
         assert_eq!(walk.finish(0).graph.unwrap_err(), NoGraph::Disorder);
+    }
+
+    #[test]
+    fn roots_and_types_have_no_more_room_than_all_may_take() {
+        const LIMIT: usize = 1 << 20;
+        let mut walk = Walk::new(LIMIT);
+        let roots = |count: u32| {
+            let each = payload().u64(0x10_0000).u8(2).u32(0).u64(0).0;
+            Payload([numbered(0, count).0, each.repeat(count as usize)].concat())
+        };
+        send(&mut walk, id::ROOTS, 0, roots(40_000));
+        assert!(walk.graph.is_ok() && walk.bytes_beside() > LIMIT / 2);
+        let mut walk = Walk::new(LIMIT);
+        send(&mut walk, id::ROOTS, 0, roots(60_000));
+        assert_eq!(walk.graph.as_ref().unwrap_err(), &NoGraph::Memory { limit_mib: 1 });
+        // Then there is no use for them.
+        assert!(walk.bytes_beside() < 1024 && walk.root_counts[3] == 60_000);
+        let mut walk = Walk::new(LIMIT);
+        for id in 1..100_000 {
+            let types = payload().u32(1).u16(0).u64(id).u64(1).u32(0).u32(0).u8(0).text("Shop.Order").u32(0);
+            send(&mut walk, id::TYPES, 0, types);
+        }
+        assert!((LIMIT / 16..LIMIT / 4).contains(&walk.bytes_beside()), "{}", walk.bytes_beside());
+        assert!(walk.graph.is_ok());
     }
 }
