@@ -382,7 +382,7 @@ impl Instance {
         let spent_ns = syscall::thread_cpu_ns().saturating_sub(began_ns);
         self.count(Counter::Surveys);
         self.region.count(Counter::SurveyNs, spent_ns);
-        if self.live.account(spent_ns) {
+        if self.live.account(spent_ns, condemned) {
             self.count(Counter::LiveSetShrunk);
         }
         match surveyed {

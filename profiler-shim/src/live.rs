@@ -324,13 +324,18 @@ impl Live {
         Some(deferred)
     }
 
-    /// A survey took so much CPU time: makes the set smaller if that was more than its share of a pause. True when it did.
-    pub fn account(&self, spent_ns: u64) -> bool {
+    /// A survey of what a collection of generation `condemned` can have touched took so much CPU time: makes the set smaller if that was more than
+    /// its share of a pause. True when it did.
+    pub fn account(&self, spent_ns: u64, condemned: u8) -> bool {
         let budget_ns = SURVEY_NS.max((self.limit() as u64).saturating_mul(OBJECT_NS));
+        let watched = u64::from(self.count.load(Ordering::Relaxed));
         if spent_ns <= budget_ns {
+            // What looks at the young ones only says nothing of the time that all take.
+            if condemned >= 2 && spent_ns <= budget_ns / 2 {
+                self.allow_more(watched);
+            }
             return false;
         }
-        let watched = u64::from(self.count.load(Ordering::Relaxed));
         let fits = watched.saturating_mul(budget_ns).checked_div(spent_ns).unwrap_or(0);
         let fits = usize::try_from(fits).unwrap_or(MOST).max(FEWEST);
         let smaller = fits < self.allowed();
@@ -338,6 +343,18 @@ impl Live {
             self.allowed.store(u32::try_from(fits).unwrap_or(0), Ordering::Relaxed);
         }
         smaller
+    }
+
+    /// Makes a set larger again that was made smaller, by an eighth: one look may have taken long for a reason of its own, and a process may live for months. Not
+    /// one that has more room than it needs, for what it cost says less of a full one.
+    fn allow_more(&self, watched: u64) {
+        let (allowed, limit) = (self.allowed(), self.limit());
+        if allowed < limit && watched as usize > allowed.saturating_sub(allowed / 4) {
+            let more = allowed.saturating_add(allowed / 8);
+            // With no number of its own it is what is asked for, whatever that will be.
+            let more = if more < limit { u32::try_from(more).unwrap_or(0) } else { 0 };
+            self.allowed.store(more, Ordering::Relaxed);
+        }
     }
 
     /// Raises the level when there are too many objects, and drops those that are not above it; lowers it when there is room again. Which
@@ -784,19 +801,54 @@ mod tests {
         for n in 0..4_000 {
             watch(&live, &heap, n + 100, n as u64, 24);
         }
-        assert!(!live.account(SURVEY_NS));
-        assert!(live.account(SURVEY_NS * 4));
+        assert!(!live.account(SURVEY_NS, 2));
+        assert!(live.account(SURVEY_NS * 4, 0));
         assert_eq!(live.allowed(), 1_000);
-        assert!(!live.account(SURVEY_NS * 2), "half of what is left to be dropped is no news");
+        assert!(!live.account(SURVEY_NS * 2, 2), "half of what is left to be dropped is no news");
         keep(&live, &heap, &mut told, true);
         assert!(heap.0.borrow().len() <= 1_000, "{}", heap.0.borrow().len());
-        assert!(live.account(SURVEY_NS * 1_000));
+        assert!(live.account(SURVEY_NS * 1_000, 2));
         assert_eq!(live.allowed(), FEWEST);
         live.set_limit(USUAL as u64);
         assert_eq!(live.allowed(), FEWEST, "said again, for a reason of its own");
         // Who asks for many, accepts what they take.
         live.set_limit(65_536);
-        assert!(!live.account(6_000_000));
+        assert!(!live.account(6_000_000, 2));
+    }
+
+    #[test]
+    fn a_set_that_was_made_smaller_grows_while_it_is_cheap_and_full() {
+        let (live, heap, mut told) = (live(), Heap::default(), Told::new());
+        let mut samples = 0..;
+        let mut fill = || {
+            // Those that are told of are dropped at once: what is left is what chance chose.
+            for n in samples.by_ref().take(20_000) {
+                watch(&live, &heap, n as usize + 100, n, 24);
+                if n % 64 == 0 {
+                    keep(&live, &heap, &mut told, true);
+                }
+            }
+        };
+        fill();
+        assert!(live.account(SURVEY_NS * 3, 2));
+        fill();
+        let small = live.allowed();
+        assert!(small < USUAL / 2);
+        live.account(SURVEY_NS / 2 + 1, 2);
+        live.account(SURVEY_NS / 2, 1);
+        assert_eq!(live.allowed(), small, "it was not cheap, or not a look at all of them");
+        assert!(!live.account(SURVEY_NS / 2, 2));
+        assert_eq!(live.allowed(), small + small / 8);
+        for _ in 0..3 {
+            live.account(SURVEY_NS / 2, 2);
+        }
+        assert!(live.allowed() < small * 3 / 2, "as long as it has not filled up");
+        for _ in 0..20 {
+            fill();
+            live.account(SURVEY_NS / 2, 2);
+        }
+        assert_eq!(live.allowed(), USUAL);
+        assert!(heap.0.borrow().len() > USUAL * 3 / 4, "{}", heap.0.borrow().len());
     }
 
     #[test]
