@@ -126,18 +126,19 @@ plain! {
     pub struct Coin {
         /// Start of the interval; ns.
         pub interval_start_ns: u64,
-        /// Bytes sent in it, those of the next sum included.
+        /// Bytes sent in it, those included that only a thread's own chance has kept, and not those of threads with few waits, as long as these are within
+        /// their part of the budget.
         pub bytes: u64,
         /// Probability of keeping a stack, in units of 2⁻³²: at most 2³². 0 = not yet used, meaning 2³².
         pub probability: u64,
         /// Start of the interval of the next sum; ns.
         pub own_start_ns: u64,
-        /// Bytes sent in it for stacks that only their thread's own chance has kept.
+        /// Bytes sent in it for stacks that were kept for what their thread had before.
         pub own_bytes: u64,
-        /// The probability of the last throw, and whether the thread's own chance made it.
+        /// The probability of the last throw, and what made it.
         pub thrown: u64,
-        /// See there; 0 or 1.
-        pub of_own: u64,
+        /// See there; a constant of the probes.
+        pub kept_by: u64,
         /// State of the random numbers; 0 = not yet seeded.
         pub random: u64,
         /// Bytes that may be sent beyond the budget.

@@ -20,8 +20,17 @@ const WALK_BYTES: u64 = 1024;
 
 /// A thread's n-th wait is kept with a probability of 64/n at least. n is halved each second: a thread with no more than 32 waits a second
 /// has them all. It has nothing that could stand for a wait without a stack. Of any other some 44 a second are kept; a ratio of two estimates
-/// is biased with few behind it. All together get no more than half the budget for it, and threads with many waits no more than a quarter.
+/// is biased with few behind it. Threads with many waits get no more than a quarter of the budget for it.
 const SURE_WAITS: u64 = 64;
+
+/// The part of the budget for waits that others can stand for. The rest is for those of threads that have few, of which each stack tells something new: of
+/// thousands of waits that one thread has in a second it hardly matters how many are kept, and each costs some µs.
+const COMMON_PART: u64 = 3;
+
+/// What kept a wait's stack: the general probability, its thread's own, or that its thread has few.
+const OF_ALL: u64 = 0;
+const OF_OWN: u64 = 1;
+const OF_FEW: u64 = 2;
 
 /// What an interval leaves of its budget others may use, as long as it is no more than the budget of so many (4 s): threads that wake all at
 /// once are within a budget that holds in the mean. A recording begins with all of it: while the probes know no code each stack is a copy, twenty times
@@ -49,19 +58,26 @@ pub(crate) fn throw(coin: &mut Coin, thread: &mut Thread, now: u64) -> Option<u6
 #[inline(always)]
 fn adapted(coin: &mut Coin, now: u64, wait: u64) -> u64 {
     let budget = wait_budget();
-    let general = general(coin, now, budget);
+    let general = general(coin, now, budget / COMMON_PART);
     if now.saturating_sub(coin.own_start_ns) >= setting!(coin_interval_ns) {
         coin.own_start_ns = now;
         coin.own_bytes = 0;
     }
-    // Whether the thread's own chance, CERTAIN · SURE_WAITS / wait, is the greater one, without a division at each wait (both factors are
-    // below 2³²). Like the general probability this follows from the past alone, the budget included: what threads with few waits use the
-    // others do not get.
-    let room = if wait <= SURE_WAITS { budget / 2 + coin.beyond } else { budget / 4 };
-    let own = general < CERTAIN && general * wait < CERTAIN * SURE_WAITS && coin.own_bytes < room;
-    // Through memory: the verifier would walk the stack once for each way through here.
-    coin.of_own = u64::from(own);
-    coin.thrown = if own { (CERTAIN * SURE_WAITS / wait.max(1)).min(CERTAIN) } else { general };
+    // As long as all are kept, no room is used up: the first waits of a thread that will have thousands look like those of one that has few.
+    let few = wait <= SURE_WAITS;
+    let room = if few { budget - budget / COMMON_PART + coin.beyond } else { budget / 4 };
+    // Like the general probability this follows from the past alone, the budget included: what threads with few waits use the own chances of others
+    // do not get. Through memory: the verifier would walk the stack once for each way through here.
+    (coin.kept_by, coin.thrown) = if general == CERTAIN || coin.own_bytes >= room {
+        (OF_ALL, general)
+    } else if few {
+        (OF_FEW, CERTAIN)
+    } else if general * wait < CERTAIN * SURE_WAITS {
+        // The thread's own chance is the greater one; no division at each wait for that (the factors are below 2³²).
+        (OF_OWN, CERTAIN * SURE_WAITS / wait)
+    } else {
+        (OF_ALL, general)
+    };
     // SAFETY: a valid, aligned field.
     unsafe { core::ptr::read_volatile(&raw const coin.thrown) }
 }
@@ -81,25 +97,26 @@ fn random(coin: &mut Coin) -> u64 {
     mixed ^ mixed >> 31
 }
 
-/// The probability for waits of threads that have had many.
+/// The probability for waits of threads that have had many, for which there is this part of the budget.
 #[inline(always)]
 fn general(coin: &mut Coin, now: u64, budget: u64) -> u64 {
+    let most = budget * (COMMON_PART * ALLOWED_INTERVALS);
     let elapsed = now.saturating_sub(coin.interval_start_ns);
     if coin.probability == 0 {
-        coin.allowance = budget * ALLOWED_INTERVALS;
+        coin.allowance = most;
         coin.beyond = wait_beyond().min(coin.allowance);
         begin(coin, now, CERTAIN);
     } else {
         let is_over = elapsed >= setting!(coin_interval_ns);
         if is_over || coin.bytes >= 2 * budget + coin.beyond {
             let left = (coin.allowance + budget).saturating_sub(coin.bytes);
-            coin.allowance = left.min(budget * ALLOWED_INTERVALS);
+            coin.allowance = left.min(most);
             // An interval that a burst cut short has had its share of the allowance: whatever comes, that adds no more than one share to the
             // ring in as long as an interval is.
             coin.beyond = if is_over { wait_beyond().min(coin.allowance) } else { 0 };
             // The next probability follows from what the past used: also when an interval is cut short because a burst used twice the
             // budget, no probability depends on the wait it decides about.
-            let probability = next(coin, elapsed, budget + coin.beyond);
+            let probability = next(coin, elapsed, budget + coin.beyond / COMMON_PART);
             begin(coin, now, probability);
         }
     }
@@ -113,13 +130,18 @@ fn begin(coin: &mut Coin, now: u64, probability: u64) {
     coin.probability = probability;
 }
 
-/// Notes the cost of a kept wait: `bytes` for the ring, whether it had room for them or not, and the work.
+/// Notes the cost of a kept wait: `bytes` for the ring, whether it had room for them or not, and the work. What threads with few waits use beyond their part of
+/// the budget is what is allowed beyond all of it.
 #[inline(always)]
 pub(crate) fn spend(coin: &mut Coin, bytes: u32) {
     let cost = u64::from(bytes) + WALK_BYTES;
-    coin.bytes += cost;
-    if coin.of_own != 0 {
+    let by = coin.kept_by;
+    if by != OF_ALL {
         coin.own_bytes += cost;
+    }
+    let budget = wait_budget();
+    if by != OF_FEW || coin.own_bytes > budget - budget / COMMON_PART {
+        coin.bytes += cost;
     }
 }
 
