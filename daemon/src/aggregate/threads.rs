@@ -267,6 +267,8 @@ struct Thread {
 struct Collected {
     /// Samples in them.
     samples: HashMap<StackId, u64>,
+    /// How long it ran before it left the CPU in one.
+    ran_before_wait: HashMap<StackId, f64>,
     /// Time on a CPU in them, exactly.
     cpu_ns: u64,
     /// That of one or another is not known.
@@ -359,6 +361,13 @@ impl Threads {
         let thread = self.thread(id);
         *thread.collected.samples.entry(stack).or_default() += 1;
         thread.last_run = Some((time, stack));
+    }
+
+    /// The thread leaves the CPU while it runs a collection, of which it had run so long. To be said beside [`Threads::wait_start`], which then has no time to
+    /// tell: else a thread's other work, where that is too little to be sampled, had the stacks of its collections.
+    pub fn collecting_slice(&mut self, id: ThreadId, stack: StackId, ran_ns: u64, weight: f64) {
+        let ran = &mut self.thread(id).collected.ran_before_wait;
+        *ran.entry(stack).or_default() += ran_ns as f64 * weight;
     }
 
     /// The thread has run a collection, for so long on a CPU; `None` when that is not known, or not all of it was in this window.
@@ -632,6 +641,9 @@ impl Thread {
             for (stack, n) in collected.samples.drain() {
                 *self.samples.entry(stack).or_default() += n;
             }
+            for (stack, ran) in collected.ran_before_wait.drain() {
+                *self.ran_before_wait.entry(stack).or_default() += ran;
+            }
             collected.cpu_ns = 0;
         }
         // The clocks are read apart.
@@ -644,21 +656,19 @@ impl Thread {
                 spread(Place::Stack(stack), n, of_collections * n as f64 / in_collections as f64);
             }
         } else if of_collections > 0.0 {
-            spread(Place::Marker(Marker::GarbageCollector), 0, of_collections);
+            for (place, share) in by_slices(collected.ran_before_wait, Marker::GarbageCollector) {
+                spread(place, 0, of_collections * share);
+            }
         }
         let samples: u64 = self.samples.values().sum();
-        let ran: f64 = self.ran_before_wait.values().sum();
         if samples > 0 {
             for (stack, n) in std::mem::take(&mut self.samples) {
                 spread(Place::Stack(stack), n, others * n as f64 / samples as f64);
             }
-        } else if ran > 0.0 {
-            let shares = std::mem::take(&mut self.ran_before_wait);
-            for (stack, share) in shares.into_iter().filter(|(_, share)| *share > 0.0) {
-                spread(Place::Stack(stack), 0, others * share / ran);
-            }
         } else if others > 0.0 {
-            spread(Place::Marker(Marker::NotSampled), 0, others);
+            for (place, share) in by_slices(std::mem::take(&mut self.ran_before_wait), Marker::NotSampled) {
+                spread(place, 0, others * share);
+            }
         }
 
         self.waiting_rows(times, row, rows);
@@ -775,6 +785,16 @@ impl Division {
     fn scale(&self) -> f64 {
         if self.more > 0.0 { self.rest / self.more } else { 0.0 }
     }
+}
+
+/// Shares of what ran for so long before it left the CPU with these stacks; all of it at a marker where nothing is known of that.
+fn by_slices(slices: HashMap<StackId, f64>, unknown: Marker) -> Vec<(Place, f64)> {
+    let all: f64 = slices.values().sum();
+    if all <= 0.0 {
+        return vec![(Place::Marker(unknown), 1.0)];
+    }
+    let ran = slices.into_iter().filter(|(_, ran)| *ran > 0.0);
+    ran.map(|(stack, ran)| (Place::Stack(stack), ran / all)).collect()
 }
 
 #[cfg(test)]
@@ -975,6 +995,20 @@ mod tests {
             (cpu(&unseen, Place::Marker(Marker::GarbageCollector)), cpu(&unseen, outside)),
             (250.0, 750.0)
         );
+        // What is too little to be sampled has the stacks it left the CPU with, and none of those of the other.
+        let slices = |collected: Option<u64>, inside: u32| {
+            let mut threads = Threads::default();
+            (0..inside).for_each(|_| threads.collecting_sample(T, MonotonicNs(0), StackId(1)));
+            threads.wait_start(T, MonotonicNs(10), StackId(3), SLEEP, 30, 1.0);
+            threads.collecting_slice(T, StackId(4), 70, 1.0);
+            threads.wait_start(T, MonotonicNs(20), StackId(4), SLEEP, 0, 1.0);
+            threads.collected(T, collected);
+            let rows = threads.finish(&running(times(1_000, 0, 0), ON_CPU));
+            [1, 3, 4].map(|id| cpu(&rows, Place::Stack(StackId(id))))
+        };
+        assert_eq!(slices(Some(250), 1), [250.0, 750.0, 0.0]);
+        assert_eq!(slices(Some(250), 0), [0.0, 750.0, 250.0]);
+        assert_eq!(slices(None, 0), [0.0, 300.0, 700.0]);
         let only = rows(&[Some(400)], 1, 0);
         assert_eq!((cpu(&only, inside), cpu(&only, Place::Marker(Marker::NotSampled))), (400.0, 600.0));
         let all = rows(&[Some(2_000)], 1, 0);

@@ -410,7 +410,12 @@ impl Processor {
                 let suspended = self.stands_still(wait.thread.pid);
                 let syscall = wait.syscall.map(wait_reason::family);
                 let reason = WaitReason { state: wait.state.into(), syscall, io: wait.io, suspended };
-                self.threads.wait_start(wait.thread, time, stack, reason, wait.ran_ns, wait.weight);
+                let mut ran_ns = wait.ran_ns;
+                if self.collects(wait.thread, time) {
+                    self.threads.collecting_slice(wait.thread, stack, ran_ns, wait.weight);
+                    ran_ns = 0;
+                }
+                self.threads.wait_start(wait.thread, time, stack, reason, ran_ns, wait.weight);
             }
             EventKind::Sleeper(sleeper) => self.sleeper(time, &sleeper),
             EventKind::Wake(wake) => {

@@ -168,10 +168,14 @@ impl Thread {
             carried
         };
         let (samples, in_collections) = (counts(samples), counts(collected.samples));
-        let mut ran = HashMap::with_capacity(ran_before_wait.len());
-        for (stack, ns) in ran_before_wait {
-            *ran.entry(carry(stack)).or_default() += ns;
-        }
+        let mut slices = |ran: HashMap<StackId, f64>| {
+            let mut carried = HashMap::with_capacity(ran.len());
+            for (stack, ns) in ran {
+                *carried.entry(carry(stack)).or_default() += ns;
+            }
+            carried
+        };
+        let (ran, ran_in_collections) = (slices(ran_before_wait), slices(collected.ran_before_wait));
         let mut carried_waits = HashMap::with_capacity(waits.len());
         for ((stack, reason, waker), estimate) in waits {
             let waker = waker.map(|waker| match waker {
@@ -194,7 +198,11 @@ impl Thread {
             open: open.map(|open| open.carried(carry)),
             last_run: last_run.map(|(at, stack)| (at, carry(stack))),
             recent: None,
-            collected: Collected { samples: in_collections, ..collected },
+            collected: Collected {
+                samples: in_collections,
+                ran_before_wait: ran_in_collections,
+                ..collected
+            },
             first,
             unseen: true,
         }
