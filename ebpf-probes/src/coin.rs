@@ -63,11 +63,11 @@ fn adapted(coin: &mut Coin, now: u64, wait: u64) -> u64 {
         coin.own_start_ns = now;
         coin.own_bytes = 0;
     }
-    // As long as all are kept, no room is used up: the first waits of a thread that will have thousands look like those of one that has few.
     let few = wait <= SURE_WAITS;
-    let room = if few { budget - budget / COMMON_PART + coin.beyond } else { budget / 4 };
+    let room = if few { part_of_few(budget) + coin.beyond } else { budget / 4 };
     // Like the general probability this follows from the past alone, the budget included: what threads with few waits use the own chances of others
-    // do not get. Through memory: the verifier would walk the stack once for each way through here.
+    // do not get. As long as all are kept, no room is used up: the first waits of a thread that will have thousands look like those of one that has
+    // few. Through memory: the verifier would walk the stack once for each way through here.
     (coin.kept_by, coin.thrown) = if general == CERTAIN || coin.own_bytes >= room {
         (OF_ALL, general)
     } else if few {
@@ -80,6 +80,12 @@ fn adapted(coin: &mut Coin, now: u64, wait: u64) -> u64 {
     };
     // SAFETY: a valid, aligned field.
     unsafe { core::ptr::read_volatile(&raw const coin.thrown) }
+}
+
+/// What of a budget is for threads that have few waits.
+#[inline(always)]
+fn part_of_few(budget: u64) -> u64 {
+    budget - budget / COMMON_PART
 }
 
 /// The next of the CPU's random numbers (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014). The
@@ -139,8 +145,7 @@ pub(crate) fn spend(coin: &mut Coin, bytes: u32) {
     if by != OF_ALL {
         coin.own_bytes += cost;
     }
-    let budget = wait_budget();
-    if by != OF_FEW || coin.own_bytes > budget - budget / COMMON_PART {
+    if by != OF_FEW || coin.own_bytes > part_of_few(wait_budget()) {
         coin.bytes += cost;
     }
 }

@@ -97,8 +97,10 @@ impl Safe {
             self.refresh();
             self.read = Some(now);
             known = self.known(address);
-            self.soonest = if known == 0 { (self.soonest * 2).min(LATEST) } else { SOONEST };
-            if known == 0 {
+            if known != 0 {
+                self.soonest = SOONEST;
+            } else {
+                self.soonest = (self.soonest * 2).min(LATEST);
                 if self.nowhere.len() >= MAX_NOWHERE {
                     self.nowhere.clear();
                 }

@@ -6,6 +6,7 @@ use crate::aggregate::recent::Recent;
 use crate::sample::stack::StackId;
 use crate::source::{MonotonicNs, Progress, ThreadSnapshot, ThreadTimes};
 use foldhash::{HashMap, HashMapExt as _};
+use std::ops::AddAssign;
 
 /// A thread that was counted and is in no snapshot since (its times changed while they were read) is remembered for so many windows.
 const REMEMBERED: u8 = 3;
@@ -160,22 +161,6 @@ impl Thread {
     /// The thread in the next window.
     fn unseen(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
         let Self { id, samples, ran_before_wait, waits, open, last_run, collected, first, .. } = self;
-        let mut counts = |samples: HashMap<StackId, u64>| {
-            let mut carried = HashMap::with_capacity(samples.len());
-            for (stack, n) in samples {
-                *carried.entry(carry(stack)).or_default() += n;
-            }
-            carried
-        };
-        let (samples, in_collections) = (counts(samples), counts(collected.samples));
-        let mut slices = |ran: HashMap<StackId, f64>| {
-            let mut carried = HashMap::with_capacity(ran.len());
-            for (stack, ns) in ran {
-                *carried.entry(carry(stack)).or_default() += ns;
-            }
-            carried
-        };
-        let (ran, ran_in_collections) = (slices(ran_before_wait), slices(collected.ran_before_wait));
         let mut carried_waits = HashMap::with_capacity(waits.len());
         for ((stack, reason, waker), estimate) in waits {
             let waker = waker.map(|waker| match waker {
@@ -192,21 +177,33 @@ impl Thread {
         }
         Self {
             id,
-            samples,
-            ran_before_wait: ran,
+            samples: carried(samples, carry),
+            ran_before_wait: carried(ran_before_wait, carry),
             waits: carried_waits,
             open: open.map(|open| open.carried(carry)),
             last_run: last_run.map(|(at, stack)| (at, carry(stack))),
             recent: None,
             collected: Collected {
-                samples: in_collections,
-                ran_before_wait: ran_in_collections,
+                samples: carried(collected.samples, carry),
+                ran_before_wait: carried(collected.ran_before_wait, carry),
                 ..collected
             },
             first,
             unseen: true,
         }
     }
+}
+
+/// What was counted by stack, in the next window.
+fn carried<V: Default + AddAssign>(
+    counted: HashMap<StackId, V>,
+    carry: &mut dyn FnMut(StackId) -> StackId,
+) -> HashMap<StackId, V> {
+    let mut carried: HashMap<StackId, V> = HashMap::with_capacity(counted.len());
+    for (stack, value) in counted {
+        *carried.entry(carry(stack)).or_default() += value;
+    }
+    carried
 }
 
 impl Open {
