@@ -124,16 +124,16 @@ plain! {
 plain! {
     /// State of the coin that thins wait stacks; one per CPU.
     pub struct Coin {
-        /// Start of the interval; ns.
-        pub interval_start_ns: u64,
-        /// Bytes sent in it, those included that only a thread's own chance has kept, and not those of threads with few waits, as long as these are within
+        /// End of the interval; ns.
+        pub interval_end_ns: u64,
+        /// When the probability was last set: when the interval began, or a burst within it had used twice what there was; ns.
+        pub since_ns: u64,
+        /// Bytes sent since then, those included that only a thread's own chance has kept, and not those of threads with few waits, as long as these are within
         /// their part of the budget.
         pub bytes: u64,
         /// Probability of keeping a stack, in units of 2⁻³²: at most 2³². 0 = not yet used, meaning 2³².
         pub probability: u64,
-        /// Start of the interval of the next sum; ns.
-        pub own_start_ns: u64,
-        /// Bytes sent in it for stacks that were kept for what their thread had before.
+        /// Bytes sent in this interval for stacks that were kept for what their thread had before.
         pub own_bytes: u64,
         /// The probability of the last throw, and what made it.
         pub thrown: u64,

@@ -35,7 +35,7 @@ const OF_FEW: u64 = 2;
 /// What an interval leaves of its budget others may use, as long as it is no more than the budget of so many (4 s): threads that wake all at
 /// once are within a budget that holds in the mean. A recording begins with all of it: while the probes know no code each stack is a copy, twenty times
 /// as large as later, and a short recording is nothing but its beginning. In one interval no more of it may be used than [`wait_beyond`]
-/// says.
+/// says, and what threads with many waits need to have all of the budget.
 const ALLOWED_INTERVALS: u64 = 40;
 
 /// Throws the coin for a wait that `thread` begins at `now`; `Some(probability)` when its stack is to be kept.
@@ -58,11 +58,7 @@ pub(crate) fn throw(coin: &mut Coin, thread: &mut Thread, now: u64) -> Option<u6
 #[inline(always)]
 fn adapted(coin: &mut Coin, now: u64, wait: u64) -> u64 {
     let budget = wait_budget();
-    let general = general(coin, now, budget / COMMON_PART);
-    if now.saturating_sub(coin.own_start_ns) >= setting!(coin_interval_ns) {
-        coin.own_start_ns = now;
-        coin.own_bytes = 0;
-    }
+    let general = general(coin, now, budget);
     let few = wait <= SURE_WAITS;
     let room = if few { part_of_few(budget) + coin.beyond } else { budget / 4 };
     // Like the general probability this follows from the past alone, the budget included: what threads with few waits use the own chances of others
@@ -103,37 +99,44 @@ fn random(coin: &mut Coin) -> u64 {
     mixed ^ mixed >> 31
 }
 
-/// The probability for waits of threads that have had many, for which there is this part of the budget.
+/// The probability for waits of threads that have had many. It follows from what the past used, so it never depends on the wait it decides
+/// about: also where it changes within an interval, because a burst has used twice what there was.
 #[inline(always)]
 fn general(coin: &mut Coin, now: u64, budget: u64) -> u64 {
-    let most = budget * (COMMON_PART * ALLOWED_INTERVALS);
-    let elapsed = now.saturating_sub(coin.interval_start_ns);
-    if coin.probability == 0 {
+    let most = budget * ALLOWED_INTERVALS;
+    let elapsed_us = (now.saturating_sub(coin.since_ns) / 1000).clamp(1, 1 << 20);
+    let interval_us = (setting!(coin_interval_ns) / 1000).max(1);
+    let is_first = coin.probability == 0;
+    let is_over = now >= coin.interval_end_ns;
+    if is_first {
         coin.allowance = most;
-        coin.beyond = wait_beyond().min(coin.allowance);
-        begin(coin, now, CERTAIN);
+        coin.probability = CERTAIN;
+    } else if is_over || coin.bytes >= 2 * share(coin, budget) + coin.beyond {
+        let more = budget / COMMON_PART * elapsed_us / interval_us;
+        coin.allowance = (coin.allowance + more).saturating_sub(coin.bytes).min(most);
     } else {
-        let is_over = elapsed >= setting!(coin_interval_ns);
-        if is_over || coin.bytes >= 2 * budget + coin.beyond {
-            let left = (coin.allowance + budget).saturating_sub(coin.bytes);
-            coin.allowance = left.min(most);
-            // An interval that a burst cut short has had its share of the allowance: whatever comes, that adds no more than one share to the
-            // ring in as long as an interval is.
-            coin.beyond = if is_over { wait_beyond().min(coin.allowance) } else { 0 };
-            // The next probability follows from what the past used: also when an interval is cut short because a burst used twice the
-            // budget, no probability depends on the wait it decides about.
-            let probability = next(coin, elapsed, budget + coin.beyond / COMMON_PART);
-            begin(coin, now, probability);
-        }
+        return coin.probability;
     }
+    // What is left of an interval after a burst has had its share of what is allowed beyond the budget: whatever comes, that adds no more than one
+    // such share to the ring in as long as an interval is.
+    coin.beyond = 0;
+    if is_over {
+        coin.interval_end_ns = now + setting!(coin_interval_ns);
+        coin.beyond = wait_beyond().min(coin.allowance.saturating_sub(part_of_few(budget)));
+        coin.own_bytes = 0;
+    }
+    if !is_first {
+        coin.probability = next(coin, elapsed_us, interval_us, share(coin, budget) + coin.beyond);
+    }
+    coin.since_ns = now;
+    coin.bytes = 0;
     coin.probability
 }
 
+/// What of a budget an interval has for threads with many waits: in the long run the common part, as long as something is allowed beyond it all.
 #[inline(always)]
-fn begin(coin: &mut Coin, now: u64, probability: u64) {
-    coin.interval_start_ns = now;
-    coin.bytes = 0;
-    coin.probability = probability;
+fn share(coin: &Coin, budget: u64) -> u64 {
+    budget / COMMON_PART + coin.allowance.min(part_of_few(budget))
 }
 
 /// Notes the cost of a kept wait: `bytes` for the ring, whether it had room for them or not, and the work. What threads with few waits use beyond their part of
@@ -151,11 +154,9 @@ pub(crate) fn spend(coin: &mut Coin, bytes: u32) {
 }
 
 /// probability × (bytes an interval may have) / (bytes per interval as they came). Ranges, so that nothing overflows: what it may have < 2³²,
-/// elapsed and interval in µs < 2²¹, bytes < 2³³, so the products stay below 2⁶³ with room for the 10 fraction bits.
+/// elapsed and interval in µs ≤ 2²⁰, bytes < 2³³, so the products stay below 2⁶³ with room for the 10 fraction bits.
 #[inline(always)]
-fn next(coin: &Coin, elapsed_ns: u64, room: u64) -> u64 {
-    let elapsed_us = (elapsed_ns / 1000).clamp(1, 1 << 20);
-    let interval_us = setting!(coin_interval_ns) / 1000;
+fn next(coin: &Coin, elapsed_us: u64, interval_us: u64, room: u64) -> u64 {
     let used = (coin.bytes * interval_us) | 1;
     let ratio = ((room * elapsed_us) << 10) / used;
     let growth = if ratio >= MOST_GROWTH >> 6 { MOST_GROWTH } else { ratio << 6 };
