@@ -231,7 +231,7 @@ pub struct Record {
     /// Most bytes of user stack copied per CPU sample, in KiB, and per wait up to 32; only what a thread uses is copied.
     #[arg(long, value_name = "KIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(4..=64))]
     pub stack_kib: u32,
-    /// Budget for the stacks of waits, in MiB per second: a third of it for threads that wait more than 32 times a second, the rest for those whose waits are
+    /// Budget for the stacks of waits, in MiB per second: a sixth of it for threads that wait more than 32 times a second, the rest for those whose waits are
     /// few; what four seconds leave of it may be used later, and a recording begins with as much. Above it, waits keep their exact timing and their stacks
     /// are sampled with a known probability.
     #[arg(long, value_name = "MIB", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1024))]

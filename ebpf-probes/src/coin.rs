@@ -20,12 +20,12 @@ const WALK_BYTES: u64 = 1024;
 
 /// A thread's n-th wait is kept with a probability of 64/n at least. n is halved each second: a thread with no more than 32 waits a second
 /// has them all. It has nothing that could stand for a wait without a stack. Of any other some 44 a second are kept; a ratio of two estimates
-/// is biased with few behind it. Threads with many waits get no more than a quarter of the budget for it.
+/// is biased with few behind it. For that there are three quarters of the common part of the budget.
 const SURE_WAITS: u64 = 64;
 
 /// The part of the budget for waits that others can stand for. The rest is for those of threads that have few, of which each stack tells something new: of
 /// thousands of waits that one thread has in a second it hardly matters how many are kept, and each costs some µs.
-const COMMON_PART: u64 = 3;
+const COMMON_PART: u64 = 6;
 
 /// What kept a wait's stack: the general probability, its thread's own, or that its thread has few.
 const OF_ALL: u64 = 0;
@@ -60,7 +60,7 @@ fn adapted(coin: &mut Coin, now: u64, wait: u64) -> u64 {
     let budget = wait_budget();
     let general = general(coin, now, budget);
     let few = wait <= SURE_WAITS;
-    let room = if few { part_of_few(budget) + coin.beyond } else { budget / 4 };
+    let room = if few { part_of_few(budget) + coin.beyond } else { budget / COMMON_PART * 3 / 4 };
     // Like the general probability this follows from the past alone, the budget included: what threads with few waits use the own chances of others
     // do not get. As long as all are kept, no room is used up: the first waits of a thread that will have thousands look like those of one that has
     // few. Through memory: the verifier would walk the stack once for each way through here.

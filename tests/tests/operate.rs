@@ -391,6 +391,7 @@ fn a_program_whose_every_stack_is_another_does_not_take_it_beyond_its_memory() {
             "windows: {{length: 1h, aligned: false}}\n\
              files: {{directory: {0}/out, keep_free: 1MiB}}\ntelemetry: {{listen: 127.0.0.1:{1}}}\n\
              selection: {{only: [{{command: differ}}]}}\n\
+             recording: {{wait_stacks: 64MiB}}\n\
              limits: {{memory: 192MiB, cpu: 100%, {2}}}\n",
             node.scratch.path("").display(),
             node.port,

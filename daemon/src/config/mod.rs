@@ -69,7 +69,7 @@ pub struct Recording {
     pub frequency: u32,
     /// Most bytes of user stack copied per CPU sample, 4KiB to 64KiB, and per wait up to 32KiB; only what a thread uses is copied.
     pub stack_copy: Bytes,
-    /// Budget a second for the stacks of waits, a third of it for threads that wait more than 32 times a second; above it waits keep their exact timing and their
+    /// Budget a second for the stacks of waits, a sixth of it for threads that wait more than 32 times a second; above it waits keep their exact timing and their
     /// stacks are sampled.
     pub wait_stacks: Bytes,
     /// Whether whoever ends a wait has a stack too, beyond the waiting stack and a frame `[woken by]`; out of the same budget.
