@@ -23,6 +23,9 @@ use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes
 use foldhash::HashMap;
 
 mod cut;
+mod on_cpu;
+
+use on_cpu::OnCpu;
 
 /// Where a row's time was spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -247,8 +250,8 @@ struct First {
 #[derive(Default)]
 struct Thread {
     id: ThreadId,
-    samples: HashMap<StackId, u64>,
-    ran_before_wait: HashMap<StackId, f64>,
+    /// But for what is known of its collections.
+    on_cpu: OnCpu,
     waits: HashMap<(StackId, WaitReason, Option<Waker>), Estimate>,
     open: Option<Open>,
     last_run: Option<(MonotonicNs, StackId)>,
@@ -265,10 +268,7 @@ struct Thread {
 /// What a thread did of collections.
 #[derive(Default)]
 struct Collected {
-    /// Samples in them.
-    samples: HashMap<StackId, u64>,
-    /// How long it ran before it left the CPU in one.
-    ran_before_wait: HashMap<StackId, f64>,
+    on_cpu: OnCpu,
     /// Time on a CPU in them, exactly.
     cpu_ns: u64,
     /// That of one or another is not known.
@@ -352,22 +352,21 @@ impl Threads {
     pub fn cpu_sample(&mut self, id: ThreadId, time: MonotonicNs, stack: StackId) {
         self.note(id, |recent| recent.seen(time, stack));
         let thread = self.thread(id);
-        *thread.samples.entry(stack).or_default() += 1;
+        thread.on_cpu.sampled(stack);
         thread.last_run = Some((time, stack));
     }
 
     /// The same while it runs a collection.
     pub fn collecting_sample(&mut self, id: ThreadId, time: MonotonicNs, stack: StackId) {
         let thread = self.thread(id);
-        *thread.collected.samples.entry(stack).or_default() += 1;
+        thread.collected.on_cpu.sampled(stack);
         thread.last_run = Some((time, stack));
     }
 
     /// The thread leaves the CPU while it runs a collection, of which it had run so long. To be said beside [`Threads::wait_start`], which then has no time to
     /// tell: else a thread's other work, where that is too little to be sampled, had the stacks of its collections.
     pub fn collecting_slice(&mut self, id: ThreadId, stack: StackId, ran_ns: u64, weight: f64) {
-        let ran = &mut self.thread(id).collected.ran_before_wait;
-        *ran.entry(stack).or_default() += ran_ns as f64 * weight;
+        self.thread(id).collected.on_cpu.left(stack, ran_ns, weight);
     }
 
     /// The thread has run a collection, for so long on a CPU; `None` when that is not known, or not all of it was in this window.
@@ -393,7 +392,7 @@ impl Threads {
     ) {
         self.note(id, |recent| recent.seen(time, stack));
         let thread = self.thread(id);
-        *thread.ran_before_wait.entry(stack).or_default() += ran_ns as f64 * weight;
+        thread.on_cpu.left(stack, ran_ns, weight);
         thread.last_run = Some((time, stack));
         thread.open =
             Some(Open { start: time, stack, weight, reason, origin: None, waker: None, left_cpu: None });
@@ -637,37 +636,22 @@ impl Thread {
             }
         };
         let mut collected = std::mem::take(&mut self.collected);
+        let mut on_cpu = std::mem::take(&mut self.on_cpu);
         if collected.unsure || collected.cpu_ns == 0 {
-            for (stack, n) in collected.samples.drain() {
-                *self.samples.entry(stack).or_default() += n;
-            }
-            for (stack, ran) in collected.ran_before_wait.drain() {
-                *self.ran_before_wait.entry(stack).or_default() += ran;
-            }
+            on_cpu.merge(std::mem::take(&mut collected.on_cpu));
             collected.cpu_ns = 0;
         }
         // The clocks are read apart.
         let of_collections =
             if times.oncpu_ns > 0 { (collected.cpu_ns as f64 / oncpu).min(1.0) } else { 0.0 };
-        let others = 1.0 - of_collections;
-        let in_collections: u64 = collected.samples.values().sum();
-        if in_collections > 0 {
-            for (stack, n) in collected.samples {
-                spread(Place::Stack(stack), n, of_collections * n as f64 / in_collections as f64);
-            }
-        } else if of_collections > 0.0 {
-            for (place, share) in by_slices(collected.ran_before_wait, Marker::GarbageCollector) {
-                spread(place, 0, of_collections * share);
-            }
-        }
-        let samples: u64 = self.samples.values().sum();
-        if samples > 0 {
-            for (stack, n) in std::mem::take(&mut self.samples) {
-                spread(Place::Stack(stack), n, others * n as f64 / samples as f64);
-            }
-        } else if others > 0.0 {
-            for (place, share) in by_slices(std::mem::take(&mut self.ran_before_wait), Marker::NotSampled) {
-                spread(place, 0, others * share);
+        for (ran, part, unknown) in [
+            (collected.on_cpu, of_collections, Marker::GarbageCollector),
+            (on_cpu, 1.0 - of_collections, Marker::NotSampled),
+        ] {
+            for (place, samples, share) in ran.shares(unknown) {
+                if samples > 0 || part > 0.0 {
+                    spread(place, samples, part * share);
+                }
             }
         }
 
@@ -785,16 +769,6 @@ impl Division {
     fn scale(&self) -> f64 {
         if self.more > 0.0 { self.rest / self.more } else { 0.0 }
     }
-}
-
-/// Shares of what ran for so long before it left the CPU with these stacks; all of it at a marker where nothing is known of that.
-fn by_slices(slices: HashMap<StackId, f64>, unknown: Marker) -> Vec<(Place, f64)> {
-    let all: f64 = slices.values().sum();
-    if all <= 0.0 {
-        return vec![(Place::Marker(unknown), 1.0)];
-    }
-    let ran = slices.into_iter().filter(|(_, ran)| *ran > 0.0);
-    ran.map(|(stack, ran)| (Place::Stack(stack), ran / all)).collect()
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use crate::aggregate::recent::Recent;
 use crate::sample::stack::StackId;
 use crate::source::{MonotonicNs, Progress, ThreadSnapshot, ThreadTimes};
 use foldhash::{HashMap, HashMapExt as _};
-use std::ops::AddAssign;
 
 /// A thread that was counted and is in no snapshot since (its times changed while they were read) is remembered for so many windows.
 const REMEMBERED: u8 = 3;
@@ -160,7 +159,7 @@ impl Threads {
 impl Thread {
     /// The thread in the next window.
     fn unseen(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
-        let Self { id, samples, ran_before_wait, waits, open, last_run, collected, first, .. } = self;
+        let Self { id, on_cpu, waits, open, last_run, collected, first, .. } = self;
         let mut carried_waits = HashMap::with_capacity(waits.len());
         for ((stack, reason, waker), estimate) in waits {
             let waker = waker.map(|waker| match waker {
@@ -177,33 +176,16 @@ impl Thread {
         }
         Self {
             id,
-            samples: carried(samples, carry),
-            ran_before_wait: carried(ran_before_wait, carry),
+            on_cpu: on_cpu.carried(carry),
             waits: carried_waits,
             open: open.map(|open| open.carried(carry)),
             last_run: last_run.map(|(at, stack)| (at, carry(stack))),
             recent: None,
-            collected: Collected {
-                samples: carried(collected.samples, carry),
-                ran_before_wait: carried(collected.ran_before_wait, carry),
-                ..collected
-            },
+            collected: Collected { on_cpu: collected.on_cpu.carried(carry), ..collected },
             first,
             unseen: true,
         }
     }
-}
-
-/// What was counted by stack, in the next window.
-fn carried<V: Default + AddAssign>(
-    counted: HashMap<StackId, V>,
-    carry: &mut dyn FnMut(StackId) -> StackId,
-) -> HashMap<StackId, V> {
-    let mut carried: HashMap<StackId, V> = HashMap::with_capacity(counted.len());
-    for (stack, value) in counted {
-        *carried.entry(carry(stack)).or_default() += value;
-    }
-    carried
 }
 
 impl Open {
