@@ -60,7 +60,7 @@ fn adapted(coin: &mut Coin, now: u64, wait: u64) -> u64 {
     let budget = wait_budget();
     let general = general(coin, now, budget);
     let few = wait <= SURE_WAITS;
-    let room = if few { part_of_few(budget) + coin.beyond } else { budget / COMMON_PART * 3 / 4 };
+    let room = if few { part_of_few(budget) + coin.beyond } else { common_part(budget) * 3 / 4 };
     // Like the general probability this follows from the past alone, the budget included: what threads with few waits use the own chances of others
     // do not get. As long as all are kept, no room is used up: the first waits of a thread that will have thousands look like those of one that has
     // few. Through memory: the verifier would walk the stack once for each way through here.
@@ -78,10 +78,15 @@ fn adapted(coin: &mut Coin, now: u64, wait: u64) -> u64 {
     unsafe { core::ptr::read_volatile(&raw const coin.thrown) }
 }
 
-/// What of a budget is for threads that have few waits.
+/// What of a budget is for threads that have many waits, and what for those that have few.
+#[inline(always)]
+fn common_part(budget: u64) -> u64 {
+    budget / COMMON_PART
+}
+
 #[inline(always)]
 fn part_of_few(budget: u64) -> u64 {
-    budget - budget / COMMON_PART
+    budget - common_part(budget)
 }
 
 /// The next of the CPU's random numbers (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014). The
@@ -106,13 +111,12 @@ fn general(coin: &mut Coin, now: u64, budget: u64) -> u64 {
     let most = budget * ALLOWED_INTERVALS;
     let elapsed_us = (now.saturating_sub(coin.since_ns) / 1000).clamp(1, 1 << 20);
     let interval_us = (setting!(coin_interval_ns) / 1000).max(1);
-    let is_first = coin.probability == 0;
     let is_over = now >= coin.interval_end_ns;
-    if is_first {
+    if coin.probability == 0 {
         coin.allowance = most;
         coin.probability = CERTAIN;
     } else if is_over || coin.bytes >= 2 * share(coin, budget) + coin.beyond {
-        let more = budget / COMMON_PART * elapsed_us / interval_us;
+        let more = common_part(budget) * elapsed_us / interval_us;
         coin.allowance = (coin.allowance + more).saturating_sub(coin.bytes).min(most);
     } else {
         return coin.probability;
@@ -125,9 +129,7 @@ fn general(coin: &mut Coin, now: u64, budget: u64) -> u64 {
         coin.beyond = wait_beyond().min(coin.allowance.saturating_sub(part_of_few(budget)));
         coin.own_bytes = 0;
     }
-    if !is_first {
-        coin.probability = next(coin, elapsed_us, interval_us, share(coin, budget) + coin.beyond);
-    }
+    coin.probability = next(coin, elapsed_us, interval_us, share(coin, budget) + coin.beyond);
     coin.since_ns = now;
     coin.bytes = 0;
     coin.probability
@@ -136,7 +138,7 @@ fn general(coin: &mut Coin, now: u64, budget: u64) -> u64 {
 /// What of a budget an interval has for threads with many waits: in the long run the common part, as long as something is allowed beyond it all.
 #[inline(always)]
 fn share(coin: &Coin, budget: u64) -> u64 {
-    budget / COMMON_PART + coin.allowance.min(part_of_few(budget))
+    common_part(budget) + coin.allowance.min(part_of_few(budget))
 }
 
 /// Notes the cost of a kept wait: `bytes` for the ring, whether it had room for them or not, and the work. What threads with few waits use beyond their part of
