@@ -144,14 +144,22 @@ impl<'a> Region<'a> {
         let (Some(head_word), Some(tail_word)) = (self.word(EVENT_HEAD_AT), self.word(EVENT_TAIL_AT)) else {
             return None;
         };
+        if units == 0 || bytes > MAX_RECORD_BYTES {
+            self.count(Counter::RecordsDroppedFull, 1);
+            return None;
+        }
         let mut head = head_word.load(Ordering::Relaxed);
         loop {
             // Acquire: pairs with the consumer's write of event_tail, which it does after copying the units out.
             let tail = tail_word.load(Ordering::Acquire);
-            if units == 0
-                || bytes > MAX_RECORD_BYTES
-                || free(head, tail, self.geometry.units) < units.saturating_add(spare)
-            {
+            if free(head, tail, self.geometry.units) < units.saturating_add(spare) {
+                // Between the two looks others may have written, and the consumer read on, to beyond where the head was: it read a later
+                // head before it wrote that tail, so this look finds one.
+                let now = head_word.load(Ordering::Relaxed);
+                if now != head {
+                    head = now;
+                    continue;
+                }
                 self.count(Counter::RecordsDroppedFull, 1);
                 return None;
             }

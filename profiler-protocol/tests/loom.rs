@@ -30,6 +30,11 @@ impl Memory for Pread {
         let only = (offset == 0 && self.opened.get()).then_some((EVENT_HEAD_AT / 8) as usize);
         for (index, chunk) in bytes.chunks_exact_mut(8).enumerate() {
             if only.is_none_or(|only| only == index) {
+                if only.is_some() {
+                    // Loom 0.7 compares an access with the last one alone: a producer's own look at the head hides ours from its
+                    // reservation, and the two are never tried the other way round, unless ours could have changed something.
+                    self.words[index].fetch_or(0, Ordering::Relaxed);
+                }
                 chunk.copy_from_slice(&self.words[first + index].load(Ordering::Relaxed).to_le_bytes());
             }
         }
@@ -55,18 +60,54 @@ fn write(words: &[AtomicU64], tid: u32, time_ns: u64) {
     }
 }
 
+/// A region that is `publish`ed, and its consumer.
+fn opened() -> (Arc<Vec<AtomicU64>>, Consumer<Pread>) {
+    let count = (TINY.region_bytes() / 8) as usize;
+    let words: Arc<Vec<AtomicU64>> = Arc::new((0..count).map(|_| AtomicU64::new(0)).collect());
+    Region::new(&words, TINY).expect("enough words").publish(Identity::default());
+    let memory = Pread { words: Arc::clone(&words), opened: std::cell::Cell::new(false) };
+    let consumer = Consumer::open(memory, TINY.region_bytes()).expect("a region");
+    consumer.memory().opened.set(true);
+    (words, consumer)
+}
+
 #[test]
-fn every_record_arrives_whole_and_once_or_is_counted_as_dropped() {
+fn nothing_is_dropped_while_there_is_room() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let count = (TINY.region_bytes() / 8) as usize;
-        let words: Arc<Vec<AtomicU64>> = Arc::new((0..count).map(|_| AtomicU64::new(0)).collect());
+        let (words, mut consumer) = opened();
+        // As many records as the ring holds, so that it is never full.
+        let producers: Vec<_> = [1u32, 2]
+            .into_iter()
+            .map(|tid| {
+                let words = Arc::clone(&words);
+                loom::thread::spawn(move || write(&words, tid, u64::from(tid) * 10))
+            })
+            .collect();
+        let mut scratch = vec![0; MIN_SCRATCH_BYTES];
+        let mut seen = 0;
+        let mut drain = |consumer: &mut Consumer<Pread>| {
+            consumer.drain(&mut scratch, Quota::RING, &mut |_| seen += 1).expect("an honest peer");
+        };
+        drain(&mut consumer);
+        drain(&mut consumer);
+        for producer in producers {
+            producer.join().expect("no panic");
+        }
+        drain(&mut consumer);
+        assert_eq!(seen, 2);
+    });
+}
+
+#[test]
+fn every_record_arrives_whole_and_once_or_is_counted_as_dropped() {
+    let mut model = loom::model::Builder::new();
+    // Three take half a minute: `LOOM_MAX_PREEMPTIONS=3`.
+    model.preemption_bound = model.preemption_bound.or(Some(2));
+    model.check(|| {
+        let (words, mut consumer) = opened();
         let region = Region::new(&words, TINY).expect("enough words");
-        region.publish(Identity::default());
-        let memory = Pread { words: Arc::clone(&words), opened: std::cell::Cell::new(false) };
-        let mut consumer = Consumer::open(memory, TINY.region_bytes()).expect("a region");
-        consumer.memory().opened.set(true);
         let producers: Vec<_> = [1u32, 2]
             .into_iter()
             .map(|tid| {
