@@ -98,7 +98,8 @@ counters! {
     ContentionsThinned = 40, "shim_contentions_thinned";
     /// Waits for locks that were to be told of and dropped because the ring was full.
     ContentionsDroppedFull = 41, "shim_contentions_dropped_full";
-    /// Waits for locks of which only the beginning or only the end is known.
+    /// Waits for locks that are told of without the lock's owner, since their beginning is not known: it was before the attach, or so many threads waited
+    /// that two shared a place.
     ContentionsUnmatched = 42, "shim_contentions_unmatched";
     /// Events of exceptions and locks dropped because another EventPipe session had delivered the same before.
     RuntimeRepeats = 43, "shim_runtime_repeats";

@@ -405,9 +405,7 @@ impl Instance {
 
     fn on_contention_start(&self, payload: &[u8]) -> Option<()> {
         let owner = contention_start(payload)?;
-        if !self.contentions.begins(syscall::thread_id(), owner) {
-            self.count(Counter::RuntimeRepeats);
-        }
+        self.contentions.begins(syscall::thread_id(), owner);
         Some(())
     }
 
@@ -415,26 +413,39 @@ impl Instance {
         let waited_ns = contention_stop(payload)?;
         let now_ns = syscall::now_ns();
         let thread = syscall::thread_id();
-        let Some(owner) = self.contentions.ends(thread) else {
-            self.count(Counter::ContentionsUnmatched);
-            return Some(());
-        };
-        self.count(Counter::Contentions);
-        let level = level_for(self.contentions.thin.level(now_ns, CONTENTIONS), waited_ns);
-        if !self.contentions.thin.chosen(level, self.seed()) {
-            self.count(Counter::ContentionsThinned);
-            return Some(());
+        if self.waits.is_repeat(thread, waited_ns, now_ns) {
+            self.count(Counter::RuntimeRepeats);
+        } else {
+            self.count(Counter::Contentions);
+            // One that began before anybody listened has its stack and its length all the same.
+            let owner = self.contentions.ends(thread).unwrap_or_else(|| {
+                self.count(Counter::ContentionsUnmatched);
+                0
+            });
+            let level = level_for(self.contentions.thin.level(now_ns, CONTENTIONS), waited_ns);
+            if self.contentions.thin.chosen(level, self.seed()) {
+                let at = StackHead { level, registers: *registers, ..StackHead::default() };
+                self.tell_contention((now_ns, thread), ContentionHead { at, waited_ns, owner });
+            } else {
+                self.count(Counter::ContentionsThinned);
+            }
         }
+        self.waits.done(thread, syscall::now_ns());
+        Some(())
+    }
+
+    /// Tells of it with the stack that its registers are of.
+    fn tell_contention(&self, (now_ns, thread): (u64, u32), head: ContentionHead) {
+        let StackHead { level, registers, .. } = head.at;
         let Some((mut grant, extent)) =
-            self.room_with_stack(ContentionHead::WORDS, registers, self.stack_limit())
+            self.room_with_stack(ContentionHead::WORDS, &registers, self.stack_limit())
         else {
             self.count(Counter::ContentionsDroppedFull);
-            return Some(());
+            return;
         };
         encode_prefix(&mut grant, ContentionHead::KIND, thread, now_ns);
-        ContentionHead { at: stack_head(level, extent, registers), waited_ns, owner }.encode(&mut grant);
+        ContentionHead { at: stack_head(level, extent, &registers), ..head }.encode(&mut grant);
         commit_with_stack(grant, extent);
-        Some(())
     }
 
     /// The runtime adjusts under a lock of its own, and says so only when the number is another.

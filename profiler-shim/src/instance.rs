@@ -9,7 +9,7 @@ use crate::gc::Gc;
 use crate::live::{Found, Live};
 use crate::method;
 use crate::region::Guard;
-use crate::repeat::{Allocations, Throws};
+use crate::repeat::{Allocations, Moments};
 use crate::stack;
 use crate::syscall;
 use crate::text::Text;
@@ -85,7 +85,9 @@ pub struct Instance {
     pub(crate) samples: AtomicU64,
     pub(crate) allocations: Allocations,
     pub(crate) gc: Gc,
-    pub(crate) throws: Throws,
+    pub(crate) throws: Moments,
+    /// The same of waits for locks.
+    pub(crate) waits: Moments,
     /// How many exceptions are thrown.
     pub(crate) thrown: Thin,
     /// How many samples of allocations come.

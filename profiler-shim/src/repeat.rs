@@ -23,35 +23,36 @@ impl Allocations {
     }
 }
 
-/// Between two deliveries of one event lies less than this, and between two throws of a thread more: to unwind takes microseconds.
+/// Between two deliveries of one event lies less than this, and between two events of a thread that look alike more: to unwind an exception takes
+/// microseconds, and so does a wait.
 const SAME_EVENT_NS: u64 = 500;
 
-/// The last exception of each thread, by the thread id's low bits.
-pub struct Throws {
-    last: [Throw; THROWS],
+/// The last exception of each thread, or its last wait for a lock, by the thread id's low bits.
+pub struct Moments {
+    last: [Moment; MOMENTS],
 }
 
-const THROWS: usize = 1024;
+const MOMENTS: usize = 1024;
 
-struct Throw {
+struct Moment {
     /// What it was.
     name: AtomicU64,
     /// When it had been dealt with.
     at_ns: AtomicU64,
 }
 
-impl Throws {
-    /// True when `thread` threw the same, as `name` says, a moment before `now_ns`: no exception has an identity of its own.
+impl Moments {
+    /// True when `thread` had the same, as `name` says, a moment before `now_ns`: neither has an identity of its own.
     pub fn is_repeat(&self, thread: u32, name: u64, now_ns: u64) -> bool {
-        let Some(last) = self.last.get(thread as usize % THROWS) else { return false };
+        let Some(last) = self.last.get(thread as usize % MOMENTS) else { return false };
         // Relaxed: the slot is this thread's own but for collisions, which need no order.
         last.name.swap(name, Ordering::Relaxed) == name
             && now_ns.saturating_sub(last.at_ns.load(Ordering::Relaxed)) < SAME_EVENT_NS
     }
 
-    /// The exception of `thread` has been dealt with.
+    /// The one of `thread` has been dealt with.
     pub fn done(&self, thread: u32, now_ns: u64) {
-        if let Some(last) = self.last.get(thread as usize % THROWS) {
+        if let Some(last) = self.last.get(thread as usize % MOMENTS) {
             last.at_ns.store(now_ns, Ordering::Relaxed);
         }
     }
@@ -109,7 +110,7 @@ impl Collections {
 
 #[cfg(test)]
 mod tests {
-    use super::{Allocations, Collections, SAME_EVENT_NS, Throw, Throws};
+    use super::{Allocations, Collections, Moment, Moments, SAME_EVENT_NS};
     use core::sync::atomic::AtomicU64;
 
     #[test]
@@ -126,7 +127,7 @@ mod tests {
     #[test]
     fn the_same_exception_at_once_is_a_repeat_and_later_it_is_another() {
         let zero = || AtomicU64::new(0);
-        let seen = Throws { last: std::array::from_fn(|_| Throw { name: zero(), at_ns: zero() }) };
+        let seen = Moments { last: std::array::from_fn(|_| Moment { name: zero(), at_ns: zero() }) };
         assert!(!seen.is_repeat(7, 5, 10_000));
         seen.done(7, 14_000);
         assert!(seen.is_repeat(7, 5, 14_100));

@@ -386,6 +386,16 @@ fn waits_for_locks_have_length_stack_and_owner(runtime: Runtime) {
     let leaf = top.lines().any(|line| line.contains("Program.WaitForLock") && line.contains("100"));
     assert!(leaf && !top.contains("HoldAsleep"), "{top}");
     println!("{name}: {shown} of {all} waits show where the owner was");
+
+    // Of many that wait at once each is told of, the first ones too.
+    let Recorded { profile, .. } = record(&workload, &["contend-crowd"]);
+    let crowd = |sample: &Sample| sample.has("Program.WaitInCrowd");
+    assert_eq!(profile.sum("contentions", crowd), 1200, "{}", profile.describe("contentions", |_| true));
+    assert!(profile.sum("delay", crowd) > 1200 * 20_000_000, "{}", profile.describe("delay", |_| true));
+    let owned =
+        profile.sum("contentions", |sample| crowd(sample) && sample.labels.contains_key("lock_owner"));
+    // Ids that others took meanwhile can make two share a place.
+    assert!(owned > 1150, "{owned}: {}", profile.describe("contentions", |_| true));
 }
 
 on_runtimes!(what_is_not_asked_for_is_not_told: net8 Net8; long: net9 Net9, net10 Net10);

@@ -22,6 +22,7 @@ namespace Incidents
             Workload.On("throw-many", ThrowMany);
             Workload.On("contend", () => Contend(asleep: false));
             Workload.On("contend-asleep", () => Contend(asleep: true));
+            Workload.On("contend-crowd", Crowd);
             Workload.Ready();
             Workload.WaitForStop();
             Workload.Truth("waited_ns", waited * (1e9 / Stopwatch.Frequency));
@@ -110,6 +111,32 @@ namespace Incidents
                 while (turn != 2 * i)
                     Thread.Yield();
             }
+        }
+
+        // 1,200 threads wait for one lock at once, each for more than 10 ms, and have it for a moment one after the other.
+        static void Crowd()
+        {
+            var crowd = new Thread[1200];
+            for (int i = 0; i < crowd.Length; i++)
+                crowd[i] = new Thread(WaitInCrowd, 128 * 1024) { Name = "crowd" };
+            lock (gate)
+            {
+                foreach (var thread in crowd)
+                    thread.Start();
+                foreach (var thread in crowd)
+                    while ((thread.ThreadState & System.Threading.ThreadState.WaitSleepJoin) == 0)
+                        Thread.Yield();
+                HoldAsleep();
+            }
+            foreach (var thread in crowd)
+                thread.Join();
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void WaitInCrowd()
+        {
+            lock (gate)
+                Thread.Sleep(1);
         }
 
         [MethodImpl(MethodImplOptions.NoInlining)]
