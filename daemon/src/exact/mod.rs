@@ -87,8 +87,9 @@ impl Shelf {
             left_out: laid.left_out,
             ..Account::default()
         };
+        let mut room = table::Room::new();
         for source in &laid.sources {
-            match table::read(source) {
+            match table::read(source, &mut room) {
                 Ok(process) => account.processes.push(process),
                 Err(error) => account.unreadable.push(format!("pid {}: {error}", source.pid)),
             }

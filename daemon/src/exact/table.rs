@@ -18,8 +18,28 @@ use std::time::{Duration, Instant};
 /// How long a process is given to bring its counts up to date: it looks every millisecond.
 const ANSWER: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(2);
+/// How long all processes of a recording are given together.
+const ALL_ANSWERS: Duration = Duration::from_secs(30);
 /// Tries to read numbers that belong together.
 const TRIES: usize = 50;
+/// Bytes of names, and entries of survivors, of all processes of a recording together.
+const ALL_NAME_BYTES: usize = 64 << 20;
+const ALL_SURVIVALS: usize = 8 << 20;
+
+/// What the processes of a recording share: how long they may take, and how much they may have to tell.
+pub(super) struct Room {
+    until: Instant,
+    name_bytes: usize,
+    survivals: usize,
+}
+
+impl Room {
+    /// All of it.
+    pub(super) fn new() -> Self {
+        Self { until: Instant::now() + ALL_ANSWERS, name_bytes: ALL_NAME_BYTES, survivals: ALL_SURVIVALS }
+    }
+}
+
 /// Why a table cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
@@ -102,14 +122,14 @@ fn copy(table: &Opened) -> Result<Copied, TableError> {
 
 /// A copy whose sequence word was even and the same before and after; the last try, whatever that was, for a process that never rests or
 /// was killed in the midst of a change. It says which.
-fn copy_whole(table: &Opened) -> Result<Copied, TableError> {
+fn copy_whole(table: &Opened, until: Instant) -> Result<Copied, TableError> {
     let mut tries = 0;
     loop {
         let mut copied = copy(table)?;
         tries += 1;
         let sequence = copied.head.get(head::SEQUENCE);
         copied.is_whole = sequence % 2 == 0 && table.word(head::SEQUENCE)? == sequence;
-        if copied.is_whole || tries >= TRIES {
+        if copied.is_whole || tries >= TRIES || Instant::now() >= until {
             return Ok(copied);
         }
         std::thread::sleep(LOOK);
@@ -117,21 +137,21 @@ fn copy_whole(table: &Opened) -> Result<Copied, TableError> {
 }
 
 /// Reads what one process has counted so far; brings it up to date first when the process runs.
-pub(super) fn read(source: &Source) -> Result<Process, TableError> {
+pub(super) fn read(source: &Source, room: &mut Room) -> Result<Process, TableError> {
     let table = &source.table;
     if source.is_running() && table.word(head::STATE)? == state::COUNTING {
         let asked = table.word(head::ASKED)?.wrapping_add(1);
         table.set(head::ASKED, asked)?;
-        let begin = Instant::now();
-        while table.word(head::ANSWERED)? != asked && begin.elapsed() < ANSWER && source.is_running() {
+        let until = room.until.min(Instant::now() + ANSWER);
+        while table.word(head::ANSWERED)? != asked && Instant::now() < until && source.is_running() {
             std::thread::sleep(LOOK);
         }
     }
-    let copied = copy_whole(table)?;
-    Ok(Process { name: source.name.clone(), ..account(&copied, source.pid, source.is_running()) })
+    let copied = copy_whole(table, room.until)?;
+    Ok(Process { name: source.name.clone(), ..account(&copied, source.pid, source.is_running(), room) })
 }
 
-fn account(copied: &Copied, pid: u32, is_running: bool) -> Process {
+fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut Room) -> Process {
     let head = |at: usize| copied.head.get(at);
     let (major, minor, build, _) = unpack_runtime(head(head::RUNTIME));
     let began_ns = head(head::STARTED_NS);
@@ -141,6 +161,7 @@ fn account(copied: &Copied, pid: u32, is_running: bool) -> Process {
     if let Some((_, types)) = losses.get_mut(loss::TYPES) {
         *types = copied.types.get(of_type::OBJECTS);
     }
+    let types = types(copied, room, &mut losses);
     losses.push((TORN.0.to_owned(), u64::from(!copied.is_whole)));
     Process {
         pid,
@@ -158,7 +179,7 @@ fn account(copied: &Copied, pid: u32, is_running: bool) -> Process {
         cpu_ns: None,
         own_ns: head(head::OWN_NS),
         losses: losses.into_iter().filter(|(_, count)| *count > 0).collect(),
-        types: types(copied),
+        types,
         collections: copied
             .collections
             .rows(COLLECTION_WORDS)
@@ -217,16 +238,26 @@ fn collection(index: usize, words: &Words, began_ns: u64) -> Collection {
 
 /// Rows of the same name and module are one type: two threads met it at once. Of one file there may be several modules, in load contexts of their own
 /// or loaded anew; beyond some they count as one.
-fn types(copied: &Copied) -> Vec<Type> {
+fn types(copied: &Copied, room: &mut Room, losses: &mut [(String, u64)]) -> Vec<Type> {
+    let mut lost = |at: usize, more: u64| {
+        if let Some((_, count)) = losses.get_mut(at) {
+            *count = count.saturating_add(more);
+        }
+    };
     let names: Vec<u8> = copied.names.0.iter().flat_map(|word| word.to_le_bytes()).collect();
     let mut types: Vec<Type> = Vec::new();
     let mut places: HashMap<(String, String, u64), usize> = HashMap::new();
     let mut modules: HashMap<(String, String), Vec<u64>> = HashMap::new();
     let mut of_row = Vec::new();
+    // Each name has its own place: whoever lets them overlap does not have more of them for that.
+    let mut left = names.len().min(room.name_bytes);
     for (number, words) in copied.types.rows(TYPE_WORDS).enumerate() {
         let (name, module) = match number {
             0 => ("[other types]".to_owned(), String::new()),
-            _ => name(&names, words.get(of_type::NAME)),
+            _ => name(&names, words.get(of_type::NAME), &mut left).unwrap_or_else(|| {
+                lost(loss::NAMES, 1);
+                (UNKNOWN_TYPE.to_owned(), String::new())
+            }),
         };
         let mut module_id = words.get(of_type::MODULE);
         let known = modules.entry((name.clone(), module.clone())).or_default();
@@ -252,7 +283,12 @@ fn types(copied: &Copied) -> Vec<Type> {
             add(of, &words);
         }
     }
-    for entry in copied.survivals.rows(SURVIVAL_WORDS) {
+    room.name_bytes = room.name_bytes.saturating_sub(names.len());
+    let all = copied.survivals.0.len() / SURVIVAL_WORDS;
+    let told = all.min(room.survivals);
+    room.survivals -= told;
+    lost(loss::ROWS, (all - told) as u64);
+    for entry in copied.survivals.rows(SURVIVAL_WORDS).take(told) {
         let [collection, row] = [entry.get(0) & 0xffff_ffff, entry.get(0) >> 32];
         let place = usize::try_from(row).ok().and_then(|row| of_row.get(row));
         let Some(of) = place.and_then(|&place| types.get_mut(place)) else { continue };
@@ -278,17 +314,19 @@ fn types(copied: &Copied) -> Vec<Type> {
     types
 }
 
-fn name(names: &[u8], word: u64) -> (String, String) {
+/// A type's name and its module's, if there is room left for both.
+fn name(names: &[u8], word: u64, left: &mut usize) -> Option<(String, String)> {
     let half = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
     let (at, bytes, module) = (half(word & 0xffff_ffff), half(word >> 32 & 0xffff), half(word >> 48));
     let text = |from: usize, bytes: usize| {
         let end = from.saturating_add(bytes);
         crate::attach::target::printable(&String::from_utf8_lossy(names.get(from..end).unwrap_or(&[])))
     };
-    match bytes {
-        0 => (UNKNOWN_TYPE.to_owned(), String::new()),
-        _ => (text(at, bytes), text(at.saturating_add(bytes), module)),
+    if bytes == 0 {
+        return Some((UNKNOWN_TYPE.to_owned(), String::new()));
     }
+    *left = left.checked_sub(bytes + module)?;
+    Some((text(at, bytes), text(at.saturating_add(bytes), module)))
 }
 
 fn add(of: &mut Type, words: &Words) {
@@ -340,10 +378,10 @@ fn lifetimes(sums: &mut Vec<Lifetime>, words: &Words, first: usize, buckets: usi
 
 #[cfg(test)]
 mod tests {
-    use super::{Copied, Words, account};
+    use super::{Copied, Room, UNKNOWN_TYPE, Words, account};
     use crate::exact::{Account, Count, Lifetime, Survival};
     use crate::symbolize::types::Contexts;
-    use profiler_protocol::exact::{TYPE_WORDS, head, of_type};
+    use profiler_protocol::exact::{NAME_BYTES, SURVIVAL_WORDS, TYPE_WORDS, head, of_type};
 
     fn row(words: &[(usize, u64)]) -> Vec<u64> {
         let mut row = vec![0; TYPE_WORDS];
@@ -363,7 +401,7 @@ mod tests {
             (dead, 4),
         ]));
         types.extend(row(&[
-            (of_type::NAME, name(0, 3, 5)),
+            (of_type::NAME, name(8, 3, 5)),
             (of_type::OBJECTS, 3),
             (of_type::BYTES, 30),
             (dead + 2, 1),
@@ -377,12 +415,12 @@ mod tests {
         let copied = Copied {
             head: Words(head),
             types: Words(types),
-            names: Words(vec![u64::from_le_bytes(*b"A.Bm.dll")]),
+            names: Words(vec![u64::from_le_bytes(*b"A.Bm.dll"); 2]),
             collections: Words(vec![u64::MAX; 32]),
             is_whole: false,
             survivals: Words(vec![1 << 32, 2, 20, 1, 2 << 32, 1, 10, 0, u64::MAX, 9, 9, 9]),
         };
-        let process = account(&copied, 1, false);
+        let process = account(&copied, 1, false, &mut Room::new());
         assert_eq!(process.losses.get("torn"), Some(&1));
         let of = process.types.iter().find(|of| of.name == "A.B").unwrap();
         assert_eq!((of.module.as_str(), of.allocated), ("m.dll", Count { objects: 10, bytes: 100 }));
@@ -394,7 +432,45 @@ mod tests {
         assert_eq!(of.per_collection, [Survival { collection: 0, objects: 3, bytes: 30, moved: 1 }]);
         assert_eq!(process.losses.get("types"), Some(&5));
         assert_eq!(process.types.len(), 3);
+        assert!(process.types.iter().any(|of| of.name == UNKNOWN_TYPE));
+        assert_eq!(process.losses.get("names"), Some(&1));
         assert_eq!(process.collections[0].generation, 2);
+    }
+
+    /// Each of 16,384 rows can claim 128 KiB of the 4 MiB of names, from another byte on.
+    #[test]
+    fn names_that_overlap_have_no_more_room_than_others() {
+        let words = NAME_BYTES / 8;
+        let names = Words(
+            (0..words as u64)
+                .map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15) & !0x8080_8080_8080_8080)
+                .collect(),
+        );
+        let mut types = row(&[]);
+        for number in 1..1000 {
+            types
+                .extend(row(&[(of_type::NAME, number | 0xffff << 32 | 0xffff << 48), (of_type::OBJECTS, 1)]));
+        }
+        let survivals = Words(vec![1; SURVIVAL_WORDS * 8]);
+        let copied = Copied {
+            head: Words(vec![0; head::READER]),
+            types: Words(types),
+            names,
+            collections: Words(Vec::new()),
+            survivals,
+            is_whole: true,
+        };
+        let mut room = Room { survivals: 10, ..Room::new() };
+        let told: Vec<_> = (1..3).map(|pid| account(&copied, pid, false, &mut room)).collect();
+        for process in &told {
+            let bytes: usize = process.types.iter().map(|of| of.module.len()).sum();
+            assert!(bytes <= 3 * NAME_BYTES, "{bytes}");
+            assert_eq!(process.losses.get("names"), Some(&(999 - NAME_BYTES as u64 / 0x1_fffe)));
+        }
+        assert_eq!(
+            (told[0].losses.get("rows"), told[1].losses.get("rows"), room.survivals),
+            (None, Some(&6), 0)
+        );
     }
 
     #[test]
@@ -402,16 +478,17 @@ mod tests {
         const NAMED: &[u8; 32] = b"N.T.<>c__DisplayClass1_0m.dll\0\0\0";
         let name = 24 << 32 | 5 << 48;
         let mut types = row(&[]);
-        for (module, objects) in [(0x100, 5), (0x200, 7), (0x100, 3)] {
+        for (at, module, objects) in [(0, 0x100, 5), (32, 0x200, 7), (64, 0x100, 3)] {
             types.extend(row(&[
-                (of_type::NAME, name),
+                (of_type::NAME, at | name),
                 (of_type::MODULE, module),
                 (of_type::CLASS, module + objects),
                 (of_type::OBJECTS, objects),
                 (of_type::BYTES, objects * 24),
             ]));
         }
-        let names = NAMED.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+        let names = NAMED.repeat(3);
+        let names = names.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
         let copied = Copied {
             head: Words(vec![0; head::READER]),
             types: Words(types),
@@ -420,7 +497,8 @@ mod tests {
             survivals: Words(Vec::new()),
             is_whole: true,
         };
-        let mut both = Account { processes: vec![account(&copied, 1, false)], ..Account::default() };
+        let mut both =
+            Account { processes: vec![account(&copied, 1, false, &mut Room::new())], ..Account::default() };
         // The second one was met first where samples were named.
         both.number_modules(|_| {
             let mut contexts = Contexts::default();

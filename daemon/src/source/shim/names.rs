@@ -55,7 +55,8 @@ impl NameBook {
         if self.missing.contains(&address) || self.covers(address) {
             return true;
         }
-        if self.open.len() >= OPEN {
+        // An answer to what was not sent yet, or is to be sent again, leaves its address in the queue.
+        if self.open.len().max(self.waiting.len()) >= OPEN {
             return false;
         }
         self.open.insert(address, Question { seen_ns, sent_ns: 0, progress: Progress::Waiting { tries: 0 } });
@@ -302,5 +303,9 @@ mod tests {
     fn the_queue_has_an_end() {
         let mut book = NameBook::default();
         assert_eq!((0..=OPEN as u64).filter(|&address| !book.ask(address, 1)).count(), 1);
+        // Also for a process that takes no question and answers all.
+        let mut book = NameBook::default();
+        let refused = (0..=OPEN).filter(|_| !book.ask(1, 1) || book.not_found(1, NOT_NOW).is_none()).count();
+        assert_eq!((refused, book.waiting.len()), (1, OPEN));
     }
 }
