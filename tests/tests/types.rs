@@ -14,11 +14,14 @@ const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Types of `types.cs` that the compiler has named, or that the runtime writes in another way, and a part of the name the runtime has for them, where
 /// that is another one.
-const SHOWN: [(&str, Option<&str>); 5] = [
+const SHOWN: [(&str, Option<&str>); 8] = [
     ("Types.Maker+closure", Some("Types.Maker.<>c__DisplayClass")),
     ("Types.Maker.Wait(…)+async", Some("Types.Maker.<Wait>d__")),
     ("(Types.Ticket, int)[]", Some("System.ValueTuple<Types.Ticket, int>[]")),
     ("Types.Outer<int>.Inner", None),
+    ("Types.Shade[]", None),
+    ("Types.Shade?[]", Some("System.Nullable<Types.Shade>[]")),
+    ("Types.Ticket[,][]", Some("Types.Ticket[][,]")),
     (
         "System.Func<byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, Types.Ticket>[]",
         None,

@@ -176,6 +176,8 @@ pub struct Allocations {
     live: HashMap<RegionId, HashMap<u64, LiveObject>>,
     raised: HashMap<RegionId, Raised>,
     collections: HashMap<RegionId, Collections>,
+    /// When the last full collection of a region began, and the one before it.
+    full: HashMap<RegionId, [Option<MonotonicNs>; 2]>,
     /// Since when objects of a region have been watched without a break.
     watched_since: HashMap<RegionId, MonotonicNs>,
     untracked: u64,
@@ -288,7 +290,11 @@ impl Allocations {
     }
 
     /// A collection of `generation` and those below it begins.
-    pub fn collection(&mut self, region: RegionId, generation: u8) {
+    pub fn collection(&mut self, region: RegionId, generation: u8, time: MonotonicNs) {
+        if looked_at(generation) == 2 {
+            let [last, before] = self.full.entry(region).or_default();
+            *before = last.replace(time);
+        }
         let collections = self.collections.entry(region).or_default();
         for count in &mut collections[..=looked_at(generation)] {
             *count = count.saturating_add(1);
@@ -310,6 +316,12 @@ impl Allocations {
         (object.generation >= 2).then(|| collections[2].saturating_sub(object.old_after))
     }
 
+    /// When the last full collection but one began: what was old by then is alive for sure, since the last may be going on still.
+    #[must_use]
+    pub fn proven_at(&self, region: RegionId) -> Option<MonotonicNs> {
+        self.full.get(&region).and_then(|[_, before]| *before)
+    }
+
     /// From now on objects of the region are watched, and of those that were before nothing is known any more.
     pub fn watched_from(&mut self, region: RegionId, time: MonotonicNs) {
         self.region_gone(region);
@@ -327,6 +339,7 @@ impl Allocations {
         self.live_objects -= self.live.remove(&region).map_or(0, |live| live.len());
         self.raised.remove(&region);
         self.collections.remove(&region);
+        self.full.remove(&region);
         self.watched_since.remove(&region);
     }
 
@@ -629,19 +642,19 @@ mod tests {
     fn an_object_survives_the_collections_that_look_at_its_generation() {
         let (mut heap, region) = (Allocations::default(), RegionId(3));
         let survived = |heap: &Allocations| heap.live().map(|object| heap.survived(&object)).sum::<u32>();
-        heap.collection(region, 2);
+        heap.collection(region, 2, MonotonicNs(0));
         heap.allocated(region, MonotonicNs(5), &allocation(1, 64, AllocationKind::Sampled), StackId(1));
         assert_eq!(survived(&heap), 0);
-        heap.collection(region, 0);
+        heap.collection(region, 0, MonotonicNs(0));
         heap.alive(region, &[(1, 1)]);
         assert_eq!(survived(&heap), 1);
-        heap.collection(region, 0);
+        heap.collection(region, 0, MonotonicNs(0));
         assert_eq!(survived(&heap), 1, "it was not looked at");
-        heap.collection(region, 1);
+        heap.collection(region, 1, MonotonicNs(0));
         heap.alive(region, &[(1, 2)]);
-        heap.collection(region, 1);
-        heap.collection(region, 2);
-        heap.collection(region, 2);
+        heap.collection(region, 1, MonotonicNs(0));
+        heap.collection(region, 2, MonotonicNs(0));
+        heap.collection(region, 2, MonotonicNs(0));
         assert_eq!(survived(&heap), 4);
         assert_eq!([0, 1, 3, 4, 1_000].map(super::count_bucket), [0, 1, 2, 4, 512]);
     }
@@ -653,19 +666,19 @@ mod tests {
         heap.allocated(region, MonotonicNs(5), &allocation(1, 64, AllocationKind::Sampled), StackId(1));
         // Pinned, it stays young however often all is looked at, and grows old at last.
         for _ in 0..9 {
-            heap.collection(region, 2);
+            heap.collection(region, 2, MonotonicNs(0));
         }
         assert_eq!(old(&heap), None);
         heap.alive(region, &[(1, 1)]);
-        heap.collection(region, 1);
+        heap.collection(region, 1, MonotonicNs(0));
         heap.alive(region, &[(1, 2)]);
         assert_eq!(old(&heap), Some(0));
-        heap.collection(region, 1);
-        heap.collection(region, 2);
+        heap.collection(region, 1, MonotonicNs(0));
+        heap.collection(region, 2, MonotonicNs(0));
         assert_eq!(old(&heap), Some(1));
         // Demoted, and old again.
         heap.alive(region, &[(1, 1)]);
-        heap.collection(region, 1);
+        heap.collection(region, 1, MonotonicNs(0));
         heap.alive(region, &[(1, 2)]);
         assert_eq!(old(&heap), Some(0));
     }
@@ -682,10 +695,10 @@ mod tests {
         generations.sort_unstable();
         assert_eq!(generations, [3, 4]);
         // The library has looked at them, the collection has not.
-        heap.collection(region, 0);
+        heap.collection(region, 0, MonotonicNs(0));
         heap.alive(region, &[(1, 3), (2, 4)]);
         assert_eq!(survived(&heap), 0);
-        heap.collection(region, 2);
+        heap.collection(region, 2, MonotonicNs(0));
         assert_eq!(survived(&heap), 2);
     }
 

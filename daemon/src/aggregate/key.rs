@@ -265,6 +265,8 @@ pub struct Labels {
     pub age_seconds: Option<u64>,
     /// How long live objects of its process have been watched without a break, milliseconds.
     pub watched_ms: Option<u64>,
+    /// How long before the end the last full collection but one of its process began, milliseconds: what was old by then and is there is alive for sure.
+    pub proven_ms: Option<u64>,
     /// Collections a live object has survived, rounded down to a power of two.
     pub survived: Option<u64>,
     /// Full collections that a live object has survived since it is old: 0, 1, or 2 for more.
@@ -309,6 +311,7 @@ impl Labels {
         number("age_seconds", self.age_seconds.map(|age| i64::try_from(age).unwrap_or(i64::MAX)), "seconds");
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         number("watched_for", self.watched_ms.map(count), "milliseconds");
+        number("proven_before", self.proven_ms.map(count), "milliseconds");
         number("size_class", self.size_class.map(count), "bytes");
         number("sampled_objects", self.sampled_objects.map(count), "");
         number("sampled_bytes", self.sampled_bytes.map(count), "bytes");

@@ -79,6 +79,8 @@ pub struct Judgement {
 pub struct Moment<'a> {
     /// When, seconds.
     pub at_s: f64,
+    /// Until when what was old by then is proven to be alive, on the same clock; `None` before there were two full collections.
+    pub proven_at_s: Option<f64>,
     /// What was alive.
     pub group: &'a Group,
 }
@@ -153,7 +155,7 @@ impl Change {
 pub fn judge(moments: &[Moment<'_>]) -> Judgement {
     let proven: Vec<Group> = moments.iter().map(|moment| moment.group.proven()).collect();
     let alive: Vec<Moment<'_>> =
-        moments.iter().zip(&proven).map(|(moment, group)| Moment { at_s: moment.at_s, group }).collect();
+        moments.iter().zip(&proven).map(|(moment, group)| Moment { group, ..*moment }).collect();
     let minor = moments.iter().all(|moment| moment.group.survivors().seen() < FEWEST_SEEN);
     let (Some(first), Some(half), Some(last)) = (alive.first(), middle(&alive), alive.last()) else {
         let reason = "nothing was seen".to_owned();
@@ -163,18 +165,31 @@ pub fn judge(moments: &[Moment<'_>]) -> Judgement {
     let nothing_left = moments.last().is_none_or(|moment| moment.group.seen() == 0.0);
     let minor = minor || nothing_left && verdict == Verdict::TooEarly;
     let stride = moments.iter().any(|moment| moment.group.stride);
-    Judgement { verdict, reason, trend: trend(half, last, stride), minor }
+    let second_half = alive.iter().skip_while(|moment| moment.at_s < half.at_s);
+    Judgement { verdict, reason, trend: trend(second_half, last, stride), minor }
 }
 
 /// Why there is no trend.
 const ONE_MOMENT: &str = "it takes two moments";
 const NOT_PROVEN: &str = "none of it is proven to have outlived a full collection";
 
-/// How fast the bytes grow from one moment to another.
-fn trend(first: &Moment<'_>, last: &Moment<'_>, stride: bool) -> Result<Rate, &'static str> {
-    let length_s = last.at_s - first.at_s;
-    if length_s <= 0.0 {
+const FEW_COLLECTIONS: &str = "it takes two full collections, and one more in the second half";
+
+/// How fast the bytes grow that are proven to be alive. They do so when a full collection proves it: what was proven at two moments was made by the beginning
+/// of two collections, and in the time between these.
+fn trend<'m, 'a: 'm>(
+    mut moments: impl Iterator<Item = &'m Moment<'a>>,
+    last: &Moment<'_>,
+    stride: bool,
+) -> Result<Rate, &'static str> {
+    let with_time = |moment: &'m Moment<'a>| Some((moment, moment.proven_at_s?));
+    let Some((first, from_s)) = moments.find_map(with_time) else { return Err(FEW_COLLECTIONS) };
+    if last.at_s <= first.at_s {
         return Err(ONE_MOMENT);
+    }
+    let length_s = last.proven_at_s.unwrap_or(from_s) - from_s;
+    if length_s <= 0.0 {
+        return Err(FEW_COLLECTIONS);
     }
     let change = Change::between(first, last);
     let (was, is) = (first.group.bytes(), last.group.bytes());
@@ -203,7 +218,7 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
     };
     let (early, late) = (Change::between(first, half), Change::between(half, last));
     let grows = |change: Change| change.growth() >= SURE * change.error();
-    let whole = all.len() >= FEWEST_SNAPSHOTS && length_s >= SHORTEST_S;
+    let whole = all.len() >= FEWEST_SNAPSHOTS && length_s.round() >= SHORTEST_S;
     let since = |moment: &Moment<'_>| seconds(moment.at_s - first.at_s);
     if !(grows(early) && grows(late))
         && let Some((gone, from, to)) = turnover(all)
@@ -326,7 +341,7 @@ fn slowed(half: &Moment<'_>, last: &Moment<'_>, now: &Moment<'_>) -> Option<Late
 fn turnover(moments: &[Moment<'_>]) -> Option<(f64, f64, f64)> {
     let kept: Vec<Group> = moments.iter().map(|moment| moment.group.survivors()).collect();
     let moments: Vec<Moment<'_>> =
-        moments.iter().zip(&kept).map(|(moment, group)| Moment { at_s: moment.at_s, group }).collect();
+        moments.iter().zip(&kept).map(|(moment, group)| Moment { group, ..*moment }).collect();
     moments.iter().enumerate().find_map(|(at, first)| {
         let later = moments.get(at + 1..).unwrap_or_default();
         later.iter().find_map(|last| {
@@ -353,7 +368,7 @@ pub fn seconds(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Moment, NOT_PROVEN, ONE_MOMENT, Verdict, judge};
+    use super::{FEW_COLLECTIONS, Moment, NOT_PROVEN, ONE_MOMENT, Verdict, judge};
     use crate::leaks::snapshot::{Cell, Group};
 
     /// What is seen of objects born at these seconds and alive at `now`, when so many can be watched at most.
@@ -368,6 +383,10 @@ mod tests {
         Group { cells: births.iter().map(cell).collect(), stride: false }
     }
 
+    fn moment(at_s: f64, group: &Group) -> Moment<'_> {
+        Moment { at_s, proven_at_s: Some(at_s - 20.0), group }
+    }
+
     fn verdict(until: f64, births: impl Fn(f64) -> Vec<f64>) -> (Verdict, String) {
         verdict_of_most(f64::INFINITY, until, births)
     }
@@ -379,8 +398,7 @@ mod tests {
             groups.push((now, group(&births(now), now, most)));
             now += 10.0;
         }
-        let moments: Vec<Moment<'_>> =
-            groups.iter().map(|(at_s, group)| Moment { at_s: *at_s, group }).collect();
+        let moments: Vec<Moment<'_>> = groups.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
         let found = judge(&moments);
         (found.verdict, found.reason)
     }
@@ -448,8 +466,7 @@ mod tests {
                 (f64::from(look) * 10.0, group(&pool, f64::from(look) * 10.0, 4.0 + 6.0 * f64::from(look)))
             })
             .collect();
-        let moments: Vec<Moment<'_>> =
-            looks.iter().map(|(at_s, group)| Moment { at_s: *at_s, group }).collect();
+        let moments: Vec<Moment<'_>> = looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
         let found = judge(&moments);
         assert_eq!(found.verdict, Verdict::Steady, "{found:?}");
         assert!(found.trend.as_ref().unwrap().per_second.abs() < 1.0, "{found:?}");
@@ -463,8 +480,7 @@ mod tests {
         };
         let looks = [(0.0, 0.0625), (40.0, 0.3), (80.0, 0.9), (120.0, 0.9)];
         let looks = looks.map(|(now, share)| (now, replaced(now, share)));
-        let moments: Vec<Moment<'_>> =
-            looks.iter().map(|(at_s, group)| Moment { at_s: *at_s, group }).collect();
+        let moments: Vec<Moment<'_>> = looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
         let found = judge(&moments);
         assert_ne!(found.verdict, Verdict::Leak, "{found:?}");
         assert!(found.trend.as_ref().unwrap().per_second.abs() < 1.0, "{found:?}");
@@ -488,8 +504,7 @@ mod tests {
             cells.extend((now != 65.0).then_some(small));
             (now, Group { cells, stride: false })
         });
-        let moments: Vec<Moment<'_>> =
-            looks.iter().map(|(at_s, group)| Moment { at_s: *at_s, group }).collect();
+        let moments: Vec<Moment<'_>> = looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
         let found = judge(&moments);
         assert_eq!(found.verdict, Verdict::Steady, "{found:?}");
     }
@@ -548,8 +563,7 @@ mod tests {
                     (now, Group { cells: vec![cell; (now * 5.0) as usize], stride: false })
                 })
                 .collect();
-            let moments: Vec<Moment<'_>> =
-                looks.iter().map(|(at_s, group)| Moment { at_s: *at_s, group }).collect();
+            let moments: Vec<Moment<'_>> = looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
             let found = judge(&moments);
             (found.verdict, found.reason)
         };
@@ -572,7 +586,7 @@ mod tests {
         let births: Vec<f64> = (0..50).map(|_| 0.0).collect();
         let (some, none) = (group(&births, 20.0, f64::INFINITY), Group::default());
         let moments = [(20.0, &some), (30.0, &some), (60.0, &none), (90.0, &none), (120.0, &none)];
-        let moments = moments.map(|(at_s, group)| Moment { at_s, group });
+        let moments = moments.map(|(at_s, group)| Moment { at_s, proven_at_s: None, group });
         let found = judge(&moments);
         assert!(found.minor && found.verdict == Verdict::TooEarly, "{found:?}");
         let found = judge(&moments[..2]);
@@ -592,8 +606,7 @@ mod tests {
                 (now, group)
             })
             .collect();
-        let moments: Vec<Moment<'_>> =
-            looks.iter().map(|(at_s, group)| Moment { at_s: *at_s, group }).collect();
+        let moments: Vec<Moment<'_>> = looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
         let found = judge(&moments);
         assert!(found.minor && found.verdict == Verdict::TooEarly, "{found:?}");
         assert_eq!(found.trend, Err(NOT_PROVEN));
@@ -603,8 +616,7 @@ mod tests {
     fn a_trend_takes_two_moments_and_its_interval_chance() {
         let looks = [60.0, 120.0].map(|now| (now, group(&every(1.0, 0.0, now), now, f64::INFINITY)));
         let trend = |looks: &[(f64, Group)]| {
-            let moments: Vec<Moment<'_>> =
-                looks.iter().map(|(at_s, group)| Moment { at_s: *at_s, group }).collect();
+            let moments: Vec<Moment<'_>> = looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
             judge(&moments).trend
         };
         // An object of 100 kB a second, of which those of the last 20 s are not counted yet.
@@ -621,6 +633,42 @@ mod tests {
             gone.per_second < 0.0 && gone.interval.is_some_and(|interval| interval.high < 0.0),
             "{gone:?}"
         );
+    }
+
+    #[test]
+    fn a_trend_is_that_of_the_time_between_collections() {
+        // An object of 100 kB a second, and full collections that come seldom.
+        let trend = |full: &[f64]| {
+            let looks: Vec<(f64, Option<f64>, Group)> = (1..=26)
+                .map(|look| f64::from(look) * 5.0)
+                .map(|now| {
+                    let begun: Vec<f64> = full.iter().copied().filter(|at| *at <= now).collect();
+                    let proven_at_s = begun.len().checked_sub(2).map(|at| begun[at]);
+                    let births = every(1.0, 0.0, now);
+                    let mut group = group(&births, now, f64::INFINITY);
+                    for (cell, born) in group.cells.iter_mut().zip(&births) {
+                        cell.proven = proven_at_s.is_some_and(|at| *born < at);
+                    }
+                    (now, proven_at_s, group)
+                })
+                .collect();
+            let moments = looks.iter().map(|(at_s, proven_at_s, group)| Moment {
+                at_s: *at_s,
+                proven_at_s: *proven_at_s,
+                group,
+            });
+            judge(&moments.collect::<Vec<_>>()).trend
+        };
+        for full in
+            [&[10.0, 40.0, 75.0, 110.0][..], &[1.0, 20.0, 66.0], &[70.0, 80.0, 100.0], &[5.0, 64.0, 66.0]]
+        {
+            let rate = trend(full).unwrap();
+            assert!((rate.per_second / 1e5 - 1.0).abs() < 0.06, "{full:?}: {rate:?}");
+            assert!(rate.interval.is_some_and(|interval| interval.holds(1e5)), "{full:?}: {rate:?}");
+        }
+        for full in [&[10.0][..], &[10.0, 60.0], &[10.0, 70.0], &[]] {
+            assert_eq!(trend(full), Err(FEW_COLLECTIONS), "{full:?}");
+        }
     }
 
     #[test]

@@ -72,13 +72,15 @@ pub fn findings(snapshots: &[Snapshot], stretches: &HashMap<Process, Stretch>) -
         );
     }
     let finding = |place: &Place| {
-        let stretch = stretches.get(&(place.pid, place.process.clone()));
+        let process = (place.pid, place.process.clone());
+        let stretch = stretches.get(&process);
         let watched = stretch.map_or(&[][..], |stretch| &stretch.moments);
         let moments: Vec<Moment<'_>> = watched
             .iter()
             .filter_map(|at| snapshots.get(*at))
             .map(|snapshot| Moment {
                 at_s: snapshot.at_s,
+                proven_at_s: snapshot.proven_at_s.get(&process).copied(),
                 group: snapshot.groups.get(place).unwrap_or(&none),
             })
             .collect();
@@ -120,7 +122,8 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
     }
     let process = Awaited::new(pid);
     let (began, began_ns) = (Instant::now(), MonotonicNs::now());
-    let (mut snapshots, mut next) = (Vec::new(), options.window);
+    // From the first moment on, in which nothing is seen yet.
+    let (mut snapshots, mut next) = (Vec::new(), Duration::ZERO);
     loop {
         let start = MonotonicNs::now();
         shims.drain(&mut |event| order.push(event));

@@ -150,6 +150,7 @@ mod tests {
             at_s,
             length_s: at_s,
             processes: [process.clone()].into(),
+            proven_at_s: [(process.clone(), at_s)].into(),
             groups: [(place.clone(), Group { cells: cells(at_s), stride })].into(),
             ..Snapshot::default()
         };

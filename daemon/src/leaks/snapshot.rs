@@ -63,6 +63,8 @@ pub struct Snapshot {
     pub processes: HashSet<Process>,
     /// Since when live objects of a process have been watched without a break, seconds since the epoch, where something is alive.
     pub watched_since_s: HashMap<Process, f64>,
+    /// Until when what was old by then is proven to be alive, where something is: the last full collection but one began.
+    pub proven_at_s: HashMap<Process, f64>,
     /// What there is.
     pub groups: HashMap<Place, Group>,
     /// What of allocations and live objects is known to be missing, as the profile's loss line says it.
@@ -221,6 +223,7 @@ impl Snapshot {
         let mut processes = HashSet::new();
         let at_s = profile.time_nanos.saturating_add(profile.duration_nanos) as f64 / 1e9;
         let mut watched_since_s: HashMap<Process, f64> = HashMap::new();
+        let mut proven_at_s: HashMap<Process, f64> = HashMap::new();
         for sample in stacks.samples() {
             if let (Some(pid), name) = (stacks.number(sample, "pid"), stacks.label(sample, "process")) {
                 processes.insert((pid, clean(name.unwrap_or_default()).into_owned()));
@@ -253,6 +256,9 @@ impl Snapshot {
                     let latest = watched_since_s.entry((place.pid, place.process.clone())).or_insert(since);
                     *latest = latest.max(since);
                 }
+                if let Some(proven_ms) = stacks.number(sample, "proven_before") {
+                    proven_at_s.insert((place.pid, place.process.clone()), at_s - proven_ms as f64 / 1e3);
+                }
                 let seen = number("sampled_objects").max(1) as f64;
                 let group = groups.entry(place).or_default();
                 group.stride |= stacks.label(sample, "sampling") == Some("stride");
@@ -277,6 +283,7 @@ impl Snapshot {
             length_s: profile.duration_nanos as f64 / 1e9,
             processes,
             watched_since_s,
+            proven_at_s,
             groups,
             losses,
         }

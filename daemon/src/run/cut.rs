@@ -354,9 +354,10 @@ impl Cut {
             |object: &LiveObject| Survived { all: heap.survived(object), old: heap.survived_old(object) };
         let mut live: Vec<(LiveObject, Survived)> =
             heap.live().map(|object| (object, survived(&object))).collect();
-        let watched_since: HashMap<RegionId, MonotonicNs> = live
+        let times: HashMap<RegionId, [Option<MonotonicNs>; 2]> = live
             .iter()
-            .filter_map(|(object, _)| Some((object.site.region, heap.watched_since(object.site.region)?)))
+            .map(|(object, _)| object.site.region)
+            .map(|region| (region, [heap.watched_since(region), heap.proven_at(region)]))
             .collect();
         heap.next_window(&mut carry);
         let mut regions = std::mem::take(&mut processor.regions_gone);
@@ -378,12 +379,13 @@ impl Cut {
         let there: HashSet<ThreadId> = running.iter().map(|thread| thread.times.thread).collect();
         let mut made_by = HashSet::new();
         let live = live.into_iter().map(|(object, survived)| {
-            let since = watched_since.get(&object.site.region);
-            let watched_ms = since.map(|since| at.0.saturating_sub(since.0) / 1_000_000);
+            let times = times.get(&object.site.region).copied().unwrap_or_default();
+            let [watched_ms, proven_ms] =
+                times.map(|time| time.map(|time| at.0.saturating_sub(time.0) / 1_000_000));
             let Site { region, tid, .. } = object.site;
             made_by.insert((region, tid));
             let labels = processor.maker_labels(region, tid, |thread| there.contains(&thread));
-            (object, survived, Labels { watched_ms, ..labels })
+            (object, survived, Labels { watched_ms, proven_ms, ..labels })
         });
         let live = live.collect();
         processor.keep_makers(&made_by);

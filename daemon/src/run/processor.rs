@@ -875,7 +875,7 @@ impl Processor {
             _ if names_only => {}
             ShimEvent::Allocation(allocation) => self.allocation(time, pid, region, &allocation),
             ShimEvent::GcStart { number, generation, reason, kind, tid } => {
-                self.heap.collection(region, generation);
+                self.heap.collection(region, generation, time);
                 self.collections.begins(region, number, Kind::of(generation, reason, kind), time);
                 // 1 is a background collection: it runs on a thread of its own, known by name.
                 if kind != 1 {

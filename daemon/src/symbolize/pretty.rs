@@ -58,7 +58,7 @@ pub fn managed(raw: &str) -> String {
             .map(|written| format!("{}{}", declaring(path, &segments, method.start), written.show(""))),
         [] => None,
     };
-    clean(&shown.unwrap_or_else(|| format!("{path}{parameters}"))).into_owned()
+    clean(&outermost_first(&shown.unwrap_or_else(|| format!("{path}{parameters}")))).into_owned()
 }
 
 /// The readable form of a type's name: as the runtime writes it (`TypeString` with namespaces and all arguments) or as the shim does (arguments in
@@ -68,6 +68,8 @@ pub fn managed(raw: &str) -> String {
 /// |---|---|---|
 /// | ``Ns.Map`2[System.String,Ns.Item[]]`` | `Ns.Map<string, Ns.Item[]>` | `Ns.Map<string, Ns.Item[]>` |
 /// | `Ns.Outer+Inner` | `Ns.Outer.Inner` | `Ns.Outer.Inner` |
+/// | `System.Int32[][,]` | `int[][,]` | `int[,][]` |
+/// | ``System.Nullable`1[System.Int32]`` | `System.Nullable<int>` | `int?` |
 /// | ``System.ValueTuple`2[System.Int32,Ns.A]`` | `System.ValueTuple<int, Ns.A>` | `(int, Ns.A)` |
 /// | `Ns.Orders+<Load>d__3` | `Ns.Orders.<Load>d__3` | `Ns.Orders.Load(…)+async` |
 /// | the object it is kept in, `…AsyncStateMachineBox` | the same | `Ns.Orders.Load(…)+async` |
@@ -75,7 +77,35 @@ pub fn managed(raw: &str) -> String {
 /// | `Ns.Type+<>c` | `Ns.Type.<>c` | `Ns.Type+lambdas` |
 #[must_use]
 pub fn type_name(raw: &str) -> String {
-    clean(&type_within(&clean(raw), 0)).into_owned()
+    clean(&outermost_first(&type_within(&clean(raw), 0))).into_owned()
+}
+
+/// Of arrays of arrays the runtime writes the innermost rank first, and C# the outermost: `int[][,]` of the one is `int[,][]` of the other.
+fn outermost_first(name: &str) -> Cow<'_, str> {
+    if !name.contains("][") {
+        return Cow::Borrowed(name);
+    }
+    let (mut shown, mut rest) = (String::with_capacity(name.len()), name);
+    while let Some(open) = rest.find('[') {
+        shown.push_str(&rest[..open]);
+        rest = &rest[open..];
+        let mut ranks = Vec::new();
+        while let Some(inside) = rest.strip_prefix('[') {
+            let commas = inside.len() - inside.trim_start_matches(',').len();
+            if !inside[commas..].starts_with(']') {
+                break;
+            }
+            ranks.push(&rest[..commas + 2]);
+            rest = &rest[commas + 2..];
+        }
+        if ranks.is_empty() {
+            shown.push('[');
+            rest = &rest[1..];
+        }
+        shown.extend(ranks.into_iter().rev());
+    }
+    shown.push_str(rest);
+    Cow::Owned(shown)
 }
 
 /// One level of a nested type's name, or a part of its namespace.
@@ -200,6 +230,11 @@ fn shown_type(levels: &[Level<'_>]) -> String {
         && name == "System"
     {
         return tuple(&last.arguments);
+    }
+    if let ([Level { name, .. }], "Nullable", [of]) = (before, &*last.name, last.arguments.as_slice())
+        && name == "System"
+    {
+        return format!("{of}?");
     }
     let whole = joined(levels);
     keyword(&whole).map_or(whole, str::to_owned)
@@ -523,7 +558,11 @@ mod tests {
         // The runtime's name, the shim's, and what both become.
         for (raw, of_shim, shown) in [
             ("System.Byte[]", "byte[]", "byte[]"),
-            ("System.Int32[,][]", "int[,][]", "int[,][]"),
+            ("System.Int32[,][]", "int[,][]", "int[][,]"),
+            ("System.Int32[][,][,,]*[][,]", "int[][,][,,]*[][,]", "int[,,][,][]*[,][]"),
+            ("A.List`1[System.Int32[][,]][]", "A.List<int[][,]>[]", "A.List<int[,][]>[]"),
+            ("System.Nullable`1[System.Int32][]", "System.Nullable<int>[]", "int?[]"),
+            ("System.Nullable`1[System.__Canon]", "System.Nullable<__Canon>", "__Canon?"),
             ("System.Int32*[]", "int*[]", "int*[]"),
             ("Ns.Order", "Ns.Order", "Ns.Order"),
             ("Ns.Outer+Inner", "Ns.Outer.Inner", "Ns.Outer.Inner"),

@@ -16,6 +16,9 @@ namespace Types
     public sealed class Ware { public Body Body; }
     public sealed class Ticket { }
 
+    // Arrays of its kinds are told of as arrays of their numbers by a part of the profiling interface.
+    public enum Shade : long { None }
+
     static class Outer<T>
     {
         public sealed class Inner { public Body Body; public T Of; }
@@ -121,6 +124,9 @@ namespace Types
                 kept.Add(Maker.Capture(i));
                 kept.Add(Maker.Wait(gate.Task, i));
                 kept.Add(new (Ticket, int)[50]);
+                kept.Add(new Shade[100]);
+                kept.Add(new Shade?[50]);
+                kept.Add(new Ticket[10, 10][]);
                 kept.Add(new Outer<int>.Inner());
                 // A delegate of sixteen parameters and a result has the most type arguments of the framework's types.
                 kept.Add(new Func<byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, Ticket>[50]);
