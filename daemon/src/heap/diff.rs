@@ -58,7 +58,7 @@ impl Sums {
     }
 }
 
-/// What has changed from one survey to another, as text: `rows` types and ways that have grown most, then types that have shrunk most.
+/// What has changed from one survey to another, as text: `rows` types that have grown most and types that have shrunk most, then ways that have grown most.
 ///
 /// # Errors
 /// When one is no profile of a survey.
@@ -69,6 +69,13 @@ pub(super) fn text(before: &Profile, after: &Profile, rows: usize) -> Result<Str
     let mut text = String::new();
     let [was, is] = sums.all;
     // Writing to a String cannot fail.
+    let whose = |profile| Stacks::new(profile).comments().next().unwrap_or_default().into_owned();
+    if whose(before) != whose(after) {
+        writeln!(text, "of two processes: {}, and {}", whose(before), whose(after)).ok();
+    }
+    if before.time_nanos > after.time_nanos {
+        writeln!(text, "the first one is the later one: what is called before was after").ok();
+    }
     writeln!(
         text,
         "{} in {} before, {} in {} after: {}, {}",
@@ -109,6 +116,9 @@ pub(super) fn text(before: &Profile, after: &Profile, rows: usize) -> Result<Str
         }
     };
     changed(&mut text, "grown", &mut types.iter().take(grown), grown);
+    if !shrunk.is_empty() {
+        changed(&mut text, "shrunk", &mut shrunk.iter().copied(), shrunk.len());
+    }
     let mut ways: Vec<(&Vec<String>, &Both)> =
         sums.ways.iter().filter(|(_, both)| growth(both).bytes > 0).collect();
     ways.sort_by_key(|(way, both)| (std::cmp::Reverse(growth(both).bytes), *way));
@@ -123,9 +133,6 @@ pub(super) fn text(before: &Profile, after: &Profile, rows: usize) -> Result<Str
             format!("{} in {}", signed(human(by.bytes, "bytes")), signed(counted(by.objects, "object")));
         writeln!(text, "\n{amount}").ok();
         print::way(&mut text, way.iter().map(String::as_str));
-    }
-    if !shrunk.is_empty() {
-        changed(&mut text, "shrunk", &mut shrunk.iter().copied(), shrunk.len());
     }
     Ok(text)
 }
@@ -190,6 +197,22 @@ mod tests {
     }
 
     #[test]
+    fn surveys_of_two_processes_and_in_the_wrong_order_are_said_to_be() {
+        let survey = |whose: &str, time_nanos| {
+            let mut profile = survey(&[("Order", 1, 24)]);
+            profile.comment = vec![profile.string_table.len() as i64];
+            profile.string_table.push(whose.to_owned());
+            Profile { time_nanos, ..profile }
+        };
+        let said = text(&survey("heap of pid 7 (shop)", 5), &survey("heap of pid 7 (shop)", 9), 10).unwrap();
+        assert!(said.starts_with("24 B in 1 object before"), "{said}");
+        let said = text(&survey("heap of pid 7 (shop)", 9), &survey("heap of pid 8 (bank)", 5), 10).unwrap();
+        let (first, rest) = said.split_once('\n').unwrap();
+        assert_eq!(first, "of two processes: heap of pid 7 (shop), and heap of pid 8 (bank)");
+        assert!(rest.starts_with("the first one is the later one"), "{said}");
+    }
+
+    #[test]
     fn one_that_has_grown_is_one() {
         let (before, after) =
             (survey(&[("Order", 1, 24), ("Line", 5, 99)]), survey(&[("Order", 2, 48), ("Line", 4, 90)]));
@@ -200,6 +223,8 @@ mod tests {
         );
         let (_, grown) = said.split_once("\ngrown most: 1 of 1 type\n").expect(&said);
         let (grown, held) = grown.split_once("\nwhat holds them: 1 of 1 way that has grown\n").expect(&said);
+        let (grown, shrunk) = grown.split_once("\nshrunk most: 1 of 1 type\n").expect(&said);
+        assert!(shrunk.contains("  Line\n"), "{said}");
         assert!(grown.contains("  Order\n") && !grown.contains("  Line\n"), "{said}");
         assert!(held.contains("+24 B in +1 object\n") && held.contains("Shop.Orders"), "{said}");
     }

@@ -58,7 +58,8 @@ pub fn heap(options: &cli::Heap, quiet: bool) -> Result<u8, Error> {
 }
 
 fn compare(before: &Path, after: &Path, rows: usize) -> Result<(), Error> {
-    let (before, after) = (report::load(before)?, report::load(after)?);
+    let load = |path| report::load_with(path, profile::TYPES[0].0, "a survey that `perfusion heap -o` wrote");
+    let (before, after) = (load(before)?, load(after)?);
     crate::commands::to_stdout(diff::text(&before, &after, rows)?.as_bytes())
 }
 

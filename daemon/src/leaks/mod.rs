@@ -51,7 +51,10 @@ pub fn leaks(options: &cli::Leaks, quiet: bool) -> Result<u8, Error> {
     let snapshots = match options.pid {
         Some(pid) => watch(pid, options, quiet)?,
         None => {
-            let read = |path: &PathBuf| report::load(path).map(|profile| Snapshot::read(&profile));
+            let expected = "live objects, as `perfusion record` and the daemon write them";
+            let read = |path: &PathBuf| {
+                report::load_with(path, "inuse_objects", expected).map(|profile| Snapshot::read(&profile))
+            };
             options.files.iter().map(read).collect::<Result<Vec<_>, _>>()?
         }
     };

@@ -72,6 +72,16 @@ pub(super) fn text(
         )
         .ok();
     }
+    let mut leaking: Vec<i64> = shown
+        .iter()
+        .filter(|finding| finding.judgement.verdict == Verdict::Leak)
+        .map(|finding| finding.place.pid)
+        .collect();
+    leaking.sort_unstable();
+    leaking.dedup();
+    for pid in leaking.iter().take(rows) {
+        writeln!(text, "\nwhat holds it, while it runs: perfusion heap --pid {pid}").ok();
+    }
     let no_interval = |finding: &Finding| {
         finding.last.stride || finding.judgement.trend.is_ok_and(|rate| rate.interval.is_none())
     };
@@ -183,6 +193,10 @@ mod tests {
     fn an_interval_is_shown_where_chance_has_chosen_and_a_caveat_elsewhere() {
         let by_chance = text(&LOOKS, false, leak);
         assert!(by_chance.starts_with("4 moments in 90 s: 1 leak, 0 caches, 0 steady, 0 too"), "{by_chance}");
+        assert!(
+            by_chance.ends_with("\n\nwhat holds it, while it runs: perfusion heap --pid 7\n"),
+            "{by_chance}"
+        );
         assert!(by_chance.contains(" a minute (95 %: ") && !by_chance.contains("stride"), "{by_chance}");
         let by_stride = text(&LOOKS, true, leak);
         assert!(by_stride.contains(" a minute (fixed stride: 95 % interval not known) in"), "{by_stride}");

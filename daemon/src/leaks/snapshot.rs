@@ -11,6 +11,11 @@ use std::collections::{HashMap, HashSet};
 /// Frames of a stack that are kept, innermost first: enough to tell places apart and to recognise one.
 const FRAMES: usize = 32;
 
+/// An async method that goes on after it has waited: who does that for it is chance, and the place is the same.
+fn is_resumption(frame: &str) -> bool {
+    frame.contains("StateMachineBox<")
+}
+
 /// Where objects come from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
@@ -20,7 +25,7 @@ pub struct Place {
     pub process: String,
     /// The type, and in brackets its module, where the process has another type of that name.
     pub type_name: String,
-    /// The functions that allocated them, innermost first.
+    /// The functions that allocated them, innermost first, as far as an async method that went on after it had waited.
     pub stack: Vec<String>,
 }
 
@@ -244,11 +249,13 @@ impl Snapshot {
                     None => text("type"),
                 };
                 let frames = stacks.readable_frames(sample).filter(|frame| frame.kind != Kind::Kernel);
+                let frames =
+                    frames.map(|frame| frame.name.into_owned()).take_while(|name| !is_resumption(name));
                 let place = Place {
                     pid: number("pid"),
                     process: text("process"),
                     type_name,
-                    stack: frames.map(|frame| frame.name.into_owned()).take(FRAMES).collect(),
+                    stack: frames.take(FRAMES).collect(),
                 };
                 if let Some(watched_ms) = stacks.number(sample, "watched_for") {
                     // Of several libraries in a process, the last that began.

@@ -81,6 +81,16 @@ pub enum ReportError {
         /// What there is.
         available: String,
     },
+    /// A profile, but of something else.
+    #[error("{}: expected {expected}, found a profile with {available}", shown(path))]
+    OfAnother {
+        /// The file.
+        path: PathBuf,
+        /// What was to be in it.
+        expected: &'static str,
+        /// What there is.
+        available: String,
+    },
     /// No such label.
     #[error("no sample of the profile has the label `{asked}`; there are {available}")]
     NoLabel {
@@ -144,6 +154,20 @@ pub enum ReportError {
 /// When the file cannot be read or is no valid pprof.
 pub fn load(path: &Path) -> Result<Profile, ReportError> {
     decoded(path, &read(path)?)
+}
+
+/// The same of one that has this sample type, as what is `expected` has.
+///
+/// # Errors
+/// See [`load`], and when it is something else.
+pub fn load_with(path: &Path, sample_type: &str, expected: &'static str) -> Result<Profile, ReportError> {
+    let profile = load(path)?;
+    match stacks::Stacks::new(&profile).sample_type(sample_type) {
+        Err(ReportError::NoSampleType { available, .. }) => {
+            Err(ReportError::OfAnother { path: path.to_owned(), expected, available })
+        }
+        other => other.map(|_| profile),
+    }
 }
 
 fn decoded(path: &Path, bytes: &[u8]) -> Result<Profile, ReportError> {
