@@ -13,7 +13,9 @@ pub fn thread_role(comm: &str) -> &'static str {
         // The transport and the helper thread of the debugger (src/coreclr/debug), which every process has.
         | ".NET DebugPipe" | ".NET Debugger"
         // The reader of inotify behind FileSystemWatcher.
-        | ".NET File Watch" => "runtime",
+        | ".NET File Watch"
+        // Who reads event counters for whoever asked for them: that can be us.
+        | ".NET Counter Po" => "runtime",
         // The shim's own thread: in the sums, because it runs in the process, and known for what it is.
         "perfusion-shim" => "profiler",
         _ if comm.starts_with(".NET TP Wor") => "threadpool",
@@ -28,13 +30,14 @@ pub fn is_collector(comm: &str) -> bool {
 }
 
 /// Methods in which the framework's own threads wait for work (src/libraries of dotnet/runtime: `LowLevelLifoSemaphore`,
-/// `PortableThreadPool` and `TimerQueue` of System.Private.CoreLib, `SocketAsyncEngine` of System.Net.Sockets, `FileSystemWatcher`).
-const PARKING: [&str; 8] = [
+/// `PortableThreadPool`, `TimerQueue` and `CounterGroup` of System.Private.CoreLib, `SocketAsyncEngine` of System.Net.Sockets, `FileSystemWatcher`).
+const PARKING: [&str; 9] = [
     "System.Threading.LowLevelLifoSemaphore.",
     "System.Threading.LowLevelMonitor.",
     "System.Threading.PortableThreadPool.GateThread.",
     "System.Threading.PortableThreadPool.WorkerThread.",
     "System.Threading.TimerQueue.TimerThread",
+    "System.Diagnostics.Tracing.CounterGroup.PollForValues",
     "System.Net.Sockets.SocketAsyncEngine.EventLoop",
     "System.IO.FileSystemWatcher.RunningInstance.",
     "System.IO.FileSystemWatcher.INotify.",
@@ -100,12 +103,13 @@ mod tests {
     fn the_runtime_s_own_threads_are_parked_where_they_wait_for_work() {
         // As .NET 8 and 10 show them.
         const WAIT_ONE: &str = "System.Threading.WaitHandle.WaitOneNoCheck(System.Int32)";
-        let parked: [(&str, &[&str]); 8] = [
+        let parked: [(&str, &[&str]); 9] = [
             (".NET Debugger", &[]),
             (".NET DebugPipe", &[]),
             (".NET SigHandler", &[]),
             (".NET TP Worker", &["System.Threading.LowLevelLifoSemaphore.WaitForSignal(System.Int32)"]),
             (".NET TP Gate", &[WAIT_ONE, "System.Threading.PortableThreadPool.GateThread.GateThreadStart()"]),
+            (".NET Counter Po", &[WAIT_ONE, "System.Diagnostics.Tracing.CounterGroup.PollForValues()"]),
             (".NET Timer", &[WAIT_ONE, "System.Threading.TimerQueue.TimerThread()"]),
             (
                 ".NET Sockets",
