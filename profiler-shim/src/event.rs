@@ -272,8 +272,10 @@ impl Instance {
     pub fn on_allocated(&self, type_id: u64, object: usize, registers: &Registers) {
         let Some(info) = self.info() else { return };
         // Large ones that are pinned come here too, and lie elsewhere: the events tell of these. Others, when another profiler has asked for all.
-        if info.generation(object) != Some(LARGE_GENERATION) {
-            return;
+        match info.generation(object) {
+            Some(LARGE_GENERATION) => {}
+            Some(_) => return,
+            None => return self.count(Counter::RuntimeRefusals),
         }
         let Some(bytes) = info.size(object) else { return self.count(Counter::RuntimeRefusals) };
         let (address, size) = (object as u64, bytes.div_ceil(8).wrapping_mul(8));

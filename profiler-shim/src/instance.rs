@@ -490,26 +490,25 @@ impl Instance {
 
     /// A managed thread runs on this OS thread.
     pub fn on_thread_assigned(&self, thread: usize, os_thread: u32) {
-        let mut name = Text::<NAME_BYTES>::new();
+        let (mut name, mut len) = ([0u8; NAME_BYTES], 0usize);
         for pending in &self.pending_names {
             if pending.thread.load(Ordering::Acquire) == thread {
-                for word in &pending.words {
-                    for byte in word.load(Ordering::Relaxed).to_le_bytes().into_iter().take_while(|b| *b != 0)
-                    {
-                        // Kept as ASCII by `on_thread_named`.
-                        name.push(char::from(byte));
-                    }
+                let bytes = pending.words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+                for (to, byte) in name.iter_mut().zip(bytes.take_while(|byte| *byte != 0)) {
+                    *to = byte;
+                    len = len.wrapping_add(1);
                 }
                 pending.thread.store(0, Ordering::Release);
                 break;
             }
         }
         if self.is_listening() {
-            self.send(Body::ThreadName { os_tid: os_thread, name: name.as_str() });
+            let name = name.get(..len).and_then(|name| core::str::from_utf8(name).ok()).unwrap_or("");
+            self.send(Body::ThreadName { os_tid: os_thread, name });
         }
     }
 
-    /// A managed thread has a name. When it does not run yet, the name is kept until it does: as ASCII, anything else replaced.
+    /// A managed thread has a name. When it does not run yet, the name is kept until it does.
     pub fn on_thread_named(&self, thread: usize, name: &[u16]) {
         let os_thread = self.info().and_then(|info| info.os_thread(thread)).unwrap_or(0);
         if os_thread != 0 {
@@ -527,11 +526,13 @@ impl Instance {
             .iter()
             .find(|p| p.thread.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok());
         let Some(pending) = free else { return };
-        let mut units = name.iter().copied().take_while(|u| *u != 0);
+        let mut text = Text::<NAME_BYTES>::new();
+        text.push_utf16(name);
+        let mut told = text.as_str().bytes();
         for word in &pending.words {
             let mut bytes = [0u8; 8];
-            for (byte, unit) in bytes.iter_mut().zip(&mut units) {
-                *byte = u8::try_from(unit).ok().filter(u8::is_ascii).unwrap_or(b'?');
+            for (byte, of_name) in bytes.iter_mut().zip(&mut told) {
+                *byte = of_name;
             }
             word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
         }

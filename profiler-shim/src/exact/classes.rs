@@ -138,22 +138,28 @@ impl Classes {
             return Found { class: others, is_new: false };
         };
         let now = self.epoch();
-        let found = info.load(Ordering::Acquire);
-        if found != 0 {
+        let mut found = info.load(Ordering::Acquire);
+        while found != 0 {
             let known = identity.load(Ordering::Acquire);
             // Without an identity it is being described, by whoever met it first.
             let is_same =
-                epoch.load(Ordering::Relaxed) == now || known == 0 || runtime.identity(class).0 == known;
-            if is_same {
-                epoch.store(now, Ordering::Relaxed);
+                epoch.load(Ordering::Acquire) == now || known == 0 || runtime.identity(class).0 == known;
+            if !is_same {
+                break;
+            }
+            // What made it look the same may be of another class that somebody has just put in its place: these stores are behind that of the word.
+            let again = info.load(Ordering::Acquire);
+            if again == found {
+                epoch.store(now, Ordering::Release);
                 return Found { class: Class(found), is_new: false };
             }
+            found = again;
         }
         let new = Class::new(table.new_type(class));
-        identity.store(0, Ordering::Relaxed);
-        epoch.store(now, Ordering::Relaxed);
         // Two threads that meet it at once have a row each, of the same name; the later one is used from then on.
         info.store(new.word(), Ordering::Release);
+        identity.store(0, Ordering::Release);
+        epoch.store(now, Ordering::Release);
         Found { class: new, is_new: true }
     }
 

@@ -287,7 +287,10 @@ impl Exact {
             let is_skipped = info.set_mask(Mask::EXACT_WITHOUT_GC).is_ok();
             self.walk.store(if is_skipped { walk::SKIPPED } else { walk::NEEDED }, Ordering::Relaxed);
         }
-        self.survey.own(syscall::now_ns().wrapping_sub(began_ns));
+        // What we do before and after it, and a look at all counts that is waited for, is no part of the collection.
+        let ready_ns = syscall::now_ns();
+        self.survey.own(ready_ns.wrapping_sub(began_ns));
+        self.survey.goes_on(ready_ns);
     }
 
     /// Survivors of the collection in progress: where they were, where they are, how many bytes.

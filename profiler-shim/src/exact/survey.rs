@@ -201,6 +201,11 @@ impl Survey {
         self.condemned.store(u64::from(condemned.min(OLDEST)).wrapping_add(1), Ordering::Relaxed);
     }
 
+    /// Exact mode has done what it does before a collection.
+    pub fn goes_on(&self, now_ns: u64) {
+        self.began_ns.store(now_ns, Ordering::Relaxed);
+    }
+
     /// Counts time as exact mode's own.
     pub fn own(&self, ns: u64) {
         self.own_ns.fetch_add(ns, Ordering::Relaxed);
