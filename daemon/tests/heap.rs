@@ -7,7 +7,7 @@
 use flate2::read::GzDecoder;
 use perfusion::heap::dominators;
 use perfusion::heap::graph::Builder;
-use perfusion::heap::metadata::{Assembly, Field};
+use perfusion::heap::metadata::{Assembly, Field, Room};
 use perfusion::heap::nettrace::Reader;
 use perfusion::heap::paths::{self, Paths};
 use perfusion::heap::walk::{Root, RootKind, Survey, Walk};
@@ -70,7 +70,7 @@ fn an_assembly_tells_the_classes_of_static_fields_and_nested_types() {
     let assembly = Assembly::of(file).unwrap();
     let mut found: HashMap<String, Vec<Field>> = HashMap::new();
     let wanted = HashSet::from(["head", "numbers", "array", "Constant", "<Name>k__BackingField", "Next"]);
-    assembly.static_fields(&wanted, &mut found);
+    assembly.static_fields(&wanted, &mut found, &mut Room::new(1 << 20));
     let field = |class: &str, type_name: Option<&str>| Field {
         class: class.to_owned(),
         type_name: type_name.map(str::to_owned),
@@ -89,9 +89,13 @@ fn an_assembly_tells_the_classes_of_static_fields_and_nested_types() {
     // A cut file is none, or has fewer names.
     for end in (0..file.len()).step_by(7) {
         if let Some(assembly) = Assembly::of(&file[..end]) {
-            assembly.static_fields(&wanted, &mut HashMap::new());
+            assembly.static_fields(&wanted, &mut HashMap::new(), &mut Room::new(1 << 20));
         }
     }
+    // No more than there is room for.
+    let (mut found, mut room) = (HashMap::new(), Room::new(2 * size_of::<Field>()));
+    assembly.static_fields(&wanted, &mut found, &mut room);
+    assert_eq!((found.values().map(Vec::len).sum::<usize>(), room.bytes() < size_of::<Field>()), (1, true));
 }
 
 /// Highest resident memory of this process so far, KiB.

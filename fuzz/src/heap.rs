@@ -3,7 +3,7 @@
 
 use crate::input::Input;
 use perfusion::counts::tally::Tally;
-use perfusion::heap::metadata::Assembly;
+use perfusion::heap::metadata::{Assembly, Room};
 use perfusion::heap::nettrace::{Event, Reader};
 use perfusion::heap::paths::Paths;
 use perfusion::heap::walk::{Survey, Walk};
@@ -44,7 +44,7 @@ pub(crate) fn run(data: &[u8]) {
 fn names(file: &[u8]) {
     let Some(assembly) = Assembly::of(file) else { return };
     let mut found = HashMap::new();
-    assembly.static_fields(&HashSet::from(["head", "array", "numbers"]), &mut found);
+    assembly.static_fields(&HashSet::from(["head", "array", "numbers"]), &mut found, &mut Room::new(1 << 20));
     assert!(found.len() <= 3, "only what is asked for");
     for token in [0x0200_0001, 0x0200_0003, 0x02ff_ffff, 0x0100_0001] {
         black_box(assembly.class_names(token));

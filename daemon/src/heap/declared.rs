@@ -1,7 +1,7 @@
 //! Names from the assemblies that the process has mapped: the class of each static field, looked up by the field's name, and by its type
 //! where several classes have a field of the name; and the classes around nested types, of which the runtime tells the innermost only.
 
-use super::metadata::{Assembly, Field};
+use super::metadata::{Assembly, Field, Room};
 use super::types::Type;
 use super::walk::Survey;
 use crate::attach::target::Target;
@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 const MAX_FILES: usize = 2048;
 const MAX_FILE_BYTES: u64 = 64 << 20;
 const MAX_BYTES: u64 = 1 << 30;
+/// What the names may take that they have.
+const MAX_NAME_BYTES: usize = 32 << 20;
 
 /// The assemblies that a process has mapped, open: they can be read when it is gone.
 #[derive(Debug, Default)]
@@ -54,12 +56,13 @@ impl Assemblies {
 
     /// Completes the names of nested types, and of arrays of them.
     pub(crate) fn complete(self, types: &mut [Type]) {
+        let mut room = Room::new(MAX_NAME_BYTES);
         let mut modules = by_module(types);
         self.each(|assembly| {
-            modules.retain(|_, numbers| !name_nested(assembly, numbers, types));
+            modules.retain(|_, numbers| !name_nested(assembly, numbers, types, &mut room));
             !modules.is_empty()
         });
-        name_arrays(types);
+        name_arrays(types, &mut room);
     }
 }
 
@@ -72,47 +75,56 @@ fn by_module(types: &[Type]) -> HashMap<u64, Vec<usize>> {
     modules
 }
 
-/// Fills in what the survey's names lack.
-pub(super) fn complete_names(target: &Target, survey: &mut Survey) {
+/// Fills in what the survey's names lack. They may take a sixteenth of what is allowed for all.
+pub(super) fn complete_names(target: &Target, survey: &mut Survey, limit_bytes: usize) {
+    let allowed = MAX_NAME_BYTES.min(limit_bytes / 16);
+    let mut room = Room::new(allowed);
     let mut assemblies = Assemblies::default();
     assemblies.look(target, MAX_FILES);
     let mut modules = by_module(&survey.types);
     let mut fields: HashMap<String, Vec<Field>> = HashMap::new();
     assemblies.each(|assembly| {
         let wanted: HashSet<&str> = survey.fields.iter().map(|field| field.name.as_str()).collect();
-        assembly.static_fields(&wanted, &mut fields);
+        assembly.static_fields(&wanted, &mut fields, &mut room);
         // What was found is not looked for again.
-        modules.retain(|_, types| !name_nested(assembly, types, &mut survey.types));
+        modules.retain(|_, types| !name_nested(assembly, types, &mut survey.types, &mut room));
         true
     });
-    name_arrays(&mut survey.types);
-    name_classes(survey, &fields);
+    name_arrays(&mut survey.types, &mut room);
+    name_classes(survey, &fields, &mut room);
+    survey.type_bytes += allowed - room.bytes();
 }
 
 /// Names the nested ones among the types of a module, if it is this assembly: if most of its types are found here by their tokens.
 /// (The runtime escapes some characters of names, so that not all may be.)
-fn name_nested(assembly: &Assembly<'_>, numbers: &[usize], types: &mut [Type]) -> bool {
-    let names: Vec<(usize, String)> = numbers
-        .iter()
-        .filter_map(|&number| {
-            let found = types.get(number)?;
-            let (own, whole) = assembly.class_names(found.token)?;
-            (own == found.open_name()).then_some((number, whole))
-        })
-        .collect();
-    if names.len() * 2 <= numbers.len() {
-        return false;
-    }
-    for (number, whole) in names {
-        if let Some(found) = types.get_mut(number) {
-            found.name = whole + found.name.get(found.open_name().len()..).unwrap_or_default();
+fn name_nested(assembly: &Assembly<'_>, numbers: &[usize], types: &mut [Type], room: &mut Room) -> bool {
+    let name = |types: &[Type], number: usize| -> Option<String> {
+        let found = types.get(number)?;
+        let (own, whole) = assembly.class_names(found.token)?;
+        (own == found.open_name()).then(|| whole + found.name.get(own.len()..).unwrap_or_default())
+    };
+    let (mut is, mut is_not) = (0usize, 0usize);
+    for &number in numbers {
+        if room.look().is_none() {
+            return false;
+        }
+        *(if name(types, number).is_some() { &mut is } else { &mut is_not }) += 1;
+        if is_not * 2 >= numbers.len() {
+            return false;
         }
     }
-    true
+    for &number in numbers {
+        if let Some(whole) = name(types, number).filter(|whole| room.take(whole.len()).is_some())
+            && let Some(found) = types.get_mut(number)
+        {
+            found.name = whole;
+        }
+    }
+    is > 0
 }
 
 /// An array's name begins with that of its elements' type.
-fn name_arrays(types: &mut [Type]) {
+fn name_arrays(types: &mut [Type], room: &mut Room) {
     for number in 0..types.len() {
         // From the innermost elements outwards; deeper arrays of arrays keep a short name.
         let mut chain = vec![number];
@@ -129,6 +141,9 @@ fn name_arrays(types: &mut [Type]) {
             }
             let suffix = name.name.rfind('[').and_then(|at| name.name.get(at..)).unwrap_or_default();
             let whole = format!("{}{suffix}", element.name);
+            if room.take(whole.len()).is_none() {
+                return;
+            }
             if let Some(found) = types.get_mut(array) {
                 found.name = whole;
             }
@@ -136,7 +151,7 @@ fn name_arrays(types: &mut [Type]) {
     }
 }
 
-fn name_classes(survey: &mut Survey, found: &HashMap<String, Vec<Field>>) {
+fn name_classes(survey: &mut Survey, found: &HashMap<String, Vec<Field>>, room: &mut Room) {
     let types = &survey.types;
     for field in &mut survey.fields {
         let Some(candidates) = found.get(&field.name) else { continue };
@@ -147,7 +162,8 @@ fn name_classes(survey: &mut Survey, found: &HashMap<String, Vec<Field>>) {
             ([one], _) => Some(one.class.clone()),
             ([], [one]) => Some(one.class.clone()),
             _ => None,
-        };
+        }
+        .filter(|class| room.take(class.len()).is_some());
     }
 }
 

@@ -13,8 +13,44 @@ const LITERAL: u16 = 0x40;
 const MAX_CLASSES: usize = 16;
 /// Longest name that is believed, bytes.
 const MAX_NAME: usize = 1024;
+/// Types that are looked for in assemblies, each in all of them until its own is found.
+const MOST_LOOKS: usize = 1 << 24;
 /// Nesting of classes that is followed.
 const MAX_NESTING: usize = 16;
+
+/// What is left of what names from assemblies may take, and of the types that may be looked for in them: a process can map files that were made for
+/// nothing else.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    bytes: usize,
+    looks: usize,
+}
+
+impl Room {
+    /// So many bytes.
+    #[must_use]
+    pub fn new(bytes: usize) -> Self {
+        Self { bytes, looks: MOST_LOOKS }
+    }
+
+    /// How many are left.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Takes some; `None` where there are not enough.
+    pub fn take(&mut self, bytes: usize) -> Option<()> {
+        self.bytes = self.bytes.checked_sub(bytes)?;
+        Some(())
+    }
+
+    /// Looks for a type; `None` when that has been done too often.
+    pub fn look(&mut self) -> Option<()> {
+        self.looks = self.looks.checked_sub(1)?;
+        Some(())
+    }
+}
 
 /// A static field.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -241,16 +277,22 @@ impl<'a> Assembly<'a> {
         Some((self.name(table::TYPE_DEF, row)?, self.class(row)?))
     }
 
-    /// Adds the static fields with the names in `wanted` that it declares, by name.
-    pub fn static_fields(&self, wanted: &HashSet<&str>, found: &mut HashMap<String, Vec<Field>>) {
+    /// Adds the static fields with the names in `wanted` that it declares, by name, as long as there is room for them.
+    pub fn static_fields(
+        &self,
+        wanted: &HashSet<&str>,
+        found: &mut HashMap<String, Vec<Field>>,
+        room: &mut Room,
+    ) {
         // Where a number is wrong, the rest is missing.
-        self.add_static_fields(wanted, found);
+        self.add_static_fields(wanted, found, room);
     }
 
     fn add_static_fields(
         &self,
         wanted: &HashSet<&str>,
         found: &mut HashMap<String, Vec<Field>>,
+        room: &mut Room,
     ) -> Option<()> {
         let fields = self.counts[table::FIELD];
         let classes = self.counts[table::TYPE_DEF];
@@ -273,7 +315,9 @@ impl<'a> Assembly<'a> {
             let list = found.entry(name.to_owned()).or_default();
             if list.len() < MAX_CLASSES {
                 let type_name = self.type_of(self.get(table::FIELD, field, 2)?);
-                list.push(Field { class: self.class(class)?, type_name });
+                let class = self.class(class)?;
+                room.take(size_of::<Field>() + class.len() + type_name.as_ref().map_or(0, String::len))?;
+                list.push(Field { class, type_name });
             }
         }
         Some(())
@@ -283,7 +327,11 @@ impl<'a> Assembly<'a> {
         let mut name = self.name(table::TYPE_DEF, class)?;
         for _ in 0..MAX_NESTING {
             let Some(outer) = self.around(class) else { break };
-            name = format!("{}+{name}", self.name(table::TYPE_DEF, outer)?);
+            let around = self.name(table::TYPE_DEF, outer)?;
+            if around.len() + name.len() > MAX_NAME {
+                return None;
+            }
+            name = format!("{around}+{name}");
             class = outer;
         }
         Some(name)

@@ -106,7 +106,7 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
         bar.finish_and_clear();
     }
     let mut survey = survey?;
-    declared::complete_names(&target, &mut survey);
+    declared::complete_names(&target, &mut survey, limit_bytes);
     unless_interrupted(pid, &interrupted)?;
     let notes = notes(&survey);
     tell(&pause(&survey));
