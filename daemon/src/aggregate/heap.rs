@@ -11,8 +11,12 @@ use std::ops::AddAssign;
 /// of dotnet/runtime): a mean distance of 100 KiB.
 pub const SAMPLED_BYTE_PROBABILITY: f64 = 1.0 / 102_400.0;
 
-/// Sites, and living objects, kept of one region. A shim follows 4,096 objects; a process that invents samples takes its share.
+/// Sites, and living objects, kept of one region at most; a process that invents samples takes its share. See [`Allocations::expect`].
 const MAX_OF_REGION: usize = 1 << 17;
+/// Fewest sites that there is room for.
+const LEAST_SITES: usize = 1 << 15;
+/// A window's samples for each that is told of in a second: a minute's of small objects, one of large ones, and some that were told of beyond that.
+const SECONDS_OF_SITES: usize = 128;
 /// The same of all regions.
 const MAX_OF_ALL: usize = 1 << 20;
 
@@ -165,6 +169,18 @@ fn looked_at(generation: u8) -> usize {
     usize::from(generation.min(2))
 }
 
+/// What one region may have.
+struct Most {
+    sites: usize,
+    live: usize,
+}
+
+impl Default for Most {
+    fn default() -> Self {
+        Self { sites: MAX_OF_REGION, live: MAX_OF_REGION }
+    }
+}
+
 /// Allocations of a window, and the objects that live on across windows.
 #[derive(Default)]
 pub struct Allocations {
@@ -172,6 +188,7 @@ pub struct Allocations {
     /// Of `sites`, how many are each region's.
     sites_of: HashMap<RegionId, usize>,
     live_objects: usize,
+    most: Most,
     /// By region and sample: one region's end costs nothing of the others'.
     live: HashMap<RegionId, HashMap<u64, LiveObject>>,
     raised: HashMap<RegionId, Raised>,
@@ -188,6 +205,18 @@ pub struct Allocations {
 }
 
 impl Allocations {
+    /// What libraries were asked for: so many living objects at a time, and in windows so many samples in a second. A region that has more has invented them,
+    /// and all of them are named at the end of a window. An object's death may be told of after others have come, or be lost.
+    pub fn expect(&mut self, live_objects: u32, samples: Option<u32>) {
+        let of =
+            |number: u32, times: usize| usize::try_from(number).unwrap_or(usize::MAX).saturating_mul(times);
+        let sites = samples.map_or(MAX_OF_REGION, |samples| of(samples, SECONDS_OF_SITES));
+        self.most = Most {
+            sites: sites.clamp(LEAST_SITES, MAX_OF_REGION),
+            live: of(live_objects, 2).min(MAX_OF_REGION),
+        };
+    }
+
     /// One sampled allocation with its finished stack.
     pub fn allocated(
         &mut self,
@@ -219,7 +248,7 @@ impl Allocations {
             let collections = self.collections.entry(region).or_default();
             let (entered_after, old_after) = (collections[looked_at(generation)], collections[2]);
             let live = self.live.entry(region).or_default();
-            let room = live.len() < MAX_OF_REGION && self.live_objects < MAX_OF_ALL;
+            let room = live.len() < self.most.live && self.live_objects < MAX_OF_ALL;
             if room || live.contains_key(&allocation.sample) {
                 let (size, sampled) = (allocation.size, weight);
                 let object = LiveObject {
@@ -251,7 +280,7 @@ impl Allocations {
             return site;
         }
         let of_region = self.sites_of.entry(site.region).or_default();
-        if *of_region < MAX_OF_REGION && self.sites.len() < MAX_OF_ALL {
+        if *of_region < self.most.sites && self.sites.len() < MAX_OF_ALL {
             *of_region += 1;
             return site;
         }
@@ -561,6 +590,18 @@ mod tests {
         heap.dead(hostile, &[0, 0, share + 1]);
         heap.region_gone(hostile);
         assert_eq!((heap.live().count(), heap.live_objects), (1, 1));
+    }
+
+    #[test]
+    fn a_region_has_no_more_than_its_library_was_asked_for() {
+        let (mut heap, region) = (Allocations::default(), RegionId(1));
+        heap.expect(256, Some(512));
+        for sample in 0..70_000 {
+            let born = Allocation { type_id: sample, ..allocation(sample, 64, AllocationKind::Sampled) };
+            heap.allocated(region, MonotonicNs(5), &born, StackId(1));
+        }
+        assert_eq!((heap.live().count(), heap.sites().count()), (512, 65_536 + 1));
+        assert_eq!(heap.refused(), (70_000 - 65_536, 70_000 - 512));
     }
 
     #[test]

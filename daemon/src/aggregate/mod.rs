@@ -10,6 +10,7 @@
 //! [`Marker::Overflow`](crate::sample::frame::Marker::Overflow), so that sums stay right. No names of functions here.
 
 pub mod chance;
+pub mod collecting;
 pub mod collections;
 pub mod heap;
 pub mod incidents;

@@ -268,6 +268,7 @@ impl Recording {
         let pulse = Pulse::default();
         let mut processor =
             processor.with_waker_stacks(kernel.has_waker_stacks()).with_spans(kernel.has_spans());
+        processor.expect(shims.limits());
         if rules.is_none() {
             processor.processes.teach_nobody();
         }

@@ -7,6 +7,7 @@ use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
 use super::naming;
 use crate::aggregate::chance::Chances;
+use crate::aggregate::collecting::Collecting;
 use crate::aggregate::collections::{Collections, Kind};
 use crate::aggregate::heap::Allocations;
 use crate::aggregate::incidents::{Incidents, LockWait, Place, Throw};
@@ -26,7 +27,7 @@ use crate::process::table::Standing;
 use crate::sample::frame::{FrameKey, Marker, ProcessId};
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::kernel::rule_set::{LeftOut, OfService};
-use crate::source::shim::ShimSource;
+use crate::source::shim::{ShimLimits, ShimSource};
 use crate::source::{
     Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, RuntimeSample, ShimEvent, Sleeper,
     Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
@@ -118,14 +119,6 @@ pub struct StackCounters {
     pub managed_unnamed: u64,
 }
 
-/// A thread of the program that runs a collection.
-#[derive(Clone, Copy)]
-pub(super) struct Collecting {
-    region: RegionId,
-    /// Until when, once the collection is over: what the runtime does then is to let the others run again.
-    until: Option<MonotonicNs>,
-}
-
 /// What a shim said of its runtime.
 #[derive(Clone, Copy, Debug)]
 struct Runtime {
@@ -163,8 +156,8 @@ pub struct Processor {
     runtimes: HashMap<RegionId, Runtime>,
     /// Regions that said good-bye in this window.
     pub(super) regions_gone: HashSet<RegionId>,
-    /// Threads that run a collection right now, by region (workstation GC collects on the thread that allocates).
-    pub(super) collecting: HashMap<ThreadId, Collecting>,
+    /// Threads that run a collection right now.
+    pub(super) collecting: Collecting,
     /// Ids of threads, first ones of processes among them, that began since the last window's end was announced, and in that window.
     pub(super) begun: [HashSet<u32>; 2],
     /// Those that have stopped their process for a collection, as long as they live; so many of them at most.
@@ -248,7 +241,7 @@ impl Processor {
             makers: HashMap::new(),
             runtimes: HashMap::new(),
             regions_gone: HashSet::new(),
-            collecting: HashMap::new(),
+            collecting: Collecting::default(),
             pausers: HashSet::new(),
             begun: <[HashSet<u32>; 2]>::default(),
             closed: None,
@@ -288,6 +281,11 @@ impl Processor {
     pub fn without_threads(mut self) -> Self {
         self.detailed = false;
         self
+    }
+
+    /// What libraries are asked for.
+    pub fn expect(&mut self, limits: ShimLimits) {
+        self.heap.expect(limits.live_objects, self.has_windows().then_some(limits.allocation_samples));
     }
 
     /// Shows what ended each wait beyond the wait's own stack.
@@ -690,8 +688,7 @@ impl Processor {
 
     /// Whether a thread of the program runs a collection.
     fn collects(&self, thread: ThreadId, at: MonotonicNs) -> bool {
-        let collecting = self.collecting.get(&thread);
-        collecting.is_some_and(|collecting| collecting.until.is_none_or(|until| at <= until))
+        self.collecting.contains(thread, at)
     }
 
     /// What is known of the threads right now.
@@ -879,15 +876,12 @@ impl Processor {
                 self.collections.begins(region, number, Kind::of(generation, reason, kind), time);
                 // 1 is a background collection: it runs on a thread of its own, known by name.
                 if kind != 1 {
-                    self.collecting.insert(ThreadId { pid, tid }, Collecting { region, until: None });
+                    self.collecting.begins(ThreadId { pid, tid }, region);
                 }
             }
             ShimEvent::GcEnd { number } => {
                 self.collections.ends(region, number);
-                let until = Some(MonotonicNs(time.0.saturating_add(RESTART_NS)));
-                for collecting in self.collecting.values_mut().filter(|of| of.region == region) {
-                    collecting.until = until;
-                }
+                self.collecting.ends(pid, region, MonotonicNs(time.0.saturating_add(RESTART_NS)));
             }
             ShimEvent::GcHeap { number, promoted } => self.collections.left(region, number, promoted),
             ShimEvent::PauseBegin { reason, tid } if FOR_COLLECTION.contains(&reason) => {
@@ -895,8 +889,8 @@ impl Processor {
                 if let Some(before) = self.collections.pause_begins(region, thread, time) {
                     self.threads.collected(before, None);
                 }
-                self.collecting.retain(|_, of| of.region != region);
-                self.collecting.insert(thread, Collecting { region, until: None });
+                self.collecting.none(pid, region);
+                self.collecting.begins(thread, region);
                 if self.pausers.len() < MAX_PAUSERS {
                     self.pausers.insert(thread);
                 }
@@ -908,7 +902,7 @@ impl Processor {
                 self.threads.collected(ThreadId { pid, tid }, cpu_ns);
             }
             ShimEvent::PauseEnd { .. } => {
-                self.collecting.retain(|_, of| of.region != region);
+                self.collecting.none(pid, region);
                 self.collections.pause_ends(region, time);
             }
             ShimEvent::PoolAdjusted { workers, reason } => self.pools.adjusted(region, workers, reason),
@@ -952,7 +946,7 @@ impl Processor {
                 self.pools.forget(region);
                 // What it did not tell of in a silence may be the end of a pause.
                 self.collections.region_gone(region);
-                self.collecting.retain(|_, of| of.region != region);
+                self.collecting.none(pid, region);
             }
             ShimEvent::Bye => drop(self.regions_gone.insert(region)),
             ShimEvent::ThreadName { .. }
@@ -1120,7 +1114,7 @@ impl Processor {
         self.names.keep(&threads);
         self.unnamed.retain(|pid| pids.contains(pid));
         self.pausers.retain(|thread| threads.contains(&thread.tid));
-        self.collecting.retain(|thread, of| threads.contains(&thread.tid) && !regions.contains(&of.region));
+        self.collecting.keep(|tid| threads.contains(&tid), |region| regions.contains(&region));
         if let Some(services) = &mut self.services {
             services.keep(&pids);
         }
