@@ -281,7 +281,7 @@ pub struct Labels {
     pub exception_type: Option<Arc<str>>,
     /// What an exception says.
     pub exception_message: Option<Arc<str>>,
-    /// The exception was thrown again from a handler.
+    /// Whether the exception was thrown again from a handler, where the runtime tells.
     pub rethrown: Option<bool>,
     /// The thread that held the lock another waited for: its name and ids.
     pub lock_owner: Option<Arc<str>>,

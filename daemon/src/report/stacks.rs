@@ -301,6 +301,31 @@ impl<'a> Stacks<'a> {
         profile.comment.iter().map(move |&comment| clean(text(profile, comment)))
     }
 
+    /// What the comments say of a counter, all of them together.
+    fn counter(&self, name: &str) -> u64 {
+        let of = |comment: Cow<'_, str>| -> Option<u64> {
+            let (key, value) = comment.split_once(": ")?;
+            (key == name).then(|| value.split(' ').next()?.parse().ok()).flatten()
+        };
+        self.comments().filter_map(of).fold(0, u64::saturating_add)
+    }
+
+    /// That numbers of a sample type are estimates, since of so many that there were some stand for others. Of allocations and waits other parts of the
+    /// profile say so.
+    #[must_use]
+    pub fn estimated(&self, sample_type: &str) -> Option<String> {
+        let (what, all, thinned) = match sample_type {
+            "exceptions" => ("exceptions", "shim_exceptions", "shim_exceptions_thinned"),
+            "contentions" | "delay" => ("waits for locks", "shim_contentions", "shim_contentions_thinned"),
+            _ => return None,
+        };
+        let (all, thinned) = (self.counter(all), self.counter(thinned));
+        let told = all.saturating_sub(thinned);
+        (thinned > 0).then(|| {
+            format!("an estimate: of {all} {what} chance chose {told} to be told of, each of which stands for others, too")
+        })
+    }
+
     /// The comment that nothing of a sample type was recorded.
     #[must_use]
     pub fn not_recorded(&self, sample_type: &str) -> Option<Cow<'a, str>> {

@@ -156,6 +156,8 @@ pub(super) struct Table<'a> {
     pub(super) unit: &'a str,
     /// Why there are none.
     not_recorded: Option<Cow<'a, str>>,
+    /// That its numbers are estimates.
+    estimated: Option<String>,
     /// Of what, or of which time, there are too few.
     partly: Vec<Cow<'a, str>>,
     /// What the recording says it lacks.
@@ -169,7 +171,8 @@ impl<'a> Table<'a> {
         let (name, unit) = stacks.sample_types().nth(column).unwrap_or_default();
         let (not_recorded, partly) = (stacks.not_recorded(name), stacks.partly_recorded(name).collect());
         let (duration_ns, lacks) = (stacks.duration_ns(), stacks.lacks().collect());
-        Self { options, duration_ns, unit, not_recorded, partly, lacks, text: String::new() }
+        let estimated = stacks.estimated(name);
+        Self { options, duration_ns, unit, not_recorded, estimated, partly, lacks, text: String::new() }
     }
 
     fn line(&mut self, parts: &[&str]) {
@@ -232,6 +235,9 @@ impl<'a> Table<'a> {
 
     /// What is not in the table, and why it may be empty.
     pub(super) fn left_out(&mut self, total: i64, idle: i64) {
+        if let Some(estimated) = self.estimated.take().filter(|_| total > 0) {
+            self.remark(&estimated);
+        }
         if total > 0 {
             let windows = if self.options.windows.len() > 1 { "in a part of these windows: " } else { "" };
             let partly = std::mem::take(&mut self.partly);

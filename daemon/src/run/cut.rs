@@ -454,7 +454,7 @@ fn throw_labels(processor: &mut Processor, throw: Throw) -> Labels {
         exception_type: Some(exception_type),
         exception_message: throw.message,
         type_raw,
-        rethrown: Some(throw.rethrown),
+        rethrown: processor.tells_rethrown(throw.place.region).then_some(throw.rethrown),
         ..processor.region_labels(throw.place.region, Some(throw.place.tid))
     }
 }

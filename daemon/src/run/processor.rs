@@ -1040,6 +1040,11 @@ impl Processor {
         labels
     }
 
+    /// Whether the region's runtime tells of an exception whether it is thrown again: .NET 9 and newer do not.
+    pub(super) fn tells_rethrown(&self, region: RegionId) -> bool {
+        self.runtimes.get(&region).is_some_and(|runtime| runtime.version.0 < 9)
+    }
+
     /// What a live object is counted under. Where the thread that made it does not `live` any more, its id may be another's by now, and its name is forgotten:
     /// the object keeps what was said of it last.
     pub(super) fn maker_labels(
