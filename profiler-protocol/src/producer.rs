@@ -108,8 +108,10 @@ impl<'a> Region<'a> {
     #[must_use]
     pub fn used(&self) -> u64 {
         let units = self.geometry.units;
-        // Relaxed: nothing is done with their room.
-        units.wrapping_sub(free(self.reserved(), self.load(EVENT_TAIL_AT, Ordering::Relaxed), units))
+        // Acquire, and the tail first: the head that was read before it was written is then no later one than ours, else a ring that is being emptied would
+        // look full. Pairs with the consumer's write.
+        let tail = self.load(EVENT_TAIL_AT, Ordering::Acquire);
+        units.wrapping_sub(free(self.reserved(), tail, units))
     }
 
     pub(crate) fn word(&self, offset: u64) -> Option<&'a AtomicU64> {

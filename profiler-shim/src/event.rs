@@ -301,7 +301,8 @@ impl Instance {
         if event.exact {
             self.count(Counter::LargeObjects);
         }
-        let level = level_of_sample(thin.level(began_ns, self.samples_limit()), event.size.max(event.amount));
+        let level =
+            level_of_sample(self.level(thin, began_ns, self.samples_limit()), event.size.max(event.amount));
         if !thin.chosen(level, seed) {
             self.count(Counter::AllocationsThinned);
             return;
@@ -377,7 +378,7 @@ impl Instance {
                 self.count(Counter::MessagesCut);
             }
             let rethrown = thrown == Thrown::Again;
-            let level = self.thrown.level(began_ns, EXCEPTIONS);
+            let level = self.level(&self.thrown, began_ns, EXCEPTIONS);
             if self.thrown.chosen(level, self.seed()) {
                 let message = asked.then_some(message.as_str());
                 let at = StackHead { level, registers: *registers, ..StackHead::default() };
@@ -424,7 +425,7 @@ impl Instance {
                 self.count(Counter::ContentionsUnmatched);
                 0
             });
-            let level = level_for(self.contentions.thin.level(now_ns, CONTENTIONS), waited_ns);
+            let level = level_for(self.level(&self.contentions.thin, now_ns, CONTENTIONS), waited_ns);
             if self.contentions.thin.chosen(level, self.seed()) {
                 let at = StackHead { level, registers: *registers, ..StackHead::default() };
                 self.tell_contention((now_ns, thread), ContentionHead { at, waited_ns, owner });

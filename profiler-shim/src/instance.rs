@@ -13,7 +13,7 @@ use crate::repeat::{Allocations, Moments};
 use crate::stack;
 use crate::syscall;
 use crate::text::Text;
-use crate::thin::Thin;
+use crate::thin::{Thin, level_by_room};
 use crate::types::Types;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use profiler_protocol::counter::Counter;
@@ -225,6 +225,12 @@ impl Instance {
     /// rounds of its.
     pub(crate) fn is_ring_filling(&self) -> bool {
         self.region.used() >= self.region.geometry().units / 8 * CALL_AT
+    }
+
+    /// The level of an event of which so many are told of in a period: by how many come, and by the room there is.
+    pub(crate) fn level(&self, thin: &Thin, now_ns: u64, all: u32) -> u8 {
+        let region = self.region();
+        thin.level(now_ns, all).max(level_by_room(region.used(), region.geometry().units))
     }
 
     /// Has the service thread call the reader when the ring fills, which it may not see for a while.
