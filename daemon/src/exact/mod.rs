@@ -186,6 +186,9 @@ pub struct Process {
     pub own_ns: u64,
     /// What could not be counted as it should be: name and number of each; empty when nothing.
     pub losses: BTreeMap<String, u64>,
+    /// The runtime makes some objects without telling any profiler ([`summary::UNTOLD`]): of their types there are more than these.
+    #[serde(default)]
+    pub untold: bool,
     /// Its types, most bytes first.
     pub types: Vec<Type>,
     /// Its collections, in order.

@@ -20,6 +20,10 @@ fn object_ns(runtime: &str) -> [f64; 2] {
     }
 }
 
+/// What the runtime makes without telling any profiler, where it does.
+pub const UNTOLD: &str = "values that .NET 10 boxes, what its reflection and marshalling make, and combined delegates: their types have more objects than are counted here, most of which \
+                          no profiler is told of (docs/memory.md)";
+
 /// What an object costs an ordinary run at the least.
 const PLAIN_NS: f64 = 6.0;
 
@@ -122,6 +126,9 @@ fn lost(process: &Process) -> String {
         all.push(
             "what it allocated in its last moments, a second at most: it was killed or crashed".to_owned(),
         );
+    }
+    if process.untold {
+        all.push(UNTOLD.to_owned());
     }
     if all.is_empty() { "nothing was lost".to_owned() } else { format!("LOST: {}", all.join("; ")) }
 }

@@ -178,6 +178,8 @@ fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut Room) -> Proc
         bytes: head(head::OBJECT_BYTES),
         cpu_ns: None,
         own_ns: head(head::OWN_NS),
+        // `CastHelpers.Box` and others take `RuntimeTypeHandle.InternalAllocNoChecks_FastPath` since .NET 10, which never looks whether somebody wants to know.
+        untold: major >= 10,
         losses: losses.into_iter().filter(|(_, count)| *count > 0).collect(),
         types,
         collections: copied
