@@ -97,7 +97,8 @@ fn assert_true(recorded: &Recorded, only: &[&str]) {
     let sum = |path: &str| types.iter().map(|of| number(of, path)).sum::<u64>();
     assert_eq!(sum("/allocated/objects"), number(process, "/objects"));
     assert_eq!(sum("/allocated/bytes"), number(process, "/bytes"));
-    let whole = if process["untold"] == true { "LOST: values that .NET 10 boxes" } else { "nothing was lost" };
+    let whole =
+        if process["untold"] == true { "LOST: values that .NET 10 boxes" } else { "nothing was lost" };
     assert!(recorded.report.contains(whole), "{}", recorded.report);
 }
 

@@ -189,6 +189,8 @@ pub struct Allocations {
     sites_of: HashMap<RegionId, usize>,
     live_objects: usize,
     most: Most,
+    /// By region, of small objects and of large ones: the highest level at which one was told of in this window.
+    rarest: HashMap<RegionId, [u8; 2]>,
     /// By region and sample: one region's end costs nothing of the others'.
     live: HashMap<RegionId, HashMap<u64, LiveObject>>,
     raised: HashMap<RegionId, Raised>,
@@ -238,6 +240,9 @@ impl Allocations {
         self.ticks += u64::from(sampling == Sampling::Stride);
         self.large += u64::from(allocation.kind == AllocationKind::Exact);
         *self.sites.entry(site).or_default() += weight;
+        let [small, large] = self.rarest.entry(region).or_default();
+        let rarest = if heap == Heap::Large { large } else { small };
+        *rarest = (*rarest).max(allocation.level);
         if let Some(level) = allocation.watched {
             // Large objects are looked at by full collections only, also before the library has told their generation.
             let generation = match heap {
@@ -375,10 +380,18 @@ impl Allocations {
     /// The next window begins: what was allocated is forgotten, what is alive stays. `carry` takes a stack over to it.
     pub fn next_window(&mut self, carry: &mut dyn FnMut(StackId) -> StackId) {
         // Without their room: a busy window's is not kept.
-        (self.sites, self.sites_of) = (HashMap::new(), HashMap::new());
+        (self.sites, self.sites_of, self.rarest) = (HashMap::new(), HashMap::new(), HashMap::new());
         for object in self.live.values_mut().flat_map(HashMap::values_mut) {
             object.site.stack = carry(object.site.stack);
         }
+    }
+
+    /// Of one in how many samples like the site's was told when that was least often in this window; `None` where of each.
+    #[must_use]
+    pub fn told_one_in(&self, site: &Site) -> Option<u64> {
+        let [small, large] = self.rarest.get(&site.region)?;
+        let level = if site.heap == Heap::Large { large } else { small };
+        (*level > 0).then(|| 1u64.checked_shl(u32::from(*level)).unwrap_or(u64::MAX))
     }
 
     /// Allocation totals by site.

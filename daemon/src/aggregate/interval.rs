@@ -6,7 +6,8 @@
 //! of Jeffreys (Gamma(m + ½)): on average over true values it covers them as often as it says, from a handful of objects on. Of objects that are
 //! nearly all seen, which make many effective observations, one may be missing all the same: the upper end is at least that of a
 //! gamma distribution with the mean and the variance that half an object more would make (Fay and Feuer, 1997, whose whole object is for at
-//! least 95 % always).
+//! least 95 % always). That object is one that would have stood for as much as any could have: where objects were chosen with one probability in a quiet
+//! second and with a hundredth of it in a busy one, a type of which only the first were seen may have had many of the others.
 
 /// Half the width of a 95 % interval of a normal distribution, in standard deviations.
 const NORMAL_95: f64 = 1.959_964;
@@ -20,6 +21,8 @@ pub struct Estimate {
     pub variance: f64,
     /// Objects that were seen.
     pub seen: f64,
+    /// What one that was not seen may have stood for at the most; 0 where all were chosen alike.
+    pub missed: f64,
 }
 
 /// Lower and upper end of an interval.
@@ -37,7 +40,7 @@ impl Estimate {
     pub fn of_alike(value: f64, seen: f64, objects: f64) -> Self {
         let missed = if objects > seen { 1.0 - seen / objects } else { 0.0 };
         let variance = if seen > 0.0 { value * value / seen * missed } else { 0.0 };
-        Self { value, variance, seen }
+        Self { value, variance, seen, missed: 0.0 }
     }
 
     /// The sum of two totals whose errors are independent.
@@ -45,21 +48,37 @@ impl Estimate {
         self.value += other.value;
         self.variance += other.variance;
         self.seen += other.seen;
+        self.missed = self.missed.max(other.missed);
     }
 
     /// The 95 % interval. `at_least` is what was seen itself.
     #[must_use]
     pub fn interval95(self, at_least: f64) -> Interval {
         let sure = self.value.max(at_least);
+        // With half of one that may have been missed; where all stand for the same this is the upper end below.
+        let missing = self.gamma_with(self.missed / 2.0, self.missed * self.missed / 2.0);
         if self.variance <= 0.0 || self.value <= 0.0 {
-            return Interval { low: sure, high: sure };
+            return Interval { low: sure, high: missing.max(sure) };
         }
         let effective = self.value * self.value / self.variance;
         let end = |z| self.value / effective * gamma_quantile(effective + 0.5, z);
         // One sampled object more than there were by half.
         let more = 1.0 + 0.5 / self.seen.max(1.0);
         let one_missing = self.value / effective * gamma_quantile(effective * more, NORMAL_95);
-        Interval { low: end(-NORMAL_95).max(at_least), high: end(NORMAL_95).max(one_missing).max(sure) }
+        Interval {
+            low: end(-NORMAL_95).max(at_least),
+            high: end(NORMAL_95).max(one_missing).max(missing).max(sure),
+        }
+    }
+
+    /// The upper end of a gamma distribution with mean and variance of this, and so much more of either; 0 of nothing.
+    fn gamma_with(self, more: f64, variance: f64) -> f64 {
+        let (mean, variance) = (self.value + more, self.variance + variance);
+        if more > 0.0 && variance > 0.0 {
+            variance / mean * gamma_quantile(mean * mean / variance, NORMAL_95)
+        } else {
+            0.0
+        }
     }
 }
 
@@ -118,6 +137,36 @@ mod tests {
         }
         let share: f64 = covered / cells;
         assert!((0.94..0.96).contains(&share), "{share}");
+    }
+
+    /// Six objects come while each is seen, and 64 to 512 while one in 64 is.
+    #[test]
+    fn what_was_seen_in_a_quiet_moment_does_not_hide_what_was_not_in_a_busy_one() {
+        let covered = |missed: f64, busy: f64| {
+            let of = |quiet: u32, seen: u32| {
+                let (quiet, seen) = (f64::from(quiet), f64::from(seen));
+                let value = 1e3 * (quiet + 64.0 * seen);
+                let variance = 1e6 * (quiet + 64.0 * 64.0 * seen);
+                Estimate { value, variance, seen: quiet + seen, missed }.interval95(quiet)
+            };
+            let truth = 1e3 * (6.0 + 64.0 * busy);
+            let all = (0..40).flat_map(|quiet| (0..40).map(move |seen| (quiet, seen)));
+            let holds = all.filter(|&(quiet, seen)| of(quiet, seen).holds(truth));
+            holds.map(|(quiet, seen)| poisson(6.0, quiet) * poisson(busy, seen)).sum::<f64>()
+        };
+        for busy in [1.0, 2.0, 4.0, 8.0] {
+            let (without, with) = (covered(0.0, busy), covered(64_000.0, busy));
+            assert!(with > 0.93 && without <= with, "{busy}: {without} {with}");
+        }
+        assert!(
+            covered(0.0, 1.0) < 0.7,
+            "none of the busy moment's is seen in every third recording: {}",
+            covered(0.0, 1.0)
+        );
+        // Where all stand for the same nothing changes.
+        let alike = Estimate::of_alike(7e3, 7.0, 7e3);
+        let (old, new) = (alike.interval95(7.0), Estimate { missed: 1e3, ..alike }.interval95(7.0));
+        assert!((new.high / old.high - 1.0).abs() < 0.01 && new.low == old.low, "{old:?} {new:?}");
     }
 
     #[test]

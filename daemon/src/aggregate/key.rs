@@ -263,6 +263,8 @@ pub struct Labels {
     pub space_stderr: Option<u64>,
     /// Age of a live object, a power of two (`aggregate::heap`).
     pub age_seconds: Option<u64>,
+    /// Of one in how many such samples of its process was told when that was least often.
+    pub told_one_in: Option<u64>,
     /// How long live objects of its process have been watched without a break, milliseconds.
     pub watched_ms: Option<u64>,
     /// How long before the end the last full collection but one of its process began, milliseconds: what was old by then and is there is alive for sure.
@@ -315,6 +317,7 @@ impl Labels {
         number("size_class", self.size_class.map(count), "bytes");
         number("sampled_objects", self.sampled_objects.map(count), "");
         number("sampled_bytes", self.sampled_bytes.map(count), "bytes");
+        number("told_one_in", self.told_one_in.map(count), "");
         number("space_stderr", self.space_stderr.map(count), "bytes");
         let stderr = self.wait_stderr.map(|ns| i64::try_from(ns).unwrap_or(i64::MAX));
         number("wait_stderr", stderr, "nanoseconds");

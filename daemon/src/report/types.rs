@@ -4,7 +4,7 @@
 use super::stacks::Stacks;
 use super::top::{Options, fit};
 use super::units::{counted, grouped, human, percent};
-use crate::aggregate::heap::has_survived;
+use crate::aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use crate::aggregate::interval::Estimate;
 use crate::aggregate::key::{SampleType, Sampling, UNKNOWN_TYPE};
 use crate::exact::merge::{COUNTED, EXACT};
@@ -132,16 +132,24 @@ fn add<'a>(
                 (bytes / sampled as f64 * seen).clamp(objects - 1.0, objects + 1.0)
             });
             (
-                Estimate { value: objects, variance: variance * (alike / bytes).powi(2), seen },
-                Estimate { value: bytes, variance, seen },
+                Estimate { value: objects, variance: variance * (alike / bytes).powi(2), seen, missed: 0.0 },
+                Estimate { value: bytes, variance, seen, missed: 0.0 },
             )
         }
         // Exact mode knows the sum, and has seen a part of the stacks.
         None if exact => (Estimate::of_alike(objects, seen, seen), Estimate::of_alike(bytes, seen, seen)),
         None => (Estimate::of_alike(objects, seen, objects), Estimate::of_alike(bytes, seen, objects)),
     };
-    of.objects.add(of_objects);
-    of.bytes.add(of_bytes);
+    let (missed_objects, missed_bytes) = match (number("told_one_in"), positive("sampled_bytes")) {
+        (Some(one_in), Some(sampled)) if seen > 0.0 => {
+            let size = sampled as f64 / seen;
+            let objects = one_in as f64 / -(-size * SAMPLED_BYTE_PROBABILITY).exp_m1();
+            (objects, objects * size)
+        }
+        _ => (0.0, 0.0),
+    };
+    of.objects.add(Estimate { missed: missed_objects, ..of_objects });
+    of.bytes.add(Estimate { missed: missed_bytes, ..of_bytes });
     let share = if objects > 0.0 { (seen / objects).min(1.0) } else { 0.0 };
     of.seen_bytes += positive("sampled_bytes").map_or(bytes * share, |bytes| bytes as f64);
 }

@@ -349,7 +349,8 @@ impl Cut {
         }
         let rows = processor.threads.cut(running, &mut carry, last);
         let heap = &mut processor.heap;
-        let sites: Vec<(Site, Weight)> = heap.sites().map(|(site, weight)| (*site, *weight)).collect();
+        let sites: Vec<(Site, Weight, Option<u64>)> =
+            heap.sites().map(|(site, weight)| (*site, *weight, heap.told_one_in(site))).collect();
         let survived =
             |object: &LiveObject| Survived { all: heap.survived(object), old: heap.survived_old(object) };
         let mut live: Vec<(LiveObject, Survived)> =
@@ -375,7 +376,11 @@ impl Cut {
                 .or_insert_with(|| processor.labels_of(row.thread, row.since));
         }
         let mut of_site = |site: &Site| processor.region_labels(site.region, Some(site.tid));
-        let sites = sites.into_iter().map(|(site, weight)| (site, weight, of_site(&site))).collect();
+        let sites = sites.into_iter().map(|(site, weight, told_one_in)| {
+            let labels = Labels { told_one_in, ..of_site(&site) };
+            (site, weight, labels)
+        });
+        let sites = sites.collect();
         let there: HashSet<ThreadId> = running.iter().map(|thread| thread.times.thread).collect();
         let mut made_by = HashSet::new();
         let live = live.into_iter().map(|(object, survived)| {

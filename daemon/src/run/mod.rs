@@ -20,8 +20,8 @@ pub(crate) mod trim;
 use crate::aggregate::window::Window;
 use crate::attach;
 use crate::kubernetes::pods::Pods;
-use crate::process::ProcessTable;
 use crate::process::table::Standing;
+use crate::process::{self, ProcessTable};
 use crate::source::kernel::KernelSource;
 use crate::source::kernel::rules::RuleCache;
 use crate::source::kernel::spans::SpanPlaces;
@@ -477,7 +477,11 @@ impl Run {
                 if self.naming.as_ref().is_some_and(|n| open.is_empty() || Instant::now() >= n.until) {
                     self.named();
                 }
-                if deadline.is_some_and(|until| open.is_empty() || Instant::now() >= until) {
+                // Of those that have ended no answers come but those that are in their rings, and these are read anyway.
+                let asked_of = || open.iter().map(|request| request.pid).collect::<HashSet<u32>>();
+                let lives = |pid| process::is_running(pid, process::start_ticks(pid));
+                if deadline.is_some_and(|until| Instant::now() >= until || !asked_of().into_iter().any(lives))
+                {
                     tracing::debug!(unanswered = open.len(), "the last names are here");
                     // Fails only when the collector is gone, and then the channel ends.
                     self.commands.send(Command::Finish).ok();
