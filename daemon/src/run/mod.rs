@@ -34,7 +34,7 @@ use commands::Commands;
 use cut::Cut;
 use processor::{Processor, Questions};
 use pulse::{Pulse, Watch};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -478,7 +478,7 @@ impl Run {
                     self.named();
                 }
                 // Of those that have ended no answers come but those that are in their rings, and these are read anyway.
-                let asked_of = || open.iter().map(|request| request.pid).collect::<HashSet<u32>>();
+                let asked_of = || open.iter().map(|request| request.pid).collect::<BTreeSet<u32>>();
                 let lives = |pid| process::is_running(pid, process::start_ticks(pid));
                 if deadline.is_some_and(|until| Instant::now() >= until || !asked_of().into_iter().any(lives))
                 {
