@@ -92,6 +92,12 @@ impl<'a> Region<'a> {
         self.load(counter.offset(), Ordering::Relaxed)
     }
 
+    /// When it was made (relaxed: written before anybody else saw it).
+    #[must_use]
+    pub fn created_ns(&self) -> u64 {
+        self.load(CREATED_AT, Ordering::Relaxed)
+    }
+
     /// Where the parts lie.
     #[must_use]
     pub fn geometry(&self) -> Geometry {

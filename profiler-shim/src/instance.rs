@@ -37,8 +37,13 @@ pub mod phase {
 }
 
 /// How long the end of a process may be held up for last questions, and the pause between two looks.
-const FAREWELL_NS: u64 = 50_000_000;
+const FAREWELL_NS: u64 = 45_000_000;
 const LOOK_NS: u64 = 500_000;
+/// Who ends so soon is all new to a recorder, which has to read the files of its code before it can ask: without names it would have been recorded for nothing.
+const SHORT_LIFE_NS: u64 = 2_000_000_000;
+const FAREWELL_OF_SHORT_LIFE_NS: u64 = 400_000_000;
+/// The callback waits a little longer than the thread that answers.
+const GRACE_NS: u64 = 5_000_000;
 /// So much of the ring, in eighths, is in use when its reader is called.
 const CALL_AT: u64 = 3;
 /// Exceptions in a period that are all told of (`thin`): with their stacks they find room in the ring even when all come at once.
@@ -553,7 +558,13 @@ impl Instance {
         }
     }
 
-    /// The process ends. Holds it up only when somebody listens, and at most [`FAREWELL_NS`]; afterwards the service thread
+    /// How long last questions are waited for from now on.
+    pub(crate) fn farewell_ns(&self) -> u64 {
+        let lived_ns = syscall::now_ns().saturating_sub(self.region().created_ns());
+        if lived_ns < SHORT_LIFE_NS { FAREWELL_OF_SHORT_LIFE_NS } else { FAREWELL_NS }
+    }
+
+    /// The process ends. Holds it up only when somebody listens, and no longer than [`Instance::farewell_ns`]; afterwards the service thread
     /// calls the runtime no more.
     pub fn on_shutdown(&self) {
         let next = if self.is_listening() { phase::CLOSING } else { phase::DONE };
@@ -563,9 +574,10 @@ impl Instance {
         if next == phase::CLOSING {
             self.region.set_state(State::Closing);
             syscall::wake(&self.phase);
-            let until = syscall::now_ns().saturating_add(FAREWELL_NS);
+            let patience_ns = self.farewell_ns().saturating_add(GRACE_NS);
+            let until = syscall::now_ns().saturating_add(patience_ns);
             // A seccomp filter may deny the clock: then the number of looks ends it.
-            for _ in 0..FAREWELL_NS / LOOK_NS {
+            for _ in 0..patience_ns / LOOK_NS {
                 if self.phase.load(Ordering::Acquire) != phase::CLOSING || syscall::now_ns() >= until {
                     break;
                 }

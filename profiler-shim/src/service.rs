@@ -22,8 +22,7 @@ const LISTENING_NS: u64 = 10_000_000;
 const SILENT_NS: u64 = 50_000_000;
 const SILENT_AFTER_NS: u64 = 500_000_000;
 const QUIET_NS: u64 = 100_000_000;
-/// The end of a process waits at most this long for last questions (its callback a little longer), and looks for them so often.
-const LAST_QUESTIONS_NS: u64 = 45_000_000;
+/// The end of a process looks for last questions so often.
 const LAST_PAUSE_NS: u64 = 500_000;
 /// Between two looks for newly loaded images, when questions are withheld.
 const IMAGES_NS: u64 = 1_000_000_000;
@@ -376,12 +375,13 @@ impl Service<'_> {
     /// The process ends: a last chance for names, while its callback waits. It is over when the recorder has looked at all that was said, its own answers
     /// too: one of them may show that what was withheld before can be asked about.
     fn farewell(&mut self) {
-        let until = syscall::now_ns().saturating_add(LAST_QUESTIONS_NS);
+        let patience_ns = self.instance.farewell_ns();
+        let until = syscall::now_ns().saturating_add(patience_ns);
         // Before the bell: then it is read in the first round that follows.
         let mut marked = self.mark();
         ring();
         // A seccomp filter may deny the clock: then the number of looks ends it.
-        for _ in 0..LAST_QUESTIONS_NS / LAST_PAUSE_NS {
+        for _ in 0..patience_ns / LAST_PAUSE_NS {
             if syscall::now_ns() >= until {
                 break;
             }
