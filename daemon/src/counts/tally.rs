@@ -147,9 +147,8 @@ impl fmt::Display for Tallied {
                 write!(f, "; {} {what}", grouped(i64::try_from(number).unwrap_or(i64::MAX)))?;
             }
         }
-        match &self.broken {
-            Some(why) => write!(f, "; the last ones are missing: {why}")?,
-            None => {}
+        if let Some(why) = &self.broken {
+            write!(f, "; the last ones are missing: {why}")?;
         }
         f.write_str("; without most of what .NET 10 boxes (docs/memory.md)")
     }

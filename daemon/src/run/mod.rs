@@ -28,6 +28,7 @@ use crate::source::kernel::spans::SpanPlaces;
 use crate::source::kernel::threads::{Confirmed, Look as ThreadLook, ThreadTable};
 use crate::source::shim::ShimSource;
 use crate::source::{MonotonicNs, Rates, ThreadSnapshot};
+use crate::symbolize::kernel::WakeSites;
 use backlog::Backlog;
 use collector::{Batch, Collector, Command, KernelTotals, Look};
 use commands::Commands;
@@ -295,6 +296,12 @@ impl Recording {
             naming: None,
             of_windows: Vec::new(),
         };
+        // The kernel's symbols take 50 ms to read, in which a program that ends soon could be asked for no names.
+        let wake_sites = Arc::clone(&run.processor.wake_sites);
+        let read = move || {
+            wake_sites.get_or_init(WakeSites::read);
+        };
+        std::thread::Builder::new().name("symbols".into()).spawn(read)?;
         Ok(Self {
             collector: std::thread::Builder::new().name("collector".into()).spawn(move || collector.run())?,
             processor: std::thread::Builder::new().name("processor".into()).spawn(move || {

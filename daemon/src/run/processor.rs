@@ -40,7 +40,7 @@ use crate::unwind::finish::Limits;
 use foldhash::{HashMap, HashMapExt as _};
 use profiler_protocol::record::NOT_NOW;
 use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// A managed method body whose name is to be asked of its process's shim.
@@ -175,7 +175,7 @@ pub struct Processor {
     pub(super) lock_events: LockEvents,
     pub(super) wait_functions: WaitFunctions,
     /// Where wake-ups come from; read when the first one is.
-    wake_sites: Option<WakeSites>,
+    pub(super) wake_sites: Arc<OnceLock<WakeSites>>,
     wakers_unknown: WakersUnknown,
     counters: StackCounters,
     /// Where the values of each process go; `None` when all go to one profile.
@@ -252,7 +252,7 @@ impl Processor {
             runtime_waits: RuntimeWaits::default(),
             lock_events: LockEvents::default(),
             wait_functions: WaitFunctions::default(),
-            wake_sites: None,
+            wake_sites: Arc::default(),
             wakers_unknown: WakersUnknown::default(),
             counters: StackCounters::default(),
             services: None,
@@ -417,7 +417,7 @@ impl Processor {
             }
             EventKind::Sleeper(sleeper) => self.sleeper(time, &sleeper),
             EventKind::Wake(wake) => {
-                let origin = self.wake_sites.get_or_insert_with(WakeSites::read).origin(&wake);
+                let origin = self.wake_sites.get_or_init(WakeSites::read).origin(&wake);
                 // What an interrupt found there had nothing to do with it.
                 let by = wake.by.filter(|_| origin == Some(Origin::Thread));
                 let stack = by.map(|by| {
