@@ -111,6 +111,8 @@ counters! {
     LargeObjects = 46, "shim_large_objects";
     /// Allocation events of large objects, passed over: each such object is told of by itself.
     LargeObjectEvents = 47, "shim_large_object_events";
+    /// Large objects among the samples that others stand for.
+    LargeObjectsThinned = 48, "shim_large_objects_thinned";
 }
 
 impl Counter {

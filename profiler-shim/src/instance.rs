@@ -13,7 +13,7 @@ use crate::repeat::{Allocations, Moments};
 use crate::stack;
 use crate::syscall;
 use crate::text::Text;
-use crate::thin::{Thin, level_by_room};
+use crate::thin::{Room, Thin};
 use crate::types::Types;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use profiler_protocol::counter::Counter;
@@ -232,10 +232,10 @@ impl Instance {
         self.region.used() >= self.region.geometry().units / 8 * CALL_AT
     }
 
-    /// The level of an event of which so many are told of in a period: by how many come, and by the room there is.
-    pub(crate) fn level(&self, thin: &Thin, now_ns: u64, all: u32) -> u8 {
+    /// The least level of an event by the room there is.
+    pub(crate) fn level_by_room(&self, room: Room) -> u8 {
         let region = self.region();
-        thin.level(now_ns, all).max(level_by_room(region.used(), region.geometry().units))
+        room.level(region.used(), region.geometry().units)
     }
 
     /// Has the service thread call the reader when the ring fills, which it may not see for a while.

@@ -8,15 +8,27 @@ use profiler_protocol::record::MAX_LEVEL;
 /// A period's length is 2³⁰ ns, a little more than a second.
 const PERIOD_BITS: u32 = 30;
 
-/// While less than half of the ring is in use all can be told of, and with each further twenty-fourth half as many: some ten thousand can come before the reader does,
-/// in a burst or while it has no CPU, and find room, and what was told of stands for them.
-const RING_PARTS: u64 = 24;
+/// Which part of the ring events may use before chance chooses among them. With each further step half as many are told of: some ten thousand can come
+/// before the reader does, in a burst or while it has no CPU, and find room, and what was told of stands for them.
+#[derive(Clone, Copy)]
+pub enum Room {
+    /// Half of it. Then steps of a twenty-fourth.
+    Usual,
+    /// Three quarters, for what is exact as long as each is told of. Then steps of a forty-eighth.
+    Last,
+}
 
-/// The least level while so many of the ring's units are in use. It follows from what was told of before, and not from whether this event is.
-#[must_use]
-pub fn level_by_room(used: u64, units: u64) -> u8 {
-    let parts = used.saturating_mul(RING_PARTS).checked_div(units).unwrap_or(0);
-    u8::try_from(parts.saturating_sub(RING_PARTS / 2)).unwrap_or(MAX_LEVEL)
+impl Room {
+    /// The least level while so many of the ring's units are in use. It follows from what was told of before, and not from whether this event is.
+    #[must_use]
+    pub fn level(self, used: u64, units: u64) -> u8 {
+        let (parts, free) = match self {
+            Self::Usual => (24u64, 12u64),
+            Self::Last => (48, 36),
+        };
+        let part = used.saturating_mul(parts).checked_div(units).unwrap_or(0);
+        u8::try_from(part.saturating_sub(free)).unwrap_or(MAX_LEVEL)
+    }
 }
 
 /// How often a kind of event comes. At level n one in 2ⁿ is chosen.
@@ -81,7 +93,7 @@ fn level_of(count: u32, all: u32) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use super::{PERIOD_BITS, Thin, level_by_room, level_of};
+    use super::{PERIOD_BITS, Room, Thin, level_of};
     use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest};
 
     /// So many events, evenly spread over each of so many periods.
@@ -120,15 +132,15 @@ mod tests {
     #[test]
     fn a_burst_finds_room() {
         const UNITS: u64 = 32_768;
-        assert_eq!(
-            [0, 12, 13, 14, 24].map(|part| level_by_room(part * UNITS / 24 + 1, UNITS)),
-            [0, 0, 1, 2, 12]
-        );
+        let levels =
+            |room: Room| [0, 12, 13, 18, 19, 24].map(|part| room.level(part * UNITS / 24 + 1, UNITS));
+        assert_eq!(levels(Room::Usual), [0, 0, 1, 6, 7, 12]);
+        assert_eq!(levels(Room::Last), [0, 0, 0, 0, 2, 12]);
         // Of 4 to 12 KiB each, before anybody reads. 10,000 samples are 1 GB.
         for (seed, count) in (0..20).zip([500, 1_000, 4_000, 10_000].into_iter().cycle()) {
             let (thin, mut used, mut sum, mut variance) = (Thin::new(), 0, 0.0, 0.0);
             for n in 0..count {
-                let level = level_by_room(used, UNITS);
+                let level = Room::Usual.level(used, UNITS);
                 variance += f64::from(level).exp2() - 1.0;
                 if thin.chosen(level, seed << 40) {
                     used += 64 + n % 128;

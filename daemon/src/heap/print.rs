@@ -4,7 +4,7 @@ use super::dominators::Dominated;
 use super::graph::NoGraph;
 use super::paths::{Node, Paths, Step};
 use super::walk::{RootKind, Survey};
-use crate::report::units::{grouped, human, percent};
+use crate::report::units::{counted, grouped, human, percent};
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
@@ -182,7 +182,7 @@ fn ways(survey: &Survey, paths: &Paths, order: &[u32], rows: usize, text: &mut S
             self::way(text, names.iter().map(String::as_str));
         }
         if found.len() > shown.len() {
-            writeln!(text, "  and {} other ways", found.len() - shown.len()).ok();
+            writeln!(text, "  and {}", counted(found.len() - shown.len(), "other way")).ok();
         }
     }
 }

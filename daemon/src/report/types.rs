@@ -249,6 +249,12 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             counted(lost.dropped, "allocation"),
         ));
     }
+    if lost.thinned > 0 && all.iter().take(options.limit).any(at_least) {
+        line(format!(
+            "{dim}at least: chance left out {} when many came at once; of which types is not known{plain}",
+            counted(lost.thinned, "large object"),
+        ));
+    }
     if lost.silent > 0 {
         line(format!(
             "{dim}a runtime was not listened to {}, for the recorder got no CPU: what was allocated meanwhile is missing, and what was alive before is no longer watched{plain}",
@@ -257,7 +263,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     }
     if all.iter().take(options.limit).any(|row| row.counted == Some(COUNTED)) {
         line(format!(
-            "{dim}counted: by the runtime; the last objects of each type and thread, fewer than 1,000 for each thread of the process, are not in it; see docs/memory.md{plain}"
+            "{dim}counted: by the runtime; of each type the last objects of each thread that made some, up to 999, are not in it; see docs/memory.md{plain}"
         ));
     }
     if all.iter().take(options.limit).any(|row| !row.has_interval && row.counted.is_none()) {
@@ -280,6 +286,8 @@ struct Lost {
     dropped: u64,
     /// Times a runtime told nothing for a while.
     silent: u64,
+    /// Large objects that chance left out.
+    thinned: u64,
 }
 
 impl Lost {
@@ -291,10 +299,11 @@ impl Lost {
             .flat_map(|kind| kind.split(" + "))
             .filter_map(|cause| cause.split_once(' '));
         let full = causes.find(|(_, cause)| cause.starts_with("ring full"));
-        let silent = of(line, loss::LEASES_LOST).next();
+        let number = |word| of(line, word).next().and_then(|count| count.parse().ok()).unwrap_or(0);
         Self {
             dropped: full.and_then(|(count, _)| count.parse().ok()).unwrap_or(0),
-            silent: silent.and_then(|count| count.parse().ok()).unwrap_or(0),
+            silent: number(loss::LEASES_LOST),
+            thinned: number(loss::LARGE_THINNED),
         }
     }
 
@@ -302,6 +311,7 @@ impl Lost {
         Self {
             dropped: self.dropped.saturating_add(other.dropped),
             silent: self.silent.saturating_add(other.silent),
+            thinned: self.thinned.saturating_add(other.thinned),
         }
     }
 
@@ -436,6 +446,12 @@ mod tests {
             said(&[("shim_allocation_samples", 2), ("events_allocations", 2), ("shim_leases_lost", 1)]);
         assert!(!silent.contains(" exact ") && silent.contains(" at least  "), "{silent}");
         assert!(silent.contains("a runtime was not listened to 1 time,"), "{silent}");
+        let thinned =
+            said(&[("shim_allocation_samples", 2), ("events_allocations", 2), (loss::LARGE_THINNED, 3)]);
+        assert!(
+            !thinned.contains(" exact ") && thinned.contains("at least: chance left out 3 large objects"),
+            "{thinned}"
+        );
     }
 
     #[test]

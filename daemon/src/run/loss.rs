@@ -86,7 +86,7 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 51] = [
+const OTHER_LOSSES: [&str; 52] = [
     "calls_given_up",
     "calls_not_made",
     "stacks_stale",
@@ -138,7 +138,11 @@ const OTHER_LOSSES: [&str; 51] = [
     "shim_regions_disabled",
     LEASES_LOST,
     "shim_sessions_refused",
+    LARGE_THINNED,
 ];
+
+/// Large objects that chance left out: those of their types that were told of may each stand for itself alone, and are not all of them then.
+pub const LARGE_THINNED: &str = "shim_large_objects_thinned";
 
 /// A process's library heard nothing of us for so long that it went quiet, and told nothing until it did.
 pub const LEASES_LOST: &str = "shim_leases_lost";
