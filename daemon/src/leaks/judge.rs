@@ -304,6 +304,9 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
     }
     let reason = match (grows(early), grows(late)) {
         (true, _) => "it grew in the first half, and whether it still does cannot be told yet",
+        (_, true) if half.proven_at_s.is_none() => {
+            "it grows in the second half; in the first there were fewer than two full collections, which alone would prove that"
+        }
         (_, true) => "it has begun to grow in the second half",
         _ if goes_on => "it seems to grow in both halves, but so slowly that it may be chance",
         _ => "it seems to grow, but so few came that it may be chance",
@@ -638,7 +641,7 @@ mod tests {
     #[test]
     fn a_trend_is_that_of_the_time_between_collections() {
         // An object of 100 kB a second, and full collections that come seldom.
-        let trend = |full: &[f64]| {
+        let found = |full: &[f64]| {
             let looks: Vec<(f64, Option<f64>, Group)> = (1..=26)
                 .map(|look| f64::from(look) * 5.0)
                 .map(|now| {
@@ -657,8 +660,11 @@ mod tests {
                 proven_at_s: *proven_at_s,
                 group,
             });
-            judge(&moments.collect::<Vec<_>>()).trend
+            judge(&moments.collect::<Vec<_>>())
         };
+        let trend = |full: &[f64]| found(full).trend;
+        let late = found(&[70.0, 80.0, 100.0]);
+        assert!(late.reason.contains("fewer than two full collections"), "{late:?}");
         for full in
             [&[10.0, 40.0, 75.0, 110.0][..], &[1.0, 20.0, 66.0], &[70.0, 80.0, 100.0], &[5.0, 64.0, 66.0]]
         {
