@@ -71,11 +71,16 @@ fn opened() -> (Arc<Vec<AtomicU64>>, Consumer<Pread>) {
     (words, consumer)
 }
 
+/// Runs it in every order with so many preemptions, or with as many as `LOOM_MAX_PREEMPTIONS` says.
+fn check(preemptions: usize, run: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = model.preemption_bound.or(Some(preemptions));
+    model.check(run);
+}
+
 #[test]
 fn nothing_is_dropped_while_there_is_room() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = model.preemption_bound.or(Some(2));
-    model.check(|| {
+    check(2, || {
         let (words, mut consumer) = opened();
         // As many records as the ring holds, so that it is never full.
         let producers: Vec<_> = [1u32, 2]
@@ -102,10 +107,8 @@ fn nothing_is_dropped_while_there_is_room() {
 
 #[test]
 fn every_record_arrives_whole_and_once_or_is_counted_as_dropped() {
-    let mut model = loom::model::Builder::new();
-    // Two take half a minute: `LOOM_MAX_PREEMPTIONS=2`.
-    model.preemption_bound = model.preemption_bound.or(Some(1));
-    model.check(|| {
+    // Two take half a minute.
+    check(1, || {
         let (words, mut consumer) = opened();
         let region = Region::new(&words, TINY).expect("enough words");
         let producers: Vec<_> = [1u32, 2]

@@ -10,7 +10,7 @@ use crate::repeat::mix;
 use crate::stack::{self, Extent};
 use crate::syscall;
 use crate::text::Text;
-use crate::thin::{Room, Thin};
+use crate::thin::Room;
 use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::FEATURE_ALLOCATION_SAMPLED;
@@ -284,12 +284,6 @@ impl Instance {
         self.on_allocation(&sample, registers);
     }
 
-    /// Large objects are told of each, as long as they find room: others leave them a quarter of the ring.
-    fn level_of(&self, event: &Sample, thin: &Thin, now_ns: u64) -> u8 {
-        let level = thin.level(now_ns, self.samples_limit());
-        level.max(self.level_by_room(if event.exact { Room::Last } else { Room::Usual }))
-    }
-
     fn on_allocation(&self, event: &Sample, registers: &Registers) {
         if event.heap == LARGE && !event.exact && self.is_told_of_large() {
             return self.count(Counter::LargeObjectEvents);
@@ -301,14 +295,16 @@ impl Instance {
         }
         self.count(Counter::AllocationSamples);
         // The two draw from different sequences: an estimate of both has the variance of independent ones.
-        let (thin, seed) = match event.exact {
-            true => (&self.large, !self.seed()),
-            false => (&self.sampled, self.seed()),
+        let (thin, seed, room) = match event.exact {
+            // Each is told of, as long as it finds room.
+            true => (&self.large, !self.seed(), Room::Last),
+            false => (&self.sampled, self.seed(), Room::Usual),
         };
         if event.exact {
             self.count(Counter::LargeObjects);
         }
-        let level = level_of_sample(self.level_of(event, thin, began_ns), event.size.max(event.amount));
+        let level = self.level(thin, began_ns, self.samples_limit(), room);
+        let level = level_of_sample(level, event.size.max(event.amount));
         if !thin.chosen(level, seed) {
             self.count(Counter::AllocationsThinned);
             if event.exact {
@@ -387,7 +383,7 @@ impl Instance {
                 self.count(Counter::MessagesCut);
             }
             let rethrown = thrown == Thrown::Again;
-            let level = self.thrown.level(began_ns, EXCEPTIONS).max(self.level_by_room(Room::Usual));
+            let level = self.level(&self.thrown, began_ns, EXCEPTIONS, Room::Usual);
             if self.thrown.chosen(level, self.seed()) {
                 let message = asked.then_some(message.as_str());
                 let at = StackHead { level, registers: *registers, ..StackHead::default() };
@@ -434,7 +430,7 @@ impl Instance {
                 self.count(Counter::ContentionsUnmatched);
                 0
             });
-            let level = self.contentions.thin.level(now_ns, CONTENTIONS).max(self.level_by_room(Room::Usual));
+            let level = self.level(&self.contentions.thin, now_ns, CONTENTIONS, Room::Usual);
             let level = level_for(level, waited_ns);
             if self.contentions.thin.chosen(level, self.seed()) {
                 let at = StackHead { level, registers: *registers, ..StackHead::default() };

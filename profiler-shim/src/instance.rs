@@ -232,10 +232,12 @@ impl Instance {
         self.region.used() >= self.region.geometry().units / 8 * CALL_AT
     }
 
-    /// The least level of an event by the room there is.
-    pub(crate) fn level_by_room(&self, room: Room) -> u8 {
+    /// The level of an event of which so many are all told of in a period: by how many come, and by the room there is. Not
+    /// inlined: the library's size has a bound.
+    #[inline(never)]
+    pub(crate) fn level(&self, thin: &Thin, now_ns: u64, all: u32, room: Room) -> u8 {
         let region = self.region();
-        room.level(region.used(), region.geometry().units)
+        thin.level(now_ns, all).max(room.level(region.used(), region.geometry().units))
     }
 
     /// Has the service thread call the reader when the ring fills, which it may not see for a while.

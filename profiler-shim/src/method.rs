@@ -267,11 +267,14 @@ impl Namer {
         if let Some((kind, inner, rank)) = self.info.array(class) {
             // The kind of an array of enums is that of their numbers. Pointers have no class that the runtime tells of.
             let is_class = inner != 0 && (self.info.array(inner).is_some() || self.info.class(inner).is_ok());
-            match u8::try_from(kind).ok().filter(|_| !is_class) {
-                Some(element::PTR) => out.push_str("?*"),
-                Some(element::FNPTR) => out.push_str("delegate*"),
-                Some(kind) if simple(kind).is_some() => out.push_str(simple(kind).unwrap_or_default()),
-                _ => self.class_id(out, inner, style, depth.wrapping_add(1)),
+            let word = match u8::try_from(kind).ok().filter(|_| !is_class) {
+                Some(element::PTR) => Some("?*"),
+                Some(element::FNPTR) => Some("delegate*"),
+                kind => kind.and_then(simple),
+            };
+            match word {
+                Some(word) => out.push_str(word),
+                None => self.class_id(out, inner, style, depth.wrapping_add(1)),
             }
             push_rank(out, rank);
             return;

@@ -13,12 +13,12 @@ pub const SAMPLED_BYTE_PROBABILITY: f64 = 1.0 / 102_400.0;
 
 /// Sites, and living objects, kept of one region at most; a process that invents samples takes its share. See [`Allocations::expect`].
 const MAX_OF_REGION: usize = 1 << 17;
+/// The same of all regions.
+const MAX_OF_ALL: usize = 1 << 20;
 /// Fewest sites that there is room for.
 const LEAST_SITES: usize = 1 << 15;
 /// A window's samples for each that is told of in a second: a minute's of small objects, one of large ones, and some that were told of beyond that.
 const SECONDS_OF_SITES: usize = 128;
-/// The same of all regions.
-const MAX_OF_ALL: usize = 1 << 20;
 
 /// What samples stand for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

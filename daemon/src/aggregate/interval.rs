@@ -55,27 +55,26 @@ impl Estimate {
     #[must_use]
     pub fn interval95(self, at_least: f64) -> Interval {
         let sure = self.value.max(at_least);
-        // With half of one that may have been missed; where all stand for the same this is the upper end below.
-        let missing = self.gamma_with(self.missed / 2.0, self.missed * self.missed / 2.0);
         if self.variance <= 0.0 || self.value <= 0.0 {
-            return Interval { low: sure, high: missing.max(sure) };
+            return Interval { low: sure, high: self.with_half_of(self.missed, NORMAL_95).max(sure) };
         }
-        let effective = self.value * self.value / self.variance;
-        let end = |z| self.value / effective * gamma_quantile(effective + 0.5, z);
+        // What one that was seen stands for.
+        let one = self.variance / self.value;
         // One sampled object more than there were by half.
         let more = 1.0 + 0.5 / self.seen.max(1.0);
-        let one_missing = self.value / effective * gamma_quantile(effective * more, NORMAL_95);
+        let one_missing = one * gamma_quantile(self.value / one * more, NORMAL_95);
         Interval {
-            low: end(-NORMAL_95).max(at_least),
-            high: end(NORMAL_95).max(one_missing).max(missing).max(sure),
+            low: self.with_half_of(one, -NORMAL_95).max(at_least),
+            high: self.with_half_of(one.max(self.missed), NORMAL_95).max(one_missing).max(sure),
         }
     }
 
-    /// The upper end of a gamma distribution with mean and variance of this, and so much more of either; 0 of nothing.
-    fn gamma_with(self, more: f64, variance: f64) -> f64 {
-        let (mean, variance) = (self.value + more, self.variance + variance);
-        if more > 0.0 && variance > 0.0 {
-            variance / mean * gamma_quantile(mean * mean / variance, NORMAL_95)
+    /// An end of the gamma distribution that has mean and variance of this and of half an object more, which stands for `one`; where all stand for as much
+    /// that is Gamma(m + ½).
+    fn with_half_of(self, one: f64, z: f64) -> f64 {
+        let (mean, variance) = (self.value + one / 2.0, self.variance + one * one / 2.0);
+        if mean > 0.0 && variance > 0.0 {
+            variance / mean * gamma_quantile(mean * mean / variance, z)
         } else {
             0.0
         }

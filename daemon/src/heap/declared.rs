@@ -103,13 +103,14 @@ fn name_nested(assembly: &Assembly<'_>, numbers: &[usize], types: &mut [Type], r
         let (own, whole) = assembly.class_names(found.token)?;
         (own == found.open_name()).then(|| whole + found.name.get(own.len()..).unwrap_or_default())
     };
-    let (mut is, mut is_not) = (0usize, 0usize);
+    // Counted first, and made again when it is this one: names of another assembly take no room.
+    let mut unlike = 0;
     for &number in numbers {
         if room.look().is_none() {
             return false;
         }
-        *(if name(types, number).is_some() { &mut is } else { &mut is_not }) += 1;
-        if is_not * 2 >= numbers.len() {
+        unlike += usize::from(name(types, number).is_none());
+        if unlike * 2 >= numbers.len() {
             return false;
         }
     }
@@ -120,7 +121,7 @@ fn name_nested(assembly: &Assembly<'_>, numbers: &[usize], types: &mut [Type], r
             found.name = whole;
         }
     }
-    is > 0
+    true
 }
 
 /// An array's name begins with that of its elements' type.
