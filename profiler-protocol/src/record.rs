@@ -72,6 +72,8 @@ pub struct AllocationHead {
 }
 
 impl AllocationHead {
+    /// Number of the record's kind.
+    pub const KIND: u16 = 2;
     /// Words of the body before the stack.
     pub const WORDS: u64 = 13;
 
@@ -141,7 +143,7 @@ pub struct ExceptionHead<'a> {
 }
 
 impl ExceptionHead<'_> {
-    /// The kind of such a record.
+    /// Number of the record's kind.
     pub const KIND: u16 = 18;
 
     /// Words before the stack.
@@ -182,7 +184,7 @@ pub struct ContentionHead {
 }
 
 impl ContentionHead {
-    /// The kind of such a record.
+    /// Number of the record's kind.
     pub const KIND: u16 = 19;
     /// Words before the stack.
     pub const WORDS: u64 = StackHead::WORDS + 2;
@@ -449,7 +451,7 @@ impl Body<'_> {
         match self {
             Self::Skip => 0,
             Self::Hello { .. } => 1,
-            Self::Allocation(..) => 2,
+            Self::Allocation(..) => AllocationHead::KIND,
             Self::TypeName { .. } => 3,
             Self::Method { .. } => 4,
             Self::NoMethod { .. } => 5,

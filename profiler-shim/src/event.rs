@@ -314,10 +314,10 @@ impl Instance {
         }
         let thread = syscall::thread_id();
         // Room first: an object whose sample cannot be told is not watched either.
-        let Some((mut grant, extent)) =
-            self.room_with_stack(AllocationHead::WORDS, registers, self.stack_limit())
+        let head = (AllocationHead::KIND, thread, began_ns, AllocationHead::WORDS);
+        let dropped = Counter::AllocationsDroppedFull;
+        let Some((mut grant, extent)) = self.room_with_stack(head, registers, self.stack_limit(), dropped)
         else {
-            self.count(Counter::AllocationsDroppedFull);
             return;
         };
         let sample = self.samples.fetch_add(1, Ordering::Relaxed);
@@ -325,7 +325,6 @@ impl Instance {
         if !self.types.add(event.type_id) {
             self.count(Counter::TypesQueueFull);
         }
-        encode_prefix(&mut grant, 2, thread, began_ns);
         AllocationHead {
             sample,
             type_id: event.type_id,
@@ -346,20 +345,26 @@ impl Instance {
         self.region().count(Counter::AllocationNs, spent_ns);
     }
 
-    /// Room for a record with `words` words before this thread's stack, and how much of that there is, at most `limit` bytes.
+    /// Begins a record of this kind, thread and time, with so many words before this thread's stack; how much there is of that, at most `limit` bytes.
+    /// `None` without room, which is counted.
     fn room_with_stack(
         &self,
-        words: u64,
+        (kind, thread, began_ns, words): (u16, u32, u64, u64),
         registers: &Registers,
         limit: usize,
+        dropped: Counter,
     ) -> Option<(Grant<'static>, Extent)> {
         let extent = stack::extent(registers.sp as usize, limit);
         if extent.cut {
             self.count(Counter::StacksCut);
         }
         let words = PREFIX_WORDS.wrapping_add(words).wrapping_add(stack_words(extent));
-        let grant = self.region().try_reserve_sample(words.wrapping_mul(8))?;
+        let Some(mut grant) = self.region().try_reserve_sample(words.wrapping_mul(8)) else {
+            self.count(dropped);
+            return None;
+        };
         self.call_when_filling();
+        encode_prefix(&mut grant, kind, thread, began_ns);
         Some((grant, extent))
     }
 
@@ -401,12 +406,12 @@ impl Instance {
     fn tell_exception(&self, (began_ns, thread): (u64, u32), head: ExceptionHead<'_>) {
         let StackHead { level, registers, .. } = head.at;
         // The dispatch of an exception keeps whole register sets on the stack, several of up to 3 KB.
-        let Some((mut grant, extent)) = self.room_with_stack(head.words(), &registers, stack::MOST_LIMIT)
-        else {
-            self.count(Counter::ExceptionsDroppedFull);
+        let limit = stack::MOST_LIMIT;
+        let record = (ExceptionHead::KIND, thread, began_ns, head.words());
+        let dropped = Counter::ExceptionsDroppedFull;
+        let Some((mut grant, extent)) = self.room_with_stack(record, &registers, limit, dropped) else {
             return;
         };
-        encode_prefix(&mut grant, ExceptionHead::KIND, thread, began_ns);
         ExceptionHead { at: stack_head(level, extent, &registers), ..head }.encode(&mut grant);
         commit_with_stack(grant, extent);
     }
@@ -446,13 +451,12 @@ impl Instance {
     /// Tells of it with the stack that its registers are of.
     fn tell_contention(&self, (now_ns, thread): (u64, u32), head: ContentionHead) {
         let StackHead { level, registers, .. } = head.at;
-        let Some((mut grant, extent)) =
-            self.room_with_stack(ContentionHead::WORDS, &registers, self.stack_limit())
-        else {
-            self.count(Counter::ContentionsDroppedFull);
+        let limit = self.stack_limit();
+        let record = (ContentionHead::KIND, thread, now_ns, ContentionHead::WORDS);
+        let dropped = Counter::ContentionsDroppedFull;
+        let Some((mut grant, extent)) = self.room_with_stack(record, &registers, limit, dropped) else {
             return;
         };
-        encode_prefix(&mut grant, ContentionHead::KIND, thread, now_ns);
         ContentionHead { at: stack_head(level, extent, &registers), ..head }.encode(&mut grant);
         commit_with_stack(grant, extent);
     }

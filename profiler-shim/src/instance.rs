@@ -524,10 +524,10 @@ impl Instance {
     /// A managed thread has a name. When it does not run yet, the name is kept until it does.
     pub fn on_thread_named(&self, thread: usize, name: &[u16]) {
         let os_thread = self.info().and_then(|info| info.os_thread(thread)).unwrap_or(0);
+        let mut text = Text::<NAME_BYTES>::new();
+        text.push_utf16(name);
         if os_thread != 0 {
             if self.is_listening() {
-                let mut text = Text::<NAME_BYTES>::new();
-                text.push_utf16(name);
                 self.send(Body::ThreadName { os_tid: os_thread, name: text.as_str() });
             }
             return;
@@ -539,8 +539,6 @@ impl Instance {
             .iter()
             .find(|p| p.thread.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok());
         let Some(pending) = free else { return };
-        let mut text = Text::<NAME_BYTES>::new();
-        text.push_utf16(name);
         let mut told = text.as_str().bytes();
         for word in &pending.words {
             let mut bytes = [0u8; 8];

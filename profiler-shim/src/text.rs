@@ -60,18 +60,7 @@ impl<const N: usize> Text<N> {
 
     /// Appends a character.
     pub fn push(&mut self, character: char) {
-        let mut buffer = [0; 4];
-        let encoded = character.encode_utf8(&mut buffer).as_bytes();
-        let end = self.len.saturating_add(encoded.len());
-        match self.bytes.get_mut(self.len..end) {
-            Some(room) if !self.cut => {
-                for (to, from) in room.iter_mut().zip(encoded) {
-                    *to = *from;
-                }
-                self.len = end;
-            }
-            _ => self.cut = true,
-        }
+        append(&mut self.bytes, &mut self.len, &mut self.cut, character);
     }
 
     /// Appends a string.
@@ -111,6 +100,23 @@ impl<const N: usize> Text<N> {
                 break;
             }
         }
+    }
+}
+
+/// One function for texts of all sizes.
+#[inline(never)]
+fn append(bytes: &mut [u8], len: &mut usize, cut: &mut bool, character: char) {
+    let mut buffer = [0; 4];
+    let encoded = character.encode_utf8(&mut buffer).as_bytes();
+    let end = len.saturating_add(encoded.len());
+    match bytes.get_mut(*len..end) {
+        Some(room) if !*cut => {
+            for (to, from) in room.iter_mut().zip(encoded) {
+                *to = *from;
+            }
+            *len = end;
+        }
+        _ => *cut = true,
     }
 }
 

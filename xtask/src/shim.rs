@@ -53,7 +53,8 @@ pub(crate) fn build(paths: &Paths, steps: &Steps) -> Result<()> {
         .current_dir(&paths.root)
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env("RUSTFLAGS", FLAGS)
-        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
+        // One more is 2 KB, and nothing that can be measured.
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "2")
         .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
         .env("CARGO_PROFILE_RELEASE_LTO", "fat")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")

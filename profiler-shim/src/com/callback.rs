@@ -161,6 +161,7 @@ pub(super) unsafe extern "C" fn dynamic_method_unloaded(this: *mut c_void, funct
     S_OK
 }
 
+#[inline(never)]
 pub(super) unsafe extern "C" fn thread_destroyed(this: *mut c_void, thread: usize) -> i32 {
     // SAFETY: `this` is the object it was called on.
     let instance = &unsafe { object(this) }.instance;

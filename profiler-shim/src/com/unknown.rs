@@ -8,6 +8,7 @@ use core::ffi::c_void;
 ///
 /// # Safety
 /// `interface` points to a GUID and `out` to a place for a pointer, or they are null: what the runtime passes.
+#[inline(never)]
 pub(super) unsafe fn query(
     this: *mut c_void,
     interface: *const Guid,
