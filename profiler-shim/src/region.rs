@@ -97,18 +97,17 @@ pub mod lasting {
         Some(unsafe { words(memory, count) })
     }
 
-    /// Room for `most` words; where there is not so much address space (RLIMIT_AS, strict overcommit) the half, and so on down to `least`.
+    /// Room for `most` words; for `least` where address space is counted (RLIMIT_AS, strict overcommit), for there it is the app that would
+    /// lack what is taken here.
+    #[inline(never)]
     #[must_use]
     pub fn room(most: usize, least: usize) -> Option<&'static [AtomicU64]> {
-        let mut count = most;
-        while count >= least {
-            if let Some(memory) = syscall::reserve(count.checked_mul(8)?) {
-                // SAFETY: just mapped with this size, zeroed; nobody unmaps it.
-                return Some(unsafe { words(memory, count) });
-            }
-            count /= 2;
-        }
-        None
+        let most = if syscall::is_address_space_limited() { least } else { most };
+        [most, least].into_iter().find_map(|count| {
+            let memory = syscall::reserve(count.checked_mul(8)?)?;
+            // SAFETY: just mapped with this size, zeroed; nobody unmaps it.
+            Some(unsafe { words(memory, count) })
+        })
     }
 
     /// A page that a forked child sees zeroed.

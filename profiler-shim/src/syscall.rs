@@ -4,7 +4,7 @@
 use crate::machine::call;
 use crate::machine::number::{
     CLOCK_GETTIME, CLOSE, FCNTL, FTRUNCATE, FUTEX, GETPID, GETRANDOM, GETTID, MADVISE, MEMFD_CREATE, MMAP,
-    MUNMAP, NANOSLEEP, PRCTL, RT_SIGPROCMASK,
+    MUNMAP, NANOSLEEP, PRCTL, PRLIMIT64, RT_SIGPROCMASK,
 };
 use crate::vdso::{self, Timespec};
 use core::ffi::c_void;
@@ -137,6 +137,17 @@ pub fn map_private(bytes: usize, wiped_in_child: bool) -> Option<NonNull<c_void>
 pub fn reserve(bytes: usize) -> Option<NonNull<c_void>> {
     // SAFETY: a new mapping at a place the kernel chooses: PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS|MAP_NORESERVE.
     pointer(unsafe { call(MMAP, 0, bytes, 3, 0x4022, usize::MAX, 0) })
+}
+
+/// True when there is a limit to the process's address space (RLIMIT_AS).
+#[must_use]
+pub fn is_address_space_limited() -> bool {
+    const RLIMIT_AS: usize = 9;
+    let mut limits = [u64::MAX; 2];
+    // SAFETY: writes a `struct rlimit64`, two words, which lives here; nothing is set.
+    unsafe { call(PRLIMIT64, 0, RLIMIT_AS, 0, (&raw mut limits).addr(), 0, 0) };
+    let [now, _] = limits;
+    now != u64::MAX
 }
 
 fn pointer(address: isize) -> Option<NonNull<c_void>> {
