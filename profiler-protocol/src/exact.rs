@@ -99,6 +99,10 @@ pub mod head {
     pub const LOOKED_AT: usize = 17;
     /// Nanoseconds that took, the runtime's part included.
     pub const LOOKED_NS: usize = 18;
+    /// Objects among all that no callback told of: they were found in generation 0.
+    pub const UNSEEN: usize = 19;
+    /// 1 when the process has ended and those of its last moments were looked for, too.
+    pub const LOOKED_LAST: usize = 20;
     /// First of the losses ([`super::LOSSES`]).
     pub const LOSSES: usize = 24;
     /// Written by the daemon, and waited for: [`super::reader`].
@@ -167,6 +171,8 @@ pub mod of_type {
     pub const REFERENCES: usize = 61;
     /// References that others had to them.
     pub const REFERENCED: usize = 62;
+    /// Objects among the allocated that no callback told of.
+    pub const UNSEEN: usize = 63;
 }
 
 /// Buckets of lifetimes in collections: 0, 1, 2 to 3, 4 to 7, …; the last one has no end.
@@ -237,7 +243,7 @@ pub mod of_collection {
 }
 
 /// What could not be counted as it should be: word behind [`head::LOSSES`], name, what it means.
-pub const LOSSES: [(usize, &str, &str); 8] = [
+pub const LOSSES: [(usize, &str, &str); 9] = [
     (loss::THREADS, "threads", "objects not counted: too many threads at a time"),
     (loss::MEMORY, "memory", "objects not counted: no memory to note them"),
     (loss::UNFOLLOWED, "unfollowed", "objects counted whose life was not followed: no memory for it"),
@@ -253,6 +259,11 @@ pub const LOSSES: [(usize, &str, &str); 8] = [
         loss::ROWS,
         "rows",
         "collections, or survivors of one, without a row of their own: too many; the sums have them",
+    ),
+    (
+        loss::LOOKS,
+        "looks",
+        "times when objects that no profiler is told of were not all looked for: values boxed before are missing",
     ),
 ];
 
@@ -274,12 +285,15 @@ pub mod loss {
     pub const SIZES: usize = 6;
     /// No row for a collection, or no survival entry.
     pub const ROWS: usize = 7;
+    /// Generation 0 could not be gone through.
+    pub const LOOKS: usize = 8;
 }
 
 const _: () = {
     assert!(of_type::BY_COLLECTIONS + COLLECTION_BUCKETS <= of_type::BY_TIME);
     assert!(of_type::BY_TIME + TIME_BUCKETS <= of_type::ALIVE);
-    assert!(of_type::ROOTS + ROOT_KINDS == of_type::REFERENCES && of_type::REFERENCED < TYPE_WORDS);
+    assert!(of_type::ROOTS + ROOT_KINDS == of_type::REFERENCES && of_type::REFERENCED < of_type::UNSEEN);
+    assert!(of_type::UNSEEN < TYPE_WORDS);
     assert!(of_collection::OBJECTS_AFTER < COLLECTION_WORDS);
     assert!(head::LOSSES + LOSSES.len() <= head::READER);
 };

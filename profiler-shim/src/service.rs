@@ -2,6 +2,7 @@
 //! A native thread: the runtime answers questions here that it refuses inside its callbacks (.NET 8 and 9).
 
 use crate::code::seen_at;
+use crate::com::exact;
 use crate::com::info::{Info, Mask};
 use crate::instance::{Instance, phase};
 use crate::method::{Line, Named, Namer};
@@ -360,10 +361,13 @@ impl Service<'_> {
                     instance.count(Counter::RuntimeRefusals);
                     name.push('?');
                 }
-                let module_id = module_id.unwrap_or(0) as u64;
+                let module_id = module_id.unwrap_or(0);
+                if instance.is_guest() {
+                    exact::named(type_id as usize, module_id, name.as_str(), module.as_str());
+                }
                 instance.send(Body::TypeName {
                     type_id,
-                    module_id,
+                    module_id: module_id as u64,
                     name: name.as_str(),
                     module: module.as_str(),
                 })

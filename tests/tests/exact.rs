@@ -56,9 +56,8 @@ fn process(recorded: &Recorded) -> &Value {
     let [process] = processes.as_slice() else { panic!("{processes:?}") };
     assert_eq!(process["losses"], serde_json::json!({}));
     assert_eq!(process["ending"], "ended");
-    let is_new = process["runtime"].as_str().is_some_and(|version| version.starts_with("10."));
-    assert_eq!(process["untold"], is_new);
-    assert_eq!(recorded.report.contains("values that .NET 10 boxes"), is_new, "{}", recorded.report);
+    assert_eq!(process["untold"], false);
+    assert!(recorded.report.contains("nothing was lost"), "{}", recorded.report);
     process
 }
 
@@ -97,9 +96,10 @@ fn assert_true(recorded: &Recorded, only: &[&str]) {
     let sum = |path: &str| types.iter().map(|of| number(of, path)).sum::<u64>();
     assert_eq!(sum("/allocated/objects"), number(process, "/objects"));
     assert_eq!(sum("/allocated/bytes"), number(process, "/bytes"));
-    let whole =
-        if process["untold"] == true { "LOST: values that .NET 10 boxes" } else { "nothing was lost" };
-    assert!(recorded.report.contains(whole), "{}", recorded.report);
+    // .NET 10 tells nobody of the values it boxes by a helper of its own (where optimized code does not box them inline): they were found by collections and at the end.
+    let is_new = process["runtime"].as_str().is_some_and(|version| version.starts_with("10."));
+    assert_eq!(is_new, number(process, "/unseen") > 0, "{}", recorded.report);
+    assert_eq!(is_new, recorded.report.contains("  found  "), "{}", recorded.report);
 }
 
 on_runtimes!(a_process_that_was_two_programs_has_the_sum_of_both: net8 Net8, net10 Net10);
@@ -123,6 +123,9 @@ fn a_process_that_was_two_programs_has_the_sum_of_both(runtime: Runtime) {
     // Nobody has seen the end of the first one, which was none of its own.
     assert_eq!(endings, ["killed", "ended"], "{}", outcome.stderr);
     assert_eq!(programs[0]["pid"], programs[1]["pid"]);
+    // Nor what it boxed last.
+    assert_eq!(programs[0]["untold"], runtime == Runtime::Net10);
+    assert_eq!(programs[1]["untold"], false);
     let of = |program: &Value| {
         let types = program["types"].as_array().expect("a list");
         let small = types.iter().filter(|of| of["name"] == "Family.Small");
@@ -249,7 +252,8 @@ fn objects_are_counted_while_the_runtime_collects(runtime: Runtime) {
     let seen: f64 = made.map(|sample| sample.label("sampled_objects").parse::<f64>().unwrap()).sum();
     let expected = number(&recorded.truth, "/types/Counted.Dead/bytes") as f64 / 102_400.0;
     assert!(
-        (seen - expected).abs() < 5.0 * expected.sqrt(),
+        // In the long form so many are chosen that not all are told of.
+        (seen - expected).abs() < 5.0 * expected.sqrt() || long_form() && seen < expected,
         "{seen} of the dead were chosen, expected {expected:.0}"
     );
     let by_stride = recorded.profile.samples.iter().filter(|sample| sample.label("sampling") == "stride");
@@ -258,6 +262,36 @@ fn objects_are_counted_while_the_runtime_collects(runtime: Runtime) {
     // Of what was allocated before a collection nothing is missing: it is dead or has survived.
     let last = collections.iter().rev().find(|of| of["reason"] == "alloc_small").expect("one");
     assert!(number(last, "/dead/objects") > 1_000, "{last}");
+}
+
+#[test]
+fn a_program_with_little_address_space_is_counted_and_runs_on() {
+    let runtime = Runtime::Net10;
+    let Some(_turn) = begin_beside("exact: little address space", &record_on(runtime)) else { return };
+    let scratch = Scratch::new().unwrap();
+    // What exact mode would like to have for itself is some hundred times as much.
+    const LIMIT_KIB: &str = "4000000";
+    let app = Workload::dotnet(runtime, "exact", &[]).unwrap().arg("2").arg("1").arg("10");
+    let mut recording = command(["record", "--exact", "-o"]);
+    recording.arg(scratch.path("app.pb.gz")).args([
+        "--",
+        "sh",
+        "-c",
+        "ulimit -v $0 && exec \"$@\"",
+        LIMIT_KIB,
+    ]);
+    recording.args(app.command_line()).env("DOTNET_GCHeapHardLimit", "10000000");
+    let outcome = run(&mut recording, DEADLINE).unwrap();
+    assert!(outcome.code() == 0 && outcome.stdout.contains("truth "), "{}", outcome.stderr);
+    let account: Value =
+        serde_json::from_slice(&std::fs::read(scratch.path("app.exact.json")).unwrap()).unwrap();
+    let process = &account["processes"][0];
+    assert_eq!(
+        (&process["ending"], &process["losses"]),
+        (&"ended".into(), &serde_json::json!({})),
+        "{}",
+        outcome.stderr
+    );
 }
 
 #[test]

@@ -16,6 +16,9 @@ pub const EXACT: &str = Sampling::Exact.name();
 pub const COUNTED: &str = "counted";
 /// In place of a stack, for types of which no object was told of.
 pub const NO_STACK: &str = "[no stack sampled]";
+/// What the code that makes objects without telling a profiler calls when the thread's buffer is full, and that tells: whoever calls it has made the others,
+/// too (`RuntimeTypeHandle`, System.Private.CoreLib of .NET 10).
+const SILENT: &str = "System.RuntimeTypeHandle.InternalAllocNoChecks";
 
 /// Interns strings of a profile.
 struct Strings {
@@ -55,6 +58,43 @@ fn split(total: u64, weights: &[i64]) -> Vec<i64> {
         i64::try_from(part).unwrap_or(i64::MAX)
     });
     parts.collect()
+}
+
+/// What was made of a type.
+#[derive(Clone, Copy, Default)]
+struct Made {
+    all: Count,
+    /// Of all, those that the runtime told no profiler of.
+    unseen: Count,
+}
+
+impl Made {
+    fn of(of: &Type) -> Self {
+        let all = of.allocated;
+        let objects = of.unseen.min(all.objects);
+        // They are of one size: what has components is told of.
+        let bytes = u128::from(all.bytes) * u128::from(objects) / u128::from(all.objects.max(1));
+        Self { all, unseen: Count { objects, bytes: u64::try_from(bytes).unwrap_or(u64::MAX) } }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.all.add(other.all);
+        self.unseen.add(other.unseen);
+    }
+}
+
+/// Locations of functions of this name.
+fn locations_of(profile: &Profile, name: &str) -> HashSet<u64> {
+    let text = |at: i64| usize::try_from(at).ok().and_then(|at| profile.string_table.get(at));
+    let is_it = |of: &&Function| text(of.name).is_some_and(|text| text.starts_with(name));
+    let functions: HashSet<u64> = profile.function.iter().filter(is_it).map(|of| of.id).collect();
+    let calls = |of: &&Location| of.line.iter().any(|line| functions.contains(&line.function_id));
+    profile.location.iter().filter(calls).map(|of| of.id).collect()
+}
+
+/// True for a sample with one of these locations in its stack.
+fn is_of(profile: &Profile, place: usize, locations: &HashSet<u64>) -> bool {
+    profile.sample.get(place).is_some_and(|of| of.location_id.iter().any(|id| locations.contains(id)))
 }
 
 /// What samples of one type bear: numbers of its readable name, of the runtime's and of its module; 0 for none.
@@ -101,6 +141,7 @@ pub fn merge(
             places.entry((pid.num, of)).or_default().push(place);
         }
     }
+    let silent_locations = locations_of(profile, SILENT);
     let mut no_stack = None;
     let mut untold = 0_i64;
     // One that became another program by exec has a table of each, and the profile one process.
@@ -115,17 +156,17 @@ pub fn merge(
             (None, name) if !name.is_empty() => Some(strings.number(profile, name)),
             (known, _) => known,
         };
-        let mut sums: BTreeMap<TypeName, Count> = BTreeMap::new();
+        let mut sums: BTreeMap<TypeName, Made> = BTreeMap::new();
         for process in &programs {
-            for (name, count) in by_name(process, programs.len() > 1, &known) {
-                sums.entry(name).or_default().add(count);
+            for (name, made) in by_name(process, programs.len() > 1, &known) {
+                sums.entry(name).or_default().add(made);
             }
         }
-        let all: Vec<(Names, Count)> = sums
+        let all: Vec<(Names, Made)> = sums
             .into_iter()
-            .map(|(TypeName { shown, raw, module }, count)| {
+            .map(|(TypeName { shown, raw, module }, made)| {
                 let names = [Some(shown), raw, module];
-                (names.map(|name| name.map_or(0, |name| strings.number(profile, &clean(&name)))), count)
+                (names.map(|name| name.map_or(0, |name| strings.number(profile, &clean(&name)))), made)
             })
             .collect();
         let told: HashSet<Names> = all.iter().map(|(of, _)| *of).collect();
@@ -148,12 +189,25 @@ pub fn merge(
                 }
             }
         }
-        for (of, count) in all {
+        for (of, made) in all {
             let pid = i64::from(pid);
-            let Some(found) = places.get(&(pid, of)) else {
+            let found = places.get(&(pid, of)).map_or(&[][..], Vec::as_slice);
+            let silent: Vec<usize> = match made.unseen.objects {
+                0 => Vec::new(),
+                _ => {
+                    found.iter().copied().filter(|place| is_of(profile, *place, &silent_locations)).collect()
+                }
+            };
+            // Nobody knows whose these are: none of their makers was sampled.
+            let stackless = match (found, &*silent) {
+                ([], _) => made.all,
+                (_, []) => made.unseen,
+                _ => Count::default(),
+            };
+            if stackless.objects > 0 {
                 let location = *no_stack.get_or_insert_with(|| add_location(profile, strings));
                 let mut value = vec![0; profile.sample_type.len()];
-                for (at, amount) in [(objects_at, count.objects), (bytes_at, count.bytes)] {
+                for (at, amount) in [(objects_at, stackless.objects), (bytes_at, stackless.bytes)] {
                     if let Some(value) = value.get_mut(at) {
                         *value = i64::try_from(amount).unwrap_or(i64::MAX);
                     }
@@ -167,8 +221,10 @@ pub fn merge(
                     ..Label::default()
                 }));
                 profile.sample.push(Sample { location_id: vec![location], value, label });
+            }
+            if found.is_empty() {
                 continue;
-            };
+            }
             let value = |profile: &Profile, place: usize, column: usize| {
                 profile.sample.get(place).and_then(|sample| sample.value.get(column)).copied().unwrap_or(0)
             };
@@ -178,17 +234,30 @@ pub fn merge(
                 labels.iter().any(|label| label.key == sampling_key && label.str == one_by_one)
             };
             let known: i64 = found.iter().map(|place| value(profile, *place, objects_at)).sum();
-            if sampling != EXACT && found.iter().all(is_told) && known.max(0).unsigned_abs() >= count.objects
+            if sampling != EXACT
+                && found.iter().all(is_told)
+                && known.max(0).unsigned_abs() >= made.all.objects
             {
                 continue;
             }
-            for (column, total) in [(objects_at, count.objects), (bytes_at, count.bytes)] {
-                let weight = |place: &usize| value(profile, *place, column);
-                let weights: Vec<i64> = found.iter().map(weight).collect();
-                for (place, part) in found.iter().zip(split(total, &weights)) {
+            let told = made.all.less(made.unseen);
+            for (column, told, unseen) in
+                [(objects_at, told.objects, made.unseen.objects), (bytes_at, told.bytes, made.unseen.bytes)]
+            {
+                let of_all: Vec<i64> = found.iter().map(|place| value(profile, *place, column)).collect();
+                let of_silent: Vec<i64> = silent.iter().map(|place| value(profile, *place, column)).collect();
+                let parts = found.iter().zip(split(told, &of_all));
+                for place in found {
+                    if let Some(value) =
+                        profile.sample.get_mut(*place).and_then(|of| of.value.get_mut(column))
+                    {
+                        *value = 0;
+                    }
+                }
+                for (place, part) in parts.chain(silent.iter().zip(split(unseen, &of_silent))) {
                     let sample = profile.sample.get_mut(*place);
                     if let Some(value) = sample.and_then(|sample| sample.value.get_mut(column)) {
-                        *value = part;
+                        *value = value.saturating_add(part);
                     }
                 }
             }
@@ -210,12 +279,12 @@ fn by_name(
     process: &Process,
     one_of_several: bool,
     known: impl Fn(u32, u64) -> Option<TypeName>,
-) -> impl IntoIterator<Item = (TypeName, Count)> {
+) -> impl IntoIterator<Item = (TypeName, Made)> {
     fn system_name(of: &Type) -> &str {
         of.type_raw.as_deref().unwrap_or(&of.name)
     }
     let ambiguous = types::ambiguous(process.types.iter().map(|of| (system_name(of), &of.module)));
-    let mut sums: BTreeMap<TypeName, Count> = BTreeMap::new();
+    let mut sums: BTreeMap<TypeName, Made> = BTreeMap::new();
     for of in &process.types {
         let is_same = |name: &TypeName| {
             !one_of_several || name.raw.as_ref().unwrap_or(&name.shown).as_ref() == system_name(of)
@@ -225,7 +294,7 @@ fn by_name(
             raw: of.type_raw.as_deref().map(Into::into),
             module: ambiguous.contains(system_name(of)).then(|| of.module.as_str().into()),
         });
-        sums.entry(name).or_default().add(of.allocated);
+        sums.entry(name).or_default().add(Made::of(of));
     }
     sums
 }
@@ -253,9 +322,9 @@ fn add_location(profile: &mut Profile, strings: &mut Strings) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{COUNTED, EXACT, NO_STACK, merge, split};
+    use super::{COUNTED, EXACT, NO_STACK, SILENT, merge, split};
     use crate::exact::{Account, Count, Process, Type};
-    use crate::pprof::proto::{Label, Profile, Sample, ValueType};
+    use crate::pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
     use crate::report::stacks::Stacks;
     use crate::symbolize::types::TypeName;
     use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, proptest};
@@ -385,6 +454,49 @@ mod tests {
         assert_eq!(of, [Some(EXACT), Some(EXACT), Some("random"), Some("random"), Some(EXACT)]);
         let last = profile.sample.last().unwrap();
         assert_eq!(stacks.label(last, "process"), Some("shop"));
+        assert_eq!(stacks.frames(last).map(|frame| &*frame.name).collect::<Vec<_>>(), [NO_STACK]);
+    }
+
+    #[test]
+    fn objects_that_nobody_was_told_of_go_to_stacks_of_their_makers() {
+        let strings = ["", "alloc_objects", "alloc_space", "type", "pid", "A", "B", "Shop.Load", SILENT];
+        let label = |key, str, num| Label { key, str, num, ..Label::default() };
+        let sample = |of, location| Sample {
+            value: vec![10, 240],
+            location_id: vec![location, 1],
+            label: vec![label(4, 0, 9), label(3, of, 0)],
+        };
+        let function = |id, name| Function { id, name, ..Function::default() };
+        let location = |id| Location {
+            id,
+            line: vec![Line { function_id: id, ..Line::default() }],
+            ..Location::default()
+        };
+        let mut profile = Profile {
+            string_table: strings.map(str::to_owned).to_vec(),
+            sample_type: [1, 2].map(|r#type| ValueType { r#type, unit: 0 }).to_vec(),
+            sample: vec![sample(5, 1), sample(5, 2), sample(6, 1)],
+            location: vec![location(1), location(2)],
+            function: vec![function(1, 7), function(2, 8)],
+            ..Profile::default()
+        };
+        let of = |name: &str, objects, unseen| Type {
+            name: name.to_owned(),
+            allocated: Count { objects, bytes: objects * 24 },
+            unseen,
+            ..Type::default()
+        };
+        let types = vec![of("A", 1020, 1000), of("B", 7, 3)];
+        let account = Account {
+            processes: vec![Process { pid: 9, types, ..Process::default() }],
+            ..Account::default()
+        };
+        merge(&mut profile, &account, EXACT, |_, _| None);
+        let values: Vec<&[i64]> = profile.sample.iter().map(|sample| &sample.value[..]).collect();
+        assert_eq!(values, [[10, 240], [1010, 24240], [4, 96], [3, 72]]);
+        let stacks = Stacks::new(&profile);
+        let last = profile.sample.last().unwrap();
+        assert_eq!(stacks.label(last, "type"), Some("B"));
         assert_eq!(stacks.frames(last).map(|frame| &*frame.name).collect::<Vec<_>>(), [NO_STACK]);
     }
 

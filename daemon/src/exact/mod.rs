@@ -186,7 +186,10 @@ pub struct Process {
     pub own_ns: u64,
     /// What could not be counted as it should be: name and number of each; empty when nothing.
     pub losses: BTreeMap<String, u64>,
-    /// The runtime makes some objects without telling any profiler ([`summary::UNTOLD`]): of their types there are more than these.
+    /// Of the objects, those that the runtime told no profiler of: found in the heap by the next collection, or at the end.
+    #[serde(default)]
+    pub unseen: u64,
+    /// Such objects are missing, made since the last collection ([`summary::UNTOLD`]): the process did not end of its own accord.
     #[serde(default)]
     pub untold: bool,
     /// Its types, most bytes first.
@@ -240,6 +243,9 @@ pub struct Type {
     pub class: u64,
     /// Allocated.
     pub allocated: Count,
+    /// Of these, objects that the runtime told no profiler of ([`Process::unseen`]).
+    #[serde(default)]
+    pub unseen: u64,
     /// Found dead by collections.
     pub dead: Count,
     /// Not found dead: alive, or not looked at since.

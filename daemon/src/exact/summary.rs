@@ -20,9 +20,9 @@ fn object_ns(runtime: &str) -> [f64; 2] {
     }
 }
 
-/// What the runtime makes without telling any profiler, where it does.
-pub const UNTOLD: &str = "values that .NET 10 boxes, what its reflection and marshalling make, and combined delegates: their types have more objects than are counted here, most of which \
-                          no profiler is told of (docs/memory.md)";
+/// What the runtime makes without telling any profiler, where nobody has looked for it.
+pub const UNTOLD: &str = "values boxed since the last collection, what reflection and marshalling made since, and combined delegates: .NET 10 tells no profiler of them, and only a collection \
+                          or the end of the program finds them (docs/memory.md)";
 
 /// What an object costs an ordinary run at the least.
 const PLAIN_NS: f64 = 6.0;
@@ -137,7 +137,8 @@ fn lost(process: &Process) -> String {
 /// the runtime's, which makes objects in another way for whoever wants to know of each, and to read a clock twice costs more than our part.
 fn slowdown(process: &Process) -> String {
     let object_ns = object_ns(&process.runtime);
-    let objects_ns = object_ns.map(|ns| process.objects as f64 * ns);
+    let told = process.objects.saturating_sub(process.unseen);
+    let objects_ns = object_ns.map(|ns| told as f64 * ns);
     let [least, most] = object_ns;
     let each = format!("estimated from {least} to {most} ns each (docs/memory.md)");
     let own = format!("{} in collections, measured", time(process.own_ns));
@@ -183,6 +184,12 @@ fn of_process(process: &Process, options: Options) -> Vec<String> {
         sum
     });
     lines.push(format!("  allocated  {} objects, {}", count(process.objects), bytes(process.bytes)));
+    if process.unseen > 0 {
+        lines.push(format!(
+            "  found      {} of them, which .NET tells no profiler of (boxed values, most of them): by a collection, at which they count as born",
+            count(process.unseen)
+        ));
+    }
     lines.push(format!("  left       {}: alive, or not looked at by a collection since", both(left)));
     lines.push(format!("  whole      {}", lost(process)));
     lines.push(format!("  slowdown   {}; no collection ran in the background", slowdown(process)));

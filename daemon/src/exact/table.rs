@@ -178,8 +178,9 @@ fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut Room) -> Proc
         bytes: head(head::OBJECT_BYTES),
         cpu_ns: None,
         own_ns: head(head::OWN_NS),
+        unseen: head(head::UNSEEN),
         // `CastHelpers.Box` and others take `RuntimeTypeHandle.InternalAllocNoChecks_FastPath` since .NET 10, which never looks whether somebody wants to know.
-        untold: major >= 10,
+        untold: major >= 10 && head(head::LOOKED_LAST) == 0,
         losses: losses.into_iter().filter(|(_, count)| *count > 0).collect(),
         types,
         collections: copied
@@ -325,7 +326,7 @@ fn name(names: &[u8], word: u64, left: &mut usize) -> Option<(String, String)> {
         crate::attach::target::printable(&String::from_utf8_lossy(names.get(from..end).unwrap_or(&[])))
     };
     if bytes == 0 {
-        return Some((UNKNOWN_TYPE.to_owned(), String::new()));
+        return None;
     }
     *left = left.checked_sub(bytes + module)?;
     Some((text(at, bytes), text(at.saturating_add(bytes), module)))
@@ -337,6 +338,7 @@ fn add(of: &mut Type, words: &Words) {
     of.survivors.add(count(words, of_type::SURVIVORS, of_type::SURVIVOR_BYTES));
     of.moves.add(count(words, of_type::MOVES, of_type::MOVED_BYTES));
     for (sum, at) in [
+        (&mut of.unseen, of_type::UNSEEN),
         (&mut of.promoted_to_1, of_type::PROMOTED_1),
         (&mut of.promoted_to_2, of_type::PROMOTED_2),
         (&mut of.finalizable, of_type::FINALIZABLE),

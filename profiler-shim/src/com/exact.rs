@@ -141,7 +141,7 @@ unsafe extern "C" fn initialize(this: *mut c_void, unknown: *mut c_void) -> i32 
 
 unsafe extern "C" fn shutdown(this: *mut c_void) -> i32 {
     // SAFETY: `this` is the object it was called on.
-    unsafe { exact(this) }.end();
+    unsafe { exact(this) }.end(have_named);
     pass_on!(shutdown())
 }
 
@@ -222,6 +222,24 @@ fn tell(allocated: usize, class: usize, bytes: u64) {
     }
 }
 
+/// Has the guest's thread name a class and tell [`named`] of it.
+fn have_named(class: usize) {
+    if let Some(guest) = guest() {
+        // SAFETY: `takes_in` took a reference, which is never given back.
+        unsafe { object(guest) }.instance.types.add(class as u64);
+    }
+}
+
+/// The name of a class, told while it cannot be unloaded: exact mode may wait for it.
+pub(crate) fn named(class: usize, module_id: usize, name: &str, module: &str) {
+    // Acquire: pairs with the release in `initialize`.
+    let host = HOST.load(Ordering::Acquire);
+    if host != 0 {
+        // SAFETY: from `initialize`; the object lives as long as the process.
+        unsafe { exact(host as *mut c_void) }.named(class, module_id, name, module);
+    }
+}
+
 /// Takes in a profiler that the runtime is about to load beside exact mode: it is called from here on, by way of the runtime's interface for exact mode, and
 /// tells of the objects that are chosen here instead of those that the runtime would choose, which would cost each object more than all that is done
 /// here. False without exact mode, or when there is a guest already. If true the runtime is to be told that it is not wanted.
@@ -260,7 +278,7 @@ unsafe extern "C" fn garbage_collection_started(
     let collected = unsafe { slice(flags, u32::try_from(count).unwrap_or(0)) };
     let highest = collected.iter().take(3).rposition(|c| *c != 0).unwrap_or(0);
     // SAFETY: `this` is the object it was called on.
-    unsafe { exact(this) }.collection_starts(highest as u8, reason == INDUCED);
+    unsafe { exact(this) }.collection_starts(highest as u8, reason == INDUCED, have_named);
     pass_on!(garbage_collection_started(count, flags, reason))
 }
 

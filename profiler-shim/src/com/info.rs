@@ -349,6 +349,14 @@ impl Info {
         (answer == S_OK && os_thread != 0).then_some(os_thread)
     }
 
+    /// Calls `each` for every object in the heap, while the world stands still. False: the runtime refuses, or cannot (before .NET 9).
+    #[must_use]
+    pub fn each_object<F: FnMut(usize)>(self, mut each: F) -> bool {
+        type Callback = extern "C" fn(usize, *mut c_void) -> i32;
+        let state = (&raw mut each).cast::<c_void>();
+        self.level >= 15 && invoke!(self.pointer, 114, (Callback, *mut c_void), hand_on::<F>, state) == S_OK
+    }
+
     /// Calls `each` for every managed thread, at most 4096.
     pub fn each_thread(self, each: impl FnMut(usize)) {
         let mut list = null_mut::<c_void>();
@@ -624,6 +632,19 @@ impl Runtime for Info {
         }
         (identity | 1, false)
     }
+
+    #[inline]
+    fn word(&self, address: usize) -> u64 {
+        // SAFETY: the first two words of an object, or the first of its method table; the caller says that nothing can free them now.
+        unsafe { core::ptr::with_exposed_provenance::<u64>(address).read() }
+    }
+}
+
+extern "C" fn hand_on<F: FnMut(usize)>(object: usize, each: *mut c_void) -> i32 {
+    // SAFETY: `Info::each_object` passes its own closure, which lives until the runtime has gone through all, and nobody else uses meanwhile.
+    unsafe { (*each.cast::<F>())(object) };
+    // TRUE: go on.
+    1
 }
 
 /// Goes through an ICorProfilerThreadEnum or ICorProfilerModuleEnum (the same slots) and releases it.

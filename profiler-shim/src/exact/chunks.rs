@@ -109,7 +109,7 @@ impl Place<'_> {
         let [place, what] = entry.words();
         self.place.store(place, Ordering::Relaxed);
         self.what.store(what, Ordering::Relaxed);
-        // Release: pairs with the acquire in `each_entry`, which runs beside this thread when it counts only.
+        // Release: pairs with the acquire in `each_chunk`, which runs beside this thread when it counts only.
         self.count.store(self.used.wrapping_add(1), Ordering::Release);
     }
 }
@@ -203,6 +203,7 @@ impl Chunks {
     }
 
     /// The same wherever it is, or a new one; `None` when there is none left near its place.
+    #[inline(never)]
     pub fn slot(&self, thread: usize) -> Option<Slot> {
         let mut at = Self::slot_number(thread);
         for _ in 0..PROBES {
@@ -239,6 +240,7 @@ impl Chunks {
     }
 
     /// Notes an object. False when there is no memory.
+    #[inline(never)]
     pub fn push(&self, slot: Slot, entry: Entry) -> bool {
         let Some(place) = self.place(slot).or_else(|| self.place_in_new(slot)) else { return false };
         place.fill(entry);
@@ -256,23 +258,37 @@ impl Chunks {
         Some(place)
     }
 
-    /// Calls `each` with every entry, and whether it was counted before; counts them.
+    /// Calls `each` with every chunk's number of entries that are counted, and its entries.
     #[inline]
-    fn each_entry(&self, from_counted: bool, mut each: impl FnMut(Entry, bool)) {
+    fn each_chunk(&self, mut each: impl FnMut(&AtomicU64, &[AtomicU64])) {
         let chunks = self.words.chunks_exact(CHUNK_WORDS).take(self.used.load(Ordering::Acquire) as usize);
         for chunk in chunks {
             let Some(chunk) = chunk.first_chunk::<CHUNK_WORDS>() else { continue };
             let [count, counted, entries @ ..] = chunk;
+            // Acquire: pairs with the release in `fill`.
             let used = (count.load(Ordering::Acquire) as usize).min(CHUNK_ENTRIES);
-            let before = (counted.load(Ordering::Relaxed) as usize).min(used);
-            let skip = if from_counted { before } else { 0 };
-            for (at, pair) in entries.chunks_exact(2).enumerate().take(used).skip(skip) {
-                let [place, what] = pair else { continue };
-                let words = [place.load(Ordering::Relaxed), what.load(Ordering::Relaxed)];
-                each(Entry::from_words(words), at < before);
-            }
-            counted.store(used as u64, Ordering::Relaxed);
+            each(counted, entries.get(..used.wrapping_mul(2)).unwrap_or(&[]));
         }
+    }
+
+    /// Calls `each` with every entry, and whether it was counted before; counts them.
+    #[inline]
+    fn each_entry(&self, from_counted: bool, mut each: impl FnMut(Entry, bool)) {
+        self.each_chunk(|counted, entries| {
+            let before = counted.load(Ordering::Relaxed) as usize;
+            let skip = if from_counted { before } else { 0 };
+            for (at, entry) in in_chunk(entries).enumerate().skip(skip) {
+                each(entry, at < before);
+            }
+            counted.store(entries.len() as u64 / 2, Ordering::Relaxed);
+        });
+    }
+
+    /// Calls `each` with every object and its bytes. While the world stands still.
+    pub fn each_object(&self, mut each: impl FnMut(usize, u64)) {
+        self.each_chunk(|_, entries| {
+            in_chunk(entries).for_each(|entry| each(entry.address(), entry.bytes()));
+        });
     }
 
     /// Counts what is not counted yet. Beside running threads: what they note meanwhile is counted the next time.
@@ -300,6 +316,15 @@ impl Chunks {
         }
         self.epoch.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// The entries in so many words of a chunk.
+#[inline]
+fn in_chunk(words: &[AtomicU64]) -> impl Iterator<Item = Entry> {
+    words.chunks_exact(2).filter_map(|pair| {
+        let [place, what] = pair else { return None };
+        Some(Entry::from_words([place.load(Ordering::Relaxed), what.load(Ordering::Relaxed)]))
+    })
 }
 
 /// What was allocated: of all types, and of those that came last.

@@ -201,6 +201,9 @@ mod tests {
         fn identity(&self, _: usize) -> (u64, bool) {
             (self.0.get(), false)
         }
+        fn word(&self, _: usize) -> u64 {
+            0
+        }
     }
 
     #[test]

@@ -159,6 +159,9 @@ mod tests {
         fn identity(&self, class: usize) -> (u64, bool) {
             (class as u64, false)
         }
+        fn word(&self, _: usize) -> u64 {
+            0
+        }
     }
 
     static BEGAN: AtomicU64 = AtomicU64::new(0);

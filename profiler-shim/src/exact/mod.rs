@@ -13,6 +13,7 @@ pub mod holders;
 pub mod ranges;
 pub mod survey;
 pub mod table;
+pub mod unseen;
 
 use crate::com::info::{Info, Mask, Provider};
 use crate::machine::thread_block;
@@ -20,13 +21,17 @@ use crate::method::{Line, Namer};
 use crate::region::lasting;
 use crate::syscall;
 use chunks::{Chunks, Entry};
-use classes::Classes;
+use classes::{Classes, Found};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use holders::Holders;
 use profiler_protocol::exact::{TABLE_WORDS, head, loss, of_collection as row, of_type, reader, state};
 use profiler_protocol::layout::pack_runtime;
 use survey::Survey;
 use table::Table;
+use unseen::{Met, Unseen};
+
+/// The first runtime that makes objects and tells nobody ([`unseen`]).
+const FIRST_WITH_UNSEEN: u16 = 10;
 
 /// How long a process that starts waits for its recorder to open or decline the table; one whose recorder is gone runs on as if nothing were.
 const PATIENCE_NS: u64 = 3_000_000_000;
@@ -58,6 +63,8 @@ pub trait Runtime {
     fn generations(&self, to: &[AtomicU64]) -> usize;
     /// A number that tells a class from another one at the same address later, not 0; and whether it is an array.
     fn identity(&self, class: usize) -> (u64, bool);
+    /// The word at an address in an object or at the beginning of its class, which is its method table. While nothing can free either.
+    fn word(&self, address: usize) -> u64;
 }
 
 /// What is left to be done about an object that was counted, in this order.
@@ -85,6 +92,7 @@ pub struct Exact {
     classes: Classes,
     survey: Survey,
     holders: Holders,
+    unseen: Unseen,
     /// Address of the newest ICorProfilerInfo, and its number.
     info: AtomicUsize,
     info_level: AtomicU32,
@@ -116,6 +124,7 @@ impl Exact {
             classes: Classes::new()?,
             survey: Survey::new()?,
             holders: Holders::new()?,
+            unseen: Unseen::new()?,
             info: AtomicUsize::new(0),
             info_level: AtomicU32::new(0),
             began_ns: AtomicU64::new(0),
@@ -143,6 +152,7 @@ impl Exact {
             self.table.set(head::STATE, state::DECLINED);
             return false;
         }
+        self.unseen.want(major >= FIRST_WITH_UNSEEN);
         self.table.set(head::STATE, state::COUNTING);
         self.tick.store(1, Ordering::Relaxed);
         true
@@ -251,7 +261,16 @@ impl Exact {
         // Strings are the one kind of object that has no fixed size and is no array.
         let is_string = name.as_str() == "string";
         self.classes.described(class, size_words, is_string, &info);
-        if module_id.is_none() || !self.table.name(row, name.as_str(), module.as_str()) {
+        // A class that an object was just made of stays while this thread has not returned.
+        if self.unseen.is_wanted() && !is_string && !info.identity(class).1 {
+            let is_as_read = unseen::base_bytes(info.word(class)) == size_words.wrapping_mul(8);
+            self.unseen.want(is_as_read);
+            if !is_as_read {
+                self.table.count(head::LOSSES + loss::LOOKS);
+            }
+        }
+        // Whoever reads the table counts types without any name.
+        if self.table.name(row, name.as_str(), module.as_str()) && module_id.is_none() {
             self.table.count(head::LOSSES + loss::NAMES);
         }
     }
@@ -274,12 +293,20 @@ impl Exact {
         }
     }
 
-    /// A collection of the generations up to `condemned` begins: the world has stopped.
-    pub fn collection_starts(&self, condemned: u8, induced: bool) {
+    /// A collection of the generations up to `condemned` begins: the world has stopped. `name` is told of classes that are to be named.
+    pub fn collection_starts(&self, condemned: u8, induced: bool, name: impl Fn(usize)) {
         let Some(info) = self.info().filter(|_| self.is_counting()) else { return };
         let began_ns = syscall::now_ns();
         self.take_lock();
         self.survey.begin(condemned, induced, began_ns, self.suspending_ns.swap(0, Ordering::Relaxed), &info);
+        if self.unseen.is_wanted() {
+            let look = self.unseen.look(&self.survey, &self.chunks, &info);
+            let mut finds = self.finds();
+            if !look.go_through(&info, |object, met| self.found(&info, object, met, &mut finds, &name)) {
+                self.table.count(head::LOSSES + loss::LOOKS);
+            }
+            look.end();
+        }
         if condemned >= survey::OLDEST {
             self.holders.begin(began_ns);
         }
@@ -291,6 +318,42 @@ impl Exact {
         let ready_ns = syscall::now_ns();
         self.survey.own(ready_ns.wrapping_sub(began_ns));
         self.survey.goes_on(ready_ns);
+    }
+
+    fn finds(&self) -> Finds {
+        Finds { born_ms: self.tick.load(Ordering::Relaxed).wrapping_sub(1), class: 0, row: 0 }
+    }
+
+    /// Notes an object of generation 0 that no callback told of. When it was born is not known: now at the latest.
+    #[inline(never)]
+    fn found(&self, info: &Info, object: usize, met: Met, finds: &mut Finds, name: &impl Fn(usize)) {
+        if finds.class != met.class {
+            let Found { class, is_new } = self.classes.find(met.class, &self.table, info);
+            (finds.class, finds.row) = (met.class, class.row());
+            // Here nobody may be asked for a name: who holds the lock that it takes may be standing still.
+            if is_new {
+                name(met.class);
+            }
+        }
+        let entry = Entry::new(object, finds.row, met.bytes / 8, finds.born_ms);
+        if self.chunks.slot(thread_block()).is_some_and(|slot| self.chunks.push(slot, entry)) {
+            self.table.add(head::UNSEEN, 1);
+            self.table.type_row(finds.row).add(of_type::UNSEEN, 1);
+        } else {
+            self.table.count(head::LOSSES + loss::MEMORY);
+        }
+    }
+
+    /// What `collection_starts` and `end` asked for: the name of a class that may have been met in the heap only. The class stays meanwhile.
+    pub fn named(&self, class: usize, module_id: usize, name: &str, module: &str) {
+        let row = self.classes.row(class);
+        let Some(info) = self.info().filter(|_| row != 0 && module_id != 0 && !self.table.is_named(row))
+        else {
+            return;
+        };
+        self.table.type_row(row).set(of_type::MODULE, module_id as u64);
+        self.classes.described(class, unseen::base_bytes(info.word(class)) / 8, false, &info);
+        self.table.name(row, name, module);
     }
 
     /// Survivors of the collection in progress: where they were, where they are, how many bytes.
@@ -422,13 +485,42 @@ impl Exact {
     }
 
     /// The process ends: the last objects are counted, and no more.
-    pub fn end(&self) {
+    pub fn end(&self, name: impl Fn(usize)) {
         if self.is_counting() && self.over.swap(1, Ordering::AcqRel) == 0 {
+            if self.unseen.is_wanted() {
+                let looked = self.info().is_some_and(|info| self.look_at_all(info, name));
+                self.table.set(head::LOOKED_LAST, u64::from(looked));
+            }
             self.tick.store(0, Ordering::Relaxed);
             // Whoever counts is a native thread, and a collection in progress ends.
             self.count(syscall::now_ns());
             self.table.set(head::STATE, state::ENDED);
         }
+    }
+
+    /// Looks for objects that no callback told of when no collection will. The runtime stops the world for that and goes through the whole heap. False:
+    /// it does not.
+    fn look_at_all(&self, info: Info, name: impl Fn(usize)) -> bool {
+        let (mut look, mut finds) = (None, self.finds());
+        let told = info.each_object(|object| {
+            let look = look.get_or_insert_with(|| {
+                // Whoever has the lock is a native thread, which does not stand still.
+                self.take_lock();
+                // From here on nothing is counted, and no collection looks: the edges stay.
+                self.tick.store(0, Ordering::Relaxed);
+                self.survey.locate(&info);
+                self.unseen.look(&self.survey, &self.chunks, &info)
+            });
+            if look.is_unseen(object)
+                && let Some(met) = unseen::meet(&info, object).filter(|met| !met.has_components)
+            {
+                self.found(&info, object, met, &mut finds, &name);
+            }
+        });
+        if look.is_some() {
+            self.release_lock();
+        }
+        told
     }
 
     fn take_lock(&self) {
@@ -441,6 +533,13 @@ impl Exact {
     fn release_lock(&self) {
         self.lock.store(0, Ordering::Release);
     }
+}
+
+/// When the objects that a look finds count as born; the class of the last one, and its row.
+struct Finds {
+    born_ms: u64,
+    class: usize,
+    row: usize,
 }
 
 /// The words of a collection's row that sum over its objects, in order.

@@ -20,7 +20,7 @@ pub struct Ranges<const W: usize, const FIRST: usize, const BYTES: usize> {
 }
 
 impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BYTES> {
-    /// Room for `most` rows, or as many as there is address space for, down to `least`.
+    /// Room for `most` rows, or `least` where address space is counted ([`lasting::room`]).
     #[must_use]
     pub fn new(most: usize, least: usize) -> Option<Self> {
         let words = lasting::room(most.wrapping_mul(W), least.wrapping_mul(W))?;
@@ -191,6 +191,7 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Cursor<'_, W, FIRST
         self.row
     }
 
+    #[inline(never)]
     fn look(&mut self, address: u64) {
         // Rows whose first address is not above this one.
         let (mut low, mut high) = (0, self.count);

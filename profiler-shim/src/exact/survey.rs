@@ -35,7 +35,7 @@ const QUEUED: u64 = 1 << 33;
 /// Surviving ranges: old address, bytes, new address.
 type Survivors = Ranges<3, 0, 1>;
 /// Where generations lie, as `Runtime::generations` has it, found by what is reserved for them.
-type Generations = Ranges<4, 1, 3>;
+pub type Generations = Ranges<4, 1, 3>;
 /// Objects that wait for their finalizer: address and 1.
 type Waiting = Ranges<2, 0, 1>;
 
@@ -196,9 +196,28 @@ impl Survey {
         self.suspending_ns.store(suspending_ns, Ordering::Relaxed);
         self.own_ns.store(0, Ordering::Relaxed);
         self.induced.store(u64::from(induced), Ordering::Relaxed);
+        self.locate(runtime);
+        self.condemned.store(u64::from(condemned.min(OLDEST)).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Looks where the generations lie.
+    pub fn locate(&self, runtime: &impl Runtime) {
         self.before.set_len(runtime.generations(self.before.memory()));
         self.before.sort();
-        self.condemned.store(u64::from(condemned.min(OLDEST)).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Where the generations were when somebody looked.
+    #[must_use]
+    pub fn generations(&self) -> &Generations {
+        &self.before
+    }
+
+    /// Calls `each` with every object that an earlier collection has left in generation 0, and its bytes.
+    pub fn each_youngest(&self, mut each: impl FnMut(usize, u64)) {
+        let [youngest, ..] = &self.lists;
+        for living in (0..youngest.len()).map_while(|at| youngest.read(at)) {
+            each(living.entry.address(), living.entry.bytes());
+        }
     }
 
     /// Exact mode has done what it does before a collection.

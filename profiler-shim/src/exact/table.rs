@@ -96,6 +96,14 @@ impl Table {
         0
     }
 
+    /// True when a type has its name.
+    pub fn is_named(&self, row: usize) -> bool {
+        self.type_row(row)
+            .0
+            .and_then(|row| row.get(of_type::NAME))
+            .is_some_and(|word| word.load(Ordering::Relaxed) != 0)
+    }
+
     /// Names a type. False when there is no room.
     pub fn name(&self, row: usize, name: &str, module: &str) -> bool {
         let bytes = name.len().wrapping_add(module.len());

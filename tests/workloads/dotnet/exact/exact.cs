@@ -5,7 +5,7 @@
 // With `held` in place of the numbers it makes objects that are held in ways it knows, and has the runtime look once; with `holes` it makes holes in its
 // heap and fills them again, and says what the runtime knows of the free space before and after each collection.
 // Truth: of each type objects, bytes, survivors, survivals, moves, promotions, the dead by the collections they lived through, those queued for
-// finalizers, those alive after that.
+// finalizers, those alive after that. A third of the types are values that are boxed.
 #pragma warning disable 0649 // fields that only make objects larger
 using System;
 using System.Collections.Generic;
@@ -21,6 +21,10 @@ namespace Counted
     sealed class Kept { public long A, B; }
     sealed class Brief { public long A, B, C; }
     sealed class Generic<T> { public T A; }
+    // Boxed: .NET 10 tells no profiler of such objects.
+    struct Loose { public long A; }
+    struct Crate { public long A, B; }
+    struct Parcel<T> { public T A; public long B, C; }
     struct Cell { public byte A; }
     struct Big { public byte A; }
     struct Pin { public byte A; }
@@ -108,12 +112,14 @@ namespace Counted
             scale = int.Parse(args[2], CultureInfo.InvariantCulture);
             kept = new object[threads][][];
             brief = new object[threads][];
-            lasting = new Holder(threads * rounds * scale);
-            passing = new Holder(threads * (scale + 5));
-            foreach (var name in new[] { "Dead", "Kept", "Brief", "Generic<Counted.Kept>", "Generic<int>", "Cell[]", "Big[]", "Pin[]", "Buried", "Phoenix" })
+            lasting = new Holder(threads * rounds * scale * 2);
+            passing = new Holder(threads * (scale * 2 + 5));
+            foreach (var name in new[] { "Dead", "Kept", "Brief", "Loose", "Crate", "Parcel<string>", "Generic<Counted.Kept>", "Generic<int>", "Cell[]", "Big[]", "Pin[]", "Buried", "Phoenix" })
                 truth["Counted." + name] = new Of();
             ofType[typeof(Kept)] = truth["Counted.Kept"];
             ofType[typeof(Brief)] = truth["Counted.Brief"];
+            ofType[typeof(Crate)] = truth["Counted.Crate"];
+            ofType[typeof(Parcel<string>)] = truth["Counted.Parcel<string>"];
             ofType[typeof(Generic<Kept>)] = truth["Counted.Generic<Counted.Kept>"];
             ofType[typeof(Generic<int>)] = truth["Counted.Generic<int>"];
             ofType[typeof(Cell[])] = truth["Counted.Cell[]"];
@@ -255,14 +261,18 @@ namespace Counted
         static void Work(int number, int round)
         {
             brief[number] = null;
-            var here = new object[scale + 5];
-            var mine = kept[number][round] = new object[scale];
+            var here = new object[scale * 2 + 5];
+            var mine = kept[number][round] = new object[scale * 2];
             for (var n = 0; n < scale; n++)
             {
                 for (var d = 0; d < 30; d++)
                     sink = new Dead();
+                for (var d = 0; d < 10; d++)
+                    sink = new Loose();
                 mine[n] = new Kept();
+                mine[scale + n] = new Crate();
                 here[n] = new Brief();
+                here[5 + scale + n] = new Parcel<string>();
             }
             here[scale] = new Generic<Kept>();
             here[scale + 1] = new Generic<int>();
@@ -278,6 +288,9 @@ namespace Counted
                 Count("Dead", 30 * scale, 24);
                 Count("Kept", scale, 32);
                 Count("Brief", scale, 40);
+                Count("Loose", 10 * scale, 24);
+                Count("Crate", scale, 32);
+                Count("Parcel<string>", scale, 40);
                 Count("Generic<Counted.Kept>", 1, 24);
                 Count("Generic<int>", 1, 24);
                 Count("Cell[]", 1, Round(24 + 1000 + round));
@@ -354,6 +367,7 @@ namespace Counted
             passing.Clear();
             // Nobody has ever held them when the next collection comes.
             truth["Counted.Dead"].Dies(0, 30L * scale * threads);
+            truth["Counted.Loose"].Dies(0, 10L * scale * threads);
             for (var n = 0; n < threads; n++)
             {
                 foreach (var one in kept[n][round])
@@ -365,7 +379,7 @@ namespace Counted
 
         static void Add(Holder to, object one)
         {
-            var bytes = one is Kept ? 32 : one is Brief ? 40 : one is Array array ? Round(24 + array.Length) : 24;
+            var bytes = one is Kept || one is Crate ? 32 : one is Brief || one is Parcel<string> ? 40 : one is Array array ? Round(24 + array.Length) : 24;
             to[to.Count++] = new Held { Object = one, Type = ofType[one.GetType()], Bytes = bytes, Born = collections };
         }
 
@@ -426,14 +440,20 @@ namespace Counted
             foreach (var thread in all)
                 thread.Join();
             foreach (var count in counts)
+            {
                 Count("Dead", (int)count, 24);
+                Count("Loose", (int)count, 24);
+            }
         }
 
         [MethodImpl(MethodImplOptions.NoInlining)]
         static int Litter()
         {
             for (var n = 0; n < 1000; n++)
+            {
                 sink = new Dead();
+                sink = new Loose();
+            }
             return 1000;
         }
 

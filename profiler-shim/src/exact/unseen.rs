@@ -1,0 +1,345 @@
+//! Objects that no callback tells of. Since .NET 10 values are boxed (`CastHelpers.Box`), what reflection answers is made and delegates are combined
+//! by managed code that takes memory from the thread's buffer by itself (`RuntimeTypeHandle.InternalAllocNoChecks_FastPath`) and does not look
+//! whether a profiler wants to know. They are found while the world stands still and the buffers' rests are filled: whatever lies in
+//! generation 0, where all that is new is born but large objects, and is not known is one of them. Arrays and strings are always told of.
+//!
+//! The runtime goes through generation 0 like that itself, at the same moment (`GCProfileWalkHeap` after GarbageCollectionStarted), so each object
+//! there begins where the one before it ends.
+
+use super::Runtime;
+use super::chunks::Chunks;
+use super::ranges::Cursor;
+use super::survey::{Generations, Survey};
+use crate::region::lasting;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A bit for each place in generation 0 where an object can begin, from its lowest address on: for 4 TiB of it or, where address space is counted, 2 GiB.
+const MOST_WORDS: usize = 1 << 33;
+const LEAST_WORDS: usize = 1 << 22;
+/// What objects begin at multiples of (`DATA_ALIGNMENT`).
+const ALIGNMENT: u64 = 8;
+/// No object is shorter (`MIN_OBJECT_SIZE`).
+const LEAST_BYTES: u64 = 24;
+/// In a method table's first word: its objects have components (arrays, strings, free space), of so many bytes as the low half of these bits says
+/// (`enum_flag_HasComponentSize`); the upper half is what an object has without any (`m_BaseSize`).
+const HAS_COMPONENTS: u64 = 1 << 31;
+/// Bits of an object's first word that are not its method table's address.
+const FLAGS: u64 = 7;
+
+/// Whether it is to be looked for such objects, and the edges of what is known.
+pub struct Unseen {
+    /// Each run of known objects has a bit where it begins and one where it ends; where one begins at another one's end there is none.
+    edges: &'static [AtomicU64],
+    /// 1 in a runtime that makes such objects, while its method tables are as they are read here.
+    wanted: AtomicU32,
+}
+
+/// An object that was met in the heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Met {
+    /// Its class.
+    pub class: usize,
+    /// Its bytes, rounded up.
+    pub bytes: u64,
+    /// It is an array, a string or free space.
+    pub has_components: bool,
+}
+
+/// A look at the heap.
+pub struct Look<'a> {
+    edges: &'static [AtomicU64],
+    generations: &'a Generations,
+    cursor: Cursor<'a, 4, 1, 3>,
+    /// Lowest address of generation 0.
+    lowest: u64,
+    /// The last run of known objects.
+    run: (u64, u64),
+    /// How far [`Look::is_unseen`] has come, where the next edge is, and whether what is before that is known.
+    at: u64,
+    next: u64,
+    is_known: bool,
+}
+
+/// Bytes of an object of such a class without components.
+#[inline]
+pub fn base_bytes(class_word: u64) -> u64 {
+    (class_word >> 32).next_multiple_of(ALIGNMENT)
+}
+
+/// Meets the object at an address; `None` where there is none.
+#[inline(never)]
+pub fn meet(runtime: &impl Runtime, object: usize) -> Option<Met> {
+    let class = (runtime.word(object) & !FLAGS) as usize;
+    let about = if class == 0 { 0 } else { runtime.word(class) };
+    let has_components = about & HAS_COMPONENTS != 0;
+    let components = if has_components { runtime.word(object.wrapping_add(8)) & 0xffff_ffff } else { 0 };
+    let bytes = (about >> 32).wrapping_add((about & 0xffff).wrapping_mul(components));
+    let bytes = bytes.next_multiple_of(ALIGNMENT);
+    (bytes >= LEAST_BYTES).then_some(Met { class, bytes, has_components })
+}
+
+impl Unseen {
+    /// Nothing is looked for.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        Some(Self { edges: lasting::room(MOST_WORDS, LEAST_WORDS)?, wanted: AtomicU32::new(0) })
+    }
+
+    /// Says whether it is to be looked for them. Relaxed: whoever looks has a world that stood still since.
+    pub fn want(&self, wanted: bool) {
+        self.wanted.store(u32::from(wanted), Ordering::Relaxed);
+    }
+
+    /// True when it is.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed) != 0
+    }
+
+    /// Begins a look at what is in generation 0 now: all that is known there is noted. `survey` knows where the generations are.
+    #[must_use]
+    pub fn look<'a>(&self, survey: &'a Survey, chunks: &Chunks, runtime: &impl Runtime) -> Look<'a> {
+        let generations = survey.generations();
+        let cursor = generations.cursor();
+        let (run, at, next, is_known) = ((0, 0), 0, 0, false);
+        let mut look = Look { edges: self.edges, generations, cursor, lowest: 0, run, at, next, is_known };
+        look.lowest = look.youngest().next().map_or(0, |(first, _)| first);
+        chunks.each_object(|object, bytes| look.know(runtime, object, bytes));
+        survey.each_youngest(|object, bytes| look.know(runtime, object, bytes));
+        // The last run ends where there is no object.
+        look.next_run(runtime, 0, 0);
+        look
+    }
+}
+
+impl<'a> Look<'a> {
+    /// First address and bytes in use of each part of generation 0, in order.
+    fn youngest(&self) -> impl Iterator<Item = (u64, u64)> + use<'a> {
+        let generations = self.generations;
+        let rows = (0..generations.len()).filter(move |row| is_youngest(generations, *row));
+        rows.map(move |row| (generations.word(row, 1), generations.word(row, 2)))
+    }
+
+    /// Number of the place of an address in generation 0.
+    #[inline]
+    fn number(&self, address: u64) -> u64 {
+        address.wrapping_sub(self.lowest) / ALIGNMENT
+    }
+
+    /// Notes an object that is known. They come one behind the other, as their threads made them.
+    #[inline]
+    fn know(&mut self, runtime: &impl Runtime, object: usize, bytes: u64) {
+        let (_, end) = &mut self.run;
+        if *end == object as u64 && bytes != 0 {
+            *end = end.wrapping_add(bytes);
+            return;
+        }
+        self.next_run(runtime, object, bytes);
+    }
+
+    /// Notes the run that has ended, and begins another one.
+    #[inline(never)]
+    fn next_run(&mut self, runtime: &impl Runtime, object: usize, bytes: u64) {
+        let (first, end) = core::mem::take(&mut self.run);
+        if first != end {
+            for number in [first, end].map(|address| self.number(address)) {
+                if let Some(word) = self.edges.get(number as usize / 64) {
+                    // One thread's: no other looks meanwhile.
+                    word.store(word.load(Ordering::Relaxed) ^ 1 << (number % 64), Ordering::Relaxed);
+                }
+            }
+        }
+        if self.cursor.find(object).is_some_and(|row| is_youngest(self.generations, row)) {
+            // Without bytes it is one whose size the runtime did not tell.
+            let bytes = if bytes == 0 { meet(runtime, object).map_or(0, |met| met.bytes) } else { bytes };
+            self.run = (object as u64, (object as u64).wrapping_add(bytes));
+        }
+    }
+
+    /// The first edge at `from` or behind it; `end` when there is none before that.
+    #[inline(never)]
+    fn next_edge(&self, from: u64, end: u64) -> u64 {
+        let (first, last) = (self.number(from), self.number(end));
+        let mut mask = u64::MAX << (first % 64);
+        let words = self.edges.iter().enumerate().take(last as usize / 64 + 1).skip(first as usize / 64);
+        for (at, word) in words {
+            let bits = word.load(Ordering::Relaxed) & core::mem::replace(&mut mask, u64::MAX);
+            if bits != 0 {
+                let number = (at as u64).wrapping_mul(64).wrapping_add(u64::from(bits.trailing_zeros()));
+                return end.min(self.lowest.wrapping_add(number.wrapping_mul(ALIGNMENT)));
+            }
+        }
+        end
+    }
+
+    /// Goes through all of generation 0 and calls `each` with every object that no callback told of. False: a part of it was left out.
+    pub fn go_through(&self, runtime: &impl Runtime, mut each: impl FnMut(usize, Met)) -> bool {
+        let mut whole = true;
+        for (first, bytes) in self.youngest() {
+            let end = first.saturating_add(bytes);
+            // Each gap ends where what is known begins, and that where the next one begins.
+            let (mut at, mut known) = (first, self.next_edge(first, end));
+            while at < end {
+                while at < known {
+                    let Some(met) = meet(runtime, at as usize) else { break };
+                    if !met.has_components {
+                        each(at as usize, met);
+                    }
+                    at = at.saturating_add(met.bytes);
+                }
+                if at != known {
+                    whole = false;
+                    break;
+                }
+                at = self.next_edge(known.saturating_add(ALIGNMENT), end);
+                known = self.next_edge(at.saturating_add(ALIGNMENT), end);
+            }
+        }
+        whole
+    }
+
+    /// True for an object in generation 0 that no callback told of. Quick when they come in the order of their addresses.
+    pub fn is_unseen(&mut self, object: usize) -> bool {
+        let Some(row) = self.cursor.find(object).filter(|row| is_youngest(self.generations, *row)) else {
+            return false;
+        };
+        let first = self.generations.word(row, 1);
+        let end = first.saturating_add(self.generations.word(row, 3));
+        let address = object as u64;
+        if !(first..=address).contains(&self.at) {
+            (self.next, self.is_known) = (self.next_edge(first, end), false);
+        }
+        while self.next <= address {
+            self.is_known = !self.is_known;
+            self.next = self.next_edge(self.next.wrapping_add(ALIGNMENT), end);
+        }
+        self.at = address;
+        !self.is_known
+    }
+
+    /// Forgets what is known.
+    pub fn end(self) {
+        for (first, bytes) in self.youngest() {
+            let last = self.number(first.saturating_add(bytes));
+            let words = self.edges.iter().take(last as usize / 64 + 1).skip(self.number(first) as usize / 64);
+            words.for_each(|word| word.store(0, Ordering::Relaxed));
+        }
+    }
+}
+
+#[inline]
+fn is_youngest(generations: &Generations, row: usize) -> bool {
+    generations.word(row, 0) & 0xffff_ffff == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HAS_COMPONENTS, Met, Unseen};
+    use crate::exact::Runtime;
+    use crate::exact::chunks::{Chunks, Entry};
+    use crate::exact::survey::Survey;
+    use crate::exact::table::Table;
+    use crate::region::lasting;
+    use core::sync::atomic::{AtomicU64, Ordering};
+    use profiler_protocol::exact::TABLE_WORDS;
+    use std::collections::HashMap;
+
+    const CELL: usize = 0x100;
+    const PAIR: usize = 0x200;
+    const BYTES: usize = 0x300;
+
+    /// A heap of words, and where its generations are: generation, first address, bytes in use.
+    struct Heap {
+        words: HashMap<usize, u64>,
+        generations: Vec<[u64; 3]>,
+    }
+
+    impl Heap {
+        fn new(generations: Vec<[u64; 3]>) -> Self {
+            let classes = [(CELL, 24 << 32), (PAIR, 29 << 32), (BYTES, 24 << 32 | HAS_COMPONENTS | 1)];
+            Self { words: HashMap::from(classes), generations }
+        }
+
+        fn put(&mut self, address: usize, class: usize) {
+            // A flag of the collector's.
+            self.words.insert(address, class as u64 | 1);
+        }
+
+        fn put_bytes(&mut self, address: usize, count: u64) {
+            self.put(address, BYTES);
+            // The upper half is the array's first bytes.
+            self.words.insert(address + 8, 7 << 32 | count);
+        }
+    }
+
+    impl Runtime for Heap {
+        fn size(&self, _: usize) -> Option<u64> {
+            None
+        }
+        fn is_frozen(&self, _: usize) -> bool {
+            false
+        }
+        fn generations(&self, to: &[AtomicU64]) -> usize {
+            for (row, [generation, first, bytes]) in to.chunks(4).zip(&self.generations) {
+                for (word, value) in row.iter().zip([*generation, *first, *bytes, 0x1000]) {
+                    word.store(value, Ordering::Relaxed);
+                }
+            }
+            self.generations.len()
+        }
+        fn identity(&self, class: usize) -> (u64, bool) {
+            (class as u64, false)
+        }
+        fn word(&self, address: usize) -> u64 {
+            self.words.get(&address).copied().unwrap_or(0)
+        }
+    }
+
+    fn found(unseen: &Unseen, survey: &Survey, chunks: &Chunks, heap: &Heap) -> (bool, Vec<(usize, Met)>) {
+        let mut all = Vec::new();
+        let look = unseen.look(survey, chunks, heap);
+        let whole = look.go_through(heap, |object, met| all.push((object, met)));
+        look.end();
+        (whole, all)
+    }
+
+    #[test]
+    fn what_is_in_generation_0_and_nobody_told_of_is_found() {
+        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS).unwrap());
+        let (unseen, survey, chunks) =
+            (Unseen::new().unwrap(), Survey::new().unwrap(), Chunks::new().unwrap());
+        let tell = |address| assert!(chunks.push(chunks.slot(0x1000).unwrap(), Entry::new(address, 1, 3, 0)));
+        // The third region is generation 2's: of what is there everybody was told.
+        let mut heap = Heap::new(vec![[0, 0x9_0000, 0], [2, 0x4_0000, 24], [0xf << 32, 0x1_0000, 0]]);
+        heap.put(0x4_0000, CELL);
+        // A collection leaves one object in generation 0.
+        tell(0x9_0000);
+        survey.begin(0, false, 1, 0, &heap);
+        assert_eq!(survey.note([(0x9_0000, 0x9_0000, 24)].into_iter()), 1);
+        survey.finish(&table, &chunks, &heap, 0, (0, 0));
+        heap.put(0x9_0000, CELL);
+        heap.put(0x9_0018, PAIR);
+        heap.generations[0][2] = 24 + 32;
+        // Free space, and an array that nobody was told of, which cannot be.
+        heap.put(0x1_0000, CELL);
+        heap.put_bytes(0x1_0018, 39);
+        heap.put(0x1_0058, CELL);
+        heap.put(0x1_0070, CELL);
+        heap.generations[2][2] = 0x88;
+        tell(0x1_0000);
+        tell(0x1_0070);
+        survey.begin(0, false, 2, 0, &heap);
+        let met = |class, bytes| Met { class, bytes, has_components: false };
+        let expected = vec![(0x1_0058, met(CELL, 24)), (0x9_0018, met(PAIR, 32))];
+        assert_eq!(found(&unseen, &survey, &chunks, &heap), (true, expected.clone()));
+        assert_eq!(found(&unseen, &survey, &chunks, &heap), (true, expected), "each look marks anew");
+        chunks.take_all(&table, |_| {});
+        let (_, all) = found(&unseen, &survey, &chunks, &heap);
+        let all: Vec<usize> = all.into_iter().map(|(object, _)| object).collect();
+        assert_eq!(all, [0x1_0000, 0x1_0058, 0x1_0070, 0x9_0018], "no mark is left");
+        // Where an object should be is none: the rest of that region is not looked at, and that is said.
+        heap.words.remove(&0x1_0018);
+        let (whole, all) = found(&unseen, &survey, &chunks, &heap);
+        assert_eq!((whole, all.len()), (false, 2));
+    }
+}
