@@ -99,7 +99,7 @@ pub mod head {
     pub const LOOKED_AT: usize = 17;
     /// Nanoseconds that took, the runtime's part included.
     pub const LOOKED_NS: usize = 18;
-    /// Objects among all that no callback told of: they were found in generation 0.
+    /// Objects among all that no callback told of: they were found in generation 0, by a collection or at the end.
     pub const UNSEEN: usize = 19;
     /// 1 when the process has ended and those of its last moments were looked for, too.
     pub const LOOKED_LAST: usize = 20;
@@ -253,7 +253,11 @@ pub const LOSSES: [(usize, &str, &str); 9] = [
         "survivors' ranges, or finalizable objects, not noted: they are too few from there on",
     ),
     (loss::TYPES, "types", "objects counted as `[other types]`: too many types"),
-    (loss::NAMES, "names", "types without a name: the runtime did not tell, or too many names"),
+    (
+        loss::NAMES,
+        "names",
+        "types without a name: the runtime did not tell, was not asked in time, or too many names",
+    ),
     (loss::SIZES, "sizes", "objects counted without bytes: the runtime did not tell their size"),
     (
         loss::ROWS,

@@ -51,7 +51,7 @@ pub struct AllocationHead {
     pub type_id: u64,
     /// Object size, bytes.
     pub size: u64,
-    /// Bytes an AllocationTick stands for; 0 for others.
+    /// Bytes an AllocationTick stands for; of an object that exact mode has chosen, those that chance had to choose from; 0 for others.
     pub amount: u64,
     /// 0 small, 1 large, 2 pinned.
     pub heap: u8,

@@ -258,14 +258,14 @@ impl Instance {
         }
     }
 
-    /// An object that exact mode has chosen by chance, as AllocationSampled would have. `registers` were captured in a frame that lives until this
+    /// An object that exact mode has chosen by chance, as AllocationSampled would have, from `amount` bytes. `registers` were captured in a frame that lives until this
     /// returns.
-    pub fn on_chosen(&self, type_id: u64, object: usize, size: u64, registers: &Registers) {
+    pub fn on_chosen(&self, type_id: u64, object: usize, (size, amount): (u64, u64), registers: &Registers) {
         let generation = self.info().and_then(|info| info.generation(object)).unwrap_or(0);
         // Large and pinned objects have heaps of their own from the first.
         let heap = generation.saturating_sub(2);
         let address = object as u64;
-        let sample = Sample { type_id, address, size, amount: 0, heap, sampled: true, exact: false };
+        let sample = Sample { type_id, address, size, amount, heap, sampled: true, exact: false };
         self.on_allocation(&sample, registers);
     }
 

@@ -97,8 +97,8 @@ pub mod lasting {
         Some(unsafe { words(memory, count) })
     }
 
-    /// Room for `most` words; for `least` where address space is counted (RLIMIT_AS, strict overcommit), for there it is the app that would
-    /// lack what is taken here.
+    /// Room for `most` words; for `least` where address space is counted (RLIMIT_AS, `vm.overcommit_memory` 2) or the machine has little, for there it is the
+    /// app that would lack what is taken here.
     #[inline(never)]
     #[must_use]
     pub fn room(most: usize, least: usize) -> Option<&'static [AtomicU64]> {

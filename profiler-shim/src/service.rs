@@ -354,20 +354,23 @@ impl Service<'_> {
                     return true;
                 }
                 let (mut name, mut module) = (Line::new(), Line::new());
-                let module_id = self.namer.class(type_id as usize, &mut name, &mut module);
-                if module_id.is_some() {
-                    instance.count(Counter::TypeNames);
-                } else {
-                    instance.count(Counter::RuntimeRefusals);
-                    name.push('?');
+                let found = self.namer.class(type_id as usize, &mut name, &mut module);
+                match found {
+                    Some(module_id) => {
+                        instance.count(Counter::TypeNames);
+                        if instance.is_guest() {
+                            exact::named(type_id as usize, module_id, name.as_str(), module.as_str());
+                        }
+                    }
+                    None => {
+                        instance.count(Counter::RuntimeRefusals);
+                        name.push('?');
+                    }
                 }
-                let module_id = module_id.unwrap_or(0);
-                if instance.is_guest() {
-                    exact::named(type_id as usize, module_id, name.as_str(), module.as_str());
-                }
+                let module_id = found.unwrap_or(0) as u64;
                 instance.send(Body::TypeName {
                     type_id,
-                    module_id: module_id as u64,
+                    module_id,
                     name: name.as_str(),
                     module: module.as_str(),
                 })

@@ -4,7 +4,7 @@
 use crate::machine::call;
 use crate::machine::number::{
     CLOCK_GETTIME, CLOSE, FCNTL, FTRUNCATE, FUTEX, GETPID, GETRANDOM, GETTID, MADVISE, MEMFD_CREATE, MMAP,
-    MUNMAP, NANOSLEEP, PRCTL, PRLIMIT64, RT_SIGPROCMASK,
+    MUNMAP, NANOSLEEP, PRCTL, RT_SIGPROCMASK,
 };
 use crate::vdso::{self, Timespec};
 use core::ffi::c_void;
@@ -139,15 +139,14 @@ pub fn reserve(bytes: usize) -> Option<NonNull<c_void>> {
     pointer(unsafe { call(MMAP, 0, bytes, 3, 0x4022, usize::MAX, 0) })
 }
 
-/// True when there is a limit to the process's address space (RLIMIT_AS).
+/// True where address space is counted, or is little: so much as nobody takes is not to be had.
 #[must_use]
 pub fn is_address_space_limited() -> bool {
-    const RLIMIT_AS: usize = 9;
-    let mut limits = [u64::MAX; 2];
-    // SAFETY: writes a `struct rlimit64`, two words, which lives here; nothing is set.
-    unsafe { call(PRLIMIT64, 0, RLIMIT_AS, 0, (&raw mut limits).addr(), 0, 0) };
-    let [now, _] = limits;
-    now != u64::MAX
+    const MUCH: usize = 1 << 40;
+    let Some(memory) = reserve(MUCH) else { return true };
+    // SAFETY: the mapping just made, which nobody else knows.
+    unsafe { call(MUNMAP, memory.addr().get(), MUCH, 0, 0, 0, 0) };
+    false
 }
 
 fn pointer(address: isize) -> Option<NonNull<c_void>> {

@@ -16,7 +16,7 @@ const FLAGS: &str = if cfg!(target_arch = "aarch64") {
     "-C force-frame-pointers=yes -C force-unwind-tables=yes -C target-feature=-outline-atomics"
 } else {
     // Loops over tables of 64 slots, unrolled, were a tenth of the library.
-    "-C force-frame-pointers=yes -C force-unwind-tables=yes -C llvm-args=-unroll-full-max-count=8"
+    "-C force-frame-pointers=yes -C force-unwind-tables=yes -C llvm-args=-unroll-full-max-count=4"
 };
 const MOST_BYTES: usize = 128 * 1024;
 

@@ -54,9 +54,13 @@ pub fn weight(kind: AllocationKind, size: u64, level: u8) -> Weight {
     let size = seen_bytes as f64;
     let told = (-f64::from(level)).exp2();
     match kind {
-        AllocationKind::Sampled => {
+        AllocationKind::Sampled | AllocationKind::Chosen { .. } => {
+            let trials = match kind {
+                AllocationKind::Chosen { bytes } => size.max(bytes as f64),
+                _ => size,
+            };
             // 1 − q^size through expm1/ln_1p: the direct form loses all digits for small objects.
-            let chosen = -(size * (-SAMPLED_BYTE_PROBABILITY).ln_1p()).exp_m1() * told;
+            let chosen = -(trials * (-SAMPLED_BYTE_PROBABILITY).ln_1p()).exp_m1() * told;
             let bytes = size / chosen;
             let variance = bytes * bytes * (1.0 - chosen);
             Weight { objects: 1.0 / chosen, bytes, seen: 1, seen_bytes, variance }
@@ -230,7 +234,9 @@ impl Allocations {
         let (tid, type_id, heap) = (allocation.tid, allocation.type_id, allocation.heap);
         let sampling = match allocation.kind {
             AllocationKind::Exact if allocation.level == 0 => Sampling::Exact,
-            AllocationKind::Exact | AllocationKind::Sampled => Sampling::Random,
+            AllocationKind::Exact | AllocationKind::Sampled | AllocationKind::Chosen { .. } => {
+                Sampling::Random
+            }
             AllocationKind::Tick { .. } => Sampling::Stride,
         };
         let size_class = size_class(allocation.size);
@@ -499,6 +505,10 @@ mod tests {
             let w = weight(AllocationKind::Sampled, size, 0);
             assert!((w.objects * included - 1.0).abs() < 1e-6, "{size}");
             assert!((w.bytes * included - size as f64).abs() < size as f64 * 1e-6, "{size}");
+            // Chance had this many bytes to choose an object of 24 from.
+            let w = weight(AllocationKind::Chosen { bytes: size }, 24, 0);
+            assert!((w.objects * included - 1.0).abs() < 1e-6 && w.seen_bytes == 24, "{size}");
+            assert!((w.bytes * included - 24.0).abs() < 1e-4, "{size}");
         }
     }
 

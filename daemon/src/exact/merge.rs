@@ -72,7 +72,7 @@ impl Made {
     fn of(of: &Type) -> Self {
         let all = of.allocated;
         let objects = of.unseen.min(all.objects);
-        // They are of one size: what has components is told of.
+        // They are of one size, since what has components is told of; but for types beyond the table, which share a row.
         let bytes = u128::from(all.bytes) * u128::from(objects) / u128::from(all.objects.max(1));
         Self { all, unseen: Count { objects, bytes: u64::try_from(bytes).unwrap_or(u64::MAX) } }
     }
@@ -92,9 +92,10 @@ fn locations_of(profile: &Profile, name: &str) -> HashSet<u64> {
     profile.location.iter().filter(calls).map(|of| of.id).collect()
 }
 
-/// True for a sample with one of these locations in its stack.
-fn is_of(profile: &Profile, place: usize, locations: &HashSet<u64>) -> bool {
-    profile.sample.get(place).is_some_and(|of| of.location_id.iter().any(|id| locations.contains(id)))
+/// True for a sample that one of these locations made: it is the last frame, or has called a helper of its own.
+fn is_made_by(profile: &Profile, place: usize, locations: &HashSet<u64>) -> bool {
+    let of = profile.sample.get(place);
+    of.is_some_and(|of| of.location_id.iter().take(2).any(|id| locations.contains(id)))
 }
 
 /// What samples of one type bear: numbers of its readable name, of the runtime's and of its module; 0 for none.
@@ -192,17 +193,17 @@ pub fn merge(
         for (of, made) in all {
             let pid = i64::from(pid);
             let found = places.get(&(pid, of)).map_or(&[][..], Vec::as_slice);
-            let silent: Vec<usize> = match made.unseen.objects {
-                0 => Vec::new(),
-                _ => {
-                    found.iter().copied().filter(|place| is_of(profile, *place, &silent_locations)).collect()
-                }
-            };
-            // Nobody knows whose these are: none of their makers was sampled.
-            let stackless = match (found, &*silent) {
-                ([], _) => made.all,
-                (_, []) => made.unseen,
-                _ => Count::default(),
+            let is_silent =
+                |place: &usize| made.unseen.objects > 0 && is_made_by(profile, *place, &silent_locations);
+            let (silent, others): (Vec<usize>, Vec<usize>) = found.iter().copied().partition(is_silent);
+            let (told, none) = (made.all.less(made.unseen), Count::default());
+            // Those who call the helper are told of too seldom to matter beside others, so what was told of is the others'. And nobody knows whose the unseen ones are
+            // where no such stack was sampled.
+            let (of_silent, of_others, stackless) = match (&*silent, &*others) {
+                ([], []) => (none, none, made.all),
+                ([], _) => (none, told, made.unseen),
+                (_, []) => (made.all, none, none),
+                _ => (made.unseen, told, none),
             };
             if stackless.objects > 0 {
                 let location = *no_stack.get_or_insert_with(|| add_location(profile, strings));
@@ -240,24 +241,15 @@ pub fn merge(
             {
                 continue;
             }
-            let told = made.all.less(made.unseen);
-            for (column, told, unseen) in
-                [(objects_at, told.objects, made.unseen.objects), (bytes_at, told.bytes, made.unseen.bytes)]
-            {
-                let of_all: Vec<i64> = found.iter().map(|place| value(profile, *place, column)).collect();
-                let of_silent: Vec<i64> = silent.iter().map(|place| value(profile, *place, column)).collect();
-                let parts = found.iter().zip(split(told, &of_all));
-                for place in found {
-                    if let Some(value) =
-                        profile.sample.get_mut(*place).and_then(|of| of.value.get_mut(column))
-                    {
-                        *value = 0;
-                    }
-                }
-                for (place, part) in parts.chain(silent.iter().zip(split(unseen, &of_silent))) {
-                    let sample = profile.sample.get_mut(*place);
-                    if let Some(value) = sample.and_then(|sample| sample.value.get_mut(column)) {
-                        *value = value.saturating_add(part);
+            for (total, places) in [(of_others, &others), (of_silent, &silent)] {
+                for (column, total) in [(objects_at, total.objects), (bytes_at, total.bytes)] {
+                    let weight = |place: &usize| value(profile, *place, column);
+                    let weights: Vec<i64> = places.iter().map(weight).collect();
+                    for (place, part) in places.iter().zip(split(total, &weights)) {
+                        let sample = profile.sample.get_mut(*place);
+                        if let Some(value) = sample.and_then(|sample| sample.value.get_mut(column)) {
+                            *value = part;
+                        }
                     }
                 }
             }
@@ -493,7 +485,7 @@ mod tests {
         };
         merge(&mut profile, &account, EXACT, |_, _| None);
         let values: Vec<&[i64]> = profile.sample.iter().map(|sample| &sample.value[..]).collect();
-        assert_eq!(values, [[10, 240], [1010, 24240], [4, 96], [3, 72]]);
+        assert_eq!(values, [[20, 480], [1000, 24000], [4, 96], [3, 72]]);
         let stacks = Stacks::new(&profile);
         let last = profile.sample.last().unwrap();
         assert_eq!(stacks.label(last, "type"), Some("B"));

@@ -178,7 +178,8 @@ fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut Room) -> Proc
         bytes: head(head::OBJECT_BYTES),
         cpu_ns: None,
         own_ns: head(head::OWN_NS),
-        unseen: head(head::UNSEEN),
+        // A collection in progress has found some that are not counted yet.
+        unseen: head(head::UNSEEN).min(head(head::OBJECTS)),
         // `CastHelpers.Box` and others take `RuntimeTypeHandle.InternalAllocNoChecks_FastPath` since .NET 10, which never looks whether somebody wants to know.
         untold: major >= 10 && head(head::LOOKED_LAST) == 0,
         losses: losses.into_iter().filter(|(_, count)| *count > 0).collect(),
@@ -258,7 +259,8 @@ fn types(copied: &Copied, room: &mut Room, losses: &mut [(String, u64)]) -> Vec<
         let (name, module) = match number {
             0 => ("[other types]".to_owned(), String::new()),
             _ => name(&names, words.get(of_type::NAME), &mut left).unwrap_or_else(|| {
-                lost(loss::NAMES, 1);
+                // One that was just met has no object yet.
+                lost(loss::NAMES, u64::from(words.get(of_type::OBJECTS) > 0));
                 (UNKNOWN_TYPE.to_owned(), String::new())
             }),
         };

@@ -504,6 +504,11 @@ pub enum AllocationKind {
     },
     /// AllocationSampled (.NET 10+): each byte is an independent trial with p = 1/102400.
     Sampled,
+    /// The same, by exact mode: an object that stands for others of its class, too, which nobody is told of, is chosen as if it were larger.
+    Chosen {
+        /// Bytes that chance had to choose from, its own included.
+        bytes: u64,
+    },
     /// A large object: the runtime tells of each of them.
     Exact,
 }

@@ -211,7 +211,7 @@ fn note(exact: &Exact, object: usize, class: usize) {
 /// Has the guest, if there is one by now, tell of an object that this thread has just allocated.
 #[cold]
 #[inline(never)]
-fn tell(allocated: usize, class: usize, bytes: u64) {
+fn tell(allocated: usize, class: usize, bytes: (u64, u64)) {
     let Some(guest) = guest() else { return };
     // SAFETY: `takes_in` took a reference, which is never given back.
     let instance = &unsafe { object(guest) }.instance;
@@ -230,7 +230,7 @@ fn have_named(class: usize) {
     }
 }
 
-/// The name of a class, told while it cannot be unloaded: exact mode may wait for it.
+/// The name of a class: exact mode may wait for it.
 pub(crate) fn named(class: usize, module_id: usize, name: &str, module: &str) {
     // Acquire: pairs with the release in `initialize`.
     let host = HOST.load(Ordering::Acquire);

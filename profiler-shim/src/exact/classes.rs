@@ -12,7 +12,7 @@ const SLOTS: usize = 65_536;
 const SLOT_WORDS: usize = 4;
 const PROBES: u64 = 64;
 
-/// What the allocation callback needs of a class, in one word: row (19 bits), flags, size / 8 (upper half). 0: nothing.
+/// What the allocation callback needs of a class, in one word: row (19 bits), flags (3), bytes that an object stands for beyond its own (10), size / 8 (upper half). 0: nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Class(u64);
 
@@ -22,6 +22,11 @@ const IS_CLASS: u64 = 1 << 19;
 const DESCRIBED: u64 = 1 << 20;
 /// All its objects are of one size.
 const FIXED: u64 = 1 << 21;
+/// Where [`Class::silent_bytes`] are.
+const SILENT: u32 = 22;
+const SILENT_BITS: u64 = 0x3ff << SILENT;
+/// What an object stands for beyond itself at most: one in 200 gets a stack then. What code does changes, and how many it tells of is known only after the next collection.
+const MOST_SILENT_BYTES: u64 = 512;
 
 impl Class {
     fn new(row: usize) -> Self {
@@ -54,6 +59,18 @@ impl Class {
     #[must_use]
     pub fn is_described(self) -> bool {
         self.0 & DESCRIBED != 0
+    }
+
+    /// Bytes of objects that nobody was told of ([`super::unseen`]) for each object of this class that somebody was told of, as far as chance takes them for that
+    /// object's: else hardly any would have a stack.
+    #[inline]
+    #[must_use]
+    pub fn silent_bytes(self) -> u64 {
+        self.0 >> SILENT & (SILENT_BITS >> SILENT)
+    }
+
+    fn with_silent_bytes(self, bytes: u64) -> Self {
+        Self(self.0 & !SILENT_BITS | bytes.min(MOST_SILENT_BYTES) << SILENT)
     }
 
     /// Size of its objects / 8, if they all have the same.
@@ -163,6 +180,20 @@ impl Classes {
         Found { class: new, is_new: true }
     }
 
+    /// Notes how many bytes there are that nobody was told of for each object of a class that somebody was told of, if it is still that of this row. True when
+    /// that is another number than before.
+    pub fn stands_for(&self, class: usize, row: usize, silent_bytes: u64) -> bool {
+        let Some([_, info, ..]) = self.slot(class) else { return false };
+        let known = Class(info.load(Ordering::Acquire));
+        let before = known.silent_bytes();
+        let silent_bytes = silent_bytes.min(MOST_SILENT_BYTES);
+        if known.row() != row || !known.is_described() || silent_bytes.abs_diff(before) <= before / 4 {
+            return false;
+        }
+        let now = known.with_silent_bytes(silent_bytes).word();
+        info.compare_exchange(known.word(), now, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
     /// Notes what is known of a class by now; `size_words` is that of one of its objects.
     pub fn described(&self, class: usize, size_words: u64, is_string: bool, runtime: &impl Runtime) {
         let Some([_, info, _, identity]) = self.slot(class) else { return };
@@ -225,6 +256,25 @@ mod tests {
         runtime.0.set(8);
         let other = find(0x1000);
         assert!(other.is_new && other.class.row() != first.class.row());
+    }
+
+    #[test]
+    fn an_object_stands_for_those_that_nobody_was_told_of() {
+        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS).unwrap());
+        table.publish(1, 0, 0);
+        let (classes, runtime) = (Classes::new().unwrap(), Known(Cell::new(7)));
+        let row = classes.find(0x1000, &table, &runtime).class.row();
+        assert!(!classes.stands_for(0x1000, row, 8192), "nobody has described it yet");
+        classes.described(0x1000, 3, false, &runtime);
+        for (bytes, noted) in
+            [(0, false), (24, true), (29, false), (8184, true), (8192, false), (400, false), (380, true)]
+        {
+            assert_eq!(classes.stands_for(0x1000, row, bytes), noted, "{bytes}");
+            let class = classes.find(0x1000, &table, &runtime).class;
+            assert_eq!((class.row(), class.fixed_size_words()), (row, Some(3)));
+            assert!(!noted || class.silent_bytes() == bytes.min(512), "{class:?}");
+        }
+        assert!(!classes.stands_for(0x1000, row + 1, 24), "another class by now");
     }
 
     #[test]

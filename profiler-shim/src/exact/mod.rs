@@ -70,8 +70,8 @@ pub trait Runtime {
 /// What is left to be done about an object that was counted, in this order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Allocated {
-    /// Its bytes, when chance has chosen it, to be told of with its stack.
-    pub chosen: Option<u64>,
+    /// When chance has chosen it, to be told of with its stack: its bytes, and how many chance had to choose from.
+    pub chosen: Option<(u64, u64)>,
     /// Its type was met for the first time.
     pub first: Option<First>,
 }
@@ -152,7 +152,9 @@ impl Exact {
             self.table.set(head::STATE, state::DECLINED);
             return false;
         }
-        self.unseen.want(major >= FIRST_WITH_UNSEEN);
+        if major >= FIRST_WITH_UNSEEN {
+            self.unseen.want();
+        }
         self.table.set(head::STATE, state::COUNTING);
         self.tick.store(1, Ordering::Relaxed);
         true
@@ -198,7 +200,7 @@ impl Exact {
         let Some(known) = slot.known(class, self.classes.epoch()) else { return false };
         let Some(size_words) = known.fixed_size_words() else { return false };
         let Some(place) = self.chunks.place(slot) else { return false };
-        if slot.chance().is_near(size_words.wrapping_mul(8)) {
+        if slot.chance().is_near(size_words.wrapping_mul(8).wrapping_add(known.silent_bytes())) {
             return false;
         }
         place.fill(Entry::new(object, known.row(), size_words, tick.wrapping_sub(1)));
@@ -241,10 +243,11 @@ impl Exact {
             self.table.count(head::LOSSES + loss::MEMORY);
         }
         let (chance, bytes) = (slot.chance(), size_words.wrapping_mul(8));
-        let is_chosen = chance.is_near(bytes)
-            && chance.chooses(bytes, thread as u64 ^ self.began_ns.load(Ordering::Relaxed));
+        let stands_for = bytes.wrapping_add(found.class.silent_bytes());
+        let is_chosen = chance.is_near(stands_for)
+            && chance.chooses(stands_for, thread as u64 ^ self.began_ns.load(Ordering::Relaxed));
         Allocated {
-            chosen: is_chosen.then_some(bytes),
+            chosen: is_chosen.then_some((bytes, stands_for)),
             first: found.is_new.then_some(First { row: found.class.row(), size_words }),
         }
     }
@@ -262,17 +265,15 @@ impl Exact {
         let is_string = name.as_str() == "string";
         self.classes.described(class, size_words, is_string, &info);
         // A class that an object was just made of stays while this thread has not returned.
-        if self.unseen.is_wanted() && !is_string && !info.identity(class).1 {
+        if self.unseen.is_wanted() && size_words != 0 && !is_string && !info.identity(class).1 {
             let is_as_read = unseen::base_bytes(info.word(class)) == size_words.wrapping_mul(8);
-            self.unseen.want(is_as_read);
             if !is_as_read {
+                self.unseen.give_up();
                 self.table.count(head::LOSSES + loss::LOOKS);
             }
         }
-        // Whoever reads the table counts types without any name.
-        if self.table.name(row, name.as_str(), module.as_str()) && module_id.is_none() {
-            self.table.count(head::LOSSES + loss::NAMES);
-        }
+        // Whoever reads the table counts types without a name.
+        self.table.name(row, name.as_str(), module.as_str());
     }
 
     /// A module goes away: from now on a class may be another one at the same address.
@@ -300,7 +301,7 @@ impl Exact {
         self.take_lock();
         self.survey.begin(condemned, induced, began_ns, self.suspending_ns.swap(0, Ordering::Relaxed), &info);
         if self.unseen.is_wanted() {
-            let look = self.unseen.look(&self.survey, &self.chunks, &info);
+            let look = self.unseen.look(&self.survey, &self.chunks, &info, true);
             let mut finds = self.finds();
             if !look.go_through(&info, |object, met| self.found(&info, object, met, &mut finds, &name)) {
                 self.table.count(head::LOSSES + loss::LOOKS);
@@ -330,30 +331,33 @@ impl Exact {
         if finds.class != met.class {
             let Found { class, is_new } = self.classes.find(met.class, &self.table, info);
             (finds.class, finds.row) = (met.class, class.row());
-            // Here nobody may be asked for a name: who holds the lock that it takes may be standing still.
             if is_new {
+                self.classes.described(met.class, met.bytes / 8, false, info);
+            }
+            // Here nobody may be asked for a name: who holds the lock that it takes may be standing still. Once more when an unload, or another type in its place,
+            // has the wish forgotten.
+            if finds.row != 0 && !self.table.is_named(finds.row) {
                 name(met.class);
             }
         }
         let entry = Entry::new(object, finds.row, met.bytes / 8, finds.born_ms);
-        if self.chunks.slot(thread_block()).is_some_and(|slot| self.chunks.push(slot, entry)) {
-            self.table.add(head::UNSEEN, 1);
-            self.table.type_row(finds.row).add(of_type::UNSEEN, 1);
-        } else {
-            self.table.count(head::LOSSES + loss::MEMORY);
+        match self.chunks.slot(thread_block()).map(|slot| self.chunks.push(slot, entry)) {
+            Some(true) => {
+                self.table.add(head::UNSEEN, 1);
+                self.table.type_row(finds.row).add(of_type::UNSEEN, 1);
+            }
+            Some(false) => self.table.count(head::LOSSES + loss::MEMORY),
+            None => self.table.count(head::LOSSES + loss::THREADS),
         }
     }
 
-    /// What `collection_starts` and `end` asked for: the name of a class that may have been met in the heap only. The class stays meanwhile.
+    /// What `collection_starts` and `end` asked for: the name of a class that may have been met in the heap only.
     pub fn named(&self, class: usize, module_id: usize, name: &str, module: &str) {
         let row = self.classes.row(class);
-        let Some(info) = self.info().filter(|_| row != 0 && module_id != 0 && !self.table.is_named(row))
-        else {
-            return;
-        };
-        self.table.type_row(row).set(of_type::MODULE, module_id as u64);
-        self.classes.described(class, unseen::base_bytes(info.word(class)) / 8, false, &info);
-        self.table.name(row, name, module);
+        if row != 0 && !self.table.is_named(row) {
+            self.table.type_row(row).set(of_type::MODULE, module_id as u64);
+            self.table.name(row, name, module);
+        }
     }
 
     /// Survivors of the collection in progress: where they were, where they are, how many bytes.
@@ -410,7 +414,29 @@ impl Exact {
             let own_ns = syscall::now_ns().wrapping_sub(ended_ns);
             self.survey.write(table, ended_ns, own_ns);
         });
+        if self.unseen.is_wanted() {
+            self.weigh();
+        }
         self.release_lock();
+    }
+
+    /// Notes of each class how much nobody was told of for each object that somebody was told of.
+    fn weigh(&self) {
+        let mut changed = false;
+        for row in 1..self.table.get(head::TYPES) as usize {
+            let of = self.table.type_row(row);
+            let [unseen, objects, bytes, class] =
+                [of_type::UNSEEN, of_type::OBJECTS, of_type::BYTES, of_type::CLASS].map(|word| of.get(word));
+            let told = objects.saturating_sub(unseen);
+            if unseen != 0 && told != 0 {
+                let silent_bytes = (bytes / objects.max(1)).saturating_mul(unseen) / told;
+                changed |= self.classes.stands_for(class as usize, row, silent_bytes);
+            }
+        }
+        // Threads remember what they know of a class until then.
+        if changed {
+            self.classes.next_epoch();
+        }
     }
 
     fn milliseconds(&self, now_ns: u64) -> u32 {
@@ -458,9 +484,12 @@ impl Exact {
     pub fn keep_time(&self) {
         syscall::name_thread(c"perfusion-exact");
         let mut counted_ns = 0;
-        while self.over.load(Ordering::Acquire) == 0 && self.is_counting() {
-            let now_ns = syscall::now_ns();
+        while self.over.load(Ordering::Acquire) == 0 {
             let before = self.tick.load(Ordering::Relaxed);
+            if before == 0 {
+                break;
+            }
+            let now_ns = syscall::now_ns();
             let tick = u64::from(self.milliseconds(now_ns)).wrapping_add(1);
             // Not when the process has ended meanwhile.
             self.tick.compare_exchange(before, tick, Ordering::Relaxed, Ordering::Relaxed).ok();
@@ -501,7 +530,7 @@ impl Exact {
     /// Looks for objects that no callback told of when no collection will. The runtime stops the world for that and goes through the whole heap. False:
     /// it does not.
     fn look_at_all(&self, info: Info, name: impl Fn(usize)) -> bool {
-        let (mut look, mut finds) = (None, self.finds());
+        let (mut look, mut finds, mut whole) = (None, self.finds(), true);
         let told = info.each_object(|object| {
             let look = look.get_or_insert_with(|| {
                 // Whoever has the lock is a native thread, which does not stand still.
@@ -509,18 +538,21 @@ impl Exact {
                 // From here on nothing is counted, and no collection looks: the edges stay.
                 self.tick.store(0, Ordering::Relaxed);
                 self.survey.locate(&info);
-                self.unseen.look(&self.survey, &self.chunks, &info)
+                self.unseen.look(&self.survey, &self.chunks, &info, false)
             });
-            if look.is_unseen(object)
-                && let Some(met) = unseen::meet(&info, object).filter(|met| !met.has_components)
-            {
-                self.found(&info, object, met, &mut finds, &name);
+            match (look.is_unseen(object), unseen::meet(&info, object)) {
+                (Some(true), Some(met)) if !met.has_components => {
+                    self.found(&info, object, met, &mut finds, &name);
+                }
+                // The frozen heap is in no generation.
+                (None, _) => whole &= info.is_frozen(object),
+                _ => {}
             }
         });
         if look.is_some() {
             self.release_lock();
         }
-        told
+        told && whole
     }
 
     fn take_lock(&self) {

@@ -98,10 +98,7 @@ impl Table {
 
     /// True when a type has its name.
     pub fn is_named(&self, row: usize) -> bool {
-        self.type_row(row)
-            .0
-            .and_then(|row| row.get(of_type::NAME))
-            .is_some_and(|word| word.load(Ordering::Relaxed) != 0)
+        self.type_row(row).get(of_type::NAME) != 0
     }
 
     /// Names a type. False when there is no room.
@@ -151,6 +148,11 @@ impl Row<'_> {
         if let Some(word) = self.0.and_then(|row| row.get(at)) {
             word.store(word.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
         }
+    }
+
+    /// A word.
+    pub fn get(self, at: usize) -> u64 {
+        self.0.and_then(|row| row.get(at)).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
     /// Sets a word.

@@ -13,8 +13,8 @@ use super::survey::{Generations, Survey};
 use crate::region::lasting;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// A bit for each place in generation 0 where an object can begin, from its lowest address on: for 4 TiB of it or, where address space is counted, 2 GiB.
-const MOST_WORDS: usize = 1 << 33;
+/// Words of the bitmap: for 256 GiB of generation 0 or, where address space is counted, 2 GiB.
+const MOST_WORDS: usize = 1 << 29;
 const LEAST_WORDS: usize = 1 << 22;
 /// What objects begin at multiples of (`DATA_ALIGNMENT`).
 const ALIGNMENT: u64 = 8;
@@ -23,12 +23,21 @@ const LEAST_BYTES: u64 = 24;
 /// In a method table's first word: its objects have components (arrays, strings, free space), of so many bytes as the low half of these bits says
 /// (`enum_flag_HasComponentSize`); the upper half is what an object has without any (`m_BaseSize`).
 const HAS_COMPONENTS: u64 = 1 << 31;
+/// The lower half of a row's first word; here the upper one is the part's first word of the bitmap.
+const GENERATION: u64 = 0xffff_ffff;
+/// Words of a row: bytes in use and bytes reserved.
+const IN_USE: usize = 2;
+const RESERVED: usize = 3;
 /// Bits of an object's first word that are not its method table's address.
 const FLAGS: u64 = 7;
 
+/// Bytes of heap that a word of the bitmap is for.
+const WORD_BYTES: u64 = 64 * ALIGNMENT;
+
 /// Whether it is to be looked for such objects, and the edges of what is known.
 pub struct Unseen {
-    /// Each run of known objects has a bit where it begins and one where it ends; where one begins at another one's end there is none.
+    /// Each run of known objects has a bit where it begins and one where it ends; where one begins at another one's end there is none. The parts of generation 0
+    /// have their words one behind the other.
     edges: &'static [AtomicU64],
     /// 1 in a runtime that makes such objects, while its method tables are as they are read here.
     wanted: AtomicU32,
@@ -50,14 +59,32 @@ pub struct Look<'a> {
     edges: &'static [AtomicU64],
     generations: &'a Generations,
     cursor: Cursor<'a, 4, 1, 3>,
-    /// Lowest address of generation 0.
-    lowest: u64,
+    /// Which word of a generation's row tells how long it is.
+    length: usize,
     /// The last run of known objects.
     run: (u64, u64),
     /// How far [`Look::is_unseen`] has come, where the next edge is, and whether what is before that is known.
     at: u64,
     next: u64,
     is_known: bool,
+}
+
+/// A part of generation 0.
+#[derive(Clone, Copy)]
+struct Part {
+    /// Its place, from the first address to the one behind the last.
+    first: u64,
+    end: u64,
+    /// Its first word of the bitmap.
+    word: u64,
+}
+
+impl Part {
+    /// Number of the bit for an address, or for its end.
+    #[inline]
+    fn bit(self, address: u64) -> u64 {
+        self.word.wrapping_mul(64).wrapping_add(address.wrapping_sub(self.first) / ALIGNMENT)
+    }
 }
 
 /// Bytes of an object of such a class without components.
@@ -85,25 +112,46 @@ impl Unseen {
         Some(Self { edges: lasting::room(MOST_WORDS, LEAST_WORDS)?, wanted: AtomicU32::new(0) })
     }
 
-    /// Says whether it is to be looked for them. Relaxed: whoever looks has a world that stood still since.
-    pub fn want(&self, wanted: bool) {
-        self.wanted.store(u32::from(wanted), Ordering::Relaxed);
+    /// From now on it is looked for them. Relaxed, as all of this word: nothing else hangs on it.
+    pub fn want(&self) {
+        self.wanted.store(1, Ordering::Relaxed);
     }
 
-    /// True when it is.
+    /// It is never looked for them again.
+    pub fn give_up(&self) {
+        self.wanted.store(0, Ordering::Relaxed);
+    }
+
+    /// True when it is looked for them.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed) != 0
     }
 
-    /// Begins a look at what is in generation 0 now: all that is known there is noted. `survey` knows where the generations are.
+    /// Begins a look at what is in generation 0 now: all that is known there is noted. `survey` knows where the generations are, and also how far they are in use
+    /// if a collection is about to begin.
     #[must_use]
-    pub fn look<'a>(&self, survey: &'a Survey, chunks: &Chunks, runtime: &impl Runtime) -> Look<'a> {
+    pub fn look<'a>(
+        &self,
+        survey: &'a Survey,
+        chunks: &Chunks,
+        runtime: &impl Runtime,
+        collects: bool,
+    ) -> Look<'a> {
         let generations = survey.generations();
-        let cursor = generations.cursor();
+        let mut word = 0u64;
+        for row in 0..generations.len() {
+            let Some(of_row) = generations.memory().get(row.wrapping_mul(4)) else { break };
+            let generation = of_row.load(Ordering::Relaxed) & GENERATION;
+            of_row.store(generation | word << GENERATION.count_ones(), Ordering::Relaxed);
+            if generation == 0 {
+                word = word.wrapping_add(generations.word(row, RESERVED) / WORD_BYTES).wrapping_add(1);
+            }
+        }
         let (run, at, next, is_known) = ((0, 0), 0, 0, false);
-        let mut look = Look { edges: self.edges, generations, cursor, lowest: 0, run, at, next, is_known };
-        look.lowest = look.youngest().next().map_or(0, |(first, _)| first);
+        let length = if collects { IN_USE } else { RESERVED };
+        let cursor = generations.cursor();
+        let mut look = Look { edges: self.edges, generations, cursor, length, run, at, next, is_known };
         chunks.each_object(|object, bytes| look.know(runtime, object, bytes));
         survey.each_youngest(|object, bytes| look.know(runtime, object, bytes));
         // The last run ends where there is no object.
@@ -112,18 +160,18 @@ impl Unseen {
     }
 }
 
-impl<'a> Look<'a> {
-    /// First address and bytes in use of each part of generation 0, in order.
-    fn youngest(&self) -> impl Iterator<Item = (u64, u64)> + use<'a> {
-        let generations = self.generations;
-        let rows = (0..generations.len()).filter(move |row| is_youngest(generations, *row));
-        rows.map(move |row| (generations.word(row, 1), generations.word(row, 2)))
+impl Look<'_> {
+    /// The part of generation 0 that this row is about. `None`: it is about another generation, or the bitmap ends before it does.
+    #[inline]
+    fn part(&self, row: usize) -> Option<Part> {
+        let [about, first, bytes] = [0, 1, self.length].map(|word| self.generations.word(row, word));
+        let part = Part { first, end: first.saturating_add(bytes), word: about >> GENERATION.count_ones() };
+        (about & GENERATION == 0 && part.bit(part.end) / 64 < self.edges.len() as u64).then_some(part)
     }
 
-    /// Number of the place of an address in generation 0.
     #[inline]
-    fn number(&self, address: u64) -> u64 {
-        address.wrapping_sub(self.lowest) / ALIGNMENT
+    fn find(&mut self, object: u64) -> Option<Part> {
+        self.cursor.find(object as usize).and_then(|row| self.part(row))
     }
 
     /// Notes an object that is known. They come one behind the other, as their threads made them.
@@ -141,45 +189,53 @@ impl<'a> Look<'a> {
     #[inline(never)]
     fn next_run(&mut self, runtime: &impl Runtime, object: usize, bytes: u64) {
         let (first, end) = core::mem::take(&mut self.run);
-        if first != end {
-            for number in [first, end].map(|address| self.number(address)) {
-                if let Some(word) = self.edges.get(number as usize / 64) {
+        // What does not lie in it in whole is no object of its.
+        if let Some(part) = self.find(first).filter(|part| end <= part.end) {
+            for bit in [first, end].map(|address| part.bit(address)) {
+                if let Some(word) = self.edges.get(bit as usize / 64) {
                     // One thread's: no other looks meanwhile.
-                    word.store(word.load(Ordering::Relaxed) ^ 1 << (number % 64), Ordering::Relaxed);
+                    word.store(word.load(Ordering::Relaxed) ^ 1 << (bit % 64), Ordering::Relaxed);
                 }
             }
         }
-        if self.cursor.find(object).is_some_and(|row| is_youngest(self.generations, row)) {
+        if self.find(object as u64).is_some() {
             // Without bytes it is one whose size the runtime did not tell.
             let bytes = if bytes == 0 { meet(runtime, object).map_or(0, |met| met.bytes) } else { bytes };
             self.run = (object as u64, (object as u64).wrapping_add(bytes));
         }
     }
 
-    /// The first edge at `from` or behind it; `end` when there is none before that.
+    /// The first edge at `from` or behind it; the part's end when there is none before that.
     #[inline(never)]
-    fn next_edge(&self, from: u64, end: u64) -> u64 {
-        let (first, last) = (self.number(from), self.number(end));
+    fn next_edge(&self, part: Part, from: u64) -> u64 {
+        let (first, last) = (part.bit(from), part.bit(part.end));
         let mut mask = u64::MAX << (first % 64);
         let words = self.edges.iter().enumerate().take(last as usize / 64 + 1).skip(first as usize / 64);
         for (at, word) in words {
             let bits = word.load(Ordering::Relaxed) & core::mem::replace(&mut mask, u64::MAX);
             if bits != 0 {
-                let number = (at as u64).wrapping_mul(64).wrapping_add(u64::from(bits.trailing_zeros()));
-                return end.min(self.lowest.wrapping_add(number.wrapping_mul(ALIGNMENT)));
+                let bit = (at as u64).wrapping_mul(64).wrapping_add(u64::from(bits.trailing_zeros()));
+                let bytes = bit.wrapping_sub(part.bit(part.first)).wrapping_mul(ALIGNMENT);
+                return part.end.min(part.first.wrapping_add(bytes));
             }
         }
-        end
+        part.end
     }
 
-    /// Goes through all of generation 0 and calls `each` with every object that no callback told of. False: a part of it was left out.
+    /// Goes through all of generation 0 and calls `each` with every object that no callback told of. False: a part of it was left out, or nobody knows where
+    /// it is.
     pub fn go_through(&self, runtime: &impl Runtime, mut each: impl FnMut(usize, Met)) -> bool {
-        let mut whole = true;
-        for (first, bytes) in self.youngest() {
-            let end = first.saturating_add(bytes);
+        let (mut parts, mut left_out) = (0u32, 0u32);
+        for row in 0..self.generations.len() {
+            if self.generations.word(row, 0) & GENERATION != 0 {
+                continue;
+            }
+            parts = parts.wrapping_add(1);
+            left_out = left_out.wrapping_add(1);
+            let Some(part) = self.part(row) else { continue };
             // Each gap ends where what is known begins, and that where the next one begins.
-            let (mut at, mut known) = (first, self.next_edge(first, end));
-            while at < end {
+            let (mut at, mut known) = (part.first, self.next_edge(part, part.first));
+            while at < part.end {
                 while at < known {
                     let Some(met) = meet(runtime, at as usize) else { break };
                     if !met.has_components {
@@ -188,48 +244,49 @@ impl<'a> Look<'a> {
                     at = at.saturating_add(met.bytes);
                 }
                 if at != known {
-                    whole = false;
                     break;
                 }
-                at = self.next_edge(known.saturating_add(ALIGNMENT), end);
-                known = self.next_edge(at.saturating_add(ALIGNMENT), end);
+                at = self.next_edge(part, known.saturating_add(ALIGNMENT));
+                known = self.next_edge(part, at.saturating_add(ALIGNMENT));
+            }
+            if at == part.end {
+                left_out = left_out.wrapping_sub(1);
             }
         }
-        whole
+        parts != 0 && left_out == 0
     }
 
-    /// True for an object in generation 0 that no callback told of. Quick when they come in the order of their addresses.
-    pub fn is_unseen(&mut self, object: usize) -> bool {
-        let Some(row) = self.cursor.find(object).filter(|row| is_youngest(self.generations, *row)) else {
-            return false;
-        };
-        let first = self.generations.word(row, 1);
-        let end = first.saturating_add(self.generations.word(row, 3));
-        let address = object as u64;
-        if !(first..=address).contains(&self.at) {
-            (self.next, self.is_known) = (self.next_edge(first, end), false);
+    /// True for an object in generation 0 that no callback told of; `None` when nobody knows where it is. Quick when they come in the order of their addresses.
+    pub fn is_unseen(&mut self, object: usize) -> Option<bool> {
+        let row = self.cursor.find(object)?;
+        if self.generations.word(row, 0) & GENERATION != 0 {
+            return Some(false);
         }
-        while self.next <= address {
+        let part = self.part(row)?;
+        let address = object as u64;
+        if !(part.first..=address).contains(&self.at) {
+            (self.next, self.is_known) = (self.next_edge(part, part.first), false);
+        }
+        while self.next <= address && self.next < part.end {
             self.is_known = !self.is_known;
-            self.next = self.next_edge(self.next.wrapping_add(ALIGNMENT), end);
+            self.next = self.next_edge(part, self.next.wrapping_add(ALIGNMENT));
         }
         self.at = address;
-        !self.is_known
+        Some(!self.is_known)
     }
 
     /// Forgets what is known.
     pub fn end(self) {
-        for (first, bytes) in self.youngest() {
-            let last = self.number(first.saturating_add(bytes));
-            let words = self.edges.iter().take(last as usize / 64 + 1).skip(self.number(first) as usize / 64);
-            words.for_each(|word| word.store(0, Ordering::Relaxed));
+        for part in (0..self.generations.len()).filter_map(|row| self.part(row)) {
+            let words = self.edges.iter().take(part.bit(part.end) as usize / 64 + 1);
+            for word in words.skip(part.word as usize) {
+                // Where no edge was there need not be memory.
+                if word.load(Ordering::Relaxed) != 0 {
+                    word.store(0, Ordering::Relaxed);
+                }
+            }
         }
     }
-}
-
-#[inline]
-fn is_youngest(generations: &Generations, row: usize) -> bool {
-    generations.word(row, 0) & 0xffff_ffff == 0
 }
 
 #[cfg(test)]
@@ -297,7 +354,7 @@ mod tests {
 
     fn found(unseen: &Unseen, survey: &Survey, chunks: &Chunks, heap: &Heap) -> (bool, Vec<(usize, Met)>) {
         let mut all = Vec::new();
-        let look = unseen.look(survey, chunks, heap);
+        let look = unseen.look(survey, chunks, heap, true);
         let whole = look.go_through(heap, |object, met| all.push((object, met)));
         look.end();
         (whole, all)
@@ -341,5 +398,49 @@ mod tests {
         heap.words.remove(&0x1_0018);
         let (whole, all) = found(&unseen, &survey, &chunks, &heap);
         assert_eq!((whole, all.len()), (false, 2));
+    }
+
+    #[test]
+    fn a_walk_through_the_whole_heap_finds_the_same() {
+        let (unseen, survey, chunks) =
+            (Unseen::new().unwrap(), Survey::new().unwrap(), Chunks::new().unwrap());
+        // What is in use has changed since somebody looked where the generations are.
+        let heap = Heap::new(vec![[2, 0x4_0000, 24], [0, 0x9_0000, 0], [0, 0x1_0000, 24]]);
+        let known = [0x9_0000, 0x9_0018, 0x9_0060, 0x1_0030];
+        for address in known {
+            assert!(chunks.push(chunks.slot(0x1000).unwrap(), Entry::new(address, 1, 3, 0)));
+        }
+        survey.locate(&heap);
+        let mut look = unseen.look(&survey, &chunks, &heap, false);
+        // Also back to a part that was there before, and back in it.
+        let order = [
+            0x4_0000, 0x1_0000, 0x1_0018, 0x1_0030, 0x1_0048, 0x9_0000, 0x9_0018, 0x9_0030, 0x9_0060,
+            0x9_0ff8, 0x1_0000, 0x1_0030, 0x9_0ff8, 0x9_0018,
+        ];
+        for address in order {
+            let is_new = address != 0x4_0000 && !known.contains(&address);
+            assert_eq!(look.is_unseen(address), Some(is_new), "{address:#x}");
+        }
+        assert_eq!(look.is_unseen(0x5_0000), None, "nobody knows of which generation it is");
+    }
+
+    #[test]
+    fn what_the_bitmap_is_too_small_for_is_said_to_be_left_out() {
+        let (survey, chunks) = (Survey::new().unwrap(), Chunks::new().unwrap());
+        let unseen = Unseen { edges: lasting::room(9, 9).unwrap(), wanted: 1.into() };
+        let mut heap = Heap::new(vec![[0, 0x1_0000, 24], [0, 0x9_0000, 24]]);
+        heap.put(0x1_0000, CELL);
+        heap.put(0x9_0000, CELL);
+        for address in [0x1_0000, 0x9_0000] {
+            assert!(chunks.push(chunks.slot(0x1000).unwrap(), Entry::new(address, 1, 3, 0)));
+        }
+        survey.locate(&heap);
+        // 9 words a part: the second one has none.
+        assert_eq!(found(&unseen, &survey, &chunks, &heap), (false, Vec::new()));
+        let mut look = unseen.look(&survey, &chunks, &heap, false);
+        assert_eq!((look.is_unseen(0x1_0000), look.is_unseen(0x9_0000)), (Some(false), None));
+        heap.generations.clear();
+        survey.locate(&heap);
+        assert_eq!(found(&unseen, &survey, &chunks, &heap), (false, Vec::new()), "no part is known");
     }
 }

@@ -558,6 +558,7 @@ fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
         },
         kind: match (head.exact, head.sampled) {
             (true, _) => AllocationKind::Exact,
+            (false, true) if head.amount > head.size => AllocationKind::Chosen { bytes: head.amount },
             (false, true) => AllocationKind::Sampled,
             (false, false) => AllocationKind::Tick { amount: head.amount },
         },

@@ -3,7 +3,8 @@
 // now says whether it was moved and promoted. With DOTNET_GCgen0size large enough no other collection happens; `collections` is for
 // whoever wants to be sure. Then, if `busy` is given, the threads allocate garbage until the runtime has collected some times by itself.
 // With `held` in place of the numbers it makes objects that are held in ways it knows, and has the runtime look once; with `holes` it makes holes in its
-// heap and fills them again, and says what the runtime knows of the free space before and after each collection.
+// heap and fills them again, and says what the runtime knows of the free space before and after each collection; with `boxes` it boxes values by the runtime's helper
+// and by itself.
 // Truth: of each type objects, bytes, survivors, survivals, moves, promotions, the dead by the collections they lived through, those queued for
 // finalizers, those alive after that. A third of the types are values that are boxed.
 #pragma warning disable 0649 // fields that only make objects larger
@@ -107,6 +108,8 @@ namespace Counted
                 return Hold();
             if (args[0] == "holes")
                 return Holes();
+            if (args[0] == "boxes")
+                return Boxes();
             threads = int.Parse(args[0], CultureInfo.InvariantCulture);
             rounds = int.Parse(args[1], CultureInfo.InvariantCulture);
             scale = int.Parse(args[2], CultureInfo.InvariantCulture);
@@ -192,6 +195,30 @@ namespace Counted
                 handles.Add(GCHandle.Alloc(new Leaf()));
             for (var n = 0; n < 7; n++)
                 handles.Add(GCHandle.Alloc(nodes[n].A, GCHandleType.Weak));
+        }
+
+        const int ByHelper = 2000000, Inline = 1000000;
+
+        static int Boxes()
+        {
+            BoxByHelper(ByHelper);
+            BoxInline(Inline);
+            Console.WriteLine("truth {\"Counted.Loose\":{\"helper\":" + ByHelper + ",\"inline\":" + Inline + "}}");
+            return 0;
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining | MethodImplOptions.NoOptimization)]
+        static void BoxByHelper(int count)
+        {
+            for (var n = 0; n < count; n++)
+                sink = new Loose();
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining | MethodImplOptions.AggressiveOptimization)]
+        static void BoxInline(int count)
+        {
+            for (var n = 0; n < count; n++)
+                sink = new Loose();
         }
 
         // Large objects stay where they are, so every second one that goes leaves a hole.
