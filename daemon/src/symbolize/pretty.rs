@@ -38,13 +38,14 @@ pub fn clean(text: &str) -> Cow<'_, str> {
 /// | `Ns.Type+<>c__DisplayClass5_0.<Run>b__1(System.Int32)` | `Ns.Type.Run(…)+lambda` |
 /// | `Ns.Type.<Run>g__Inner\|0_1(System.Int32)` | `Ns.Type.Run(…)+Inner` |
 /// | ``Ns.List`1[System.Int32].Add(T)`` | `Ns.List<System.Int32>.Add(T)` |
+/// | `Ns.<Orders>F0A…5B__Cache.Get()`, of a type that only its file knows | `Ns.Cache.Get()` |
 ///
 /// `+async` also marks iterators: the compiler gives both the same names.
 #[must_use]
 pub fn managed(raw: &str) -> String {
     // Bounded first: some steps below look ahead to the end.
     let raw = clean(raw);
-    let name = generics(&raw, 0);
+    let name = generics(&without_files(&raw), 0);
     let (path, parameters) = split_parameters(&name);
     let segments = segments(path);
     let shown = match segments.as_slice() {
@@ -77,7 +78,7 @@ pub fn managed(raw: &str) -> String {
 /// | `Ns.Type+<>c` | `Ns.Type.<>c` | `Ns.Type+lambdas` |
 #[must_use]
 pub fn type_name(raw: &str) -> String {
-    clean(&outermost_first(&type_within(&clean(raw), 0))).into_owned()
+    clean(&outermost_first(&type_within(&without_files(&clean(raw)), 0))).into_owned()
 }
 
 /// Of arrays of arrays the runtime writes the innermost rank first, and C# the outermost: `int[][,]` of the one is `int[,][]` of the other.
@@ -103,6 +104,25 @@ fn outermost_first(name: &str) -> Cow<'_, str> {
             rest = &rest[1..];
         }
         shown.extend(ranks.into_iter().rev());
+    }
+    shown.push_str(rest);
+    Cow::Owned(shown)
+}
+
+/// Without what the compiler puts before the name of a type that only its file knows (`file class`, most of them made by generators): the file's name, `F`, the
+/// SHA-256 of its path in 64 digits, and `__`.
+fn without_files(name: &str) -> Cow<'_, str> {
+    const DIGITS: usize = 64;
+    let (mut shown, mut rest) = (String::new(), name);
+    while let Some(at) = rest.find(">F") {
+        let digits = rest.get(at + 2..at + 2 + DIGITS);
+        let is_hash = digits.is_some_and(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let file = rest[..at].rfind('<').filter(|_| is_hash && rest[at + 2 + DIGITS..].starts_with("__"));
+        shown.push_str(&rest[..file.unwrap_or(at + 2)]);
+        rest = &rest[file.map_or(at + 2, |_| at + 2 + DIGITS + 2)..];
+    }
+    if rest.len() == name.len() {
+        return Cow::Borrowed(name);
     }
     shown.push_str(rest);
     Cow::Owned(shown)
@@ -550,6 +570,30 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(managed(raw), shown, "of {raw}");
+        }
+    }
+
+    #[test]
+    fn a_type_that_only_its_file_knows_has_its_own_name() {
+        let of = |digits: &str| format!("<Regex_g>F{digits}__");
+        let file = of(&"0A".repeat(32));
+        for (raw, shown) in [
+            (format!("Ns.{file}Cache.Get(Ns.{file}Key)"), "Ns.Cache.Get(Ns.Key)"),
+            (format!("Ns.{file}Cache`1[Ns.{file}Key].Get()"), "Ns.Cache<Ns.Key>.Get()"),
+            (format!("Ns.{file}Cache+<Load>d__3.MoveNext()"), "Ns.Cache.Load(…)+async"),
+        ] {
+            assert_eq!(managed(&raw), shown, "of {raw}");
+        }
+        assert_eq!(type_name(&format!("Ns.Map<Ns.{file}Key, {file}Value[]>")), "Ns.Map<Ns.Key, Value[]>");
+        // Something else, cut short, and hostile text.
+        for raw in [
+            of(&"0A".repeat(31)),
+            of("é"),
+            ">F".repeat(99),
+            format!(">F{}__A", "0A".repeat(32)),
+            "<>F{1}".into(),
+        ] {
+            assert_eq!(type_name(&raw), raw);
         }
     }
 
