@@ -139,7 +139,7 @@ pub fn reserve(bytes: usize) -> Option<NonNull<c_void>> {
     pointer(unsafe { call(MMAP, 0, bytes, 3, 0x4022, usize::MAX, 0) })
 }
 
-/// True where address space is counted, or is little: so much as nobody takes is not to be had.
+/// True where a mapping of 1 TiB is refused: address space is limited or accounted for.
 #[must_use]
 pub fn is_address_space_limited() -> bool {
     const MUCH: usize = 1 << 40;

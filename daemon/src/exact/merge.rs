@@ -170,12 +170,12 @@ pub fn merge(
                 (names.map(|name| name.map_or(0, |name| strings.number(profile, &clean(&name)))), made)
             })
             .collect();
-        let told: HashSet<Names> = all.iter().map(|(of, _)| *of).collect();
+        let in_account: HashSet<Names> = all.iter().map(|(of, _)| *of).collect();
         for ((_, of), found) in places.iter().filter(|((of, _), _)| *of == i64::from(pid)) {
             let placeholder =
                 [OTHER, UNKNOWN_TYPE].map(|name| strings.number(profile, name)).contains(&of[0]);
             // What the runtime has counted leaves out types whose objects were too few to be told of.
-            if told.contains(of) || sampling != EXACT && !placeholder {
+            if in_account.contains(of) || sampling != EXACT && !placeholder {
                 continue;
             }
             for place in found {

@@ -186,7 +186,7 @@ fn of_process(process: &Process, options: Options) -> Vec<String> {
     lines.push(format!("  allocated  {} objects, {}", count(process.objects), bytes(process.bytes)));
     if process.unseen > 0 {
         lines.push(format!(
-            "  found      {} of them, which .NET tells no profiler of (boxed values, most of them): by a collection, at which they count as born",
+            "  found      {} of them, which .NET tells no profiler of (boxed values, most of them): by a collection, at which they count as born, or at the end",
             count(process.unseen)
         ));
     }

@@ -335,12 +335,13 @@ fn name(names: &[u8], word: u64, left: &mut usize) -> Option<(String, String)> {
 }
 
 fn add(of: &mut Type, words: &Words) {
+    let unseen = words.get(of_type::UNSEEN).min(words.get(of_type::OBJECTS));
+    of.unseen = of.unseen.saturating_add(unseen);
     of.allocated.add(count(words, of_type::OBJECTS, of_type::BYTES));
     of.survivals.add(count(words, of_type::SURVIVALS, of_type::SURVIVAL_BYTES));
     of.survivors.add(count(words, of_type::SURVIVORS, of_type::SURVIVOR_BYTES));
     of.moves.add(count(words, of_type::MOVES, of_type::MOVED_BYTES));
     for (sum, at) in [
-        (&mut of.unseen, of_type::UNSEEN),
         (&mut of.promoted_to_1, of_type::PROMOTED_1),
         (&mut of.promoted_to_2, of_type::PROMOTED_2),
         (&mut of.finalizable, of_type::FINALIZABLE),

@@ -103,7 +103,7 @@ impl Classes {
         Some(Self { slots: lasting::room(SLOTS * SLOT_WORDS, SLOTS * SLOT_WORDS)?, epoch: AtomicU64::new(1) })
     }
 
-    /// Changes with every unload.
+    /// Changes with every unload, and when objects stand for more or less than before.
     #[inline]
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Relaxed)

@@ -108,6 +108,10 @@ pub struct Exact {
     other_provider: AtomicUsize,
     /// [`walk`].
     walk: AtomicU32,
+    /// 1 while a collection is in progress whose beginning no callback has told.
+    unannounced: AtomicU32,
+    /// Losses of objects' lives that are known of.
+    lost_lives: AtomicU64,
     /// 1 when the process ends.
     over: AtomicU32,
 }
@@ -135,6 +139,8 @@ impl Exact {
             runtime_provider: AtomicUsize::new(0),
             other_provider: AtomicUsize::new(0),
             walk: AtomicU32::new(walk::NEEDED),
+            unannounced: AtomicU32::new(0),
+            lost_lives: AtomicU64::new(0),
             over: AtomicU32::new(0),
         })
     }
@@ -238,6 +244,15 @@ impl Exact {
                 }
             },
         };
+        if found.is_new && self.unseen.is_wanted() {
+            // Whether objects are as they are read there; this one stays where it is until this thread lets a collection in.
+            let is_as_read = self.info().and_then(|info| unseen::meet(&info, object)).is_some_and(|met| {
+                met.class == class && (met.bytes == size_words.wrapping_mul(8) || size_words == 0)
+            });
+            if !is_as_read {
+                self.give_up_looking();
+            }
+        }
         let entry = Entry::new(object, found.class.row(), size_words, tick.wrapping_sub(1));
         if !self.chunks.push(slot, entry) {
             self.table.count(head::LOSSES + loss::MEMORY);
@@ -264,14 +279,6 @@ impl Exact {
         // Strings are the one kind of object that has no fixed size and is no array.
         let is_string = name.as_str() == "string";
         self.classes.described(class, size_words, is_string, &info);
-        // A class that an object was just made of stays while this thread has not returned.
-        if self.unseen.is_wanted() && size_words != 0 && !is_string && !info.identity(class).1 {
-            let is_as_read = unseen::base_bytes(info.word(class)) == size_words.wrapping_mul(8);
-            if !is_as_read {
-                self.unseen.give_up();
-                self.table.count(head::LOSSES + loss::LOOKS);
-            }
-        }
         // Whoever reads the table counts types without a name.
         self.table.name(row, name.as_str(), module.as_str());
     }
@@ -299,11 +306,16 @@ impl Exact {
         let Some(info) = self.info().filter(|_| self.is_counting()) else { return };
         let began_ns = syscall::now_ns();
         self.take_lock();
+        self.unannounced.store(0, Ordering::Relaxed);
         self.survey.begin(condemned, induced, began_ns, self.suspending_ns.swap(0, Ordering::Relaxed), &info);
         if self.unseen.is_wanted() {
             let look = self.unseen.look(&self.survey, &self.chunks, &info, true);
             let mut finds = self.finds();
-            if !look.go_through(&info, |object, met| self.found(&info, object, met, &mut finds, &name)) {
+            let is_class = |class| self.classes.row(class) != 0 || syscall::readable(class);
+            let is_whole = look.go_through(&info, is_class, |object, met| {
+                self.found(&info, object, met, &mut finds, &name);
+            });
+            if !is_whole {
                 self.table.count(head::LOSSES + loss::LOOKS);
             }
             look.end();
@@ -341,13 +353,20 @@ impl Exact {
             }
         }
         let entry = Entry::new(object, finds.row, met.bytes / 8, finds.born_ms);
-        match self.chunks.slot(thread_block()).map(|slot| self.chunks.push(slot, entry)) {
-            Some(true) => {
-                self.table.add(head::UNSEEN, 1);
-                self.table.type_row(finds.row).add(of_type::UNSEEN, 1);
-            }
-            Some(false) => self.table.count(head::LOSSES + loss::MEMORY),
-            None => self.table.count(head::LOSSES + loss::THREADS),
+        if self.chunks.slot(thread_block()).is_some_and(|slot| self.chunks.push(slot, entry)) {
+            self.table.add(head::UNSEEN, 1);
+            self.table.type_row(finds.row).add(of_type::UNSEEN, 1);
+        } else {
+            // What was told of and found no room is among them.
+            self.give_up_looking();
+        }
+    }
+
+    /// Nobody looks any more for objects that nobody told of; that is counted once.
+    #[cold]
+    fn give_up_looking(&self) {
+        if self.unseen.give_up() {
+            self.table.count(head::LOSSES + loss::LOOKS);
         }
     }
 
@@ -396,6 +415,14 @@ impl Exact {
     /// The collection is over; the world still stands.
     pub fn collection_ends(&self) {
         let Some(info) = self.info().filter(|_| self.survey.is_open()) else { return };
+        if self.unannounced.swap(0, Ordering::Relaxed) != 0 {
+            self.take_lock();
+        }
+        let lost = || {
+            let words = [loss::UNFOLLOWED, loss::RANGES].map(|word| self.table.get(head::LOSSES + word));
+            words.into_iter().fold(0, u64::wrapping_add)
+        };
+        let lost_before = self.lost_lives.load(Ordering::Relaxed);
         let mut ended_ns = syscall::now_ns();
         if self.walk.load(Ordering::Relaxed) == walk::SKIPPED {
             // The event that was relied on did not come (somebody ended our session): nobody told of survivors.
@@ -411,12 +438,18 @@ impl Exact {
             ended_ns = self.holders.end(table, self.survey.collections(), ended_ns).unwrap_or(ended_ns);
             self.survey.finish(table, &self.chunks, &info, now_ms, event);
             table.set(head::COUNTED_NS, ended_ns);
+            let lost = lost();
+            if lost != lost_before {
+                // Objects that were counted may be in generation 0 and in no list.
+                self.lost_lives.store(lost, Ordering::Relaxed);
+                self.give_up_looking();
+            }
+            if self.unseen.is_wanted() {
+                self.weigh();
+            }
             let own_ns = syscall::now_ns().wrapping_sub(ended_ns);
             self.survey.write(table, ended_ns, own_ns);
         });
-        if self.unseen.is_wanted() {
-            self.weigh();
-        }
         self.release_lock();
     }
 
@@ -450,17 +483,32 @@ impl Exact {
         if !self.is_counting() || !self.is_runtime_provider(provider) || id != GC_START {
             return;
         }
-        if let Some(info) = self.info().filter(|_| self.survey.is_open()) {
-            let is_skipped = self.walk.load(Ordering::Relaxed) == walk::SKIPPED;
-            if !is_skipped || info.set_mask(Mask::EXACT).is_ok() {
-                self.walk.store(walk::SKIPPABLE, Ordering::Relaxed);
-            }
-        }
         let word = |at: usize| {
             let bytes = data.get(at..)?.first_chunk::<4>()?;
             Some(u64::from(u32::from_le_bytes(*bytes)))
         };
-        let (Some(number), Some(reason), Some(kind)) = (word(0), word(8), word(12)) else { return };
+        let (Some(number), Some(depth), Some(reason), Some(kind)) = (word(0), word(4), word(8), word(12))
+        else {
+            return;
+        };
+        let Some(info) = self.info() else { return };
+        if self.survey.is_open() {
+            let is_skipped = self.walk.load(Ordering::Relaxed) == walk::SKIPPED;
+            if !is_skipped || info.set_mask(Mask::EXACT).is_ok() {
+                self.walk.store(walk::SKIPPABLE, Ordering::Relaxed);
+            }
+        } else {
+            // Where memory is short a full collection may follow another one at once, and nothing else tells of its beginning (provisional mode,
+            // `garbage_collect_pm_full_gc`); of survivors and its end it is told as ever.
+            self.survey.begin(
+                u8::try_from(depth).unwrap_or(survey::OLDEST),
+                false,
+                syscall::now_ns(),
+                0,
+                &info,
+            );
+            self.unannounced.store(1, Ordering::Relaxed);
+        }
         self.event_number.store(number.wrapping_add(1), Ordering::Relaxed);
         self.event_what.store((reason & 0xff) << 16 | (kind & 0xff) << 24, Ordering::Relaxed);
     }
@@ -516,13 +564,13 @@ impl Exact {
     /// The process ends: the last objects are counted, and no more.
     pub fn end(&self, name: impl Fn(usize)) {
         if self.is_counting() && self.over.swap(1, Ordering::AcqRel) == 0 {
-            if self.unseen.is_wanted() {
-                let looked = self.info().is_some_and(|info| self.look_at_all(info, name));
-                self.table.set(head::LOOKED_LAST, u64::from(looked));
-            }
+            let has_looked = self.unseen.is_wanted()
+                && self.info().is_some_and(|info| self.look_at_all(info, name))
+                && self.unseen.is_wanted();
             self.tick.store(0, Ordering::Relaxed);
             // Whoever counts is a native thread, and a collection in progress ends.
             self.count(syscall::now_ns());
+            self.table.set(head::LOOKED_LAST, u64::from(has_looked));
             self.table.set(head::STATE, state::ENDED);
         }
     }
@@ -540,13 +588,15 @@ impl Exact {
                 self.survey.locate(&info);
                 self.unseen.look(&self.survey, &self.chunks, &info, false)
             });
-            match (look.is_unseen(object), unseen::meet(&info, object)) {
-                (Some(true), Some(met)) if !met.has_components => {
-                    self.found(&info, object, met, &mut finds, &name);
+            match look.is_unseen(object) {
+                Some(true) => {
+                    if let Some(met) = unseen::meet(&info, object).filter(|met| !met.has_components) {
+                        self.found(&info, object, met, &mut finds, &name);
+                    }
                 }
+                Some(false) => {}
                 // The frozen heap is in no generation.
-                (None, _) => whole &= info.is_frozen(object),
-                _ => {}
+                None => whole &= info.is_frozen(object),
             }
         });
         if look.is_some() {
@@ -556,7 +606,7 @@ impl Exact {
     }
 
     fn take_lock(&self) {
-        // Whoever holds it does so for milliseconds, and never waits for the runtime.
+        // Whoever holds it does so for a count, a whole collection or the last look, and never waits for managed code.
         while self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             syscall::sleep_ns(50_000);
         }

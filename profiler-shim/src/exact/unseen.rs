@@ -1,9 +1,9 @@
 //! Objects that no callback tells of. Since .NET 10 values are boxed (`CastHelpers.Box`), what reflection answers is made and delegates are combined
-//! by managed code that takes memory from the thread's buffer by itself (`RuntimeTypeHandle.InternalAllocNoChecks_FastPath`) and does not look
+//! by a function of the runtime's that takes memory from the thread's buffer (`RuntimeTypeHandle.InternalAllocNoChecks_FastPath`) and does not look
 //! whether a profiler wants to know. They are found while the world stands still and the buffers' rests are filled: whatever lies in
 //! generation 0, where all that is new is born but large objects, and is not known is one of them. Arrays and strings are always told of.
 //!
-//! The runtime goes through generation 0 like that itself, at the same moment (`GCProfileWalkHeap` after GarbageCollectionStarted), so each object
+//! The runtime itself can go through generation 0 right after GarbageCollectionStarted (`DiagGCStart`, for ObjectsAllocatedByClass), so each object
 //! there begins where the one before it ends.
 
 use super::Runtime;
@@ -11,6 +11,7 @@ use super::chunks::Chunks;
 use super::ranges::Cursor;
 use super::survey::{Generations, Survey};
 use crate::region::lasting;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Words of the bitmap: for 256 GiB of generation 0 or, where address space is counted, 2 GiB.
@@ -34,10 +35,9 @@ const FLAGS: u64 = 7;
 /// Bytes of heap that a word of the bitmap is for.
 const WORD_BYTES: u64 = 64 * ALIGNMENT;
 
-/// Whether it is to be looked for such objects, and the edges of what is known.
+/// Whether to look for such objects, and the edges of runs of known ones.
 pub struct Unseen {
-    /// Each run of known objects has a bit where it begins and one where it ends; where one begins at another one's end there is none. The parts of generation 0
-    /// have their words one behind the other.
+    /// One bit where a run of known objects begins and one where it ends; none where two runs touch. The parts of generation 0 have their words one behind the other.
     edges: &'static [AtomicU64],
     /// 1 in a runtime that makes such objects, while its method tables are as they are read here.
     wanted: AtomicU32,
@@ -87,22 +87,42 @@ impl Part {
     }
 }
 
-/// Bytes of an object of such a class without components.
 #[inline]
-pub fn base_bytes(class_word: u64) -> u64 {
-    (class_word >> 32).next_multiple_of(ALIGNMENT)
+fn class_of(runtime: &impl Runtime, object: usize) -> usize {
+    (runtime.word(object) & !FLAGS) as usize
 }
 
 /// Meets the object at an address; `None` where there is none.
 #[inline(never)]
 pub fn meet(runtime: &impl Runtime, object: usize) -> Option<Met> {
-    let class = (runtime.word(object) & !FLAGS) as usize;
+    let class = class_of(runtime, object);
     let about = if class == 0 { 0 } else { runtime.word(class) };
     let has_components = about & HAS_COMPONENTS != 0;
     let components = if has_components { runtime.word(object.wrapping_add(8)) & 0xffff_ffff } else { 0 };
     let bytes = (about >> 32).wrapping_add((about & 0xffff).wrapping_mul(components));
     let bytes = bytes.next_multiple_of(ALIGNMENT);
     (bytes >= LEAST_BYTES).then_some(Met { class, bytes, has_components })
+}
+
+/// Calls `each` with every object of a gap. False: it does not end where the last of them does, or there is something that is no object.
+fn gap(
+    runtime: &impl Runtime,
+    is_class: impl Fn(usize) -> bool,
+    gap: Range<u64>,
+    mut each: impl FnMut(usize, Met),
+) -> bool {
+    let (mut at, mut last) = (gap.start, 0);
+    while at < gap.end {
+        let class = class_of(runtime, at as usize);
+        if class != last && !is_class(class) {
+            return false;
+        }
+        last = class;
+        let Some(met) = meet(runtime, at as usize) else { return false };
+        each(at as usize, met);
+        at = at.saturating_add(met.bytes);
+    }
+    at == gap.end
 }
 
 impl Unseen {
@@ -117,9 +137,9 @@ impl Unseen {
         self.wanted.store(1, Ordering::Relaxed);
     }
 
-    /// It is never looked for them again.
-    pub fn give_up(&self) {
-        self.wanted.store(0, Ordering::Relaxed);
+    /// It is never looked for them again. False: nor was it before.
+    pub fn give_up(&self) -> bool {
+        self.wanted.swap(0, Ordering::Relaxed) != 0
     }
 
     /// True when it is looked for them.
@@ -143,7 +163,8 @@ impl Unseen {
         for row in 0..generations.len() {
             let Some(of_row) = generations.memory().get(row.wrapping_mul(4)) else { break };
             let generation = of_row.load(Ordering::Relaxed) & GENERATION;
-            of_row.store(generation | word << GENERATION.count_ones(), Ordering::Relaxed);
+            // Whoever has no place there in 32 bits has none in the bitmap.
+            of_row.store(generation | word.min(GENERATION) << GENERATION.count_ones(), Ordering::Relaxed);
             if generation == 0 {
                 word = word.wrapping_add(generations.word(row, RESERVED) / WORD_BYTES).wrapping_add(1);
             }
@@ -222,9 +243,14 @@ impl Look<'_> {
         part.end
     }
 
-    /// Goes through all of generation 0 and calls `each` with every object that no callback told of. False: a part of it was left out, or nobody knows where
-    /// it is.
-    pub fn go_through(&self, runtime: &impl Runtime, mut each: impl FnMut(usize, Met)) -> bool {
+    /// Goes through all of generation 0 and calls `each` with every object that no callback told of. `is_class` answers whether a class can be read. False: a part
+    /// of it was left out, or nobody knows where it is.
+    pub fn go_through(
+        &self,
+        runtime: &impl Runtime,
+        is_class: impl Fn(usize) -> bool,
+        mut each: impl FnMut(usize, Met),
+    ) -> bool {
         let (mut parts, mut left_out) = (0u32, 0u32);
         for row in 0..self.generations.len() {
             if self.generations.word(row, 0) & GENERATION != 0 {
@@ -236,16 +262,20 @@ impl Look<'_> {
             // Each gap ends where what is known begins, and that where the next one begins.
             let (mut at, mut known) = (part.first, self.next_edge(part, part.first));
             while at < part.end {
-                while at < known {
-                    let Some(met) = meet(runtime, at as usize) else { break };
-                    if !met.has_components {
-                        each(at as usize, met);
-                    }
-                    at = at.saturating_add(met.bytes);
-                }
-                if at != known {
+                // First to see that it is a gap: that its last object ends where it does.
+                if !gap(runtime, &is_class, at..known, |_, _| {}) {
                     break;
                 }
+                gap(
+                    runtime,
+                    |_| true,
+                    at..known,
+                    |object, met| {
+                        if !met.has_components {
+                            each(object, met);
+                        }
+                    },
+                );
                 at = self.next_edge(part, known.saturating_add(ALIGNMENT));
                 known = self.next_edge(part, at.saturating_add(ALIGNMENT));
             }
@@ -280,7 +310,7 @@ impl Look<'_> {
         for part in (0..self.generations.len()).filter_map(|row| self.part(row)) {
             let words = self.edges.iter().take(part.bit(part.end) as usize / 64 + 1);
             for word in words.skip(part.word as usize) {
-                // Where no edge was there need not be memory.
+                // To read a word that was never written takes no memory; to write 0 would.
                 if word.load(Ordering::Relaxed) != 0 {
                     word.store(0, Ordering::Relaxed);
                 }
@@ -355,7 +385,7 @@ mod tests {
     fn found(unseen: &Unseen, survey: &Survey, chunks: &Chunks, heap: &Heap) -> (bool, Vec<(usize, Met)>) {
         let mut all = Vec::new();
         let look = unseen.look(survey, chunks, heap, true);
-        let whole = look.go_through(heap, |object, met| all.push((object, met)));
+        let whole = look.go_through(heap, |class| class != 0, |object, met| all.push((object, met)));
         look.end();
         (whole, all)
     }
@@ -394,10 +424,10 @@ mod tests {
         let (_, all) = found(&unseen, &survey, &chunks, &heap);
         let all: Vec<usize> = all.into_iter().map(|(object, _)| object).collect();
         assert_eq!(all, [0x1_0000, 0x1_0058, 0x1_0070, 0x9_0018], "no mark is left");
-        // Where an object should be is none: the rest of that region is not looked at, and that is said.
+        // Where an object should be is none: what is known to be in that gap is nothing, and that is said.
         heap.words.remove(&0x1_0018);
         let (whole, all) = found(&unseen, &survey, &chunks, &heap);
-        assert_eq!((whole, all.len()), (false, 2));
+        assert_eq!((whole, all.len()), (false, 1));
     }
 
     #[test]

@@ -4,9 +4,9 @@
 // whoever wants to be sure. Then, if `busy` is given, the threads allocate garbage until the runtime has collected some times by itself.
 // With `held` in place of the numbers it makes objects that are held in ways it knows, and has the runtime look once; with `holes` it makes holes in its
 // heap and fills them again, and says what the runtime knows of the free space before and after each collection; with `boxes` it boxes values by the runtime's helper
-// and by itself.
+// and by itself; with `tight` it fills a heap that has an end.
 // Truth: of each type objects, bytes, survivors, survivals, moves, promotions, the dead by the collections they lived through, those queued for
-// finalizers, those alive after that. A third of the types are values that are boxed.
+// finalizers, those alive after that. Three of the types are values that are boxed.
 #pragma warning disable 0649 // fields that only make objects larger
 using System;
 using System.Collections.Generic;
@@ -110,6 +110,8 @@ namespace Counted
                 return Holes();
             if (args[0] == "boxes")
                 return Boxes();
+            if (args[0] == "tight")
+                return Tight();
             threads = int.Parse(args[0], CultureInfo.InvariantCulture);
             rounds = int.Parse(args[1], CultureInfo.InvariantCulture);
             scale = int.Parse(args[2], CultureInfo.InvariantCulture);
@@ -195,6 +197,33 @@ namespace Counted
                 handles.Add(GCHandle.Alloc(new Leaf()));
             for (var n = 0; n < 7; n++)
                 handles.Add(GCHandle.Alloc(nodes[n].A, GCHandleType.Weak));
+        }
+
+        // Most of what there is of the heap stays, and what is new stays for a while: memory is short (DOTNET_GCHeapHardLimit, DOTNET_GCHighMemPercent), so collections stop half-way
+        // and full ones follow at once.
+        static int Tight()
+        {
+            const int Stays = 120 * 1024, Lasts = 20000, Made = 1000000;
+            var stays = new byte[Stays][];
+            for (var n = 0; n < Stays; n++)
+                stays[n] = new byte[1000];
+            GC.Collect();
+            var lasts = new object[Lasts];
+            for (var n = 0; n < Made; n++)
+            {
+                lasts[n % Lasts] = new Cell[200];
+                BoxByHelper(5);
+                if (n % 50 == 0)
+                    stays[n % Stays] = new byte[1000];
+            }
+            truth["Counted.Cell[]"] = new Of();
+            truth["Counted.Loose"] = new Of();
+            Count("Cell[]", Made, Round(24 + 200));
+            Count("Loose", 5 * Made, 24);
+            Print(GC.CollectionCount(0));
+            GC.KeepAlive(stays);
+            GC.KeepAlive(lasts);
+            return 0;
         }
 
         const int ByHelper = 2000000, Inline = 1000000;
