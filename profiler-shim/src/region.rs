@@ -102,7 +102,8 @@ pub mod lasting {
     #[inline(never)]
     #[must_use]
     pub fn room(most: usize, least: usize) -> Option<&'static [AtomicU64]> {
-        let most = if syscall::is_address_space_limited() { least } else { most };
+        let is_limited = most > least && syscall::is_address_space_limited();
+        let most = if is_limited { least } else { most };
         [most, least].into_iter().find_map(|count| {
             let memory = syscall::reserve(count.checked_mul(8)?)?;
             // SAFETY: just mapped with this size, zeroed; nobody unmaps it.

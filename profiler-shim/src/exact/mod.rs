@@ -275,12 +275,18 @@ impl Exact {
         let Some(info) = self.info() else { return };
         let (mut name, mut module) = (Line::new(), Line::new());
         let module_id = Namer::new(info).class(class, &mut name, &mut module);
-        self.table.type_row(row).set(of_type::MODULE, module_id.unwrap_or(0) as u64);
         // Strings are the one kind of object that has no fixed size and is no array.
         let is_string = name.as_str() == "string";
         self.classes.described(class, size_words, is_string, &info);
-        // Whoever reads the table counts types without a name.
-        self.table.name(row, name.as_str(), module.as_str());
+        self.name(row, module_id.unwrap_or(0), name.as_str(), module.as_str());
+    }
+
+    /// Names a type that has no name yet. Whoever reads the table counts those that never get one.
+    fn name(&self, row: usize, module_id: usize, name: &str, module: &str) {
+        if !self.table.is_named(row) {
+            self.table.type_row(row).set(of_type::MODULE, module_id as u64);
+            self.table.name(row, name, module);
+        }
     }
 
     /// A module goes away: from now on a class may be another one at the same address.
@@ -373,9 +379,8 @@ impl Exact {
     /// What `collection_starts` and `end` asked for: the name of a class that may have been met in the heap only.
     pub fn named(&self, class: usize, module_id: usize, name: &str, module: &str) {
         let row = self.classes.row(class);
-        if row != 0 && !self.table.is_named(row) {
-            self.table.type_row(row).set(of_type::MODULE, module_id as u64);
-            self.table.name(row, name, module);
+        if row != 0 {
+            self.name(row, module_id, name, module);
         }
     }
 
@@ -418,11 +423,6 @@ impl Exact {
         if self.unannounced.swap(0, Ordering::Relaxed) != 0 {
             self.take_lock();
         }
-        let lost = || {
-            let words = [loss::UNFOLLOWED, loss::RANGES].map(|word| self.table.get(head::LOSSES + word));
-            words.into_iter().fold(0, u64::wrapping_add)
-        };
-        let lost_before = self.lost_lives.load(Ordering::Relaxed);
         let mut ended_ns = syscall::now_ns();
         if self.walk.load(Ordering::Relaxed) == walk::SKIPPED {
             // The event that was relied on did not come (somebody ended our session): nobody told of survivors.
@@ -438,10 +438,10 @@ impl Exact {
             ended_ns = self.holders.end(table, self.survey.collections(), ended_ns).unwrap_or(ended_ns);
             self.survey.finish(table, &self.chunks, &info, now_ms, event);
             table.set(head::COUNTED_NS, ended_ns);
-            let lost = lost();
-            if lost != lost_before {
+            let lost = [loss::UNFOLLOWED, loss::RANGES].map(|word| table.get(head::LOSSES + word));
+            let lost = lost.into_iter().fold(0, u64::wrapping_add);
+            if self.lost_lives.swap(lost, Ordering::Relaxed) != lost {
                 // Objects that were counted may be in generation 0 and in no list.
-                self.lost_lives.store(lost, Ordering::Relaxed);
                 self.give_up_looking();
             }
             if self.unseen.is_wanted() {

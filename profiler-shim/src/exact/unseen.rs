@@ -125,6 +125,12 @@ fn gap(
     at == gap.end
 }
 
+/// Whether a row whose first word this is is about generation 0.
+#[inline]
+fn is_youngest(about: u64) -> bool {
+    about & GENERATION == 0
+}
+
 impl Unseen {
     /// Nothing is looked for.
     #[must_use]
@@ -187,7 +193,7 @@ impl Look<'_> {
     fn part(&self, row: usize) -> Option<Part> {
         let [about, first, bytes] = [0, 1, self.length].map(|word| self.generations.word(row, word));
         let part = Part { first, end: first.saturating_add(bytes), word: about >> GENERATION.count_ones() };
-        (about & GENERATION == 0 && part.bit(part.end) / 64 < self.edges.len() as u64).then_some(part)
+        (is_youngest(about) && part.bit(part.end) / 64 < self.edges.len() as u64).then_some(part)
     }
 
     #[inline]
@@ -251,14 +257,13 @@ impl Look<'_> {
         is_class: impl Fn(usize) -> bool,
         mut each: impl FnMut(usize, Met),
     ) -> bool {
-        let (mut parts, mut left_out) = (0u32, 0u32);
-        for row in 0..self.generations.len() {
-            if self.generations.word(row, 0) & GENERATION != 0 {
+        let (mut is_anywhere, mut is_whole) = (false, true);
+        for row in (0..self.generations.len()).filter(|row| is_youngest(self.generations.word(*row, 0))) {
+            is_anywhere = true;
+            let Some(part) = self.part(row) else {
+                is_whole = false;
                 continue;
-            }
-            parts = parts.wrapping_add(1);
-            left_out = left_out.wrapping_add(1);
-            let Some(part) = self.part(row) else { continue };
+            };
             // Each gap ends where what is known begins, and that where the next one begins.
             let (mut at, mut known) = (part.first, self.next_edge(part, part.first));
             while at < part.end {
@@ -279,17 +284,15 @@ impl Look<'_> {
                 at = self.next_edge(part, known.saturating_add(ALIGNMENT));
                 known = self.next_edge(part, at.saturating_add(ALIGNMENT));
             }
-            if at == part.end {
-                left_out = left_out.wrapping_sub(1);
-            }
+            is_whole &= at == part.end;
         }
-        parts != 0 && left_out == 0
+        is_anywhere && is_whole
     }
 
     /// True for an object in generation 0 that no callback told of; `None` when nobody knows where it is. Quick when they come in the order of their addresses.
     pub fn is_unseen(&mut self, object: usize) -> Option<bool> {
         let row = self.cursor.find(object)?;
-        if self.generations.word(row, 0) & GENERATION != 0 {
+        if !is_youngest(self.generations.word(row, 0)) {
             return Some(false);
         }
         let part = self.part(row)?;
