@@ -419,16 +419,21 @@ fn a_program_whose_every_stack_is_another_does_not_take_it_beyond_its_memory() {
         bound / mib,
         node.daemon().progress()
     );
-    // Windows go on from each other, and each has what its stacks were.
+    // Windows go on from each other, and each has what its stacks were, or says that there was no room for them.
     let profiles = node.profiles();
     for pair in profiles.windows(2) {
         let gap = (pair[1].1.time_ns - pair[0].1.time_ns - pair[0].1.duration_ns).abs();
         assert!(gap < 500_000_000, "{gap} ns between two windows");
     }
     for (_, profile) in &profiles[..2] {
-        let own = |sample: &Sample| sample.has("wander");
-        let (whole, blocked) = (profile.sum("blocked", own), profile.sum("blocked", |_| true));
-        assert!(whole as f64 > 0.5 * blocked as f64, "{}", profile.describe("blocked", |_| true));
+        let text = || profile.describe("blocked", |_| true);
+        let blocked = |fits: &dyn Fn(&Sample) -> bool| profile.sum("blocked", fits) as f64;
+        let all = blocked(&|_| true);
+        let own = blocked(&|sample| sample.has("wander"));
+        let said = blocked(&|sample| sample.has("[other stacks]") || sample.has("[stack lost]"));
+        assert!(own + said > 0.95 * all, "{own} + {said} of {all}: {}", text());
+        // How many find no room, in the table or in the ring, depends on how fast the machine is.
+        assert!(own > 0.2 * all, "{own} of {all}: {}", text());
     }
     drop(app);
     node.end();

@@ -217,7 +217,8 @@ impl Symbolizer {
                     let name = format!("[unknown] 0x{address:x}");
                     self.put(frame, unnamed(&name, Module::None, Unresolved::NoMapping));
                 }
-                FrameKey::Marker(marker) => self.put(frame, plain(marker_name(marker), Module::None)),
+                // Its name is known without.
+                FrameKey::Marker(_) => {}
             }
         }
         self.kernel_symbols(&kernel);
@@ -247,7 +248,13 @@ impl Symbolizer {
     /// The name of a frame; one that was never resolved says so.
     #[must_use]
     pub fn symbol(&self, frame: FrameKey) -> Arc<Symbol> {
-        let unknown = || Arc::new(unnamed("[not resolved]", Module::None, Unresolved::NotLookedUp));
+        let unknown = || {
+            Arc::new(match frame {
+                // Nothing has to be looked up for it, and not all are in a window's frames: what stands for stacks without room has none itself.
+                FrameKey::Marker(marker) => plain(marker_name(marker), Module::None),
+                _ => unnamed("[not resolved]", Module::None, Unresolved::NotLookedUp),
+            })
+        };
         self.cache.get(&frame).cloned().unwrap_or_else(unknown)
     }
 
@@ -506,6 +513,17 @@ mod tests {
         symbolizer.resolve([managed, unknown], &Nothing);
         assert_eq!(symbolizer.symbol(managed).name.as_ref(), "A.M()");
         assert_eq!(count(&symbolizer, Unresolved::NotAnswered), None);
+    }
+
+    #[test]
+    fn what_stands_for_stacks_without_room_has_its_name_though_no_window_asks_for_it() {
+        let mut symbolizer = Symbolizer::default();
+        for marker in [Marker::Overflow, Marker::TruncatedDepth] {
+            let symbol = symbolizer.symbol(FrameKey::Marker(marker));
+            assert_eq!((&*symbol.name, symbol.unresolved), (marker_name(marker), None));
+        }
+        symbolizer.resolve([FrameKey::Marker(Marker::Overflow)], &Own::default());
+        assert_eq!(symbolizer.counters().iter().map(|(_, count)| count).sum::<u64>(), 0);
     }
 
     #[test]
