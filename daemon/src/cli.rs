@@ -219,7 +219,7 @@ pub struct Record {
     #[arg(long)]
     pub no_attach: bool,
     /// Count every object of CMD and its .NET children: allocations, survivors of each collection, promotions, lifetimes per type. The profile's
-    /// allocations are exact then, and FILE.exact.json, which `report --exact` prints, has the rest. On .NET 10 most of what is boxed is not told of.
+    /// allocations are exact then, and FILE.exact.json, which `report --exact` prints, has the rest. Boxed values, of which .NET 10 tells nobody, are found by its collections and at its end.
     /// CMD runs 7 to 16 times slower where it does nothing but allocate, without background collections, and must not have a profiler of its own (an APM agent's).
     #[arg(long, requires = "command", conflicts_with = "no_attach")]
     pub exact: bool,

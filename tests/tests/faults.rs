@@ -204,8 +204,9 @@ fn a_recorder_beside_a_daemon_and_the_daemon_are_both_whole() {
     let mut app = workload.start().unwrap();
     group.take(app.pid()).unwrap();
     let mut node = Node::new();
+    // Beside other tests the daemon would lower its rates, down to three samples a second.
     node.configure(&format!(
-        "selection: {{only: [{{cgroup: /perfusion-test-guest*}}]}}\nattach: {{policy: all}}\nlimits: {{{}}}\n",
+        "selection: {{only: [{{cgroup: /perfusion-test-guest*}}]}}\nattach: {{policy: all}}\nlimits: {{cpu: 100%, {}}}\n",
         node.kill_switch()
     ));
     node.start();

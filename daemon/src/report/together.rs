@@ -346,7 +346,7 @@ mod tests {
         assert_eq!(allocated[2], "36 B 80.0% 36 B 80.0% Save [app.dll]");
         assert_eq!(allocated[3], "9 B 20.0% 9 B 20.0% Load [app.dll]");
         let alive = lines(&all, &windows, "inuse_space", &[], 9);
-        assert_eq!(alive[0], "inuse_space: total 80 B in 30 s, 2 of 2 functions");
+        assert_eq!(alive[0], "inuse_space: total 80 B, 2 of 2 functions");
         assert_eq!(Stacks::new(&all).losses().collect::<Vec<_>>(), ["none"]);
     }
 

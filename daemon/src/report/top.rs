@@ -7,7 +7,7 @@
 
 use super::ReportError;
 use super::stacks::{Frame, Kind, Stacks, View};
-use super::together::Windows;
+use super::together::{Windows, is_of_moments};
 use super::units::{human, percent};
 use crate::aggregate::pool::STARVATION;
 use crate::pprof::proto::Profile;
@@ -151,7 +151,8 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
 /// A table while it is printed.
 pub(super) struct Table<'a> {
     options: &'a Options,
-    duration_ns: i64,
+    /// In which time it happened; `None` of what was there at a moment.
+    duration_ns: Option<i64>,
     /// Unit of the values.
     pub(super) unit: &'a str,
     /// Why there are none.
@@ -170,7 +171,8 @@ impl<'a> Table<'a> {
     pub(super) fn new(stacks: &Stacks<'a>, column: usize, options: &'a Options) -> Self {
         let (name, unit) = stacks.sample_types().nth(column).unwrap_or_default();
         let (not_recorded, partly) = (stacks.not_recorded(name), stacks.partly_recorded(name).collect());
-        let (duration_ns, lacks) = (stacks.duration_ns(), stacks.lacks().collect());
+        let duration_ns = Some(stacks.duration_ns()).filter(|_| !is_of_moments(name));
+        let lacks = stacks.lacks().collect();
         let estimated = stacks.estimated(name);
         Self { options, duration_ns, unit, not_recorded, estimated, partly, lacks, text: String::new() }
     }
@@ -186,8 +188,9 @@ impl<'a> Table<'a> {
 
     pub(super) fn heading(&mut self, what: &str, total: i64, rows: usize, count: usize, things: &str) {
         let [bold, _, plain] = self.codes();
-        let (total, length) = (human(total, self.unit), human(self.duration_ns, "nanoseconds"));
-        self.line(&[bold, what, plain, &format!(": total {total} in {length}, {rows} of {count} {things}")]);
+        let length = self.duration_ns.map(|ns| format!(" in {}", human(ns, "nanoseconds")));
+        let (total, length) = (human(total, self.unit), length.unwrap_or_default());
+        self.line(&[bold, what, plain, &format!(": total {total}{length}, {rows} of {count} {things}")]);
     }
 
     /// Of what has no sum.
