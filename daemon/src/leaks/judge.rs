@@ -22,6 +22,8 @@ const FEWEST_SEEN: f64 = 10.0;
 const SURE: f64 = 2.5;
 /// Of what was alive in the middle of the time, the share that stays where nothing goes.
 const MOST_STAY: f64 = 0.7;
+/// How many times as many as it had been before a cache has at most when it is full again.
+const MOST_REFILLED: f64 = 2.0;
 /// So many that half as many are hardly chance.
 const FEWEST_EXPECTED: f64 = 16.0;
 /// Half the width of a 95 % interval of a normal distribution, in standard errors.
@@ -340,12 +342,20 @@ fn slowed(half: &Moment<'_>, last: &Moment<'_>, now: &Moment<'_>) -> Option<Late
 }
 
 /// Two moments, the earlier of which has lost nine in ten of its objects by the later, though there are about as many: how many there
-/// were, and when. Only of what a collection has left alive: what dies at once is there until the next one, and is no cache.
+/// were, and when; the latest such. Only of what a collection has left alive: what dies at once is there until the next one, and is no cache. Nor is one
+/// what was refreshed once and by now has grown far beyond what it was.
 fn turnover(moments: &[Moment<'_>]) -> Option<(f64, f64, f64)> {
     let kept: Vec<Group> = moments.iter().map(|moment| moment.group.survivors()).collect();
     let moments: Vec<Moment<'_>> =
         moments.iter().zip(&kept).map(|(moment, group)| Moment { group, ..*moment }).collect();
-    moments.iter().enumerate().find_map(|(at, first)| {
+    let (middle_s, now) = (middle(&moments)?.at_s, moments.last()?.group.told());
+    let most_until = |at_s: f64| {
+        let until = moments.iter().take_while(|moment| moment.at_s <= at_s);
+        until.map(|moment| moment.group.told()).fold(0.0, f64::max)
+    };
+    // As many seen are no fewer counted: without them there is no pair, and most places have too few.
+    let some = moments.iter().enumerate().rev().filter(|(_, first)| first.group.seen() >= FEWEST_SEEN);
+    let (before, from_s, to_s) = some.into_iter().find_map(|(at, first)| {
         let later = moments.get(at + 1..).unwrap_or_default();
         later.iter().find_map(|last| {
             let change = Change::at_most(first, last);
@@ -356,7 +366,8 @@ fn turnover(moments: &[Moment<'_>]) -> Option<(f64, f64, f64)> {
                 last.at_s,
             ))
         })
-    })
+    })?;
+    (now <= MOST_REFILLED * most_until(middle_s.max(to_s))).then_some((before, from_s, to_s))
 }
 
 /// A time for people: `75 s`, `12 min`.
@@ -434,6 +445,23 @@ mod tests {
         // All at once, and long after.
         let cache = |now: f64| vec![(now / 30.0).floor() * 30.0; 50];
         assert_eq!(verdict(120.0, cache).0, Verdict::Refreshed, "{:?}", verdict(120.0, cache));
+    }
+
+    #[test]
+    fn a_cache_that_nobody_empties_any_more_is_none() {
+        for (period, ends, until) in [(40.0, 400.0, 600.0), (40.0, 80.0, 120.0), (40.0, 2400.0, 3600.0)] {
+            let cache = |now: f64| {
+                let begun = if now < ends { (now / period).floor() * period } else { ends - period };
+                every(1.0, begun, now)
+            };
+            let (found, reason) = verdict(until, cache);
+            assert_eq!(found, Verdict::TooEarly, "{reason}");
+            assert!(reason.contains("has begun to grow in the second half"), "{reason}");
+            // Until then it was one, and the reason is of its last time.
+            let (found, reason) = verdict(ends - period / 2.0, cache);
+            assert_eq!(found, Verdict::Refreshed, "{reason}");
+            assert!(ends < 200.0 || !reason.contains(" at 0 s"), "{reason}");
+        }
     }
 
     #[test]
