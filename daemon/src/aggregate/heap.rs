@@ -173,6 +173,25 @@ fn looked_at(generation: u8) -> usize {
     usize::from(generation.min(2))
 }
 
+/// Levels of samples, of small objects and of large ones.
+#[derive(Clone, Copy, Default)]
+struct Levels([u8; 2]);
+
+impl Levels {
+    fn at_least(&mut self, heap: Heap, level: u8) {
+        let [small, large] = &mut self.0;
+        let rarest = if heap == Heap::Large { large } else { small };
+        *rarest = (*rarest).max(level);
+    }
+
+    /// Of one in how many was told; `None` where of each.
+    fn one_in(self, heap: Heap) -> Option<u64> {
+        let [small, large] = self.0;
+        let level = if heap == Heap::Large { large } else { small };
+        (level > 0).then(|| 1u64.checked_shl(level.into()).unwrap_or(u64::MAX))
+    }
+}
+
 /// What one region may have.
 struct Most {
     sites: usize,
@@ -193,8 +212,9 @@ pub struct Allocations {
     sites_of: HashMap<RegionId, usize>,
     live_objects: usize,
     most: Most,
-    /// By region, of small objects and of large ones: the highest level at which one was told of in this window.
-    rarest: HashMap<RegionId, [u8; 2]>,
+    /// By region: the highest level at which one was told of in this window, and since its objects are watched: of these some may live and not be known.
+    rarest: HashMap<RegionId, Levels>,
+    rarest_watched: HashMap<RegionId, Levels>,
     /// By region and sample: one region's end costs nothing of the others'.
     live: HashMap<RegionId, HashMap<u64, LiveObject>>,
     raised: HashMap<RegionId, Raised>,
@@ -246,9 +266,9 @@ impl Allocations {
         self.ticks += u64::from(sampling == Sampling::Stride);
         self.large += u64::from(allocation.kind == AllocationKind::Exact);
         *self.sites.entry(site).or_default() += weight;
-        let [small, large] = self.rarest.entry(region).or_default();
-        let rarest = if heap == Heap::Large { large } else { small };
-        *rarest = (*rarest).max(allocation.level);
+        for rarest in [&mut self.rarest, &mut self.rarest_watched] {
+            rarest.entry(region).or_default().at_least(heap, allocation.level);
+        }
         if let Some(level) = allocation.watched {
             // Large objects are looked at by full collections only, also before the library has told their generation.
             let generation = match heap {
@@ -377,6 +397,7 @@ impl Allocations {
     /// The process is gone, and its heap with it.
     pub fn region_gone(&mut self, region: RegionId) {
         self.live_objects -= self.live.remove(&region).map_or(0, |live| live.len());
+        self.rarest_watched.remove(&region);
         self.raised.remove(&region);
         self.collections.remove(&region);
         self.full.remove(&region);
@@ -395,9 +416,13 @@ impl Allocations {
     /// Of one in how many samples like the site's was told when that was least often in this window; `None` where of each.
     #[must_use]
     pub fn told_one_in(&self, site: &Site) -> Option<u64> {
-        let [small, large] = self.rarest.get(&site.region)?;
-        let level = if site.heap == Heap::Large { large } else { small };
-        (*level > 0).then(|| 1u64.checked_shl(u32::from(*level)).unwrap_or(u64::MAX))
+        self.rarest.get(&site.region)?.one_in(site.heap)
+    }
+
+    /// The same since its region's objects are watched.
+    #[must_use]
+    pub fn watched_one_in(&self, site: &Site) -> Option<u64> {
+        self.rarest_watched.get(&site.region)?.one_in(site.heap)
     }
 
     /// Allocation totals by site.
@@ -562,6 +587,22 @@ mod tests {
         // The threshold of level 9 is above the importance of either.
         heap.dropped(region, 9, &[]);
         assert_eq!(alive(&heap), [Sampling::Random; 2]);
+    }
+
+    #[test]
+    fn what_may_live_unknown_is_known_for_as_long_as_objects_are_watched() {
+        let (mut heap, region) = (Allocations::default(), RegionId(1));
+        let busy = Allocation { level: 5, ..allocation(1, 10_000, AllocationKind::Sampled) };
+        heap.allocated(region, MonotonicNs(0), &busy, StackId(0));
+        let site = *heap.sites().next().unwrap().0;
+        assert_eq!((heap.told_one_in(&site), heap.watched_one_in(&site)), (Some(32), Some(32)));
+        heap.next_window(&mut |stack| stack);
+        heap.allocated(region, MonotonicNs(1), &allocation(2, 10_000, AllocationKind::Sampled), StackId(0));
+        assert_eq!((heap.told_one_in(&site), heap.watched_one_in(&site)), (None, Some(32)));
+        let large = super::Site { heap: Heap::Large, ..site };
+        assert_eq!(heap.watched_one_in(&large), None);
+        heap.watched_from(region, MonotonicNs(2));
+        assert_eq!(heap.watched_one_in(&site), None);
     }
 
     #[test]

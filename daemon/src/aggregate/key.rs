@@ -263,7 +263,7 @@ pub struct Labels {
     pub space_stderr: Option<u64>,
     /// Age of a live object, a power of two (`aggregate::heap`).
     pub age_seconds: Option<u64>,
-    /// Of one in how many such samples of its process was told when that was least often.
+    /// Of one in how many such samples of its process was told when that was least often: in the window, of what is alive since it has been watched.
     pub told_one_in: Option<u64>,
     /// How long live objects of its process have been watched without a break, milliseconds.
     pub watched_ms: Option<u64>,

@@ -17,8 +17,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Processes with a table, at most.
-const PROCESSES: usize = 256;
+/// Tables, at most, and those of one process: it has another for each exec.
+const TABLES: usize = 256;
+const OF_ONE_PROCESS: usize = 16;
 /// Version of the JSON file.
 pub const VERSION: u32 = 1;
 
@@ -59,7 +60,8 @@ impl Shelf {
     /// Lays a table on it. Where there is no room its process runs on without being counted, which is said at the end.
     pub(crate) fn put(&self, pid: u32, table: Opened) {
         let mut laid = self.laid();
-        if laid.sources.len() >= PROCESSES {
+        let of_it = laid.sources.iter().filter(|source| source.pid == pid).count();
+        if laid.sources.len() >= TABLES || of_it >= OF_ONE_PROCESS {
             laid.left_out += 1;
             return table.decline();
         }
@@ -114,9 +116,12 @@ pub fn path_beside(profile: &Path) -> PathBuf {
 impl Account {
     /// What is said of processes that were too many.
     fn left_out(&self) -> Option<String> {
-        let all = self.left_out.checked_add(u64::try_from(PROCESSES).unwrap_or(0))?;
+        let counted = self.processes.len() + self.unreadable.len();
         (self.left_out > 0).then(|| {
-            format!("not counted: {} .NET processes, of {all}: at most {PROCESSES} can be", self.left_out)
+            format!(
+                "not counted: {} .NET programs beside these {counted}: at most {TABLES} can be, and {OF_ONE_PROCESS} that one process becomes in turn",
+                self.left_out
+            )
         })
     }
 

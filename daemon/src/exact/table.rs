@@ -22,21 +22,38 @@ const LOOK: Duration = Duration::from_millis(2);
 const ALL_ANSWERS: Duration = Duration::from_secs(30);
 /// Tries to read numbers that belong together.
 const TRIES: usize = 50;
-/// Bytes of names, and entries of survivors, of all processes of a recording together.
+/// Bytes of names, types (up to 2 KB each with their lifetimes), collections and entries of survivors, of all processes of a recording together.
 const ALL_NAME_BYTES: usize = 64 << 20;
+const ALL_TYPES: usize = 1 << 17;
+const ALL_COLLECTIONS: usize = 1 << 18;
 const ALL_SURVIVALS: usize = 8 << 20;
 
 /// What the processes of a recording share: how long they may take, and how much they may have to tell.
 pub(super) struct Room {
     until: Instant,
     name_bytes: usize,
+    types: usize,
+    collections: usize,
     survivals: usize,
+}
+
+/// Takes up to `wanted` of what is left, and says how many it could not have.
+fn take(left: &mut usize, wanted: usize) -> (usize, u64) {
+    let taken = wanted.min(*left);
+    *left -= taken;
+    (taken, (wanted - taken) as u64)
 }
 
 impl Room {
     /// All of it.
     pub(super) fn new() -> Self {
-        Self { until: Instant::now() + ALL_ANSWERS, name_bytes: ALL_NAME_BYTES, survivals: ALL_SURVIVALS }
+        Self {
+            until: Instant::now() + ALL_ANSWERS,
+            name_bytes: ALL_NAME_BYTES,
+            types: ALL_TYPES,
+            collections: ALL_COLLECTIONS,
+            survivals: ALL_SURVIVALS,
+        }
     }
 }
 
@@ -162,6 +179,10 @@ fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut Room) -> Proc
         *types = copied.types.get(of_type::OBJECTS);
     }
     let types = types(copied, room, &mut losses);
+    let (collections, lost) = take(&mut room.collections, copied.collections.0.len() / COLLECTION_WORDS);
+    if let Some((_, rows)) = losses.get_mut(loss::ROWS) {
+        *rows = rows.saturating_add(lost);
+    }
     losses.push((TORN.0.to_owned(), u64::from(!copied.is_whole)));
     Process {
         pid,
@@ -187,6 +208,7 @@ fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut Room) -> Proc
         collections: copied
             .collections
             .rows(COLLECTION_WORDS)
+            .take(collections)
             .enumerate()
             .map(|(index, words)| collection(index, &words, began_ns))
             .collect(),
@@ -256,15 +278,20 @@ fn types(copied: &Copied, room: &mut Room, losses: &mut [(String, u64)]) -> Vec<
     // Each name has its own place: whoever lets them overlap does not have more of them for that.
     let mut left = names.len().min(room.name_bytes);
     for (number, words) in copied.types.rows(TYPE_WORDS).enumerate() {
-        let (name, module) = match number {
-            0 => ("[other types]".to_owned(), String::new()),
-            _ => name(&names, words.get(of_type::NAME), &mut left).unwrap_or_else(|| {
+        let is_other = number == 0 || {
+            let (_, refused) = take(&mut room.types, usize::from(words.get(of_type::OBJECTS) > 0));
+            lost(loss::TYPES, refused.saturating_mul(words.get(of_type::OBJECTS)));
+            refused > 0
+        };
+        let (name, module) = match is_other {
+            true => ("[other types]".to_owned(), String::new()),
+            false => name(&names, words.get(of_type::NAME), &mut left).unwrap_or_else(|| {
                 // One that was just met has no object yet.
                 lost(loss::NAMES, u64::from(words.get(of_type::OBJECTS) > 0));
                 (UNKNOWN_TYPE.to_owned(), String::new())
             }),
         };
-        let mut module_id = words.get(of_type::MODULE);
+        let mut module_id = if is_other { 0 } else { words.get(of_type::MODULE) };
         let known = modules.entry((name.clone(), module.clone())).or_default();
         match known.last() {
             _ if known.contains(&module_id) => {}
@@ -289,10 +316,8 @@ fn types(copied: &Copied, room: &mut Room, losses: &mut [(String, u64)]) -> Vec<
         }
     }
     room.name_bytes = room.name_bytes.saturating_sub(names.len());
-    let all = copied.survivals.0.len() / SURVIVAL_WORDS;
-    let told = all.min(room.survivals);
-    room.survivals -= told;
-    lost(loss::ROWS, (all - told) as u64);
+    let (told, refused) = take(&mut room.survivals, copied.survivals.0.len() / SURVIVAL_WORDS);
+    lost(loss::ROWS, refused);
     for entry in copied.survivals.rows(SURVIVAL_WORDS).take(told) {
         let [collection, row] = [entry.get(0) & 0xffff_ffff, entry.get(0) >> 32];
         let place = usize::try_from(row).ok().and_then(|row| of_row.get(row));
@@ -388,7 +413,7 @@ mod tests {
     use super::{Copied, Room, UNKNOWN_TYPE, Words, account};
     use crate::exact::{Account, Count, Lifetime, Survival};
     use crate::symbolize::types::Contexts;
-    use profiler_protocol::exact::{NAME_BYTES, SURVIVAL_WORDS, TYPE_WORDS, head, of_type};
+    use profiler_protocol::exact::{COLLECTION_WORDS, NAME_BYTES, SURVIVAL_WORDS, TYPE_WORDS, head, of_type};
 
     fn row(words: &[(usize, u64)]) -> Vec<u64> {
         let mut row = vec![0; TYPE_WORDS];
@@ -478,6 +503,32 @@ mod tests {
             (told[0].losses.get("rows"), told[1].losses.get("rows"), room.survivals),
             (None, Some(&6), 0)
         );
+    }
+
+    #[test]
+    fn all_processes_together_have_so_many_types_and_collections() {
+        let mut types = row(&[]);
+        for number in 0..100 {
+            types.extend(row(&[(of_type::NAME, number * 2 | 2 << 32), (of_type::OBJECTS, 3)]));
+        }
+        let copied = Copied {
+            head: Words(vec![0; head::READER]),
+            types: Words(types),
+            names: Words((0..25).map(|at| 0x4161_4161_4161_4161 + at * 0x0101).collect()),
+            collections: Words(vec![1; COLLECTION_WORDS * 3]),
+            survivals: Words(Vec::new()),
+            is_whole: true,
+        };
+        let mut room = Room { types: 150, collections: 5, ..Room::new() };
+        let told: Vec<_> = (1..3).map(|pid| account(&copied, pid, false, &mut room)).collect();
+        let lost = |at: usize, what| told[at].losses.get(what).copied();
+        assert_eq!((lost(0, "types"), lost(0, "rows")), (None, None));
+        assert_eq!((lost(1, "types"), lost(1, "rows")), (Some(150), Some(1)));
+        let other = told[1].types.iter().find(|of| of.name == "[other types]").unwrap();
+        assert_eq!((other.allocated.objects, told[1].collections.len()), (150, 2));
+        for process in &told {
+            assert_eq!(process.types.iter().map(|of| of.allocated.objects).sum::<u64>(), 300, "none is lost");
+        }
     }
 
     #[test]

@@ -35,6 +35,7 @@ struct Type {
     estimated: bool,
     oldest: i64,
     young: [f64; 2],
+    left_out: bool,
 }
 
 /// What is known of one type.
@@ -58,6 +59,8 @@ pub struct TypeRow {
     pub oldest_seconds: i64,
     /// Objects and bytes that count as alive and that no collection is known to have looked at.
     pub young: [f64; 2],
+    /// Chance left out some that were like its objects, perhaps its own.
+    pub left_out: bool,
 }
 
 /// True for a sample type that [`rows`] and [`table`] know.
@@ -140,6 +143,7 @@ fn add<'a>(
         None if exact => (Estimate::of_alike(objects, seen, seen), Estimate::of_alike(bytes, seen, seen)),
         None => (Estimate::of_alike(objects, seen, objects), Estimate::of_alike(bytes, seen, objects)),
     };
+    of.left_out |= number("told_one_in").is_some();
     let (missed_objects, missed_bytes) = match (number("told_one_in"), positive("sampled_bytes")) {
         (Some(one_in), Some(sampled)) if seen > 0.0 => {
             let size = sampled as f64 / seen;
@@ -173,6 +177,7 @@ fn row((name, module): Name<'_>, of: &Type) -> TypeRow {
         },
         oldest_seconds: of.oldest,
         young: of.young,
+        left_out: of.left_out,
     }
 }
 
@@ -212,7 +217,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             format!("{} … {}", human(round(interval.low), unit), human(round(interval.high), unit))
         };
         let (bytes, objects) = match (row.counted, row.has_interval) {
-            (Some(EXACT), _) if lost.any() && is_of_records(row) => {
+            (Some(EXACT), _) if (row.left_out || lost.any()) && is_of_records(row) => {
                 (AT_LEAST.to_owned(), AT_LEAST.to_owned())
             }
             (Some(counted), _) => (counted.to_owned(), counted.to_owned()),
@@ -253,6 +258,10 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
         line(format!(
             "{dim}at least: chance left out {} when many came at once; of which types is not known{plain}",
             counted(lost.thinned, "large object"),
+        ));
+    } else if all.iter().take(options.limit).any(|row| row.left_out && at_least(row)) {
+        line(format!(
+            "{dim}at least: of large objects that were made earlier, when many came at once, chance left out some{plain}"
         ));
     }
     if lost.silent > 0 {

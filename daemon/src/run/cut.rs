@@ -202,6 +202,7 @@ impl Processor {
                 survived: Some(count_bucket(survived.all)),
                 // More than two prove no more.
                 survived_old: survived.old.map(|count| u64::from(count.min(2))),
+                told_one_in: survived.told_one_in,
                 sampling: Some(object.sampling()),
                 ..site_labels(&object.site, labels)
             };
@@ -300,10 +301,11 @@ fn sort_by_share(rows: &mut [Row]) {
     rows.sort_by(|a, b| share(b).total_cmp(&share(a)));
 }
 
-/// How many collections a live object has survived, and full ones since it is old.
+/// How many collections a live object has survived, and full ones since it is old; and of one in how many like it was told.
 struct Survived {
     all: u32,
     old: Option<u32>,
+    told_one_in: Option<u64>,
 }
 
 /// The estimates of a window that is over; only names may be missing.
@@ -351,8 +353,11 @@ impl Cut {
         let heap = &mut processor.heap;
         let sites: Vec<(Site, Weight, Option<u64>)> =
             heap.sites().map(|(site, weight)| (*site, *weight, heap.told_one_in(site))).collect();
-        let survived =
-            |object: &LiveObject| Survived { all: heap.survived(object), old: heap.survived_old(object) };
+        let survived = |object: &LiveObject| Survived {
+            all: heap.survived(object),
+            old: heap.survived_old(object),
+            told_one_in: heap.watched_one_in(&object.site),
+        };
         let mut live: Vec<(LiveObject, Survived)> =
             heap.live().map(|object| (object, survived(&object))).collect();
         let times: HashMap<RegionId, [Option<MonotonicNs>; 2]> = live

@@ -233,6 +233,10 @@ impl Process {
         // Without a magic word the shim is still at work: the next look finds the table again.
         let Some(table) = Opened::new(table, shared.owner, pid.into()) else { return };
         let pid = self.target.pid();
+        // What could not be remembered would be laid there again at every look.
+        if self.refused.len() >= REFUSED {
+            return table.decline();
+        }
         shelf.put(pid, table);
         self.refuse(key);
     }
