@@ -9,10 +9,12 @@ mod namespace;
 mod reader;
 mod region;
 mod registry;
+mod share;
 
 use self::counters::Totals;
 use self::reader::{BEAT_EVERY, Reader, Turns};
 use self::registry::{Process, Shared, Stage};
+use self::share::Share;
 use super::{Event, EventKind, MonotonicNs, RegionId};
 use crate::attach::target::Target;
 use crate::attach::{Settings, Wishes};
@@ -87,6 +89,7 @@ impl ShimSource {
                 exact: None,
                 next_id: 0,
                 regions: 0,
+                room: Share::default(),
                 scratch: vec![0; SCRATCH_BYTES],
                 turns: Turns::new(0),
                 totals: Totals::default(),

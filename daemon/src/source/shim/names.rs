@@ -1,6 +1,7 @@
 //! What one region was asked, and what it answered: each address is asked once, one answer serves a whole method, and an unload
 //! makes its code unknown again. Pure, and bounded whatever is asked or answered.
 
+use super::share::Share;
 use profiler_protocol::record::NOT_NOW;
 use profiler_protocol::request::NEVER_SEEN;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -10,6 +11,8 @@ use std::time::{Duration, Instant};
 const OPEN: usize = 65_536;
 /// Method bodies, and addresses without one, that are remembered.
 const REMEMBERED: usize = 262_144;
+/// What one of them takes of the room for all regions, about.
+const EACH: usize = 64;
 /// An answer that found the ring full does not come again by itself.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const TRIES: u8 = 4;
@@ -43,9 +46,15 @@ pub(super) struct NameBook {
     /// Module and first address of each body: an unload costs what it takes away, not what is remembered.
     by_module: BTreeSet<(u64, u64)>,
     missing: BTreeSet<u64>,
+    share: Share,
 }
 
 impl NameBook {
+    /// One that has its room of this.
+    pub(super) fn with(share: Share) -> Self {
+        Self { share, ..Self::default() }
+    }
+
     /// Queues a question about an address seen at `seen_ns`, unless it has been asked or answered. False when the queue is full.
     pub(super) fn ask(&mut self, address: u64, seen_ns: u64) -> bool {
         if let Some(open) = self.open.get_mut(&address) {
@@ -112,7 +121,7 @@ impl NameBook {
             return false;
         }
         for &(start, bytes) in ranges {
-            if self.bodies.len() < REMEMBERED {
+            if self.bodies.len() < REMEMBERED && self.share.take(EACH) {
                 self.remove_body(start);
                 self.bodies.insert(start, Body { bytes: u64::from(bytes), module_id });
                 self.by_module.insert((module_id, start));
@@ -124,6 +133,7 @@ impl NameBook {
     fn remove_body(&mut self, start: u64) {
         if let Some(body) = self.bodies.remove(&start) {
             self.by_module.remove(&(body.module_id, start));
+            self.share.give(EACH);
         }
     }
 
@@ -131,7 +141,7 @@ impl NameBook {
     /// with the question; `None` when nobody asked.
     pub(super) fn not_found(&mut self, asked: u64, hresult: i32) -> Option<u64> {
         let question = self.open.remove(&asked)?;
-        if hresult != NOT_NOW && self.missing.len() < REMEMBERED {
+        if hresult != NOT_NOW && self.missing.len() < REMEMBERED && self.share.take(EACH) {
             self.missing.insert(asked);
         }
         Some(question.sent_ns)
@@ -155,6 +165,7 @@ impl NameBook {
             bodies.into_iter().for_each(|start| self.remove_body(start));
             while let Some(&address) = self.missing.range(inside.clone()).next() {
                 self.missing.remove(&address);
+                self.share.give(EACH);
             }
         }
         gone

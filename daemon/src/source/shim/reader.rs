@@ -7,6 +7,7 @@ use super::counters::Totals;
 use super::names::NameBook;
 use super::namespace::{Offset, Threads};
 use super::region::{Region, RegionKey};
+use super::share::Share;
 use crate::attach::Wishes;
 use crate::attach::target::Target;
 use crate::source::{
@@ -43,6 +44,8 @@ const HOLE_AGE: Duration = Duration::from_secs(60);
 /// Distinct types that one region may tell, and bytes of their names.
 const TYPES: usize = 65_536;
 const TYPES_BYTES: usize = 8 << 20;
+/// What a type takes besides.
+const TYPE_OVERHEAD: usize = 128;
 /// Characters of a thread's name that are kept.
 const THREAD_NAME_CHARS: usize = 128;
 /// Characters of an exception's type that are kept.
@@ -155,6 +158,7 @@ impl Reader {
         ours: bool,
         offset: Offset,
         now: MonotonicNs,
+        room: &Share,
     ) -> Self {
         let seen_times = consumer.identity().features & FEATURE_SEEN_TIMES != 0;
         let mut reader = Self {
@@ -162,8 +166,8 @@ impl Reader {
             key: consumer.memory().key(),
             ours,
             consumer,
-            names: NameBook::default(),
-            types: Types::default(),
+            names: NameBook::with(room.another()),
+            types: Types { share: room.another(), ..Types::default() },
             offset,
             seen_times,
             not_before_ns: if ours { 0 } else { now.0 },
@@ -529,6 +533,7 @@ impl Decoder<'_> {
 struct Types {
     names: HashMap<u64, usize>,
     bytes: usize,
+    share: Share,
 }
 
 impl Types {
@@ -538,6 +543,12 @@ impl Types {
         let after = self.bytes - before.unwrap_or(0) + bytes;
         if after > TYPES_BYTES || before.is_none() && self.names.len() >= TYPES {
             return false;
+        }
+        if !self.share.take(bytes + TYPE_OVERHEAD) {
+            return false;
+        }
+        if let Some(before) = before {
+            self.share.give(before + TYPE_OVERHEAD);
         }
         self.names.insert(type_id, bytes);
         self.bytes = after;
@@ -605,7 +616,7 @@ fn registers(captured: &Registers) -> UserRegs {
 mod tests {
     use super::{
         BUDGET, Consumer, Drained, LEAST, MonotonicNs, QUOTA, Quota, Reader, Region, RegionId, Request,
-        ShimLimits, State, TYPES, TYPES_BYTES, Turns, Types, UNIT_BYTES,
+        Share, ShimLimits, State, TYPES, TYPES_BYTES, Turns, Types, UNIT_BYTES,
     };
     use crate::attach::target::Target;
     use crate::source::shim::namespace::monotonic_offset;
@@ -645,7 +656,7 @@ mod tests {
         let memory = Region::for_test(file.try_clone().unwrap());
         let consumer = Consumer::open(memory, file.metadata().unwrap().len()).unwrap();
         let offset = monotonic_offset(&Target::open(std::process::id()).unwrap());
-        let mut reader = Reader::new(RegionId(0), consumer, true, offset, MonotonicNs(1));
+        let mut reader = Reader::new(RegionId(0), consumer, true, offset, MonotonicNs(1), &Share::default());
         let asked = || {
             let mut word = [0; 8];
             file.read_exact_at(&mut word, REQUEST_HEAD_AT).unwrap();

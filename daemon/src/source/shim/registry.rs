@@ -11,6 +11,7 @@ use super::finder::{self, Found};
 use super::namespace::{Threads, monotonic_offset};
 use super::reader::{Context, End, Reader, Turns};
 use super::region::{Region, RegionKey};
+use super::share::Share;
 use crate::attach::Wishes;
 use crate::attach::target::Target;
 use crate::exact::Shelf;
@@ -87,6 +88,8 @@ pub(super) struct Shared {
     pub(super) exact: Option<Shelf>,
     pub(super) next_id: u32,
     pub(super) regions: usize,
+    /// For what all of them make remembered.
+    pub(super) room: Share,
     pub(super) scratch: Vec<u8>,
     pub(super) turns: Turns,
     pub(super) totals: Totals,
@@ -318,7 +321,7 @@ impl Process {
         shared.regions += 1;
         shared.totals.regions_adopted += 1;
         let offset = monotonic_offset(&self.target);
-        let mut reader = Reader::new(id, consumer, ours, offset, time);
+        let mut reader = Reader::new(id, consumer, ours, offset, time, &shared.room);
         // Said first: it holds from the first object on.
         let told = reader.tell_limits(shared.limits);
         if told.and_then(|()| reader.beat(self.owner(shared), time)).is_ok() {
