@@ -164,8 +164,8 @@ fn ways(survey: &Survey, paths: &Paths, order: &[u32], rows: usize, text: &mut S
     for &kind in order.iter().take(rows) {
         let Some(mut found) = of_type.remove(&kind) else { continue };
         found.sort_by_key(|(number, node)| (std::cmp::Reverse(node.bytes), *number));
-        let all: u64 = found.iter().map(|(_, node)| node.bytes).sum();
-        let objects: u64 = found.iter().map(|(_, node)| node.objects).sum();
+        let all: u64 = found.iter().map(|(_, node)| node.bytes).fold(0, u64::saturating_add);
+        let objects: u64 = found.iter().map(|(_, node)| node.objects).fold(0, u64::saturating_add);
         writeln!(text, "\n{}: {} in {} objects", survey.type_name(kind), bytes(all), count(objects)).ok();
         let shown: Vec<_> = found
             .iter()

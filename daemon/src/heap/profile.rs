@@ -13,6 +13,10 @@ pub const TYPES: [(&str, &str); 2] = [("objects", "count"), ("space", "bytes")];
 /// Id of the one mapping: readers take functions without one for native.
 const MAPPING: u64 = 1;
 
+/// Steps of all ways together. What a program holds has some millions; a chain of 255 types below which all others hang has sixty, and is half a GB as a file
+/// is made of it. From there on ways begin at [`Step::Further`].
+const MOST_STEPS: usize = 1 << 23;
+
 /// Strings, functions and locations, each once. A function and its location have the same id.
 struct Tables {
     profile: Profile,
@@ -77,12 +81,19 @@ pub fn profile(
     let pause = survey.pause.as_nanos();
     tables.profile.duration_nanos = i64::try_from(pause).unwrap_or(i64::MAX);
     tables.profile.comment = comments.iter().map(|comment| tables.string(comment)).collect();
+    let mut known: HashMap<Step, u64> = HashMap::new();
+    let mut left = MOST_STEPS;
     for (number, node) in paths.ends() {
-        let way = paths.way(number);
-        let locations = way.iter().rev();
-        let location_id = locations
-            .map(|&step| tables.location(&survey.step_name(step), matches!(step, Step::Type(_))))
-            .collect();
+        let mut way = paths.way(number);
+        left = left.saturating_sub(way.len());
+        if left == 0 {
+            way = [Step::Further].into_iter().chain(way.last().copied()).collect();
+        }
+        let mut location = |&step: &Step| {
+            let is_type = matches!(step, Step::Type(_));
+            *known.entry(step).or_insert_with(|| tables.location(&survey.step_name(step), is_type))
+        };
+        let location_id = way.iter().rev().map(&mut location).collect();
         let value = [node.objects, node.bytes].map(|value| i64::try_from(value).unwrap_or(i64::MAX)).to_vec();
         tables.profile.sample.push(Sample { location_id, value, label: Vec::new() });
     }

@@ -160,13 +160,13 @@ impl Survey {
     /// Objects of all types.
     #[must_use]
     pub fn objects(&self) -> u64 {
-        self.types.iter().map(|found| found.objects).sum()
+        self.types.iter().map(|found| found.objects).fold(0, u64::saturating_add)
     }
 
     /// Their bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.types.iter().map(|found| found.bytes).sum()
+        self.types.iter().map(|found| found.bytes).fold(0, u64::saturating_add)
     }
 
     /// What is kept beside the graph, in bytes.

@@ -56,7 +56,8 @@ pub fn table(profile: &Profile, options: &Options) -> String {
     }
     let mut processes: Vec<(Process<'_>, OfProcess<'_>)> =
         processes.into_iter().filter(|(_, process)| !process.rows.is_empty()).collect();
-    let paused = |process: &OfProcess<'_>| process.rows.values().map(|sum| sum.pause_ns).sum::<i64>();
+    let paused =
+        |process: &OfProcess<'_>| process.rows.values().map(|sum| sum.pause_ns).fold(0, i64::saturating_add);
     processes.sort_by_key(|((_, pid), process)| (std::cmp::Reverse(paused(process)), *pid));
     let texts = processes.into_iter().map(|(process, of)| text(process, of, stacks.duration_ns(), options));
     texts.collect::<Vec<_>>().join("\n")
