@@ -154,8 +154,8 @@ pub struct Drained {
     pub units: u64,
     /// More is waiting: a quota ended this drain.
     pub more: bool,
-    /// The drain ended at this position, which is reserved but not committed. When it stays so for a second or the process
-    /// is gone, [`Consumer::skip_hole`].
+    /// The drain ended at this position, which is reserved but not committed. When it stays so for long (who may still write there does so when it likes) or
+    /// the process is gone, [`Consumer::skip_hole`].
     pub pending: Option<u64>,
 }
 
@@ -503,12 +503,6 @@ impl<M: Memory> Consumer<M> {
         self.memory.write_at(offset, used).map_err(ConsumerError::Memory)?;
         self.request_head = self.request_head.wrapping_add(count as u64);
         Ok(())
-    }
-
-    /// Requests written that the shim had not taken at the last refresh.
-    #[must_use]
-    pub fn unanswered(&self) -> u64 {
-        self.request_head.saturating_sub(self.status.request_tail)
     }
 
     /// Says "I listen": `listener` is this daemon's random number (not 0), `heartbeat` any value other than the last.

@@ -59,7 +59,7 @@ pub mod reader {
     pub const DECLINED: u64 = 2;
 }
 
-/// Words of the header, by number. All but the last two are written by the shim.
+/// Words of the header, by number. All but [`head::READER`] and [`head::ASKED`] are written by the shim.
 pub mod head {
     /// [`super::MAGIC`], written last.
     pub const MAGIC: usize = 0;

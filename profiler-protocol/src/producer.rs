@@ -238,12 +238,6 @@ impl<'a> Grant<'a> {
         }
     }
 
-    /// The record's sequence number.
-    #[must_use]
-    pub fn position(&self) -> u64 {
-        self.position
-    }
-
     fn finish(&self, bytes: u64) {
         let geometry = self.region.geometry;
         let word = commit_word(self.position, geometry.units, Extent { units: self.units, bytes });

@@ -391,13 +391,14 @@ impl Instance {
             return;
         };
         let Some(info) = self.info().filter(|i| i.has_handles()) else { return };
+        let watched = self.live.watched();
         let began_ns = syscall::thread_cpu_ns();
         let surveyed = self.live.survey(&info, condemned, &mut |found| self.tell_found(found));
         // CPU time: the set's size does not make the pause longer by what the kernel gives to others meanwhile.
         let spent_ns = syscall::thread_cpu_ns().saturating_sub(began_ns);
         self.count(Counter::Surveys);
         self.region.count(Counter::SurveyNs, spent_ns);
-        if self.live.account(spent_ns, condemned) {
+        if self.live.account(watched, spent_ns, condemned) {
             self.count(Counter::LiveSetShrunk);
         }
         match surveyed {

@@ -324,11 +324,15 @@ impl Live {
         Some(deferred)
     }
 
-    /// A survey of what a collection of generation `condemned` can have touched took so much CPU time: makes the set smaller if that was more than
-    /// its share of a pause. True when it did.
-    pub fn account(&self, spent_ns: u64, condemned: u8) -> bool {
+    /// Objects that are watched now.
+    pub fn watched(&self) -> u64 {
+        self.count.load(Ordering::Relaxed).into()
+    }
+
+    /// A survey, before which so many were watched, of what a collection of generation `condemned` can have touched took so much CPU time: makes the set smaller
+    /// if that was more than its share of a pause. True when it did.
+    pub fn account(&self, watched: u64, spent_ns: u64, condemned: u8) -> bool {
         let budget_ns = SURVEY_NS.max((self.limit() as u64).saturating_mul(OBJECT_NS));
-        let watched = u64::from(self.count.load(Ordering::Relaxed));
         if spent_ns <= budget_ns {
             // What looks at the young ones only says nothing of the time that all take.
             if condemned >= 2 && spent_ns <= budget_ns / 2 {
@@ -801,19 +805,22 @@ mod tests {
         for n in 0..4_000 {
             watch(&live, &heap, n + 100, n as u64, 24);
         }
-        assert!(!live.account(SURVEY_NS, 2));
-        assert!(live.account(SURVEY_NS * 4, 0));
+        assert!(!live.account(live.watched(), SURVEY_NS, 2));
+        assert!(live.account(live.watched(), SURVEY_NS * 4, 0));
         assert_eq!(live.allowed(), 1_000);
-        assert!(!live.account(SURVEY_NS * 2, 2), "half of what is left to be dropped is no news");
+        assert!(
+            !live.account(live.watched(), SURVEY_NS * 2, 2),
+            "half of what is left to be dropped is no news"
+        );
         keep(&live, &heap, &mut told, true);
         assert!(heap.0.borrow().len() <= 1_000, "{}", heap.0.borrow().len());
-        assert!(live.account(SURVEY_NS * 1_000, 2));
+        assert!(live.account(live.watched(), SURVEY_NS * 1_000, 2));
         assert_eq!(live.allowed(), FEWEST);
         live.set_limit(USUAL as u64);
         assert_eq!(live.allowed(), FEWEST, "said again, for a reason of its own");
         // Who asks for many, accepts what they take.
         live.set_limit(65_536);
-        assert!(!live.account(6_000_000, 2));
+        assert!(!live.account(live.watched(), 6_000_000, 2));
     }
 
     #[test]
@@ -830,22 +837,22 @@ mod tests {
             }
         };
         fill();
-        assert!(live.account(SURVEY_NS * 3, 2));
+        assert!(live.account(live.watched(), SURVEY_NS * 3, 2));
         fill();
         let small = live.allowed();
         assert!(small < USUAL / 2);
-        live.account(SURVEY_NS / 2 + 1, 2);
-        live.account(SURVEY_NS / 2, 1);
+        live.account(live.watched(), SURVEY_NS / 2 + 1, 2);
+        live.account(live.watched(), SURVEY_NS / 2, 1);
         assert_eq!(live.allowed(), small, "it was not cheap, or not a look at all of them");
-        assert!(!live.account(SURVEY_NS / 2, 2));
+        assert!(!live.account(live.watched(), SURVEY_NS / 2, 2));
         assert_eq!(live.allowed(), small + small / 8);
         for _ in 0..3 {
-            live.account(SURVEY_NS / 2, 2);
+            live.account(live.watched(), SURVEY_NS / 2, 2);
         }
         assert!(live.allowed() < small * 3 / 2, "as long as it has not filled up");
         for _ in 0..20 {
             fill();
-            live.account(SURVEY_NS / 2, 2);
+            live.account(live.watched(), SURVEY_NS / 2, 2);
         }
         assert_eq!(live.allowed(), USUAL);
         assert!(heap.0.borrow().len() > USUAL * 3 / 4, "{}", heap.0.borrow().len());

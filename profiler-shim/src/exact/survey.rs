@@ -325,7 +325,8 @@ impl Survey {
     /// Writes what survived of each type.
     fn tell_survivals(&self, table: &Table) {
         let collection = self.collections.load(Ordering::Relaxed);
-        for (number, words) in self.here.chunks_exact(SURVIVAL_WORDS).enumerate() {
+        let types = table.get(head::TYPES) as usize;
+        for (number, words) in self.here.chunks_exact(SURVIVAL_WORDS).take(types).enumerate() {
             let [objects, bytes, moved, _] = words else { continue };
             let objects = objects.swap(0, Ordering::Relaxed);
             if objects == 0 {
