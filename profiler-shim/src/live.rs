@@ -59,7 +59,7 @@ pub struct Live {
     untidy: AtomicU32,
     /// Makes the draws another sequence in each instance.
     seed: AtomicU64,
-    /// 1 while somebody goes through the slots; nobody waits for that.
+    /// 1 while somebody goes through the slots; nobody waits for that. Taken with acquire, put back with release: the next one sees what this one did.
     busy: AtomicU32,
     /// Threads between the question whether somebody listens and the end of [`Live::watch`].
     watching: AtomicU32,

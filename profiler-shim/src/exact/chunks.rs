@@ -261,7 +261,8 @@ impl Chunks {
     /// Calls `each` with every chunk's number of entries that are counted, and its entries.
     #[inline]
     fn each_chunk(&self, mut each: impl FnMut(&AtomicU64, &[AtomicU64])) {
-        let chunks = self.words.chunks_exact(CHUNK_WORDS).take(self.used.load(Ordering::Acquire) as usize);
+        // Relaxed: what is in a chunk is ordered by its count.
+        let chunks = self.words.chunks_exact(CHUNK_WORDS).take(self.used.load(Ordering::Relaxed) as usize);
         for chunk in chunks {
             let Some(chunk) = chunk.first_chunk::<CHUNK_WORDS>() else { continue };
             let [count, counted, entries @ ..] = chunk;

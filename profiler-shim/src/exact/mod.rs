@@ -97,7 +97,7 @@ pub struct Exact {
     info: AtomicUsize,
     info_level: AtomicU32,
     began_ns: AtomicU64,
-    /// 1 while somebody counts or a collection is under way.
+    /// 1 while somebody counts or a collection is under way. Taken with acquire (`take_lock`), put back with release (`release_lock`).
     lock: AtomicU32,
     /// When the suspension in progress began.
     suspending_ns: AtomicU64,
@@ -112,7 +112,7 @@ pub struct Exact {
     unannounced: AtomicU32,
     /// Losses of objects' lives that are known of.
     lost_lives: AtomicU64,
-    /// 1 when the process ends.
+    /// 1 when the process ends: written in `end`, looked at by the clock's thread (`keep_time`), which then touches nothing more.
     over: AtomicU32,
 }
 
