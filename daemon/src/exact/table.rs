@@ -509,7 +509,7 @@ mod tests {
     fn all_processes_together_have_so_many_types_and_collections() {
         let mut types = row(&[]);
         for number in 0..100 {
-            types.extend(row(&[(of_type::NAME, number * 2 | 2 << 32), (of_type::OBJECTS, 3)]));
+            types.extend(row(&[(of_type::NAME, (number * 2) | 2 << 32), (of_type::OBJECTS, 3)]));
         }
         let copied = Copied {
             head: Words(vec![0; head::READER]),
