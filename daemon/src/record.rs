@@ -3,7 +3,7 @@
 use crate::attach::follow::{Follower, News, Whom};
 use crate::attach::policy::{self, WhyNot};
 use crate::attach::target::Target;
-use crate::attach::{self, AttachError, Settings, Wishes};
+use crate::attach::{self, AttachError, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
 use crate::cli::{AllocCounts, Record, exit};
 use crate::counts::{Counted, Counting, Rate};
 use crate::end_signals::EndSignals;
@@ -27,7 +27,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, ExitStatus};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// How often ended targets are looked for; nothing reports the end of a process that is not a child without its help.
@@ -44,7 +44,7 @@ const EXACT_COMMENT: &str = "alloc_objects, alloc_space: exact per process and t
 
 /// The same of counts by the runtime.
 const COUNTED_COMMENT: &str = "alloc_objects, alloc_space: counted by the runtime per process and type; not told of are, on each thread, the last objects of a type, \
-     up to 999, and the first one where another thread made one before; split among stacks by the objects that were sampled";
+     up to 999, the first one where another thread made one before, and on .NET 10 most of what is boxed; split among stacks by the objects that were sampled";
 
 /// Begins each line about what a process has counted, on stderr and in the profile's comments.
 const COUNTS: &str = "counts: ";
@@ -74,11 +74,6 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         check_target(pid)?;
     }
     file::check(&options.output)?;
-    if options.exact {
-        // Else its tables could not be opened.
-        crate::kernel_features::mapped_files()
-            .map_err(|source| AttachError::Unreadable { pid: std::process::id(), source })?;
-    }
     let account_path = options.exact.then(|| exact::path_beside(&options.output));
     match &account_path {
         Some(_) if file::is_stdout(&options.output) || file::is_special(&options.output) => {
@@ -89,6 +84,11 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     }
     // What is needed at all is reported first.
     crate::kernel_features::check().map_err(KernelError::from)?;
+    if options.exact {
+        // Else its tables could not be opened.
+        crate::kernel_features::mapped_files()
+            .map_err(|source| AttachError::Unreadable { pid: std::process::id(), source })?;
+    }
     for &pid in &options.pid {
         check_seen(pid)?;
     }
@@ -177,7 +177,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         (None, None) if options.all => options.attach.then_some(Whom::All),
         (None, None) => Some(Whom::Named(options.pid.clone())),
     };
-    let mut follower = whom.map(|whom| follow(whom, settings, watcher, say));
+    let late = Late::since(began);
+    let mut follower = whom.map(|whom| follow(whom, settings, watcher, (late.clone(), say)));
 
     say.line(&format!("recording {}; Ctrl-C ends it", describe(options, child.as_ref())));
     if with_shim && follower.is_none() {
@@ -213,7 +214,12 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         let _held = (!file::is_special(&options.output)).then(|| writing.lock());
         let exact = account.as_ref().map(|(_, account)| account);
         let beside = (exact, counted.as_ref());
-        write(options, &recorded, &targets, (&limits, &without_shim), (began_wall, duration), beside, say)?;
+        let mut lacks = late.comments(duration);
+        if options.no_attach {
+            lacks.push(format!("{COLUMNS}{NOT_RECORDED}: --no-attach lets nobody load the library"));
+        }
+        let lacks = (&limits[..], &without_shim[..], &lacks[..]);
+        write(options, &recorded, &targets, lacks, (began_wall, duration), beside, say)?;
         if let Some((path, account)) = &account {
             write_account(path, account, say)?;
         }
@@ -360,13 +366,56 @@ fn describe(options: &Record, child: Option<&Child>) -> String {
     }
 }
 
+/// Processes that ran when the recording began and got the library well after that.
+#[derive(Clone)]
+struct Late {
+    began: Instant,
+    /// The same in the kernel's ticks since the boot.
+    began_ticks: u64,
+    found: Arc<Mutex<Vec<(u32, Duration)>>>,
+}
+
+impl Late {
+    fn since(began: Instant) -> Self {
+        let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let up = Duration::new(
+            boot.tv_sec.try_into().unwrap_or_default(),
+            boot.tv_nsec.try_into().unwrap_or_default(),
+        );
+        let ticks = up.saturating_sub(began.elapsed()).as_millis()
+            * u128::from(rustix::param::clock_ticks_per_second())
+            / 1000;
+        Self { began, began_ticks: u64::try_from(ticks).unwrap_or(u64::MAX), found: Arc::default() }
+    }
+
+    /// It has the library from now on.
+    fn attached(&self, pid: u32) {
+        let (after, started) = (self.began.elapsed(), crate::process::start_ticks(pid));
+        if after > LONG_ATTACH && started.is_some_and(|started| started < self.began_ticks) {
+            self.found.lock().unwrap_or_else(PoisonError::into_inner).push((pid, after));
+        }
+    }
+
+    /// What the profile of so long has to say of it.
+    fn comments(&self, duration: Duration) -> Vec<String> {
+        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let comment = |(pid, after): &(u32, Duration)| {
+            format!(
+                "{COLUMNS}{NOT_ALL_RECORDED}the first {after:.1?} of process {pid}, which had no library then; rates are of all {duration:.1?}"
+            )
+        };
+        found.iter().map(comment).collect()
+    }
+}
+
 /// Keeps the shim in the .NET processes that are recorded.
-fn follow(whom: Whom, settings: Settings, watcher: Watcher, say: Say) -> Follower {
+fn follow(whom: Whom, settings: Settings, watcher: Watcher, (late, say): (Late, Say)) -> Follower {
     let pipeline = watcher.clone();
     Follower::start(whom, settings, pipeline, move |news| match news {
         News::Attached { pid, runtime, took } => {
             tracing::info!(pid, runtime, ?took, "attached");
             watcher.watch(pid);
+            late.attached(pid);
             if took > LONG_ATTACH {
                 say.line(&format!("loading the shim into pid {pid} took {took:.1?}"));
             }
@@ -467,7 +516,7 @@ fn write(
     options: &Record,
     recorded: &Recorded,
     targets: &[u32],
-    (limits, without_shim): (&[Limit], &[String]),
+    lacks: Lacks<'_>,
     (start, duration): (SystemTime, Duration),
     (account, counted): (Option<&Account>, Option<&Counted>),
     say: Say,
@@ -478,7 +527,7 @@ fn write(
         duration,
         period_ns: 1_000_000_000 / u64::from(options.frequency),
         main_image: targets.first().and_then(|&pid| recorded.processor.processes.main_image(pid)),
-        comments: comments(options, recorded, (limits, without_shim), counted, &loss_line),
+        comments: comments(options, recorded, lacks, counted, &loss_line),
     };
     let begin = MonotonicNs::now();
     let (symbolizer, processes) = (&recorded.processor.symbolizer, &recorded.processor.processes);
@@ -522,10 +571,13 @@ fn spans(options: &Record, recorded: &Recorded) -> Option<String> {
     })
 }
 
+/// What there is less of than there should be: for want of rights, of processes without a library, and of columns.
+type Lacks<'a> = (&'a [Limit], &'a [String], &'a [String]);
+
 fn comments(
     options: &Record,
     recorded: &Recorded,
-    (limits, without_shim): (&[Limit], &[String]),
+    (limits, without_shim, columns): Lacks<'_>,
     counted: Option<&Counted>,
     loss_line: &str,
 ) -> Vec<String> {
@@ -569,6 +621,7 @@ fn comments(
     }
     comments.extend(limits.iter().map(|limit| format!("{}{limit}", pprof::LIMITED)));
     comments.extend(without_shim.iter().map(|reason| format!("{}{reason}", pprof::WITHOUT_SHIM)));
+    comments.extend(columns.iter().cloned());
     comments.extend(recorded.processor.estimator_comments());
     // docs/metrics.md has all names; the ones at zero would be most of what a pprof tool prints above its table.
     let counted = recorded.counters.iter().filter(|(_, value)| *value > 0);

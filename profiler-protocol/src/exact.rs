@@ -103,6 +103,8 @@ pub mod head {
     pub const UNSEEN: usize = 19;
     /// 1 when the process has ended and those of its last moments were looked for, too.
     pub const LOOKED_LAST: usize = 20;
+    /// CPU time of what exact mode added to collections, nanoseconds: [`OWN_NS`] has also what the thread waited for a CPU, and the runtime's part of a look.
+    pub const OWN_CPU_NS: usize = 21;
     /// First of the losses ([`super::LOSSES`]).
     pub const LOSSES: usize = 24;
     /// Written by the daemon, and waited for: [`super::reader`].

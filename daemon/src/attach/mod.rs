@@ -165,6 +165,9 @@ impl Default for Wishes {
     }
 }
 
+/// The columns that only the library fills, as comments name them.
+pub const COLUMNS: &str =
+    "alloc_objects, alloc_space, inuse_objects, inuse_space, exceptions, contentions, delay";
 /// In a comment behind columns of a profile in which there is nothing because nothing was recorded; why not comes then.
 pub const NOT_RECORDED: &str = ": not recorded";
 /// The same where there is less than there should be.

@@ -67,7 +67,9 @@ pub enum WhyNot {
     )]
     Architecture(String),
     /// Switched off in its environment.
-    #[error("started with {0}=0: profiled without managed names and allocations; start it without")]
+    #[error(
+        "started with {0}=0, which lets nobody load the library: without managed names and allocations, unless it is started without that variable"
+    )]
     DiagnosticsOff(String),
     /// It asks in its environment not to be touched.
     #[error("it opted out with {OPT_OUT}=off")]

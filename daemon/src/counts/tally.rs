@@ -150,7 +150,7 @@ impl fmt::Display for Tallied {
         if let Some(why) = &self.broken {
             write!(f, "; the last ones are missing: {why}")?;
         }
-        f.write_str("; without most of what .NET 10 boxes (docs/memory.md)")
+        f.write_str("; of .NET 10 without most of what is boxed (docs/memory.md)")
     }
 }
 
@@ -184,7 +184,7 @@ mod tests {
         let said = tallied.to_string();
         assert_eq!(
             said,
-            "6 objects, 152 B, 2 types; 4 events of the runtime are missing; 1 events make no sense; without most of what .NET 10 boxes (docs/memory.md)"
+            "6 objects, 152 B, 2 types; 4 events of the runtime are missing; 1 events make no sense; of .NET 10 without most of what is boxed (docs/memory.md)"
         );
     }
 }

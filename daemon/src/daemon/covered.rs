@@ -1,11 +1,7 @@
 //! How many of a service's .NET processes have the library, for what only the library tells: a profile must not pass off as zero what nobody counted.
 
-use crate::attach::{NOT_ALL_RECORDED, NOT_RECORDED};
+use crate::attach::{COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED};
 use std::time::{Duration, Instant};
-
-/// The columns that the library fills.
-const COLUMNS: &str =
-    "alloc_objects, alloc_space, inuse_objects, inuse_space, exceptions, contentions, delay";
 
 /// The .NET processes of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -189,6 +189,9 @@ pub struct Process {
     pub cpu_ns: Option<u64>,
     /// Nanoseconds that exact mode added to collections.
     pub own_ns: u64,
+    /// CPU time of that, without the runtime's part of a look at who holds what, where it is known.
+    #[serde(default)]
+    pub own_cpu_ns: Option<u64>,
     /// What could not be counted as it should be: name and number of each; empty when nothing.
     pub losses: BTreeMap<String, u64>,
     /// Of the objects, those that the runtime told no profiler of: found in the heap by the next collection, or at the end.

@@ -199,6 +199,7 @@ fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut Room) -> Proc
         bytes: head(head::OBJECT_BYTES),
         cpu_ns: None,
         own_ns: head(head::OWN_NS),
+        own_cpu_ns: Some(head(head::OWN_CPU_NS)).filter(|ns| *ns > 0),
         // A collection in progress has found some that are not counted yet.
         unseen: head(head::UNSEEN).min(head(head::OBJECTS)),
         // `CastHelpers.Box` and others take `RuntimeTypeHandle.InternalAllocNoChecks_FastPath` since .NET 10, which never looks whether somebody wants to know.

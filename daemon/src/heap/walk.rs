@@ -45,7 +45,8 @@ const COUNTED: u32 = 8;
 pub enum RootKind {
     /// A static field.
     Static,
-    /// A thread-static field (.NET 9 and newer).
+    /// A thread-static field (.NET 9 and newer). They are told after a thread's frames, with the method of the last of these, which is none where a thread begins
+    /// in the runtime; the main thread's are as variables of its outermost method, and cannot be told from such.
     ThreadStatic,
     /// A local variable.
     Stack,

@@ -14,7 +14,7 @@ use crate::report::units::counted;
 use std::fmt;
 
 /// Shortest time and fewest moments for a verdict about growth.
-const SHORTEST_S: f64 = 60.0;
+pub const SHORTEST_S: f64 = 60.0;
 const FEWEST_SNAPSHOTS: usize = 4;
 /// Fewest objects that must have been seen.
 const FEWEST_SEEN: f64 = 10.0;
@@ -250,7 +250,7 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
     }
     if last.group.seen() < FEWEST_SEEN {
         let reason = format!(
-            "{seen:.0} of its objects were seen, but only {:.0} have gone through a full collection in generation 2: the others may be dead already",
+            "{seen:.0} of its objects were seen, but only {:.0} have gone through a full collection since they are in generation 2 or a heap of large or pinned objects: the others may be dead already",
             last.group.seen()
         );
         return (Verdict::TooEarly, reason);

@@ -122,6 +122,12 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
     shims.watch(pid);
     if !quiet {
         say(&format!("watching pid {pid} for {:?}; Ctrl-C ends it", options.duration));
+        if options.duration.as_secs_f64() < judge::SHORTEST_S {
+            say(&format!(
+                "what grows is told after {} at the earliest: -d",
+                judge::seconds(judge::SHORTEST_S)
+            ));
+        }
     }
     let process = Awaited::new(pid);
     let (began, began_ns) = (Instant::now(), MonotonicNs::now());
@@ -146,6 +152,9 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
             snapshots.push(look(&mut processor, of_shims, began_ns)?);
         }
         if ends {
+            if !quiet && !process.is_running() {
+                say(&format!("process {pid} has ended, after {:.1?}", began.elapsed()));
+            }
             break;
         }
         std::thread::sleep(ROUND);

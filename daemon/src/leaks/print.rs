@@ -65,10 +65,12 @@ pub(super) fn text(
         writeln!(text, "\n{more} more: --rows").ok();
     }
     if hidden > 0 {
+        let bytes: f64 = findings.iter().filter(|of| of.judgement.minor).map(|of| of.last.bytes()).sum();
         writeln!(
             text,
-            "\nnot shown: {} of which no collection left 10 or more seen objects alive, or nothing is left",
-            counted(hidden, "place")
+            "\nnot shown: {}, {} of which no collection left 10 or more seen objects alive, or nothing is left; what few large objects hold shows `perfusion heap`",
+            counted(hidden, "place"),
+            human(bytes.round() as i64, "bytes")
         )
         .ok();
     }
@@ -108,7 +110,7 @@ fn one(text: &mut String, finding: &Finding) -> std::fmt::Result {
         if last.stride { " (fixed stride)" } else { "" },
         last.seen(),
         if young >= 0.5 {
-            format!("{} of it not yet through a collection; ", bytes(young))
+            format!("{} of it not known to have been through a collection; ", bytes(young))
         } else {
             String::new()
         },
@@ -225,7 +227,9 @@ mod tests {
         let young = |bytes: f64| Cell { bytes, survived: false, proven: false, ..cell(0.0, 12.0) };
         let text = text(&LOOKS, false, |_| vec![cell(0.0, 12.0), young(512.0 * 1024.0)]);
         assert!(
-            text.contains("; 512 KiB of it not yet through a collection; all less than 1 s old\n"),
+            text.contains(
+                "; 512 KiB of it not known to have been through a collection; all less than 1 s old\n"
+            ),
             "{text}"
         );
     }

@@ -262,7 +262,10 @@ impl<'a> Stacks<'a> {
             None => view.only.iter().try_for_each(|only| self.check_value(only)),
             Some(label) => Err(ReportError::NoLabel {
                 asked: clean(label).into_owned(),
-                available: labels.into_iter().map(clean).collect::<Vec<_>>().join(", "),
+                available: match labels.is_empty() {
+                    true => "none".to_owned(),
+                    false => labels.into_iter().map(clean).collect::<Vec<_>>().join(", "),
+                },
             }),
         }
     }

@@ -242,7 +242,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
         all.iter().fold([0.0; 2], |[objects, bytes], row| [objects + row.young[0], bytes + row.young[1]]);
     if young.iter().any(|value| *value > 0.0) {
         line(format!(
-            "{dim}{} of it, {}, not yet through a collection: until one has looked, what is dead counts as alive{plain}",
+            "{dim}{} of it, {}, not known to have been through a collection: until one has looked, what is dead counts as alive{plain}",
             human(round(young[1]), "bytes"),
             counted(round(young[0]), "object"),
         ));
@@ -272,7 +272,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     }
     if all.iter().take(options.limit).any(|row| row.counted == Some(COUNTED)) {
         line(format!(
-            "{dim}counted: by the runtime; of each type the last objects of each thread that made some, up to 999, are not in it; see docs/memory.md{plain}"
+            "{dim}counted: by the runtime; of each type the last objects of each thread that made some, up to 999, and on .NET 10 most of what is boxed, are not in it; see docs/memory.md{plain}"
         ));
     }
     if all.iter().take(options.limit).any(|row| !row.has_interval && row.counted.is_none()) {
@@ -399,7 +399,8 @@ mod tests {
             (weight(AllocationKind::Sampled, 24, 0), weight(AllocationKind::Sampled, 300_000, 0));
         let said = |samples: &[_], column| {
             let text = table(&of_fates(samples), column, &Options::default());
-            let found = text.lines().find(|line| line.contains("not yet through a collection"));
+            let found =
+                text.lines().find(|line| line.contains("not known to have been through a collection"));
             found.map(str::to_owned)
         };
         // Two small ones of 100 KiB each, dead or not, beside one that has survived; and a large one that a collection may just look at.
@@ -407,7 +408,10 @@ mod tests {
             [(small, Some((0, 0))), (small, Some((0, 1))), (small, Some((1, 1))), (large, Some((3, 4)))];
         for column in ["inuse_space", "inuse_objects"] {
             let line = said(&alive, column).unwrap();
-            assert!(line.starts_with("200 KiB of it, 8,53") && line.contains(" objects, not yet"), "{line}");
+            assert!(
+                line.starts_with("200 KiB of it, 8,53") && line.contains(" objects, not known"),
+                "{line}"
+            );
         }
         assert!(said(&[(large, Some((3, 1)))], "inuse_space").is_some());
         assert_eq!(said(&alive[2..], "inuse_space"), None);

@@ -310,7 +310,7 @@ impl Exact {
     /// A collection of the generations up to `condemned` begins: the world has stopped. `name` is told of classes that are to be named.
     pub fn collection_starts(&self, condemned: u8, induced: bool, name: impl Fn(usize)) {
         let Some(info) = self.info().filter(|_| self.is_counting()) else { return };
-        let began_ns = syscall::now_ns();
+        let (began_ns, began_cpu_ns) = (syscall::now_ns(), syscall::thread_cpu_ns());
         self.take_lock();
         self.unannounced.store(0, Ordering::Relaxed);
         self.survey.begin(condemned, induced, began_ns, self.suspending_ns.swap(0, Ordering::Relaxed), &info);
@@ -336,6 +336,7 @@ impl Exact {
         // What we do before and after it, and a look at all counts that is waited for, is no part of the collection.
         let ready_ns = syscall::now_ns();
         self.survey.own(ready_ns.wrapping_sub(began_ns));
+        self.own_cpu_since(began_cpu_ns);
         self.survey.goes_on(ready_ns);
     }
 
@@ -423,7 +424,7 @@ impl Exact {
         if self.unannounced.swap(0, Ordering::Relaxed) != 0 {
             self.take_lock();
         }
-        let mut ended_ns = syscall::now_ns();
+        let (mut ended_ns, ended_cpu_ns) = (syscall::now_ns(), syscall::thread_cpu_ns());
         if self.walk.load(Ordering::Relaxed) == walk::SKIPPED {
             // The event that was relied on did not come (somebody ended our session): nobody told of survivors.
             self.table.count(head::LOSSES + loss::RANGES);
@@ -450,7 +451,14 @@ impl Exact {
             let own_ns = syscall::now_ns().wrapping_sub(ended_ns);
             self.survey.write(table, ended_ns, own_ns);
         });
+        self.own_cpu_since(ended_cpu_ns);
         self.release_lock();
+    }
+
+    /// This thread has worked for exact mode since its CPU time was that.
+    #[inline(never)]
+    fn own_cpu_since(&self, before_ns: u64) {
+        self.table.add(head::OWN_CPU_NS, syscall::thread_cpu_ns().wrapping_sub(before_ns));
     }
 
     /// Notes of each class how much nobody was told of for each object that somebody was told of.
