@@ -74,12 +74,28 @@ impl Target {
 
     /// A thread that has not ended; asked once the first one has.
     fn survivor(&self) -> Option<String> {
+        let found = self.tids()?.find(|tid| self.lives(&format!("task/{tid}/stat")))?;
+        Some(found.to_string())
+    }
+
+    fn tids(&self) -> Option<impl Iterator<Item = u32>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let tasks = openat(&self.directory, "task", flags, Mode::empty()).ok()?;
-        let mut tids = Dir::read_from(&tasks)
-            .ok()?
-            .filter_map(|entry| Some(entry.ok()?.file_name().to_str().ok()?.to_owned()));
-        tids.find(|tid| tid.parse::<u32>().is_ok() && self.lives(&format!("task/{tid}/stat")))
+        let tids = Dir::read_from(&tasks).ok()?;
+        Some(tids.filter_map(|entry| entry.ok()?.file_name().to_str().ok()?.parse().ok()))
+    }
+
+    /// Threads with this name, among the first so many, and how often each has gone to sleep.
+    #[must_use]
+    pub fn threads_called(&self, name: &str, among: usize) -> Vec<(u32, u64)> {
+        let is_called = |tid: &u32| {
+            self.text(&format!("task/{tid}/comm")).is_ok_and(|comm| comm.trim_end_matches('\n') == name)
+        };
+        let sleeps = |tid: u32| {
+            let sleeps = self.status_field(&format!("task/{tid}/status"), "voluntary_ctxt_switches").ok()?;
+            Some((tid, sleeps.parse().ok()?))
+        };
+        self.tids().into_iter().flatten().take(among).filter(is_called).filter_map(sleeps).collect()
     }
 
     /// Where a file is that shows what all threads have in common while they live: memory, program, root. A first thread that has ended before the

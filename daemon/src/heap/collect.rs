@@ -32,6 +32,14 @@ const ANSWER: Duration = Duration::from_secs(30);
 const COLLECTION: Duration = Duration::from_secs(600);
 /// How long an interrupted survey waits for the collection, so that all is put back in order.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// What the runtime calls the thread that sends a session's events (`ep_rt_thread_create`, vm/eventing/eventpipe/ep-rt-coreclr.h). It is a managed one: when it is
+/// to begin while the world stands still for a collection, it does so after that, and until then all events stay in the runtime's buffer.
+const SENDER: &str = ".NET EventPipe";
+/// It looks for events and sleeps a tenth of a second, over and over: who has slept twice has begun. A machine may be loaded.
+const SLEPT: u64 = 2;
+const BEGINS: Duration = Duration::from_secs(2);
+/// Threads among which it is looked for.
+const THREADS: usize = 16_384;
 /// Between looks at how far it is.
 const LOOK: Duration = Duration::from_millis(20);
 const READ_BYTES: usize = 256 << 10;
@@ -129,6 +137,7 @@ fn take(
     let failed = |source| SurveyError::Thread { pid, source };
     let shared = Arc::new(Shared::default());
     let what = Listen { keywords: WALK, level: LEVEL, buffer_mib: settings.buffer_mib };
+    let senders = target.threads_called(SENDER, THREADS);
     let events = ipc::listen(target, &what, Arc::clone(&shared.give_up), ANSWER)?;
     let session = events.session();
     let reading: JoinHandle<Read> = {
@@ -136,6 +145,7 @@ fn take(
         let run = move || read(events, settings.limit_bytes, &shared.objects);
         thread::Builder::new().name("walk".into()).spawn(run).map_err(failed)?
     };
+    wait_for_sender(target, &senders, interrupted);
     let collecting: JoinHandle<Result<(), IpcError>> = {
         let (target, shared) = (Arc::clone(target), Arc::clone(&shared));
         let run = move || collect(&target, &shared);
@@ -182,6 +192,19 @@ fn take(
         );
     }
     Ok(walk.finish(lost))
+}
+
+/// Waits until the thread has begun that sends the events of the session just opened; `others` were there before. Not for ever: without it more is lost, which is told.
+fn wait_for_sender(target: &Target, others: &[(u32, u64)], interrupted: &AtomicBool) {
+    let until = Instant::now() + BEGINS;
+    let is_new = |tid: u32| others.iter().all(|(other, _)| *other != tid);
+    let has_begun = |&(tid, slept): &(u32, u64)| is_new(tid) && slept >= SLEPT;
+    while !target.threads_called(SENDER, THREADS).iter().any(has_begun) {
+        if Instant::now() >= until || interrupted.load(Ordering::Relaxed) {
+            return tracing::debug!(pid = target.pid(), "no thread of the runtime is seen to send events");
+        }
+        thread::sleep(LOOK);
+    }
 }
 
 /// Nothing is left to be put right in the process.

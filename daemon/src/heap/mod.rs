@@ -146,8 +146,10 @@ fn is_counted(target: &Target) -> bool {
 
 fn pause(survey: &Survey) -> String {
     let again = match survey.collections {
-        2.. => " by two collections: up to .NET 9 the runtime collects again when the survey ends",
-        _ => "",
+        several @ 2.. => format!(
+            " by {several} collections: up to .NET 9 the runtime collects again when the survey ends, and the app may have done so itself"
+        ),
+        _ => String::new(),
     };
     format!("the app was paused for {:.3} s{again}", survey.pause.as_secs_f64())
 }

@@ -76,7 +76,7 @@ fn types(survey: &Survey, findings: &Findings, rows: usize, text: &mut String) -
         Err(NoGraph::Lost { lost }) => {
             writeln!(
                 text,
-                "NOT ALL of the heap, {} events of the walk are missing: at least {sum}",
+                "NOT ALL of the heap, {} events of the walk or more are missing, each of up to thousands of objects: at least {sum}",
                 count(*lost)
             )
             .ok();

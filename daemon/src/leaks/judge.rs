@@ -223,6 +223,7 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
     let whole = all.len() >= FEWEST_SNAPSHOTS && length_s.round() >= SHORTEST_S;
     let since = |moment: &Moment<'_>| seconds(moment.at_s - first.at_s);
     if !(grows(early) && grows(late))
+        && !some_stay(Change::at_least(half, last))
         && let Some((gone, from, to)) = turnover(all)
     {
         let reason = format!(
@@ -293,6 +294,17 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
     let goes_on = may_grow(early) && may_grow(late) && late.growth() >= early.growth() / 2.0;
     let most_growth = late.growth() + HALF_WIDTH_95 * late.error();
     if most_growth <= late.after() / 2.0 && !grows(late) && !goes_on {
+        if most < MOST_STAY
+            && let Some(Pile { older_s, was, is }) = piles_up(half, last)
+        {
+            let reason = format!(
+                "about as many go as come, but those that stay become more: {was:.0} seen older than {} at {}, {is:.0} at {}",
+                seconds(older_s),
+                since(half),
+                since(last)
+            );
+            return (Verdict::TooEarly, reason);
+        }
         if late.growth() <= -SURE * late.error() {
             return (Verdict::Steady, format!("it shrinks; {}", kept()));
         }
@@ -339,6 +351,29 @@ fn slowed(half: &Moment<'_>, last: &Moment<'_>, now: &Moment<'_>) -> Option<Late
     let (came, expected) = ((now.group.told() - older) / unit, per_second * within_s);
     let is_less = came < expected / 2.0 && came < expected - SURE * expected.sqrt();
     is_less.then_some(Lately { within_s, came, expected })
+}
+
+/// Of a cache that was refreshed hardly any is left of what was there in the middle of the time. Where some stay, one in twenty and more, they may be what leaks among what comes and
+/// goes at the same place. One or two of few are chance.
+fn some_stay(since_half: Change) -> bool {
+    let few = since_half.before / 20.0;
+    since_half.stayed > few + 2.0 * few.sqrt()
+}
+
+/// How many are older than a time, at two moments.
+struct Pile {
+    older_s: f64,
+    was: f64,
+    is: f64,
+}
+
+/// Where most go and some stay for ever, the sum hardly grows for a long time, but those that are old do.
+fn piles_up(half: &Moment<'_>, last: &Moment<'_>) -> Option<Pile> {
+    let older_s = ((last.at_s - half.at_s) / 2.0).log2().floor().exp2();
+    let unit = half.group.stands_for().into_iter().chain(last.group.stands_for()).fold(1.0, f64::max);
+    let older = |moment: &Moment<'_>| moment.group.told_older(older_s, Cell::share_surely_older) / unit;
+    let (was, is) = (older(half), older(last));
+    (is - was >= SURE * (was + is + 1.0).sqrt()).then_some(Pile { older_s, was, is })
 }
 
 /// Two moments, the earlier of which has lost nine in ten of its objects by the later, though there are about as many: how many there
@@ -445,6 +480,34 @@ mod tests {
         // All at once, and long after.
         let cache = |now: f64| vec![(now / 30.0).floor() * 30.0; 50];
         assert_eq!(verdict(120.0, cache).0, Verdict::Refreshed, "{:?}", verdict(120.0, cache));
+    }
+
+    #[test]
+    fn what_leaks_among_what_comes_and_goes_is_neither_a_cache_nor_steady() {
+        // Each lives for ten seconds, but one in so many for ever.
+        for (rate, one_in) in [(500.0, 50), (300.0, 30), (100.0, 20), (50.0, 10)] {
+            let sessions = |now: f64| {
+                let all = every(1.0 / rate, 0.0, now).into_iter().enumerate();
+                let alive = all.filter(|(n, born)| n % one_in == 0 || *born > now - 10.0);
+                alive.map(|(_, born)| born).collect()
+            };
+            for most in [f64::INFINITY, 500.0] {
+                for until in [120.0, 300.0] {
+                    let (found, reason) = verdict_of_most(most, until, sessions);
+                    let is_told = matches!(found, Verdict::TooEarly | Verdict::Leak);
+                    assert!(is_told, "{rate} {most} {until}: {found}: {reason}");
+                }
+            }
+        }
+        // Without those that stay it is what it is.
+        let queue = |now: f64| every(0.01, now - 10.0, now);
+        for until in [120.0, 300.0] {
+            let (found, reason) = verdict(until, queue);
+            assert!(
+                matches!(found, Verdict::Refreshed | Verdict::Steady | Verdict::TooEarly),
+                "{found}: {reason}"
+            );
+        }
     }
 
     #[test]
