@@ -44,7 +44,7 @@ const EXACT_COMMENT: &str = "alloc_objects, alloc_space: exact per process and t
 
 /// The same of counts by the runtime.
 const COUNTED_COMMENT: &str = "alloc_objects, alloc_space: counted by the runtime per process and type; not told of are, on each thread, the last objects of a type, \
-     up to 999, the first one where another thread made one before, and on .NET 10 most of what is boxed; split among stacks by the objects that were sampled";
+     up to 999 for each thread of its runtime, the first one where another thread made one before, and on .NET 10 most of what is boxed; split among stacks by the objects that were sampled";
 
 /// Begins each line about what a process has counted, on stderr and in the profile's comments.
 const COUNTS: &str = "counts: ";

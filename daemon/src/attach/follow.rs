@@ -48,7 +48,7 @@ pub enum News<'a> {
         /// How long it took.
         took: Duration,
     },
-    /// It is not, and will not be.
+    /// It is not, and will not be, or not for a while.
     Refused {
         /// The process.
         pid: u32,
@@ -58,6 +58,9 @@ pub enum News<'a> {
         reason: String,
     },
 }
+
+/// Who has not answered for two seconds is asked again after as many.
+const BUSY: Duration = Duration::from_secs(2);
 
 /// The thread. Dropping it, or [`Follower::stop`], ends it.
 pub struct Follower {
@@ -86,6 +89,7 @@ impl Follower {
             reasons: Arc::clone(&reasons),
             whom,
             began: Instant::now(),
+            busy: HashMap::new(),
         };
         let done = Arc::clone(&complete);
         let thread = std::thread::spawn(move || work.run(&stopped, &done));
@@ -126,6 +130,8 @@ struct Work {
     began: Instant,
     /// Since when a program is known; `None` once it has been dealt with.
     looked_at: HashMap<Program, Option<Instant>>,
+    /// Those that have not answered: when they are asked again, and what was said of them.
+    busy: HashMap<Program, (Instant, String)>,
 }
 
 impl Work {
@@ -146,6 +152,7 @@ impl Work {
             place::remove_those_of_the_dead();
             // The pipeline forgets for a while whatever it is not sure of.
             self.looked_at.retain(|&known, _| present.contains(&known) || program(known.0) == Some(known));
+            self.busy.retain(|known, _| self.looked_at.contains_key(known));
             match stopped.recv_timeout(LOOK) {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
@@ -173,6 +180,9 @@ impl Work {
 
     fn look_after(&mut self, program: Program) {
         let pid = program.0;
+        if self.busy.get(&program).is_some_and(|(again, _)| Instant::now() < *again) {
+            return;
+        }
         let Some(since) = *self.looked_at.entry(program).or_insert_with(|| Some(Instant::now())) else {
             return;
         };
@@ -207,12 +217,24 @@ impl Work {
                 if has_ours() {
                     return;
                 }
+                let said = self.busy.remove(&program).map(|(_, said)| said);
                 match attach(pid, self.settings) {
-                    Ok(attached) => (self.tell)(News::Attached {
-                        pid,
-                        runtime: &attached.info.runtime_version,
-                        took: attached.took,
-                    }),
+                    Ok(attached) => {
+                        if let (Some(said), Ok(mut reasons)) = (said, self.reasons.lock()) {
+                            reasons.retain(|reason| *reason != said);
+                        }
+                        let (runtime, took) = (&*attached.info.runtime_version, attached.took);
+                        (self.tell)(News::Attached { pid, runtime, took });
+                    }
+                    Err(AttachError::Busy(error)) => {
+                        let reason = said.unwrap_or_else(|| {
+                            let reason = format!("{error}; it is asked again");
+                            self.refuse(pid, is_dotnet || named, reason.clone());
+                            reason
+                        });
+                        self.busy.insert(program, (Instant::now() + BUSY, reason));
+                        self.looked_at.insert(program, Some(since));
+                    }
                     Err(AttachError::Ended { .. } | AttachError::NoSuchProcess { .. }) if !named => {}
                     Err(error) => self.refuse(pid, is_dotnet || named, error.to_string()),
                 }

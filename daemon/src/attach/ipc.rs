@@ -88,7 +88,7 @@ pub enum IpcError {
         pid: u32,
     },
     /// Nothing came in time.
-    #[error("process {pid}: no answer on the diagnostics socket within {} ms (is the process stopped?)", waited.as_millis())]
+    #[error("process {pid}: no answer on the diagnostics socket within {} ms (is the process stopped, or in a long collection?)", waited.as_millis())]
     TimedOut {
         /// The process.
         pid: u32,

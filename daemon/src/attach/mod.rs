@@ -111,6 +111,9 @@ pub enum AttachError {
     /// The library has no place.
     #[error(transparent)]
     Place(Box<place::PlaceError>),
+    /// The runtime does not say what it is: its process is stopped, or it stands still for a collection. Nothing else was asked of it, so it may be asked again.
+    #[error(transparent)]
+    Busy(Box<IpcError>),
     /// The diagnostics socket.
     #[error(transparent)]
     Ipc(Box<IpcError>),
@@ -266,7 +269,10 @@ fn attach_library(pid: u32, settings: Settings, library: &[u8]) -> Result<Attach
     let or_ended = |error| if target.is_alive() { error } else { AttachError::Ended { pid } };
     wait_until_attachable(&target).map_err(or_ended)?;
     let ipc = |error| or_ended(AttachError::Ipc(Box::new(error)));
-    let info = ipc::process_info(&target, INFO_TIMEOUT).map_err(ipc)?;
+    let info = ipc::process_info(&target, INFO_TIMEOUT).map_err(|error| match error {
+        IpcError::TimedOut { .. } => or_ended(AttachError::Busy(Box::new(error))),
+        error => ipc(error),
+    })?;
     if info.runtime_version.split('.').next().and_then(|major| major.parse().ok()).is_some_and(|m: u32| m < 6)
     {
         return Err(AttachError::Unsuitable { pid, why: WhyNot::TooOld(info.runtime_version) });

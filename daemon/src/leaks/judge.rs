@@ -222,10 +222,8 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
     let grows = |change: Change| change.growth() >= SURE * change.error();
     let whole = all.len() >= FEWEST_SNAPSHOTS && length_s.round() >= SHORTEST_S;
     let since = |moment: &Moment<'_>| seconds(moment.at_s - first.at_s);
-    if !(grows(early) && grows(late))
-        && !some_stay(Change::at_least(half, last))
-        && let Some((gone, from, to)) = turnover(all)
-    {
+    let stays = grows(early) && grows(late) || some_stay(Change::at_least(half, last));
+    if !stays && let Some((gone, from, to)) = turnover(all) {
         let reason = format!(
             "of {gone:.0} seen that a collection had left alive at {}, at {} at most one in ten was left, and others had taken their place",
             seconds(from - first.at_s),

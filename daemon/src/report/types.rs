@@ -272,7 +272,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     }
     if all.iter().take(options.limit).any(|row| row.counted == Some(COUNTED)) {
         line(format!(
-            "{dim}counted: by the runtime; of each type the last objects of each thread that made some, up to 999, and on .NET 10 most of what is boxed, are not in it; see docs/memory.md{plain}"
+            "{dim}counted: by the runtime; of each type the last objects of each thread that made some, up to 999 for each thread of the runtime, and on .NET 10 most of what is boxed, are not in it; see docs/memory.md{plain}"
         ));
     }
     if all.iter().take(options.limit).any(|row| !row.has_interval && row.counted.is_none()) {
