@@ -10,9 +10,10 @@
 //! its keywords behind where another tool listens. A third session, without keywords, begins and ends last: then they are counted anew
 //! (dotnet/runtime#121462).
 
+use super::ahead::Ahead;
 use super::nettrace::{NettraceError, Reader};
 use super::walk::{Survey, Walk};
-use crate::attach::ipc::{self, Events, IpcError, Listen};
+use crate::attach::ipc::{self, IpcError, Listen};
 use crate::attach::target::Target;
 use std::io::{self, BufReader};
 use std::sync::Arc;
@@ -142,7 +143,11 @@ fn take(
     let session = events.session();
     let reading: JoinHandle<Read> = {
         let shared = Arc::clone(&shared);
-        let run = move || read(events, settings.limit_bytes, &shared.objects);
+        let events = Ahead::of(events).map_err(failed)?;
+        let run = move || {
+            Ahead::step_back();
+            read(events, settings.limit_bytes, &shared.objects)
+        };
         thread::Builder::new().name("walk".into()).spawn(run).map_err(failed)?
     };
     wait_for_sender(target, &senders, interrupted);
@@ -244,7 +249,7 @@ struct Read {
     end: Result<(), NettraceError>,
 }
 
-fn read(events: Events, limit_bytes: usize, objects: &AtomicU64) -> Read {
+fn read(events: Ahead, limit_bytes: usize, objects: &AtomicU64) -> Read {
     let mut walk = Walk::new(limit_bytes);
     let mut reader = match Reader::new(BufReader::with_capacity(READ_BYTES, events)) {
         Ok(reader) => reader,

@@ -6,6 +6,7 @@
 //! ```
 //! Why the runtime's events and not the shim: docs/adr/0007-heap-by-events.md.
 
+mod ahead;
 mod collect;
 pub(crate) mod declared;
 mod diff;
