@@ -6,9 +6,10 @@ use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
-/// Bytes taken at once, and how many such pieces wait: 256 MiB at most.
+/// Bytes taken at once.
 const PIECE: usize = 256 << 10;
-const PIECES: usize = 1024;
+/// The part of all memory that what waits may take. All is needed at the end only, when nothing waits any more.
+const PART: usize = 8;
 /// For who understands them: a third of the usual weight (`sched_prio_to_weight`, kernel/sched/core.c).
 const NICE: i32 = 5;
 
@@ -20,12 +21,12 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Begins to read `stream` on a thread of its own. It ends with the stream, or with the first that nobody takes any more.
+    /// Begins to read `stream` on a thread of its own, as far ahead as a part of so much memory allows. It ends with the stream, or with the first that nobody takes any more.
     ///
     /// # Errors
     /// When there is no thread to be had.
-    pub(super) fn of(mut stream: impl Read + Send + 'static) -> io::Result<Self> {
-        let (sender, pieces) = sync_channel(PIECES);
+    pub(super) fn of(mut stream: impl Read + Send + 'static, memory: usize) -> io::Result<Self> {
+        let (sender, pieces) = sync_channel(memory / PART / PIECE);
         let run = move || {
             loop {
                 let mut piece = vec![0; PIECE];
@@ -102,9 +103,9 @@ mod tests {
         const BYTES: usize = PIECE * 2 + 7;
         let (mut sent, mut came) = (Vec::new(), Vec::new());
         Stream(BYTES, None).read_to_end(&mut sent).unwrap();
-        Ahead::of(Stream(BYTES, None)).unwrap().read_to_end(&mut came).unwrap();
+        Ahead::of(Stream(BYTES, None), 0).unwrap().read_to_end(&mut came).unwrap();
         assert!(sent == came && came.len() == BYTES);
-        let mut broken = Ahead::of(Stream(BYTES, Some(io::ErrorKind::ConnectionReset))).unwrap();
+        let mut broken = Ahead::of(Stream(BYTES, Some(io::ErrorKind::ConnectionReset)), 1 << 30).unwrap();
         came.clear();
         assert_eq!(broken.read_to_end(&mut came).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
         assert!(sent == came, "what came before the error is there");

@@ -143,7 +143,7 @@ fn take(
     let session = events.session();
     let reading: JoinHandle<Read> = {
         let shared = Arc::clone(&shared);
-        let events = Ahead::of(events).map_err(failed)?;
+        let events = Ahead::of(events, settings.limit_bytes).map_err(failed)?;
         let run = move || {
             Ahead::step_back();
             read(events, settings.limit_bytes, &shared.objects)
