@@ -9,7 +9,7 @@ use std::thread;
 /// Bytes taken at once.
 const PIECE: usize = 256 << 10;
 /// The part of all memory that what waits may take. All is needed at the end only, when nothing waits any more.
-const PART: usize = 8;
+const PART: usize = 12;
 /// For who understands them: a third of the usual weight (`sched_prio_to_weight`, kernel/sched/core.c).
 const NICE: i32 = 5;
 
