@@ -8,8 +8,9 @@ use std::thread;
 
 /// Bytes taken at once.
 const PIECE: usize = 256 << 10;
-/// The part of all memory that what waits may take. All is needed at the end only, when nothing waits any more.
-const PART: usize = 12;
+/// The part that what waits may take of all memory beyond what the program itself needs. All is needed at the end only, when nothing waits any more.
+const PART: usize = 4;
+const ITSELF: usize = 48 << 20;
 /// For who understands them: a third of the usual weight (`sched_prio_to_weight`, kernel/sched/core.c).
 const NICE: i32 = 5;
 
@@ -26,7 +27,7 @@ impl Ahead {
     /// # Errors
     /// When there is no thread to be had.
     pub(super) fn of(mut stream: impl Read + Send + 'static, memory: usize) -> io::Result<Self> {
-        let (sender, pieces) = sync_channel(memory / PART / PIECE);
+        let (sender, pieces) = sync_channel(memory.saturating_sub(ITSELF) / PART / PIECE);
         let run = move || {
             loop {
                 let mut piece = vec![0; PIECE];
