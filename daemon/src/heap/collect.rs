@@ -43,7 +43,6 @@ const BEGINS: Duration = Duration::from_secs(2);
 const THREADS: usize = 16_384;
 /// Between looks at how far it is.
 const LOOK: Duration = Duration::from_millis(20);
-const READ_BYTES: usize = 256 << 10;
 
 /// Why there is no survey.
 #[derive(Debug, thiserror::Error)]
@@ -251,7 +250,7 @@ struct Read {
 
 fn read(events: Ahead, limit_bytes: usize, objects: &AtomicU64) -> Read {
     let mut walk = Walk::new(limit_bytes);
-    let mut reader = match Reader::new(BufReader::with_capacity(READ_BYTES, events)) {
+    let mut reader = match Reader::new(events) {
         Ok(reader) => reader,
         Err(error) => return Read { walk, lost: 0, end: Err(error) },
     };

@@ -70,7 +70,7 @@ pub(super) fn text(
             text,
             "\nnot shown: {}, {} of which no collection left 10 or more seen objects alive, or nothing is left; what few large objects hold shows `perfusion heap`",
             counted(hidden, "place"),
-            human(bytes.round() as i64, "bytes")
+            of_bytes(bytes)
         )
         .ok();
     }
@@ -97,26 +97,29 @@ pub(super) fn text(
     text
 }
 
+fn of_bytes(value: f64) -> String {
+    human(value.round() as i64, "bytes")
+}
+
 fn one(text: &mut String, finding: &Finding) -> std::fmt::Result {
     let (place, last, found) = (&finding.place, &finding.last, &finding.judgement);
-    let bytes = |value: f64| human(value.round() as i64, "bytes");
     writeln!(text, "\n{}: {} [{} {}]", found.verdict, place.type_name, place.process, place.pid)?;
     let young = last.bytes() - last.survivors().bytes();
     writeln!(
         text,
         "  alive   {} in {}{}, {:.0} seen; {}{}",
-        bytes(last.bytes()),
+        of_bytes(last.bytes()),
         counted(last.objects().round() as i64, "object"),
         if last.stride { " (fixed stride)" } else { "" },
         last.seen(),
         if young >= 0.5 {
-            format!("{} of it not known to have been through a collection; ", bytes(young))
+            format!("{} of it not known to have been through a collection; ", of_bytes(young))
         } else {
             String::new()
         },
         ages(last)
     )?;
-    let minute = |value: f64| bytes(value * 60.0);
+    let minute = |value: f64| of_bytes(value * 60.0);
     match &found.trend {
         Ok(rate) => {
             let interval = match rate.interval {
