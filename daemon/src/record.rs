@@ -13,7 +13,7 @@ use crate::exact::{self, Account, Ending, Shelf};
 use crate::kernel_features::Limit;
 use crate::launch::{self, Gated};
 use crate::pprof::{self, About};
-use crate::process::{Awaited, ProcessTable};
+use crate::process::{Awaited, ProcessTable, start_ticks, ticks_before_now};
 use crate::run::{Recorded, Recording, Watcher, loss};
 use crate::sample::frame::{FrameKey, Marker};
 use crate::sink::file;
@@ -377,20 +377,12 @@ struct Late {
 
 impl Late {
     fn since(began: Instant) -> Self {
-        let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        let up = Duration::new(
-            boot.tv_sec.try_into().unwrap_or_default(),
-            boot.tv_nsec.try_into().unwrap_or_default(),
-        );
-        let ticks = up.saturating_sub(began.elapsed()).as_millis()
-            * u128::from(rustix::param::clock_ticks_per_second())
-            / 1000;
-        Self { began, began_ticks: u64::try_from(ticks).unwrap_or(u64::MAX), found: Arc::default() }
+        Self { began, began_ticks: ticks_before_now(began.elapsed()), found: Arc::default() }
     }
 
     /// It has the library from now on.
     fn attached(&self, pid: u32) {
-        let (after, started) = (self.began.elapsed(), crate::process::start_ticks(pid));
+        let (after, started) = (self.began.elapsed(), start_ticks(pid));
         if after > LONG_ATTACH && started.is_some_and(|started| started < self.began_ticks) {
             self.found.lock().unwrap_or_else(PoisonError::into_inner).push((pid, after));
         }

@@ -89,7 +89,6 @@ impl Follower {
             reasons: Arc::clone(&reasons),
             whom,
             began: Instant::now(),
-            busy: HashMap::new(),
         };
         let done = Arc::clone(&complete);
         let thread = std::thread::spawn(move || work.run(&stopped, &done));
@@ -128,10 +127,17 @@ struct Work {
     tell: Box<dyn Fn(News<'_>) + Send>,
     reasons: Arc<Mutex<Vec<String>>>,
     began: Instant,
-    /// Since when a program is known; `None` once it has been dealt with.
-    looked_at: HashMap<Program, Option<Instant>>,
-    /// Those that have not answered: when they are asked again, and what was said of them.
-    busy: HashMap<Program, (Instant, String)>,
+    looked_at: HashMap<Program, Look>,
+}
+
+/// Where a program stands.
+enum Look {
+    /// Known since then, and looked at again: it may become a .NET program that listens.
+    Pending { since: Instant },
+    /// It has not answered: when it is asked again, and what was said of it.
+    Busy { since: Instant, again: Instant, said: String },
+    /// Dealt with.
+    Done,
 }
 
 impl Work {
@@ -152,7 +158,6 @@ impl Work {
             place::remove_those_of_the_dead();
             // The pipeline forgets for a while whatever it is not sure of.
             self.looked_at.retain(|&known, _| present.contains(&known) || program(known.0) == Some(known));
-            self.busy.retain(|known, _| self.looked_at.contains_key(known));
             match stopped.recv_timeout(LOOK) {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
@@ -180,12 +185,14 @@ impl Work {
 
     fn look_after(&mut self, program: Program) {
         let pid = program.0;
-        if self.busy.get(&program).is_some_and(|(again, _)| Instant::now() < *again) {
-            return;
-        }
-        let Some(since) = *self.looked_at.entry(program).or_insert_with(|| Some(Instant::now())) else {
-            return;
-        };
+        let now = Instant::now();
+        let (since, said) =
+            match self.looked_at.entry(program).or_insert_with(|| Look::Pending { since: now }) {
+                Look::Done => return,
+                Look::Busy { again, .. } if now < *again => return,
+                Look::Busy { since, said, .. } => (*since, Some(said.clone())),
+                Look::Pending { since } => (*since, None),
+            };
         let named = match &self.whom {
             Whom::Named(pids) => pids.contains(&pid),
             Whom::Started(root) => *root == pid,
@@ -207,17 +214,16 @@ impl Work {
             Some(WhyNot::NotDotnet | WhyNot::NoSocket) if is_young => {}
             None if is_young && matches!(self.whom, Whom::Started(_)) && !has_ours() => {}
             Some(why) => {
-                self.looked_at.insert(program, None);
+                self.looked_at.insert(program, Look::Done);
                 // Of a program that was started, most children are native, and so may it be itself.
                 let expected = is_dotnet || named && !matches!(self.whom, Whom::Started(_));
                 self.refuse(pid, expected, format!("process {pid}: {why}"));
             }
             None => {
-                self.looked_at.insert(program, None);
+                self.looked_at.insert(program, Look::Done);
                 if has_ours() {
                     return;
                 }
-                let said = self.busy.remove(&program).map(|(_, said)| said);
                 match attach(pid, self.settings) {
                     Ok(attached) => {
                         if let (Some(said), Ok(mut reasons)) = (said, self.reasons.lock()) {
@@ -227,13 +233,13 @@ impl Work {
                         (self.tell)(News::Attached { pid, runtime, took });
                     }
                     Err(AttachError::Busy(error)) => {
-                        let reason = said.unwrap_or_else(|| {
+                        let said = said.unwrap_or_else(|| {
                             let reason = format!("{error}; it is asked again");
                             self.refuse(pid, is_dotnet || named, reason.clone());
                             reason
                         });
-                        self.busy.insert(program, (Instant::now() + BUSY, reason));
-                        self.looked_at.insert(program, Some(since));
+                        let again = Instant::now() + BUSY;
+                        self.looked_at.insert(program, Look::Busy { since, again, said });
                     }
                     Err(AttachError::Ended { .. } | AttachError::NoSuchProcess { .. }) if !named => {}
                     Err(error) => self.refuse(pid, is_dotnet || named, error.to_string()),

@@ -7,7 +7,7 @@ use crate::heap::declared::Assemblies;
 use crate::heap::fields::Fields;
 use crate::heap::nettrace::Event;
 use crate::heap::types::{Room, Types};
-use crate::report::units::{grouped, human};
+use crate::report::units::{counted, grouped, human};
 use crate::symbolize::types::TypeName;
 use std::collections::HashMap;
 use std::fmt;
@@ -139,7 +139,8 @@ impl fmt::Display for Tallied {
             i64::try_from(sum).unwrap_or(i64::MAX)
         };
         let (objects, bytes) = (sum(|of| of.objects), sum(|of| of.bytes));
-        write!(f, "{} objects, {}, {} types", grouped(objects), human(bytes, "bytes"), self.types.len())?;
+        let (objects, types) = (counted(objects, "object"), counted(self.types.len(), "type"));
+        write!(f, "{objects}, {}, {types}", human(bytes, "bytes"))?;
         for (number, what) in
             [(self.lost, "events of the runtime are missing"), (self.malformed, "events make no sense")]
         {

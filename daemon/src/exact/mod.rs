@@ -48,6 +48,14 @@ struct Laid {
     left_out: u64,
 }
 
+impl Laid {
+    /// A table that nothing remembers is found at every look: it counts once.
+    fn decline(&mut self, table: &Opened) {
+        self.left_out += u64::from(!table.is_declined());
+        table.decline();
+    }
+}
+
 /// The tables of one recording, shared by the thread that finds them and the one that reads them at the end.
 #[derive(Clone, Debug, Default)]
 pub struct Shelf(Arc<Mutex<Laid>>);
@@ -62,14 +70,18 @@ impl Shelf {
         let mut laid = self.laid();
         let of_it = laid.sources.iter().filter(|source| source.pid == pid).count();
         if laid.sources.len() >= TABLES || of_it >= OF_ONE_PROCESS {
-            laid.left_out += 1;
-            return table.decline();
+            return laid.decline(&table);
         }
         if table.accept() {
             let name = Target::open(pid).and_then(|target| target.comm()).unwrap_or_default();
             let (start_ticks, found) = (start_ticks(pid), MonotonicNs::now());
             laid.sources.push(Source { pid, start_ticks, name, table, found, left_behind: false });
         }
+    }
+
+    /// Lets the process of a table run on without being counted.
+    pub(crate) fn decline(&self, table: &Opened) {
+        self.laid().decline(table);
     }
 
     /// A process called exec at `at`, which may be told of only now: nobody counts in the tables any more that it had before.

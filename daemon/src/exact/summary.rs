@@ -3,7 +3,7 @@
 use super::table::TORN;
 use super::{Account, Collection, Count, Ending, Lifetime, Process, Type};
 use crate::report::top::fit;
-use crate::report::units::{grouped, human, percent};
+use crate::report::units::{counted, grouped, human, percent};
 use crate::symbolize::pretty::clean;
 use profiler_protocol::exact::LOSSES;
 use std::collections::BTreeMap;
@@ -90,13 +90,13 @@ pub fn lines(account: &Account) -> Vec<String> {
     }
     lines.extend(account.processes.iter().map(|process| {
         format!(
-            "exact: {}, .NET {}: {} objects, {}, {} types, {} collections; {}; {}",
+            "exact: {}, .NET {}: {}, {}, {}, {}; {}; {}",
             who(process),
             process.runtime,
-            count(process.objects),
+            counted(process.objects, "object"),
             bytes(process.bytes),
-            process.types.len(),
-            process.collections.len(),
+            counted(process.types.len(), "type"),
+            counted(process.collections.len(), "collection"),
             lost(process),
             slowdown(process)
         )
@@ -184,7 +184,7 @@ fn of_process(process: &Process, options: Options) -> Vec<String> {
         sum.add(of.left);
         sum
     });
-    lines.push(format!("  allocated  {} objects, {}", count(process.objects), bytes(process.bytes)));
+    lines.push(format!("  allocated  {}, {}", counted(process.objects, "object"), bytes(process.bytes)));
     if process.unseen > 0 {
         lines.push(format!(
             "  found      {} of them, which .NET tells no profiler of (boxed values, most of them): by a collection, at which they count as born, or at the end",

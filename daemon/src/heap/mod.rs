@@ -36,7 +36,7 @@ use crate::leaks::end_on_signal;
 use crate::pprof::{LOSS_PREFIX, PprofError, pack};
 use crate::record::{check_managed, check_target, raise_open_files};
 use crate::report;
-use crate::report::units::grouped;
+use crate::report::units::counted;
 use crate::sink::file;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal as _;
@@ -99,7 +99,7 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     let target = Arc::new(target);
     let survey = survey(&target, settings, &interrupted, &mut |objects| {
         if let Some(bar) = &bar {
-            bar.set_message(format!("{} objects", grouped(i64::try_from(objects).unwrap_or(i64::MAX))));
+            bar.set_message(counted(objects, "object"));
             bar.tick();
         }
     });

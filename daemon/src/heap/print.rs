@@ -71,7 +71,7 @@ fn types(survey: &Survey, findings: &Findings, rows: usize, text: &mut String) -
     let found = |number: u32| survey.types.get(number as usize);
     order.sort_by_key(|&number| (std::cmp::Reverse(found(number).map_or(0, |found| found.bytes)), number));
     let (objects, all) = (survey.objects(), survey.bytes());
-    let sum = format!("{} in {} objects of {} types", bytes(all), count(objects), order.len());
+    let sum = format!("{} in {} of {}", bytes(all), counted(objects, "object"), counted(order.len(), "type"));
     match &survey.graph {
         Err(NoGraph::Lost { lost }) => {
             writeln!(
@@ -166,7 +166,7 @@ fn ways(survey: &Survey, paths: &Paths, order: &[u32], rows: usize, text: &mut S
         found.sort_by_key(|(number, node)| (std::cmp::Reverse(node.bytes), *number));
         let all: u64 = found.iter().map(|(_, node)| node.bytes).fold(0, u64::saturating_add);
         let objects: u64 = found.iter().map(|(_, node)| node.objects).fold(0, u64::saturating_add);
-        writeln!(text, "\n{}: {} in {} objects", survey.type_name(kind), bytes(all), count(objects)).ok();
+        writeln!(text, "\n{}: {} in {}", survey.type_name(kind), bytes(all), counted(objects, "object")).ok();
         let shown: Vec<_> = found
             .iter()
             .enumerate()
@@ -178,7 +178,7 @@ fn ways(survey: &Survey, paths: &Paths, order: &[u32], rows: usize, text: &mut S
             let way = paths.way(*number);
             let names: Vec<String> = way.iter().map(|&step| survey.step_name(step)).collect();
             let share = percent(amount(node.bytes), amount(all));
-            writeln!(text, "  {share} ({} objects)", count(node.objects)).ok();
+            writeln!(text, "  {share} ({})", counted(node.objects, "object")).ok();
             self::way(text, names.iter().map(String::as_str));
         }
         if found.len() > shown.len() {

@@ -87,6 +87,12 @@ pub struct Moment<'a> {
     pub group: &'a Group,
 }
 
+/// How many objects one stands for at the moment at which fewer are watched; 1 where none was seen.
+fn unit(first: &Moment<'_>, last: &Moment<'_>) -> f64 {
+    let most = first.group.stands_for().into_iter().chain(last.group.stands_for()).fold(f64::NAN, f64::max);
+    if most > 0.0 { most } else { 1.0 }
+}
+
 /// What became of the objects of one moment until another, all counted as many as would be seen by the smaller share of both.
 #[derive(Clone, Copy, Debug)]
 struct Change {
@@ -119,8 +125,7 @@ impl Change {
     fn with(first: &Moment<'_>, last: &Moment<'_>, older: fn(Cell, f64) -> f64) -> Self {
         let age_s = last.at_s - first.at_s;
         let (then, now) = (first.group.stands_for(), last.group.stands_for());
-        let unit = then.into_iter().chain(now).fold(f64::NAN, f64::max);
-        let unit = if unit > 0.0 { unit } else { 1.0 };
+        let unit = unit(first, last);
         let before = first.group.told() / unit;
         let stayed = (last.group.told_older(age_s, older) / unit).min(before);
         let came = (last.group.told() / unit - stayed).max(0.0);
@@ -368,7 +373,7 @@ struct Pile {
 /// Where most go and some stay for ever, the sum hardly grows for a long time, but those that are old do.
 fn piles_up(half: &Moment<'_>, last: &Moment<'_>) -> Option<Pile> {
     let older_s = ((last.at_s - half.at_s) / 2.0).log2().floor().exp2();
-    let unit = half.group.stands_for().into_iter().chain(last.group.stands_for()).fold(1.0, f64::max);
+    let unit = unit(half, last);
     let older = |moment: &Moment<'_>| moment.group.told_older(older_s, Cell::share_surely_older) / unit;
     let (was, is) = (older(half), older(last));
     (is - was >= SURE * (was + is + 1.0).sqrt()).then_some(Pile { older_s, was, is })

@@ -28,12 +28,24 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 /// Start time of a process in clock ticks since boot: with the pid, it tells a process from a later one with the same pid.
 /// `None` when there is no such process.
 #[must_use]
 pub fn start_ticks(pid: u32) -> Option<u64> {
     stat(pid).map(|stat| stat.starttime)
+}
+
+/// The [`start_ticks`] of a process that began so long ago.
+#[must_use]
+pub fn ticks_before_now(ago: Duration) -> u64 {
+    let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = u64::try_from(boot.tv_sec).unwrap_or(0);
+    let up = Duration::new(seconds, u32::try_from(boot.tv_nsec).unwrap_or(0));
+    let ticks =
+        up.saturating_sub(ago).as_millis() * u128::from(rustix::param::clock_ticks_per_second()) / 1000;
+    u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
 /// What the kernel says of a process in `/proc/PID/stat`; `None` when there is no such process.

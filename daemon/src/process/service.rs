@@ -8,6 +8,7 @@
 //! An SDK publishes when the program has set it up, so a process is asked again, less and less often; what was counted before stays under the name before.
 
 use super::published::{self, Published};
+use super::ticks_before_now;
 use crate::aggregate::key::PublishedLabels;
 use crate::attach::target::{Target, printable};
 use crate::kubernetes::pods::Pods;
@@ -171,10 +172,7 @@ impl Services {
 
 /// Whether it has just begun; one that cannot say so has.
 fn is_young(target: &Target) -> bool {
-    let ticks = rustix::param::clock_ticks_per_second();
-    let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let now = u64::try_from(boot.tv_sec).unwrap_or(0);
-    target.start_ticks().map_or(true, |start| now < start / ticks.max(1) + YOUNG.as_secs())
+    target.start_ticks().map_or(true, |start| start > ticks_before_now(YOUNG))
 }
 
 fn labels(pid: u32, published: Published) -> Arc<PublishedLabels> {

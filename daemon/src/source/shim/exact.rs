@@ -31,6 +31,11 @@ impl Opened {
         self.set(head::READER, reader::DECLINED).ok();
     }
 
+    /// Whether it was told so.
+    pub(crate) fn is_declined(&self) -> bool {
+        self.word(head::READER).is_ok_and(|said| said == reader::DECLINED)
+    }
+
     /// Reads from word `at` on.
     pub(crate) fn read(&self, at: usize, bytes: &mut [u8]) -> io::Result<()> {
         self.0.read_at(byte(at), bytes)

@@ -238,7 +238,7 @@ impl Process {
         let pid = self.target.pid();
         // What could not be remembered would be laid there again at every look.
         if self.refused.len() >= REFUSED {
-            return table.decline();
+            return shelf.decline(&table);
         }
         shelf.put(pid, table);
         self.refuse(key);
