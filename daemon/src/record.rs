@@ -519,7 +519,7 @@ fn write(
         duration,
         period_ns: 1_000_000_000 / u64::from(options.frequency),
         main_image: targets.first().and_then(|&pid| recorded.processor.processes.main_image(pid)),
-        comments: comments(options, recorded, lacks, counted, &loss_line),
+        comments: comments(options, recorded, lacks, (account, counted), &loss_line),
     };
     let begin = MonotonicNs::now();
     let (symbolizer, processes) = (&recorded.processor.symbolizer, &recorded.processor.processes);
@@ -570,7 +570,7 @@ fn comments(
     options: &Record,
     recorded: &Recorded,
     (limits, without_shim, columns): Lacks<'_>,
-    counted: Option<&Counted>,
+    (account, counted): (Option<&Account>, Option<&Counted>),
     loss_line: &str,
 ) -> Vec<String> {
     let mut comments = vec![
@@ -604,8 +604,9 @@ fn comments(
     comments.extend(spans(options, recorded));
     comments.extend(wishes(options).comments());
     comments.extend(recorded.window.pool_lines(None).map(|line| format!("{}{line}", pprof::POOL_PREFIX)));
-    if options.exact {
+    if let Some(account) = account {
         comments.push(EXACT_COMMENT.to_owned());
+        comments.extend(exact::summary::lines(account));
     }
     if let Some(counted) = counted {
         comments.push(COUNTED_COMMENT.to_owned());

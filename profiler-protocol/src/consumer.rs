@@ -5,7 +5,7 @@ use crate::layout::{
     COMMIT_OFFSET_AT, COUNTER_WORDS, COUNTERS_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT,
     FEATURES_AT, Geometry, HEADER_BYTES, HEADER_USED_BYTES, INSTANCE_AT, LISTENER_AT, MAGIC, MAGIC_AT,
     MAX_RECORD_UNITS, OWNER_AT, PID_AT, REGION_BYTES_AT, REQUEST_BYTES, REQUEST_HEAD_AT, REQUEST_OFFSET_AT,
-    REQUEST_SLOTS_AT, REQUEST_TAIL_AT, RUNTIME_AT, STATE_AT, State, UNIT_BYTES, UNITS_AT, VERSION,
+    REQUEST_SLOTS_AT, REQUEST_TAIL_AT, RUNTIME_AT, SLOTS_AT, STATE_AT, State, UNIT_BYTES, UNITS_AT, VERSION,
     VERSION_AT,
 };
 use crate::position::{Commit, index, read_commit};
@@ -257,6 +257,7 @@ impl<M: Memory> Consumer<M> {
             runtime: header.word(RUNTIME_AT),
             features: header.word(FEATURES_AT),
             owner: header.word(OWNER_AT),
+            slots: header.word(SLOTS_AT),
         };
         Ok(Self { memory, geometry, identity, tail, request_head, status })
     }

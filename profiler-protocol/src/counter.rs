@@ -40,7 +40,7 @@ counters! {
     HandlesCreated = 11, "shim_handles_created";
     /// Sampled objects found dead.
     ObjectsDead = 12, "shim_objects_dead";
-    /// Reports of dead or surviving objects put off to the next collection because the ring was full.
+    /// Reports of dead or surviving objects put off to the next collection because the ring was full, and watched objects that the runtime would not speak of.
     SurveysDeferred = 13, "shim_surveys_deferred";
     /// Collections at whose end objects could not be surveyed (their start was not seen, or handles were being freed).
     SurveysSkipped = 14, "shim_surveys_skipped";

@@ -18,6 +18,20 @@ pub const TOP_LEVEL: u8 = 184;
 pub const LEVELS_OF_OCTAVE: u8 = 4;
 const STEPS: [u64; LEVELS_OF_OCTAVE as usize] = [65_536, 77_936, 92_682, 110_218];
 
+/// Words of the slot of a watched object: its handle, 0 while the slot watches nothing; sample << 8 | generation; its key. They lie in the process and not in
+/// the region: who may read its memory learns whose a handle is, and so finds the object in a walk of the runtime's.
+pub const SLOT_WORDS: usize = 3;
+/// Between two looks of the service thread there is room for so many more objects than may be watched: an eighth.
+pub const SPARE: usize = 8;
+/// Slots are claimed by groups.
+pub const GROUP: usize = 64;
+
+/// How many groups of slots there are when `most` objects may be watched.
+#[must_use]
+pub const fn groups(most: usize) -> usize {
+    most.saturating_add(most / SPARE).div_ceil(GROUP)
+}
+
 /// How much an object of `size` bytes matters whose sample was chosen at `level` of all samples: about the bytes it stands for.
 #[must_use]
 pub const fn importance(size: u64, level: u8) -> u64 {

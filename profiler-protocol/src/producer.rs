@@ -5,8 +5,8 @@ use crate::counter::Counter;
 use crate::layout::{
     COMMIT_OFFSET_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT, FEATURES_AT, Geometry,
     HEADER_BYTES, HEARTBEAT_AT, INSTANCE_AT, LISTENER_AT, MAGIC, MAGIC_AT, MAX_RECORD_BYTES, OWNER_AT,
-    PERIOD_AT, PID_AT, REGION_BYTES_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, RUNTIME_AT, STATE_AT, State,
-    UNITS_AT, VERSION, VERSION_AT,
+    PERIOD_AT, PID_AT, REGION_BYTES_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, RUNTIME_AT, SLOTS_AT, STATE_AT,
+    State, UNITS_AT, VERSION, VERSION_AT,
 };
 use crate::position::{Extent, commit_word, free, index, units_for};
 use crate::sync::{AtomicU64, Ordering};
@@ -33,6 +33,8 @@ pub struct Identity {
     pub features: u64,
     /// Number of the recorder the region was made for ([`crate::load`]), 0 for nobody in particular.
     pub owner: u64,
+    /// Where in the process the slots of the watched objects lie ([`crate::live::Slot`]), 0 for nowhere.
+    pub slots: u64,
 }
 
 impl<'a> Region<'a> {
@@ -61,6 +63,7 @@ impl<'a> Region<'a> {
             (RUNTIME_AT, identity.runtime),
             (FEATURES_AT, identity.features),
             (OWNER_AT, identity.owner),
+            (SLOTS_AT, identity.slots),
         ] {
             self.store(at, value, Ordering::Relaxed);
         }

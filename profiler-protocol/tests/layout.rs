@@ -5,8 +5,8 @@
 use profiler_protocol::layout::{
     COMMIT_OFFSET_AT, COUNTERS_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT, FEATURES_AT,
     Geometry, HEARTBEAT_AT, INSTANCE_AT, LISTENER_AT, MAGIC_AT, OWNER_AT, PERIOD_AT, PID_AT, REGION_BYTES_AT,
-    REQUEST_HEAD_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, REQUEST_TAIL_AT, RUNTIME_AT, STATE_AT, UNITS_AT,
-    VERSION_AT,
+    REQUEST_HEAD_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, REQUEST_TAIL_AT, RUNTIME_AT, SLOTS_AT, STATE_AT,
+    UNITS_AT, VERSION_AT,
 };
 use profiler_protocol::request::Request;
 
@@ -37,6 +37,7 @@ fn the_byte_map_is_the_codes() {
         ("runtime", RUNTIME_AT),
         ("features", FEATURES_AT),
         ("owner", OWNER_AT),
+        ("slots", SLOTS_AT),
         ("event_head", EVENT_HEAD_AT),
         ("request_tail", REQUEST_TAIL_AT),
         ("state", STATE_AT),

@@ -277,6 +277,7 @@ impl Instance {
             runtime,
             features,
             owner,
+            slots: self.live.slots_at(),
         });
         self.guard.alive.store(1, Ordering::Release);
         // The region's first record: whoever reads a later one knows that all samples before it are nobody's any more.
@@ -396,21 +397,18 @@ impl Instance {
         let surveyed = self.live.survey(&info, condemned, &mut |found| self.tell_found(found));
         // CPU time: the set's size does not make the pause longer by what the kernel gives to others meanwhile.
         let spent_ns = syscall::thread_cpu_ns().saturating_sub(began_ns);
+        let Some(deferred) = surveyed else {
+            self.count(Counter::SurveysSkipped);
+            return self.gc.survey_missed();
+        };
         self.count(Counter::Surveys);
         self.region.count(Counter::SurveyNs, spent_ns);
         if self.live.account(watched, spent_ns, condemned) {
             self.count(Counter::LiveSetShrunk);
         }
-        match surveyed {
-            Some(0) => {}
-            Some(deferred) => {
-                self.region.count(Counter::SurveysDeferred, deferred);
-                self.gc.survey_missed();
-            }
-            None => {
-                self.count(Counter::SurveysSkipped);
-                self.gc.survey_missed();
-            }
+        if deferred != 0 {
+            self.region.count(Counter::SurveysDeferred, deferred);
+            self.gc.survey_missed();
         }
     }
 

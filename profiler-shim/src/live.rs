@@ -2,7 +2,9 @@
 //! decides which stay, so that those that stay stand for all (`profiler_protocol::live`). Lock-free for the threads that allocate.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-use profiler_protocol::live::{LEVELS_OF_OCTAVE, TOP_LEVEL, key, level_above, threshold};
+use profiler_protocol::live::{
+    GROUP, LEVELS_OF_OCTAVE, SLOT_WORDS, SPARE, TOP_LEVEL, groups, key, level_above, threshold,
+};
 use profiler_protocol::record::Words;
 
 /// Objects watched at a time unless told otherwise, and the fewest and most that can be asked for.
@@ -11,10 +13,8 @@ pub const USUAL: usize = 4_096;
 pub const FEWEST: usize = 256;
 /// Most.
 pub const MOST: usize = 65_536;
-/// Between two looks of the service thread there is room for so many more: an eighth.
-const SPARE: usize = 8;
-const GROUPS: usize = (MOST + MOST / SPARE) / 64;
-const SLOTS: usize = GROUPS * 64;
+const GROUPS: usize = groups(MOST);
+const SLOTS: usize = GROUPS * GROUP;
 const BATCH: usize = 256;
 /// CPU time a survey may take of a pause: this, or 100 ns for each object where more are asked for.
 const SURVEY_NS: u64 = 1_000_000;
@@ -32,7 +32,9 @@ pub trait Handles {
     fn generation(&self, object: usize) -> Option<u8>;
 }
 
+/// Its words are read from outside as [`SLOT_WORDS`] says.
 #[derive(Default)]
+#[repr(C)]
 struct Slot {
     /// 0 while being filled or unused.
     handle: AtomicUsize,
@@ -41,6 +43,8 @@ struct Slot {
     /// What is not above the level's threshold is not watched.
     key: AtomicU64,
 }
+
+const _: () = assert!(size_of::<Slot>() == SLOT_WORDS * 8);
 
 /// All watched objects.
 pub struct Live {
@@ -209,6 +213,11 @@ impl Live {
         self.allowed.store(0, Ordering::Relaxed);
     }
 
+    /// Where the slots lie.
+    pub fn slots_at(&self) -> u64 {
+        self.slots.as_ptr().addr() as u64
+    }
+
     /// Sets what the draws begin with.
     pub fn set_seed(&self, seed: u64) {
         self.seed.store(seed, Ordering::Relaxed);
@@ -249,8 +258,7 @@ impl Live {
     }
 
     fn claim(&self, sample: u64) -> Option<usize> {
-        let allowed = self.allowed();
-        let groups = allowed.saturating_add(allowed / SPARE).div_ceil(64).clamp(1, GROUPS);
+        let groups = groups(self.allowed()).clamp(1, GROUPS);
         let first = (sample % groups as u64) as usize;
         for step in 0..groups {
             let group = first.wrapping_add(step);
@@ -282,7 +290,7 @@ impl Live {
     }
 
     /// Looks at every watched object that a collection of generation `condemned` can have touched. `report` answers false when it
-    /// cannot take a batch: those objects stay as they are until the next survey. Answers the batches put off, or `None` when
+    /// cannot take a batch: those objects stay as they are until the next survey. Answers the batches put off and the objects the runtime said nothing of, or `None` when
     /// the slots are being released.
     pub fn survey(
         &self,
@@ -303,7 +311,8 @@ impl Live {
                 continue;
             }
             match handles.object(handle) {
-                None => {}
+                // The runtime may refuse on the thread of a background collection.
+                None => deferred = deferred.wrapping_add(1),
                 Some(0) if dead.push(slot, word >> 8) => {
                     deferred = deferred.wrapping_add(self.flush_dead(&mut dead, handles, report));
                 }

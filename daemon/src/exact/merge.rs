@@ -2,7 +2,7 @@
 //! the objects that the runtime told of by itself. Which stack made which object is known of those only: walking a stack for each would
 //! take some ten times as long as making the object.
 
-use super::{Account, Count, Process, Type};
+use super::{Account, Count, Ending, Process, Type};
 use crate::aggregate::key::{SampleType, Sampling, UNKNOWN_TYPE};
 use crate::aggregate::window::OTHER;
 use crate::pprof::proto::{Function, Label, Line, Location, Profile, Sample};
@@ -152,6 +152,8 @@ pub fn merge(
     for process in &account.processes {
         of_pids.entry(process.pid).or_default().push(process);
     }
+    // What a program allocated that is not counted has its samples alone to tell of it.
+    of_pids.retain(|_, programs| programs.iter().all(|program| program.ending != Ending::Declined));
     for (pid, programs) in of_pids {
         let of_process = processes.get(&i64::from(pid)).copied();
         let last = programs.last().map_or("", |process| &process.name);
@@ -318,7 +320,8 @@ fn add_location(profile: &mut Profile, strings: &mut Strings) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::{COUNTED, EXACT, NO_STACK, SILENT, merge, split};
-    use crate::exact::{Account, Count, Process, Type};
+    use crate::exact::summary::{lines, tells_of_loss};
+    use crate::exact::{Account, Count, Ending, Process, Type};
     use crate::pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
     use crate::report::stacks::Stacks;
     use crate::symbolize::types::TypeName;
@@ -372,6 +375,29 @@ mod tests {
         let stacks = Stacks::new(&profile);
         let of: Vec<_> = stacks.samples().map(|sample| stacks.label(sample, "sampling")).collect();
         assert_eq!(of, [Some(EXACT), Some(COUNTED)]);
+    }
+
+    #[test]
+    fn what_was_not_counted_keeps_what_its_samples_tell() {
+        let strings = ["", "alloc_objects", "alloc_space", "type", "pid", "sampling", "random", "A"];
+        let label = |key, str, num| Label { key, str, num, ..Label::default() };
+        let sample = Sample {
+            value: vec![10, 1_000_000],
+            label: vec![label(4, 0, 9), label(3, 7, 0), label(5, 6, 0)],
+            ..Sample::default()
+        };
+        let mut profile = Profile {
+            string_table: strings.map(str::to_owned).to_vec(),
+            sample_type: [1, 2].map(|r#type| ValueType { r#type, unit: 0 }).to_vec(),
+            sample: vec![sample],
+            ..Profile::default()
+        };
+        let declined = Process { pid: 9, ending: Ending::Declined, ..Process::default() };
+        let account = Account { processes: vec![declined], ..Account::default() };
+        merge(&mut profile, &account, EXACT, |_, _| None);
+        assert_eq!(profile.sample[0].value, [10, 1_000_000]);
+        let lines = lines(&account);
+        assert!(lines.len() == 1 && tells_of_loss(&lines[0]), "{lines:?}");
     }
 
     #[test]

@@ -175,7 +175,7 @@ pub enum Ending {
     Running,
     /// It was killed, crashed or became another program by exec: what it allocated after `counted_until_ns` is not counted, a second at most.
     Killed,
-    /// The runtime refused to be counted.
+    /// Not counted: its table was not opened in time, or the runtime refused.
     Declined,
 }
 

@@ -78,11 +78,21 @@ pub fn text(account: &Account, options: Options) -> String {
     text
 }
 
-/// What a person is told right after the recording: one line a process.
+/// How a line of [`lines`] begins, and what it has when something is missing.
+const LINE: &str = "exact: ";
+const LOST: &str = "LOST: ";
+
+/// True of a line of [`lines`] that says that not all was counted.
+#[must_use]
+pub fn tells_of_loss(line: &str) -> bool {
+    line.strip_prefix(LINE).is_some_and(|said| said.contains(LOST))
+}
+
+/// What a person is told right after the recording, and the profile's comments say: one line a process.
 #[must_use]
 pub fn lines(account: &Account) -> Vec<String> {
     let problems = account.unreadable.iter().cloned().chain(account.left_out());
-    let mut lines: Vec<String> = problems.map(|why| format!("exact: {why}")).collect();
+    let mut lines: Vec<String> = problems.map(|why| format!("{LINE}{LOST}{why}")).collect();
     if account.processes.is_empty() {
         lines.push(
             "exact: no .NET runtime loaded the profiler: no .NET program, or one with DOTNET_EnableDiagnostics(_Profiler)=0".to_owned(),
@@ -90,7 +100,7 @@ pub fn lines(account: &Account) -> Vec<String> {
     }
     lines.extend(account.processes.iter().map(|process| {
         format!(
-            "exact: {}, .NET {}: {}, {}, {}, {}; {}; {}",
+            "{LINE}{}, .NET {}: {}, {}, {}, {}; {}; {}",
             who(process),
             process.runtime,
             counted(process.objects, "object"),
@@ -127,10 +137,13 @@ fn lost(process: &Process) -> String {
             "what it allocated in its last moments, a second at most: it was killed or crashed".to_owned(),
         );
     }
+    if process.ending == Ending::Declined {
+        all.push("all of it".to_owned());
+    }
     if process.untold {
         all.push(UNTOLD.to_owned());
     }
-    if all.is_empty() { "nothing was lost".to_owned() } else { format!("LOST: {}", all.join("; ")) }
+    if all.is_empty() { "nothing was lost".to_owned() } else { format!("{LOST}{}", all.join("; ")) }
 }
 
 /// One line: what exact mode cost, and which part of that is measured. Its work in collections is; what a single object costs is not: most of it is
@@ -177,7 +190,9 @@ fn of_process(process: &Process, options: Options) -> Vec<String> {
                 "its first {}; it was killed or crashed: what it allocated after that, within a second, is missing",
                 time(process.counted_ns)
             ),
-            Ending::Declined => "which its runtime did not let be counted".to_owned(),
+            Ending::Declined =>
+                "which was not counted: its table was not opened within 3 s, or its runtime refused"
+                    .to_owned(),
         }
     )];
     let left = process.types.iter().fold(Count::default(), |mut sum, of| {

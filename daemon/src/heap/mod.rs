@@ -24,6 +24,7 @@ pub mod walk;
 pub use collect::SurveyError;
 
 use self::collect::{Settings, survey, unless_interrupted};
+use self::graph::NoGraph;
 use self::paths::Paths;
 use self::print::Findings;
 use self::walk::Survey;
@@ -158,13 +159,17 @@ fn pause(survey: &Survey) -> String {
 /// What the survey lacks.
 fn notes(survey: &Survey) -> Vec<String> {
     let mut notes = Vec::new();
+    let is_told = matches!(survey.graph, Err(NoGraph::Lost { .. }));
     if let Err(why) = &survey.graph {
         notes.push(why.to_string());
-    } else if survey.lost > 0 {
-        notes.push(format!(
-            "{} events are missing: some types may have no name and some roots be left out",
-            survey.lost
-        ));
+    }
+    if survey.lost > 0 && !is_told {
+        let what = if survey.graph.is_ok() {
+            "some types may have no name, some roots be left out, and the last objects of the walk not be counted"
+        } else {
+            "objects are not counted, and types may have no name (a larger --buffer may help)"
+        };
+        notes.push(format!("{} of the runtime missing: {what}", counted(survey.lost, "event")));
     }
     if survey.malformed > 0 {
         notes.push(format!("{} events of the walk are not as they should be", survey.malformed));

@@ -1,7 +1,6 @@
 //! A survey as text: types, roots, and what holds the largest types.
 
 use super::dominators::Dominated;
-use super::graph::NoGraph;
 use super::paths::{Node, Paths, Step};
 use super::walk::{RootKind, Survey};
 use crate::report::units::{counted, grouped, human, percent};
@@ -72,18 +71,16 @@ fn types(survey: &Survey, findings: &Findings, rows: usize, text: &mut String) -
     order.sort_by_key(|&number| (std::cmp::Reverse(found(number).map_or(0, |found| found.bytes)), number));
     let (objects, all) = (survey.objects(), survey.bytes());
     let sum = format!("{} in {} of {}", bytes(all), counted(objects, "object"), counted(order.len(), "type"));
-    match &survey.graph {
-        Err(NoGraph::Lost { lost }) => {
-            writeln!(
-                text,
-                "NOT ALL of the heap, {} events of the walk or more are missing, each of up to thousands of objects: at least {sum}",
-                count(*lost)
-            )
-            .ok();
-        }
-        _ => {
-            writeln!(text, "{sum}").ok();
-        }
+    // With a graph all objects are there: their references could not have been told apart otherwise.
+    if survey.graph.is_err() && survey.lost > 0 {
+        writeln!(
+            text,
+            "NOT ALL of the heap, {} or more are missing, each of up to thousands of objects: at least {sum}",
+            counted(survey.lost, "event")
+        )
+        .ok();
+    } else {
+        writeln!(text, "{sum}").ok();
     }
     let dominated = findings.dominated.as_ref();
     let head = if dominated.is_some() { "dominated" } else { "" };

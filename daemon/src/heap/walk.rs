@@ -153,7 +153,7 @@ pub struct Survey {
     pub collections: u32,
     /// Events of the walk that do not have the layout they should.
     pub malformed: u64,
-    /// Events the runtime had no room for. None with objects or references when there is a graph.
+    /// Events the runtime had no room for. With a graph none with objects or references, except perhaps the walk's last objects where these refer to nothing.
     pub lost: u64,
 }
 
@@ -483,6 +483,7 @@ impl Walk {
 pub(super) mod tests {
     use super::{Event, Root, RootKind, StaticField, Survey, Walk, id};
     use crate::heap::graph::NoGraph;
+    use crate::heap::print::{Findings, text};
 
     /// A payload of numbers with their sizes.
     struct Payload(Vec<u8>);
@@ -594,6 +595,15 @@ pub(super) mod tests {
         let mut walk = Walk::new(1 << 20);
         send(&mut walk, id::OBJECTS, 0, numbered(0, 9).u64(1));
         assert_eq!(walk.finish(0).graph.unwrap_err(), NoGraph::Disorder);
+    }
+
+    #[test]
+    fn a_part_of_a_heap_is_called_one_whatever_else_there_was_no_room_for() {
+        let mut survey = small(3);
+        survey.graph = Err(NoGraph::Memory { limit_mib: 1 });
+        let findings = Findings { paths: None, dominated: None };
+        let text = text(&survey, &findings, 10);
+        assert!(text.starts_with("NOT ALL of the heap, 3 events or more are missing"), "{text}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use crate::aggregate::interval::Estimate;
 use crate::aggregate::key::{SampleType, Sampling, UNKNOWN_TYPE};
 use crate::exact::merge::{COUNTED, EXACT};
+use crate::exact::summary;
 use crate::pprof::proto::{Profile, Sample};
 use crate::run::loss;
 use crate::symbolize::pretty::clean;
@@ -192,7 +193,10 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     let unit = if by_objects { "count" } else { "bytes" };
     let (bold, dim, plain) = if options.colour { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
     // Lines of losses are of the whole recording: whose objects they were is not known.
-    let lost = Stacks::new(profile).losses().fold(Lost::default(), |sum, line| sum.and(Lost::of(&line)));
+    let stacks = Stacks::new(profile);
+    let lost = stacks.losses().fold(Lost::default(), |sum, line| sum.and(Lost::of(&line)));
+    let uncounted = stacks.comments().any(|comment| summary::tells_of_loss(&comment));
+    let lost = Lost { uncounted, ..lost }.of_column(alive);
     let mut text = String::new();
     let mut line = |content: String| writeln!(text, "{content}").unwrap_or_default();
     let shown = all.len().min(options.limit);
@@ -217,7 +221,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             format!("{} … {}", human(round(interval.low), unit), human(round(interval.high), unit))
         };
         let (bytes, objects) = match (row.counted, row.has_interval) {
-            (Some(EXACT), _) if (row.left_out || lost.any()) && is_of_records(row) => {
+            (Some(EXACT), _) if lost.uncounted || (row.left_out || lost.any()) && is_of_records(row) => {
                 (AT_LEAST.to_owned(), AT_LEAST.to_owned())
             }
             (Some(counted), _) => (counted.to_owned(), counted.to_owned()),
@@ -264,6 +268,20 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             "{dim}at least: of large objects that were made earlier, when many came at once, chance left out some{plain}"
         ));
     }
+    if lost.unwatched > 0 && all.iter().take(options.limit).any(at_least) {
+        line(format!(
+            "{dim}at least: {} for want of a weak handle or of room for it; of which types is not known{plain}",
+            match lost.unwatched {
+                1 => "1 object was not watched".to_owned(),
+                number => format!("{} were not watched", counted(number, "object")),
+            },
+        ));
+    }
+    if lost.uncounted && all.iter().take(options.limit).any(|row| row.counted == Some(EXACT)) {
+        line(format!(
+            "{dim}at least: exact mode has not counted all; what is missing says `report --exact`{plain}"
+        ));
+    }
     if lost.silent > 0 {
         line(format!(
             "{dim}a runtime was not listened to {}, for the recorder got no CPU: what was allocated meanwhile is missing, and what was alive before is no longer watched{plain}",
@@ -297,6 +315,10 @@ struct Lost {
     silent: u64,
     /// Large objects that chance left out.
     thinned: u64,
+    /// Objects that are not watched for want of a handle or of room: of those that are alive.
+    unwatched: u64,
+    /// Exact mode has not counted all.
+    uncounted: bool,
 }
 
 impl Lost {
@@ -313,6 +335,8 @@ impl Lost {
             dropped: full.and_then(|(count, _)| count.parse().ok()).unwrap_or(0),
             silent: number(loss::LEASES_LOST),
             thinned: number(loss::LARGE_THINNED),
+            unwatched: loss::UNWATCHED.into_iter().map(number).fold(0, u64::saturating_add),
+            uncounted: false,
         }
     }
 
@@ -321,6 +345,16 @@ impl Lost {
             dropped: self.dropped.saturating_add(other.dropped),
             silent: self.silent.saturating_add(other.silent),
             thinned: self.thinned.saturating_add(other.thinned),
+            unwatched: self.unwatched.saturating_add(other.unwatched),
+            uncounted: self.uncounted || other.uncounted,
+        }
+    }
+
+    /// What matters to objects that are alive, or to all that were allocated.
+    fn of_column(self, alive: bool) -> Self {
+        match alive {
+            true => Self { uncounted: false, ..self },
+            false => Self { unwatched: 0, ..self },
         }
     }
 
@@ -347,6 +381,7 @@ mod tests {
     use crate::aggregate::heap::{Weight, weight};
     use crate::aggregate::key::{Labels, SampleType, Sampling};
     use crate::aggregate::window::{Limits, Window};
+    use crate::exact::{Account, Ending, Process, summary};
     use crate::pprof::{self, About};
     use crate::process::ProcessTable;
     use crate::run::loss;
@@ -465,6 +500,31 @@ mod tests {
             !thinned.contains(" exact ") && thinned.contains("at least: chance left out 3 large objects"),
             "{thinned}"
         );
+    }
+
+    #[test]
+    fn what_is_alive_and_not_watched_and_what_exact_mode_has_lost_is_not_called_exact() {
+        let large = weight(AllocationKind::Exact, 300_000, 0);
+        let said = |alive: bool, comment: String| {
+            let mut profile = of_fates(&[(large, alive.then_some((3, 4)))]);
+            profile.comment.push(profile.string_table.len() as i64);
+            profile.string_table.push(comment);
+            let column = if alive { "inuse_space" } else { "alloc_space" };
+            table(&profile, column, &Options::default())
+        };
+        let refused = [("shim_handles_full".to_owned(), 1), ("shim_handles_refused".to_owned(), 2)];
+        let refused = format!("{}{}", pprof::LOSS_PREFIX, loss::line(&refused));
+        let text = said(true, refused.clone());
+        assert!(text.contains("at least: 3 objects were not watched") && !text.contains(" exact "), "{text}");
+        assert!(said(false, refused).contains(" exact "));
+        let killed = Process { ending: Ending::Killed, ..Process::default() };
+        let lines = summary::lines(&Account { processes: vec![killed], ..Account::default() });
+        let text = said(false, lines[0].clone());
+        assert!(
+            text.contains("at least: exact mode has not counted all") && !text.contains("  exact "),
+            "{text}"
+        );
+        assert!(said(true, lines[0].clone()).contains(" exact "));
     }
 
     #[test]

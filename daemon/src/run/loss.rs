@@ -114,7 +114,7 @@ const OTHER_LOSSES: [&str; 52] = [
     "threads_summed_up",
     "wakers_capped",
     "allocation_sites_refused",
-    "live_objects_refused",
+    LIVE_REFUSED,
     "incident_places_refused",
     "gc_events_unmatched",
     "window_overflowed",
@@ -129,8 +129,8 @@ const OTHER_LOSSES: [&str; 52] = [
     "shim_exceptions_dropped_full",
     "shim_contentions_dropped_full",
     "shim_contentions_unmatched",
-    "shim_handles_full",
-    "shim_handles_refused",
+    HANDLES_FULL,
+    HANDLES_REFUSED,
     "shim_live_set_shrunk",
     "shim_types_queue_full",
     "shim_types_refused",
@@ -140,6 +140,13 @@ const OTHER_LOSSES: [&str; 52] = [
     "shim_sessions_refused",
     LARGE_THINNED,
 ];
+
+const HANDLES_FULL: &str = "shim_handles_full";
+const HANDLES_REFUSED: &str = "shim_handles_refused";
+const LIVE_REFUSED: &str = "live_objects_refused";
+
+/// Sampled objects that nobody watches, and not because chance has not chosen them: what is alive may be more than what is watched stands for.
+pub const UNWATCHED: [&str; 3] = [HANDLES_FULL, HANDLES_REFUSED, LIVE_REFUSED];
 
 /// Large objects that chance left out: those of their types that were told of may each stand for itself alone, and are not all of them then.
 pub const LARGE_THINNED: &str = "shim_large_objects_thinned";
