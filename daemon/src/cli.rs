@@ -426,7 +426,7 @@ impl Limits {
 #[derive(Debug, Args)]
 #[command(after_help = below(&[HEAP_EXAMPLES, HEAP_HELP, EXIT_CODES]), group = ArgGroup::new("source").required(true).multiple(false))]
 pub struct Heap {
-    /// Survey this process. Its managed threads are stopped for one full collection and a walk over its heap.
+    /// Survey this process. Its managed threads are stopped for a full collection and a walk over its heap (twice up to .NET 9).
     #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Option<u32>,
     /// Compare two surveys that were written with --output, the earlier first.
@@ -438,8 +438,8 @@ pub struct Heap {
     /// Most types shown, with what holds them.
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 10)]
     pub rows: usize,
-    /// Most memory for the survey, in MiB: about 16 bytes an object and 4 a reference, more than twice that for dominated sizes. With less than it
-    /// takes, types are counted and what holds them is left out.
+    /// Most memory for the survey, in MiB: about 16 bytes an object and 4 a reference, with dominated sizes 48 and 16. With less, dominated sizes are
+    /// left out first, then what holds the objects; types are counted always.
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
     pub memory: u32,
     /// Most memory the runtime takes, inside the process, for events that were not read yet, in MiB.
@@ -450,7 +450,7 @@ pub struct Heap {
 const HEAP_HELP: &str = "\
 No library is loaded for this: the runtime itself reports its heap over its diagnostics socket (.NET 6 and newer). So a process that says \
 PERFUSION_ATTACH=off is surveyed as well, if you name it. The survey pauses the app, and \
-says for how long. Ctrl-C ends it: what was switched on in the runtime is switched off before perfusion ends. A second one does not wait for that: the \
+says for how long. Ctrl-C ends it: what was switched on in the runtime is switched off before perfusion ends. A second one does not wait for that (exit code 130): the \
 runtime does it itself when it finds perfusion gone.";
 
 /// Output formats of `report`.

@@ -140,7 +140,7 @@ fn roots(survey: &Survey, findings: &Findings, text: &mut String) {
         line(Step::Root(kind, None), Some(roots), kind.name());
     }
     line(Step::Unreached, None, "not reached from a root");
-    line(Step::Further, None, "held in more ways than are kept");
+    line(Step::Further, None, "[held in further ways]");
     let (dependents, weak) = (count(survey.dependents), count(survey.weak));
     writeln!(text, "and {dependents} dependent handles (ConditionalWeakTable: the key holds the value), {weak} weak ones, which hold nothing").ok();
 }

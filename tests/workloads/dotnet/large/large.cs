@@ -1,5 +1,6 @@
 // Large objects of known types, sizes and counts, made in all the ways there are to make one, by two threads and beside small garbage. `make` makes them
-// and keeps the first half of each type, `free` lets go of those, `collect` runs a full collection, `flood` makes more of one type at once than can be told
+// and keeps the first half of each type, `free` lets go of those, `collect` runs a full collection, `background` one while the program goes on and then one of young
+// objects, `flood` makes more of one type at once than can be told
 // of one by one, `small` makes garbage alone. With the argument `once` it does `make` and ends. Truth: none but the counts that tests/tests/large.rs has, too.
 using System;
 using System.Collections.Generic;
@@ -39,6 +40,7 @@ namespace Large
             Workload.On("flood", Flood);
             Workload.On("free", () => kept.Clear());
             Workload.On("collect", () => GC.Collect());
+            Workload.On("background", CollectInBackground);
             Workload.Ready();
             Workload.WaitForStop();
             Workload.PrintTruth();
@@ -56,6 +58,16 @@ namespace Large
             }
             foreach (var thread in threads)
                 thread.Join();
+        }
+
+        // The young one is not before it, as the runtime decides by itself where it needs room for young objects: it begins as a background collection.
+        static void CollectInBackground()
+        {
+            long before = GC.GetGCMemoryInfo(GCKind.Background).Index;
+            GC.Collect(2, GCCollectionMode.Forced, blocking: false);
+            while (GC.GetGCMemoryInfo(GCKind.Background).Index == before)
+                Thread.Sleep(1);
+            GC.Collect(0);
         }
 
         static readonly int[] counts = { 20, 15, 10, 5, 4, 6, 10, 30 };
