@@ -1,6 +1,7 @@
 //! The command line: clap types and the parsing of units, nothing else. `main` maps each command to its stage.
 
 use crate::config::units::Span;
+use crate::heap::held::{BUFFER_MIB, MEMORY_MIB};
 use crate::report::stacks::Only;
 use crate::source::shim::{ALLOCATION_SAMPLES, LIVE_OBJECTS, ShimLimits};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -63,6 +64,7 @@ const DUMP_EXAMPLES: &str = "Examples:
 const LEAKS_EXAMPLES: &str = "Examples:
   perfusion leaks --pid 4242                                 two minutes from now on
   perfusion leaks --pid 4242 -d 30m -w 1m                    a slow leak
+  perfusion leaks --pid 4242 --heap                          and what holds it
   perfusion leaks /var/lib/perfusion/profiles/shop/*.pb.gz   what the daemon has written";
 
 const HEAP_EXAMPLES: &str = "Examples:
@@ -397,6 +399,10 @@ pub struct Leaks {
     /// Most places shown.
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 10)]
     pub rows: usize,
+    /// At the end, say what holds the objects that were seen of each place shown. That takes a survey of the heap (`perfusion heap`), which stops the
+    /// managed threads for a full collection and a walk.
+    #[arg(long, requires = "pid")]
+    pub heap: bool,
     /// How much each .NET process tells.
     #[command(flatten)]
     pub limits: Limits,
@@ -440,10 +446,10 @@ pub struct Heap {
     pub rows: usize,
     /// Most memory for the survey, in MiB: about 16 bytes an object and 4 a reference, with dominated sizes 48 and 16. With less, dominated sizes are
     /// left out first, then what holds the objects; types are counted always.
-    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
+    #[arg(long, value_name = "MIB", default_value_t = MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
     pub memory: u32,
     /// Most memory the runtime takes, inside the process, for events that were not read yet, in MiB.
-    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(16..=4096))]
+    #[arg(long, value_name = "MIB", default_value_t = BUFFER_MIB, value_parser = clap::value_parser!(u32).range(16..=4096))]
     pub buffer: u32,
 }
 

@@ -101,6 +101,8 @@ pub struct Site {
 pub struct LiveObject {
     /// Where and what.
     pub site: Site,
+    /// The number of its sample in its region.
+    pub sample: u64,
     /// When it was allocated.
     pub born: MonotonicNs,
     /// Generation at the last collection that looked at it; before the first, the one it was allocated in.
@@ -285,6 +287,7 @@ impl Allocations {
                 let object = LiveObject {
                     // The sum of the rest is of this window, the object of later ones, too.
                     site: own,
+                    sample: allocation.sample,
                     born: time,
                     generation,
                     size,

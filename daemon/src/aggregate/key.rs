@@ -273,6 +273,8 @@ pub struct Labels {
     pub survived: Option<u64>,
     /// Full collections that a live object has survived since it is old: 0, 1, or 2 for more.
     pub survived_old: Option<u64>,
+    /// The weak handle that watches a live object: in no file, only where it is asked what holds the object (`leaks::holders`).
+    pub handle: Option<u64>,
     /// Generation of a live object, or the one a collection condemned.
     pub generation: Option<u8>,
     /// Why a collection happened (`aggregate::collections`).
@@ -290,6 +292,9 @@ pub struct Labels {
     /// Its name alone.
     pub lock_owner_name: Option<Arc<str>>,
 }
+
+/// The label of [`Labels::handle`].
+pub const HANDLE: &str = "handle";
 
 /// A label's value as the file stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -323,6 +328,7 @@ impl Labels {
         number("wait_stderr", stderr, "nanoseconds");
         number("gcs_survived", self.survived.map(|count| i64::try_from(count).unwrap_or(i64::MAX)), "");
         number("full_gcs_survived", self.survived_old.map(count), "");
+        number(HANDLE, self.handle.map(count), "");
         number("generation", self.generation.map(i64::from), "");
         let collections = self.collections.as_deref();
         number("collections", collections.map(|of| count(of.count)), "");

@@ -15,6 +15,7 @@ use super::nettrace::{NettraceError, Reader};
 use super::walk::{Survey, Walk};
 use crate::attach::ipc::{self, IpcError, Listen};
 use crate::attach::target::Target;
+use std::collections::HashSet;
 use std::io::{self, BufReader};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -96,12 +97,14 @@ impl From<IpcError> for SurveyError {
 }
 
 /// How to take a survey.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Settings {
     /// Most bytes of the graph.
     pub(super) limit_bytes: usize,
     /// Most MiB of the runtime's buffer.
     pub(super) buffer_mib: u32,
+    /// Weak handles of which it is asked what they watch.
+    pub(super) handles: Arc<HashSet<u64>>,
 }
 
 /// What one thread tells the other while a survey is taken.
@@ -119,7 +122,7 @@ struct Shared {
 /// See [`SurveyError`].
 pub(super) fn survey(
     target: &Arc<Target>,
-    settings: Settings,
+    settings: &Settings,
     interrupted: &AtomicBool,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Survey, SurveyError> {
@@ -129,7 +132,7 @@ pub(super) fn survey(
 
 fn take(
     target: &Arc<Target>,
-    settings: Settings,
+    settings: &Settings,
     interrupted: &AtomicBool,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Survey, SurveyError> {
@@ -143,9 +146,10 @@ fn take(
     let reading: JoinHandle<Read> = {
         let shared = Arc::clone(&shared);
         let events = Ahead::of(events, settings.limit_bytes).map_err(failed)?;
+        let walk = Walk::new(settings.limit_bytes).with_handles(Arc::clone(&settings.handles));
         let run = move || {
             Ahead::step_back();
-            read(events, settings.limit_bytes, &shared.objects)
+            read(events, walk, &shared.objects)
         };
         thread::Builder::new().name("walk".into()).spawn(run).map_err(failed)?
     };
@@ -248,8 +252,7 @@ struct Read {
     end: Result<(), NettraceError>,
 }
 
-fn read(events: Ahead, limit_bytes: usize, objects: &AtomicU64) -> Read {
-    let mut walk = Walk::new(limit_bytes);
+fn read(events: Ahead, mut walk: Walk, objects: &AtomicU64) -> Read {
     let mut reader = match Reader::new(events) {
         Ok(reader) => reader,
         Err(error) => return Read { walk, lost: 0, end: Err(error) },

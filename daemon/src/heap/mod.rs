@@ -13,10 +13,11 @@ mod diff;
 pub mod dominators;
 pub mod fields;
 pub mod graph;
+pub mod held;
 pub mod metadata;
 pub mod nettrace;
 pub mod paths;
-mod print;
+pub(crate) mod print;
 pub mod profile;
 pub mod types;
 pub mod walk;
@@ -75,16 +76,8 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     // Every assembly of the process is opened for the names in it.
     raise_open_files();
     let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
-    let why_not = check_managed(&target)?;
     let name = target.comm().unwrap_or_default();
-    let seen = ipc::has_socket(&target);
-    if !matches!(seen, Ok(true)) {
-        let why = seen.map_or_else(WhyNot::SocketUnseen, |_| WhyNot::NoSocket);
-        return Err(Error::NotManaged { pid, name, why: why_not.unwrap_or(why) });
-    }
-    if is_counted(&target) {
-        return Err(Error::CountedExactly { pid, name });
-    }
+    check_surveyable(&target, &name)?;
     let tell = |line: &str| {
         if !quiet {
             say(line);
@@ -94,11 +87,11 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
         "pid {pid} ({name}): its managed threads are stopped now, for a full collection and a walk over its heap"
     ));
     let limit_bytes = usize::try_from(options.memory).unwrap_or(usize::MAX).saturating_mul(1 << 20);
-    let settings = Settings { limit_bytes, buffer_mib: options.buffer };
+    let settings = Settings { limit_bytes, buffer_mib: options.buffer, handles: Arc::default() };
     let bar = progress(quiet);
     let time = SystemTime::now();
     let target = Arc::new(target);
-    let survey = survey(&target, settings, &interrupted, &mut |objects| {
+    let survey = survey(&target, &settings, &interrupted, &mut |objects| {
         if let Some(bar) = &bar {
             bar.set_message(counted(objects, "object"));
             bar.tick();
@@ -132,6 +125,22 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
         crate::commands::to_stdout(print::text(&survey, &findings, options.rows).as_bytes())?;
     }
     written
+}
+
+/// # Errors
+/// When there is no runtime that could be asked.
+fn check_surveyable(target: &Target, name: &str) -> Result<(), Error> {
+    let (pid, name) = (target.pid(), name.to_owned());
+    let why_not = check_managed(target)?;
+    let seen = ipc::has_socket(target);
+    if !matches!(seen, Ok(true)) {
+        let why = seen.map_or_else(WhyNot::SocketUnseen, |_| WhyNot::NoSocket);
+        return Err(Error::NotManaged { pid, name, why: why_not.unwrap_or(why) });
+    }
+    if is_counted(target) {
+        return Err(Error::CountedExactly { pid, name });
+    }
+    Ok(())
 }
 
 /// True while `record --exact` counts there: its library ends the walk that the runtime makes over all objects after each collection, and a

@@ -64,6 +64,12 @@ impl Paths {
     /// Finds the ways to all objects of a survey.
     #[must_use]
     pub fn find(graph: &Graph, roots: &[Root]) -> Self {
+        Self::find_with(graph, roots, &[]).0
+    }
+
+    /// The same, with the node at which each of these objects ends.
+    #[must_use]
+    pub fn find_with(graph: &Graph, roots: &[Root], objects: &[u32]) -> (Self, Vec<u32>) {
         let top = Node { step: Step::Top, parent: 0, objects: 0, bytes: 0, depth: 0 };
         let mut paths = Self { nodes: vec![top], numbers: HashMap::default() };
         // Node of each object, or NOWHERE before it is reached.
@@ -89,11 +95,13 @@ impl Paths {
                 }
             }
         }
-        for (object, _) in (0..).zip(&at).filter(|&(_, &node)| node == NOWHERE) {
+        for (object, node) in (0..).zip(&mut at).filter(|(_, node)| **node == NOWHERE) {
             let parent = paths.child(0, Step::Unreached);
-            paths.end(graph, object, parent);
+            *node = paths.end(graph, object, parent);
         }
-        paths
+        let node = |object: &u32| at.get(*object as usize).copied().unwrap_or(0);
+        let nodes = objects.iter().map(node).collect();
+        (paths, nodes)
     }
 
     fn reach(&mut self, graph: &Graph, object: u32, parent: u32, at: &mut [u32], reached: &mut Vec<u32>) {

@@ -185,7 +185,7 @@ fn ways(survey: &Survey, paths: &Paths, order: &[u32], rows: usize, text: &mut S
 }
 
 /// A way from its root on, a line a step.
-pub(super) fn way<'a>(text: &mut String, steps: impl ExactSizeIterator<Item = &'a str>) {
+pub(crate) fn way<'a>(text: &mut String, steps: impl ExactSizeIterator<Item = &'a str>) {
     let left_out = steps.len().saturating_sub(STEPS);
     // More of the root's end, where the holder is.
     let from = STEPS * 3 / 4;

@@ -10,6 +10,8 @@ use super::fields::Fields;
 use super::graph::{Builder, Graph, NOWHERE, NoGraph};
 use super::nettrace::Event;
 use super::types::{Room, Type, Types};
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Events of the runtime.
@@ -141,6 +143,8 @@ pub struct Survey {
     pub roots: Vec<Root>,
     /// Roots of each kind, as they came.
     pub root_counts: [u64; RootKind::ALL.len()],
+    /// The objects that are watched by those weak handles that were asked for, each with its handle.
+    pub watched: Vec<(u64, u32)>,
     /// Bytes of types and names.
     pub type_bytes: usize,
     /// Weak handles, which hold nothing.
@@ -217,6 +221,9 @@ pub struct Walk {
     /// With the object's place, to become its number.
     roots: Vec<Root>,
     root_counts: [u64; RootKind::ALL.len()],
+    /// Weak handles that are asked for, and those that were met with the object's place.
+    handles: Arc<HashSet<u64>>,
+    watched: Vec<(u64, u32)>,
     weak: u64,
     dependents: u64,
     /// Numbers of the next events with roots, dependent handles, objects and references.
@@ -239,12 +246,21 @@ impl Walk {
             graph: Ok(Builder::new(limit_bytes)),
             roots: Vec::new(),
             root_counts: Default::default(),
+            handles: Arc::default(),
+            watched: Vec::new(),
             weak: 0,
             dependents: 0,
             next: [0; 4],
             missing: 0,
             malformed: 0,
         }
+    }
+
+    /// Notes which objects these weak handles watch.
+    #[must_use]
+    pub fn with_handles(mut self, handles: Arc<HashSet<u64>>) -> Self {
+        self.handles = handles;
+        self
     }
 
     /// Objects counted so far.
@@ -380,10 +396,26 @@ impl Walk {
             match RootKind::of(kind, flags, id) {
                 _ if address == 0 => {}
                 Some(kind) => self.add_root(kind, None, address),
-                None => self.weak += 1,
+                None => {
+                    self.weak += 1;
+                    self.add_watched(id, address);
+                }
             }
         }
         Some(())
+    }
+
+    fn add_watched(&mut self, handle: u64, address: u64) {
+        // A handle that is told of again and again is no reason to keep more.
+        if self.handles.contains(&handle)
+            && self.watched.len() < self.handles.len()
+            && let Ok(graph) = &mut self.graph
+        {
+            match graph.place(address) {
+                Ok(place) => self.watched.push((handle, place)),
+                Err(why) => self.give_up(why),
+            }
+        }
     }
 
     fn add_dependents(&mut self, mut fields: Fields<'_>) -> Option<()> {
@@ -438,19 +470,22 @@ impl Walk {
 
     fn give_up(&mut self, why: NoGraph) {
         self.graph = Err(why);
-        self.roots = Vec::new();
+        (self.roots, self.watched) = (Vec::new(), Vec::new());
     }
 
     /// What was found; `lost` events of the stream are missing.
     #[must_use]
     pub fn finish(mut self, lost: u64) -> Survey {
         let (pause, collections) = self.pause();
-        let mut roots = self.roots;
+        let (mut roots, mut watched) = (self.roots, self.watched);
         let graph = self.graph.and_then(|graph| match (self.missing, self.malformed) {
             (0, 0) => {
-                let mut places: Vec<u32> = roots.iter().map(|root| root.object).collect();
+                let of_roots = roots.iter_mut().map(|root| &mut root.object);
+                let mut held: Vec<&mut u32> =
+                    of_roots.chain(watched.iter_mut().map(|(_, object)| object)).collect();
+                let mut places: Vec<u32> = held.iter().map(|place| **place).collect();
                 let graph = graph.finish(&mut places)?;
-                roots.iter_mut().zip(places).for_each(|(root, object)| root.object = object);
+                held.iter_mut().zip(places).for_each(|(place, object)| **place = object);
                 Ok(graph)
             }
             (0, _) => Err(NoGraph::Disorder),
@@ -458,8 +493,10 @@ impl Walk {
         });
         if graph.is_err() {
             roots.clear();
+            watched.clear();
         }
         roots.retain(|root| root.object != NOWHERE);
+        watched.retain(|(_, object)| *object != NOWHERE);
         roots.sort_unstable();
         roots.dedup();
         Survey {
@@ -469,6 +506,7 @@ impl Walk {
             graph,
             roots,
             root_counts: self.root_counts,
+            watched,
             weak: self.weak,
             dependents: self.dependents,
             pause,

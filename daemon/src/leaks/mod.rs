@@ -11,6 +11,8 @@ use crate::attach::{self, Settings, Wishes};
 use crate::cli;
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
+use crate::heap::held::{self, Way};
+use crate::pprof::proto::Profile;
 use crate::pprof::{self, About, LOSS_PREFIX};
 use crate::process::{Awaited, ProcessTable};
 use crate::record::{check_managed, check_target, raise_open_files};
@@ -19,7 +21,7 @@ use crate::run::loss;
 use crate::run::processor::Processor;
 use crate::source::MonotonicNs;
 use crate::source::order::Order;
-use crate::source::shim::ShimSource;
+use crate::source::shim::{ShimSource, Watched};
 use judge::{Judgement, Moment, judge};
 use series::{Process, Stretch, stretches};
 use snapshot::{Group, Place, Snapshot};
@@ -48,19 +50,21 @@ pub struct Finding {
 /// # Errors
 /// See [`Error`].
 pub fn leaks(options: &cli::Leaks, quiet: bool) -> Result<u8, Error> {
-    let snapshots = match options.pid {
+    let (snapshots, holders) = match options.pid {
         Some(pid) => watch(pid, options, quiet)?,
         None => {
             let expected = "live objects, as `perfusion record` and the daemon write them";
             let read = |path: &PathBuf| {
                 report::load_with(path, "inuse_objects", expected).map(|profile| Snapshot::read(&profile))
             };
-            options.files.iter().map(read).collect::<Result<Vec<_>, _>>()?
+            (options.files.iter().map(read).collect::<Result<Vec<_>, _>>()?, None)
         }
     };
     let stretches = stretches(&snapshots);
     let findings = findings(&snapshots, &stretches);
-    crate::commands::to_stdout(print::text(&snapshots, &stretches, &findings, options.rows).as_bytes())?;
+    let ways = holders.as_ref().map(|holders| &holders.ways);
+    let text = print::text(&snapshots, &stretches, &findings, ways, options.rows);
+    crate::commands::to_stdout(text.as_bytes())?;
     Ok(0)
 }
 
@@ -101,8 +105,87 @@ pub fn findings(snapshots: &[Snapshot], stretches: &HashMap<Process, Stretch>) -
     findings
 }
 
-/// Attaches to a process and looks at what is alive once a window. Nothing but its shim is read.
-fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, Error> {
+/// A process that is watched: nothing but its shim is read.
+struct Watch {
+    pid: u32,
+    began: MonotonicNs,
+    processor: Processor,
+    shims: ShimSource,
+    order: Order,
+}
+
+impl Watch {
+    /// One round of reading.
+    fn round(&mut self) {
+        let start = MonotonicNs::now();
+        self.shims.drain(&mut |event| self.order.push(event));
+        let mut events = Vec::new();
+        self.order.end_round(start, &mut events);
+        for event in events {
+            self.processor.event(event);
+        }
+        self.processor.processes.teach(drop);
+        self.processor.take_questions().put_to(&mut self.shims);
+    }
+
+    /// What is alive now: the way of a recording's end, so that files and running processes are judged alike.
+    fn look(&mut self) -> Result<Profile, Error> {
+        let (now, at) = (MonotonicNs::now(), SystemTime::now());
+        let counters = [self.shims.counters(), loss::daemon_counters(&self.processor)].concat();
+        let window = self.processor.close(now, &[]);
+        let duration = Duration::from_nanos(now.0.saturating_sub(self.began.0));
+        let about = About {
+            start: at.checked_sub(duration).unwrap_or(SystemTime::UNIX_EPOCH),
+            duration,
+            period_ns: 1,
+            main_image: None,
+            comments: vec![format!("{LOSS_PREFIX}{}", loss::line(&counters))],
+        };
+        let bytes = pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
+        Ok(pprof::decode(&bytes)?)
+    }
+
+    /// What holds the objects that are watched now, place by place.
+    fn holders(&mut self, over: &Arc<AtomicBool>) -> Result<Holders, Error> {
+        let target = Target::open(self.pid).map_err(|_| Error::NoProcess { pid: self.pid })?;
+        let before = self.shims.watched(self.pid);
+        let by_sample = before.iter().map(|watched| ((watched.region, watched.sample), watched.handle));
+        self.processor.tell_handles(by_sample.collect());
+        let places = snapshot::handles(&self.look()?);
+        let handles: HashSet<u64> = places.values().flatten().copied().collect();
+        let interrupted = Arc::clone(over);
+        let internal = |source| Error::Internal { what: "a thread", source };
+        let survey = std::thread::Builder::new()
+            .name("survey".into())
+            .spawn(move || held::find(&Arc::new(target), handles, &interrupted))
+            .map_err(internal)?;
+        // A library that hears of nobody meanwhile would give its handles up.
+        while !survey.is_finished() {
+            self.round();
+            std::thread::sleep(ROUND);
+        }
+        let held = survey.join().map_err(|_| internal(std::io::Error::other("it panicked")))??;
+        // A handle may have been given up meanwhile, and then watch something else. A sample's number comes once.
+        let after: HashSet<Watched> = self.shims.watched(self.pid).into_iter().collect();
+        let same: HashSet<u64> =
+            before.iter().filter(|watched| after.contains(watched)).map(|watched| watched.handle).collect();
+        let ways = places.into_iter().map(|(place, mut handles)| {
+            handles.retain(|handle| same.contains(handle));
+            (place, held.ways(&handles))
+        });
+        Ok(Holders { ways: ways.collect(), notes: held.notes.clone() })
+    }
+}
+
+/// What holds the objects that were seen, by place.
+#[derive(Debug)]
+struct Holders {
+    ways: HashMap<Place, Vec<Way>>,
+    notes: Vec<String>,
+}
+
+/// Attaches to a process and looks at what is alive once a window.
+fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, Option<Holders>), Error> {
     check_target(pid)?;
     check_managed(&Target::open(pid).map_err(|_| Error::NoProcess { pid })?)?;
     let internal = |what| move |source| Error::Internal { what, source };
@@ -115,80 +198,66 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Vec<Snapshot>, E
     let mut processes = ProcessTable::new();
     // One that cannot be read has stacks that say so.
     processes.adopt(pid).ok();
-    let mut processor = Processor::new(processes).without_threads();
-    let mut order = Order::default();
+    let processor = Processor::new(processes).without_threads();
     attach::attach(pid, settings)?;
     let mut shims = ShimSource::new(settings.owner, options.limits.limits());
     shims.watch(pid);
-    if !quiet {
-        say(&format!("watching pid {pid} for {:?}; Ctrl-C ends it", options.duration));
-        if options.duration.as_secs_f64() < judge::SHORTEST_S {
-            say(&format!(
-                "what grows is told after {} at the earliest: -d",
-                judge::seconds(judge::SHORTEST_S)
-            ));
+    let tell = |line: &str| {
+        if !quiet {
+            say(line);
         }
+    };
+    tell(&format!("watching pid {pid} for {:?}; Ctrl-C ends it", options.duration));
+    if options.duration.as_secs_f64() < judge::SHORTEST_S {
+        tell(&format!("what grows is told after {} at the earliest: -d", judge::seconds(judge::SHORTEST_S)));
     }
     let process = Awaited::new(pid);
-    let (began, began_ns) = (Instant::now(), MonotonicNs::now());
+    let began = Instant::now();
+    let mut watch = Watch { pid, began: MonotonicNs::now(), processor, shims, order: Order::default() };
     // From the first moment on, in which nothing is seen yet.
     let (mut snapshots, mut next) = (Vec::new(), Duration::ZERO);
     loop {
-        let start = MonotonicNs::now();
-        shims.drain(&mut |event| order.push(event));
-        let mut events = Vec::new();
-        order.end_round(start, &mut events);
-        for event in events {
-            processor.event(event);
-        }
-        processor.processes.teach(drop);
-        processor.take_questions().put_to(&mut shims);
+        watch.round();
         // Pairs with the store of the signal's thread; nothing else is told by it.
         let ends =
             over.load(Ordering::Relaxed) || began.elapsed() >= options.duration || !process.is_running();
         if ends || began.elapsed() >= next {
             next += options.window;
-            let of_shims = shims.counters();
-            snapshots.push(look(&mut processor, of_shims, began_ns)?);
+            snapshots.push(Snapshot::read(&watch.look()?));
         }
         if ends {
-            if !quiet && !process.is_running() {
-                say(&format!("process {pid} has ended, after {:.1?}", began.elapsed()));
-            }
             break;
         }
         std::thread::sleep(ROUND);
     }
-    if !shims.detach_all().is_empty() {
+    if !process.is_running() {
+        tell(&format!("process {pid} has ended, after {:.1?}", began.elapsed()));
+    }
+    let holders = match options.heap {
+        true if over.load(Ordering::Relaxed) => {
+            tell("interrupted: what holds the objects is not looked for");
+            None
+        }
+        true if process.is_running() => {
+            tell(&format!(
+                "pid {pid}: its managed threads are stopped now, for a full collection and a walk over its heap"
+            ));
+            // The verdicts are known, whatever becomes of the survey.
+            let found = watch.holders(&over);
+            found.inspect_err(|error| tell(&format!("what holds the objects is not known: {error}"))).ok()
+        }
+        _ => None,
+    };
+    if !watch.shims.detach_all().is_empty() {
         tracing::warn!(pid, "the shim has not left the process yet; it will when its lease runs out");
     }
+    holders.iter().flat_map(|holders| &holders.notes).for_each(|note| tell(note));
     // It was looked at each time, also where nothing was alive.
     let processes: HashSet<Process> = snapshots.iter().flat_map(|of| &of.processes).cloned().collect();
     for snapshot in &mut snapshots {
         snapshot.processes.clone_from(&processes);
     }
-    Ok(snapshots)
-}
-
-/// What is alive now: the way of a recording's end, so that files and running processes are judged alike.
-fn look(
-    processor: &mut Processor,
-    of_shims: Vec<(String, u64)>,
-    began: MonotonicNs,
-) -> Result<Snapshot, Error> {
-    let (now, at) = (MonotonicNs::now(), SystemTime::now());
-    let counters = [of_shims, loss::daemon_counters(processor)].concat();
-    let window = processor.close(now, &[]);
-    let duration = Duration::from_nanos(now.0.saturating_sub(began.0));
-    let about = About {
-        start: at.checked_sub(duration).unwrap_or(SystemTime::UNIX_EPOCH),
-        duration,
-        period_ns: 1,
-        main_image: None,
-        comments: vec![format!("{LOSS_PREFIX}{}", loss::line(&counters))],
-    };
-    let bytes = pprof::encode(&window, &processor.symbolizer, &processor.processes, &about)?;
-    Ok(Snapshot::read(&pprof::decode(&bytes)?))
+    Ok((snapshots, holders))
 }
 
 /// A flag that Ctrl-C and SIGTERM raise. The second of them ends the program at once, as it does a recording (exit code 130).

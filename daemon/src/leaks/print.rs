@@ -3,11 +3,15 @@
 use super::Finding;
 use super::judge::{Verdict, seconds};
 use super::series::{Process, Stretch};
-use super::snapshot::{Group, Snapshot};
-use crate::report::units::{counted, human};
+use super::snapshot::{Group, Place, Snapshot};
+use crate::heap::held::Way;
+use crate::heap::print;
+use crate::report::units::{counted, human, percent};
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
+/// Ways in which objects of a place are held that are shown.
+const WAYS: usize = 3;
 /// Frames that are shown of a stack.
 const FRAMES: usize = 4;
 
@@ -16,6 +20,7 @@ pub(super) fn text(
     snapshots: &[Snapshot],
     stretches: &HashMap<Process, Stretch>,
     findings: &[Finding],
+    holders: Option<&HashMap<Place, Vec<Way>>>,
     rows: usize,
 ) -> String {
     let mut text = String::new();
@@ -59,6 +64,9 @@ pub(super) fn text(
     }
     for finding in shown.iter().take(rows) {
         one(&mut text, finding).ok();
+        if let Some(ways) = holders {
+            held(&mut text, ways.get(&finding.place).map_or(&[], Vec::as_slice)).ok();
+        }
     }
     let (more, hidden) = (shown.len().saturating_sub(rows), findings.len() - shown.len());
     if more > 0 {
@@ -81,8 +89,8 @@ pub(super) fn text(
         .collect();
     leaking.sort_unstable();
     leaking.dedup();
-    for pid in leaking.iter().take(rows) {
-        writeln!(text, "\nwhat holds it, while it runs: perfusion heap --pid {pid}").ok();
+    for pid in leaking.iter().take(rows).filter(|_| holders.is_none()) {
+        writeln!(text, "\nwhat holds it, while it runs: perfusion leaks --heap --pid {pid}, and of the largest types at once: perfusion heap --pid {pid}").ok();
     }
     let no_interval = |finding: &Finding| {
         finding.last.stride || finding.judgement.trend.is_ok_and(|rate| rate.interval.is_none())
@@ -137,6 +145,28 @@ fn one(text: &mut String, finding: &Finding) -> std::fmt::Result {
     Ok(())
 }
 
+/// What holds the objects that were seen of a place.
+fn held(text: &mut String, ways: &[Way]) -> std::fmt::Result {
+    let all: usize = ways.iter().map(|way| way.objects).sum();
+    if all == 0 {
+        return writeln!(text, "  held    not known: none of those seen was in the survey");
+    }
+    for (at, way) in ways.iter().take(WAYS).enumerate() {
+        let share = percent(count(way.objects), count(all));
+        let of = format!("{share} of {} seen", counted(all, "object"));
+        writeln!(text, "  {:<7} {of}", if at == 0 { "held" } else { "" })?;
+        print::way(text, way.steps.iter().map(String::as_str));
+    }
+    match ways.len().saturating_sub(WAYS) {
+        0 => Ok(()),
+        more => writeln!(text, "          and in {}", counted(more, "other way")),
+    }
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
 /// How old objects are, as far as it is known: by powers of two.
 fn ages(group: &Group) -> String {
     match (group.oldest_s(), group.half_at_least_s()) {
@@ -171,7 +201,7 @@ mod tests {
         };
         let snapshots: Vec<Snapshot> = looks.iter().map(look).collect();
         let stretches = stretches(&snapshots);
-        super::text(&snapshots, &stretches, &findings(&snapshots, &stretches), 10)
+        super::text(&snapshots, &stretches, &findings(&snapshots, &stretches), None, 10)
     }
 
     fn cell(age_s: f64, seen: f64) -> Cell {
@@ -199,7 +229,7 @@ mod tests {
         let by_chance = text(&LOOKS, false, leak);
         assert!(by_chance.starts_with("4 moments in 90 s: 1 leak, 0 caches, 0 steady, 0 too"), "{by_chance}");
         assert!(
-            by_chance.ends_with("\n\nwhat holds it, while it runs: perfusion heap --pid 7\n"),
+            by_chance.ends_with(", and of the largest types at once: perfusion heap --pid 7\n"),
             "{by_chance}"
         );
         assert!(by_chance.contains(" a minute (95 %: ") && !by_chance.contains("stride"), "{by_chance}");

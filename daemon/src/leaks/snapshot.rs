@@ -2,7 +2,8 @@
 
 use super::series::Process;
 use crate::aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
-use crate::pprof::proto::Profile;
+use crate::aggregate::key::HANDLE;
+use crate::pprof::proto::{Profile, Sample};
 use crate::report::stacks::{Kind, Stacks};
 use crate::run::loss;
 use crate::symbolize::pretty::clean;
@@ -219,6 +220,35 @@ impl Group {
     }
 }
 
+fn place(stacks: &Stacks<'_>, sample: &Sample) -> Place {
+    let text = |key| clean(stacks.label(sample, key).unwrap_or_default()).into_owned();
+    let type_name = match stacks.label(sample, "type_module") {
+        Some(module) => format!("{} ({})", text("type"), clean(module)),
+        None => text("type"),
+    };
+    let frames = stacks.readable_frames(sample).filter(|frame| frame.kind != Kind::Kernel);
+    let frames = frames.map(|frame| frame.name.into_owned()).take_while(|name| !is_resumption(name));
+    Place {
+        pid: stacks.number(sample, "pid").unwrap_or(0),
+        process: text("process"),
+        type_name,
+        stack: frames.take(FRAMES).collect(),
+    }
+}
+
+/// The weak handles that watch the objects of each place, where a profile tells them apart by these.
+#[must_use]
+pub fn handles(profile: &Profile) -> HashMap<Place, Vec<u64>> {
+    let stacks = Stacks::new(profile);
+    let mut handles: HashMap<Place, Vec<u64>> = HashMap::new();
+    for sample in stacks.samples() {
+        if let Some(handle) = stacks.number(sample, HANDLE) {
+            handles.entry(place(&stacks, sample)).or_default().push(handle.cast_unsigned());
+        }
+    }
+    handles
+}
+
 impl Snapshot {
     /// What was alive at the end of a profile.
     #[must_use]
@@ -243,20 +273,7 @@ impl Snapshot {
                     continue;
                 }
                 let number = |key| stacks.number(sample, key).unwrap_or(0);
-                let text = |key| clean(stacks.label(sample, key).unwrap_or_default()).into_owned();
-                let type_name = match stacks.label(sample, "type_module") {
-                    Some(module) => format!("{} ({})", text("type"), clean(module)),
-                    None => text("type"),
-                };
-                let frames = stacks.readable_frames(sample).filter(|frame| frame.kind != Kind::Kernel);
-                let frames =
-                    frames.map(|frame| frame.name.into_owned()).take_while(|name| !is_resumption(name));
-                let place = Place {
-                    pid: number("pid"),
-                    process: text("process"),
-                    type_name,
-                    stack: frames.take(FRAMES).collect(),
-                };
+                let place = place(&stacks, sample);
                 if let Some(watched_ms) = stacks.number(sample, "watched_for") {
                     // Of several libraries in a process, the last that began.
                     let since = at_s - watched_ms as f64 / 1e3;

@@ -395,7 +395,8 @@ impl Cut {
             let Site { region, tid, .. } = object.site;
             made_by.insert((region, tid));
             let labels = processor.maker_labels(region, tid, |thread| there.contains(&thread));
-            (object, survived, Labels { watched_ms, proven_ms, ..labels })
+            let handle = processor.handles.get(&(region, object.sample)).copied();
+            (object, survived, Labels { watched_ms, proven_ms, handle, ..labels })
         });
         let live = live.collect();
         processor.keep_makers(&made_by);

@@ -183,6 +183,8 @@ pub struct Processor {
     /// Who they are that processes run in.
     pods: Option<Arc<Pods>>,
     /// What the probes leave out of the processes of services in this window, and in the one that was over last.
+    /// Of live objects, where they are told apart by it.
+    pub(super) handles: HashMap<(RegionId, u64), u64>,
     pub(super) left_out: HashMap<Arc<str>, OfService>,
     pub(super) left_out_before: HashMap<Arc<str>, OfService>,
     /// Threads and wakers are told apart.
@@ -257,6 +259,7 @@ impl Processor {
             counters: StackCounters::default(),
             services: None,
             pods: None,
+            handles: HashMap::new(),
             left_out: HashMap::new(),
             left_out_before: HashMap::new(),
             detailed: true,
@@ -281,6 +284,11 @@ impl Processor {
     pub fn without_threads(mut self) -> Self {
         self.detailed = false;
         self
+    }
+
+    /// From now on live objects that these weak handles watch, by region and sample, are told apart by them.
+    pub fn tell_handles(&mut self, handles: HashMap<(RegionId, u64), u64>) {
+        self.handles = handles;
     }
 
     /// What libraries are asked for.

@@ -10,6 +10,7 @@ mod reader;
 mod region;
 mod registry;
 mod share;
+mod watched;
 
 use self::counters::Totals;
 use self::reader::{BEAT_EVERY, Reader, Turns};
@@ -19,6 +20,7 @@ use super::{Event, EventKind, MonotonicNs, RegionId};
 use crate::attach::target::Target;
 use crate::attach::{Settings, Wishes};
 use crate::exact::Shelf;
+use crate::process::memory::ProcessMemory;
 use profiler_protocol::consumer::SCRATCH_BYTES;
 use profiler_protocol::counter;
 use std::collections::BTreeMap;
@@ -26,6 +28,7 @@ use std::time::{Duration, Instant};
 
 pub use self::exact::Opened;
 pub use self::region::RegionError;
+pub use self::watched::Watched;
 
 /// Live objects that are watched unless told otherwise.
 pub const LIVE_OBJECTS: u32 = 4_096;
@@ -211,6 +214,21 @@ impl ShimSource {
     #[must_use]
     pub fn has_region(&self, pid: u32) -> bool {
         self.processes.get(&pid).is_some_and(|process| !process.readers.is_empty())
+    }
+
+    /// The weak handles with which this recorder's library watches objects in the process now.
+    #[must_use]
+    pub fn watched(&self, pid: u32) -> Vec<Watched> {
+        let Some(process) = self.processes.get(&pid) else { return Vec::new() };
+        let Some(memory) =
+            process.target.start_ticks().ok().and_then(|ticks| ProcessMemory::open(pid, ticks))
+        else {
+            return Vec::new();
+        };
+        let slots = process.readers.iter().filter_map(|reader| Some((reader.slots()?, reader.id)));
+        slots
+            .flat_map(|(at, region)| watched::read(&memory, at, self.shared.limits.live_objects, region))
+            .collect()
     }
 
     /// How much of the fullest ring the last [`ShimSource::drain`] found used, in 1/256.

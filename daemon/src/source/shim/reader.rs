@@ -202,6 +202,11 @@ impl Reader {
         self.counters().into_iter().zip(self.base).map(|(now, base)| now.saturating_sub(base))
     }
 
+    /// Where the slots of the objects lie that its library watches for us, if it says so.
+    pub(super) fn slots(&self) -> Option<u64> {
+        Some(self.consumer.identity().slots).filter(|&slots| self.ours && slots != 0)
+    }
+
     /// True when the instance has said its last, as last read: it is gone, or was told to leave and obeyed.
     pub(super) fn is_over(&self) -> bool {
         match self.consumer.status().state {
