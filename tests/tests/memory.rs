@@ -5,7 +5,7 @@ use std::time::Duration;
 use perfusion::source::shim::ALLOCATION_SAMPLES;
 use profiler_protocol::counter::Counter;
 use system_tests::environment::{begin_beside, long_form, perfusion_bin, record_on};
-use system_tests::perfusion::{SLACK, Scratch, record_pid};
+use system_tests::perfusion::{SLACK, Scratch, command, record_pid};
 use system_tests::region::{counted, regions};
 use system_tests::truth::allocations::{self, Of};
 use system_tests::truth::tap::without_loss;
@@ -234,6 +234,42 @@ fn leaks_caches_and_pools_are_told_apart_on_every_runtime() {
         assert!(leak.contains("Leaks.Program.LeakFast()"), "{}: {}", said.runtime, said.text);
         assert_eq!(said.text.contains("fixed stride"), said.runtime != Runtime::Net10, "{}", said.text);
     }
+}
+
+on_runtimes!(objects_of_one_type_are_held_by_what_holds_those_of_their_place: net8 Net8, net10 Net10; long: net9 Net9);
+
+fn objects_of_one_type_are_held_by_what_holds_those_of_their_place(runtime: Runtime) {
+    let name = format!("memory::objects_of_one_type_are_held on {runtime}");
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
+    let app = Workload::dotnet(runtime, "kept", &[]).unwrap().start().unwrap();
+    let watching = Recording::spawn(
+        command(["leaks", "--heap", "--duration", "6s", "--window", "2s", "--pid"])
+            .arg(app.pid().to_string()),
+    )
+    .unwrap();
+    let text = watching.finish_well(SLACK * 2).unwrap().stdout;
+    let truth = app.stop().unwrap();
+    assert!(truth["list"].as_f64() > Some(100.0) && truth["listeners"].as_f64() > Some(100.0), "{truth}");
+    let place = |method: &str| {
+        let place = text.split("\n\n").find(|place| place.contains(method));
+        place.unwrap_or_else(|| panic!("no {method}: {text}"))
+    };
+    // One in ten of some hundred is seen, and of what is dead none is left for the survey.
+    let (list, event) = (place("Kept.Program.InList()"), place("Kept.Program.ByEvent()"));
+    for (place, holder, other) in [
+        (list, "    static field Kept.Program.list\n", "Kept.Feed.Changed"),
+        (event, "    static field Kept.Feed.Changed\n", "Kept.Program.list"),
+    ] {
+        // One that is just being made is held by its thread's stack.
+        let held = place.split_once("\n  held    ").and_then(|(_, held)| held.split_once('%'));
+        assert!(
+            held.is_some_and(|(share, _)| share.parse::<f64>().is_ok_and(|share| share >= 80.0)),
+            "{text}"
+        );
+        assert!(place.contains(": byte[] ["), "{text}");
+        assert!(place.contains(holder) && !place.contains(other), "{text}");
+    }
+    assert!(event.contains("→ Kept.Listener\n"), "{text}");
 }
 
 on_runtimes!(the_report_shows_types_and_how_sure_they_are: net9 Net9, net10 Net10);

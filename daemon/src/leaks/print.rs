@@ -155,7 +155,9 @@ fn held(text: &mut String, ways: &[Way]) -> std::fmt::Result {
         let share = percent(count(way.objects), count(all));
         let of = format!("{share} of {} seen", counted(all, "object"));
         writeln!(text, "  {:<7} {of}", if at == 0 { "held" } else { "" })?;
-        print::way(text, way.steps.iter().map(String::as_str));
+        let mut steps = String::new();
+        print::way(&mut steps, way.steps.iter().map(String::as_str));
+        steps.lines().try_for_each(|step| writeln!(text, "      {step}"))?;
     }
     match ways.len().saturating_sub(WAYS) {
         0 => Ok(()),
