@@ -400,7 +400,7 @@ pub struct Leaks {
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 10)]
     pub rows: usize,
     /// At the end, say what holds the objects that were seen of each place shown. That takes a survey of the heap (`perfusion heap`), which stops the
-    /// managed threads for a full collection and a walk.
+    /// managed threads for a full collection and a walk (twice up to .NET 9). Not after Ctrl-C.
     #[arg(long, requires = "pid")]
     pub heap: bool,
     /// How much each .NET process tells.

@@ -33,7 +33,7 @@ pub struct Identity {
     pub features: u64,
     /// Number of the recorder the region was made for ([`crate::load`]), 0 for nobody in particular.
     pub owner: u64,
-    /// Where in the process the slots of the watched objects lie ([`crate::live::Slot`]), 0 for nowhere.
+    /// Where in the process the slots of the watched objects lie ([`crate::live::SLOT_WORDS`]), 0 for nowhere.
     pub slots: u64,
 }
 

@@ -403,7 +403,9 @@ impl Instance {
         };
         self.count(Counter::Surveys);
         self.region.count(Counter::SurveyNs, spent_ns);
-        if self.live.account(watched, spent_ns, condemned) {
+        // A look that is not over has not been a fast one.
+        let looked_at = if deferred == 0 { condemned } else { 0 };
+        if self.live.account(watched, spent_ns, looked_at) {
             self.count(Counter::LiveSetShrunk);
         }
         if deferred != 0 {

@@ -132,7 +132,7 @@ pub(super) fn text(before: &Profile, after: &Profile, rows: usize) -> Result<Str
         let amount =
             format!("{} in {}", signed(human(by.bytes, "bytes")), signed(counted(by.objects, "object")));
         writeln!(text, "\n{amount}").ok();
-        print::way(&mut text, way.iter().map(String::as_str));
+        print::way(&mut text, way.iter());
     }
     Ok(text)
 }

@@ -1,11 +1,12 @@
 //! What holds objects that weak handles watch: a survey for those few, of which `perfusion leaks` has seen where they were made.
 
 use super::collect::{Settings, survey, unless_interrupted};
-use super::paths::{self, Paths};
-use super::{check_surveyable, declared, notes, pause};
+use super::paths::{self, Named, Paths};
+use super::walk::Survey;
+use super::{check_surveyable, declared, notes, pause, stops};
 use crate::attach::target::Target;
 use crate::error::Error;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -15,73 +16,120 @@ pub const MEMORY_MIB: u32 = 1024;
 pub const BUFFER_MIB: u32 = 256;
 
 /// What was found.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub struct Held {
-    /// What the survey cost, and what it lacks, for people.
-    pub notes: Vec<String>,
-    /// By handle, the number of the way in which its object is held. An object that died meanwhile has none.
-    way_of: HashMap<u64, u32>,
-    /// Ways from a root on by their numbers.
-    ways: HashMap<u32, Vec<String>>,
+    survey: Survey,
+    paths: Paths,
+    /// By handle the node at which its object ends. An object that died meanwhile has none.
+    nodes: HashMap<u64, u32>,
 }
 
 /// In how many objects are held alike.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
     /// So many.
     pub objects: usize,
-    /// The steps, from a root on.
-    pub steps: Vec<String>,
+    node: u32,
 }
 
 impl Held {
+    /// What the survey cost, and what it lacks, for people.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        [vec![pause(&self.survey)], notes(&self.survey)].concat()
+    }
+
     /// The ways in which the objects of these handles are held, most objects first.
     #[must_use]
     pub fn ways(&self, handles: &[u64]) -> Vec<Way> {
-        let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
-        for number in handles.iter().filter_map(|handle| self.way_of.get(handle)) {
-            *counts.entry(*number).or_default() += 1;
+        let mut counts: HashMap<u32, usize> = HashMap::new();
+        for node in handles.iter().filter_map(|handle| self.nodes.get(handle)) {
+            *counts.entry(*node).or_default() += 1;
         }
-        let way = |(number, objects): (u32, usize)| Way {
-            objects,
-            steps: self.ways.get(&number).cloned().unwrap_or_default(),
-        };
-        let mut ways: Vec<Way> = counts.into_iter().map(way).collect();
-        ways.sort_by(|a, b| b.objects.cmp(&a.objects).then_with(|| a.steps.cmp(&b.steps)));
+        let mut ways: Vec<Way> = counts.into_iter().map(|(node, objects)| Way { objects, node }).collect();
+        ways.sort_by_key(|way| (std::cmp::Reverse(way.objects), way.node));
         ways
+    }
+
+    /// The steps of a way, from a root on.
+    #[must_use]
+    pub fn steps(&self, way: Way) -> Vec<Named<'_>> {
+        self.paths.way(way.node).into_iter().map(|step| Named(&self.survey, step)).collect()
+    }
+
+    fn of(survey: Survey, limit_bytes: usize) -> Result<Self, String> {
+        let graph = survey.graph.as_ref().map_err(ToString::to_string)?;
+        let beside = survey.bytes_beside();
+        let needed = paths::bytes_needed(graph).saturating_add(graph.bytes()).saturating_add(beside);
+        if needed > limit_bytes {
+            return Err(format!(
+                "that takes {} MiB of {}; `perfusion heap --memory` may have more",
+                needed >> 20,
+                limit_bytes >> 20
+            ));
+        }
+        let (handles, objects): (Vec<u64>, Vec<u32>) = survey.watched.iter().copied().unzip();
+        let (paths, nodes) = Paths::find_with(graph, &survey.roots, &objects);
+        let nodes = handles.into_iter().zip(nodes).collect();
+        Ok(Self { survey, paths, nodes })
     }
 }
 
-/// Surveys the heap, which pauses the process for a full collection and a walk. Raising `interrupted` ends it early.
+/// Surveys the heap, which pauses the process for a full collection and a walk; `begins` is told before. Raising `interrupted` ends it early.
 ///
 /// # Errors
-/// When the runtime cannot be asked, or does not answer.
-pub fn find(target: &Arc<Target>, handles: HashSet<u64>, interrupted: &AtomicBool) -> Result<Held, Error> {
-    check_surveyable(target, &target.comm().unwrap_or_default())?;
+/// Why it is not known, for people: the runtime cannot be asked, or does not answer, or there is no room for what it tells.
+pub fn find(
+    target: &Arc<Target>,
+    handles: HashSet<u64>,
+    interrupted: &AtomicBool,
+    begins: impl FnOnce(&str),
+) -> Result<Held, String> {
+    let said = |error: Error| error.to_string();
+    let name = target.comm().unwrap_or_default();
+    check_surveyable(target, &name).map_err(said)?;
+    begins(&stops(target.pid(), &name));
     let limit_bytes = usize::try_from(MEMORY_MIB).unwrap_or(usize::MAX).saturating_mul(1 << 20);
     let settings = Settings { limit_bytes, buffer_mib: BUFFER_MIB, handles: Arc::new(handles) };
-    let mut survey = survey(target, &settings, interrupted, &mut |_| {})?;
+    let mut survey =
+        survey(target, &settings, interrupted, &mut |_| {}).map_err(|error| error.to_string())?;
     declared::complete_names(target, &mut survey, limit_bytes);
-    unless_interrupted(target.pid(), interrupted)?;
-    let mut held = Held { notes: vec![pause(&survey)], ..Held::default() };
-    held.notes.extend(notes(&survey));
-    let Ok(graph) = &survey.graph else { return Ok(held) };
-    let needed =
-        paths::bytes_needed(graph).saturating_add(graph.bytes()).saturating_add(survey.bytes_beside());
-    if needed > limit_bytes {
-        held.notes.push(format!(
-            "what holds the objects is left out: that takes {} MiB of {MEMORY_MIB}; `perfusion heap --memory` has more",
-            needed >> 20
-        ));
-        return Ok(held);
+    unless_interrupted(target.pid(), interrupted).map_err(|error| error.to_string())?;
+    Held::of(survey, limit_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Held;
+    use crate::heap::graph::NoGraph;
+    use crate::heap::walk::tests::small;
+
+    #[test]
+    fn objects_that_are_held_alike_are_one_way_and_the_dead_have_none() {
+        let mut survey = small(0);
+        // Two handles watch the object that a static field holds, one what that holds, and one what nobody does.
+        survey.watched = vec![(0x10, 0), (0x18, 0), (0x20, 1), (0x28, 3)];
+        let held = Held::of(survey, 1 << 20).unwrap();
+        let shown = |handles: &[u64]| {
+            let shown = |way| held.steps(way).iter().map(ToString::to_string).collect::<Vec<_>>().join(" > ");
+            held.ways(handles).into_iter().map(|way| (way.objects, shown(way))).collect::<Vec<_>>()
+        };
+        let field = "static field cache > Shop.Cache";
+        assert_eq!(
+            shown(&[0x20, 0x10, 0x18, 0x99]),
+            [(2, field.to_owned()), (1, format!("{field} > string"))]
+        );
+        assert_eq!(shown(&[0x28]), [(1, "[not reached from a root] > [type without a name]".to_owned())]);
+        assert!(shown(&[0x99]).is_empty());
     }
-    let (handles, objects): (Vec<u64>, Vec<u32>) = survey.watched.iter().copied().unzip();
-    let (paths, nodes) = Paths::find_with(graph, &survey.roots, &objects);
-    for (handle, node) in handles.into_iter().zip(nodes) {
-        held.way_of.insert(handle, node);
-        held.ways
-            .entry(node)
-            .or_insert_with(|| paths.way(node).iter().map(|&step| survey.step_name(step)).collect());
+
+    #[test]
+    fn what_is_not_known_says_why() {
+        let why = |survey, limit| Held::of(survey, limit).unwrap_err();
+        assert!(why(small(3), 1 << 20).contains("3 events of the walk are missing"));
+        assert!(why(small(0), 1).contains("that takes 0 MiB"));
+        let mut wide = small(0);
+        wide.graph = Err(NoGraph::Wide);
+        assert!(why(wide, 1 << 20).contains("32 GiB"));
     }
-    Ok(held)
 }

@@ -83,9 +83,7 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
             say(line);
         }
     };
-    tell(&format!(
-        "pid {pid} ({name}): its managed threads are stopped now, for a full collection and a walk over its heap"
-    ));
+    tell(&stops(pid, &name));
     let limit_bytes = usize::try_from(options.memory).unwrap_or(usize::MAX).saturating_mul(1 << 20);
     let settings = Settings { limit_bytes, buffer_mib: options.buffer, handles: Arc::default() };
     let bar = progress(quiet);
@@ -127,9 +125,16 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     written
 }
 
+/// What is said before a survey.
+fn stops(pid: u32, name: &str) -> String {
+    format!(
+        "pid {pid} ({name}): its managed threads are stopped now, for a full collection and a walk over its heap"
+    )
+}
+
 /// # Errors
 /// When there is no runtime that could be asked.
-fn check_surveyable(target: &Target, name: &str) -> Result<(), Error> {
+pub(crate) fn check_surveyable(target: &Target, name: &str) -> Result<(), Error> {
     let (pid, name) = (target.pid(), name.to_owned());
     let why_not = check_managed(target)?;
     let seen = ipc::has_socket(target);

@@ -8,6 +8,7 @@ use super::graph::{Graph, NOWHERE};
 use super::walk::{Root, RootKind, StaticField, Survey};
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
+use std::fmt;
 
 /// Longest repetition that is folded.
 const FOLDED: usize = 4;
@@ -208,10 +209,34 @@ fn written(field: &str) -> &str {
     field.strip_prefix('<').and_then(|rest| rest.strip_suffix(">k__BackingField")).unwrap_or(field)
 }
 
+/// A step that is named when it is shown: a way has up to 256.
+#[derive(Clone, Copy)]
+pub struct Named<'a>(pub &'a Survey, pub Step);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.step_name(self.1))
+    }
+}
+
+/// Characters of a name; no name of a program that means well has more.
+const MOST_NAME: usize = 2048;
+
+fn shortened(name: String) -> String {
+    match name.char_indices().nth(MOST_NAME) {
+        Some((end, _)) => format!("{}…", name.get(..end).unwrap_or_default()),
+        None => name,
+    }
+}
+
 impl Survey {
     /// What a step is called.
     #[must_use]
     pub fn step_name(&self, step: Step) -> String {
+        shortened(self.whole_step_name(step))
+    }
+
+    fn whole_step_name(&self, step: Step) -> String {
         match step {
             Step::Top => "root".to_owned(),
             Step::Root(kind, field) => match field.and_then(|field| self.fields.get(field as usize)) {
@@ -235,7 +260,9 @@ impl Survey {
     #[must_use]
     pub fn type_name(&self, number: u32) -> String {
         match self.types.get(number as usize) {
-            Some(found) if !found.name.is_empty() => crate::symbolize::pretty::type_name(&found.name),
+            Some(found) if !found.name.is_empty() => {
+                shortened(crate::symbolize::pretty::type_name(&found.name))
+            }
             _ => "[type without a name]".to_owned(),
         }
     }

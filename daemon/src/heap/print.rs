@@ -1,11 +1,11 @@
 //! A survey as text: types, roots, and what holds the largest types.
 
 use super::dominators::Dominated;
-use super::paths::{Node, Paths, Step};
+use super::paths::{Named, Node, Paths, Step};
 use super::walk::{RootKind, Survey};
 use crate::report::units::{counted, grouped, human, percent};
 use std::collections::HashMap;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 /// Ways shown of one type, and the least share of its bytes that a further one has.
 const WAYS: usize = 3;
@@ -71,17 +71,17 @@ fn types(survey: &Survey, findings: &Findings, rows: usize, text: &mut String) -
     order.sort_by_key(|&number| (std::cmp::Reverse(found(number).map_or(0, |found| found.bytes)), number));
     let (objects, all) = (survey.objects(), survey.bytes());
     let sum = format!("{} in {} of {}", bytes(all), counted(objects, "object"), counted(order.len(), "type"));
-    // With a graph all objects are there: their references could not have been told apart otherwise.
-    if survey.graph.is_err() && survey.lost > 0 {
-        writeln!(
+    match survey.lost {
+        0 => writeln!(text, "{sum}").ok(),
+        // All but perhaps the walk's last objects are there: references could not have been told apart otherwise.
+        _ if survey.graph.is_ok() => writeln!(text, "at least {sum}").ok(),
+        lost => writeln!(
             text,
             "NOT ALL of the heap, {} or more are missing, each of up to thousands of objects: at least {sum}",
-            counted(survey.lost, "event")
+            counted(lost, "event")
         )
-        .ok();
-    } else {
-        writeln!(text, "{sum}").ok();
-    }
+        .ok(),
+    };
     let dominated = findings.dominated.as_ref();
     let head = if dominated.is_some() { "dominated" } else { "" };
     writeln!(text, "\n{:>10} {:>6} {:>14} {head:>10}  type", "bytes", "", "objects").ok();
@@ -173,10 +173,9 @@ fn ways(survey: &Survey, paths: &Paths, order: &[u32], rows: usize, text: &mut S
             .collect();
         for (number, node) in &shown {
             let way = paths.way(*number);
-            let names: Vec<String> = way.iter().map(|&step| survey.step_name(step)).collect();
             let share = percent(amount(node.bytes), amount(all));
             writeln!(text, "  {share} ({})", counted(node.objects, "object")).ok();
-            self::way(text, names.iter().map(String::as_str));
+            self::way(text, way.iter().map(|&step| Named(survey, step)));
         }
         if found.len() > shown.len() {
             writeln!(text, "  and {}", counted(found.len() - shown.len(), "other way")).ok();
@@ -185,7 +184,7 @@ fn ways(survey: &Survey, paths: &Paths, order: &[u32], rows: usize, text: &mut S
 }
 
 /// A way from its root on, a line a step.
-pub(crate) fn way<'a>(text: &mut String, steps: impl ExactSizeIterator<Item = &'a str>) {
+pub(crate) fn way(text: &mut String, steps: impl ExactSizeIterator<Item = impl fmt::Display>) {
     let left_out = steps.len().saturating_sub(STEPS);
     // More of the root's end, where the holder is.
     let from = STEPS * 3 / 4;

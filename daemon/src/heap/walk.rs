@@ -480,12 +480,12 @@ impl Walk {
         let (mut roots, mut watched) = (self.roots, self.watched);
         let graph = self.graph.and_then(|graph| match (self.missing, self.malformed) {
             (0, 0) => {
-                let of_roots = roots.iter_mut().map(|root| &mut root.object);
-                let mut held: Vec<&mut u32> =
-                    of_roots.chain(watched.iter_mut().map(|(_, object)| object)).collect();
-                let mut places: Vec<u32> = held.iter().map(|place| **place).collect();
+                let of_watched = watched.iter().map(|(_, place)| *place);
+                let mut places: Vec<u32> = roots.iter().map(|root| root.object).chain(of_watched).collect();
                 let graph = graph.finish(&mut places)?;
-                held.iter_mut().zip(places).for_each(|(place, object)| **place = object);
+                let of_watched = watched.iter_mut().map(|(_, place)| place);
+                let held = roots.iter_mut().map(|root| &mut root.object).chain(of_watched);
+                held.zip(places).for_each(|(place, object)| *place = object);
                 Ok(graph)
             }
             (0, _) => Err(NoGraph::Disorder),
@@ -522,6 +522,7 @@ pub(super) mod tests {
     use super::{Event, Root, RootKind, StaticField, Survey, Walk, id};
     use crate::heap::graph::NoGraph;
     use crate::heap::print::{Findings, text};
+    use std::sync::Arc;
 
     /// A payload of numbers with their sizes.
     struct Payload(Vec<u8>);
@@ -622,6 +623,23 @@ pub(super) mod tests {
         assert_eq!(graph.dependents(1).collect::<Vec<_>>(), [2]);
         assert_eq!((survey.pause.as_secs(), survey.collections), (2, 1));
         assert_eq!((survey.malformed, survey.lost, survey.dependents), (0, 0, 1));
+    }
+
+    #[test]
+    fn what_weak_handles_watch_is_known_of_those_that_were_asked_for() {
+        let mut walk = Walk::new(1 << 20).with_handles(Arc::new([0x500, 0x508].into()));
+        let at = |object: u64| 0x10_0000 + object * 0x40;
+        let weak = |roots: Payload, object, handle| roots.u64(at(object)).u8(2).u32(2).u64(handle);
+        // One that was not asked for, one of which nothing is left, one of what is no object, and one that is told of too often.
+        let roots = weak(weak(numbered(0, 5), 0, 0x4f8), 1, 0x500);
+        let roots = roots.u64(0).u8(2).u32(2).u64(0x508);
+        let roots = weak(weak(roots, 7, 0x508), 0, 0x500);
+        send(&mut walk, id::ROOTS, 0, roots);
+        let objects = numbered(0, 2).u64(at(0)).u64(24).u64(70).u64(0).u64(at(1)).u64(24).u64(70).u64(0);
+        send(&mut walk, id::OBJECTS, 0, objects);
+        let survey = walk.finish(0);
+        assert_eq!((survey.watched.as_slice(), survey.weak), (&[(0x500, 1)][..], 4));
+        assert!(survey.roots.is_empty() && survey.graph.is_ok());
     }
 
     #[test]

@@ -11,7 +11,8 @@ use crate::attach::{self, Settings, Wishes};
 use crate::cli;
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
-use crate::heap::held::{self, Way};
+use crate::heap::check_surveyable;
+use crate::heap::held;
 use crate::pprof::proto::Profile;
 use crate::pprof::{self, About, LOSS_PREFIX};
 use crate::process::{Awaited, ProcessTable};
@@ -21,7 +22,7 @@ use crate::run::loss;
 use crate::run::processor::Processor;
 use crate::source::MonotonicNs;
 use crate::source::order::Order;
-use crate::source::shim::{ShimSource, Watched};
+use crate::source::shim::{ShimSource, same};
 use judge::{Judgement, Moment, judge};
 use series::{Process, Stretch, stretches};
 use snapshot::{Group, Place, Snapshot};
@@ -62,8 +63,7 @@ pub fn leaks(options: &cli::Leaks, quiet: bool) -> Result<u8, Error> {
     };
     let stretches = stretches(&snapshots);
     let findings = findings(&snapshots, &stretches);
-    let ways = holders.as_ref().map(|holders| &holders.ways);
-    let text = print::text(&snapshots, &stretches, &findings, ways, options.rows);
+    let text = print::text(&snapshots, &stretches, &findings, holders.as_ref(), options.rows);
     crate::commands::to_stdout(text.as_bytes())?;
     Ok(0)
 }
@@ -145,49 +145,63 @@ impl Watch {
         Ok(pprof::decode(&bytes)?)
     }
 
-    /// What holds the objects that are watched now, place by place.
-    fn holders(&mut self, over: &Arc<AtomicBool>) -> Result<Holders, Error> {
-        let target = Target::open(self.pid).map_err(|_| Error::NoProcess { pid: self.pid })?;
-        let before = self.shims.watched(self.pid);
+    /// What holds the objects that are watched now.
+    ///
+    /// # Errors
+    /// Why that is not known, for people.
+    fn holders(&mut self, over: &Arc<AtomicBool>, quiet: bool) -> Held {
+        const NOT_SAID: &str = "which objects are watched cannot be read";
+        let target = Target::open(self.pid).map_err(|error| error.to_string())?;
+        let before = self.shims.watched(self.pid).ok_or(NOT_SAID)?;
         let by_sample = before.iter().map(|watched| ((watched.region, watched.sample), watched.handle));
         self.processor.tell_handles(by_sample.collect());
-        let places = snapshot::handles(&self.look()?);
-        let handles: HashSet<u64> = places.values().flatten().copied().collect();
+        let mut handles = snapshot::handles(&self.look().map_err(|error| error.to_string())?);
+        let all: HashSet<u64> = handles.values().flatten().copied().collect();
+        if all.is_empty() {
+            return Err("no object is watched".to_owned());
+        }
         let interrupted = Arc::clone(over);
-        let internal = |source| Error::Internal { what: "a thread", source };
+        let begins = move |line: &str| {
+            if !quiet {
+                say(line);
+            }
+        };
         let survey = std::thread::Builder::new()
             .name("survey".into())
-            .spawn(move || held::find(&Arc::new(target), handles, &interrupted))
-            .map_err(internal)?;
+            .spawn(move || held::find(&Arc::new(target), all, &interrupted, begins))
+            .map_err(|error| error.to_string())?;
         // A library that hears of nobody meanwhile would give its handles up.
         while !survey.is_finished() {
             self.round();
             std::thread::sleep(ROUND);
         }
-        let held = survey.join().map_err(|_| internal(std::io::Error::other("it panicked")))??;
-        // A handle may have been given up meanwhile, and then watch something else. A sample's number comes once.
-        let after: HashSet<Watched> = self.shims.watched(self.pid).into_iter().collect();
-        let same: HashSet<u64> =
-            before.iter().filter(|watched| after.contains(watched)).map(|watched| watched.handle).collect();
-        let ways = places.into_iter().map(|(place, mut handles)| {
-            handles.retain(|handle| same.contains(handle));
-            (place, held.ways(&handles))
-        });
-        Ok(Holders { ways: ways.collect(), notes: held.notes.clone() })
+        let held = survey.join().map_err(|_| "a thread of perfusion panicked".to_owned())??;
+        let after = self.shims.watched(self.pid).ok_or(NOT_SAID)?;
+        let same = same(&before, &after);
+        handles.values_mut().for_each(|handles| handles.retain(|handle| same.contains(handle)));
+        Ok(Holders { survey: held, handles })
     }
 }
 
-/// What holds the objects that were seen, by place.
+/// What holds the objects that were seen, or why that is not known.
+type Held = Result<Holders, String>;
+
+/// What holds the objects that were seen.
 #[derive(Debug)]
 struct Holders {
-    ways: HashMap<Place, Vec<Way>>,
-    notes: Vec<String>,
+    survey: held::Held,
+    /// The handles that watch those of each place.
+    handles: HashMap<Place, Vec<u64>>,
 }
 
 /// Attaches to a process and looks at what is alive once a window.
-fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, Option<Holders>), Error> {
+fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, Option<Held>), Error> {
     check_target(pid)?;
-    check_managed(&Target::open(pid).map_err(|_| Error::NoProcess { pid })?)?;
+    let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
+    check_managed(&target)?;
+    if options.heap {
+        check_surveyable(&target, &target.comm().unwrap_or_default())?;
+    }
     let internal = |what| move |source| Error::Internal { what, source };
     attach::place::begin_sweep();
     // Only allocations are looked at.
@@ -233,25 +247,17 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, 
     if !process.is_running() {
         tell(&format!("process {pid} has ended, after {:.1?}", began.elapsed()));
     }
-    let holders = match options.heap {
-        true if over.load(Ordering::Relaxed) => {
-            tell("interrupted: what holds the objects is not looked for");
-            None
-        }
-        true if process.is_running() => {
-            tell(&format!(
-                "pid {pid}: its managed threads are stopped now, for a full collection and a walk over its heap"
-            ));
-            // The verdicts are known, whatever becomes of the survey.
-            let found = watch.holders(&over);
-            found.inspect_err(|error| tell(&format!("what holds the objects is not known: {error}"))).ok()
-        }
-        _ => None,
-    };
+    // The verdicts are known, whatever becomes of the survey.
+    let holders = options.heap.then(|| match over.load(Ordering::Relaxed) {
+        true => Err("interrupted".to_owned()),
+        false => watch.holders(&over, quiet),
+    });
     if !watch.shims.detach_all().is_empty() {
         tracing::warn!(pid, "the shim has not left the process yet; it will when its lease runs out");
     }
-    holders.iter().flat_map(|holders| &holders.notes).for_each(|note| tell(note));
+    if let Some(Ok(holders)) = &holders {
+        holders.survey.notes().iter().for_each(|note| tell(note));
+    }
     // It was looked at each time, also where nothing was alive.
     let processes: HashSet<Process> = snapshots.iter().flat_map(|of| &of.processes).cloned().collect();
     for snapshot in &mut snapshots {

@@ -1,10 +1,9 @@
 //! The findings for people: verdict and trend, then why, then where.
 
-use super::Finding;
 use super::judge::{Verdict, seconds};
 use super::series::{Process, Stretch};
 use super::snapshot::{Group, Place, Snapshot};
-use crate::heap::held::Way;
+use super::{Finding, Held, Holders};
 use crate::heap::print;
 use crate::report::units::{counted, human, percent};
 use std::collections::HashMap;
@@ -20,7 +19,7 @@ pub(super) fn text(
     snapshots: &[Snapshot],
     stretches: &HashMap<Process, Stretch>,
     findings: &[Finding],
-    holders: Option<&HashMap<Place, Vec<Way>>>,
+    holders: Option<&Held>,
     rows: usize,
 ) -> String {
     let mut text = String::new();
@@ -64,8 +63,8 @@ pub(super) fn text(
     }
     for finding in shown.iter().take(rows) {
         one(&mut text, finding).ok();
-        if let Some(ways) = holders {
-            held(&mut text, ways.get(&finding.place).map_or(&[], Vec::as_slice)).ok();
+        if let Some(Ok(holders)) = holders {
+            held(&mut text, holders, &finding.place).ok();
         }
     }
     let (more, hidden) = (shown.len().saturating_sub(rows), findings.len() - shown.len());
@@ -89,6 +88,9 @@ pub(super) fn text(
         .collect();
     leaking.sort_unstable();
     leaking.dedup();
+    if let Some(Err(why)) = holders {
+        writeln!(text, "\nwhat holds the objects is not known: {why}").ok();
+    }
     for pid in leaking.iter().take(rows).filter(|_| holders.is_none()) {
         writeln!(text, "\nwhat holds it, while it runs: perfusion leaks --heap --pid {pid}, and of the largest types at once: perfusion heap --pid {pid}").ok();
     }
@@ -146,17 +148,19 @@ fn one(text: &mut String, finding: &Finding) -> std::fmt::Result {
 }
 
 /// What holds the objects that were seen of a place.
-fn held(text: &mut String, ways: &[Way]) -> std::fmt::Result {
+fn held(text: &mut String, holders: &Holders, place: &Place) -> std::fmt::Result {
+    let ways = holders.survey.ways(holders.handles.get(place).map_or(&[], Vec::as_slice));
     let all: usize = ways.iter().map(|way| way.objects).sum();
     if all == 0 {
-        return writeln!(text, "  held    not known: none of those seen was in the survey");
+        return writeln!(text, "  held    none of those seen was still there in the survey");
     }
     for (at, way) in ways.iter().take(WAYS).enumerate() {
         let share = percent(count(way.objects), count(all));
-        let of = format!("{share} of {} seen", counted(all, "object"));
+        let of = format!("{share} of the {} that were seen and still there", counted(all, "object"));
+        let of = if at == 0 { of } else { share };
         writeln!(text, "  {:<7} {of}", if at == 0 { "held" } else { "" })?;
         let mut steps = String::new();
-        print::way(&mut steps, way.steps.iter().map(String::as_str));
+        print::way(&mut steps, holders.survey.steps(*way).into_iter());
         steps.lines().try_for_each(|step| writeln!(text, "      {step}"))?;
     }
     match ways.len().saturating_sub(WAYS) {

@@ -182,9 +182,9 @@ pub struct Processor {
     services: Option<Services>,
     /// Who they are that processes run in.
     pods: Option<Arc<Pods>>,
-    /// What the probes leave out of the processes of services in this window, and in the one that was over last.
-    /// Of live objects, where they are told apart by it.
+    /// What watches live objects, where they are told apart by it.
     pub(super) handles: HashMap<(RegionId, u64), u64>,
+    /// What the probes leave out of the processes of services in this window, and in the one that was over last.
     pub(super) left_out: HashMap<Arc<str>, OfService>,
     pub(super) left_out_before: HashMap<Arc<str>, OfService>,
     /// Threads and wakers are told apart.

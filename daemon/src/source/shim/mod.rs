@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 pub use self::exact::Opened;
 pub use self::region::RegionError;
-pub use self::watched::Watched;
+pub use self::watched::{Watched, same};
 
 /// Live objects that are watched unless told otherwise.
 pub const LIVE_OBJECTS: u32 = 4_096;
@@ -216,19 +216,16 @@ impl ShimSource {
         self.processes.get(&pid).is_some_and(|process| !process.readers.is_empty())
     }
 
-    /// The weak handles with which this recorder's library watches objects in the process now.
+    /// The weak handles with which this recorder's library watches objects in the process now; `None` where that cannot be read.
     #[must_use]
-    pub fn watched(&self, pid: u32) -> Vec<Watched> {
-        let Some(process) = self.processes.get(&pid) else { return Vec::new() };
-        let Some(memory) =
-            process.target.start_ticks().ok().and_then(|ticks| ProcessMemory::open(pid, ticks))
-        else {
-            return Vec::new();
-        };
+    pub fn watched(&self, pid: u32) -> Option<Vec<Watched>> {
+        let process = self.processes.get(&pid)?;
+        let memory = ProcessMemory::open(pid, process.target.start_ticks().ok()?)?;
         let slots = process.readers.iter().filter_map(|reader| Some((reader.slots()?, reader.id)));
-        slots
-            .flat_map(|(at, region)| watched::read(&memory, at, self.shared.limits.live_objects, region))
-            .collect()
+        let most = self.shared.limits.live_objects;
+        let read: Vec<Vec<Watched>> =
+            slots.map(|(at, region)| watched::read(&memory, at, most, region)).collect::<Option<_>>()?;
+        (!read.is_empty()).then(|| read.concat())
     }
 
     /// How much of the fullest ring the last [`ShimSource::drain`] found used, in 1/256.

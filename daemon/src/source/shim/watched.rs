@@ -5,6 +5,7 @@ use super::super::RegionId;
 use crate::process::memory::ProcessMemory;
 use crate::unwind::TargetMemory as _;
 use profiler_protocol::live::{GROUP, SLOT_WORDS, groups};
+use std::collections::HashSet;
 
 /// A handle that watches an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,14 +18,25 @@ pub struct Watched {
     pub handle: u64,
 }
 
-/// All that watch one of at most `most` objects, whose slots lie at `address`. A process may say what it likes there: then what it is told to hold is as wrong as all
+/// All that watch one of at most `most` objects, whose slots lie at `address`; `None` where these cannot be read. A process may say what it likes there: then what it is told to hold is as wrong as all
 /// else that it tells of itself.
-pub(super) fn read(memory: &ProcessMemory, address: u64, most: u32, region: RegionId) -> Vec<Watched> {
+pub(super) fn read(
+    memory: &ProcessMemory,
+    address: u64,
+    most: u32,
+    region: RegionId,
+) -> Option<Vec<Watched>> {
     let slots = groups(usize::try_from(most).unwrap_or(0)).saturating_mul(GROUP);
     let mut bytes = vec![0; slots.saturating_mul(SLOT_WORDS * 8)];
     let read = memory.read(address, &mut bytes);
-    bytes.truncate(read);
-    of_bytes(&bytes, region)
+    (read == bytes.len()).then(|| of_bytes(&bytes, region))
+}
+
+/// The handles that watch the same at both times: one that was given up in between may watch something else by now, but a sample's number comes once.
+#[must_use]
+pub fn same(before: &[Watched], after: &[Watched]) -> HashSet<u64> {
+    let after: HashSet<&Watched> = after.iter().collect();
+    before.iter().filter(|watched| after.contains(watched)).map(|watched| watched.handle).collect()
 }
 
 fn of_bytes(bytes: &[u8], region: RegionId) -> Vec<Watched> {
@@ -40,7 +52,7 @@ fn of_bytes(bytes: &[u8], region: RegionId) -> Vec<Watched> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Watched, of_bytes};
+    use super::{Watched, of_bytes, same};
     use crate::source::RegionId;
 
     #[test]
@@ -49,5 +61,13 @@ mod tests {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let watched = |sample, handle| Watched { region: RegionId(3), sample, handle };
         assert_eq!(of_bytes(&bytes, RegionId(3)), [watched(5, 0x7f00), watched(7, 0x7f08)]);
+    }
+
+    #[test]
+    fn a_handle_that_is_anothers_by_now_is_not_the_same() {
+        let watched = |sample, handle| Watched { region: RegionId(3), sample, handle };
+        let before = [watched(5, 0x7f00), watched(6, 0x7f08), watched(7, 0x7f10)];
+        let after = [watched(7, 0x7f10), watched(8, 0x7f00), watched(9, 0x7f18)];
+        assert_eq!(same(&before, &after), [0x7f10].into());
     }
 }
