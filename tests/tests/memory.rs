@@ -272,6 +272,34 @@ fn objects_of_one_type_are_held_by_what_holds_those_of_their_place(runtime: Runt
     assert!(event.contains("→ Kept.Listener\n"), "{text}");
 }
 
+#[test]
+fn who_ends_a_watch_early_or_outlives_its_process_has_the_verdicts_and_no_survey() {
+    let runtime = Runtime::Net10;
+    let Some(_turn) = begin_beside("memory::who_ends_a_watch_early", &record_on(runtime)) else { return };
+    let watch = |app: &App| {
+        let mut watching = Recording::spawn(
+            command(["leaks", "--heap", "--duration", "1h", "--window", "1s", "--pid"])
+                .arg(app.pid().to_string()),
+        )?;
+        watching.await_progress("watching pid", SLACK)?;
+        anyhow::Ok(watching)
+    };
+    let start = || Workload::dotnet(runtime, "kept", &[]).unwrap().start().unwrap();
+    let said = |watching: Recording| watching.finish_well(SLACK).unwrap();
+
+    let app = start();
+    let watching = watch(&app).unwrap();
+    watching.signal(rustix::process::Signal::INT).unwrap();
+    let outcome = said(watching);
+    assert!(outcome.stdout.contains("what holds the objects is not known: interrupted\n"), "{outcome:?}");
+    assert!(!outcome.stderr.contains("are stopped now"), "{outcome:?}");
+    let watching = watch(&app).unwrap();
+    app.stop().unwrap();
+    let outcome = said(watching);
+    assert!(outcome.stdout.contains("\nwhat holds the objects is not known: "), "{outcome:?}");
+    assert!(outcome.stderr.contains(" has ended, after "), "{outcome:?}");
+}
+
 on_runtimes!(the_report_shows_types_and_how_sure_they_are: net9 Net9, net10 Net10);
 
 fn the_report_shows_types_and_how_sure_they_are(runtime: Runtime) {

@@ -217,6 +217,10 @@ pub struct Allocations {
     /// By region: the highest level at which one was told of in this window, and since its objects are watched: of these some may live and not be known.
     rarest: HashMap<RegionId, Levels>,
     rarest_watched: HashMap<RegionId, Levels>,
+    /// By region: the level at which its objects are watched, as last told of; and how many of those that are told of one by one are not watched, though no chance
+    /// has left them out, since the region's objects are watched.
+    level: HashMap<RegionId, u8>,
+    unwatched: HashMap<RegionId, u64>,
     /// By region and sample: one region's end costs nothing of the others'.
     live: HashMap<RegionId, HashMap<u64, LiveObject>>,
     raised: HashMap<RegionId, Raised>,
@@ -272,6 +276,7 @@ impl Allocations {
             rarest.entry(region).or_default().at_least(heap, allocation.level);
         }
         if let Some(level) = allocation.watched {
+            self.level.insert(region, level);
             // Large objects are looked at by full collections only, also before the library has told their generation.
             let generation = match heap {
                 Heap::Small => 0,
@@ -302,9 +307,15 @@ impl Allocations {
                 self.live_objects += usize::from(live.insert(allocation.sample, object).is_none());
             } else {
                 self.live_refused += 1;
+                *self.unwatched.entry(region).or_default() += 1;
             }
         } else {
             self.untracked += 1;
+            let level = self.level.get(&region).copied().unwrap_or(0);
+            let importance = live::importance(allocation.size, allocation.level);
+            if allocation.kind == AllocationKind::Exact && live::chance(importance, level) >= 1.0 {
+                *self.unwatched.entry(region).or_default() += 1;
+            }
         }
     }
 
@@ -349,6 +360,7 @@ impl Allocations {
     /// These are not watched any more: those that are were above the level all the time.
     pub fn dropped(&mut self, region: RegionId, level: u8, samples: &[u64]) {
         self.dead(region, samples);
+        self.level.insert(region, level);
         self.raised.entry(region).or_default().to(level);
     }
 
@@ -401,6 +413,8 @@ impl Allocations {
     pub fn region_gone(&mut self, region: RegionId) {
         self.live_objects -= self.live.remove(&region).map_or(0, |live| live.len());
         self.rarest_watched.remove(&region);
+        self.level.remove(&region);
+        self.unwatched.remove(&region);
         self.raised.remove(&region);
         self.collections.remove(&region);
         self.full.remove(&region);
@@ -426,6 +440,12 @@ impl Allocations {
     #[must_use]
     pub fn watched_one_in(&self, site: &Site) -> Option<u64> {
         self.rarest_watched.get(&site.region)?.one_in(site.heap)
+    }
+
+    /// How many large objects of the site's region are not watched, though no chance has left them out: some may live and not be known.
+    #[must_use]
+    pub fn unwatched(&self, site: &Site) -> Option<u64> {
+        self.unwatched.get(&site.region).copied()
     }
 
     /// Allocation totals by site.
@@ -506,9 +526,12 @@ pub fn age_bucket_seconds(born: MonotonicNs, now: MonotonicNs) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Allocations, MAX_OF_REGION, Sampling, age_bucket_seconds, has_survived, size_class, weight};
+    use super::{
+        Allocations, MAX_OF_REGION, Sampling, Site, age_bucket_seconds, has_survived, size_class, weight,
+    };
     use crate::sample::stack::{StackId, StackTable};
     use crate::source::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId, UserContext};
+    use profiler_protocol::live;
 
     fn allocation(sample: u64, size: u64, kind: AllocationKind) -> Allocation {
         Allocation {
@@ -635,6 +658,32 @@ mod tests {
         heap.region_gone(region);
         assert_eq!(heap.live().count(), 0);
         assert_eq!(heap.sites().count(), 1);
+    }
+
+    #[test]
+    fn large_objects_without_a_handle_are_known_to_be_missing_unless_chance_left_them_out() {
+        let (mut heap, region, other) = (Allocations::default(), RegionId(1), RegionId(2));
+        let mut sample = 0;
+        let mut made = |heap: &mut Allocations, size, watched| {
+            sample += 1;
+            let large = Allocation { watched, ..allocation(sample, size, AllocationKind::Exact) };
+            heap.allocated(region, MonotonicNs(5), &large, StackId(1));
+        };
+        made(&mut heap, 1 << 20, Some(0));
+        let site = heap.live().next().unwrap().site;
+        assert_eq!(heap.unwatched(&site), None);
+        made(&mut heap, 1 << 20, None);
+        assert_eq!(heap.unwatched(&site), Some(1));
+        // From a level on of which the smaller one is left out by chance.
+        let level =
+            (0..live::TOP_LEVEL).find(|level| live::chance(live::importance(85_000, 0), *level) < 1.0);
+        heap.dropped(region, level.unwrap(), &[]);
+        made(&mut heap, 85_000, None);
+        assert_eq!(heap.unwatched(&site), Some(1));
+        made(&mut heap, 100 << 20, None);
+        assert_eq!(heap.unwatched(&site), Some(2));
+        heap.next_window(&mut |stack| stack);
+        assert_eq!((heap.unwatched(&site), heap.unwatched(&Site { region: other, ..site })), (Some(2), None));
     }
 
     #[test]

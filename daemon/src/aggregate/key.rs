@@ -265,6 +265,8 @@ pub struct Labels {
     pub age_seconds: Option<u64>,
     /// Of one in how many such samples of its process was told when that was least often: in the window, of what is alive since it has been watched.
     pub told_one_in: Option<u64>,
+    /// Of live objects that are told of one by one: how many of its process have no handle that watches them, since any are watched.
+    pub unwatched: Option<u64>,
     /// How long live objects of its process have been watched without a break, milliseconds.
     pub watched_ms: Option<u64>,
     /// How long before the end the last full collection but one of its process began, milliseconds: what was old by then and is there is alive for sure.
@@ -323,6 +325,7 @@ impl Labels {
         number("sampled_objects", self.sampled_objects.map(count), "");
         number("sampled_bytes", self.sampled_bytes.map(count), "bytes");
         number("told_one_in", self.told_one_in.map(count), "");
+        number("unwatched", self.unwatched.map(count), "");
         number("space_stderr", self.space_stderr.map(count), "bytes");
         let stderr = self.wait_stderr.map(|ns| i64::try_from(ns).unwrap_or(i64::MAX));
         number("wait_stderr", stderr, "nanoseconds");

@@ -37,6 +37,8 @@ struct Type {
     oldest: i64,
     young: [f64; 2],
     left_out: bool,
+    /// The `unwatched` of its samples that is most.
+    unwatched: i64,
 }
 
 /// What is known of one type.
@@ -62,6 +64,8 @@ pub struct TypeRow {
     pub young: [f64; 2],
     /// Chance left out some that were like its objects, perhaps its own.
     pub left_out: bool,
+    /// Large objects of a process that has some of it are not watched: so many, of whatever types.
+    pub unwatched: i64,
 }
 
 /// True for a sample type that [`rows`] and [`table`] know.
@@ -145,6 +149,7 @@ fn add<'a>(
         None => (Estimate::of_alike(objects, seen, objects), Estimate::of_alike(bytes, seen, objects)),
     };
     of.left_out |= number("told_one_in").is_some();
+    of.unwatched = of.unwatched.max(number("unwatched").unwrap_or(0));
     let (missed_objects, missed_bytes) = match (number("told_one_in"), positive("sampled_bytes")) {
         (Some(one_in), Some(sampled)) if seen > 0.0 => {
             let size = sampled as f64 / seen;
@@ -179,6 +184,7 @@ fn row((name, module): Name<'_>, of: &Type) -> TypeRow {
         oldest_seconds: of.oldest,
         young: of.young,
         left_out: of.left_out,
+        unwatched: of.unwatched,
     }
 }
 
@@ -221,7 +227,10 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             format!("{} … {}", human(round(interval.low), unit), human(round(interval.high), unit))
         };
         let (bytes, objects) = match (row.counted, row.has_interval) {
-            (Some(EXACT), _) if lost.uncounted || (row.left_out || lost.any()) && is_of_records(row) => {
+            (Some(EXACT), _)
+                if lost.uncounted
+                    || (row.left_out || row.unwatched > 0 || lost.any()) && is_of_records(row) =>
+            {
                 (AT_LEAST.to_owned(), AT_LEAST.to_owned())
             }
             (Some(counted), _) => (counted.to_owned(), counted.to_owned()),
@@ -268,12 +277,15 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             "{dim}at least: of large objects that were made earlier, when many came at once, chance left out some{plain}"
         ));
     }
-    if lost.unwatched > 0 && all.iter().take(options.limit).any(at_least) {
+    // Those of this window are among them.
+    let unwatched = all.iter().take(options.limit).filter(|row| at_least(row)).map(|row| row.unwatched).max();
+    let unwatched = unwatched.unwrap_or(0).max(i64::try_from(lost.unwatched).unwrap_or(i64::MAX));
+    if unwatched > 0 && all.iter().take(options.limit).any(at_least) {
         line(format!(
-            "{dim}at least: {} for want of a weak handle or of room for it; of which types is not known{plain}",
-            match lost.unwatched {
-                1 => "1 object was not watched".to_owned(),
-                number => format!("{} were not watched", counted(number, "object")),
+            "{dim}at least: {} not watched, for want of a weak handle or of room; of which types is not known{plain}",
+            match unwatched {
+                1 => "1 object is".to_owned(),
+                number => format!("{} are", counted(number, "object")),
             },
         ));
     }
@@ -515,7 +527,7 @@ mod tests {
         let refused = [("shim_handles_full".to_owned(), 1), ("shim_handles_refused".to_owned(), 2)];
         let refused = format!("{}{}", pprof::LOSS_PREFIX, loss::line(&refused));
         let text = said(true, refused.clone());
-        assert!(text.contains("at least: 3 objects were not watched") && !text.contains(" exact "), "{text}");
+        assert!(text.contains("at least: 3 objects are not watched") && !text.contains(" exact "), "{text}");
         assert!(said(false, refused).contains(" exact "));
         let killed = Process { ending: Ending::Killed, ..Process::default() };
         let lines = summary::lines(&Account { processes: vec![killed], ..Account::default() });

@@ -203,6 +203,7 @@ impl Processor {
                 // More than two prove no more.
                 survived_old: survived.old.map(|count| u64::from(count.min(2))),
                 told_one_in: survived.told_one_in,
+                unwatched: survived.unwatched.filter(|_| object.site.sampling == Sampling::Exact),
                 sampling: Some(object.sampling()),
                 ..site_labels(&object.site, labels)
             };
@@ -301,11 +302,12 @@ fn sort_by_share(rows: &mut [Row]) {
     rows.sort_by(|a, b| share(b).total_cmp(&share(a)));
 }
 
-/// How many collections a live object has survived, and full ones since it is old; and of one in how many like it was told.
+/// How many collections a live object has survived, and full ones since it is old; of one in how many like it was told, and how many are not watched.
 struct Survived {
     all: u32,
     old: Option<u32>,
     told_one_in: Option<u64>,
+    unwatched: Option<u64>,
 }
 
 /// The estimates of a window that is over; only names may be missing.
@@ -357,6 +359,7 @@ impl Cut {
             all: heap.survived(object),
             old: heap.survived_old(object),
             told_one_in: heap.watched_one_in(&object.site),
+            unwatched: heap.unwatched(&object.site),
         };
         let mut live: Vec<(LiveObject, Survived)> =
             heap.live().map(|object| (object, survived(&object))).collect();
