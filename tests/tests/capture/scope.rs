@@ -14,7 +14,7 @@ use system_tests::wait_until;
 
 use super::{
     DEADLINE, NEEDS, Process, Worker, assert_laws, begin, collect, counters, own_options, records_stored,
-    times, yielding,
+    settled, times, yielding,
 };
 
 #[test]
@@ -139,7 +139,7 @@ fn the_profiler_leaves_itself_out_and_nothing_behind() {
     // The kernel thread that every Linux has sleeps, and is known all the same.
     assert!(all.contains_key(&2), "kthreadd");
     assert!(!mine().is_empty());
-    assert_laws(&counters(&source));
+    assert_laws(&settled(&source));
     drop(source);
     assert_eq!(mine(), Vec::<String>::new());
 }
@@ -187,7 +187,7 @@ fn a_cgroup_is_selected_by_its_id() {
     let seen = seen.unwrap();
     assert!(seen.contains_key(&pid) && seen.len() < 5, "{seen:?}");
     assert!(source_pids(&events.iter().filter(from_probes).cloned().collect::<Vec<_>>()).contains(&pid));
-    assert_laws(&counters(&source));
+    assert_laws(&settled(&source));
 }
 
 /// A thread that leaves the selection has no more events, not even its end.
@@ -231,7 +231,7 @@ fn what_becomes_another_program_than_is_selected_ends_with_what_was_seen_of_it()
         .collect();
     assert_eq!(ends.len(), CHILDREN, "{ends:?}");
     assert_eq!(ends.iter().collect::<HashSet<_>>().len(), CHILDREN, "each of them once: {ends:?}");
-    let counters = counters(&source);
+    let counters = settled(&source);
     assert_eq!(counters["threads_left"], CHILDREN as u64);
     assert_laws(&counters);
 }

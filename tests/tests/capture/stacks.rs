@@ -11,7 +11,7 @@ use perfusion::source::{CpuSample, Event, EventKind, UserContext};
 use system_tests::wait_until;
 
 use super::{
-    DEADLINE, NEEDS, Worker, assert_laws, begin, collect, counters, older_options, own_options, spin,
+    DEADLINE, NEEDS, Worker, assert_laws, begin, collect, counters, older_options, own_options, settled, spin,
 };
 
 /// Words that no code puts on a stack by chance.
@@ -87,7 +87,7 @@ fn samples_of_that_moment(options: KernelOptions) {
     }
     worker.stop();
     assert!(marked >= samples.len() * 9 / 10, "{marked} of {} samples show the marked words", samples.len());
-    assert_laws(&counters(&source));
+    assert_laws(&settled(&source));
 }
 
 /// The mapping of this process that holds an address.

@@ -11,7 +11,7 @@ use system_tests::wait_until;
 
 use super::{
     DEADLINE, Look, NEEDS, Worker, assert_laws, begin, collect, counters, duty, older_options, own_options,
-    records_stored, times, yielding,
+    records_stored, settled, times, yielding,
 };
 
 #[test]
@@ -86,7 +86,7 @@ fn thread_times_agree(options: &KernelOptions) {
     for (_, worker) in workers {
         worker.stop();
     }
-    assert_laws(&counters(&source));
+    assert_laws(&settled(&source));
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn waits_tile_the_time(options: &KernelOptions) {
     // takes the CPU just there.
     let short = slept.iter().filter(|blocked_ns| **blocked_ns < 1_000_000).count();
     assert!(short * 20 <= slept.len(), "{slept:?}");
-    assert_laws(&counters(&source));
+    assert_laws(&settled(&source));
 }
 
 #[test]
@@ -260,5 +260,5 @@ fn a_thread_that_calls_execve_ends_with_its_program_and_goes_on_under_the_proces
     let goes_on = ends.iter().filter(|(_, end)| end.thread.tid == pid && end.since >= left);
     assert_eq!(goes_on.map(|(_, end)| end.since).min(), Some(left), "{ends:?}");
     assert!(times(&mut source).values().all(|thread| thread.times.thread.pid != pid), "an entry is left");
-    assert_laws(&counters(&source));
+    assert_laws(&settled(&source));
 }
