@@ -401,7 +401,7 @@ pub struct Leaks {
     pub rows: usize,
     /// At the end, say what holds the objects that were seen of each place shown. That takes a survey of the heap (`perfusion heap`), which stops the
     /// managed threads for a full collection and a walk (twice up to .NET 9). Not after Ctrl-C.
-    #[arg(long, requires = "pid")]
+    #[arg(long, conflicts_with = "files")]
     pub heap: bool,
     /// How much each .NET process tells.
     #[command(flatten)]

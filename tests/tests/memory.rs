@@ -266,7 +266,7 @@ fn objects_of_one_type_are_held_by_what_holds_those_of_their_place(runtime: Runt
             held.is_some_and(|(share, _)| share.parse::<f64>().is_ok_and(|share| share >= 80.0)),
             "{text}"
         );
-        assert!(place.contains(": byte[] ["), "{text}");
+        assert!(place.contains(": byte[] at Kept.Program."), "{text}");
         assert!(place.contains(holder) && !place.contains(other), "{text}");
     }
     assert!(event.contains("→ Kept.Listener\n"), "{text}");

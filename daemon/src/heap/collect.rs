@@ -105,6 +105,8 @@ pub(super) struct Settings {
     pub(super) buffer_mib: u32,
     /// Weak handles of which it is asked what they watch.
     pub(super) handles: Arc<HashSet<u64>>,
+    /// Raised when the walk is over, though not yet understood.
+    pub(super) walked: Arc<AtomicBool>,
 }
 
 /// What one thread tells the other while a survey is taken.
@@ -172,6 +174,8 @@ fn take(
         thread::sleep(LOOK);
     }
     let collected = collecting.join();
+    // Pairs with the load of whoever waits for it; nothing else is told by it.
+    settings.walked.store(true, Ordering::Relaxed);
     let stopped = ipc::stop_listening(target, session, COLLECTION).and_then(|()| forget(target, &shared));
     if stopped.is_err() || !matches!(collected, Ok(Ok(()))) {
         // The stream may not end by itself.

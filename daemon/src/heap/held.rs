@@ -39,6 +39,12 @@ impl Held {
         [vec![pause(&self.survey)], notes(&self.survey)].concat()
     }
 
+    /// True when the survey has met what the handle watches: it lives.
+    #[must_use]
+    pub fn has(&self, handle: u64) -> bool {
+        self.nodes.contains_key(&handle)
+    }
+
     /// The ways in which the objects of these handles are held, most objects first.
     #[must_use]
     pub fn ways(&self, handles: &[u64]) -> Vec<Way> {
@@ -49,6 +55,16 @@ impl Held {
         let mut ways: Vec<Way> = counts.into_iter().map(|(node, objects)| Way { objects, node }).collect();
         ways.sort_by_key(|way| (std::cmp::Reverse(way.objects), way.node));
         ways
+    }
+
+    /// All living objects of the types of this name, and their bytes: counted, not estimated.
+    #[must_use]
+    pub fn of_type(&self, name: &str) -> (u64, u64) {
+        let all = (0..).zip(&self.survey.types).filter(|(_, of)| of.objects > 0);
+        all.filter(|(number, _)| self.survey.type_name(*number) == name)
+            .fold((0, 0), |(objects, bytes), (_, of)| {
+                (of.objects.saturating_add(objects), of.bytes.saturating_add(bytes))
+            })
     }
 
     /// The steps of a way, from a root on.
@@ -69,20 +85,21 @@ impl Held {
             ));
         }
         let (handles, objects): (Vec<u64>, Vec<u32>) = survey.watched.iter().copied().unzip();
-        let (paths, nodes) = Paths::find_with(graph, &survey.roots, &objects);
+        let (paths, nodes) = Paths::find_with(graph, &survey.roots, &survey.lists(), &objects);
         let nodes = handles.into_iter().zip(nodes).collect();
         Ok(Self { survey, paths, nodes })
     }
 }
 
-/// Surveys the heap, which pauses the process for a full collection and a walk; `begins` is told before. Raising `interrupted` ends it early.
+/// Surveys the heap, which pauses the process for a full collection and a walk; `begins` is told before, and `walked` is raised when the walk is
+/// over. Raising `interrupted` ends it early.
 ///
 /// # Errors
 /// Why it is not known, for people: the runtime cannot be asked, or does not answer, or there is no room for what it tells.
 pub fn find(
     target: &Arc<Target>,
     handles: HashSet<u64>,
-    interrupted: &AtomicBool,
+    (interrupted, walked): (&AtomicBool, Arc<AtomicBool>),
     begins: impl FnOnce(&str),
 ) -> Result<Held, String> {
     let said = |error: Error| error.to_string();
@@ -90,7 +107,7 @@ pub fn find(
     check_surveyable(target, &name).map_err(said)?;
     begins(&stops(target.pid(), &name));
     let limit_bytes = usize::try_from(MEMORY_MIB).unwrap_or(usize::MAX).saturating_mul(1 << 20);
-    let settings = Settings { limit_bytes, buffer_mib: BUFFER_MIB, handles: Arc::new(handles) };
+    let settings = Settings { limit_bytes, buffer_mib: BUFFER_MIB, handles: Arc::new(handles), walked };
     let mut survey =
         survey(target, &settings, interrupted, &mut |_| {}).map_err(|error| error.to_string())?;
     declared::complete_names(target, &mut survey, limit_bytes);

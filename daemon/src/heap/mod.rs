@@ -28,6 +28,7 @@ use self::collect::{Settings, survey, unless_interrupted};
 use self::graph::NoGraph;
 use self::paths::Paths;
 use self::print::Findings;
+use self::types::Type;
 use self::walk::Survey;
 use crate::attach::ipc;
 use crate::attach::policy::WhyNot;
@@ -85,7 +86,8 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     };
     tell(&stops(pid, &name));
     let limit_bytes = usize::try_from(options.memory).unwrap_or(usize::MAX).saturating_mul(1 << 20);
-    let settings = Settings { limit_bytes, buffer_mib: options.buffer, handles: Arc::default() };
+    let settings =
+        Settings { limit_bytes, buffer_mib: options.buffer, handles: Arc::default(), walked: Arc::default() };
     let bar = progress(quiet);
     let time = SystemTime::now();
     let target = Arc::new(target);
@@ -185,6 +187,23 @@ fn notes(survey: &Survey) -> Vec<String> {
         };
         notes.push(format!("{} of the runtime missing: {what}", counted(survey.lost, "event")));
     }
+    let unnamed = |of: &&Type| of.objects > 0 && of.name.is_empty();
+    let count = |objects: u64| counted(i64::try_from(objects).unwrap_or(i64::MAX), "object");
+    // The first takes what there is no room to tell apart.
+    if let Some(rest) = survey.types.first().filter(|rest| rest.objects > 0) {
+        notes.push(format!(
+            "{} of more types than there is room for have none of their own (--memory)",
+            count(rest.objects)
+        ));
+    }
+    let others =
+        survey.types.iter().skip(1).filter(unnamed).map(|of| of.objects).fold(0, u64::saturating_add);
+    if others > 0 {
+        notes.push(format!(
+            "{} of types without a name: the runtime tells names to one survey at a time, and another one was going on, or there is no room for names (--memory)",
+            count(others)
+        ));
+    }
     if survey.malformed > 0 {
         notes.push(format!("{} events of the walk are not as they should be", survey.malformed));
     }
@@ -204,7 +223,7 @@ fn findings(survey: &Survey, limit_bytes: usize) -> (Findings, Vec<String>) {
         needed <= limit_bytes
     };
     if has_room("what holds the objects is", paths::bytes_needed(graph)) {
-        findings.paths = Some(Paths::find(graph, &survey.roots));
+        findings.paths = Some(Paths::find_with(graph, &survey.roots, &survey.lists(), &[]).0);
     }
     if has_room("dominated sizes are", dominators::bytes_needed(graph)) {
         findings.dominated = Some(dominators::find(graph, &survey.roots, survey.types.len()));

@@ -1,18 +1,22 @@
 //! How each object is held: the shortest way to it from a root, and all such ways together as a tree of types. Objects that are held in
 //! the same way, type by type, are one node of it.
 //!
+//! References between the nodes of the runtime's doubly linked lists ([`LISTS`]) are followed last, and from the nearest node on through the whole list: whoever holds one
+//! timer does not hold the others in any sense that helps.
+//!
 //! Ways of recursive structures are folded: where the last types of a way repeat the ones before them (a list's nodes, a tree's nodes and
 //! arrays by turns), the repetition is left out, so a list of a million is one node.
 
 use super::graph::{Graph, NOWHERE};
+use super::types::Type;
 use super::walk::{Root, RootKind, StaticField, Survey};
 use foldhash::fast::RandomState;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 /// Longest repetition that is folded.
 const FOLDED: usize = 4;
-/// Longest way. What lies deeper is put beside what is there.
+/// Longest way. What lies deeper is put below [`Step::Deeper`] at its end.
 const MAX_DEPTH: u16 = 256;
 /// Most nodes. Objects of further ways are counted under one of their type.
 const MAX_NODES: usize = 1 << 18;
@@ -30,6 +34,8 @@ pub enum Step {
     Dependent,
     /// Objects that no root leads to.
     Unreached,
+    /// What lies between an object and a way that is too long to be kept.
+    Deeper,
     /// Objects held in ways too many to be kept.
     Further,
 }
@@ -51,7 +57,7 @@ pub struct Node {
 /// Bytes that [`Paths::find`] takes beside the graph.
 #[must_use]
 pub fn bytes_needed(graph: &Graph) -> usize {
-    graph.len().saturating_mul(8)
+    graph.len().saturating_mul(8).saturating_add(graph.len() / 8)
 }
 
 /// The tree.
@@ -65,12 +71,17 @@ impl Paths {
     /// Finds the ways to all objects of a survey.
     #[must_use]
     pub fn find(graph: &Graph, roots: &[Root]) -> Self {
-        Self::find_with(graph, roots, &[]).0
+        Self::find_with(graph, roots, &HashSet::new(), &[]).0
     }
 
-    /// The same, with the node at which each of these objects ends.
+    /// The same where objects of the types `lists` are nodes of lists ([`Survey::lists`]), with the node at which each of these objects ends.
     #[must_use]
-    pub fn find_with(graph: &Graph, roots: &[Root], objects: &[u32]) -> (Self, Vec<u32>) {
+    pub fn find_with(
+        graph: &Graph,
+        roots: &[Root],
+        lists: &HashSet<u32>,
+        objects: &[u32],
+    ) -> (Self, Vec<u32>) {
         let top = Node { step: Step::Top, parent: 0, objects: 0, bytes: 0, depth: 0 };
         let mut paths = Self { nodes: vec![top], numbers: HashMap::default() };
         // Node of each object, or NOWHERE before it is reached.
@@ -83,17 +94,17 @@ impl Paths {
             paths.reach(graph, root.object, parent, &mut at, &mut reached);
         }
         let mut next = 0;
-        while let Some(&object) = reached.get(next) {
-            next += 1;
-            let parent = at.get(object as usize).copied().unwrap_or(0);
-            for held in graph.direct(object) {
-                paths.reach(graph, held, parent, &mut at, &mut reached);
+        let mut linked = vec![0u64; if lists.is_empty() { 0 } else { graph.len().div_ceil(64) }];
+        let mut first = 0;
+        loop {
+            while let Some(&object) = reached.get(next) {
+                next += 1;
+                paths.spread(graph, object, lists, &mut at, &mut reached);
             }
-            for held in graph.dependents(object) {
-                if at.get(held as usize) == Some(&NOWHERE) {
-                    let handle = paths.child(parent, Step::Dependent);
-                    paths.reach(graph, held, handle, &mut at, &mut reached);
-                }
+            let Some(&object) = reached.get(first) else { break };
+            first += 1;
+            if lists.contains(&graph.shape(object).type_index) {
+                paths.follow_list(graph, object, &mut linked, &mut at, &mut reached);
             }
         }
         for (object, node) in (0..).zip(&mut at).filter(|(_, node)| **node == NOWHERE) {
@@ -103,6 +114,60 @@ impl Paths {
         let node = |object: &u32| at.get(*object as usize).copied().unwrap_or(0);
         let nodes = objects.iter().map(node).collect();
         (paths, nodes)
+    }
+
+    /// Reaches what an object holds, but for its neighbours in a list.
+    fn spread(
+        &mut self,
+        graph: &Graph,
+        object: u32,
+        lists: &HashSet<u32>,
+        at: &mut [u32],
+        reached: &mut Vec<u32>,
+    ) {
+        let parent = at.get(object as usize).copied().unwrap_or(0);
+        let own = graph.shape(object).type_index;
+        let list = lists.contains(&own).then_some(own);
+        for held in graph.direct(object) {
+            if list.is_none_or(|list| graph.shape(held).type_index != list) {
+                self.reach(graph, held, parent, at, reached);
+            }
+        }
+        for held in graph.dependents(object) {
+            if at.get(held as usize) == Some(&NOWHERE) {
+                let handle = self.child(parent, Step::Dependent);
+                self.reach(graph, held, handle, at, reached);
+            }
+        }
+    }
+
+    /// Reaches all nodes of the list of which an object is one, also beyond those that are held otherwise themselves.
+    fn follow_list(
+        &mut self,
+        graph: &Graph,
+        object: u32,
+        linked: &mut [u64],
+        at: &mut [u32],
+        reached: &mut Vec<u32>,
+    ) {
+        let mut is_new = |object: u32| {
+            let (word, bit) = (object as usize / 64, 1 << (object % 64));
+            linked.get_mut(word).is_some_and(|word| std::mem::replace(word, *word | bit) & bit == 0)
+        };
+        if !is_new(object) {
+            return;
+        }
+        let node = at.get(object as usize).copied().unwrap_or(0);
+        let own = graph.shape(object).type_index;
+        let mut chain = vec![object];
+        while let Some(object) = chain.pop() {
+            for other in graph.direct(object).filter(|&other| graph.shape(other).type_index == own) {
+                if is_new(other) {
+                    self.reach(graph, other, node, at, reached);
+                    chain.push(other);
+                }
+            }
+        }
     }
 
     fn reach(&mut self, graph: &Graph, object: u32, parent: u32, at: &mut [u32], reached: &mut Vec<u32>) {
@@ -165,7 +230,11 @@ impl Paths {
 
     fn new_child(&mut self, parent: u32, step: Step) -> u32 {
         let parent = match self.node(parent) {
+            // Below the mark, which stands for any number of steps, lies what is deeper, side by side.
             Some(node) if node.depth >= MAX_DEPTH => node.parent,
+            Some(node) if node.depth == MAX_DEPTH - 2 && step != Step::Deeper => {
+                self.child(parent, Step::Deeper)
+            }
             _ => parent,
         };
         if let Some(&known) = self.numbers.get(&(parent, step)) {
@@ -229,7 +298,23 @@ fn shortened(name: String) -> String {
     }
 }
 
+/// Nodes of lists in which the runtime keeps what is waited for, each of which knows its neighbours (System.Private.CoreLib: Timer.cs, CancellationTokenSource.cs), and
+/// those of LinkedList<T>; of a nested type the runtime tells the innermost name.
+const LISTS: [&str; 4] = [
+    "System.Threading.TimerQueueTimer",
+    "System.Threading.CancellationTokenSource+CallbackNode",
+    "CallbackNode",
+    "System.Collections.Generic.LinkedListNode`1",
+];
+
 impl Survey {
+    /// The numbers of types that are nodes of lists.
+    #[must_use]
+    pub fn lists(&self) -> HashSet<u32> {
+        let is_list = |(_, of): &(u32, &Type)| LISTS.contains(&of.open_name());
+        (0..).zip(&self.types).filter(is_list).map(|(number, _)| number).collect()
+    }
+
     /// What a step is called.
     #[must_use]
     pub fn step_name(&self, step: Step) -> String {
@@ -252,6 +337,7 @@ impl Survey {
             Step::Type(number) => self.type_name(number),
             Step::Dependent => "dependent handle (ConditionalWeakTable)".to_owned(),
             Step::Unreached => "[not reached from a root]".to_owned(),
+            Step::Deeper => "[more steps than are kept]".to_owned(),
             Step::Further => "[held in further ways]".to_owned(),
         }
     }
@@ -306,12 +392,44 @@ mod tests {
         }
         let graph = builder.finish(&mut []).unwrap();
         let paths = Paths::find(&graph, &[Root { kind: RootKind::Other, field: None, object: 0 }]);
-        let kinds = |way: Vec<Step>| {
-            way.into_iter()
-                .filter_map(|step| if let Step::Type(kind) = step { Some(kind) } else { None })
-                .collect()
-        };
-        paths.ends().map(|(number, node)| (kinds(paths.way(number)), node.objects)).collect()
+        paths.ends().map(|(number, node)| (types_of(paths.way(number)), node.objects)).collect()
+    }
+
+    fn types_of(way: Vec<Step>) -> Vec<u32> {
+        way.into_iter()
+            .filter_map(|step| if let Step::Type(kind) = step { Some(kind) } else { None })
+            .collect()
+    }
+
+    #[test]
+    fn who_holds_one_node_of_a_list_does_not_hold_the_others() {
+        // A queue (1) holds the first of three timers (3) that are linked both ways, and each holds a state (4); another one (2, 5) holds the second timer.
+        let (queue, another, timer, state, wrapper) = (1, 2, 3, 4, 5);
+        let objects: [(u32, &[u64]); 9] = [
+            (queue, &[2]),
+            (another, &[8]),
+            (timer, &[3, 5]),
+            (timer, &[2, 4, 6]),
+            (timer, &[3, 7]),
+            (state, &[]),
+            (state, &[]),
+            (state, &[]),
+            (wrapper, &[3]),
+        ];
+        let at = |object: u64| (object + 1) * 64;
+        let mut builder = Builder::new(1 << 20);
+        for (number, (kind, held)) in (0..).zip(objects) {
+            builder.object(at(number), 24, kind, held.len() as u64).unwrap();
+            held.iter().for_each(|&held| builder.reference(at(held)).unwrap());
+        }
+        let graph = builder.finish(&mut []).unwrap();
+        let root = |object| Root { kind: RootKind::Other, field: None, object };
+        let (paths, nodes) = Paths::find_with(&graph, &[root(0), root(1)], &[timer].into(), &[5, 6, 7]);
+        let ways: Vec<Vec<u32>> = nodes.into_iter().map(|node| types_of(paths.way(node))).collect();
+        assert_eq!(
+            ways,
+            [vec![queue, timer, state], vec![another, wrapper, timer, state], vec![queue, timer, state]]
+        );
     }
 
     #[test]

@@ -253,8 +253,12 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
         );
     }
     if last.group.seen() < FEWEST_SEEN {
+        let rare = match last.proven_at_s {
+            None => "; there were fewer than two full collections: -d",
+            Some(_) => "",
+        };
         let reason = format!(
-            "{seen:.0} of its objects were seen, but only {:.0} have gone through a full collection since they are in generation 2 or a heap of large or pinned objects: the others may be dead already",
+            "{seen:.0} of its objects were seen, but only {:.0} have gone through a full collection since they are in generation 2 or a heap of large or pinned objects: the others may be dead already{rare}",
             last.group.seen()
         );
         return (Verdict::TooEarly, reason);

@@ -155,12 +155,13 @@ impl Watch {
         let before = self.shims.watched(self.pid).ok_or(NOT_SAID)?;
         let by_sample = before.iter().map(|watched| ((watched.region, watched.sample), watched.handle));
         self.processor.tell_handles(by_sample.collect());
-        let mut handles = snapshot::handles(&self.look().map_err(|error| error.to_string())?);
+        let handles = snapshot::handles(&self.look().map_err(|error| error.to_string())?);
         let all: HashSet<u64> = handles.values().flatten().copied().collect();
         if all.is_empty() {
             return Err("no object is watched".to_owned());
         }
-        let interrupted = Arc::clone(over);
+        let (interrupted, walked) = (Arc::clone(over), Arc::new(AtomicBool::new(false)));
+        let walked_too = Arc::clone(&walked);
         let begins = move |line: &str| {
             if !quiet {
                 say(line);
@@ -168,17 +169,28 @@ impl Watch {
         };
         let survey = std::thread::Builder::new()
             .name("survey".into())
-            .spawn(move || held::find(&Arc::new(target), all, &interrupted, begins))
+            .spawn(move || held::find(&Arc::new(target), all, (&interrupted, walked_too), begins))
             .map_err(|error| error.to_string())?;
+        let mut after = None;
         // A library that hears of nobody meanwhile would give its handles up.
         while !survey.is_finished() {
+            // At once: by and by it watches others.
+            if walked.load(Ordering::Relaxed) && after.is_none() {
+                after = Some(self.shims.watched(self.pid));
+            }
             self.round();
             std::thread::sleep(ROUND);
         }
         let held = survey.join().map_err(|_| "a thread of perfusion panicked".to_owned())??;
-        let after = self.shims.watched(self.pid).ok_or(NOT_SAID)?;
+        let after = after.unwrap_or_else(|| self.shims.watched(self.pid)).ok_or(NOT_SAID)?;
         let same = same(&before, &after);
-        handles.values_mut().for_each(|handles| handles.retain(|handle| same.contains(handle)));
+        let of_place = |handles: Vec<u64>| {
+            let (sure, others): (Vec<u64>, Vec<u64>) =
+                handles.into_iter().partition(|handle| same.contains(handle));
+            let given_up = others.into_iter().filter(|handle| held.has(*handle)).count();
+            (sure, given_up)
+        };
+        let handles = handles.into_iter().map(|(place, handles)| (place, of_place(handles))).collect();
         Ok(Holders { survey: held, handles })
     }
 }
@@ -190,8 +202,8 @@ type Held = Result<Holders, String>;
 #[derive(Debug)]
 struct Holders {
     survey: held::Held,
-    /// The handles that watch those of each place.
-    handles: HashMap<Place, Vec<u64>>,
+    /// The handles that watch those of each place; and how many watched one that lived, or another by then, and were given up before that was sure.
+    handles: HashMap<Place, (Vec<u64>, usize)>,
 }
 
 /// Attaches to a process and looks at what is alive once a window.
@@ -250,7 +262,10 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, 
     // The verdicts are known, whatever becomes of the survey.
     let holders = options.heap.then(|| match over.load(Ordering::Relaxed) {
         true => Err("interrupted".to_owned()),
-        false => watch.holders(&over, quiet),
+        false => watch.holders(&over, quiet).map_err(|why| match process.is_running() {
+            true => why,
+            false => format!("process {pid} has ended"),
+        }),
     });
     if !watch.shims.detach_all().is_empty() {
         tracing::warn!(pid, "the shim has not left the process yet; it will when its lease runs out");

@@ -2,7 +2,7 @@
 
 use super::judge::{Verdict, seconds};
 use super::series::{Process, Stretch};
-use super::snapshot::{Group, Place, Snapshot};
+use super::snapshot::{Group, Snapshot};
 use super::{Finding, Held, Holders};
 use crate::heap::print;
 use crate::report::units::{counted, human, percent};
@@ -63,8 +63,16 @@ pub(super) fn text(
     }
     for finding in shown.iter().take(rows) {
         one(&mut text, finding).ok();
+        let is_of_it = |other: &&&Finding| {
+            let (place, other) = (&finding.place, &other.place);
+            (place.pid, &place.process, &place.type_name) == (other.pid, &other.process, &other.type_name)
+        };
+        let leaks = |other: &&Finding| other.judgement.verdict == Verdict::Leak;
+        if finding.judgement.verdict == Verdict::Steady && shown.iter().filter(is_of_it).any(leaks) {
+            writeln!(text, "  note    objects of this type leak at another place; where a method was compiled anew meanwhile, that may be this one").ok();
+        }
         if let Some(Ok(holders)) = holders {
-            held(&mut text, holders, &finding.place).ok();
+            held(&mut text, holders, finding).ok();
         }
     }
     let (more, hidden) = (shown.len().saturating_sub(rows), findings.len() - shown.len());
@@ -113,7 +121,9 @@ fn of_bytes(value: f64) -> String {
 
 fn one(text: &mut String, finding: &Finding) -> std::fmt::Result {
     let (place, last, found) = (&finding.place, &finding.last, &finding.judgement);
-    writeln!(text, "\n{}: {} [{} {}]", found.verdict, place.type_name, place.process, place.pid)?;
+    let method = place.stack.iter().find(|frame| !frame.starts_with('['));
+    let at = method.map(|method| format!(" at {method}")).unwrap_or_default();
+    writeln!(text, "\n{}: {}{at} [{} {}]", found.verdict, place.type_name, place.process, place.pid)?;
     let young = last.bytes() - last.survivors().bytes();
     writeln!(
         text,
@@ -148,25 +158,59 @@ fn one(text: &mut String, finding: &Finding) -> std::fmt::Result {
 }
 
 /// What holds the objects that were seen of a place.
-fn held(text: &mut String, holders: &Holders, place: &Place) -> std::fmt::Result {
-    let ways = holders.survey.ways(holders.handles.get(place).map_or(&[], Vec::as_slice));
+fn held(text: &mut String, holders: &Holders, finding: &Finding) -> std::fmt::Result {
+    let (handles, given_up) = holders
+        .handles
+        .get(&finding.place)
+        .map_or((&[][..], 0), |(handles, given_up)| (&**handles, *given_up));
+    let ways = holders.survey.ways(handles);
     let all: usize = ways.iter().map(|way| way.objects).sum();
-    if all == 0 {
-        return writeln!(text, "  held    none of those seen was still there in the survey");
+    match (all, given_up) {
+        (0, 0) => {
+            return writeln!(text, "  held    none of those seen has survived the survey's full collection");
+        }
+        (0, _) => {
+            return writeln!(
+                text,
+                "  held    not known: other objects have been watched since, in place of {given_up} of them"
+            );
+        }
+        _ => {}
     }
+    let seen = finding.last.seen();
     for (at, way) in ways.iter().take(WAYS).enumerate() {
         let share = percent(count(way.objects), count(all));
-        let of = format!("{share} of the {} that were seen and still there", counted(all, "object"));
+        let of = format!(
+            "{share} of the {all} that have survived the survey's full collection, of {seen:.0} seen"
+        );
         let of = if at == 0 { of } else { share };
         writeln!(text, "  {:<7} {of}", if at == 0 { "held" } else { "" })?;
         let mut steps = String::new();
         print::way(&mut steps, holders.survey.steps(*way).into_iter());
         steps.lines().try_for_each(|step| writeln!(text, "      {step}"))?;
     }
-    match ways.len().saturating_sub(WAYS) {
-        0 => Ok(()),
-        more => writeln!(text, "          and in {}", counted(more, "other way")),
+    if given_up > 0 {
+        writeln!(
+            text,
+            "          {given_up} more are not known: other objects have been watched since, in place of them"
+        )?;
     }
+    let rest: usize = ways.iter().skip(WAYS).map(|way| way.objects).sum();
+    if rest > 0 {
+        let share = percent(count(rest), count(all));
+        writeln!(text, "          {share} in {}", counted(ways.len() - WAYS, "other way"))?;
+    }
+    // Two types of one name are told apart by their modules here, and there not.
+    let (objects, bytes) = holders.survey.of_type(&finding.place.type_name);
+    if objects > 0 {
+        writeln!(
+            text,
+            "  counted {} of this type live, {}, of all places and from before",
+            counted(objects, "object"),
+            of_bytes(bytes as f64)
+        )?;
+    }
+    Ok(())
 }
 
 fn count(number: usize) -> i64 {

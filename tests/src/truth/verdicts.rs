@@ -90,9 +90,10 @@ impl Said {
     fn read(runtime: Runtime, text: String) -> Self {
         let mut said =
             Self { runtime, verdicts: Default::default(), other_leaks: Vec::new(), text: String::new() };
-        // `leak: Leaks.Fast[] [leaks 4242]`
+        // `leak: Leaks.Fast[] at Leaks.Program.LeakFast() [leaks 4242]`
         for (verdict, place) in text.lines().filter_map(|line| line.split_once(": ")) {
-            let type_name = place.split(" [").next().unwrap_or_default();
+            let type_name = place.split(" [").next().and_then(|place| place.split(" at ").next());
+            let type_name = type_name.unwrap_or_default();
             let known = PLACES.iter().position(|(name, ..)| type_name == format!("Leaks.{name}[]"));
             match known.and_then(|at| said.verdicts.get_mut(at)) {
                 Some(verdicts) => verdicts.push(verdict.to_owned()),
