@@ -299,7 +299,7 @@ fn shortened(name: String) -> String {
 }
 
 /// Nodes of lists in which the runtime keeps what is waited for, each of which knows its neighbours (System.Private.CoreLib: Timer.cs, CancellationTokenSource.cs), and
-/// those of LinkedList<T>; of a nested type the runtime tells the innermost name.
+/// those of `LinkedList<T>`; of a nested type the runtime tells the innermost name.
 const LISTS: [&str; 4] = [
     "System.Threading.TimerQueueTimer",
     "System.Threading.CancellationTokenSource+CallbackNode",
