@@ -252,8 +252,11 @@ fn leaks_are_told_from_caches_by_the_daemons_files() {
         }
         text =
             perfusion::run(perfusion::command(["leaks", "-n", "100"]).args(&files), DEADLINE).unwrap().stdout;
-        let refreshed =
-            |pid: u32| text.contains(&format!("\ncache refreshed: Leaks.Cached[] [dotnet {pid}]"));
+        let refreshed = |pid: u32| {
+            text.contains(&format!(
+                "\ncache refreshed: Leaks.Cached[] at Leaks.Program.Refresh() [dotnet {pid}]"
+            ))
+        };
         apps.iter().all(|app| refreshed(app.pid())).then_some(())
     })
     .unwrap_or_else(|error| panic!("{error}: {text}\n{}", daemon.progress()));
