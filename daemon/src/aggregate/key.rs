@@ -275,7 +275,7 @@ pub struct Labels {
     pub survived: Option<u64>,
     /// Full collections that a live object has survived since it is old: 0, 1, or 2 for more.
     pub survived_old: Option<u64>,
-    /// The weak handle that watches a live object: in no file, only where it is asked what holds the object (`leaks::holders`).
+    /// The weak handle that watches a live object: in no file, only where it is asked what holds the object (`perfusion leaks --heap`).
     pub handle: Option<u64>,
     /// Generation of a live object, or the one a collection condemned.
     pub generation: Option<u8>,

@@ -3,7 +3,7 @@
 use super::collect::{Settings, survey, unless_interrupted};
 use super::paths::{self, Named, Paths};
 use super::walk::Survey;
-use super::{check_surveyable, declared, notes, pause, stops};
+use super::{check_surveyable, declared, in_all, notes, of_mib, pause, stops};
 use crate::attach::target::Target;
 use crate::error::Error;
 use std::collections::{HashMap, HashSet};
@@ -75,8 +75,7 @@ impl Held {
 
     fn of(survey: Survey, limit_bytes: usize) -> Result<Self, String> {
         let graph = survey.graph.as_ref().map_err(ToString::to_string)?;
-        let beside = survey.bytes_beside();
-        let needed = paths::bytes_needed(graph).saturating_add(graph.bytes()).saturating_add(beside);
+        let needed = in_all(&survey, graph, paths::bytes_needed(graph));
         if needed > limit_bytes {
             return Err(format!(
                 "that takes {} MiB of {}; `perfusion heap --memory` may have more",
@@ -106,7 +105,7 @@ pub fn find(
     let name = target.comm().unwrap_or_default();
     check_surveyable(target, &name).map_err(said)?;
     begins(&stops(target.pid(), &name));
-    let limit_bytes = usize::try_from(MEMORY_MIB).unwrap_or(usize::MAX).saturating_mul(1 << 20);
+    let limit_bytes = of_mib(MEMORY_MIB);
     let settings = Settings { limit_bytes, buffer_mib: BUFFER_MIB, handles: Arc::new(handles), walked };
     let mut survey =
         survey(target, &settings, interrupted, &mut |_| {}).map_err(|error| error.to_string())?;

@@ -25,7 +25,7 @@ pub mod walk;
 pub use collect::SurveyError;
 
 use self::collect::{Settings, survey, unless_interrupted};
-use self::graph::NoGraph;
+use self::graph::{Graph, NoGraph};
 use self::paths::Paths;
 use self::print::Findings;
 use self::types::Type;
@@ -85,7 +85,7 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
         }
     };
     tell(&stops(pid, &name));
-    let limit_bytes = usize::try_from(options.memory).unwrap_or(usize::MAX).saturating_mul(1 << 20);
+    let limit_bytes = of_mib(options.memory);
     let settings =
         Settings { limit_bytes, buffer_mib: options.buffer, handles: Arc::default(), walked: Arc::default() };
     let bar = progress(quiet);
@@ -188,12 +188,11 @@ fn notes(survey: &Survey) -> Vec<String> {
         notes.push(format!("{} of the runtime missing: {what}", counted(survey.lost, "event")));
     }
     let unnamed = |of: &&Type| of.objects > 0 && of.name.is_empty();
-    let count = |objects: u64| counted(i64::try_from(objects).unwrap_or(i64::MAX), "object");
     // The first takes what there is no room to tell apart.
     if let Some(rest) = survey.types.first().filter(|rest| rest.objects > 0) {
         notes.push(format!(
             "{} of more types than there is room for have none of their own (--memory)",
-            count(rest.objects)
+            counted(rest.objects, "object")
         ));
     }
     let others =
@@ -201,7 +200,7 @@ fn notes(survey: &Survey) -> Vec<String> {
     if others > 0 {
         notes.push(format!(
             "{} of types without a name: the runtime tells names to one survey at a time, and another one was going on, or there is no room for names (--memory)",
-            count(others)
+            counted(others, "object")
         ));
     }
     if survey.malformed > 0 {
@@ -210,13 +209,22 @@ fn notes(survey: &Survey) -> Vec<String> {
     notes
 }
 
+fn of_mib(mib: u32) -> usize {
+    usize::try_from(mib).unwrap_or(usize::MAX).saturating_mul(1 << 20)
+}
+
+/// Bytes of all that is kept, while so many more are needed.
+fn in_all(survey: &Survey, graph: &Graph, needed: usize) -> usize {
+    needed.saturating_add(graph.bytes()).saturating_add(survey.bytes_beside())
+}
+
 /// Works out what memory allows; and says what it does not.
 fn findings(survey: &Survey, limit_bytes: usize) -> (Findings, Vec<String>) {
     let mut left_out = Vec::new();
     let mut findings = Findings { paths: None, dominated: None };
     let Ok(graph) = &survey.graph else { return (findings, left_out) };
     let mut has_room = |what: &str, needed: usize| {
-        let needed = needed.saturating_add(graph.bytes()).saturating_add(survey.bytes_beside());
+        let needed = in_all(survey, graph, needed);
         if needed > limit_bytes {
             left_out.push(format!("{what} left out: that takes {} MiB (--memory)", needed >> 20));
         }

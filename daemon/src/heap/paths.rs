@@ -21,6 +21,9 @@ const MAX_DEPTH: u16 = 256;
 /// Most nodes. Objects of further ways are counted under one of their type.
 const MAX_NODES: usize = 1 << 18;
 
+/// Numbers of types that are nodes of lists. Asked of each object there is: with a hash that costs little.
+pub type Lists = HashSet<u32, RandomState>;
+
 /// What stands at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Step {
@@ -71,17 +74,12 @@ impl Paths {
     /// Finds the ways to all objects of a survey.
     #[must_use]
     pub fn find(graph: &Graph, roots: &[Root]) -> Self {
-        Self::find_with(graph, roots, &HashSet::new(), &[]).0
+        Self::find_with(graph, roots, &Lists::default(), &[]).0
     }
 
     /// The same where objects of the types `lists` are nodes of lists ([`Survey::lists`]), with the node at which each of these objects ends.
     #[must_use]
-    pub fn find_with(
-        graph: &Graph,
-        roots: &[Root],
-        lists: &HashSet<u32>,
-        objects: &[u32],
-    ) -> (Self, Vec<u32>) {
+    pub fn find_with(graph: &Graph, roots: &[Root], lists: &Lists, objects: &[u32]) -> (Self, Vec<u32>) {
         let top = Node { step: Step::Top, parent: 0, objects: 0, bytes: 0, depth: 0 };
         let mut paths = Self { nodes: vec![top], numbers: HashMap::default() };
         // Node of each object, or NOWHERE before it is reached.
@@ -117,14 +115,7 @@ impl Paths {
     }
 
     /// Reaches what an object holds, but for its neighbours in a list.
-    fn spread(
-        &mut self,
-        graph: &Graph,
-        object: u32,
-        lists: &HashSet<u32>,
-        at: &mut [u32],
-        reached: &mut Vec<u32>,
-    ) {
+    fn spread(&mut self, graph: &Graph, object: u32, lists: &Lists, at: &mut [u32], reached: &mut Vec<u32>) {
         let parent = at.get(object as usize).copied().unwrap_or(0);
         let own = graph.shape(object).type_index;
         let list = lists.contains(&own).then_some(own);
@@ -310,7 +301,7 @@ const LISTS: [&str; 4] = [
 impl Survey {
     /// The numbers of types that are nodes of lists.
     #[must_use]
-    pub fn lists(&self) -> HashSet<u32> {
+    pub fn lists(&self) -> Lists {
         let is_list = |(_, of): &(u32, &Type)| LISTS.contains(&of.open_name());
         (0..).zip(&self.types).filter(is_list).map(|(number, _)| number).collect()
     }
@@ -424,7 +415,8 @@ mod tests {
         }
         let graph = builder.finish(&mut []).unwrap();
         let root = |object| Root { kind: RootKind::Other, field: None, object };
-        let (paths, nodes) = Paths::find_with(&graph, &[root(0), root(1)], &[timer].into(), &[5, 6, 7]);
+        let (paths, nodes) =
+            Paths::find_with(&graph, &[root(0), root(1)], &[timer].into_iter().collect(), &[5, 6, 7]);
         let ways: Vec<Vec<u32>> = nodes.into_iter().map(|node| types_of(paths.way(node))).collect();
         assert_eq!(
             ways,

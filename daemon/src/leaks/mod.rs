@@ -174,7 +174,7 @@ impl Watch {
         let mut after = None;
         // A library that hears of nobody meanwhile would give its handles up.
         while !survey.is_finished() {
-            // At once: by and by it watches others.
+            // At once: by and by it watches others. Pairs with the store in `heap::collect`; nothing else is told by it.
             if walked.load(Ordering::Relaxed) && after.is_none() {
                 after = Some(self.shims.watched(self.pid));
             }

@@ -18,8 +18,8 @@ pub struct Watched {
     pub handle: u64,
 }
 
-/// All that watch one of at most `most` objects, whose slots lie at `address`; `None` where these cannot be read. A process may say what it likes there: then what it is told to hold is as wrong as all
-/// else that it tells of itself.
+/// All that watch one of at most `most` objects, whose slots lie at `address`; `None` where these cannot be read. A process may say what it likes there: then
+/// what it is told to hold is as wrong as all else that it tells of itself.
 pub(super) fn read(
     memory: &ProcessMemory,
     address: u64,
