@@ -100,12 +100,21 @@ fn collections_are_those_the_runtime_counts(runtime: Runtime) {
     );
 
     // One that sleeps wakes up meanwhile, and is held up on its way back: it no longer waits for its sleep to end.
+    // Inside the function that sleeps it still does, also where it waits there for the lock of all the runtime's waits, which the collector's thread may
+    // hold without a CPU (`s_csSynchProcessLock` in `BlockThread`, src/coreclr/pal/src/synchmgr/synchmanager.cpp of dotnet/runtime).
     let sleeper = found.sleeper.unwrap().to_string();
+    let of_sleeper = |sample: &&Sample| sample.label("thread_id") == sleeper;
+    let blocks = |sample: &Sample| {
+        let timed = sample.stack.iter().position(|frame| frame.function.contains("cond_timedwait"))?;
+        sample.stack.get(timed.checked_sub(2)?).map(|frame| frame.function.clone())
+    };
+    let blocks = profile.samples.iter().filter(of_sleeper).find_map(blocks).unwrap();
     let ended_by_main = |reason: &str| {
         profile.sum("blocked", |sample| {
-            sample.label("thread_id") == sleeper
+            of_sleeper(&sample)
                 && sample.label("wait_reason") == reason
                 && sample.label("waker").ends_with(&format!("/{main}"))
+                && !sample.stack.iter().any(|frame| frame.function == blocks)
         }) as f64
     };
     let (held_up, asleep) = (ended_by_main("gc_suspend"), ended_by_main("sleep"));

@@ -51,6 +51,18 @@ pub enum Holder {
 type Work = Box<dyn FnOnce() + Send>;
 
 /// What the callers share.
+struct Patience {
+    /// Made when the first asks.
+    threads: Mutex<Option<Threads>>,
+    // Counts, which no other memory depends on.
+    given_up: AtomicU64,
+    not_made: AtomicU64,
+    barred_slow: AtomicU64,
+}
+
+/// That of all callers; tests of how it works have their own, since whoever holds up one test's calls shortens the patience of all.
+static OF_ALL: Patience = Patience::new();
+
 #[derive(Default)]
 struct Threads {
     /// Threads that wait for work; dropping one ends it.
@@ -159,20 +171,10 @@ pub(super) fn time_of_others() -> Duration {
     OTHERS.get()
 }
 
-static THREADS: Mutex<Option<Threads>> = Mutex::new(None);
-// Counts, which no other memory depends on.
-static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
-static NOT_MADE: AtomicU64 = AtomicU64::new(0);
-static BARRED_SLOW: AtomicU64 = AtomicU64::new(0);
-
 /// Calls given up, and calls not made because one of the same holder was.
 #[must_use]
 pub fn counts() -> (u64, u64) {
-    (GIVEN_UP.load(Ordering::Relaxed), NOT_MADE.load(Ordering::Relaxed))
-}
-
-fn with_threads<T>(act: impl FnOnce(&mut Threads) -> T) -> T {
-    act(THREADS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+    OF_ALL.counts()
 }
 
 /// How far a call is.
@@ -185,89 +187,118 @@ enum Call<T> {
 
 /// Does `work` and answers what it does; `None` when `holder` holds it up, or did before and still does.
 pub fn wait_for<T: Send + 'static>(holder: Holder, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let ready = with_threads(|threads| {
-        if !threads.barred.is_empty() {
-            let now = Instant::now();
-            threads.barred.retain(|_, bar| bar.calls > 0 || bar.until > now);
+    OF_ALL.wait_for(holder, work)
+}
+
+impl Patience {
+    const fn new() -> Self {
+        Self {
+            threads: Mutex::new(None),
+            given_up: AtomicU64::new(0),
+            not_made: AtomicU64::new(0),
+            barred_slow: AtomicU64::new(0),
         }
-        let barred = threads.barred.len();
-        if threads.barred.contains_key(&holder) || barred >= MAX_LEFT_BEHIND {
-            return None;
-        }
-        Some((threads.idle.pop(), share(PATIENCE, barred)))
-    });
-    let Some((worker, patience)) = ready else {
-        NOT_MADE.fetch_add(1, Ordering::Relaxed);
-        return None;
-    };
-    let worker = worker.or_else(|| start().ok())?;
-    let call = Arc::new((Mutex::new(Call::Made), Condvar::new()));
-    let made = Arc::clone(&call);
-    let job: Work = Box::new(move || {
-        let begin = Spent::now();
-        let answer = work();
-        let spent = begin.since();
-        let (state, answered) = &*made;
-        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*state, Call::GivenUp) {
-            with_threads(|threads| {
-                if let Some(bar) = threads.barred.get_mut(&holder) {
-                    bar.calls -= 1;
-                    // It had much to do, or no CPU to do it: that is not its holder's doing.
-                    if bar.calls == 0 && spent.1 < patience {
-                        bar.until = Instant::now();
-                    }
-                }
-            });
-        } else {
-            *state = Call::Answered(answer, spent);
-            answered.notify_one();
-        }
-    });
-    worker.send(job).ok()?;
-    let (state, answered) = &*call;
-    let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-    let waits = |state: &mut Call<T>| matches!(state, Call::Made);
-    let waited = answered.wait_timeout_while(state, patience, waits);
-    let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
-    match std::mem::replace(&mut *state, Call::GivenUp) {
-        Call::Answered(answer, (cpu, slept)) => {
-            OTHERS.set(OTHERS.get() + cpu);
-            let barred = with_threads(|threads| {
-                if threads.idle.len() < MAX_IDLE {
-                    threads.idle.push(worker);
-                }
+    }
+
+    /// As [`counts`].
+    fn counts(&self) -> (u64, u64) {
+        (self.given_up.load(Ordering::Relaxed), self.not_made.load(Ordering::Relaxed))
+    }
+
+    fn with_threads<T>(&self, act: impl FnOnce(&mut Threads) -> T) -> T {
+        act(self.threads.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+    }
+
+    /// As [`wait_for`].
+    fn wait_for<T: Send + 'static>(
+        &'static self,
+        holder: Holder,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let ready = self.with_threads(|threads| {
+            if !threads.barred.is_empty() {
                 let now = Instant::now();
-                let slow = threads.accounts.add(holder, slept, threads.barred.len(), now)?;
-                threads.barred.entry(slow).or_insert(Bar { calls: 0, until: now + BARRED });
-                Some(slow)
-            });
-            if let Some(holder) = barred
-                && BARRED_SLOW.fetch_add(1, Ordering::Relaxed) == 0
-            {
-                tracing::warn!(
-                    ?holder,
-                    "reading memory or files of a profiled process has taken seconds of the last minute: a file system answers late. It is left alone for a \
-                     minute, and what it would have told is missing; so it goes with others that do so"
-                );
+                threads.barred.retain(|_, bar| bar.calls > 0 || bar.until > now);
             }
-            Some(answer)
-        }
-        // Noted before the other thread can see that it was given up, which takes back the count: `state` is still locked.
-        Call::Made | Call::GivenUp => {
-            let until = Instant::now() + BARRED;
-            with_threads(|threads| {
-                let bar = threads.barred.entry(holder).or_insert(Bar { calls: 0, until });
-                bar.calls += 1;
-            });
-            if GIVEN_UP.fetch_add(1, Ordering::Relaxed) == 0 {
-                tracing::warn!(
-                    ?holder,
-                    "reading memory or a file of a profiled process takes too long: a file system does not answer. It is left alone until it does, for a \
-                     minute at least, and what it would have told is missing; so it goes with others that do so"
-                );
+            let barred = threads.barred.len();
+            if threads.barred.contains_key(&holder) || barred >= MAX_LEFT_BEHIND {
+                return None;
             }
-            None
+            Some((threads.idle.pop(), share(PATIENCE, barred)))
+        });
+        let Some((worker, patience)) = ready else {
+            self.not_made.fetch_add(1, Ordering::Relaxed);
+            return None;
+        };
+        let worker = worker.or_else(|| start().ok())?;
+        let call = Arc::new((Mutex::new(Call::Made), Condvar::new()));
+        let made = Arc::clone(&call);
+        let job: Work = Box::new(move || {
+            let begin = Spent::now();
+            let answer = work();
+            let spent = begin.since();
+            let (state, answered) = &*made;
+            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            if matches!(*state, Call::GivenUp) {
+                self.with_threads(|threads| {
+                    if let Some(bar) = threads.barred.get_mut(&holder) {
+                        bar.calls -= 1;
+                        // It had much to do, or no CPU to do it: that is not its holder's doing.
+                        if bar.calls == 0 && spent.1 < patience {
+                            bar.until = Instant::now();
+                        }
+                    }
+                });
+            } else {
+                *state = Call::Answered(answer, spent);
+                answered.notify_one();
+            }
+        });
+        worker.send(job).ok()?;
+        let (state, answered) = &*call;
+        let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = |state: &mut Call<T>| matches!(state, Call::Made);
+        let waited = answered.wait_timeout_while(state, patience, waits);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        match std::mem::replace(&mut *state, Call::GivenUp) {
+            Call::Answered(answer, (cpu, slept)) => {
+                OTHERS.set(OTHERS.get() + cpu);
+                let barred = self.with_threads(|threads| {
+                    if threads.idle.len() < MAX_IDLE {
+                        threads.idle.push(worker);
+                    }
+                    let now = Instant::now();
+                    let slow = threads.accounts.add(holder, slept, threads.barred.len(), now)?;
+                    threads.barred.entry(slow).or_insert(Bar { calls: 0, until: now + BARRED });
+                    Some(slow)
+                });
+                if let Some(holder) = barred
+                    && self.barred_slow.fetch_add(1, Ordering::Relaxed) == 0
+                {
+                    tracing::warn!(
+                        ?holder,
+                        "reading memory or files of a profiled process has taken seconds of the last minute: a file system answers late. It is left alone for a \
+                         minute, and what it would have told is missing; so it goes with others that do so"
+                    );
+                }
+                Some(answer)
+            }
+            // Noted before the other thread can see that it was given up, which takes back the count: `state` is still locked.
+            Call::Made | Call::GivenUp => {
+                let until = Instant::now() + BARRED;
+                self.with_threads(|threads| {
+                    let bar = threads.barred.entry(holder).or_insert(Bar { calls: 0, until });
+                    bar.calls += 1;
+                });
+                if self.given_up.fetch_add(1, Ordering::Relaxed) == 0 {
+                    tracing::warn!(
+                        ?holder,
+                        "reading memory or a file of a profiled process takes too long: a file system does not answer. It is left alone until it does, for a \
+                         minute at least, and what it would have told is missing; so it goes with others that do so"
+                    );
+                }
+                None
+            }
         }
     }
 }
@@ -398,10 +429,7 @@ impl Read for ForeignReader {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        ACCOUNT, Accounts, BARRED, Holder, MAX_HELD, PATIENCE, Spent, counts, thread_time, wait_for,
-        with_threads,
-    };
+    use super::{ACCOUNT, Accounts, BARRED, Holder, MAX_HELD, PATIENCE, Patience, Spent, thread_time};
     use std::sync::mpsc::channel;
     use std::time::{Duration, Instant};
 
@@ -456,41 +484,47 @@ mod tests {
 
     #[test]
     fn a_call_that_sleeps_is_on_its_holders_account() {
-        let (holder, asleep) = (Holder::Process(u32::MAX - 3), Duration::from_millis(20));
-        assert_eq!(wait_for(holder, move || std::thread::sleep(asleep)), Some(()));
-        let held = with_threads(|threads| threads.accounts.held.get(&holder).copied());
+        static OWN: Patience = Patience::new();
+        let (holder, asleep) = (Holder::Process(1), Duration::from_millis(20));
+        assert_eq!(OWN.wait_for(holder, move || std::thread::sleep(asleep)), Some(()));
+        let held = OWN.with_threads(|threads| threads.accounts.held.get(&holder).copied());
         assert!(held.is_some_and(|held| held >= asleep / 2), "{held:?}");
     }
 
     #[test]
     fn a_call_that_is_held_up_is_given_up_and_its_holder_left_alone() {
-        let (holder, other) = (Holder::Process(u32::MAX), Holder::Process(u32::MAX - 1));
-        assert_eq!(wait_for(holder, || 5), Some(5));
-        let (release, released) = channel::<()>();
-        let (over, is_over) = channel();
+        static OWN: Patience = Patience::new();
+        let (holder, other) = (Holder::Process(1), Holder::Process(2));
+        assert_eq!(OWN.wait_for(holder, || 5), Some(5));
+        let ((began, begins), (release, released), (over, is_over)) = (channel(), channel::<()>(), channel());
         let held = move || {
+            began.send(Instant::now()).ok();
             released.recv().ok();
             over.send(()).ok();
         };
-        let before = counts();
-        assert_eq!(wait_for(holder, held), None);
-        assert_eq!(wait_for(holder, || 6), None, "not before the first is over");
-        assert_eq!(wait_for(other, || 7), Some(7));
+        assert_eq!(OWN.wait_for(holder, held), None);
+        assert_eq!(OWN.wait_for(holder, || 6), None, "not before the first is over");
+        assert_eq!(OWN.wait_for(other, || 7), Some(7));
+        // A busy machine may have begun it late: it is to sleep for as long as it would be waited for.
+        let slept = begins.recv().unwrap().elapsed();
+        std::thread::sleep((2 * PATIENCE).saturating_sub(slept));
         release.send(()).unwrap();
         is_over.recv().unwrap();
         assert_eq!(
-            wait_for(holder, || 8),
+            OWN.wait_for(holder, || 8),
             None,
             "nor at once after that: it would hold up the next call as well"
         );
-        let after = counts();
-        assert_eq!((after.0 - before.0, after.1 - before.1), (1, 2));
+        assert_eq!(OWN.counts(), (1, 2));
+    }
 
-        // One that only computes is given up, too, but nobody is left alone for it.
-        let (holder, begin) = (Holder::Process(u32::MAX - 2), Instant::now());
+    #[test]
+    fn nobody_is_left_alone_for_a_call_that_only_computes_for_long() {
+        static OWN: Patience = Patience::new();
+        let (holder, begin) = (Holder::Process(1), Instant::now());
         let computes = move || while begin.elapsed() < 2 * PATIENCE {};
-        assert_eq!(wait_for(holder, computes), None);
-        while wait_for(holder, || 5).is_none() {
+        assert_eq!(OWN.wait_for(holder, computes), None);
+        while OWN.wait_for(holder, || 5).is_none() {
             assert!(begin.elapsed() < BARRED / 2, "it is left alone");
             std::thread::sleep(Duration::from_millis(10));
         }
