@@ -70,7 +70,7 @@ counters! {
     LeasesLost = 26, "shim_leases_lost";
     /// Calls into the runtime that answered an error nothing else counts.
     RuntimeRefusals = 27, "shim_runtime_refusals";
-    /// GC events dropped because another EventPipe session had delivered the same before.
+    /// Starts of collections and pauses dropped because another EventPipe session had delivered the same before.
     GcRepeats = 28, "shim_gc_repeats";
     /// Records about code that was unloaded whose ranges the runtime no longer told.
     UnloadsUnknown = 29, "shim_unloads_unknown";

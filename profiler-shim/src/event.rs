@@ -526,14 +526,13 @@ impl Instance {
         Some(())
     }
 
-    /// GCEnd version 1: count u32, depth u32.
+    /// GCEnd version 1: count u32, depth u32. One whose start was not told is the end of a collection that was going on when the session began, or a
+    /// repeat; of repeats the starts count.
     fn on_gc_end(&self, payload: &[u8]) -> Option<()> {
         let number = Payload(payload).u32()?;
         if self.gc.reported.ended(number) {
             self.gc.ended(number);
             self.send(Body::GcEnd { number });
-        } else {
-            self.count(Counter::GcRepeats);
         }
         Some(())
     }
@@ -541,9 +540,8 @@ impl Instance {
     /// What a collection left is told right after its end, on the same thread (`GCHeap::UpdatePostGCCounters`, gc/gcee.cpp of dotnet/runtime).
     fn on_heap_stats(&self, payload: &[u8]) -> Option<()> {
         let promoted = promoted(payload)?;
-        match self.gc.left() {
-            Some(number) => drop(self.send(Body::GcHeap { number, promoted })),
-            None => self.count(Counter::GcRepeats),
+        if let Some(number) = self.gc.left() {
+            self.send(Body::GcHeap { number, promoted });
         }
         Some(())
     }
@@ -566,8 +564,6 @@ impl Instance {
             let cpu_ns = syscall::cpu_ns_of(suspender).saturating_sub(before_ns);
             self.send(Body::PauseCpu { suspender, cpu_ns });
             self.send(Body::PauseEnd);
-        } else {
-            self.count(Counter::GcRepeats);
         }
     }
 }
