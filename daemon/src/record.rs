@@ -46,9 +46,6 @@ const EXACT_COMMENT: &str = "alloc_objects, alloc_space: exact per process and t
 const COUNTED_COMMENT: &str = "alloc_objects, alloc_space: counted by the runtime per process and type; not told of are, on each thread, the last objects of a type, \
      up to 999 for each thread of its runtime, the first one where another thread made one before, and on .NET 10 most of what is boxed; split among stacks by the objects that were sampled";
 
-/// Begins each line about what a process has counted, on stderr and in the profile's comments.
-const COUNTS: &str = "counts: ";
-
 /// Says what happens, on stderr, unless told to be quiet.
 #[derive(Clone, Copy)]
 struct Say(bool);
@@ -540,7 +537,7 @@ fn write(
         say.line(&line);
     }
     recorded.window.pool_lines(None).for_each(|line| say.line(&format!("{}{line}", pprof::POOL_PREFIX)));
-    counted.iter().flat_map(|counted| counted.lines()).for_each(|line| say.line(&format!("{COUNTS}{line}")));
+    counted.iter().flat_map(|counted| counted.lines()).for_each(|line| say.line(&line));
     say.line(&format!(
         "wrote {} ({} stacks, {})",
         shown(&options.output),
@@ -610,7 +607,7 @@ fn comments(
     }
     if let Some(counted) = counted {
         comments.push(COUNTED_COMMENT.to_owned());
-        comments.extend(counted.lines().into_iter().map(|line| format!("{COUNTS}{line}")));
+        comments.extend(counted.lines());
     }
     comments.extend(limits.iter().map(|limit| format!("{}{limit}", pprof::LIMITED)));
     comments.extend(without_shim.iter().map(|reason| format!("{}{reason}", pprof::WITHOUT_SHIM)));

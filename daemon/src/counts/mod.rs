@@ -7,8 +7,9 @@ pub mod tally;
 use crate::attach::ipc::{self, Events, Listen};
 use crate::attach::port::{Cookie, Port, PortError, Visit};
 use crate::attach::target::Target;
-use crate::exact::{Account, Count, Process, Type};
-use crate::heap::nettrace::Reader;
+use crate::exact::summary::LOST;
+use crate::exact::{Account, Count, Ending, Process, Type};
+use crate::heap::nettrace::{NettraceError, Reader};
 use crate::process::start_ticks;
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -36,6 +37,18 @@ const LOOK: Duration = Duration::from_millis(100);
 const SOON: Duration = Duration::from_millis(1);
 /// For a runtime to end its session, and to send what it still has.
 const ENDING: Duration = Duration::from_secs(15);
+/// Visitors that are answered or read at once, at most: each has a thread. Twice those that are counted, for each comes again while it is.
+const SERVED: usize = 2 * PROCESSES;
+/// Between looks at whether those who wait in vain still do.
+const PARKED: Duration = Duration::from_secs(1);
+/// Begins each line about what a process has counted, on stderr and in the profile's comments.
+const LINE: &str = "counts: ";
+
+/// True of a line of [`Counted::lines`] that says that not all was told of which the runtime had counted.
+#[must_use]
+pub fn tells_of_loss(line: &str) -> bool {
+    line.strip_prefix(LINE).is_some_and(|said| said.contains(LOST))
+}
 
 /// How often the runtime tells of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +94,8 @@ struct Known {
 #[derive(Debug, Default)]
 struct Shared {
     known: Mutex<HashMap<Key, Known>>,
+    /// Who has nothing more to be answered; a runtime that is hung up on comes again at once. One of each: a runtime makes one connection at a time.
+    parked: Mutex<HashMap<Key, Visit>>,
     over: AtomicBool,
     give_up: Arc<AtomicBool>,
 }
@@ -129,6 +144,10 @@ impl Shared {
         })
     }
 
+    fn parked(&self) -> MutexGuard<'_, HashMap<Key, Visit>> {
+        self.parked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn change(&self, key: Key, change: impl FnOnce(&mut Known)) {
         if let Some(of) = self.known().get_mut(&key) {
             change(of);
@@ -172,12 +191,24 @@ impl Counting {
         let (port, shared, rate) = (Arc::clone(&self.port), Arc::clone(&self.shared), self.rate);
         let run = move || {
             // Pairs with the store in `finish`; nothing else is told by it.
+            let (served, mut looked) = (Arc::new(()), Instant::now());
             while !shared.over.load(Ordering::Relaxed) {
+                if looked.elapsed() >= PARKED {
+                    shared.parked().retain(|_, visit| !visit.is_over(Duration::ZERO));
+                    looked = Instant::now();
+                }
                 let Some(visit) = port.accept(LOOK) else { continue };
-                let shared = Arc::clone(&shared);
                 // Without a thread it comes again.
-                thread::Builder::new().name("runtime".into()).spawn(move || serve(visit, rate, &shared)).ok();
+                if Arc::strong_count(&served) <= SERVED {
+                    let (shared, one) = (Arc::clone(&shared), Arc::clone(&served));
+                    let serve = move || {
+                        serve(visit, rate, &shared);
+                        drop(one);
+                    };
+                    thread::Builder::new().name("runtime".into()).spawn(serve).ok();
+                }
             }
+            shared.parked().clear();
         };
         self.accepting = Some(thread::Builder::new().name("port".into()).spawn(run)?);
         Ok(())
@@ -199,7 +230,7 @@ impl Counting {
                     // One that has ended, or does not answer, ends its stream by that.
                     ipc::stop_listening(&target, session, ENDING).ok()
                 };
-                thread::spawn(stop)
+                thread::Builder::new().name("stop".into()).spawn(stop)
             })
             .collect();
         let is_read = || self.shared.known().values().all(|of| of.session.is_none());
@@ -246,7 +277,9 @@ fn serve(mut visit: Visit, rate: Rate, shared: &Shared) {
             let result = match visit.listen(&what, stacks, Arc::clone(&shared.give_up)) {
                 Ok(events) => {
                     shared.change(key, |of| (of.session, of.asking) = (Some(events.session()), false));
-                    Ok(read(events, pid))
+                    read(events, pid).map_err(|why| {
+                        format!("its events stopped to make sense, and what they had told is left out: {why}")
+                    })
                 }
                 // It comes again.
                 Err(error) if error.is_unknown_command() && !stacks => {
@@ -261,32 +294,31 @@ fn serve(mut visit: Visit, rate: Rate, shared: &Shared) {
                 shared.change(key, |of| of.resumed = false);
             }
         }
-        // A runtime that is hung up on comes again at once.
-        Some(Step::Wait | Step::Nothing) => loop {
-            if shared.over.load(Ordering::Relaxed) || visit.is_over(LOOK) {
-                return;
-            }
-        },
+        Some(Step::Wait | Step::Nothing) => drop(shared.parked().insert(key, visit)),
         None => {
             shared.known().retain(|_, of| of.name.is_some() || !of.resumed);
         }
     }
 }
 
-fn read(events: Events, pid: u32) -> Tallied {
+/// # Errors
+/// When events cannot be read any more though they go on: what was counted until then is of a part of the process's time.
+fn read(events: Events, pid: u32) -> Result<Tallied, NettraceError> {
     let mut tally = Tally::new(Target::open(pid).ok());
     let mut reader = match Reader::new(BufReader::with_capacity(READ_BYTES, events)) {
         Ok(reader) => reader,
-        Err(error) => return tally.finish(0, Some(error.to_string())),
+        Err(NettraceError::Read(ended)) => return Ok(tally.finish(0, Some(ended.to_string()))),
+        Err(malformed) => return Err(malformed),
     };
     let end = loop {
         match reader.read(&mut |event| tally.event(event)) {
             Ok(true) => tally.look(),
             Ok(false) => break None,
-            Err(error) => break Some(error.to_string()),
+            Err(NettraceError::Read(ended)) => break Some(ended.to_string()),
+            Err(malformed) => return Err(malformed),
         }
     };
-    tally.finish(reader.lost(), end)
+    Ok(tally.finish(reader.lost(), end))
 }
 
 /// One process.
@@ -314,7 +346,8 @@ impl Counted {
     #[must_use]
     pub fn account(&self) -> Account {
         let process = |of: &Of| {
-            let tallied = of.result.as_ref().ok()?;
+            let process = Process { pid: of.pid, name: of.name.clone(), ..Process::default() };
+            let Ok(tallied) = &of.result else { return Process { ending: Ending::Declined, ..process } };
             let types = tallied.types.iter().map(|found| Type {
                 name: found.name.shown.to_string(),
                 type_raw: found.name.raw.as_deref().map(str::to_owned),
@@ -322,9 +355,9 @@ impl Counted {
                 allocated: Count { objects: found.objects, bytes: found.bytes },
                 ..Type::default()
             });
-            Some(Process { pid: of.pid, name: of.name.clone(), types: types.collect(), ..Process::default() })
+            Process { types: types.collect(), ..process }
         };
-        let processes = self.processes.iter().filter_map(|(_, of)| process(of)).collect();
+        let processes = self.processes.iter().map(|(_, of)| process(of)).collect();
         Account { processes, ..Account::default() }
     }
 
@@ -340,7 +373,7 @@ impl Counted {
         if self.left_out > 0 {
             lines.push(format!("{} more processes are not counted", self.left_out));
         }
-        lines
+        lines.into_iter().map(|line| format!("{LINE}{line}")).collect()
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::aggregate::key::UNKNOWN_TYPE;
 use crate::attach::target::Target;
+use crate::exact::summary::LOST;
 use crate::heap::declared::Assemblies;
 use crate::heap::fields::Fields;
 use crate::heap::nettrace::Event;
@@ -145,11 +146,11 @@ impl fmt::Display for Tallied {
             [(self.lost, "events of the runtime are missing"), (self.malformed, "events make no sense")]
         {
             if number > 0 {
-                write!(f, "; {} {what}", grouped(i64::try_from(number).unwrap_or(i64::MAX)))?;
+                write!(f, "; {LOST}{} {what}", grouped(i64::try_from(number).unwrap_or(i64::MAX)))?;
             }
         }
         if let Some(why) = &self.broken {
-            write!(f, "; the last ones are missing: {why}")?;
+            write!(f, "; {LOST}the last ones are missing: {why}")?;
         }
         f.write_str("; of .NET 10 without most of what is boxed (docs/memory.md)")
     }
@@ -185,7 +186,7 @@ mod tests {
         let said = tallied.to_string();
         assert_eq!(
             said,
-            "6 objects, 152 B, 2 types; 4 events of the runtime are missing; 1 events make no sense; of .NET 10 without most of what is boxed (docs/memory.md)"
+            "6 objects, 152 B, 2 types; LOST: 4 events of the runtime are missing; LOST: 1 events make no sense; of .NET 10 without most of what is boxed (docs/memory.md)"
         );
     }
 }

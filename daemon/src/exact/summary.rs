@@ -60,7 +60,8 @@ fn both(of: Count) -> String {
 #[must_use]
 pub fn text(account: &Account, options: Options) -> String {
     let mut text = String::new();
-    let mut line = |content: &str| writeln!(text, "{content}").unwrap_or_default();
+    // The file may be anybody's.
+    let mut line = |content: &str| writeln!(text, "{}", clean(content)).unwrap_or_default();
     line(&format!("exact mode: every object of {}", account.command.join(" ")));
     for problem in &account.unreadable {
         line(&format!("not counted: {problem}"));
@@ -80,7 +81,8 @@ pub fn text(account: &Account, options: Options) -> String {
 
 /// How a line of [`lines`] begins, and what it has when something is missing.
 const LINE: &str = "exact: ";
-const LOST: &str = "LOST: ";
+/// Begins what is said of what was not counted, here and where the runtime counts.
+pub const LOST: &str = "LOST: ";
 
 /// True of a line of [`lines`] that says that not all was counted.
 #[must_use]
@@ -229,8 +231,12 @@ fn collections(all: &[Collection], counted_ns: u64, rows: usize) -> Vec<String> 
         return vec!["collections: none".to_owned()];
     }
     let total = all.iter().map(pause_ns).fold(0, u64::saturating_add);
+    let unknown = match all.iter().filter(|of| of.pause_ns.is_none()).count() {
+        0 => String::new(),
+        unknown => format!("; of {unknown} the pause is not known, and the collection itself counts alone"),
+    };
     let mut lines = vec![format!(
-        "collections: {}, pauses of {} in all ({} of the time), exact mode's own work taken away",
+        "collections: {}, pauses of {} in all ({} of the time), exact mode's own work taken away{unknown}",
         all.len(),
         time(total),
         share(total, counted_ns)

@@ -104,6 +104,7 @@ fn text((name, pid): Process<'_>, of: OfProcess<'_>, duration_ns: i64, options: 
         "{dim}{:>10} {:>9} {:>10} {:>10} {:>10}  generation, kind, reason{plain}",
         "count", "paused", "mean", "longest", "promoted"
     ));
+    let in_background = rows.iter().take(options.limit).any(|((_, kind, _), _)| *kind == "background");
     for ((generation, kind, reason), sum) in rows.into_iter().take(options.limit) {
         let of_what = match generation {
             Some(generation) => format!("{generation} {} {}", clean(kind), clean(reason)),
@@ -116,6 +117,11 @@ fn text((name, pid): Process<'_>, of: OfProcess<'_>, duration_ns: i64, options: 
             ns(sum.pause_ns),
             ns(sum.longest_ns),
             human(sum.promoted, "bytes"),
+        ));
+    }
+    if in_background {
+        line(format!(
+            "{dim}mean: of a collection, and one in the background pauses twice; longest: of a single pause{plain}"
         ));
     }
     // CPU samples have no label of a pause: what a filter leaves of them says nothing of these collections.

@@ -7,6 +7,7 @@ use super::units::{counted, grouped, human, percent};
 use crate::aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use crate::aggregate::interval::Estimate;
 use crate::aggregate::key::{SampleType, Sampling, UNKNOWN_TYPE};
+use crate::counts;
 use crate::exact::merge::{COUNTED, EXACT};
 use crate::exact::summary;
 use crate::pprof::proto::{Profile, Sample};
@@ -201,7 +202,8 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     // Lines of losses are of the whole recording: whose objects they were is not known.
     let stacks = Stacks::new(profile);
     let lost = stacks.losses().fold(Lost::default(), |sum, line| sum.and(Lost::of(&line)));
-    let uncounted = stacks.comments().any(|comment| summary::tells_of_loss(&comment));
+    let uncounted =
+        stacks.comments().any(|comment| summary::tells_of_loss(&comment) || counts::tells_of_loss(&comment));
     let lost = Lost { uncounted, ..lost }.of_column(alive);
     let mut text = String::new();
     let mut line = |content: String| writeln!(text, "{content}").unwrap_or_default();
@@ -227,6 +229,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             format!("{} … {}", human(round(interval.low), unit), human(round(interval.high), unit))
         };
         let (bytes, objects) = match (row.counted, row.has_interval) {
+            (Some(COUNTED), _) if lost.uncounted => (AT_LEAST.to_owned(), AT_LEAST.to_owned()),
             (Some(EXACT), _)
                 if lost.uncounted
                     || (row.left_out || row.unwatched > 0 || lost.any()) && is_of_records(row) =>
@@ -267,6 +270,12 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             counted(lost.dropped, "allocation"),
         ));
     }
+    if lost.unread > 0 && all.iter().take(options.limit).any(at_least) {
+        line(format!(
+            "{dim}at least: {} of what a runtime's library told could not be read, or did not arrive; whether it was about objects is not known{plain}",
+            counted(lost.unread, "piece"),
+        ));
+    }
     if lost.thinned > 0 && all.iter().take(options.limit).any(at_least) {
         line(format!(
             "{dim}at least: chance left out {} when many came at once; of which types is not known{plain}",
@@ -300,6 +309,11 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             counted(lost.silent, "time"),
         ));
     }
+    if lost.uncounted && all.iter().take(options.limit).any(|row| row.counted == Some(COUNTED)) {
+        line(format!(
+            "{dim}at least: not all that the runtime has counted was heard of; the profile's comments that begin with `counts:` say what is missing{plain}"
+        ));
+    }
     if all.iter().take(options.limit).any(|row| row.counted == Some(COUNTED)) {
         line(format!(
             "{dim}counted: by the runtime; of each type the last objects of each thread that made some, up to 999 for each thread of the runtime, and on .NET 10 most of what is boxed, are not in it; see docs/memory.md{plain}"
@@ -323,6 +337,8 @@ fn is_of_records(row: &TypeRow) -> bool {
 struct Lost {
     /// Allocations that found the ring full.
     dropped: u64,
+    /// What was told and could not be read, or is nowhere.
+    unread: u64,
     /// Times a runtime told nothing for a while.
     silent: u64,
     /// Large objects that chance left out.
@@ -335,16 +351,11 @@ struct Lost {
 
 impl Lost {
     fn of(line: &str) -> Self {
-        fn of<'a>(line: &'a str, word: &'a str) -> impl Iterator<Item = &'a str> {
-            line.split("; ").filter_map(move |kind| kind.strip_prefix(word)?.strip_prefix(' '))
-        }
-        let mut causes = of(line, "allocations")
-            .flat_map(|kind| kind.split(" + "))
-            .filter_map(|cause| cause.split_once(' '));
-        let full = causes.find(|(_, cause)| cause.starts_with("ring full"));
-        let number = |word| of(line, word).next().and_then(|count| count.parse().ok()).unwrap_or(0);
+        let number = |name| loss::number(line, name);
+        let [dropped, unaccounted] = loss::allocations(line);
         Self {
-            dropped: full.and_then(|(count, _)| count.parse().ok()).unwrap_or(0),
+            dropped,
+            unread: loss::UNREAD.into_iter().map(number).fold(unaccounted, u64::saturating_add),
             silent: number(loss::LEASES_LOST),
             thinned: number(loss::LARGE_THINNED),
             unwatched: loss::UNWATCHED.into_iter().map(number).fold(0, u64::saturating_add),
@@ -355,6 +366,7 @@ impl Lost {
     fn and(self, other: Self) -> Self {
         Self {
             dropped: self.dropped.saturating_add(other.dropped),
+            unread: self.unread.saturating_add(other.unread),
             silent: self.silent.saturating_add(other.silent),
             thinned: self.thinned.saturating_add(other.thinned),
             unwatched: self.unwatched.saturating_add(other.unwatched),
@@ -502,6 +514,15 @@ mod tests {
         let lossy = said(&[&dropped[..], &[("shim_allocations_dropped_full", 5)]].concat());
         assert!(!lossy.contains("exact") && lossy.contains(" at least  "), "{lossy}");
         assert!(lossy.contains("at least: 5 allocations more found no room"), "{lossy}");
+        for unread in [("shim_allocation_samples", 3), ("shim_holes", 1)] {
+            let mut counters = vec![("shim_allocation_samples", 2), ("events_allocations", 2)];
+            counters.retain(|(name, _)| *name != unread.0);
+            let text = said(&[&counters[..], &[unread]].concat());
+            assert!(
+                !text.contains(" exact ") && text.contains("at least: 1 piece of what a runtime's library"),
+                "{text}"
+            );
+        }
         let silent =
             said(&[("shim_allocation_samples", 2), ("events_allocations", 2), ("shim_leases_lost", 1)]);
         assert!(!silent.contains(" exact ") && silent.contains(" at least  "), "{silent}");

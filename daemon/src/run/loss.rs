@@ -113,7 +113,7 @@ const OTHER_LOSSES: [&str; 52] = [
     "spans_refused",
     "threads_summed_up",
     "wakers_capped",
-    "allocation_sites_refused",
+    SITES_REFUSED,
     LIVE_REFUSED,
     "incident_places_refused",
     "gc_events_unmatched",
@@ -122,20 +122,20 @@ const OTHER_LOSSES: [&str; 52] = [
     "window_values_refused",
     "symbolize_managed_not_answered",
     "shim_records_dropped_full",
-    "shim_records_abandoned",
-    "shim_records_malformed",
-    "shim_events_malformed",
-    "shim_holes",
+    RECORDS_ABANDONED,
+    RECORDS_MALFORMED,
+    EVENTS_MALFORMED,
+    HOLES,
     "shim_exceptions_dropped_full",
     "shim_contentions_dropped_full",
     "shim_contentions_unmatched",
     HANDLES_FULL,
     HANDLES_REFUSED,
-    "shim_live_set_shrunk",
-    "shim_types_queue_full",
-    "shim_types_refused",
-    "shim_regions_refused",
-    "shim_regions_disabled",
+    LIVE_SET_SHRUNK,
+    TYPES_QUEUE_FULL,
+    TYPES_REFUSED,
+    REGIONS_REFUSED,
+    REGIONS_DISABLED,
     LEASES_LOST,
     "shim_sessions_refused",
     LARGE_THINNED,
@@ -144,6 +144,16 @@ const OTHER_LOSSES: [&str; 52] = [
 const HANDLES_FULL: &str = "shim_handles_full";
 const HANDLES_REFUSED: &str = "shim_handles_refused";
 const LIVE_REFUSED: &str = "live_objects_refused";
+const SITES_REFUSED: &str = "allocation_sites_refused";
+const RECORDS_ABANDONED: &str = "shim_records_abandoned";
+const RECORDS_MALFORMED: &str = "shim_records_malformed";
+const EVENTS_MALFORMED: &str = "shim_events_malformed";
+const HOLES: &str = "shim_holes";
+const LIVE_SET_SHRUNK: &str = "shim_live_set_shrunk";
+const TYPES_QUEUE_FULL: &str = "shim_types_queue_full";
+const TYPES_REFUSED: &str = "shim_types_refused";
+const REGIONS_REFUSED: &str = "shim_regions_refused";
+const REGIONS_DISABLED: &str = "shim_regions_disabled";
 
 /// Sampled objects that nobody watches, and not because chance has not chosen them: what is alive may be more than what is watched stands for.
 pub const UNWATCHED: [&str; 3] = [HANDLES_FULL, HANDLES_REFUSED, LIVE_REFUSED];
@@ -151,13 +161,56 @@ pub const UNWATCHED: [&str; 3] = [HANDLES_FULL, HANDLES_REFUSED, LIVE_REFUSED];
 /// Large objects that chance left out: those of their types that were told of may each stand for itself alone, and are not all of them then.
 pub const LARGE_THINNED: &str = "shim_large_objects_thinned";
 
+/// What a process's library has told and could not be understood, or did not come whole: a record each, whatever it was about, or all of a region from then on.
+pub const UNREAD: [&str; 6] =
+    [RECORDS_ABANDONED, RECORDS_MALFORMED, EVENTS_MALFORMED, HOLES, REGIONS_REFUSED, REGIONS_DISABLED];
+
 /// A process's library heard nothing of us for so long that it went quiet, and told nothing until it did.
 pub const LEASES_LOST: &str = "shim_leases_lost";
+
+/// Where types or stacks of objects are missing, or fewer are watched.
+const OF_OBJECTS: [&str; 5] = [SITES_REFUSED, LIVE_SET_SHRUNK, TYPES_QUEUE_FULL, TYPES_REFUSED, LEASES_LOST];
+
+const ALLOCATIONS: &str = "allocations";
+const RING_FULL: &str = "ring full";
+const UNACCOUNTED: &str = "unaccounted";
+
+/// The parts of a [`line`].
+fn parts(line: &str) -> impl Iterator<Item = &str> {
+    line.split("; ")
+}
+
+/// Of a [`line`], what is about allocations and live objects.
+pub fn of_objects(line: &str) -> impl Iterator<Item = &str> {
+    parts(line).filter(|part| match part.split_once(' ') {
+        Some((ALLOCATIONS, rest)) => rest.contains(RING_FULL) || rest.contains(UNACCOUNTED),
+        Some((name, _)) => UNREAD.iter().chain(&UNWATCHED).chain(&OF_OBJECTS).any(|of| *of == name),
+        None => false,
+    })
+}
+
+/// What a [`line`] says of a loss; 0 where it does not name it.
+#[must_use]
+pub fn number(line: &str, name: &str) -> u64 {
+    let count = |part: &str| part.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
+    parts(line).find_map(count).unwrap_or(0)
+}
+
+/// Of the allocations that a [`line`] tells of: how many found the ring full, and of how many it is not known where they are.
+#[must_use]
+pub fn allocations(line: &str) -> [u64; 2] {
+    let part = parts(line).find_map(|part| part.strip_prefix(ALLOCATIONS)).unwrap_or_default();
+    let count = |what: &str| {
+        let before = part.split_once(&format!(" {what}")).map(|(before, _)| before)?;
+        before.rsplit([' ', '(']).next()?.parse().ok()
+    };
+    [RING_FULL, UNACCOUNTED].map(|what| count(what).unwrap_or(0))
+}
 
 /// `in = stored + dropped by cause` of each kind of event, in one line.
 #[must_use]
 pub fn line(counters: &[(String, u64)]) -> String {
-    line_with(counters, "unaccounted", None)
+    line_with(counters, UNACCOUNTED, None)
 }
 
 /// The same for one window of several: some events are counted at one side of its edge and stored at the other.
@@ -192,7 +245,7 @@ fn line_with(counters: &[(String, u64)], rest: &str, before: Option<&str>) -> St
         "cpu samples",
         of("cpu_samples"),
         of("events_cpu_samples"),
-        &[("ring full", of("cpu_samples_ring_full")), ("buffer busy", of("cpu_samples_busy"))],
+        &[(RING_FULL, of("cpu_samples_ring_full")), ("buffer busy", of("cpu_samples_busy"))],
     );
     kind(
         "waits",
@@ -200,17 +253,17 @@ fn line_with(counters: &[(String, u64)], rest: &str, before: Option<&str>) -> St
         of("events_waits"),
         &[
             ("thinned", of("waits_thinned")),
-            ("ring full", of("waits_ring_full")),
+            (RING_FULL, of("waits_ring_full")),
             ("buffer busy", of("waits_busy")),
         ],
     );
     kind(
-        "allocations",
+        ALLOCATIONS,
         of("shim_allocation_samples"),
         of("events_allocations"),
         &[
             ("thinned", of("shim_allocations_thinned")),
-            ("ring full", of("shim_allocations_dropped_full")),
+            (RING_FULL, of("shim_allocations_dropped_full")),
             ("after the end", of("events_allocations_after_end")),
         ],
     );
@@ -225,7 +278,7 @@ fn line_with(counters: &[(String, u64)], rest: &str, before: Option<&str>) -> St
 
 #[cfg(test)]
 mod tests {
-    use super::line;
+    use super::{allocations, line, number, of_objects};
 
     #[test]
     fn the_line_adds_up_or_says_what_is_missing() {
@@ -241,5 +294,28 @@ mod tests {
         assert!(line(&shim).ends_with("; shim_handles_refused 3; shim_types_refused 2"), "{}", line(&shim));
         let bad = counters(&[("cpu_samples", 10), ("events_cpu_samples", 7)]);
         assert!(line(&bad).contains("cpu samples 10 = 7 stored (3 unaccounted)"), "{}", line(&bad));
+    }
+
+    #[test]
+    fn what_a_line_says_of_objects_is_read_back() {
+        let counters = [
+            ("cpu_samples", 10),
+            ("shim_allocation_samples", 9),
+            ("events_allocations", 2),
+            ("shim_allocations_dropped_full", 3),
+            ("shim_holes", 1),
+            ("shim_handles_full", 2),
+            ("wakers_capped", 5),
+        ];
+        let line = line(&counters.map(|(name, value)| (name.to_owned(), value)));
+        assert_eq!(allocations(&line), [3, 4], "{line}");
+        assert_eq!(
+            ["shim_holes", "shim_handles_full", "shim_types"].map(|name| number(&line, name)),
+            [1, 2, 0]
+        );
+        let parts: Vec<_> = of_objects(&line).collect();
+        let allocations = "allocations 9 = 2 stored + 3 ring full (4 unaccounted)";
+        assert_eq!(parts, [allocations, "shim_holes 1", "shim_handles_full 2"], "{line}");
+        assert_eq!(of_objects("none").count(), 0);
     }
 }
