@@ -2,12 +2,12 @@
 //! process even when its pid is given to another one. Everything read here can be written by the process: bounded, never believed.
 
 use crate::process::mapping::{Fields, parse_fields};
-use crate::process::patience::{ForeignFile, ForeignReader};
-use rustix::fs::{CWD, Dir, Mode, OFlags, ResolveFlags, openat, openat2};
+use crate::process::patience::{ForeignFile, ForeignReader, Holder, wait_for};
+use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read as _};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 /// Most bytes read of one `/proc` text file. A process can point its environment at any of its memory (PR_SET_MM).
@@ -351,13 +351,23 @@ impl Target {
     /// # Errors
     /// The system call's.
     pub fn open_in_root(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
-        openat2(
-            self.root()?.as_fd(),
-            path,
-            flags | OFlags::CLOEXEC,
-            Mode::empty(),
-            ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
-        )
+        open_below(&self.root()?, path, flags)
+    }
+
+    /// The same of a regular file for reading, which its file system may hold up (`process/patience.rs`).
+    ///
+    /// # Errors
+    /// The system call's; `TimedOut` where it is held up, `InvalidInput` where it is no regular file.
+    pub fn open_regular_in_root(&self, path: &Path) -> io::Result<ForeignFile> {
+        let (root, path) = (self.root()?, path.to_owned());
+        let open = move || {
+            let file = open_below(&root, &path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+            match FileType::from_raw_mode(fstat(&file)?.st_mode) {
+                FileType::RegularFile => ForeignFile::opened(File::from(file)),
+                _ => Err(ErrorKind::InvalidInput.into()),
+            }
+        };
+        wait_for(Holder::Process(self.pid), open).ok_or(ErrorKind::TimedOut)?
     }
 
     /// Where the process keeps temporary files: `TMPDIR` of its environment when that is an absolute path, then `/tmp`.
@@ -372,10 +382,15 @@ impl Target {
     }
 }
 
+fn open_below(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
+}
+
 /// The system's error number of an I/O error; ETIMEDOUT for a call that was not waited for any longer (`process/patience.rs`), EIO for
 /// another one that has none.
-pub(super) fn errno(error: &std::io::Error) -> Errno {
-    let without = if error.kind() == std::io::ErrorKind::TimedOut { Errno::TIMEDOUT } else { Errno::IO };
+pub(super) fn errno(error: &io::Error) -> Errno {
+    let without = if error.kind() == ErrorKind::TimedOut { Errno::TIMEDOUT } else { Errno::IO };
     Errno::from_io_error(error).unwrap_or(without)
 }
 

@@ -156,6 +156,12 @@ fn take(
         thread::Builder::new().name("walk".into()).spawn(run).map_err(failed)?
     };
     wait_for_sender(target, &senders, interrupted);
+    // Nothing has stopped yet, nor need it.
+    if interrupted.load(Ordering::Relaxed) {
+        let put_back = put_back(target, session, &shared);
+        shared.give_up.store(true, Ordering::Relaxed);
+        return Err(interrupted_with(pid, put_back.is_ok()));
+    }
     let collecting: JoinHandle<Result<(), IpcError>> = {
         let (target, shared) = (Arc::clone(target), Arc::clone(&shared));
         let run = move || collect(&target, &shared);
@@ -168,15 +174,14 @@ fn take(
         if interrupted.load(Ordering::Relaxed) && since.get_or_insert_with(Instant::now).elapsed() > PATIENCE
         {
             shared.give_up.store(true, Ordering::Relaxed);
-            let left = "does not answer; it puts its event settings back when it finds our sockets closed";
-            return Err(SurveyError::Interrupted { pid, left });
+            return Err(interrupted_with(pid, false));
         }
         thread::sleep(LOOK);
     }
     let collected = collecting.join();
     // Pairs with the load of whoever waits for it; nothing else is told by it.
     settings.walked.store(true, Ordering::Relaxed);
-    let stopped = ipc::stop_listening(target, session, COLLECTION).and_then(|()| forget(target, &shared));
+    let stopped = put_back(target, session, &shared);
     if stopped.is_err() || !matches!(collected, Ok(Ok(()))) {
         // The stream may not end by itself.
         shared.give_up.store(true, Ordering::Relaxed);
@@ -191,7 +196,9 @@ fn take(
     let panicked = |_| failed(io::Error::other("it panicked"));
     let Read { walk, lost, end } = reading.join().map_err(panicked)?;
     collected.map_err(panicked)??;
-    unless_interrupted(pid, interrupted)?;
+    if interrupted.load(Ordering::Relaxed) {
+        return Err(interrupted_with(pid, stopped.is_ok()));
+    }
     match end {
         Err(source) => return Err(SurveyError::Stream { pid, source }),
         _ if !walk.has_begun() => return Err(SurveyError::NoWalk { pid }),
@@ -225,9 +232,22 @@ fn wait_for_sender(target: &Target, others: &[(u32, u64)], interrupted: &AtomicB
 /// When the survey was given up.
 pub(super) fn unless_interrupted(pid: u32, interrupted: &AtomicBool) -> Result<(), SurveyError> {
     if interrupted.load(Ordering::Relaxed) {
-        return Err(SurveyError::Interrupted { pid, left: "has its event settings back" });
+        return Err(interrupted_with(pid, true));
     }
     Ok(())
+}
+
+fn interrupted_with(pid: u32, put_back: bool) -> SurveyError {
+    let left = match put_back {
+        true => "has its event settings back",
+        false => "does not answer; it puts its event settings back when it finds our sockets closed",
+    };
+    SurveyError::Interrupted { pid, left }
+}
+
+/// Ends the session that listens, and leaves no keywords behind.
+fn put_back(target: &Target, session: u64, shared: &Shared) -> Result<(), IpcError> {
+    ipc::stop_listening(target, session, COLLECTION).and_then(|()| forget(target, shared))
 }
 
 /// Opens the session that makes the runtime collect, and ends it.

@@ -5,11 +5,9 @@ use super::metadata::{Assembly, Field, Room};
 use super::types::Type;
 use super::walk::Survey;
 use crate::attach::target::Target;
-use rustix::fs::{FileType, OFlags, fstat};
+use crate::process::patience::ForeignFile;
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Assemblies that are read, the bytes of one, and of all. What is beyond has no names.
 const MAX_FILES: usize = 2048;
@@ -22,7 +20,7 @@ const MAX_NAME_BYTES: usize = 32 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Assemblies {
     seen: HashSet<((u32, u32), u64)>,
-    files: Vec<File>,
+    files: Vec<ForeignFile>,
 }
 
 impl Assemblies {
@@ -36,7 +34,7 @@ impl Assemblies {
             self.seen.len() < most
         });
         if listed.is_ok() {
-            self.files.extend(paths.iter().filter_map(|path| open(target, path)));
+            self.files.extend(paths.iter().filter_map(|path| target.open_regular_in_root(path).ok()));
         }
     }
 
@@ -44,9 +42,8 @@ impl Assemblies {
     fn each(self, mut each: impl FnMut(&Assembly<'_>) -> bool) {
         let mut left = MAX_BYTES;
         for file in self.files {
-            let mut bytes = Vec::new();
             // What cannot be read names nothing.
-            file.take(MAX_FILE_BYTES.min(left)).read_to_end(&mut bytes).ok();
+            let Some(bytes) = content(&file, MAX_FILE_BYTES.min(left)) else { continue };
             left = left.saturating_sub(bytes.len() as u64);
             if Assembly::of(&bytes).is_some_and(|assembly| !each(&assembly)) {
                 return;
@@ -83,8 +80,8 @@ pub(super) fn complete_names(target: &Target, survey: &mut Survey, limit_bytes: 
     assemblies.look(target, MAX_FILES);
     let mut modules = by_module(&survey.types);
     let mut fields: HashMap<String, Vec<Field>> = HashMap::new();
+    let wanted: HashSet<&str> = survey.fields.iter().map(|field| field.name.as_str()).collect();
     assemblies.each(|assembly| {
-        let wanted: HashSet<&str> = survey.fields.iter().map(|field| field.name.as_str()).collect();
         assembly.static_fields(&wanted, &mut fields, &mut room);
         // What was found is not looked for again.
         modules.retain(|_, types| !name_nested(assembly, types, &mut survey.types, &mut room));
@@ -168,8 +165,10 @@ fn name_classes(survey: &mut Survey, found: &HashMap<String, Vec<Field>>, room: 
     }
 }
 
-fn open(target: &Target, path: &Path) -> Option<File> {
-    let file = target.open_in_root(path, OFlags::RDONLY | OFlags::NONBLOCK).ok()?;
-    let is_regular = FileType::from_raw_mode(fstat(&file).ok()?.st_mode) == FileType::RegularFile;
-    is_regular.then(|| File::from(file))
+/// The first bytes of a file, `most` of them; the file system may hold that up for a moment each time.
+fn content(file: &ForeignFile, most: u64) -> Option<Vec<u8>> {
+    let length = usize::try_from(file.metadata().ok()?.len().min(most)).ok()?;
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    Some(bytes)
 }

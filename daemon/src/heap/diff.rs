@@ -2,6 +2,7 @@
 
 use super::print;
 use super::profile::TYPES;
+use crate::pprof::NO_LOSS;
 use crate::pprof::proto::Profile;
 use crate::report::ReportError;
 use crate::report::stacks::Stacks;
@@ -72,6 +73,11 @@ pub(super) fn text(before: &Profile, after: &Profile, rows: usize) -> Result<Str
     let whose = |profile| Stacks::new(profile).comments().next().unwrap_or_default().into_owned();
     if whose(before) != whose(after) {
         writeln!(text, "of two processes: {}, and {}", whose(before), whose(after)).ok();
+    }
+    for (profile, which) in [(before, "first"), (after, "second")] {
+        for lacks in Stacks::new(profile).losses().filter(|line| line != NO_LOSS) {
+            writeln!(text, "the {which} one is not whole: {lacks}").ok();
+        }
     }
     if before.time_nanos > after.time_nanos {
         writeln!(text, "the first one is the later one: what is called before was after").ok();
@@ -210,6 +216,23 @@ mod tests {
         let (first, rest) = said.split_once('\n').unwrap();
         assert_eq!(first, "of two processes: heap of pid 7 (shop), and heap of pid 8 (bank)");
         assert!(rest.starts_with("the first one is the later one"), "{said}");
+    }
+
+    #[test]
+    fn what_a_survey_lacks_is_said_of_both() {
+        let survey = |lacks: &str| {
+            let mut profile = survey(&[("Order", 1, 24)]);
+            let comments = ["heap of pid 7 (shop)", lacks];
+            profile.comment = (0..2).map(|at| profile.string_table.len() as i64 + at).collect();
+            profile.string_table.extend(comments.map(str::to_owned));
+            profile
+        };
+        let said =
+            text(&survey("loss: none"), &survey("loss: 3 objects of types without a name"), 10).unwrap();
+        assert!(
+            said.starts_with("the second one is not whole: 3 objects of types without a name\n24 B in"),
+            "{said}"
+        );
     }
 
     #[test]

@@ -10,11 +10,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Memory for the survey, and for the runtime's buffer, MiB, unless told otherwise.
-pub const MEMORY_MIB: u32 = 1024;
-/// See [`MEMORY_MIB`].
-pub const BUFFER_MIB: u32 = 256;
-
 /// What was found.
 #[derive(Debug)]
 pub struct Held {
@@ -77,11 +72,7 @@ impl Held {
         let graph = survey.graph.as_ref().map_err(ToString::to_string)?;
         let needed = in_all(&survey, graph, paths::bytes_needed(graph));
         if needed > limit_bytes {
-            return Err(format!(
-                "that takes {} MiB of {}; `perfusion heap --memory` may have more",
-                needed >> 20,
-                limit_bytes >> 20
-            ));
+            return Err(format!("that takes {} MiB of {} (--memory)", needed >> 20, limit_bytes >> 20));
         }
         let (handles, objects): (Vec<u64>, Vec<u32>) = survey.watched.iter().copied().unzip();
         let (paths, nodes) = Paths::find_with(graph, &survey.roots, &survey.lists(), &objects);
@@ -90,14 +81,15 @@ impl Held {
     }
 }
 
-/// Surveys the heap, which pauses the process for a full collection and a walk; `begins` is told before, and `walked` is raised when the walk is
-/// over. Raising `interrupted` ends it early.
+/// Surveys the heap, which pauses the process for a full collection and a walk, in so many MiB of memory and of the runtime's buffer; `begins` is told
+/// before, and `walked` is raised when the walk is over. Raising `interrupted` ends it early.
 ///
 /// # Errors
 /// Why it is not known, for people: the runtime cannot be asked, or does not answer, or there is no room for what it tells.
 pub fn find(
     target: &Arc<Target>,
     handles: HashSet<u64>,
+    (memory_mib, buffer_mib): (u32, u32),
     (interrupted, walked): (&AtomicBool, Arc<AtomicBool>),
     begins: impl FnOnce(&str),
 ) -> Result<Held, String> {
@@ -105,8 +97,8 @@ pub fn find(
     let name = target.comm().unwrap_or_default();
     check_surveyable(target, &name).map_err(said)?;
     begins(&stops(target.pid(), &name));
-    let limit_bytes = of_mib(MEMORY_MIB);
-    let settings = Settings { limit_bytes, buffer_mib: BUFFER_MIB, handles: Arc::new(handles), walked };
+    let limit_bytes = of_mib(memory_mib);
+    let settings = Settings { limit_bytes, buffer_mib, handles: Arc::new(handles), walked };
     let mut survey =
         survey(target, &settings, interrupted, &mut |_| {}).map_err(|error| error.to_string())?;
     declared::complete_names(target, &mut survey, limit_bytes);

@@ -36,7 +36,7 @@ use crate::attach::target::{MapLine, Target};
 use crate::cli;
 use crate::error::{Error, say};
 use crate::leaks::end_on_signal;
-use crate::pprof::{LOSS_PREFIX, PprofError, pack};
+use crate::pprof::{LOSS_PREFIX, NO_LOSS, PprofError, pack};
 use crate::record::{check_managed, check_target, raise_open_files};
 use crate::report;
 use crate::report::units::counted;
@@ -115,7 +115,7 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
         let mut comments = vec![format!("heap of pid {pid} ({name})"), pause(&survey)];
         comments.push(format!(
             "{LOSS_PREFIX}{}",
-            if notes.is_empty() { "none".to_owned() } else { notes.join("; ") }
+            if notes.is_empty() { NO_LOSS.to_owned() } else { notes.join("; ") }
         ));
         let profile = profile::profile(&survey, paths, time, &comments).map_err(PprofError::Invalid)?;
         Ok(file::write(output, &pack(&profile)?)?)

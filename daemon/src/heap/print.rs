@@ -72,7 +72,9 @@ fn types(survey: &Survey, findings: &Findings, rows: usize, text: &mut String) -
     let (objects, all) = (survey.objects(), survey.bytes());
     let sum = format!("{} in {} of {}", bytes(all), counted(objects, "object"), counted(order.len(), "type"));
     match survey.lost {
-        0 => writeln!(text, "{sum}").ok(),
+        0 if survey.malformed == 0 => writeln!(text, "{sum}").ok(),
+        // What is behind the bad place of an event was not counted.
+        0 => writeln!(text, "at least {sum}").ok(),
         // All but perhaps the walk's last objects are there: references could not have been told apart otherwise.
         _ if survey.graph.is_ok() => writeln!(text, "at least {sum}").ok(),
         lost => writeln!(

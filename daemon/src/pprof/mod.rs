@@ -28,6 +28,8 @@ pub use validate::{Invalid, validate};
 
 /// Comments that begin with this are the loss line, which reports show.
 pub const LOSS_PREFIX: &str = "loss: ";
+/// The rest of that line of a survey that is whole.
+pub const NO_LOSS: &str = "none";
 
 /// Begins each line about what the recording lacks for want of a right, on stderr and in the profile's comments.
 pub const LIMITED: &str = "limited: ";

@@ -11,7 +11,8 @@ const LOOKED_AT: u64 = 4096;
 /// What was found, and what to do.
 pub(super) type Answer = (String, &'static str);
 
-const RECORD: &str = "name a file that `perfusion record` or another pprof tool has written";
+/// What to do where nothing better is known.
+pub(super) const RECORD: &str = "name a file that `perfusion record` or another pprof tool has written";
 const AGAIN: &str = "copy it again, or record again: nothing of it can be shown";
 
 /// Says what `bytes` are, which are no profile because of `why`.

@@ -26,6 +26,7 @@ pub mod units;
 use crate::exact::{self, Account, path_beside};
 use crate::pprof::proto::Profile;
 use crate::pprof::{PprofError, decode};
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fs::File;
 use std::hash::{BuildHasher as _, RandomState};
@@ -68,7 +69,7 @@ pub enum ReportError {
         /// What it is.
         found: String,
         /// What to do about it.
-        todo: &'static str,
+        todo: Cow<'static, str>,
         /// Why it cannot be read.
         #[source]
         source: PprofError,
@@ -161,7 +162,12 @@ pub fn load(path: &Path) -> Result<Profile, ReportError> {
 /// # Errors
 /// See [`load`], and when it is something else.
 pub fn load_with(path: &Path, sample_type: &str, expected: &'static str) -> Result<Profile, ReportError> {
-    let profile = load(path)?;
+    let profile = load(path).map_err(|error| match error {
+        ReportError::NoProfile { path, found, todo, source } if todo == foreign::RECORD => {
+            ReportError::NoProfile { path, found, todo: format!("name {expected}").into(), source }
+        }
+        other => other,
+    })?;
     match stacks::Stacks::new(&profile).sample_type(sample_type) {
         Err(ReportError::NoSampleType { available, .. }) => {
             Err(ReportError::OfAnother { path: path.to_owned(), expected, available })
@@ -173,7 +179,7 @@ pub fn load_with(path: &Path, sample_type: &str, expected: &'static str) -> Resu
 fn decoded(path: &Path, bytes: &[u8]) -> Result<Profile, ReportError> {
     decode(bytes).map_err(|source| {
         let (found, todo) = foreign::answer(bytes, &source);
-        ReportError::NoProfile { path: path.to_owned(), found, todo, source }
+        ReportError::NoProfile { path: path.to_owned(), found, todo: todo.into(), source }
     })
 }
 
