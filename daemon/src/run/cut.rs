@@ -106,7 +106,7 @@ impl Processor {
     /// The window of a cut, with all names that are known by now, and what to forget when it is encoded.
     #[must_use]
     pub fn window(&mut self, cut: Cut) -> (Window, Gone) {
-        let Cut { at, mut rows, labels, stacks, sites, live, pauses, throws, lock_waits, .. } = cut;
+        let Cut { mut rows, labels, stacks, sites, live, pauses, throws, lock_waits, .. } = cut;
         let (lock_events, gone) = (cut.lock_events, cut.gone);
         self.left_out_before = cut.left_out;
         let mut window = Window::new(WindowLimits::default());
@@ -130,7 +130,7 @@ impl Processor {
         });
         self.runtime_waits.learn_pauses(waits, |frame| self.symbolizer.symbol(frame));
         // What is beyond the window's bound on distinct rows is one row: the few of these families would be lost among those of time.
-        self.add_heap(&mut window, &stacks, at, sites, live);
+        self.add_heap(&mut window, &stacks, sites, live);
         for (labels, total) in pauses {
             let frames = [FrameKey::Marker(Marker::GarbageCollector)];
             window.add(&frames, &labels, SampleType::GcPause, total as f64);
@@ -170,7 +170,6 @@ impl Processor {
         &self,
         window: &mut Window,
         stacks: &StackTable,
-        at: MonotonicNs,
         sites: Vec<(Site, Weight, Labels)>,
         live: Vec<(LiveObject, Survived, Labels)>,
     ) {
@@ -197,7 +196,7 @@ impl Processor {
         let mut alive: HashMap<(StackId, Labels), Weight> = HashMap::new();
         for (object, survived, labels) in live {
             let labels = Labels {
-                age_seconds: Some(age_bucket_seconds(object.born, at)),
+                age_seconds: Some(age_bucket_seconds(object.born, survived.until)),
                 generation: Some(object.generation),
                 survived: Some(count_bucket(survived.all)),
                 // More than two prove no more.
@@ -302,8 +301,10 @@ fn sort_by_share(rows: &mut [Row]) {
     rows.sort_by(|a, b| share(b).total_cmp(&share(a)));
 }
 
-/// How many collections a live object has survived, and full ones since it is old; of one in how many like it was told, and how many are not watched.
+/// Until when a live object is known of: its process may have ended since. How many collections it has survived, and full ones since it is old; of one in how
+/// many like it was told, and how many are not watched.
 struct Survived {
+    until: MonotonicNs,
     all: u32,
     old: Option<u32>,
     told_one_in: Option<u64>,
@@ -312,7 +313,6 @@ struct Survived {
 
 /// The estimates of a window that is over; only names may be missing.
 pub struct Cut {
-    at: MonotonicNs,
     rows: Vec<Row>,
     /// Of the rows' threads, by id and when they entered the recording.
     labels: HashMap<(u32, MonotonicNs), Labels>,
@@ -355,7 +355,9 @@ impl Cut {
         let heap = &mut processor.heap;
         let sites: Vec<(Site, Weight, Option<u64>)> =
             heap.sites().map(|(site, weight)| (*site, *weight, heap.told_one_in(site))).collect();
+        let gone_at = std::mem::take(&mut processor.regions_gone);
         let survived = |object: &LiveObject| Survived {
+            until: gone_at.get(&object.site.region).copied().unwrap_or(at),
             all: heap.survived(object),
             old: heap.survived_old(object),
             told_one_in: heap.watched_one_in(&object.site),
@@ -369,7 +371,7 @@ impl Cut {
             .map(|region| (region, [heap.watched_since(region), heap.proven_at(region)]))
             .collect();
         heap.next_window(&mut carry);
-        let mut regions = std::mem::take(&mut processor.regions_gone);
+        let mut regions: HashSet<RegionId> = gone_at.keys().copied().collect();
         let is_gone = |pid: u32| crate::process::start_ticks(pid).is_none();
         regions
             .extend(processor.region_pid.iter().filter(|(_, pid)| is_gone(**pid)).map(|(region, _)| *region));
@@ -377,6 +379,8 @@ impl Cut {
             // A recording of one program shows what was alive at its end; a window what is.
             live.retain(|(object, _)| !regions.contains(&object.site.region));
         }
+        let alive_in: HashSet<RegionId> = live.iter().map(|(object, _)| object.site.region).collect();
+        processor.alive_at_end = alive_in.intersection(&regions).count();
         let mut labels = std::mem::take(&mut processor.ended);
         for row in rows.iter().filter(|row| row.place != Place::Marker(Marker::Overflow)) {
             labels
@@ -420,7 +424,6 @@ impl Cut {
         processor.note_left_out(running);
         let there = || running.iter().map(|snapshot| snapshot.times.thread).chain(processor.threads.ids());
         Self {
-            at,
             rows,
             labels,
             stacks,

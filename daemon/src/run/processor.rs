@@ -24,6 +24,7 @@ use crate::process::container::Home;
 use crate::process::service::Services;
 use crate::process::spans::Looks;
 use crate::process::table::Standing;
+use crate::report::units::counted;
 use crate::sample::frame::{FrameKey, Marker, ProcessId};
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::kernel::rule_set::{LeftOut, OfService};
@@ -154,8 +155,10 @@ pub struct Processor {
     /// What was said last of threads that made objects which are alive, by region and id.
     makers: HashMap<(RegionId, u32), Maker>,
     runtimes: HashMap<RegionId, Runtime>,
-    /// Regions that said good-bye in this window.
-    pub(super) regions_gone: HashSet<RegionId>,
+    /// Regions that said good-bye in this window, and when.
+    pub(super) regions_gone: HashMap<RegionId, MonotonicNs>,
+    /// Regions that are gone and of which the last window has objects that were alive then.
+    pub(super) alive_at_end: usize,
     /// Threads that run a collection right now.
     pub(super) collecting: Collecting,
     /// Ids of threads, first ones of processes among them, that began since the last window's end was announced, and in that window.
@@ -242,7 +245,8 @@ impl Processor {
             region_pid: HashMap::new(),
             makers: HashMap::new(),
             runtimes: HashMap::new(),
-            regions_gone: HashSet::new(),
+            regions_gone: HashMap::new(),
+            alive_at_end: 0,
             collecting: Collecting::default(),
             pausers: HashSet::new(),
             begun: <[HashSet<u32>; 2]>::default(),
@@ -623,6 +627,12 @@ impl Processor {
             );
         }
         comments.extend(inuse_comments(all > 0, self.runtimes.values().copied()));
+        if self.alive_at_end > 0 {
+            comments.push(format!(
+                "inuse: of {} that had ended or become another program by the end, what was alive, and how old, when that happened",
+                counted(self.alive_at_end, "runtime")
+            ));
+        }
         comments
     }
 
@@ -956,7 +966,9 @@ impl Processor {
                 self.collections.region_gone(region);
                 self.collecting.none(pid, region);
             }
-            ShimEvent::Bye => drop(self.regions_gone.insert(region)),
+            ShimEvent::Bye => {
+                self.regions_gone.entry(region).or_insert(time);
+            }
             ShimEvent::ThreadName { .. }
             | ShimEvent::PauseCpu { .. }
             | ShimEvent::Method(_)
@@ -1175,6 +1187,9 @@ fn sure_frames(frames: &[FrameKey]) -> usize {
     }
 }
 
+/// Begins the comment that a runtime cannot tell of live objects.
+pub const INUSE_NOT_AVAILABLE: &str = "inuse: not available";
+
 /// What the profile says of live objects: how they were estimated, if `any` allocation was told of, and which runtimes cannot tell.
 fn inuse_comments(any: bool, runtimes: impl Iterator<Item = Runtime>) -> Vec<String> {
     let (watching, blind): (Vec<Runtime>, Vec<Runtime>) = runtimes.partition(|runtime| runtime.watches);
@@ -1189,7 +1204,7 @@ fn inuse_comments(any: bool, runtimes: impl Iterator<Item = Runtime>) -> Vec<Str
     let versions: BTreeSet<(u16, u16, u16)> = blind.iter().map(|runtime| runtime.version).collect();
     comments.extend(versions.into_iter().map(|(major, minor, build)| {
         format!(
-            "inuse: not available of .NET {major}.{minor}.{build}, whose profilers have no weak handles (.NET 7 and later do): live objects of \
+            "{INUSE_NOT_AVAILABLE} of .NET {major}.{minor}.{build}, whose profilers have no weak handles (.NET 7 and later do): live objects of \
              its processes are not in this profile, their allocations are"
         )
     }));

@@ -216,6 +216,12 @@ impl ShimSource {
         self.processes.get(&pid).is_some_and(|process| !process.readers.is_empty())
     }
 
+    /// False when the process has mapped no region any more that is read of it: it has become another program by exec, or its library has left.
+    #[must_use]
+    pub fn is_mapped(&self, pid: u32) -> bool {
+        self.processes.get(&pid).is_some_and(Process::is_mapped)
+    }
+
     /// The weak handles with which this recorder's library watches objects in the process now; `None` where that cannot be read.
     #[must_use]
     pub fn watched(&self, pid: u32) -> Option<Vec<Watched>> {
