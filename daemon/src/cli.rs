@@ -1,7 +1,6 @@
 //! The command line: clap types and the parsing of units, nothing else. `main` maps each command to its stage.
 
 use crate::config::units::Span;
-use crate::heap::held::{BUFFER_MIB, MEMORY_MIB};
 use crate::report::stacks::Only;
 use crate::source::shim::{ALLOCATION_SAMPLES, LIVE_OBJECTS, ShimLimits};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -388,21 +387,27 @@ pub struct Leaks {
     pub pid: Option<u32>,
     /// Profiles of windows that follow each other, as the daemon writes them, in any order and of any number of services: each is one moment. Of each process the
     /// last unbroken stretch is judged.
-    #[arg(value_name = "FILE", group = "source")]
+    #[arg(value_name = "FILE", group = "source", conflicts_with_all = ["duration", "window", "heap", "live_objects", "allocation_samples"])]
     pub files: Vec<PathBuf>,
     /// How long a process is watched. Less than a minute is too short for a verdict about growth.
     #[arg(short, long, value_name = "TIME", default_value = "2m", value_parser = parse_duration)]
     pub duration: Duration,
-    /// Time between two moments.
-    #[arg(short, long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    /// Time between two moments, a second at least.
+    #[arg(short, long, value_name = "TIME", default_value = "5s", value_parser = parse_seconds)]
     pub window: Duration,
     /// Most places shown.
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 10)]
     pub rows: usize,
     /// At the end, say what holds the objects that were seen of each place shown. That takes a survey of the heap (`perfusion heap`), which stops the
     /// managed threads for a full collection and a walk (twice up to .NET 9). Not after Ctrl-C.
-    #[arg(long, conflicts_with = "files")]
+    #[arg(long)]
     pub heap: bool,
+    /// Most memory for that survey, in MiB: about 24 bytes an object and 4 a reference.
+    #[arg(long, value_name = "MIB", requires = "heap", default_value_t = MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
+    pub memory: u32,
+    /// Most memory the runtime takes for that survey, inside the process, for events that were not read yet, in MiB.
+    #[arg(long, value_name = "MIB", requires = "heap", default_value_t = BUFFER_MIB, value_parser = clap::value_parser!(u32).range(16..=4096))]
+    pub buffer: u32,
     /// How much each .NET process tells.
     #[command(flatten)]
     pub limits: Limits,
@@ -428,6 +433,11 @@ impl Limits {
     }
 }
 
+/// Memory for a survey, and for the runtime's buffer, MiB, unless told otherwise.
+const MEMORY_MIB: u32 = 1024;
+/// See [`MEMORY_MIB`].
+const BUFFER_MIB: u32 = 256;
+
 /// `perfusion heap`.
 #[derive(Debug, Args)]
 #[command(after_help = below(&[HEAP_EXAMPLES, HEAP_HELP, EXIT_CODES]), group = ArgGroup::new("source").required(true).multiple(false))]
@@ -436,10 +446,10 @@ pub struct Heap {
     #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Option<u32>,
     /// Compare two surveys that were written with --output, the earlier first.
-    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], group = "source")]
+    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], group = "source", conflicts_with_all = ["output", "memory", "buffer"])]
     pub diff: Vec<PathBuf>,
     /// Write the survey here as pprof too: a sample for each way in which objects are held, its stack the way.
-    #[arg(short, long, value_name = "FILE", conflicts_with = "diff")]
+    #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Most types shown, with what holds them.
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 10)]
@@ -711,6 +721,12 @@ pub fn parse_address(text: &str) -> Result<u64, String> {
 /// Reads a length of time as the configuration has them.
 fn parse_duration(text: &str) -> Result<Duration, String> {
     text.parse().map(|Span(duration)| duration)
+}
+
+/// The same of a second and more.
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let duration = parse_duration(text)?;
+    if duration < Duration::from_secs(1) { Err("expected 1s or more".to_owned()) } else { Ok(duration) }
 }
 
 #[cfg(test)]

@@ -241,6 +241,8 @@ impl Error {
             | Self::Gone { .. }
             | Self::Zombie { .. }
             | Self::KernelThread { .. }
+            | Self::Attach(AttachError::NoSuchProcess { .. } | AttachError::Ended { .. })
+            | Self::Survey(SurveyError::Ended { .. })
             | Self::Cgroup { .. } => exit::NO_TARGET,
             Self::Launch(LaunchError::Spawn { .. }) => exit::COMMAND,
             Self::NoSleepers { .. }

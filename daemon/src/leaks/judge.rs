@@ -15,7 +15,8 @@ use std::fmt;
 
 /// Shortest time and fewest moments for a verdict about growth.
 pub const SHORTEST_S: f64 = 60.0;
-const FEWEST_SNAPSHOTS: usize = 4;
+/// See [`SHORTEST_S`].
+pub const FEWEST_SNAPSHOTS: usize = 4;
 /// Fewest objects that must have been seen.
 const FEWEST_SEEN: f64 = 10.0;
 /// Standard errors from which on a change is taken for one: each of two independent halves has 1 chance in 160 to be mistaken upwards.

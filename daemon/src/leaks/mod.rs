@@ -17,7 +17,7 @@ use crate::pprof::proto::Profile;
 use crate::pprof::{self, About, LOSS_PREFIX};
 use crate::process::{Awaited, ProcessTable};
 use crate::record::{check_managed, check_target, raise_open_files};
-use crate::report;
+use crate::report::{self, ReportError};
 use crate::run::loss;
 use crate::run::processor::Processor;
 use crate::source::MonotonicNs;
@@ -25,7 +25,7 @@ use crate::source::order::Order;
 use crate::source::shim::{ShimSource, same};
 use judge::{Judgement, Moment, judge};
 use series::{Process, Stretch, stretches};
-use snapshot::{Group, Place, Snapshot};
+use snapshot::{Group, Place, Places, Snapshot};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,12 +34,19 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Time between two rounds of reading.
 const ROUND: Duration = Duration::from_millis(5);
+/// Between looks at whether the library is still there.
+const STILL_THERE: Duration = Duration::from_secs(2);
+/// Most moments that are compared; and of a process that is watched, that are kept, with this many groups of like objects in all (some 100 MB). Of more every second one goes.
+const MOMENTS: usize = 256;
+const CELLS: usize = 2 << 20;
+/// No verdict rests on fewer.
+const FEWEST_MOMENTS: usize = 16;
 
 /// One place and what is thought of it.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// Where the objects come from.
-    pub place: Place,
+    pub place: Arc<Place>,
     /// What was alive at the last moment.
     pub last: Group,
     /// The judgement.
@@ -54,9 +61,11 @@ pub fn leaks(options: &cli::Leaks, quiet: bool) -> Result<u8, Error> {
     let (snapshots, holders) = match options.pid {
         Some(pid) => watch(pid, options, quiet)?,
         None => {
-            let expected = "live objects, as `perfusion record` and the daemon write them";
+            let expected = "a profile with live objects, as `perfusion record` and the daemon write them";
+            let mut places = Places::default();
             let read = |path: &PathBuf| {
-                report::load_with(path, "inuse_objects", expected).map(|profile| Snapshot::read(&profile))
+                let profile = report::load_with(path, "inuse_objects", expected)?;
+                Ok::<_, ReportError>(Snapshot::read(&profile, &mut places))
             };
             (options.files.iter().map(read).collect::<Result<Vec<_>, _>>()?, None)
         }
@@ -78,13 +87,12 @@ pub fn findings(snapshots: &[Snapshot], stretches: &HashMap<Process, Stretch>) -
             stretch.moments.iter().filter_map(|at| snapshots.get(*at)).flat_map(|of| of.groups.keys()),
         );
     }
-    let finding = |place: &Place| {
+    let finding = |place: &Arc<Place>| {
         let process = (place.pid, place.process.clone());
         let stretch = stretches.get(&process);
         let watched = stretch.map_or(&[][..], |stretch| &stretch.moments);
-        let moments: Vec<Moment<'_>> = watched
-            .iter()
-            .filter_map(|at| snapshots.get(*at))
+        let moments: Vec<Moment<'_>> = evenly(watched.len(), MOMENTS)
+            .filter_map(|at| snapshots.get(*watched.get(at)?))
             .map(|snapshot| Moment {
                 at_s: snapshot.at_s,
                 proven_at_s: snapshot.proven_at_s.get(&process).copied(),
@@ -92,7 +100,7 @@ pub fn findings(snapshots: &[Snapshot], stretches: &HashMap<Process, Stretch>) -
             })
             .collect();
         let last = moments.last().map(|moment| moment.group.clone()).unwrap_or_default();
-        Finding { place: place.clone(), last, judgement: judge(&moments) }
+        Finding { place: Arc::clone(place), last, judgement: judge(&moments) }
     };
     let mut findings: Vec<Finding> = places.into_iter().map(finding).collect();
     let rank = |finding: &Finding| (finding.judgement.minor, finding.judgement.verdict);
@@ -105,10 +113,34 @@ pub fn findings(snapshots: &[Snapshot], stretches: &HashMap<Process, Stretch>) -
     findings
 }
 
+/// Of `all` moments, `most`, the first and the last among them: those compared pairwise.
+fn evenly(all: usize, most: usize) -> impl Iterator<Item = usize> {
+    let shown = all.min(most);
+    (0..shown).map(move |at| if shown < 2 { 0 } else { at * (all - 1) / (shown - 1) })
+}
+
+/// Forgets every second moment when there are too many, but not the last one; true when it did.
+fn thin(snapshots: &mut Vec<Snapshot>) -> bool {
+    let cells: usize = snapshots.iter().flat_map(|of| of.groups.values()).map(|of| of.cells.len()).sum();
+    if snapshots.len() <= FEWEST_MOMENTS || snapshots.len() <= MOMENTS && cells <= CELLS {
+        return false;
+    }
+    let (last, mut at) = (snapshots.len() - 1, 0);
+    snapshots.retain(|_| {
+        at += 1;
+        at % 2 == 1 || at - 1 == last
+    });
+    true
+}
+
 /// A process that is watched: nothing but its shim is read.
 struct Watch {
     pid: u32,
     began: MonotonicNs,
+    /// The same by the clock that people set: it may be set again meanwhile.
+    began_wall: SystemTime,
+    /// Counters as of the last look.
+    counted: HashMap<String, u64>,
     processor: Processor,
     shims: ShimSource,
     order: Order,
@@ -130,16 +162,23 @@ impl Watch {
 
     /// What is alive now: the way of a recording's end, so that files and running processes are judged alike.
     fn look(&mut self) -> Result<Profile, Error> {
-        let (now, at) = (MonotonicNs::now(), SystemTime::now());
+        let now = MonotonicNs::now();
         let counters = [self.shims.counters(), loss::daemon_counters(&self.processor)].concat();
+        let before = std::mem::take(&mut self.counted);
+        let since = |(name, value): &(String, u64)| {
+            (name.clone(), value.saturating_sub(before.get(name).copied().unwrap_or(0)))
+        };
+        let since: Vec<(String, u64)> = counters.iter().map(since).collect();
+        self.counted = counters.into_iter().collect();
         let window = self.processor.close(now, &[]);
-        let duration = Duration::from_nanos(now.0.saturating_sub(self.began.0));
+        let mut comments = vec![format!("{LOSS_PREFIX}{}", loss::line_of_window(&since))];
+        comments.extend(self.processor.estimator_comments());
         let about = About {
-            start: at.checked_sub(duration).unwrap_or(SystemTime::UNIX_EPOCH),
-            duration,
+            start: self.began_wall,
+            duration: Duration::from_nanos(now.0.saturating_sub(self.began.0)),
             period_ns: 1,
             main_image: None,
-            comments: vec![format!("{LOSS_PREFIX}{}", loss::line(&counters))],
+            comments,
         };
         let bytes = pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
         Ok(pprof::decode(&bytes)?)
@@ -149,7 +188,7 @@ impl Watch {
     ///
     /// # Errors
     /// Why that is not known, for people.
-    fn holders(&mut self, over: &Arc<AtomicBool>, quiet: bool) -> Held {
+    fn holders(&mut self, over: &Arc<AtomicBool>, memory: (u32, u32), quiet: bool) -> Held {
         const NOT_SAID: &str = "which objects are watched cannot be read";
         let target = Target::open(self.pid).map_err(|error| error.to_string())?;
         let before = self.shims.watched(self.pid).ok_or(NOT_SAID)?;
@@ -169,7 +208,7 @@ impl Watch {
         };
         let survey = std::thread::Builder::new()
             .name("survey".into())
-            .spawn(move || held::find(&Arc::new(target), all, (&interrupted, walked_too), begins))
+            .spawn(move || held::find(&Arc::new(target), all, memory, (&interrupted, walked_too), begins))
             .map_err(|error| error.to_string())?;
         let mut after = None;
         // A library that hears of nobody meanwhile would give its handles up.
@@ -236,20 +275,45 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, 
     tell(&format!("watching pid {pid} for {:?}; Ctrl-C ends it", options.duration));
     if options.duration.as_secs_f64() < judge::SHORTEST_S {
         tell(&format!("what grows is told after {} at the earliest: -d", judge::seconds(judge::SHORTEST_S)));
+    } else if options.duration.as_secs_f64() / options.window.as_secs_f64()
+        < judge::FEWEST_SNAPSHOTS as f64 - 1.0
+    {
+        tell(&format!("what grows is told of {} moments at the fewest: -w", judge::FEWEST_SNAPSHOTS));
     }
     let process = Awaited::new(pid);
     let began = Instant::now();
-    let mut watch = Watch { pid, began: MonotonicNs::now(), processor, shims, order: Order::default() };
+    let mut watch = Watch {
+        pid,
+        began: MonotonicNs::now(),
+        began_wall: SystemTime::now(),
+        counted: HashMap::new(),
+        processor,
+        shims,
+        order: Order::default(),
+    };
     // From the first moment on, in which nothing is seen yet.
-    let (mut snapshots, mut next) = (Vec::new(), Duration::ZERO);
+    let (mut snapshots, mut places) = (Vec::new(), Places::default());
+    let (mut next, mut window) = (Duration::ZERO, options.window);
+    let (mut was_read, mut is_gone, mut looked) = (false, false, began);
     loop {
         watch.round();
+        was_read |= watch.shims.has_region(pid);
+        if was_read && looked.elapsed() >= STILL_THERE {
+            looked = Instant::now();
+            is_gone = !watch.shims.is_mapped(pid);
+        }
+        if is_gone && process.is_running() {
+            break;
+        }
         // Pairs with the store of the signal's thread; nothing else is told by it.
         let ends =
             over.load(Ordering::Relaxed) || began.elapsed() >= options.duration || !process.is_running();
         if ends || began.elapsed() >= next {
-            next += options.window;
-            snapshots.push(Snapshot::read(&watch.look()?));
+            next += window;
+            snapshots.push(Snapshot::read(&watch.look()?, &mut places));
+            if thin(&mut snapshots) {
+                window *= 2;
+            }
         }
         if ends {
             break;
@@ -258,11 +322,19 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, 
     }
     if !process.is_running() {
         tell(&format!("process {pid} has ended, after {:.1?}", began.elapsed()));
+    } else if is_gone {
+        tell(&format!(
+            "process {pid} no longer has the library that tells of its objects, after {:.1?}: it has become another program, or what the library told made no sense; \
+             what it told before is judged",
+            began.elapsed()
+        ));
     }
     // The verdicts are known, whatever becomes of the survey.
-    let holders = options.heap.then(|| match over.load(Ordering::Relaxed) {
-        true => Err("interrupted".to_owned()),
-        false => watch.holders(&over, quiet).map_err(|why| match process.is_running() {
+    let memory = (options.memory, options.buffer);
+    let holders = options.heap.then(|| match (over.load(Ordering::Relaxed), is_gone) {
+        (true, _) => Err("interrupted".to_owned()),
+        (false, true) if process.is_running() => Err("the library that watched them is gone".to_owned()),
+        (false, _) => watch.holders(&over, memory, quiet).map_err(|why| match process.is_running() {
             true => why,
             false => format!("process {pid} has ended"),
         }),

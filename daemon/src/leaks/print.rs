@@ -6,7 +6,7 @@ use super::snapshot::{Group, Snapshot};
 use super::{Finding, Held, Holders};
 use crate::heap::print;
 use crate::report::units::{counted, human, percent};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 
 /// Ways in which objects of a place are held that are shown.
@@ -30,18 +30,27 @@ pub(super) fn text(
     let length = at(longest.last()) - at(longest.first());
     let shown: Vec<&Finding> = findings.iter().filter(|finding| !finding.judgement.minor).collect();
     let count = |verdict| shown.iter().filter(|finding| finding.judgement.verdict == verdict).count();
-    let moments = counted(longest.len(), "moment");
+    let moments = counted(if longest.is_empty() { snapshots.len() } else { longest.len() }, "moment");
+    let moments = if length > 0.0 { format!("{moments} in {}", seconds(length)) } else { moments };
     // Writing to a String cannot fail.
-    writeln!(
-        text,
-        "{}: {}, {}, {} steady, {} too early to tell",
-        if length > 0.0 { format!("{moments} in {}", seconds(length)) } else { moments },
-        counted(count(Verdict::Leak), "leak"),
-        counted(count(Verdict::Refreshed), "cache"),
-        count(Verdict::Steady),
-        count(Verdict::TooEarly)
-    )
-    .ok();
+    if findings.is_empty() {
+        writeln!(text, "{moments}: no live object was seen in any of them, so nothing is known of leaks")
+            .ok();
+    } else {
+        writeln!(
+            text,
+            "{moments}: {}, {}, {} steady, {} too early to tell",
+            counted(count(Verdict::Leak), "leak"),
+            counted(count(Verdict::Refreshed), "cache"),
+            count(Verdict::Steady),
+            count(Verdict::TooEarly)
+        )
+        .ok();
+    }
+    let lacks: BTreeSet<&String> = snapshots.iter().flat_map(|of| &of.lacks).collect();
+    for lacks in lacks.into_iter().take(rows) {
+        writeln!(text, "{lacks}").ok();
+    }
     for ((pid, name), of) in stretches.iter().filter(|(_, of)| of.left_out > 0) {
         writeln!(
             text,
@@ -83,7 +92,7 @@ pub(super) fn text(
         let bytes: f64 = findings.iter().filter(|of| of.judgement.minor).map(|of| of.last.bytes()).sum();
         writeln!(
             text,
-            "\nnot shown: {}, {} of which no collection left 10 or more seen objects alive, or nothing is left; what few large objects hold shows `perfusion heap`",
+            "\nnot shown: {}, {}, where nothing is left or fewer than 10 objects that were seen have outlived a collection; what a few large ones take is in `perfusion heap`",
             counted(hidden, "place"),
             of_bytes(bytes)
         )
@@ -161,7 +170,7 @@ fn one(text: &mut String, finding: &Finding) -> std::fmt::Result {
 fn held(text: &mut String, holders: &Holders, finding: &Finding) -> std::fmt::Result {
     let (handles, given_up) = holders
         .handles
-        .get(&finding.place)
+        .get(&*finding.place)
         .map_or((&[][..], 0), |(handles, given_up)| (&**handles, *given_up));
     let ways = holders.survey.ways(handles);
     let all: usize = ways.iter().map(|way| way.objects).sum();
@@ -189,16 +198,16 @@ fn held(text: &mut String, holders: &Holders, finding: &Finding) -> std::fmt::Re
         print::way(&mut steps, holders.survey.steps(*way).into_iter());
         steps.lines().try_for_each(|step| writeln!(text, "      {step}"))?;
     }
+    let rest: usize = ways.iter().skip(WAYS).map(|way| way.objects).sum();
+    if rest > 0 {
+        let share = percent(count(rest), count(all));
+        writeln!(text, "          {share} in {}", counted(ways.len() - WAYS, "other way"))?;
+    }
     if given_up > 0 {
         writeln!(
             text,
             "          {given_up} more are not known: other objects have been watched since, in place of them"
         )?;
-    }
-    let rest: usize = ways.iter().skip(WAYS).map(|way| way.objects).sum();
-    if rest > 0 {
-        let share = percent(count(rest), count(all));
-        writeln!(text, "          {share} in {}", counted(ways.len() - WAYS, "other way"))?;
     }
     // Two types of one name are told apart by their modules here, and there not.
     let (objects, bytes) = holders.survey.of_type(&finding.place.type_name);
@@ -231,6 +240,7 @@ mod tests {
     use crate::leaks::findings;
     use crate::leaks::series::stretches;
     use crate::leaks::snapshot::{Cell, Group, Place, Snapshot};
+    use std::sync::Arc;
 
     /// What is printed of a type of which so many are alive at each of these seconds.
     fn text(looks: &[f64], stride: bool, cells: impl Fn(f64) -> Vec<Cell>) -> String {
@@ -246,7 +256,7 @@ mod tests {
             length_s: at_s,
             processes: [process.clone()].into(),
             proven_at_s: [(process.clone(), at_s)].into(),
-            groups: [(place.clone(), Group { cells: cells(at_s), stride })].into(),
+            groups: [(Arc::new(place.clone()), Group { cells: cells(at_s), stride })].into(),
             ..Snapshot::default()
         };
         let snapshots: Vec<Snapshot> = looks.iter().map(look).collect();
@@ -295,6 +305,18 @@ mod tests {
         let text = text(&LOOKS, false, leak);
         assert!(text.contains("; the oldest are at least 64 s old. "), "{text}");
         assert!(text.contains(" seen; oldest at least 64 s, half at least 32 s\n"), "{text}");
+    }
+
+    #[test]
+    fn where_nothing_is_known_of_live_objects_there_is_no_count_of_leaks() {
+        let lacks = vec!["inuse: not available of .NET 6.0.36".to_owned()];
+        let look = |&at_s: &f64| Snapshot { at_s, lacks: lacks.clone(), ..Snapshot::default() };
+        let snapshots: Vec<Snapshot> = LOOKS.iter().map(look).collect();
+        let text = super::text(&snapshots, &stretches(&snapshots), &[], None, 10);
+        assert_eq!(
+            text,
+            "4 moments: no live object was seen in any of them, so nothing is known of leaks\ninuse: not available of .NET 6.0.36\n"
+        );
     }
 
     #[test]

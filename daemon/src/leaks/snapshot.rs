@@ -6,8 +6,11 @@ use crate::aggregate::key::HANDLE;
 use crate::pprof::proto::{Profile, Sample};
 use crate::report::stacks::{Kind, Stacks};
 use crate::run::loss;
+use crate::run::processor::INUSE_NOT_AVAILABLE;
 use crate::symbolize::pretty::clean;
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 /// Frames of a stack that are kept, innermost first: enough to tell places apart and to recognise one.
 const FRAMES: usize = 32;
@@ -72,32 +75,26 @@ pub struct Snapshot {
     /// Until when what was old by then is proven to be alive, where something is: the last full collection but one began.
     pub proven_at_s: HashMap<Process, f64>,
     /// What there is.
-    pub groups: HashMap<Place, Group>,
+    pub groups: HashMap<Arc<Place>, Group>,
     /// What of allocations and live objects is known to be missing, as the profile's loss line says it.
     pub losses: Vec<String>,
+    /// Why there may be live objects that cannot be told of at all, as the profile's comments say it.
+    pub lacks: Vec<String>,
 }
 
-/// Of a loss line, what begins with one of these is about live objects.
-const LOSSES: [&str; 10] = [
-    "allocation_sites_refused",
-    "live_objects_refused",
-    "shim_records_",
-    "shim_events_malformed",
-    "shim_holes",
-    "shim_handles_",
-    "shim_live_set_shrunk",
-    "shim_types_",
-    "shim_regions_",
-    loss::LEASES_LOST,
-];
+/// Places, each kept once however many moments have it.
+#[derive(Debug, Default)]
+pub struct Places(HashSet<Arc<Place>>);
 
-/// Those parts of a loss line.
-fn losses(line: &str) -> Vec<String> {
-    let is_of_objects = |part: &&str| {
-        part.starts_with("allocations ") && part.contains(" ring full")
-            || LOSSES.iter().any(|word| part.starts_with(word))
-    };
-    line.split("; ").filter(is_of_objects).map(str::to_owned).collect()
+impl Places {
+    fn one(&mut self, place: Place) -> Arc<Place> {
+        if let Some(known) = self.0.get(&place) {
+            return Arc::clone(known);
+        }
+        let place = Arc::new(place);
+        self.0.insert(Arc::clone(&place));
+        place
+    }
 }
 
 impl Cell {
@@ -252,9 +249,9 @@ pub fn handles(profile: &Profile) -> HashMap<Place, Vec<u64>> {
 impl Snapshot {
     /// What was alive at the end of a profile.
     #[must_use]
-    pub fn read(profile: &Profile) -> Self {
+    pub fn read(profile: &Profile, places: &mut Places) -> Self {
         let stacks = Stacks::new(profile);
-        let mut groups: HashMap<Place, Group> = HashMap::new();
+        let mut groups: HashMap<Arc<Place>, Group> = HashMap::new();
         let mut processes = HashSet::new();
         let at_s = profile.time_nanos.saturating_add(profile.duration_nanos) as f64 / 1e9;
         let mut watched_since_s: HashMap<Process, f64> = HashMap::new();
@@ -284,7 +281,7 @@ impl Snapshot {
                     proven_at_s.insert((place.pid, place.process.clone()), at_s - proven_ms as f64 / 1e3);
                 }
                 let seen = number("sampled_objects").max(1) as f64;
-                let group = groups.entry(place).or_default();
+                let group = groups.entry(places.one(place)).or_default();
                 group.stride |= stacks.label(sample, "sampling") == Some("stride");
                 group.cells.push(Cell {
                     age_s: number("age_seconds").max(0) as f64,
@@ -301,7 +298,10 @@ impl Snapshot {
                 });
             }
         }
-        let losses = stacks.losses().flat_map(|line| losses(&line)).collect();
+        let of_objects = |line: String| loss::of_objects(&line).map(str::to_owned).collect::<Vec<_>>();
+        let losses = stacks.losses().flat_map(of_objects).collect();
+        let without = stacks.comments().filter(|comment| comment.starts_with(INUSE_NOT_AVAILABLE));
+        let lacks = stacks.partly_recorded("inuse_objects").chain(without);
         Self {
             at_s,
             length_s: profile.duration_nanos as f64 / 1e9,
@@ -310,6 +310,7 @@ impl Snapshot {
             proven_at_s,
             groups,
             losses,
+            lacks: lacks.map(Cow::into_owned).collect(),
         }
     }
 }
@@ -330,15 +331,7 @@ fn is_proven(generation: i64, survived: i64, full: Option<i64>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cell, Group, is_proven, losses};
-
-    #[test]
-    fn losses_are_those_of_objects() {
-        let line = "cpu samples 9 = 8 stored + 1 ring full; allocations 5 = 3 stored + 2 ring full; stacks 3: 3 exact, 0 broken, 0 guessed; perf_lost 4; \
-                    shim_handles_full 7";
-        assert_eq!(losses(line), ["allocations 5 = 3 stored + 2 ring full", "shim_handles_full 7"]);
-        assert!(losses("cpu samples 9 = 9 stored; allocations 5 = 3 stored + 2 thinned").is_empty());
-    }
+    use super::{Cell, Group, is_proven};
 
     fn group(cells: &[(f64, f64)]) -> Group {
         let cell = |&(age_s, seen): &(f64, f64)| Cell {
