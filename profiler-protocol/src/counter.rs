@@ -52,7 +52,7 @@ counters! {
     NamesFound = 17, "shim_names_found";
     /// Addresses the runtime did not know.
     NamesMissing = 18, "shim_names_missing";
-    /// Names cut because they were longer than the limit.
+    /// Names cut because they were longer than the limit, and names of threads that had none of the room there is for those that do not run yet.
     NamesCut = 19, "shim_names_cut";
     /// Types whose name could not be asked later because the queue was full (they are queued again with their next allocation).
     TypesQueueFull = 20, "shim_types_queue_full";

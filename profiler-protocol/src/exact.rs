@@ -17,7 +17,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"PERFEXAC");
 /// Version of this layout.
 pub const VERSION: u64 = 2;
 /// Name given to `memfd_create`.
-pub const TABLE_NAME: &str = "perfusion-exact";
+pub const TABLE_NAME: &core::ffi::CStr = c"perfusion-exact";
 /// How such a mapping reads in `/proc/PID/maps`.
 pub const MAPS_NAME: &str = "/memfd:perfusion-exact (deleted)";
 
@@ -117,8 +117,7 @@ pub mod head {
 
 /// Values of [`head::STATE`].
 pub mod state {
-    /// The process waits for somebody to open the table.
-    pub const WAITING: u64 = 0;
+    // 0: the process waits for somebody to open the table.
     /// Counting.
     pub const COUNTING: u64 = 1;
     /// The process has ended of its own accord, and all of it is counted.

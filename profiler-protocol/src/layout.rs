@@ -2,8 +2,8 @@
 
 /// First word of a region that is ready to be read: `PERFSHIM`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PERFSHIM");
-/// Version of this layout.
-pub const VERSION: u32 = 2;
+/// Version of this layout and of what records and requests mean (`tests/roundtrip.rs` holds their bytes).
+pub const VERSION: u32 = 3;
 /// Name given to `memfd_create`.
 pub const REGION_NAME: &str = "perfusion-shim";
 /// How such a mapping reads in `/proc/PID/maps`.
@@ -128,7 +128,7 @@ impl State {
     }
 }
 
-/// Where the parts of a region lie. In version 1 all of it follows from two numbers, so a header is checked by equality.
+/// Where the parts of a region lie. All of it follows from two numbers, so a header is checked by equality.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Units of event data, a power of two.

@@ -21,13 +21,16 @@ pub const WITHOUT_LIVE_OBJECTS: u64 = 16;
 /// A recorder wishes to hear what exceptions say.
 pub const WITH_EXCEPTION_MESSAGES: u64 = 32;
 /// The bits of a recorder's number that say what it wishes to hear. They are part of the number because that is the one thing a shim knows from its
-/// first event on, however it was loaded, and learns of a recorder that takes it over.
-const WISHES: u64 = 63;
+/// first event on, however it was loaded, and learns of a recorder that takes it over. Those that mean nothing yet are 0, so that no recorder of now asks for
+/// what a later one means by them.
+const WISHES: u64 = 0xffff;
+/// Of every number.
+const SOMEBODY: u64 = 1 << 63;
 
 /// A recorder's number: `random` but for its wishes. Never 0, which is nobody.
 #[must_use]
 pub const fn number(random: u64, wishes: u64) -> u64 {
-    (random & !WISHES) | WISHES.wrapping_add(1) | (wishes & WISHES)
+    (random & !WISHES) | SOMEBODY | (wishes & WISHES)
 }
 
 /// The wishes in a recorder's number.
@@ -95,7 +98,7 @@ mod tests {
             assert!(with != 0 && with != less && is_same(with, less));
             assert_eq!([with, less].map(wishes), [0, all]);
         }
-        assert!(!is_same(number(0x100, 0), number(0x200, 0)));
+        assert!(!is_same(number(0x1_0000, 0), number(0x2_0000, 0)));
     }
 
     #[test]

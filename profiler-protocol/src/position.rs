@@ -1,4 +1,4 @@
-//! Ring arithmetic on plain numbers: positions, laps, commit words. Pure; property-tested in `tests/arithmetic.rs`.
+//! Ring arithmetic on plain numbers: positions, laps, commit words. Pure.
 
 use crate::layout::{MAX_RECORD_UNITS, UNIT_BYTES};
 

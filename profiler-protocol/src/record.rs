@@ -210,20 +210,15 @@ impl<'a> Words<'a> {
 
     /// The words in order.
     pub fn iter(self) -> impl Iterator<Item = u64> + use<'a> {
-        self.0.chunks_exact(8).map(|bytes| {
-            let mut word = [0; 8];
-            for (to, from) in word.iter_mut().zip(bytes) {
-                *to = *from;
-            }
-            u64::from_le_bytes(word)
-        })
+        let (words, _) = self.0.as_chunks();
+        words.iter().map(|word| u64::from_le_bytes(*word))
     }
 
     /// The words two by two.
     pub fn pairs(self) -> impl Iterator<Item = (u64, u64)> + use<'a> {
-        let words = self;
-        let seconds = words.iter().skip(1).step_by(2);
-        words.iter().step_by(2).zip(seconds)
+        let (words, _) = self.0.as_chunks::<8>();
+        let (pairs, _) = words.as_chunks();
+        pairs.iter().map(|[one, other]| (u64::from_le_bytes(*one), u64::from_le_bytes(*other)))
     }
 }
 

@@ -28,10 +28,8 @@ pub enum Request {
         handles: u32,
         /// Samples of allocations in a second that are all told of; of more, chance chooses.
         samples: u32,
-        /// Most bytes of stack copied with an allocation.
-        stack_bytes: u64,
     },
-    /// Everything up to a mark (a name of a thread that is empty) has been looked at, and what that made the daemon ask stands before this.
+    /// Everything up to a mark (a name of no thread) has been looked at, and what that made the daemon ask stands before this.
     Heard,
 }
 
@@ -42,9 +40,7 @@ impl Request {
         match self {
             Self::Name { address, seen_ns } => [1, address, seen_ns],
             Self::Detach => [2, 0, 0],
-            Self::Settings { handles, samples, stack_bytes } => {
-                [3, handles as u64 | (samples as u64) << 32, stack_bytes]
-            }
+            Self::Settings { handles, samples } => [3, handles as u64 | (samples as u64) << 32, 0],
             Self::Heard => [4, 0, 0],
         }
     }
@@ -55,10 +51,9 @@ impl Request {
         match words {
             [1, address, seen_ns] => Some(Self::Name { address, seen_ns }),
             [2, ..] => Some(Self::Detach),
-            [3, limits, stack_bytes] => Some(Self::Settings {
+            [3, limits, _] => Some(Self::Settings {
                 handles: (limits & u32::MAX as u64) as u32,
                 samples: (limits >> 32) as u32,
-                stack_bytes,
             }),
             [4, ..] => Some(Self::Heard),
             _ => None,

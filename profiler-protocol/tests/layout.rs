@@ -82,7 +82,7 @@ fn every_request_has_its_row() {
     for (request, name) in [
         (Request::Name { address: 0, seen_ns: 0 }, "Name"),
         (Request::Detach, "Detach"),
-        (Request::Settings { handles: 0, samples: 0, stack_bytes: 0 }, "Settings"),
+        (Request::Settings { handles: 0, samples: 0 }, "Settings"),
         (Request::Heard, "Heard"),
     ] {
         let kind = request.words()[0].to_string();

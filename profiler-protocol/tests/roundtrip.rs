@@ -6,8 +6,9 @@ mod shared;
 
 use profiler_protocol::consumer::{Consumer, Quota, SCRATCH_BYTES};
 use profiler_protocol::counter::Counter;
-use profiler_protocol::layout::{Geometry, State, pack_runtime, unpack_runtime};
+use profiler_protocol::layout::{Geometry, State, VERSION, pack_runtime, unpack_runtime};
 use profiler_protocol::lease::{Lease, SILENCE_NS, Verdict};
+use profiler_protocol::load;
 use profiler_protocol::producer::{Identity, Region};
 use profiler_protocol::record::{
     AllocationHead, Body, ContentionHead, ExceptionHead, MAX_LEVEL, Put, Record, Registers, StackHead, Words,
@@ -293,6 +294,79 @@ fn a_hole_left_by_a_dead_producer_is_waited_for_then_skipped() {
     assert_eq!(consumer.skip_hole(&mut scratch, true), Ok(1), "the process is gone");
 }
 
+/// A recorder may read what a library of an earlier build left in a process, and believes it by its version alone.
+#[test]
+fn what_is_written_has_the_bytes_of_its_version() {
+    let registers = Registers { pc: 1, sp: 2, fp: 3, saved: [4, 5, 6, 7, 8] };
+    let at = StackHead { level: 1, limited: true, stack_bytes: 16, registers };
+    let allocation = AllocationHead {
+        sample: 1,
+        type_id: 2,
+        size: 3,
+        amount: 4,
+        heap: 2,
+        sampled: true,
+        exact: true,
+        watched: 3,
+        level: 5,
+        limited: true,
+        stack_bytes: 16,
+        registers,
+    };
+    let text = |text: &str| text.to_owned();
+    let each = [
+        Owned::Hello(1),
+        Owned::Allocation(allocation, vec![1, 2]),
+        Owned::TypeName([1, 2], text("Type"), text("module.dll")),
+        Owned::Method(1, 2, 3, true, vec![4, 5], text("Method"), text("module.dll")),
+        Owned::NoMethod(1, -2),
+        Owned::CodeUnloaded(1, vec![2, 3]),
+        Owned::GcStart(1, 2, 3, 4),
+        Owned::GcEnd(1),
+        Owned::PauseBegin(1),
+        Owned::PauseEnd,
+        Owned::Dead(vec![1]),
+        Owned::Alive(vec![1 << 8 | 2]),
+        Owned::Dropped(1, vec![2]),
+        Owned::ThreadName(1, text("name")),
+        Owned::Bye,
+        Owned::GcHeap(1, 2),
+        Owned::PauseCpu(1, 2),
+        Owned::Exception(at, true, text("Type"), Some(text("message")), vec![1, 2]),
+        Owned::Exception(at, false, text("Type"), None, vec![1, 2]),
+        Owned::Contention(ContentionHead { at, waited_ns: 1, owner: 2 }, vec![1, 2]),
+        Owned::PoolAdjusted(1, 2),
+        Owned::PoolQueue(1),
+    ];
+    let mut bytes = Bytes(Vec::new());
+    for owned in &each {
+        with_body(owned, |body| Record { tid: 7, time_ns: 9, body }.encode(&mut bytes));
+    }
+    let requests = [
+        Request::Name { address: 1, seen_ns: 2 },
+        Request::Settings { handles: 1, samples: 2 },
+        Request::Heard,
+        Request::Detach,
+    ];
+    requests.iter().flat_map(|request| request.words()).for_each(|word| bytes.put(word));
+    for wishes in [load::WITHOUT_EXCEPTIONS, load::WITHOUT_CONTENTION, load::WITH_THREAD_POOL] {
+        bytes.put(load::number(0, wishes));
+    }
+    for wishes in [load::WITHOUT_ALLOCATIONS, load::WITHOUT_LIVE_OBJECTS, load::WITH_EXCEPTION_MESSAGES] {
+        bytes.put(load::number(u64::MAX, wishes));
+    }
+    // FNV-1a.
+    let sum = bytes
+        .0
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
+    assert_eq!(
+        (VERSION, sum),
+        (3, 0x5479_4c54_330f_3acd),
+        "{sum:#x}: what is written has other bytes; raise the version"
+    );
+}
+
 #[test]
 fn an_abandoned_record_is_skipped() {
     let shared = SharedWords::new(SMALL);
@@ -322,8 +396,7 @@ fn requests_arrive_once_and_in_order_over_many_laps() {
         }
     }
     assert_eq!(seen, asked);
-    let last =
-        [Request::Settings { handles: 7, samples: 9, stack_bytes: 0 }, Request::Heard, Request::Detach];
+    let last = [Request::Settings { handles: 7, samples: 9 }, Request::Heard, Request::Detach];
     assert_eq!(consumer.request(&last), Ok(last.len()));
     for request in last {
         assert_eq!(reader.take(&region), Some(request));

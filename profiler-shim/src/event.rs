@@ -316,8 +316,7 @@ impl Instance {
         // Room first: an object whose sample cannot be told is not watched either.
         let head = (AllocationHead::KIND, thread, began_ns, AllocationHead::WORDS);
         let dropped = Counter::AllocationsDroppedFull;
-        let Some((mut grant, extent)) = self.room_with_stack(head, registers, self.stack_limit(), dropped)
-        else {
+        let Some((mut grant, extent)) = self.room_with_stack(head, registers, stack::LIMIT, dropped) else {
             return;
         };
         let sample = self.samples.fetch_add(1, Ordering::Relaxed);
@@ -451,7 +450,7 @@ impl Instance {
     /// Tells of it with the stack that its registers are of.
     fn tell_contention(&self, (now_ns, thread): (u64, u32), head: ContentionHead) {
         let StackHead { level, registers, .. } = head.at;
-        let limit = self.stack_limit();
+        let limit = stack::LIMIT;
         let record = (ContentionHead::KIND, thread, now_ns, ContentionHead::WORDS);
         let dropped = Counter::ContentionsDroppedFull;
         let Some((mut grant, extent)) = self.room_with_stack(record, &registers, limit, dropped) else {

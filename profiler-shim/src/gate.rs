@@ -1,5 +1,8 @@
-//! Keeps look-ups and unloads apart: a look-up never starts while code goes away, and an unload waits for the one look-up in flight. The
-//! flags are each set before the other is read (Dekker), so both orders are sequentially consistent.
+//! Keeps look-ups and unloads apart: a look-up never starts while code goes away, and an unload waits for the one look-up in flight, that of a dynamic
+//! method only where the look-up is about its own code. The flags are each set before the other is read (Dekker), so both orders are sequentially consistent.
+//!
+//! A module's unload may wait: the runtime calls that back in preemptive mode (vm/ceeload.cpp, `Module::Destruct`). That of a dynamic method it does not
+//! (vm/runtimehandles.cpp, `RuntimeMethodHandle_Destroy`: `GCX_COOP`): who waits there holds up a collection, and with it every managed thread.
 //!
 //! The runtime frees code *after* its last callback about it: a dynamic method when DynamicMethodUnloaded has returned
 //! (vm/dynamicmethod.cpp, `LCGMethodResolver::Destroy`), a module's loader heaps when all of its allocator's modules have had their
@@ -9,12 +12,13 @@
 use crate::code::is_later;
 use crate::syscall;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use profiler_protocol::record::Words;
 
 /// An unload waits at most this long: should the look-up need a lock that the unloading thread holds, both go on.
 const PATIENCE_NS: u64 = 5_000_000_000;
+/// The same of a dynamic method's unload.
+const DYNAMIC_PATIENCE_NS: u64 = 1_000_000_000;
 const PAUSE_NS: u64 = 50_000;
-/// Looks within [`PATIENCE_NS`]; also ends the wait where the clock may not be read.
-const LOOKS: u64 = PATIENCE_NS / PAUSE_NS;
 /// Modules that unload at a time: one, as a rule, but all that one collection found dead begin before the first one ends.
 const MODULES: usize = 1024;
 /// Runs of code that went away last: a tenth of a second of 20,000 dynamic methods a second.
@@ -22,17 +26,24 @@ const GONE: usize = 2048;
 
 /// The gate. All zeroes is open.
 pub struct Gate {
-    looking: AtomicU32,
+    /// 0, or what the look-up in flight is about: an address in code, or [`NO_CODE`].
+    looking: AtomicUsize,
     /// Modules between their two callbacks, and dynamic methods within theirs.
     unloading: AtomicU32,
     /// Those modules, so that an end is only believed whose beginning was seen.
     modules: [AtomicUsize; MODULES],
     /// Shut until this moment.
     shut_until_ns: AtomicU64,
-    /// Code of the last dynamic methods that went away, written while the gate is shut, read while it is open.
+    /// Code of the last dynamic methods that went away.
     gone: [Gone; GONE],
     gone_count: AtomicU32,
 }
+
+/// All addresses, as (start, bytes).
+pub const EVERYTHING: [u8; 16] = *b"\0\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff";
+
+/// A look-up that is about no address.
+pub const NO_CODE: usize = 1;
 
 struct Gone {
     start: AtomicUsize,
@@ -52,9 +63,9 @@ pub enum Met {
 }
 
 impl Gate {
-    /// Runs `look` unless something goes away.
-    pub fn look_up<T>(&self, look: impl FnOnce() -> T) -> Option<T> {
-        self.looking.store(1, Ordering::SeqCst);
+    /// Runs `look`, which is about this address or about [`NO_CODE`], unless something goes away.
+    pub fn look_up<T>(&self, about: usize, look: impl FnOnce() -> T) -> Option<T> {
+        self.looking.store(about, Ordering::SeqCst);
         let open = self.unloading.load(Ordering::SeqCst) == 0
             && self.shut_until_ns.load(Ordering::SeqCst) <= syscall::now_ns();
         let answer = open.then(look);
@@ -66,8 +77,8 @@ impl Gate {
     /// [`Gate::look_up`].
     pub fn is_gone(&self, address: usize, seen_ns: u64) -> bool {
         self.gone.iter().any(|gone| {
-            // Relaxed: written behind the gate.
-            address.wrapping_sub(gone.start.load(Ordering::Relaxed)) < gone.bytes.load(Ordering::Relaxed)
+            // Acquire: pairs with the release in `unload_dynamic`; whoever no longer meets what was here finds it forgotten.
+            address.wrapping_sub(gone.start.load(Ordering::Acquire)) < gone.bytes.load(Ordering::Acquire)
                 && !is_later(seen_ns, gone.at_ns.load(Ordering::Relaxed))
         })
     }
@@ -83,7 +94,7 @@ impl Gate {
             // No room to wait for its end.
             self.shut_for(PATIENCE_NS);
         }
-        self.wait_for_look_up()
+        self.wait_for_look_up(Words::new(&EVERYTHING), PATIENCE_NS)
     }
 
     /// A module's unload ends. Ignored unless its beginning was seen: it may have been before the attach.
@@ -95,26 +106,25 @@ impl Gate {
         }
     }
 
-    /// A dynamic method goes away: `ranges` tells its code, as (start, bytes), while no look-up runs. `forget` is told when code went of
-    /// which it is not remembered where it was.
-    pub fn unload_dynamic<R>(&self, ranges: impl FnOnce() -> R, forget: impl Fn(u64)) -> Met
-    where
-        R: IntoIterator<Item = (usize, usize)>,
-    {
+    /// A dynamic method goes away, whose code is at `code`, as (start, bytes), and is told of by `tell` while no look-up is about it. `forget` is told
+    /// when code went of which it is not remembered where it was.
+    pub fn unload_dynamic(&self, code: Words<'_>, tell: impl FnOnce(), forget: impl Fn(u64)) -> Met {
         self.unloading.fetch_add(1, Ordering::SeqCst);
-        let met = self.wait_for_look_up();
+        let met = self.wait_for_look_up(code, DYNAMIC_PATIENCE_NS);
+        tell();
         let now_ns = syscall::now_ns();
         let mut known = false;
-        for (start, bytes) in ranges() {
+        for (start, bytes) in code.pairs() {
             known = true;
             let at = self.gone_count.fetch_add(1, Ordering::Relaxed) as usize % GONE;
             let Some(gone) = self.gone.get(at) else { continue };
             let before_ns = gone.at_ns.swap(now_ns, Ordering::Relaxed);
-            gone.start.store(start, Ordering::Relaxed);
-            gone.bytes.store(bytes, Ordering::Relaxed);
+            // First: a look-up about something else may be under way.
             if before_ns != 0 {
                 forget(before_ns);
             }
+            gone.start.store(start as usize, Ordering::Release);
+            gone.bytes.store(bytes as usize, Ordering::Release);
         }
         if !known {
             forget(now_ns);
@@ -137,13 +147,19 @@ impl Gate {
         self.shut_until_ns.fetch_max(syscall::now_ns().saturating_add(ns), Ordering::SeqCst);
     }
 
-    fn wait_for_look_up(&self) -> Met {
-        if self.looking.load(Ordering::SeqCst) == 0 {
+    /// Waits for the end of a look-up that is about one of these addresses, as (start, bytes).
+    fn wait_for_look_up(&self, addresses: Words<'_>, patience_ns: u64) -> Met {
+        let is_over = || {
+            let about = self.looking.load(Ordering::SeqCst) as u64;
+            about == 0 || !addresses.pairs().any(|(start, bytes)| about.wrapping_sub(start) < bytes)
+        };
+        if is_over() {
             return Met::Nothing;
         }
-        let until = syscall::now_ns().saturating_add(PATIENCE_NS);
-        for _ in 0..LOOKS {
-            if self.looking.load(Ordering::SeqCst) == 0 {
+        let until = syscall::now_ns().saturating_add(patience_ns);
+        // The number of looks also ends the wait where the clock may not be read.
+        for _ in 0..patience_ns / PAUSE_NS {
+            if is_over() {
                 return Met::Waited;
             }
             if syscall::now_ns() > until {
@@ -157,14 +173,15 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
-    use super::{GONE, Gate, Gone, MODULES, Met, PATIENCE_NS};
+    use super::{GONE, Gate, Gone, MODULES, Met, NO_CODE, PATIENCE_NS};
     use crate::syscall::now_ns;
     use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+    use profiler_protocol::record::Words;
     use std::sync::mpsc::channel;
 
     fn gate() -> Gate {
         Gate {
-            looking: AtomicU32::new(0),
+            looking: AtomicUsize::new(0),
             unloading: AtomicU32::new(0),
             modules: std::array::from_fn(|_| AtomicUsize::new(0)),
             shut_until_ns: AtomicU64::new(0),
@@ -177,14 +194,18 @@ mod tests {
         }
     }
 
+    fn code(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
     #[test]
     fn no_look_up_while_a_module_unloads() {
         let gate = gate();
-        assert_eq!(gate.look_up(|| 5), Some(5));
+        assert_eq!(gate.look_up(NO_CODE, || 5), Some(5));
         assert_eq!(gate.unload_module(8), Met::Nothing);
-        assert_eq!(gate.look_up(|| 5), None);
+        assert_eq!(gate.look_up(NO_CODE, || 5), None);
         gate.module_unloaded(8);
-        assert_eq!(gate.look_up(|| 5), Some(5));
+        assert_eq!(gate.look_up(NO_CODE, || 5), Some(5));
     }
 
     #[test]
@@ -214,14 +235,21 @@ mod tests {
     fn code_of_a_dynamic_method_is_gone_until_other_code_was_seen_there() {
         let gate = gate();
         let no = |_| panic!("its code is known");
-        assert_eq!(gate.unload_dynamic(|| [(0x1000, 0x100), (0x9000, 8)], no), Met::Nothing);
+        assert_eq!(
+            gate.unload_dynamic(Words::new(&code(&[0x1000, 0x100, 0x9000, 8])), || (), no),
+            Met::Nothing
+        );
         let now = now_ns();
         for address in [0x1000, 0x10ff, 0x9007] {
-            assert_eq!(gate.look_up(|| gate.is_gone(address, 1)), Some(true));
-            assert_eq!(gate.look_up(|| gate.is_gone(address, now)), Some(true), "within what clocks differ");
-            assert_eq!(gate.look_up(|| gate.is_gone(address, now + 1_000_000_000)), Some(false));
+            assert_eq!(gate.look_up(NO_CODE, || gate.is_gone(address, 1)), Some(true));
+            assert_eq!(
+                gate.look_up(NO_CODE, || gate.is_gone(address, now)),
+                Some(true),
+                "within what clocks differ"
+            );
+            assert_eq!(gate.look_up(NO_CODE, || gate.is_gone(address, now + 1_000_000_000)), Some(false));
         }
-        assert_eq!(gate.look_up(|| gate.is_gone(0x1100, 1)), Some(false));
+        assert_eq!(gate.look_up(NO_CODE, || gate.is_gone(0x1100, 1)), Some(false));
     }
 
     #[test]
@@ -230,15 +258,24 @@ mod tests {
         let before = now_ns();
         let forgotten = AtomicU64::new(0);
         let forget = |at| forgotten.store(at, Ordering::Relaxed);
-        for n in 0..GONE {
-            gate.unload_dynamic(|| [(n * 64, 64)], forget);
+        for n in 0..GONE as u64 {
+            gate.unload_dynamic(Words::new(&code(&[n * 64, 64])), || (), forget);
         }
         assert_eq!(forgotten.load(Ordering::Relaxed), 0);
         let filled = now_ns();
-        gate.unload_dynamic(|| [(0x100_0000, 64)], forget);
+        gate.unload_dynamic(Words::new(&code(&[0x100_0000, 64])), || (), forget);
         assert!((before..=filled).contains(&forgotten.load(Ordering::Relaxed)), "the oldest one");
-        gate.unload_dynamic(|| [(0, 0); 0], forget);
+        gate.unload_dynamic(Words::new(&[]), || (), forget);
         assert!(forgotten.load(Ordering::Relaxed) >= filled, "one whose code nobody knows");
+    }
+
+    #[test]
+    fn a_dynamic_methods_unload_waits_for_no_look_up_of_other_code() {
+        let gate = gate();
+        for (about, met) in [(NO_CODE, Met::Nothing), (0x2000, Met::Nothing), (0x1080, Met::Overran)] {
+            let unload = || gate.unload_dynamic(Words::new(&code(&[0x1000, 0x100])), || (), |_| ());
+            assert_eq!(gate.look_up(about, unload), Some(met), "{about:x}");
+        }
     }
 
     #[test]
@@ -249,7 +286,7 @@ mod tests {
         std::thread::scope(|scope| {
             let gate = &gate;
             scope.spawn(move || {
-                gate.look_up(|| {
+                gate.look_up(NO_CODE, || {
                     inside.send(()).expect("open");
                     may_go_on.recv().expect("open");
                 })

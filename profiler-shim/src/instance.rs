@@ -1,16 +1,15 @@
-//! One attached profiler: everything it knows. The library itself has no state, so that two profilers of one process, even
-//! through the same file, do not know each other. Lives in zeroed memory of its own (`com/object.rs`).
+//! One attached profiler: everything it knows, so that two profilers of one process, even through the same file, do not know each other: the library itself
+//! keeps but the clock's function (`vdso.rs`) and, in exact mode, who takes in whom (`com/exact.rs`). Lives in zeroed memory of its own (`com/object.rs`).
 
 use crate::code::Code;
 use crate::com::info::{Info, Mask, Provider};
 use crate::contention::Contentions;
-use crate::gate::{Gate, Met};
+use crate::gate::{EVERYTHING, Gate, Met};
 use crate::gc::Gc;
 use crate::live::{Found, Live};
 use crate::method;
 use crate::region::Guard;
 use crate::repeat::{Allocations, Moments};
-use crate::stack;
 use crate::syscall;
 use crate::text::Text;
 use crate::thin::{Room, Thin};
@@ -79,8 +78,6 @@ pub struct Instance {
     told_of_large: AtomicU32,
     /// EventPipe session, 0 for none. Changed by Initialize, and then by the service thread and those it waits for.
     pub(crate) session: AtomicU64,
-    /// Bytes of stack to copy, 0 for the default.
-    pub(crate) stack_bytes: AtomicU32,
     pub(crate) phase: AtomicU32,
     /// Provider handles, once told apart: the runtime's, and the last other one.
     runtime_provider: AtomicUsize,
@@ -196,13 +193,6 @@ impl Instance {
     /// Where the instance's random choices begin.
     pub(crate) fn seed(&self) -> u64 {
         self.live.seed()
-    }
-
-    pub(crate) fn stack_limit(&self) -> usize {
-        match self.stack_bytes.load(Ordering::Relaxed) {
-            0 => stack::DEFAULT_LIMIT,
-            bytes => bytes as usize,
-        }
     }
 
     /// Samples of allocations in a period that are all told of.
@@ -465,11 +455,7 @@ impl Instance {
     /// Makes up for records about unloaded code that were not sent: the daemon is to forget all code.
     pub(crate) fn tell_untold(&self) {
         if self.code_untold.swap(0, Ordering::AcqRel) != 0 {
-            let mut everything = [0u8; 16];
-            for byte in everything.iter_mut().skip(8) {
-                *byte = u8::MAX;
-            }
-            self.tell_unloaded(0, &everything);
+            self.tell_unloaded(0, &EVERYTHING);
         }
     }
 
@@ -483,22 +469,16 @@ impl Instance {
 
     /// A dynamic method goes away, and with it its code; the address is used again.
     pub fn on_dynamic_method_unloaded(&self, function: usize) {
-        let ranges = || {
-            let mut bytes = [0u8; 256];
-            let code = self.info().map_or(&[][..], |info| method::code_of(info, function, &mut bytes));
+        let mut bytes = [0u8; 256];
+        let code = self.info().map_or(&[][..], |info| method::code_of(info, function, &mut bytes));
+        let tell = || {
             if code.is_empty() {
                 self.count(Counter::UnloadsUnknown);
             } else {
                 self.tell_unloaded(0, code);
             }
-            let mut ranges = [(0, 0); 16];
-            let pairs = Words::new(code).pairs();
-            for (to, (start, bytes)) in ranges.iter_mut().zip(pairs) {
-                *to = (start as usize, bytes as usize);
-            }
-            ranges.into_iter().take_while(|(_, bytes)| *bytes != 0)
         };
-        let met = self.gate.unload_dynamic(ranges, |at_ns| self.code.on_unload(at_ns));
+        let met = self.gate.unload_dynamic(Words::new(code), tell, |at_ns| self.code.on_unload(at_ns));
         self.count_met(met);
     }
 
@@ -539,7 +519,7 @@ impl Instance {
             .pending_names
             .iter()
             .find(|p| p.thread.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok());
-        let Some(pending) = free else { return };
+        let Some(pending) = free else { return self.count(Counter::NamesCut) };
         let mut told = text.as_str().bytes();
         for word in &pending.words {
             let mut bytes = [0u8; 8];

@@ -429,6 +429,8 @@ impl Live {
         TOP_LEVEL
     }
 
+    // Called from several places, rarely: inlined into each, they would be a kilobyte.
+    #[inline(never)]
     fn flush_dropped(
         &self,
         batch: &mut Batch,
@@ -488,6 +490,7 @@ impl Live {
         u64::from(!taken)
     }
 
+    #[inline(never)]
     fn flush_alive(&self, batch: &mut Batch, report: &mut dyn FnMut(Found<'_>) -> bool) -> u64 {
         if batch.count == 0 {
             return 0;

@@ -192,10 +192,8 @@ impl Namer {
     pub fn lasting_images(&self, mut each: impl FnMut(usize, usize)) {
         self.info.each_module(|module| {
             let mut name: Name = [0; 512];
-            let Some(found) = self.info.module(module, &mut name).filter(|m| m.base != 0 && !m.collectible)
-            else {
-                return;
-            };
+            let module = self.info.module(module, &mut name);
+            let Some(found) = module.filter(|m| m.base != 0 && !m.collectible && !m.flat) else { return };
             // PE format: e_lfanew at 0x3c, SizeOfImage 0x50 bytes behind the signature it points to.
             let half = |address: usize| {
                 let word = syscall::read_word(address & !7)?;

@@ -4,6 +4,7 @@
 use crate::code::seen_at;
 use crate::com::exact;
 use crate::com::info::{Info, Mask};
+use crate::gate::NO_CODE;
 use crate::instance::{Instance, phase};
 use crate::method::{Line, Named, Namer};
 use crate::syscall;
@@ -157,7 +158,7 @@ impl Service<'_> {
         let (code, namer) = (&self.instance.code, &self.namer);
         let note = || namer.lasting_images(|base, bytes| code.image_lasts(base as u64, bytes as u64));
         // While something unloads there is no looking; the next question that is withheld leads here again.
-        self.instance.gate.look_up(note);
+        self.instance.gate.look_up(NO_CODE, note);
     }
 
     /// Nobody listens: nothing is produced any more.
@@ -282,9 +283,7 @@ impl Service<'_> {
                     self.answer(address, seen_at(seen_ns, syscall::now_ns()));
                 }
                 Request::Detach => return (Next::Detach, answered),
-                Request::Settings { handles, samples, stack_bytes } => {
-                    self.settings(handles, samples, stack_bytes);
-                }
+                Request::Settings { handles, samples } => self.settings(handles, samples),
                 Request::Heard => self.heard = true,
             }
         }
@@ -298,15 +297,12 @@ impl Service<'_> {
         (Next::Work, answered)
     }
 
-    fn settings(&self, handles: u32, samples: u32, stack_bytes: u64) {
+    fn settings(&self, handles: u32, samples: u32) {
         if handles != 0 {
             self.instance.live.set_limit(handles.into());
         }
         if samples != 0 {
             self.instance.samples_limit.store(samples, Ordering::Relaxed);
-        }
-        if let (1.., Ok(bytes)) = (stack_bytes, u32::try_from(stack_bytes)) {
-            self.instance.stack_bytes.store(bytes, Ordering::Relaxed);
         }
     }
 
@@ -315,8 +311,8 @@ impl Service<'_> {
         self.asked = true;
         let (instance, namer, named) = (self.instance, &self.namer, &mut self.named);
         // Sent within the gate, so that no answer follows the record that the code is gone. Sending never waits.
-        let looked = instance.gate.look_up(|| {
-            let address = asked as usize;
+        let address = asked as usize;
+        let looked = instance.gate.look_up(address, || {
             let may_ask = !instance.gate.is_gone(address, seen_ns) && instance.code.may_ask(asked, seen_ns);
             let found = if may_ask { namer.method(address, named) } else { Err(NOT_NOW) };
             match found {
@@ -348,7 +344,7 @@ impl Service<'_> {
     fn name_types(&self) {
         let instance = self.instance;
         instance.types.name_waiting(|type_id, still_there| {
-            let named = instance.gate.look_up(|| {
+            let named = instance.gate.look_up(NO_CODE, || {
                 // An unload between the list and the gate has forgotten the types it took along.
                 if !still_there() {
                     return true;
@@ -416,7 +412,7 @@ impl Service<'_> {
     /// Says something that means nothing but "say when you have come to this". False while the ring has no room.
     fn mark(&mut self) -> bool {
         (self.asked, self.heard) = (false, false);
-        self.instance.send(Body::ThreadName { os_tid: syscall::thread_id(), name: "" })
+        self.instance.send(Body::ThreadName { os_tid: 0, name: "" })
     }
 
     /// Leaves the process. True when the runtime agreed: then this thread must end.

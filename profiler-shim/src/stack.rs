@@ -6,7 +6,7 @@ use profiler_protocol::sync::AtomicU64;
 const PAGE: usize = 4096;
 
 /// Copies of stacks are at most this long unless the daemon asks otherwise, bytes.
-pub const DEFAULT_LIMIT: usize = 16 * 1024;
+pub const LIMIT: usize = 16 * 1024;
 /// And never longer than this: a record holds 32 KiB.
 pub const MOST_LIMIT: usize = 31 * 1024;
 

@@ -593,9 +593,7 @@ fn the_end_of_a_process_is_held_up_no_longer_than_an_awake_recorder_needs() {
         while over.recv_timeout(Duration::from_millis(5)).is_err() {
             recorder.drain();
             for event in recorder.heard.get(looked_at..).unwrap_or_default() {
-                if let EventKind::Shim { region, event: ShimEvent::ThreadName { name, .. }, .. } = &event.kind
-                    && name.is_empty()
-                {
+                if let EventKind::Shim { region, event: ShimEvent::Mark, .. } = &event.kind {
                     recorder.source.heard(*region);
                 }
             }
@@ -608,7 +606,7 @@ fn the_end_of_a_process_is_held_up_no_longer_than_an_awake_recorder_needs() {
                 move |event: &&Event| matches!(&event.kind, EventKind::Shim { event, .. } if wanted(event));
             recorder.heard.iter().filter(of).map(|event| event.time.0).collect::<Vec<_>>()
         };
-        let marks = times(|event| matches!(event, ShimEvent::ThreadName { name, .. } if name.is_empty()));
+        let marks = times(|event| matches!(event, ShimEvent::Mark));
         let bye = times(|event| matches!(event, ShimEvent::Bye));
         assert!(!marks.is_empty() && bye.len() == 1, "{marks:?} {bye:?}");
         Duration::from_nanos(bye[0] - marks[0])

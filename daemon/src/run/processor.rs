@@ -951,11 +951,11 @@ impl Processor {
             ShimEvent::ObjectsDead { samples } => self.heap.dead(region, &samples),
             ShimEvent::ObjectsAlive { samples } => self.heap.alive(region, &samples),
             ShimEvent::ObjectsDropped { level, samples } => self.heap.dropped(region, level, &samples),
-            ShimEvent::ThreadName { tid, name } if !name.is_empty() => {
-                self.names.managed(ThreadId { pid, tid }, name);
-            }
-            ShimEvent::ThreadName { .. } if !self.questions.heard.contains(&region) => {
-                self.questions.heard.push(region);
+            ShimEvent::ThreadName { tid, name } => self.names.managed(ThreadId { pid, tid }, name),
+            ShimEvent::Mark => {
+                if !self.questions.heard.contains(&region) {
+                    self.questions.heard.push(region);
+                }
             }
             // A first word, or the first after a silence in which the shim let go of all its handles.
             ShimEvent::Hello { runtime: version, watches } => {
@@ -969,8 +969,7 @@ impl Processor {
             ShimEvent::Bye => {
                 self.regions_gone.entry(region).or_insert(time);
             }
-            ShimEvent::ThreadName { .. }
-            | ShimEvent::PauseCpu { .. }
+            ShimEvent::PauseCpu { .. }
             | ShimEvent::Method(_)
             | ShimEvent::NoMethod { .. }
             | ShimEvent::CodeUnloaded { .. } => {}

@@ -710,7 +710,9 @@ pub enum ShimEvent {
         /// Their `Allocation::sample`.
         samples: Vec<u64>,
     },
-    /// A managed thread's OS id and name (empty when it has none).
+    /// The instance waits to hear that all it has said up to this was looked at.
+    Mark,
+    /// A managed thread's OS id and name.
     ThreadName {
         /// OS thread id in the initial pid namespace (translated by the reader when it can), else as the process sees it.
         tid: u32,

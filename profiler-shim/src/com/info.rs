@@ -140,6 +140,8 @@ pub struct Module {
     pub assembly: usize,
     /// Whether it can be unloaded.
     pub collectible: bool,
+    /// Whether `base` is that of the file's content, as an array of bytes has it: no code is in there, and what is behind its end is somebody else's.
+    pub flat: bool,
 }
 
 /// What a ClassID stands for.
@@ -498,6 +500,7 @@ impl Info {
     #[must_use]
     pub fn module(self, module: usize, name: &mut [u16; 512]) -> Option<Module> {
         const COR_PRF_MODULE_COLLECTIBLE: u32 = 8;
+        const COR_PRF_MODULE_FLAT_LAYOUT: u32 = 0x20;
         let (mut base, mut needed, mut assembly, mut flags) = (0usize, 0u32, 0usize, 0u32);
         let answer = invoke!(
             self.pointer,
@@ -511,8 +514,9 @@ impl Info {
             &raw mut assembly,
             &raw mut flags
         );
-        let collectible = flags & COR_PRF_MODULE_COLLECTIBLE != 0;
-        (answer == S_OK).then_some(Module { base, assembly, collectible })
+        let is = |flag: u32| flags & flag != 0;
+        let (collectible, flat) = (is(COR_PRF_MODULE_COLLECTIBLE), is(COR_PRF_MODULE_FLAT_LAYOUT));
+        (answer == S_OK).then_some(Module { base, assembly, collectible, flat })
     }
 
     /// An assembly's simple name, as UTF-16 in `name`.

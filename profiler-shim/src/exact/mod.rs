@@ -24,7 +24,9 @@ use chunks::{Chunks, Entry};
 use classes::{Classes, Found};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use holders::Holders;
-use profiler_protocol::exact::{TABLE_WORDS, head, loss, of_collection as row, of_type, reader, state};
+use profiler_protocol::exact::{
+    TABLE_NAME, TABLE_WORDS, head, loss, of_collection as row, of_type, reader, state,
+};
 use profiler_protocol::layout::pack_runtime;
 use survey::Survey;
 use table::Table;
@@ -120,7 +122,7 @@ impl Exact {
     /// A profiler with all its memory; `None` when there is none to be had.
     #[must_use]
     pub fn new() -> Option<Self> {
-        let table = Table::new(lasting::shared(c"perfusion-exact", TABLE_WORDS)?);
+        let table = Table::new(lasting::shared(TABLE_NAME, TABLE_WORDS)?);
         Some(Self {
             table,
             tick: lasting::guard()?.first()?,

@@ -13,6 +13,8 @@ const OPEN: usize = 65_536;
 const REMEMBERED: usize = 262_144;
 /// What one of them takes of the room for all regions, about.
 const EACH: usize = 64;
+/// The same of a question, with its place in the queue.
+const QUESTION: usize = 96;
 /// An answer that found the ring full does not come again by itself.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const TRIES: u8 = 4;
@@ -65,7 +67,7 @@ impl NameBook {
             return true;
         }
         // An answer to what was not sent yet, or is to be sent again, leaves its address in the queue.
-        if self.open.len().max(self.waiting.len()) >= OPEN {
+        if self.open.len().max(self.waiting.len()) >= OPEN || !self.share.take(QUESTION) {
             return false;
         }
         self.open.insert(address, Question { seen_ns, sent_ns: 0, progress: Progress::Waiting { tries: 0 } });
@@ -99,11 +101,12 @@ impl NameBook {
     /// Queues questions again whose answer is overdue. Answers how many are given up.
     pub(super) fn repeat(&mut self, now: Instant) -> u64 {
         let mut given_up = 0;
-        let waiting = &mut self.waiting;
+        let (waiting, share) = (&mut self.waiting, &mut self.share);
         self.open.retain(|&address, question| match question.progress {
             Progress::Sent { tries, at } if now.saturating_duration_since(at) >= ASK_AGAIN_AFTER => {
                 if tries >= TRIES {
                     given_up += 1;
+                    share.give(QUESTION);
                     return false;
                 }
                 question.progress = Progress::Waiting { tries };
@@ -115,9 +118,15 @@ impl NameBook {
         given_up
     }
 
+    fn close(&mut self, asked: u64) -> Option<Question> {
+        let question = self.open.remove(&asked)?;
+        self.share.give(QUESTION);
+        Some(question)
+    }
+
     /// A method was named. False when nobody asked.
     pub(super) fn found(&mut self, asked: u64, module_id: u64, ranges: &[(u64, u32)]) -> bool {
-        if self.open.remove(&asked).is_none() {
+        if self.close(asked).is_none() {
             return false;
         }
         for &(start, bytes) in ranges {
@@ -140,7 +149,7 @@ impl NameBook {
     /// The runtime knows no method there, or cannot be asked now (then the address may be asked about again). Answers the time that was sent
     /// with the question; `None` when nobody asked.
     pub(super) fn not_found(&mut self, asked: u64, hresult: i32) -> Option<u64> {
-        let question = self.open.remove(&asked)?;
+        let question = self.close(asked)?;
         if hresult != NOT_NOW && self.missing.len() < REMEMBERED && self.share.take(EACH) {
             self.missing.insert(asked);
         }

@@ -243,8 +243,7 @@ impl Reader {
     /// takes nothing: then it is to be tried again.
     pub(super) fn tell_limits(&mut self, limits: ShimLimits) -> Result<(), ConsumerError<io::Error>> {
         let ShimLimits { live_objects: handles, allocation_samples: samples } = limits;
-        if self.told != Some(limits)
-            && self.consumer.request(&[Request::Settings { handles, samples, stack_bytes: 0 }])? == 1
+        if self.told != Some(limits) && self.consumer.request(&[Request::Settings { handles, samples }])? == 1
         {
             self.told = Some(limits);
         }
@@ -517,8 +516,11 @@ impl Decoder<'_> {
             Body::ObjectsDropped { level, samples } => {
                 ShimEvent::ObjectsDropped { level, samples: samples.iter().collect() }
             }
+            Body::ThreadName { os_tid: 0, .. } => ShimEvent::Mark,
+            // Of one without a name the id alone was to be learnt, while it runs.
             Body::ThreadName { os_tid, name } => match thread(os_tid) {
                 0 => return,
+                _ if name.is_empty() => return,
                 tid => ShimEvent::ThreadName { tid, name: name.chars().take(THREAD_NAME_CHARS).collect() },
             },
             Body::Bye => {
