@@ -265,8 +265,7 @@ impl App {
     /// # Errors
     /// When it does not answer.
     pub fn mark(&mut self) -> anyhow::Result<Mark> {
-        let stdin = self.stdin.as_mut().context("it was stopped")?;
-        stdin.write_all(b"mark\n")?;
+        self.send("mark")?;
         let answer = self.await_line("mark", STOP_DEADLINE)?;
         let number = |name: &str| {
             answer.get(name).and_then(Value::as_f64).with_context(|| format!("no {name} in {answer}"))
@@ -279,8 +278,7 @@ impl App {
     /// # Errors
     /// When it does not answer.
     pub fn perform(&mut self, name: &str) -> anyhow::Result<()> {
-        let stdin = self.stdin.as_mut().context("it was stopped")?;
-        stdin.write_all(format!("{name}\n").as_bytes())?;
+        self.send(name)?;
         self.await_text(&format!("done {name}"), STOP_DEADLINE).map(drop)
     }
 
@@ -289,8 +287,7 @@ impl App {
     /// # Errors
     /// When it does not answer.
     pub fn ask(&mut self, line: &str, word: &str) -> anyhow::Result<Value> {
-        let stdin = self.stdin.as_mut().context("it was stopped")?;
-        stdin.write_all(format!("{line}\n").as_bytes())?;
+        self.send(line)?;
         self.await_line(word, STOP_DEADLINE)
     }
 
@@ -299,8 +296,16 @@ impl App {
     /// # Errors
     /// When it is gone.
     pub fn abort(&mut self) -> anyhow::Result<()> {
+        self.send("abort")
+    }
+
+    /// Writes a line to which there is no answer.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn send(&mut self, line: &str) -> anyhow::Result<()> {
         let stdin = self.stdin.as_mut().context("it was stopped")?;
-        stdin.write_all(b"abort\n").context("it does not listen")
+        stdin.write_all(format!("{line}\n").as_bytes()).context("it does not listen")
     }
 
     /// Writes the line `stop` and closes its stdin.

@@ -298,6 +298,16 @@ fn who_ends_a_watch_early_or_outlives_its_process_has_the_verdicts_and_no_survey
     let outcome = said(watching);
     assert!(outcome.stdout.contains("\nwhat holds the objects is not known: "), "{outcome:?}");
     assert!(outcome.stderr.contains(" has ended, after "), "{outcome:?}");
+
+    // One that becomes another program has no objects any more that could grow older.
+    let mut app = start();
+    let watching = watch(&app).unwrap();
+    watching.await_session(&app).unwrap();
+    app.send("become").unwrap();
+    let outcome = said(watching);
+    assert!(outcome.stdout.contains("what holds the objects is not known: the library "), "{outcome:?}");
+    assert!(outcome.stderr.contains(" no longer has the library that tells of its objects, "), "{outcome:?}");
+    app.ensure_alive().unwrap();
 }
 
 on_runtimes!(the_report_shows_types_and_how_sure_they_are: net9 Net9, net10 Net10);

@@ -79,6 +79,11 @@ pub enum WhyNot {
         "no diagnostics socket: diagnostics are switched off in runtimeconfig.json, the socket was deleted, or TMPDIR is longer than 108 bytes"
     )]
     NoSocket,
+    /// The same, as its environment says.
+    #[error(
+        "started with {0}=0, so it has no diagnostics socket at which it could be asked: start it without that variable"
+    )]
+    SocketOff(String),
     /// Whether its socket is there cannot be seen, for this reason.
     #[error("whether it has a diagnostics socket cannot be seen: {0}")]
     SocketUnseen(String),

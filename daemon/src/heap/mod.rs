@@ -142,7 +142,12 @@ pub(crate) fn check_surveyable(target: &Target, name: &str) -> Result<(), Error>
     let seen = ipc::has_socket(target);
     if !matches!(seen, Ok(true)) {
         let why = seen.map_or_else(WhyNot::SocketUnseen, |_| WhyNot::NoSocket);
-        return Err(Error::NotManaged { pid, name, why: why_not.unwrap_or(why) });
+        let why = match why_not {
+            // Nobody would load a library here.
+            Some(WhyNot::DiagnosticsOff(variable)) => WhyNot::SocketOff(variable),
+            why_not => why_not.unwrap_or(why),
+        };
+        return Err(Error::NotManaged { pid, name, why });
     }
     if is_counted(target) {
         return Err(Error::CountedExactly { pid, name });

@@ -294,11 +294,10 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, 
     // From the first moment on, in which nothing is seen yet.
     let (mut snapshots, mut places) = (Vec::new(), Places::default());
     let (mut next, mut window) = (Duration::ZERO, options.window);
-    let (mut was_read, mut is_gone, mut looked) = (false, false, began);
+    let (mut is_gone, mut looked) = (false, began);
     loop {
         watch.round();
-        was_read |= watch.shims.has_region(pid);
-        if was_read && looked.elapsed() >= STILL_THERE {
+        if looked.elapsed() >= STILL_THERE {
             looked = Instant::now();
             is_gone = !watch.shims.is_mapped(pid);
         }

@@ -175,12 +175,12 @@ const ALLOCATIONS: &str = "allocations";
 const RING_FULL: &str = "ring full";
 const UNACCOUNTED: &str = "unaccounted";
 
-/// The parts of a [`line`].
+/// The parts of a [`line()`].
 fn parts(line: &str) -> impl Iterator<Item = &str> {
     line.split("; ")
 }
 
-/// Of a [`line`], what is about allocations and live objects.
+/// Of a [`line()`], what is about allocations and live objects.
 pub fn of_objects(line: &str) -> impl Iterator<Item = &str> {
     parts(line).filter(|part| match part.split_once(' ') {
         Some((ALLOCATIONS, rest)) => rest.contains(RING_FULL) || rest.contains(UNACCOUNTED),
@@ -189,14 +189,14 @@ pub fn of_objects(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What a [`line`] says of a loss; 0 where it does not name it.
+/// What a [`line()`] says of a loss; 0 where it does not name it.
 #[must_use]
 pub fn number(line: &str, name: &str) -> u64 {
     let count = |part: &str| part.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
     parts(line).find_map(count).unwrap_or(0)
 }
 
-/// Of the allocations that a [`line`] tells of: how many found the ring full, and of how many it is not known where they are.
+/// Of the allocations that a [`line()`] tells of: how many found the ring full, and of how many it is not known where they are.
 #[must_use]
 pub fn allocations(line: &str) -> [u64; 2] {
     let part = parts(line).find_map(|part| part.strip_prefix(ALLOCATIONS)).unwrap_or_default();

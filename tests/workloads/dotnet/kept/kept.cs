@@ -1,8 +1,9 @@
 // Objects of one type that stay, made in two places and held in two ways: 200 arrays of 10 KB a second in a list, as many by handlers of a static event, and as
-// many that nobody holds. Truth: how many of each stay.
+// many that nobody holds. Truth: how many of each stay. On `become` it becomes another program, by exec.
 using System;
 using System.Collections.Generic;
 using System.Runtime.CompilerServices;
+using System.Runtime.InteropServices;
 using System.Threading;
 
 namespace Kept
@@ -38,6 +39,7 @@ namespace Kept
                     Thread.Sleep(5);
                 }
             });
+            Workload.On("become", () => execv("/bin/sleep", new[] { "/bin/sleep", "600", null }));
             Workload.Ready();
             Workload.WaitForStop();
             Feed.Raise();
@@ -46,6 +48,9 @@ namespace Kept
             Workload.PrintTruth();
             return 0;
         }
+
+        [DllImport("libc")]
+        static extern int execv(string path, string[] arguments);
 
         [MethodImpl(MethodImplOptions.NoInlining)]
         static void InList() { list.Add(new byte[10000]); }
