@@ -338,7 +338,8 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, 
             false => format!("process {pid} has ended"),
         }),
     });
-    if !watch.shims.detach_all().is_empty() {
+    // One that is not there any more obeys nobody.
+    if !is_gone && !watch.shims.detach_all().is_empty() {
         tracing::warn!(pid, "the shim has not left the process yet; it will when its lease runs out");
     }
     if let Some(Ok(holders)) = &holders {
