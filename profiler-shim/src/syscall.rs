@@ -4,7 +4,7 @@
 use crate::machine::call;
 use crate::machine::number::{
     CLOCK_GETTIME, CLOSE, FCNTL, FTRUNCATE, FUTEX, GETPID, GETRANDOM, GETTID, MADVISE, MEMFD_CREATE, MMAP,
-    MUNMAP, NANOSLEEP, PRCTL, RT_SIGPROCMASK,
+    MUNMAP, NANOSLEEP, PRCTL, PRLIMIT64, RT_SIGPROCMASK,
 };
 use crate::vdso::{self, Timespec};
 use core::ffi::c_void;
@@ -165,6 +165,15 @@ pub fn map_sealed_memfd(name: &core::ffi::CStr, bytes: usize) -> Option<NonNull<
     const F_ADD_SEALS: usize = 1033;
     const SEAL_SHRINK_GROW: usize = 1 | 2 | 4;
     const MADV_DONTFORK: usize = 10;
+    const RLIMIT_FSIZE: usize = 1;
+    // Beyond that limit the kernel does not refuse, it sends SIGXFSZ (`inode_newsize_ok`, fs/attr.c).
+    let mut limits = [usize::MAX; 2];
+    // SAFETY: `limits` is a struct rlimit64, soft limit first, and lives as long as the call; nothing is set.
+    unsafe { call(PRLIMIT64, 0, RLIMIT_FSIZE, 0, limits.as_mut_ptr().expose_provenance(), 0, 0) };
+    let [soft, _] = limits;
+    if soft < bytes {
+        return None;
+    }
     // SAFETY: `name` is a C string that lives as long as the call.
     let mut file =
         unsafe { call(MEMFD_CREATE, name.as_ptr().addr(), CLOEXEC_SEALING | NOEXEC_SEAL, 0, 0, 0, 0) };

@@ -4,6 +4,8 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
+use ::perfusion::attach::launch::launch;
+use ::perfusion::attach::{Settings, Wishes};
 use serde_json::Value;
 use system_tests::app::{assemble_32_bit, copy_program};
 use system_tests::cgroup::Group;
@@ -133,6 +135,21 @@ fn each_reason_why_not_more_is_said() {
     let (runtime, mode, why) = row(&mute);
     assert_eq!((runtime.as_str(), mode.as_str()), (dotnet.as_str(), "no names"));
     assert!(why.contains("no diagnostics socket"), "{why}");
+
+    // 1,000 blocks of 512 bytes. Without the runtime's own large file (doubly mapped code), for which such a limit is too small as well.
+    let line = callheavy.command_line().into_iter();
+    let limited = Workload::program("/bin/sh").arg("-c").arg("ulimit -f 1000; exec \"$0\" \"$@\"");
+    let limited = line.fold(limited, Workload::arg).env("DOTNET_EnableWriteXorExecute", "0");
+    let limited = callheavy.environment().iter().fold(limited, |app, (name, value)| app.env(name, value));
+    let app = limited.start().unwrap();
+    let (_, mode, why) = row(&app);
+    assert_eq!(mode, "no names");
+    assert!(why.contains("512000 bytes a file (`ulimit -f`)"), "{why}");
+    // Whoever is loaded at the start finds out by itself.
+    let with = launch(&Settings::new(Wishes::default()).unwrap(), false).unwrap();
+    let loaded = with.environment.iter().fold(limited, |app, (name, value)| app.env(name, value));
+    let truth = loaded.start().unwrap().stop().unwrap();
+    assert!(truth["rounds"].as_i64() > Some(0), "{truth}");
 
     let small = Workload::program(assemble_32_bit("spin32").unwrap()).spawn().unwrap();
     let (runtime, mode, why) = row(&small);

@@ -3,6 +3,7 @@
 use super::ipc::{self, ProcessInfo};
 use super::target::{MapLine, Target};
 use crate::config::load::OPT_OUT;
+use profiler_protocol::layout::Geometry;
 use rustix::fs::{Dir, Mode, OFlags, openat};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -87,6 +88,11 @@ pub enum WhyNot {
     /// Whether its socket is there cannot be seen, for this reason.
     #[error("whether it has a diagnostics socket cannot be seen: {0}")]
     SocketUnseen(String),
+    /// It may not make a file as long as the library's region.
+    #[error(
+        "its limit of {0} bytes a file (`ulimit -f`) is less than the {REGION_BYTES} that the library shares: start it with a larger one"
+    )]
+    FileLimit(u64),
     /// Older than .NET 6.
     #[error(".NET {0} is older than 6, the first with notification profilers")]
     TooOld(String),
@@ -99,6 +105,9 @@ pub enum WhyNot {
     #[error("not permitted to look at it: that takes root with CAP_SYS_PTRACE in its user namespace")]
     NotPermitted,
 }
+
+/// Bytes of the memory that the library shares.
+const REGION_BYTES: u64 = Geometry::DEFAULT.region_bytes();
 
 /// A process as far as attaching is concerned.
 #[derive(Clone, Debug)]
@@ -193,7 +202,10 @@ fn why_not(
         Err(error) => return Some(WhyNot::SocketUnseen(error)),
     }
     let major = |version: &String| version.split('.').next()?.parse::<u32>().ok();
-    versions.iter().find(|version| major(version).is_some_and(|m| m < 6)).cloned().map(WhyNot::TooOld)
+    if let Some(old) = versions.iter().find(|version| major(version).is_some_and(|m| m < 6)) {
+        return Some(WhyNot::TooOld(old.clone()));
+    }
+    target.file_limit().ok()?.filter(|limit| *limit < REGION_BYTES).map(WhyNot::FileLimit)
 }
 
 /// The environment variable that keeps profilers out of the process, if there is one.

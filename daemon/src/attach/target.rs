@@ -134,7 +134,7 @@ impl Target {
         Ok(bytes)
     }
 
-    /// What the kernel knows without asking the process: `stat`, `status`, `comm`, `cgroup`, `uid_map`.
+    /// What the kernel knows without asking the process: `stat`, `status`, `comm`, `cgroup`, `uid_map`, `limits`.
     fn text(&self, name: &str) -> Result<String, Errno> {
         let mut bytes = Vec::new();
         self.file(name)?.take(TEXT_BYTES).read_to_end(&mut bytes).map_err(|error| errno(&error))?;
@@ -333,6 +333,17 @@ impl Target {
         // A magic link of the kernel's, the only one that is followed.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         openat(&self.directory, self.in_common("root"), flags, Mode::empty())
+    }
+
+    /// How long a file it may make, where that is limited (RLIMIT_FSIZE).
+    ///
+    /// # Errors
+    /// As [`Target::file`].
+    pub fn file_limit(&self) -> Result<Option<u64>, Errno> {
+        let limits = self.text("limits")?;
+        let soft =
+            limits.lines().find_map(|line| line.strip_prefix("Max file size")?.split_whitespace().next());
+        Ok(soft.and_then(|soft| soft.parse().ok()))
     }
 
     /// Whom it is at the mercy of anyway: root, root of its user namespace, and its own user.

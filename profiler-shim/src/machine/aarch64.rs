@@ -20,6 +20,7 @@ pub(crate) mod number {
     pub(crate) const FUTEX: usize = 98;
     pub(crate) const CLOCK_GETTIME: usize = 113;
     pub(crate) const GETRANDOM: usize = 278;
+    pub(crate) const PRLIMIT64: usize = 261;
     pub(crate) const MEMFD_CREATE: usize = 279;
 }
 

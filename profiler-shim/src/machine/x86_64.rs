@@ -20,6 +20,7 @@ pub(crate) mod number {
     pub(crate) const FUTEX: usize = 202;
     pub(crate) const CLOCK_GETTIME: usize = 228;
     pub(crate) const GETRANDOM: usize = 318;
+    pub(crate) const PRLIMIT64: usize = 302;
     pub(crate) const MEMFD_CREATE: usize = 319;
 }
 
