@@ -384,3 +384,27 @@ fn line(of: &Of) -> String {
         Err(why) => format!("{who}: not counted: {why}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Counted, Of, tells_of_loss};
+    use crate::counts::tally::{Tallied, Type};
+    use crate::exact::Ending;
+    use crate::symbolize::types::TypeName;
+
+    #[test]
+    fn what_was_counted_in_part_says_so_and_what_was_not_leaves_estimates_alone() {
+        let types = vec![Type { id: Some(7), name: TypeName::of("Order"), objects: 5, bytes: 120 }];
+        let of = |pid, result| (Some(u64::from(pid)), Of { pid, name: "shop".to_owned(), result });
+        let whole = Tallied { types: types.clone(), ..Tallied::default() };
+        let killed = Tallied { types, broken: Some("it ended".to_owned()), ..Tallied::default() };
+        let processes =
+            vec![of(1, Ok(whole)), of(2, Ok(killed)), of(3, Err("its events make no sense".to_owned()))];
+        let counted = Counted { processes, left_out: 0 };
+        let lossy: Vec<bool> = counted.lines().iter().map(|line| tells_of_loss(line)).collect();
+        assert_eq!(lossy, [false, true, false], "{:?}", counted.lines());
+        let found = counted.account().processes;
+        let found: Vec<_> = found.iter().map(|of| (of.pid, of.types.len(), of.ending)).collect();
+        assert_eq!(found, [(1, 1, Ending::Ended), (2, 1, Ending::Ended), (3, 0, Ending::Declined)]);
+    }
+}
