@@ -162,14 +162,15 @@ pub const UNWATCHED: [&str; 3] = [HANDLES_FULL, HANDLES_REFUSED, LIVE_REFUSED];
 pub const LARGE_THINNED: &str = "shim_large_objects_thinned";
 
 /// What a process's library has told and could not be understood, or did not come whole: a record each, whatever it was about, or all of a region from then on.
-pub const UNREAD: [&str; 6] =
-    [RECORDS_ABANDONED, RECORDS_MALFORMED, EVENTS_MALFORMED, HOLES, REGIONS_REFUSED, REGIONS_DISABLED];
+pub const UNREAD: [&str; 5] =
+    [RECORDS_ABANDONED, RECORDS_MALFORMED, EVENTS_MALFORMED, HOLES, REGIONS_DISABLED];
 
 /// A process's library heard nothing of us for so long that it went quiet, and told nothing until it did.
 pub const LEASES_LOST: &str = "shim_leases_lost";
 
-/// Where types or stacks of objects are missing, or fewer are watched.
-const OF_OBJECTS: [&str; 5] = [SITES_REFUSED, LIVE_SET_SHRUNK, TYPES_QUEUE_FULL, TYPES_REFUSED, LEASES_LOST];
+/// Where types or stacks of objects are missing, or fewer are watched; or all of a region, which may be a child's that is its parent's.
+const OF_OBJECTS: [&str; 6] =
+    [SITES_REFUSED, LIVE_SET_SHRUNK, TYPES_QUEUE_FULL, TYPES_REFUSED, REGIONS_REFUSED, LEASES_LOST];
 
 const ALLOCATIONS: &str = "allocations";
 const RING_FULL: &str = "ring full";
