@@ -1,6 +1,6 @@
 //! `perfusion record`: targets in, one file out.
 
-use crate::attach::follow::{Follower, News, Whom};
+use crate::attach::follow::{Follower, GROWS_UP, News, Whom};
 use crate::attach::policy::{self, WhyNot};
 use crate::attach::target::Target;
 use crate::attach::{self, AttachError, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
@@ -318,10 +318,17 @@ fn check_seen(pid: u32) -> Result<(), Error> {
 }
 
 /// Refuses what has no runtime that could be asked about managed memory, before anything is said or done. Answers what else is in the way, if
-/// anything is.
+/// anything is. One that has just started has some seconds to become what it will be.
 pub(crate) fn check_managed(target: &Target) -> Result<Option<WhyNot>, Error> {
     let pid = target.pid();
-    let seen = policy::inspect(target, None).map_err(|_| Error::NoProcess { pid })?;
+    let is_young = || target.start_ticks().is_ok_and(|started| started >= ticks_before_now(GROWS_UP));
+    let seen = loop {
+        let seen = policy::inspect(target, None).map_err(|_| Error::NoProcess { pid })?;
+        if !matches!(seen.why_not, Some(WhyNot::NotDotnet | WhyNot::NoSocket)) || !is_young() {
+            break seen;
+        }
+        std::thread::sleep(LOOK);
+    };
     match (seen.runtime, seen.why_not) {
         (policy::Runtime::Native | policy::Runtime::NativeAot | policy::Runtime::Unseen, Some(why)) => {
             Err(Error::NotManaged { pid, name: target.comm().unwrap_or_default(), why })

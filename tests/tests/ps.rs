@@ -167,7 +167,7 @@ fn a_process_whose_files_may_not_be_that_long_is_left_alone() {
     let app = limited.start().unwrap();
     let [.., mode, why] = seen(app.pid());
     assert_eq!(mode, "no names");
-    assert!(why.contains("512000 bytes a file (`ulimit -f`)"), "{why}");
+    assert!(why.contains("no file of more than 512000 bytes (`ulimit -f`)"), "{why}");
     // Whoever is loaded at the start finds out by itself.
     let with = launch(&Settings::new(Wishes::default()).unwrap(), false).unwrap();
     let loaded = with.environment.iter().fold(limited, |app, (name, value)| app.env(name, value));

@@ -21,7 +21,14 @@ use std::time::{Duration, Instant};
 /// Between two looks for new processes; as often the pipeline says which there are.
 const LOOK: Duration = Duration::from_millis(250);
 /// A program has this long from its start until its runtime is there and listens; then it counts as what it is.
-const GROWS_UP: Duration = Duration::from_secs(5);
+pub(crate) const GROWS_UP: Duration = Duration::from_secs(5);
+
+/// A thread that a runtime has once profilers of its environment are loaded ("This must happen before Thread::HasStarted() that fires profiler notifications
+/// is called on the finalizer thread", `EEStartupHelper`, src/coreclr/vm/ceemain.cpp of dotnet/runtime). Before that it may wait for a tool for ever
+/// (`DOTNET_DiagnosticPorts` with `suspend`).
+const STARTED: &str = ".NET Finalizer";
+/// Threads among which it is looked for: it is one of the first.
+const THREADS: usize = 1024;
 
 /// Whose .NET processes get the shim.
 #[derive(Clone, Debug)]
@@ -212,7 +219,10 @@ impl Work {
         match why_not {
             // It may still become one, or begin to listen.
             Some(WhyNot::NotDotnet | WhyNot::NoSocket) if is_young => {}
-            None if is_young && matches!(self.whom, Whom::Started(_)) && !has_ours() => {}
+            // It loads the shim by itself, if it has the program's environment: a second one would tell all of it once more.
+            None if matches!(self.whom, Whom::Started(_))
+                && (is_young || target.threads_called(STARTED, THREADS).is_empty())
+                && !has_ours() => {}
             Some(why) => {
                 self.looked_at.insert(program, Look::Done);
                 // Of a program that was started, most children are native, and so may it be itself.

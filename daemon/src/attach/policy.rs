@@ -90,7 +90,7 @@ pub enum WhyNot {
     SocketUnseen(String),
     /// It may not make a file as long as the library's region.
     #[error(
-        "its limit of {0} bytes a file (`ulimit -f`) is less than the {REGION_BYTES} that the library shares: start it with a larger one"
+        "it may make no file of more than {0} bytes (`ulimit -f`), and the library needs one of {REGION_BYTES} in memory: start it with a larger limit"
     )]
     FileLimit(u64),
     /// Older than .NET 6.

@@ -39,6 +39,8 @@ const SOON: Duration = Duration::from_millis(1);
 const ENDING: Duration = Duration::from_secs(15);
 /// Visitors that are answered or read at once, at most: each has a thread. Twice those that are counted, for each comes again while it is.
 const SERVED: usize = 2 * PROCESSES;
+/// Of these at most so many of one process, and runtimes that are counted in one: it has one after the other, by exec.
+const OF_ONE: usize = 8;
 /// Between looks at whether those who wait in vain still do.
 const PARKED: Duration = Duration::from_secs(1);
 /// Begins each line about what a process has counted, on stderr and in the profile's comments.
@@ -120,6 +122,7 @@ impl Shared {
     fn step(&self, key: Key) -> Option<Step> {
         let mut known = self.known();
         let counted = known.values().filter(|of| of.name.is_some()).count();
+        let own = known.iter().filter(|((pid, ..), of)| *pid == key.0 && of.name.is_some()).count();
         if known.len() >= KNOWN && !known.contains_key(&key) {
             return None;
         }
@@ -128,7 +131,7 @@ impl Shared {
             _ if of.asking => Step::Wait,
             (false, _) => {
                 of.asked = true;
-                if counted >= PROCESSES && of.name.is_none() {
+                if (counted >= PROCESSES || own >= OF_ONE) && of.name.is_none() {
                     of.resumed = true;
                     return Some(Step::Resume);
                 }
@@ -191,7 +194,7 @@ impl Counting {
         let (port, shared, rate) = (Arc::clone(&self.port), Arc::clone(&self.shared), self.rate);
         let run = move || {
             // Pairs with the store in `finish`; nothing else is told by it.
-            let (served, mut looked) = (Arc::new(()), Instant::now());
+            let (served, mut looked) = (Arc::new(Mutex::new(HashMap::new())), Instant::now());
             while !shared.over.load(Ordering::Relaxed) {
                 if looked.elapsed() >= PARKED {
                     shared.parked().retain(|_, visit| !visit.is_over(Duration::ZERO));
@@ -199,8 +202,8 @@ impl Counting {
                 }
                 let Some(visit) = port.accept(LOOK) else { continue };
                 // Without a thread it comes again.
-                if Arc::strong_count(&served) <= SERVED {
-                    let (shared, one) = (Arc::clone(&shared), Arc::clone(&served));
+                if let Some(one) = Served::one_more(&served, visit.pid()) {
+                    let shared = Arc::clone(&shared);
                     let serve = move || {
                         serve(visit, rate, &shared);
                         drop(one);
@@ -261,6 +264,38 @@ impl Counting {
     }
 }
 
+/// How many visits of each process are being answered.
+type Visits = Arc<Mutex<HashMap<u32, usize>>>;
+
+/// One of them, until it is dropped.
+struct Served {
+    visits: Visits,
+    pid: u32,
+}
+
+impl Served {
+    /// One more of this process; `None` where there are too many, of it or in all.
+    fn one_more(visits: &Visits, pid: u32) -> Option<Self> {
+        let mut all = visits.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = all.get(&pid).copied().unwrap_or(0);
+        if own >= OF_ONE || all.values().sum::<usize>() >= SERVED {
+            return None;
+        }
+        all.insert(pid, own + 1);
+        Some(Self { visits: Arc::clone(visits), pid })
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let mut all = self.visits.lock().unwrap_or_else(PoisonError::into_inner);
+        match all.get_mut(&self.pid) {
+            Some(own) if *own > 1 => *own -= 1,
+            _ => drop(all.remove(&self.pid)),
+        }
+    }
+}
+
 /// Does for a visitor what comes next, on a thread of its own.
 fn serve(mut visit: Visit, rate: Rate, shared: &Shared) {
     let pid = visit.pid();
@@ -307,18 +342,25 @@ fn read(events: Events, pid: u32) -> Result<Tallied, NettraceError> {
     let mut tally = Tally::new(Target::open(pid).ok());
     let mut reader = match Reader::new(BufReader::with_capacity(READ_BYTES, events)) {
         Ok(reader) => reader,
-        Err(NettraceError::Read(ended)) => return Ok(tally.finish(0, Some(ended.to_string()))),
+        Err(NettraceError::Read(ended)) => return Ok(tally.finish(0, Some(why_ended(&ended)))),
         Err(malformed) => return Err(malformed),
     };
     let end = loop {
         match reader.read(&mut |event| tally.event(event)) {
             Ok(true) => tally.look(),
             Ok(false) => break None,
-            Err(NettraceError::Read(ended)) => break Some(ended.to_string()),
+            Err(NettraceError::Read(ended)) => break Some(why_ended(&ended)),
             Err(malformed) => return Err(malformed),
         }
     };
     Ok(tally.finish(reader.lost(), end))
+}
+
+fn why_ended(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "it was killed, crashed or became another program".to_owned(),
+        _ => error.to_string(),
+    }
 }
 
 /// One process.

@@ -150,9 +150,9 @@ impl fmt::Display for Tallied {
             }
         }
         if let Some(why) = &self.broken {
-            write!(f, "; {LOST}the last ones are missing: {why}")?;
+            write!(f, "; {LOST}what it made last is missing: {why}")?;
         }
-        f.write_str("; of .NET 10 without most of what is boxed (docs/memory.md)")
+        f.write_str("; where that is .NET 10, without most of what is boxed (docs/memory.md)")
     }
 }
 
@@ -186,7 +186,7 @@ mod tests {
         let said = tallied.to_string();
         assert_eq!(
             said,
-            "6 objects, 152 B, 2 types; LOST: 4 events of the runtime are missing; LOST: 1 events make no sense; of .NET 10 without most of what is boxed (docs/memory.md)"
+            "6 objects, 152 B, 2 types; LOST: 4 events of the runtime are missing; LOST: 1 events make no sense; where that is .NET 10, without most of what is boxed (docs/memory.md)"
         );
     }
 }

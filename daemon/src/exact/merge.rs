@@ -144,6 +144,11 @@ pub fn merge(
             places.entry((pid.num, of)).or_default().push(place);
         }
     }
+    // How samples have a readable name without a module; `None` where in several ways.
+    let mut shown_as: HashMap<(i64, i64), Option<Names>> = HashMap::new();
+    for (pid, names) in places.keys().filter(|(_, [_, _, module])| *module == 0) {
+        shown_as.entry((*pid, names[0])).and_modify(|known| *known = None).or_insert(Some(*names));
+    }
     let silent_locations = locations_of(profile, SILENT);
     let mut no_stack = None;
     let mut untold = 0_i64;
@@ -167,14 +172,18 @@ pub fn merge(
                 sums.entry(name).or_default().add(made);
             }
         }
-        let all: Vec<(Names, Made)> = sums
-            .into_iter()
-            .map(|(TypeName { shown, raw, module }, made)| {
-                let names = [Some(shown), raw, module];
-                (names.map(|name| name.map_or(0, |name| strings.number(profile, &clean(&name)))), made)
-            })
-            .collect();
-        let in_account: HashSet<Names> = all.iter().map(|(of, _)| *of).collect();
+        let mut all: BTreeMap<Names, Made> = BTreeMap::new();
+        for (TypeName { shown, raw, module }, made) in sums {
+            let names = [Some(shown), raw, module];
+            let names = names.map(|name| name.map_or(0, |name| strings.number(profile, &clean(&name))));
+            // A name that C# has a word for is told without the runtime's own by the library.
+            let told = match (places.contains_key(&(i64::from(pid), names)), names) {
+                (false, [shown, _, 0]) => shown_as.get(&(i64::from(pid), shown)).copied().flatten(),
+                _ => None,
+            };
+            all.entry(told.unwrap_or(names)).or_default().add(made);
+        }
+        let in_account: HashSet<Names> = all.keys().copied().collect();
         for ((_, of), found) in places.iter().filter(|((of, _), _)| *of == i64::from(pid)) {
             let placeholder =
                 [OTHER, UNKNOWN_TYPE].map(|name| strings.number(profile, name)).contains(&of[0]);
@@ -284,7 +293,8 @@ fn by_name(
     let mut sums: BTreeMap<TypeName, Made> = BTreeMap::new();
     for of in &process.types {
         let is_same = |name: &TypeName| {
-            !one_of_several || name.raw.as_ref().unwrap_or(&name.shown).as_ref() == system_name(of)
+            let raw = name.raw.as_ref().unwrap_or(&name.shown);
+            !one_of_several || raw.as_ref() == system_name(of) || name.shown.as_ref() == of.name
         };
         let name = known(process.pid, of.class).filter(is_same).unwrap_or_else(|| TypeName {
             shown: of.name.as_str().into(),

@@ -78,7 +78,7 @@ pub enum SurveyError {
         /// The process.
         pid: u32,
         /// In which state it is.
-        left: &'static str,
+        left: String,
     },
     /// A thread could not be started, or panicked.
     #[error("process {pid}: a thread of perfusion could not run: {source}")]
@@ -160,7 +160,7 @@ fn take(
     if interrupted.load(Ordering::Relaxed) {
         let put_back = put_back(target, session, &shared);
         shared.give_up.store(true, Ordering::Relaxed);
-        return Err(interrupted_with(pid, put_back.is_ok()));
+        return Err(interrupted_with(pid, "was not paused", put_back.is_ok()));
     }
     let collecting: JoinHandle<Result<(), IpcError>> = {
         let (target, shared) = (Arc::clone(target), Arc::clone(&shared));
@@ -174,7 +174,7 @@ fn take(
         if interrupted.load(Ordering::Relaxed) && since.get_or_insert_with(Instant::now).elapsed() > PATIENCE
         {
             shared.give_up.store(true, Ordering::Relaxed);
-            return Err(interrupted_with(pid, false));
+            return Err(interrupted_with(pid, "is paused by now, or will be", false));
         }
         thread::sleep(LOOK);
     }
@@ -197,7 +197,7 @@ fn take(
     let Read { walk, lost, end } = reading.join().map_err(panicked)?;
     collected.map_err(panicked)??;
     if interrupted.load(Ordering::Relaxed) {
-        return Err(interrupted_with(pid, stopped.is_ok()));
+        return Err(interrupted_with(pid, WAS_PAUSED, stopped.is_ok()));
     }
     match end {
         Err(source) => return Err(SurveyError::Stream { pid, source }),
@@ -232,17 +232,20 @@ fn wait_for_sender(target: &Target, others: &[(u32, u64)], interrupted: &AtomicB
 /// When the survey was given up.
 pub(super) fn unless_interrupted(pid: u32, interrupted: &AtomicBool) -> Result<(), SurveyError> {
     if interrupted.load(Ordering::Relaxed) {
-        return Err(interrupted_with(pid, true));
+        return Err(interrupted_with(pid, WAS_PAUSED, true));
     }
     Ok(())
 }
 
-fn interrupted_with(pid: u32, put_back: bool) -> SurveyError {
-    let left = match put_back {
-        true => "has its event settings back",
-        false => "does not answer; it puts its event settings back when it finds our sockets closed",
+/// The collection was asked for, and is over.
+const WAS_PAUSED: &str = "was paused for the collection all the same";
+
+fn interrupted_with(pid: u32, paused: &str, put_back: bool) -> SurveyError {
+    let settings = match put_back {
+        true => "it has its event settings back",
+        false => "it does not answer, and puts its event settings back when it finds our sockets closed",
     };
-    SurveyError::Interrupted { pid, left }
+    SurveyError::Interrupted { pid, left: format!("{paused}; {settings}") }
 }
 
 /// Ends the session that listens, and leaves no keywords behind.

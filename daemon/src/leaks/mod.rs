@@ -274,11 +274,17 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, 
     };
     tell(&format!("watching pid {pid} for {:?}; Ctrl-C ends it", options.duration));
     if options.duration.as_secs_f64() < judge::SHORTEST_S {
-        tell(&format!("what grows is told after {} at the earliest: -d", judge::seconds(judge::SHORTEST_S)));
+        tell(&format!(
+            "a verdict about growth takes {} at least: a longer --duration",
+            judge::seconds(judge::SHORTEST_S)
+        ));
     } else if options.duration.as_secs_f64() / options.window.as_secs_f64()
         < judge::FEWEST_SNAPSHOTS as f64 - 1.0
     {
-        tell(&format!("what grows is told of {} moments at the fewest: -w", judge::FEWEST_SNAPSHOTS));
+        tell(&format!(
+            "a verdict about growth takes {} moments at least: a shorter --window",
+            judge::FEWEST_SNAPSHOTS
+        ));
     }
     let process = Awaited::new(pid);
     let began = Instant::now();

@@ -16,6 +16,8 @@ use crate::symbolize::pretty::clean;
 use std::collections::HashMap;
 use std::fmt::Write;
 
+/// What is said in place of `counted` where a part is estimated.
+const IN_PART: &str = "counted in part";
 /// What is said in place of `exact` where records were dropped.
 const AT_LEAST: &str = "at least";
 
@@ -33,6 +35,8 @@ struct Type {
     unsure: bool,
     /// A part of it was not sampled but counted by the runtime.
     counted: bool,
+    /// A part of it was sampled: of a process that was not counted, say.
+    sampled: bool,
     /// A part of it is an estimate.
     estimated: bool,
     oldest: i64,
@@ -57,7 +61,7 @@ pub struct TypeRow {
     pub seen_bytes: f64,
     /// False where the runtime sampled by a fixed stride: then the variances mean nothing.
     pub has_interval: bool,
-    /// Where all of it was not sampled but counted: `exact`, or `counted` where the last objects of a type were not told of.
+    /// Where it was not sampled but counted: `exact`, `counted` where the last objects of a type were not told of, or `counted in part` where a part was sampled.
     pub counted: Option<&'static str>,
     /// Oldest age, rounded down to a power of two, seconds; 0 for allocations.
     pub oldest_seconds: i64,
@@ -120,6 +124,7 @@ fn add<'a>(
     let sampling = stacks.label(sample, "sampling");
     let exact = sampling == Some(EXACT);
     of.counted |= sampling == Some(COUNTED);
+    of.sampled |= !exact && sampling != Some(COUNTED);
     of.estimated |= !exact;
     of.unsure |= !exact && (seen.is_none() || sampling != Some(Sampling::Random.name()));
     of.oldest = of.oldest.max(number("age_seconds").unwrap_or(0));
@@ -178,6 +183,7 @@ fn row((name, module): Name<'_>, of: &Type) -> TypeRow {
         seen_bytes: of.seen_bytes,
         has_interval: !of.unsure,
         counted: match (of.counted, of.estimated) {
+            (true, _) if of.sampled => Some(IN_PART),
             (true, _) => Some(COUNTED),
             (false, false) => Some(EXACT),
             (false, true) => None,
@@ -314,7 +320,12 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             "{dim}at least: not all that the runtime has counted was heard of; the profile's comments that begin with `counts:` say what is missing{plain}"
         ));
     }
-    if all.iter().take(options.limit).any(|row| row.counted == Some(COUNTED)) {
+    if all.iter().take(options.limit).any(|row| row.counted == Some(IN_PART)) {
+        line(format!(
+            "{dim}counted in part: the rest is estimated, of processes that were not counted (the profile's comments that begin with `counts:`), and has no interval here: --only process=… or pid=…{plain}"
+        ));
+    }
+    if all.iter().take(options.limit).any(|row| row.counted.is_some_and(|how| how != EXACT)) {
         line(format!(
             "{dim}counted: by the runtime; of each type the last objects of each thread that made some, up to 999 for each thread of the runtime, and on .NET 10 most of what is boxed, are not in it; see docs/memory.md{plain}"
         ));
