@@ -216,13 +216,16 @@ impl Work {
                 found.regions.iter().any(|region| region.owner() == Some(self.settings.owner))
             })
         };
+        let is_starting = || target.threads_called(STARTED, THREADS).is_empty();
         match why_not {
             // It may still become one, or begin to listen.
             Some(WhyNot::NotDotnet | WhyNot::NoSocket) if is_young => {}
             // It loads the shim by itself, if it has the program's environment: a second one would tell all of it once more.
-            None if matches!(self.whom, Whom::Started(_))
-                && (is_young || target.threads_called(STARTED, THREADS).is_empty())
-                && !has_ours() => {}
+            None if matches!(self.whom, Whom::Started(_)) && is_young && !has_ours() => {}
+            None if matches!(self.whom, Whom::Started(_)) && is_starting() && !has_ours() => {
+                // Nobody looks often for the region of one that has not had any for so long.
+                self.watcher.watch(pid);
+            }
             Some(why) => {
                 self.looked_at.insert(program, Look::Done);
                 // Of a program that was started, most children are native, and so may it be itself.
