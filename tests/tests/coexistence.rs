@@ -1,11 +1,14 @@
 //! Show 7: other profilers in the same process, of another kind or our own.
 
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use serde_json::Value;
 use system_tests::app::compile_c;
-use system_tests::environment::{Need, RECORD, RECORD_NET9, begin_beside};
-use system_tests::perfusion::{Heard, Scratch, record_allocations};
+use system_tests::environment::{Need, RECORD, RECORD_NET9, begin_beside, record_on};
+use system_tests::perfusion::{Heard, SLACK, Scratch, command, record_allocations, run};
+use system_tests::wait::let_pass;
 use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes};
 
 const LENGTH: Duration = Duration::from_secs(4);
@@ -72,4 +75,41 @@ fn two_recorders_on_one_process_both_get_complete_files() {
         // Code that ran once, while the session started, may be past when its question is sent: as in the tests of names.
         assert!(unnamed <= 2 + all / 100, "{}", profile.describe("cpu", |sample| sample.has("[managed]")));
     }
+}
+
+/// A tool that a program waits for as it starts, and that takes longer than any program does to start by itself. The library comes with the program's
+/// environment, once the tool has let go: a second one, loaded because the first did not come, would tell of all of it once more.
+#[test]
+fn a_program_that_waits_for_a_tool_as_it_starts_is_told_of_once() {
+    let Some(_turn) = begin_beside("coexistence::waits_for_a_tool", &record_on(Runtime::Net10)) else {
+        return;
+    };
+    const OBJECTS: i64 = 1_000_000;
+    let scratch = Scratch::new().unwrap();
+    let (socket, file) = (scratch.path("tool"), scratch.path("app.pb.gz"));
+    let listener = UnixListener::bind(&socket).unwrap();
+    let tool = std::thread::spawn(move || {
+        let (mut program, _) = listener.accept().unwrap();
+        let mut hello = [0; 34];
+        program.read_exact(&mut hello).unwrap();
+        let_pass(Duration::from_secs(7));
+        // ResumeRuntime of the runtime's diagnostics protocol.
+        program.write_all(b"DOTNET_IPC_V1\0\x14\0\x04\x01\0\0").unwrap();
+        let mut answer = [0; 20];
+        program.read_exact(&mut answer).unwrap();
+        program
+    });
+    let app = Workload::dotnet(Runtime::Net10, "children", &[]).unwrap();
+    let app = ["0", &OBJECTS.to_string(), "1"].into_iter().fold(app, Workload::arg);
+    let mut recording = command(["record", "-o"]);
+    recording.arg(&file).arg("--").args(app.command_line());
+    recording.env("DOTNET_DiagnosticPorts", format!("{},connect,suspend", socket.display()));
+    let outcome = run(&mut recording, SLACK).unwrap();
+    tool.join().unwrap();
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    let profile = Profile::read(&file).unwrap();
+    let made = profile.sum("alloc_objects", |sample| sample.label("type") == "Family.Small");
+    // Of 24 MB one sample each 100 KiB: some 230, give or take 15.
+    assert!((OBJECTS * 7 / 10..OBJECTS * 13 / 10).contains(&made), "{made} of {OBJECTS}: {}", outcome.stderr);
+    assert_eq!(profile.counter("shim_sessions_started"), Some(1), "{:#?}", profile.comments);
 }
