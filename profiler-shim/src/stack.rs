@@ -5,7 +5,7 @@ use profiler_protocol::sync::AtomicU64;
 
 const PAGE: usize = 4096;
 
-/// Copies of stacks are at most this long unless the daemon asks otherwise, bytes.
+/// Copies of stacks of allocations and waits are at most this long, bytes.
 pub const LIMIT: usize = 16 * 1024;
 /// And never longer than this: a record holds 32 KiB.
 pub const MOST_LIMIT: usize = 31 * 1024;

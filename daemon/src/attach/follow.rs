@@ -221,10 +221,11 @@ impl Work {
             // It may still become one, or begin to listen.
             Some(WhyNot::NotDotnet | WhyNot::NoSocket) if is_young => {}
             // It loads the shim by itself, if it has the program's environment: a second one would tell all of it once more.
-            None if matches!(self.whom, Whom::Started(_)) && is_young && !has_ours() => {}
-            None if matches!(self.whom, Whom::Started(_)) && is_starting() && !has_ours() => {
+            None if matches!(self.whom, Whom::Started(_)) && (is_young || is_starting()) && !has_ours() => {
                 // Nobody looks often for the region of one that has not had any for so long.
-                self.watcher.watch(pid);
+                if !is_young {
+                    self.watcher.watch(pid);
+                }
             }
             Some(why) => {
                 self.looked_at.insert(program, Look::Done);

@@ -7,9 +7,9 @@ pub mod tally;
 use crate::attach::ipc::{self, Events, Listen};
 use crate::attach::port::{Cookie, Port, PortError, Visit};
 use crate::attach::target::Target;
-use crate::exact::summary::LOST;
 use crate::exact::{Account, Count, Ending, Process, Type};
 use crate::heap::nettrace::{NettraceError, Reader};
+use crate::pprof::COUNTS_PREFIX;
 use crate::process::start_ticks;
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -43,14 +43,6 @@ const SERVED: usize = 2 * PROCESSES;
 const OF_ONE: usize = 8;
 /// Between looks at whether those who wait in vain still do.
 const PARKED: Duration = Duration::from_secs(1);
-/// Begins each line about what a process has counted, on stderr and in the profile's comments.
-const LINE: &str = "counts: ";
-
-/// True of a line of [`Counted::lines`] that says that not all was told of which the runtime had counted.
-#[must_use]
-pub fn tells_of_loss(line: &str) -> bool {
-    line.strip_prefix(LINE).is_some_and(|said| said.contains(LOST))
-}
 
 /// How often the runtime tells of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +90,8 @@ struct Shared {
     known: Mutex<HashMap<Key, Known>>,
     /// Who has nothing more to be answered; a runtime that is hung up on comes again at once. One of each: a runtime makes one connection at a time.
     parked: Mutex<HashMap<Key, Visit>>,
+    /// How many visits of each process are being answered.
+    served: Mutex<HashMap<u32, usize>>,
     over: AtomicBool,
     give_up: Arc<AtomicBool>,
 }
@@ -121,17 +115,21 @@ impl Shared {
     /// What comes next for a process; `None`: there is no room for it now.
     fn step(&self, key: Key) -> Option<Step> {
         let mut known = self.known();
-        let counted = known.values().filter(|of| of.name.is_some()).count();
-        let own = known.iter().filter(|((pid, ..), of)| *pid == key.0 && of.name.is_some()).count();
-        if known.len() >= KNOWN && !known.contains_key(&key) {
+        let is_new = !known.contains_key(&key);
+        if is_new && known.len() >= KNOWN {
             return None;
         }
+        let is_left_out = is_new && {
+            let counted = || known.iter().filter(|(_, of)| of.name.is_some());
+            counted().count() >= PROCESSES
+                || counted().filter(|((pid, ..), _)| *pid == key.0).count() >= OF_ONE
+        };
         let of = known.entry(key).or_default();
         Some(match (of.asked, of.resumed) {
             _ if of.asking => Step::Wait,
             (false, _) => {
                 of.asked = true;
-                if (counted >= PROCESSES || own >= OF_ONE) && of.name.is_none() {
+                if is_left_out {
                     of.resumed = true;
                     return Some(Step::Resume);
                 }
@@ -149,6 +147,10 @@ impl Shared {
 
     fn parked(&self) -> MutexGuard<'_, HashMap<Key, Visit>> {
         self.parked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn served(&self) -> MutexGuard<'_, HashMap<u32, usize>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn change(&self, key: Key, change: impl FnOnce(&mut Known)) {
@@ -193,8 +195,8 @@ impl Counting {
     pub fn start(&mut self) -> io::Result<()> {
         let (port, shared, rate) = (Arc::clone(&self.port), Arc::clone(&self.shared), self.rate);
         let run = move || {
+            let mut looked = Instant::now();
             // Pairs with the store in `finish`; nothing else is told by it.
-            let (served, mut looked) = (Arc::new(Mutex::new(HashMap::new())), Instant::now());
             while !shared.over.load(Ordering::Relaxed) {
                 if looked.elapsed() >= PARKED {
                     shared.parked().retain(|_, visit| !visit.is_over(Duration::ZERO));
@@ -202,12 +204,8 @@ impl Counting {
                 }
                 let Some(visit) = port.accept(LOOK) else { continue };
                 // Without a thread it comes again.
-                if let Some(one) = Served::one_more(&served, visit.pid()) {
-                    let shared = Arc::clone(&shared);
-                    let serve = move || {
-                        serve(visit, rate, &shared);
-                        drop(one);
-                    };
+                if let Some(served) = Served::one_more(&shared, visit.pid()) {
+                    let serve = move || serve(visit, rate, &served.shared);
                     thread::Builder::new().name("runtime".into()).spawn(serve).ok();
                 }
             }
@@ -264,31 +262,28 @@ impl Counting {
     }
 }
 
-/// How many visits of each process are being answered.
-type Visits = Arc<Mutex<HashMap<u32, usize>>>;
-
-/// One of them, until it is dropped.
+/// A visit that is being answered, until it is dropped.
 struct Served {
-    visits: Visits,
+    shared: Arc<Shared>,
     pid: u32,
 }
 
 impl Served {
     /// One more of this process; `None` where there are too many, of it or in all.
-    fn one_more(visits: &Visits, pid: u32) -> Option<Self> {
-        let mut all = visits.lock().unwrap_or_else(PoisonError::into_inner);
+    fn one_more(shared: &Arc<Shared>, pid: u32) -> Option<Self> {
+        let mut all = shared.served();
         let own = all.get(&pid).copied().unwrap_or(0);
         if own >= OF_ONE || all.values().sum::<usize>() >= SERVED {
             return None;
         }
         all.insert(pid, own + 1);
-        Some(Self { visits: Arc::clone(visits), pid })
+        Some(Self { shared: Arc::clone(shared), pid })
     }
 }
 
 impl Drop for Served {
     fn drop(&mut self) {
-        let mut all = self.visits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.shared.served();
         match all.get_mut(&self.pid) {
             Some(own) if *own > 1 => *own -= 1,
             _ => drop(all.remove(&self.pid)),
@@ -415,7 +410,7 @@ impl Counted {
         if self.left_out > 0 {
             lines.push(format!("{} more processes are not counted", self.left_out));
         }
-        lines.into_iter().map(|line| format!("{LINE}{line}")).collect()
+        lines.into_iter().map(|line| format!("{COUNTS_PREFIX}{line}")).collect()
     }
 }
 
@@ -429,9 +424,10 @@ fn line(of: &Of) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Counted, Of, tells_of_loss};
+    use super::{Counted, Of};
     use crate::counts::tally::{Tallied, Type};
     use crate::exact::Ending;
+    use crate::pprof::tells_of_uncounted;
     use crate::symbolize::types::TypeName;
 
     #[test]
@@ -443,7 +439,7 @@ mod tests {
         let processes =
             vec![of(1, Ok(whole)), of(2, Ok(killed)), of(3, Err("its events make no sense".to_owned()))];
         let counted = Counted { processes, left_out: 0 };
-        let lossy: Vec<bool> = counted.lines().iter().map(|line| tells_of_loss(line)).collect();
+        let lossy: Vec<bool> = counted.lines().iter().map(|line| tells_of_uncounted(line)).collect();
         assert_eq!(lossy, [false, true, false], "{:?}", counted.lines());
         let found = counted.account().processes;
         let found: Vec<_> = found.iter().map(|of| (of.pid, of.types.len(), of.ending)).collect();

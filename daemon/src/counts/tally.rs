@@ -3,11 +3,11 @@
 
 use crate::aggregate::key::UNKNOWN_TYPE;
 use crate::attach::target::Target;
-use crate::exact::summary::LOST;
 use crate::heap::declared::Assemblies;
 use crate::heap::fields::Fields;
 use crate::heap::nettrace::Event;
 use crate::heap::types::{Room, Types};
+use crate::pprof::LOST_PREFIX;
 use crate::report::units::{counted, grouped, human};
 use crate::symbolize::types::TypeName;
 use std::collections::HashMap;
@@ -146,11 +146,11 @@ impl fmt::Display for Tallied {
             [(self.lost, "events of the runtime are missing"), (self.malformed, "events make no sense")]
         {
             if number > 0 {
-                write!(f, "; {LOST}{} {what}", grouped(i64::try_from(number).unwrap_or(i64::MAX)))?;
+                write!(f, "; {LOST_PREFIX}{} {what}", grouped(i64::try_from(number).unwrap_or(i64::MAX)))?;
             }
         }
         if let Some(why) = &self.broken {
-            write!(f, "; {LOST}what it made last is missing: {why}")?;
+            write!(f, "; {LOST_PREFIX}what it made last is missing: {why}")?;
         }
         f.write_str("; where that is .NET 10, without most of what is boxed (docs/memory.md)")
     }

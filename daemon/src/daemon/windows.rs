@@ -8,11 +8,12 @@ use crate::attach::AS_ASKED;
 use crate::config::Recording;
 use crate::config::units::Bytes;
 use crate::pprof::{self, About};
-use crate::run::{Over, loss};
+use crate::run::Over;
+use crate::run::loss::{self, Before};
 use crate::sink::{Finished, Packed};
 use crate::source::Rates;
 use crate::source::kernel::rule_set::{Feature, LeftOut, OfService};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ pub struct Encoder {
     state: Arc<State>,
     out: Out,
     /// Counters when the window before ended.
-    before: HashMap<String, u64>,
+    before: Before,
 }
 
 /// The part of a window that is one service's.
@@ -36,13 +37,14 @@ impl Encoder {
     #[must_use]
     pub fn new(state: Arc<State>, out: Out) -> Self {
         // These are of the whole process, the others of the recording that begins.
-        let before = loss::process_counters().map(|(name, value)| (name.to_owned(), value));
-        Self { state, out, before: before.into() }
+        Self { state, out, before: Before::of(loss::process_counters()) }
     }
 
     /// Encodes one window. What finds no room among those that wait for the sinks is dropped and counted: waiting would hold up the next one.
     pub fn take(&mut self, over: Over<'_>) {
-        let counters = self.since_before(&over.counters);
+        // Those of a window itself begin at zero with it, and what is in a cache now is no difference.
+        let is_own = |name: &str| name.starts_with("window_") || families::may_fall(name);
+        let counters = self.before.since(&over.counters, is_own);
         let config = self.state.config();
         let duration = Duration::from_nanos(over.ended.0.saturating_sub(over.began.0));
         let frequency = over.rates.kernel.frequency_hz;
@@ -95,20 +97,6 @@ impl Encoder {
         for sink in self.out.give(&finished, room) {
             tracing::warn!(sink, profiles = finished.len(), "still busy with earlier windows: dropped");
         }
-    }
-
-    /// What each counter counted in this window. Those of a window itself begin at zero with it, and what is in a cache now is no difference.
-    fn since_before(&mut self, counters: &[(String, u64)]) -> Vec<(String, u64)> {
-        let mut now = HashMap::with_capacity(counters.len());
-        let mut since = Vec::with_capacity(counters.len());
-        for (name, value) in counters {
-            let is_own = name.starts_with("window_") || families::may_fall(name);
-            let before = self.before.get(name).copied().filter(|_| !is_own).unwrap_or(0);
-            since.push((name.clone(), value.saturating_sub(before)));
-            now.insert(name.clone(), *value);
-        }
-        self.before = now;
-        since
     }
 
     /// What rules leave out of a service, in words.

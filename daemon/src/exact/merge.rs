@@ -330,9 +330,10 @@ fn add_location(profile: &mut Profile, strings: &mut Strings) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::{COUNTED, EXACT, NO_STACK, SILENT, merge, split};
-    use crate::exact::summary::{lines, tells_of_loss};
+    use crate::exact::summary::lines;
     use crate::exact::{Account, Count, Ending, Process, Type};
     use crate::pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
+    use crate::pprof::tells_of_uncounted;
     use crate::report::stacks::Stacks;
     use crate::symbolize::types::TypeName;
     use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, proptest};
@@ -407,7 +408,7 @@ mod tests {
         merge(&mut profile, &account, EXACT, |_, _| None);
         assert_eq!(profile.sample[0].value, [10, 1_000_000]);
         let lines = lines(&account);
-        assert!(lines.len() == 1 && tells_of_loss(&lines[0]), "{lines:?}");
+        assert!(lines.len() == 1 && tells_of_uncounted(&lines[0]), "{lines:?}");
     }
 
     #[test]

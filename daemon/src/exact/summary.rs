@@ -2,6 +2,7 @@
 
 use super::table::TORN;
 use super::{Account, Collection, Count, Ending, Lifetime, Process, Type};
+use crate::pprof::{EXACT_PREFIX, LOST_PREFIX};
 use crate::report::top::fit;
 use crate::report::units::{counted, grouped, human, percent};
 use crate::symbolize::pretty::clean;
@@ -79,22 +80,11 @@ pub fn text(account: &Account, options: Options) -> String {
     text
 }
 
-/// How a line of [`lines`] begins, and what it has when something is missing.
-const LINE: &str = "exact: ";
-/// Begins what is said of what was not counted, here and where the runtime counts.
-pub const LOST: &str = "LOST: ";
-
-/// True of a line of [`lines`] that says that not all was counted.
-#[must_use]
-pub fn tells_of_loss(line: &str) -> bool {
-    line.strip_prefix(LINE).is_some_and(|said| said.contains(LOST))
-}
-
 /// What a person is told right after the recording, and the profile's comments say: one line a process.
 #[must_use]
 pub fn lines(account: &Account) -> Vec<String> {
     let problems = account.unreadable.iter().cloned().chain(account.left_out());
-    let mut lines: Vec<String> = problems.map(|why| format!("{LINE}{LOST}{why}")).collect();
+    let mut lines: Vec<String> = problems.map(|why| format!("{EXACT_PREFIX}{LOST_PREFIX}{why}")).collect();
     if account.processes.is_empty() {
         lines.push(
             "exact: no .NET runtime loaded the profiler: no .NET program, or one with DOTNET_EnableDiagnostics(_Profiler)=0".to_owned(),
@@ -102,7 +92,7 @@ pub fn lines(account: &Account) -> Vec<String> {
     }
     lines.extend(account.processes.iter().map(|process| {
         format!(
-            "{LINE}{}, .NET {}: {}, {}, {}, {}; {}; {}",
+            "{EXACT_PREFIX}{}, .NET {}: {}, {}, {}, {}; {}; {}",
             who(process),
             process.runtime,
             counted(process.objects, "object"),
@@ -145,7 +135,7 @@ fn lost(process: &Process) -> String {
     if process.untold {
         all.push(UNTOLD.to_owned());
     }
-    if all.is_empty() { "nothing was lost".to_owned() } else { format!("{LOST}{}", all.join("; ")) }
+    if all.is_empty() { "nothing was lost".to_owned() } else { format!("{LOST_PREFIX}{}", all.join("; ")) }
 }
 
 /// One line: what exact mode cost, and which part of that is measured. Its work in collections is; what a single object costs is not: most of it is

@@ -18,7 +18,7 @@ use crate::pprof::{self, About, LOSS_PREFIX};
 use crate::process::{Awaited, ProcessTable};
 use crate::record::{check_managed, check_target, raise_open_files};
 use crate::report::{self, ReportError};
-use crate::run::loss;
+use crate::run::loss::{self, Before};
 use crate::run::processor::Processor;
 use crate::source::MonotonicNs;
 use crate::source::order::Order;
@@ -39,7 +39,7 @@ const STILL_THERE: Duration = Duration::from_secs(2);
 /// Most moments that are compared; and of a process that is watched, that are kept, with this many groups of like objects in all (some 100 MB). Of more every second one goes.
 const MOMENTS: usize = 256;
 const CELLS: usize = 2 << 20;
-/// No verdict rests on fewer.
+/// So many are kept whatever they take.
 const FEWEST_MOMENTS: usize = 16;
 
 /// One place and what is thought of it.
@@ -139,8 +139,8 @@ struct Watch {
     began: MonotonicNs,
     /// The same by the clock that people set: it may be set again meanwhile.
     began_wall: SystemTime,
-    /// Counters as of the last look.
-    counted: HashMap<String, u64>,
+    /// As of the last look.
+    before: Before,
     processor: Processor,
     shims: ShimSource,
     order: Order,
@@ -164,12 +164,7 @@ impl Watch {
     fn look(&mut self) -> Result<Profile, Error> {
         let now = MonotonicNs::now();
         let counters = [self.shims.counters(), loss::daemon_counters(&self.processor)].concat();
-        let before = std::mem::take(&mut self.counted);
-        let since = |(name, value): &(String, u64)| {
-            (name.clone(), value.saturating_sub(before.get(name).copied().unwrap_or(0)))
-        };
-        let since: Vec<(String, u64)> = counters.iter().map(since).collect();
-        self.counted = counters.into_iter().collect();
+        let since = self.before.since(&counters, |_| false);
         let window = self.processor.close(now, &[]);
         let mut comments = vec![format!("{LOSS_PREFIX}{}", loss::line_of_window(&since))];
         comments.extend(self.processor.estimator_comments());
@@ -292,7 +287,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, 
         pid,
         began: MonotonicNs::now(),
         began_wall: SystemTime::now(),
-        counted: HashMap::new(),
+        before: Before::default(),
         processor,
         shims,
         order: Order::default(),

@@ -31,6 +31,20 @@ pub const LOSS_PREFIX: &str = "loss: ";
 /// The rest of that line of a survey that is whole.
 pub const NO_LOSS: &str = "none";
 
+/// Begins each line about what exact mode has counted, on stderr and in the profile's comments.
+pub const EXACT_PREFIX: &str = "exact: ";
+/// The same where the runtime has counted.
+pub const COUNTS_PREFIX: &str = "counts: ";
+/// In such lines, begins what was not counted, or not told of.
+pub const LOST_PREFIX: &str = "LOST: ";
+
+/// True of a comment about what was counted that says that this is not all.
+#[must_use]
+pub fn tells_of_uncounted(comment: &str) -> bool {
+    let said = [EXACT_PREFIX, COUNTS_PREFIX].into_iter().find_map(|prefix| comment.strip_prefix(prefix));
+    said.is_some_and(|said| said.contains(LOST_PREFIX))
+}
+
 /// Begins each line about what the recording lacks for want of a right, on stderr and in the profile's comments.
 pub const LIMITED: &str = "limited: ";
 

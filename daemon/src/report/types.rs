@@ -7,10 +7,9 @@ use super::units::{counted, grouped, human, percent};
 use crate::aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use crate::aggregate::interval::Estimate;
 use crate::aggregate::key::{SampleType, Sampling, UNKNOWN_TYPE};
-use crate::counts;
 use crate::exact::merge::{COUNTED, EXACT};
-use crate::exact::summary;
 use crate::pprof::proto::{Profile, Sample};
+use crate::pprof::tells_of_uncounted;
 use crate::run::loss;
 use crate::symbolize::pretty::clean;
 use std::collections::HashMap;
@@ -37,8 +36,6 @@ struct Type {
     counted: bool,
     /// A part of it was sampled: of a process that was not counted, say.
     sampled: bool,
-    /// A part of it is an estimate.
-    estimated: bool,
     oldest: i64,
     young: [f64; 2],
     left_out: bool,
@@ -125,7 +122,6 @@ fn add<'a>(
     let exact = sampling == Some(EXACT);
     of.counted |= sampling == Some(COUNTED);
     of.sampled |= !exact && sampling != Some(COUNTED);
-    of.estimated |= !exact;
     of.unsure |= !exact && (seen.is_none() || sampling != Some(Sampling::Random.name()));
     of.oldest = of.oldest.max(number("age_seconds").unwrap_or(0));
     // Other profilers' profiles do not say.
@@ -182,9 +178,9 @@ fn row((name, module): Name<'_>, of: &Type) -> TypeRow {
         bytes: of.bytes,
         seen_bytes: of.seen_bytes,
         has_interval: !of.unsure,
-        counted: match (of.counted, of.estimated) {
-            (true, _) if of.sampled => Some(IN_PART),
-            (true, _) => Some(COUNTED),
+        counted: match (of.counted, of.sampled) {
+            (true, true) => Some(IN_PART),
+            (true, false) => Some(COUNTED),
             (false, false) => Some(EXACT),
             (false, true) => None,
         },
@@ -208,8 +204,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     // Lines of losses are of the whole recording: whose objects they were is not known.
     let stacks = Stacks::new(profile);
     let lost = stacks.losses().fold(Lost::default(), |sum, line| sum.and(Lost::of(&line)));
-    let uncounted =
-        stacks.comments().any(|comment| summary::tells_of_loss(&comment) || counts::tells_of_loss(&comment));
+    let uncounted = stacks.comments().any(|comment| tells_of_uncounted(&comment));
     let lost = Lost { uncounted, ..lost }.of_column(alive);
     let mut text = String::new();
     let mut line = |content: String| writeln!(text, "{content}").unwrap_or_default();

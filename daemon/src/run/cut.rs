@@ -378,9 +378,10 @@ impl Cut {
         if processor.has_windows() {
             // A recording of one program shows what was alive at its end; a window what is.
             live.retain(|(object, _)| !regions.contains(&object.site.region));
+        } else {
+            let alive_in: HashSet<RegionId> = live.iter().map(|(object, _)| object.site.region).collect();
+            processor.alive_at_end = alive_in.intersection(&regions).count();
         }
-        let alive_in: HashSet<RegionId> = live.iter().map(|(object, _)| object.site.region).collect();
-        processor.alive_at_end = alive_in.intersection(&regions).count();
         let mut labels = std::mem::take(&mut processor.ended);
         for row in rows.iter().filter(|row| row.place != Place::Marker(Marker::Overflow)) {
             labels

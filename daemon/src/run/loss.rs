@@ -28,6 +28,33 @@ pub fn add(sums: &mut Vec<(String, u64)>, counters: &[(String, u64)]) {
     }
 }
 
+/// Counters as they were when they were looked at last.
+#[derive(Debug, Default)]
+pub struct Before(HashMap<String, u64>);
+
+impl Before {
+    /// As they are now.
+    #[must_use]
+    pub fn of(counters: impl IntoIterator<Item = (&'static str, u64)>) -> Self {
+        Self(counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+    }
+
+    /// What each has counted since then; those that `begin_anew` have by themselves.
+    pub fn since(
+        &mut self,
+        counters: &[(String, u64)],
+        begin_anew: impl Fn(&str) -> bool,
+    ) -> Vec<(String, u64)> {
+        let since = |(name, value): &(String, u64)| {
+            let before = self.0.get(name).copied().filter(|_| !begin_anew(name)).unwrap_or(0);
+            (name.clone(), value.saturating_sub(before))
+        };
+        let since = counters.iter().map(since).collect();
+        self.0 = counters.iter().cloned().collect();
+        since
+    }
+}
+
 /// Those of this process, whatever recordings it has had.
 #[must_use]
 pub fn process_counters() -> [(&'static str, u64); 2] {

@@ -157,7 +157,7 @@ pub struct Processor {
     runtimes: HashMap<RegionId, Runtime>,
     /// Regions that said good-bye in this window, and when.
     pub(super) regions_gone: HashMap<RegionId, MonotonicNs>,
-    /// Regions that are gone and of which the last window has objects that were alive then.
+    /// Regions that are gone and of which a recording without windows has objects that were alive then.
     pub(super) alive_at_end: usize,
     /// Threads that run a collection right now.
     pub(super) collecting: Collecting,

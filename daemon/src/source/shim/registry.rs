@@ -21,7 +21,7 @@ use profiler_protocol::consumer::{Consumer, ConsumerError, LeaseWords};
 use profiler_protocol::layout::State;
 use profiler_protocol::load;
 use profiler_protocol::request::Request;
-use std::cell::Cell;
+use rustix::io::Errno;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -397,20 +397,21 @@ impl Process {
             }
             keys.push(reader.key);
         }
-        let mapped = |found: Found| found.regions.iter().any(|region| keys.contains(&region.key()));
-        let loaded = !keys.is_empty() && finder::find(&self.target, &|_| false).is_ok_and(mapped);
-        if loaded { Stage::Leaving } else { Stage::Gone }
+        if self.maps_one_of(&keys).unwrap_or(false) { Stage::Leaving } else { Stage::Gone }
     }
 
     /// True while the process has mapped a region that is read. One that cannot be looked at has.
     pub(super) fn is_mapped(&self) -> bool {
-        let mapped = Cell::new(false);
-        // Known ones are not opened again.
-        let known = |key| {
-            mapped.set(mapped.get() || self.readers.iter().any(|reader| reader.key == key));
-            true
-        };
-        !self.readers.is_empty() && (finder::find(&self.target, &known).is_err() || mapped.get())
+        let keys: Vec<RegionKey> = self.readers.iter().map(|reader| reader.key).collect();
+        self.maps_one_of(&keys).unwrap_or(true)
+    }
+
+    fn maps_one_of(&self, keys: &[RegionKey]) -> Result<bool, Errno> {
+        if keys.is_empty() {
+            return Ok(false);
+        }
+        let Found { regions, .. } = finder::find(&self.target, &|_| false)?;
+        Ok(regions.iter().any(|region| keys.contains(&region.key())))
     }
 
     /// True when nothing of the process is left to read.
