@@ -61,7 +61,7 @@ fn each_process_counts_what_it_allocates(runtime: Runtime) {
     let (often, more) = match runtime {
         Runtime::Net8 => ("low", &[][..]),
         Runtime::Net9 => ("high", &["--no-attach"][..]),
-        Runtime::Net10 => ("high", &[][..]),
+        Runtime::Net10 | Runtime::Net11 => ("high", &[][..]),
     };
     let (truth, profile, said) = record(runtime, often, &["1", "300000", "2"], more).unwrap();
     assert_eq!(truth.len(), 2, "{said}");

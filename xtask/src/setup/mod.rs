@@ -65,10 +65,11 @@ pub(crate) fn pinned_dotnets(paths: &Paths, steps: &Steps) -> Result<()> {
     let _lock = lock(paths)?;
     debian::install(steps, &debian::DOTNET)?;
     dotnet::install(paths, steps)?;
+    dotnet::install_beside(paths, steps)?;
     single_file::install(paths, steps)?;
     csharp::install(paths, steps)?;
-    for (name, major) in [(".NET 8", "8"), (".NET 9", "9"), (".NET 10", "10")] {
-        show(name, Command::new(paths.dotnet(major)).arg("--list-runtimes"));
+    for major in ["8", "9", "10", "11"] {
+        show(&format!(".NET {major}"), Command::new(paths.dotnet(major)).arg("--list-runtimes"));
     }
     show("C# compiler", Command::new(paths.csc()).arg("--version"));
     Ok(())
