@@ -210,7 +210,7 @@ fn allocator_in(runtime: Runtime, unshare: &[&str], script: &str) -> Workload {
         .fold(workload, |workload, word: OsString| workload.arg(word))
 }
 
-on_runtimes!(a_runtime_tells_its_version: net8 Net8, net9 Net9, net10 Net10);
+on_runtimes!(a_runtime_tells_its_version: net8 Net8, net9 Net9, net10 Net10, net11 Net11);
 
 fn a_runtime_tells_its_version(runtime: Runtime) {
     let name = format!("attach::a_runtime_tells_its_version {runtime}");
@@ -227,7 +227,7 @@ fn a_runtime_tells_its_version(runtime: Runtime) {
     app.stop().unwrap();
 }
 
-on_runtimes!(attach_detach_and_attach_again: net8 Net8, net9 Net9, net10 Net10);
+on_runtimes!(attach_detach_and_attach_again: net8 Net8, net9 Net9, net10 Net10, net11 Net11);
 
 fn attach_detach_and_attach_again(runtime: Runtime) {
     let name = format!("attach::attach_detach_and_attach_again {runtime}");
