@@ -46,6 +46,15 @@ pub struct LockWait {
     pub held_at: Option<StackId>,
 }
 
+/// Exceptions together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Thrown {
+    /// How many.
+    pub count: f64,
+    /// How many of them were told of.
+    pub told: f64,
+}
+
 /// Waits for locks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Waited {
@@ -53,6 +62,10 @@ pub struct Waited {
     pub count: f64,
     /// How long, nanoseconds.
     pub ns: f64,
+    /// How many of them were told of.
+    pub told: f64,
+    /// How long those were, nanoseconds.
+    pub told_ns: f64,
 }
 
 /// Sums by place of one kind of incident.
@@ -88,7 +101,7 @@ impl<K: Eq + Hash, V: Default> Sums<K, V> {
 /// What happened in a window.
 #[derive(Default)]
 pub struct Incidents {
-    throws: Sums<Throw, f64>,
+    throws: Sums<Throw, Thrown>,
     waits: Sums<LockWait, Waited>,
 }
 
@@ -97,7 +110,9 @@ impl Incidents {
     pub fn thrown(&mut self, throw: Throw, weight: f64) {
         let Throw { place, rethrown, .. } = throw;
         let rest = || Throw { place: rest(place), type_name: None, message: None, rethrown };
-        *self.throws.of(place.region, throw, rest) += weight;
+        let sum = self.throws.of(place.region, throw, rest);
+        sum.count += weight;
+        sum.told += 1.0;
     }
 
     /// A wait for a lock that stands for `weight`.
@@ -106,10 +121,12 @@ impl Incidents {
         let sum = self.waits.of(wait.place.region, wait, rest);
         sum.count += weight;
         sum.ns += waited_ns as f64 * weight;
+        sum.told += 1.0;
+        sum.told_ns += waited_ns as f64;
     }
 
     /// A window ends: all of it.
-    pub fn take(&mut self) -> (HashMap<Throw, f64>, HashMap<LockWait, Waited>) {
+    pub fn take(&mut self) -> (HashMap<Throw, Thrown>, HashMap<LockWait, Waited>) {
         (self.throws.take(), self.waits.take())
     }
 
@@ -155,7 +172,7 @@ mod tests {
         incidents.waited(wait(1, 2, Some(7)), 50, 1.0);
         incidents.waited(wait(1, 2, None), 20, 1.0);
         let (throws, waits) = incidents.take();
-        let mut counts: Vec<f64> = throws.into_values().collect();
+        let mut counts: Vec<f64> = throws.into_values().map(|sum| sum.count).collect();
         counts.sort_by(f64::total_cmp);
         assert_eq!(counts, [1.0, 1.0, 2.0, 5.0]);
         let mut waits: Vec<_> = waits.into_iter().map(|(of, sum)| (of.held_at, sum.count, sum.ns)).collect();

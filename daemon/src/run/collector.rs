@@ -10,7 +10,7 @@ use crate::attach::Wishes;
 use crate::source::kernel::threads::Look as ThreadLook;
 use crate::source::kernel::{KernelSource, ProgramCost};
 use crate::source::order::Order;
-use crate::source::shim::{ShimLimits, ShimLook, ShimSource};
+use crate::source::shim::{INCIDENT_COUNTERS, IncidentCounts, ShimLimits, ShimLook, ShimSource};
 use crate::source::{Event, MonotonicNs, Rates, ThreadSnapshot};
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{SyncSender, TryRecvError, TrySendError};
@@ -86,6 +86,8 @@ pub struct KernelTotals<T> {
     pub threads: T,
     /// Counters of the probes and of perf's rings: name and value.
     pub counters: Vec<(String, u64)>,
+    /// Exceptions and contentions that the runtimes have counted.
+    pub incidents: Vec<IncidentCounts>,
 }
 
 /// The collector's state; [`Collector::run`] is its thread.
@@ -105,6 +107,8 @@ pub struct Collector {
     /// A cut that was asked for meanwhile, with its rates: it follows.
     cut_next: Option<Option<Rates>>,
     pulse: Pulse,
+    /// Counters of exceptions and contentions when the kernel was closed: the profile covers no more.
+    of_incidents: Vec<(String, u64)>,
 }
 
 impl Collector {
@@ -132,6 +136,7 @@ impl Collector {
             cut_until: None,
             cut_next: None,
             pulse,
+            of_incidents: Vec::new(),
         }
     }
 
@@ -274,8 +279,10 @@ impl Collector {
             let ShimLimits { live_objects, .. } = self.shims.limits();
             self.shims.set_limits(ShimLimits { live_objects, allocation_samples: next.allocation_samples });
         }
+        let incidents = self.shims.incidents();
         let counters = self.counters();
-        self.held.push_back(Batch::Cut(KernelTotals { before: at, at, wall, rates, threads, counters }));
+        let totals = KernelTotals { before: at, at, wall, rates, threads, counters, incidents };
+        self.held.push_back(Batch::Cut(totals));
     }
 
     fn counters(&self) -> Vec<(String, u64)> {
@@ -304,6 +311,9 @@ impl Collector {
         let before = MonotonicNs::now();
         // Frozen first, so that no thread ends and nothing is counted between the totals and the last records.
         let at = kernel.freeze();
+        let incidents = self.shims.incidents();
+        self.of_incidents = self.shims.counters();
+        self.of_incidents.retain(|(name, _)| INCIDENT_COUNTERS.contains(&name.as_str()));
         let (wall, rates) = (at.on_wall_clock(), rates(&kernel, &self.shims));
         let threads = kernel.thread_times();
         let order = &mut self.order;
@@ -324,7 +334,8 @@ impl Collector {
         }
         // The end is a cut, too.
         self.cut_next = None;
-        self.held.push_back(Batch::KernelClosed(KernelTotals { before, at, wall, rates, threads, counters }));
+        let totals = KernelTotals { before, at, wall, rates, threads, counters, incidents };
+        self.held.push_back(Batch::KernelClosed(totals));
     }
 
     fn hold(&mut self, events: Vec<Event>) {
@@ -372,6 +383,10 @@ impl Collector {
             }
         }
         let mut counters = self.shims.counters();
+        for (name, value) in &mut counters {
+            let at_end = self.of_incidents.iter().find(|(of, _)| of == name);
+            *value = at_end.map_or(*value, |(_, at_end)| *at_end);
+        }
         counters.push(("order_late".to_owned(), self.order.late()));
         counters.push(("collector_paused_rounds".to_owned(), self.paused_rounds));
         self.held.push_back(Batch::End { counters });

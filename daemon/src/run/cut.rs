@@ -11,7 +11,7 @@ use super::processor::Processor;
 use crate::aggregate::chance::Chances;
 use crate::aggregate::collections::{Kind, Sum};
 use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
-use crate::aggregate::incidents::{LockWait, Throw, Waited};
+use crate::aggregate::incidents::{LockWait, Throw, Thrown, Waited};
 use crate::aggregate::key::{CollectionLabels, Labels, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE};
 use crate::aggregate::pool;
 use crate::aggregate::runtime_wait::{self, LockEvents, RuntimeWaits};
@@ -106,7 +106,7 @@ impl Processor {
     /// The window of a cut, with all names that are known by now, and what to forget when it is encoded.
     #[must_use]
     pub fn window(&mut self, cut: Cut) -> (Window, Gone) {
-        let Cut { mut rows, labels, stacks, sites, live, pauses, throws, lock_waits, .. } = cut;
+        let Cut { mut rows, labels, stacks, sites, live, pauses, throws, unsampled, lock_waits, .. } = cut;
         let (lock_events, gone) = (cut.lock_events, cut.gone);
         self.left_out_before = cut.left_out;
         let mut window = Window::new(WindowLimits::default());
@@ -135,11 +135,16 @@ impl Processor {
             let frames = [FrameKey::Marker(Marker::GarbageCollector)];
             window.add(&frames, &labels, SampleType::GcPause, total as f64);
         }
-        for (stack, labels, count) in throws {
+        for (labels, [exceptions, contentions]) in unsampled {
+            let values =
+                [(SampleType::Exceptions, exceptions as f64), (SampleType::Contentions, contentions as f64)];
+            window.add_all(&[FrameKey::Marker(Marker::NotSampled)], &labels, &values);
+        }
+        for (stack, labels, Thrown { count, .. }) in throws {
             let frames = naming::from_throw(&self.symbolizer, stacks.frames(stack));
             window.add(frames, &labels, SampleType::Exceptions, count);
         }
-        for (wait, labels, Waited { count, ns }) in lock_waits {
+        for (wait, labels, Waited { count, ns, .. }) in lock_waits {
             let values = [(SampleType::Contentions, count), (SampleType::Delay, ns)];
             let waiting = stacks.frames(wait.place.stack);
             match wait.held_at {
@@ -322,7 +327,9 @@ pub struct Cut {
     pauses: Vec<(Labels, u64)>,
     /// Threads that have stopped their process for a collection.
     pausers: HashSet<ThreadId>,
-    throws: Vec<(StackId, Labels, f64)>,
+    throws: Vec<(StackId, Labels, Thrown)>,
+    /// Exceptions and contentions of processes that told of none.
+    unsampled: Vec<(Labels, [u64; 2])>,
     lock_waits: Vec<(LockWait, Labels, Waited)>,
     lock_events: LockEvents,
     pools: Vec<(Labels, pool::Sum)>,
@@ -412,10 +419,13 @@ impl Cut {
             (pause_labels(processor, region, kind, sum), sum.pause_ns)
         };
         let pauses = collections.into_iter().map(of_pause).collect();
-        let (throws, waits) = processor.incidents.take();
+        let (mut throws, mut waits) = processor.incidents.take();
+        let unsampled = processor.incident_totals.complete(&mut throws, &mut waits).into_iter();
+        let unsampled = unsampled.map(|(region, counts)| (process_labels(processor, region), counts));
+        let unsampled = unsampled.collect();
         let throws = throws.into_iter();
         let throws =
-            throws.map(|(throw, n)| (throw.place.stack, throw_labels(processor, throw), n)).collect();
+            throws.map(|(throw, sum)| (throw.place.stack, throw_labels(processor, throw), sum)).collect();
         let waits = waits.into_iter();
         let lock_waits = waits.map(|(wait, of)| (wait, wait_labels(processor, wait), of)).collect();
         let pools = processor.pools.take().into_iter();
@@ -433,6 +443,7 @@ impl Cut {
             pauses,
             pausers: processor.pausers.clone(),
             throws,
+            unsampled,
             lock_waits,
             lock_events: std::mem::take(&mut processor.lock_events),
             pools,
@@ -455,14 +466,17 @@ fn pause_labels(processor: &mut Processor, region: RegionId, kind: Option<Kind>,
         promoted: sum.promoted,
     });
     Labels {
-        thread_name: None,
-        thread_role: None,
-        thread_id: None,
         gc_reason: Some(kind.map_or("unknown", |kind| kind.reason)),
         generation: kind.map(|kind| kind.generation),
         collections: collections.map(Arc::new),
-        ..processor.region_labels(region, None)
+        ..process_labels(processor, region)
     }
+}
+
+/// Of what is of a process, and of no thread of it.
+fn process_labels(processor: &mut Processor, region: RegionId) -> Labels {
+    let labels = processor.region_labels(region, None);
+    Labels { thread_name: None, thread_role: None, thread_id: None, ..labels }
 }
 
 fn throw_labels(processor: &mut Processor, throw: Throw) -> Labels {

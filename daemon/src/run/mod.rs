@@ -540,7 +540,8 @@ impl Run {
 
     /// A window ends. What went unseen of its threads is asked for here: it takes its time, and the rings must not wait.
     fn begin_cut(&mut self, totals: KernelTotals<ThreadLook>) {
-        let KernelTotals { at, wall, rates, threads, mut counters, .. } = totals;
+        let KernelTotals { at, wall, rates, threads, mut counters, incidents, .. } = totals;
+        self.processor.incident_totals.count(&incidents);
         let mut confirmed = Confirmed::default();
         if let Some(table) = &mut self.threads {
             confirmed = table.confirm(&threads);
@@ -598,7 +599,8 @@ impl Run {
 
     fn finish(mut self, End { totals, mut counters }: End) -> Recorded {
         self.named();
-        let KernelTotals { at, wall, rates, threads, counters: kernel, .. } = totals;
+        let KernelTotals { at, wall, rates, threads, counters: kernel, incidents, .. } = totals;
+        self.processor.incident_totals.count(&incidents);
         let window = self.processor.close(at, &threads);
         let mut all = kernel;
         all.append(&mut counters);

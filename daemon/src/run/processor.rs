@@ -10,6 +10,7 @@ use crate::aggregate::chance::Chances;
 use crate::aggregate::collecting::Collecting;
 use crate::aggregate::collections::{Collections, Kind};
 use crate::aggregate::heap::Allocations;
+use crate::aggregate::incident_totals::IncidentTotals;
 use crate::aggregate::incidents::{Incidents, LockWait, Place, Throw};
 use crate::aggregate::key::{Labels, PodLabels};
 use crate::aggregate::pool::Pools;
@@ -169,6 +170,7 @@ pub struct Processor {
     closed: Option<MonotonicNs>,
     pub(super) collections: Collections,
     pub(super) incidents: Incidents,
+    pub(super) incident_totals: IncidentTotals,
     pub(super) pools: Pools,
     /// With what probability the waits of this window kept their stacks.
     pub(super) wait_chances: Chances,
@@ -253,6 +255,7 @@ impl Processor {
             closed: None,
             collections: Collections::default(),
             incidents: Incidents::default(),
+            incident_totals: IncidentTotals::default(),
             pools: Pools::default(),
             wait_chances: Chances::default(),
             runtime_waits: RuntimeWaits::default(),

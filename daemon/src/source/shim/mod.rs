@@ -4,6 +4,7 @@
 pub mod counters;
 mod exact;
 pub mod finder;
+mod incidents;
 mod names;
 mod namespace;
 mod reader;
@@ -27,6 +28,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 pub use self::exact::Opened;
+pub use self::incidents::{INCIDENT_COUNTERS, IncidentCounts};
 pub use self::region::RegionError;
 pub use self::watched::{Watched, same};
 
@@ -97,6 +99,7 @@ impl ShimSource {
                 turns: Turns::new(0),
                 totals: Totals::default(),
                 finished: vec![0; counter::ALL.len()],
+                finished_incidents: Vec::new(),
             },
             next_beat: now,
             next_care: now,
@@ -127,8 +130,8 @@ impl ShimSource {
         }
         if let Ok(target) = Target::open(pid) {
             // A pid that is used again: what is left of the process before it is given up.
-            if let Some(before) = self.processes.insert(pid, Process::new(target, now)) {
-                before.readers.iter().for_each(|reader| self.shared.finish(reader));
+            if let Some(mut before) = self.processes.insert(pid, Process::new(target, now)) {
+                before.readers.iter_mut().for_each(|reader| self.shared.finish(reader));
             }
         }
     }

@@ -4,6 +4,7 @@
 
 use super::ShimLimits;
 use super::counters::Totals;
+use super::incidents::IncidentCounts;
 use super::names::NameBook;
 use super::namespace::{Offset, Threads};
 use super::region::{Region, RegionKey};
@@ -16,7 +17,7 @@ use crate::source::{
 };
 use crate::unwind::machine::NATIVE;
 use profiler_protocol::consumer::{Consumer, ConsumerError, Drained, Quota};
-use profiler_protocol::counter;
+use profiler_protocol::counter::{self, Counter};
 use profiler_protocol::layout::{
     FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, State, UNIT_BYTES, unpack_runtime,
 };
@@ -131,6 +132,8 @@ pub(super) struct Reader {
     not_before_ns: u64,
     /// Counter values at adoption, when an earlier recorder had read from the region.
     base: [u64; counter::ALL.len()],
+    /// Whether records of exceptions, of contentions were left out since that was last asked.
+    incidents_left_out: [bool; 2],
     hole: Option<(u64, Instant)>,
     said_bye: bool,
     /// Rounds since its end.
@@ -172,6 +175,7 @@ impl Reader {
             seen_times,
             not_before_ns: if ours { 0 } else { now.0 },
             base: [0; counter::ALL.len()],
+            incidents_left_out: [false; 2],
             hole: None,
             said_bye: false,
             last_rounds: 0,
@@ -200,6 +204,16 @@ impl Reader {
     /// The shim's counters since this recorder reads the region.
     pub(super) fn counted(&self) -> impl Iterator<Item = u64> {
         self.counters().into_iter().zip(self.base).map(|(now, base)| now.saturating_sub(base))
+    }
+
+    /// What its runtime has told of until the state was read last.
+    pub(super) fn incidents(&mut self) -> IncidentCounts {
+        let counts = [Counter::Exceptions, Counter::Contentions].map(|wanted| {
+            let position = counter::ALL.iter().position(|(id, ..)| *id == wanted);
+            position.and_then(|position| self.counted().nth(position)).unwrap_or(0)
+        });
+        let left_out = std::mem::take(&mut self.incidents_left_out);
+        IncidentCounts { region: self.id, counts, covered: left_out.map(|left_out| !left_out) }
     }
 
     /// Where the slots of the objects lie that its library watches for us, if it says so.
@@ -330,6 +344,7 @@ impl Reader {
             offset: self.offset,
             not_before_ns: self.not_before_ns,
             said_bye: &mut self.said_bye,
+            incidents_left_out: &mut self.incidents_left_out,
             wishes: context.wishes,
             watches,
         };
@@ -395,6 +410,7 @@ struct Decoder<'a> {
     offset: Offset,
     not_before_ns: u64,
     said_bye: &'a mut bool,
+    incidents_left_out: &'a mut [bool; 2],
     wishes: Option<Wishes>,
     /// The shim watches objects.
     watches: bool,
@@ -433,9 +449,11 @@ impl Decoder<'_> {
                 return totals.records_left_out += 1;
             }
             Body::Exception(..) if self.is_left_out(|wishes| wishes.exceptions) => {
+                self.incidents_left_out[0] = true;
                 return totals.records_left_out += 1;
             }
             Body::Contention(..) if self.is_left_out(|wishes| wishes.contention) => {
+                self.incidents_left_out[1] = true;
                 return totals.records_left_out += 1;
             }
             Body::Hello { runtime } => {

@@ -8,6 +8,7 @@ use super::ShimLimits;
 use super::counters::Totals;
 use super::exact::Opened;
 use super::finder::{self, Found};
+use super::incidents::{IncidentCounts, MAX_FINISHED};
 use super::namespace::{Threads, monotonic_offset};
 use super::reader::{Context, End, Reader, Turns};
 use super::region::{Region, RegionKey};
@@ -96,6 +97,8 @@ pub(super) struct Shared {
     pub(super) totals: Totals,
     /// Counters of shims whose region was given up.
     pub(super) finished: Vec<u64>,
+    /// What their runtimes had told of, since that was last asked.
+    pub(super) finished_incidents: Vec<IncidentCounts>,
 }
 
 impl Process {
@@ -308,7 +311,7 @@ impl Process {
                 } else {
                     reader.release();
                     self.refuse(reader.key);
-                    shared.finish(&reader);
+                    shared.finish(&mut reader);
                 }
             }
         }
@@ -328,7 +331,7 @@ impl Process {
         if told.and_then(|()| reader.beat(self.owner(shared), time)).is_ok() {
             self.readers.push(reader);
         } else {
-            shared.finish(&reader);
+            shared.finish(&mut reader);
         }
     }
 
@@ -378,9 +381,9 @@ impl Process {
                 reader.release();
             }
             reader.say_bye(pid, time, sink);
-            let reader = self.readers.swap_remove(index);
+            let mut reader = self.readers.swap_remove(index);
             self.refuse(reader.key);
-            shared.finish(&reader);
+            shared.finish(&mut reader);
         }
     }
 
@@ -422,7 +425,10 @@ impl Process {
 
 impl Shared {
     /// Keeps the counters of a region that is given up.
-    pub(super) fn finish(&mut self, reader: &Reader) {
+    pub(super) fn finish(&mut self, reader: &mut Reader) {
+        if self.finished_incidents.len() < MAX_FINISHED {
+            self.finished_incidents.push(reader.incidents());
+        }
         self.regions = self.regions.saturating_sub(1);
         for (sum, value) in self.finished.iter_mut().zip(reader.counted()) {
             *sum = sum.saturating_add(value);
