@@ -258,7 +258,9 @@ impl Error {
                 | KernelError::MapForbidden { .. }
                 | KernelError::Program { .. }
                 | KernelError::Sampler { .. }
-                | KernelError::Perf { .. },
+                | KernelError::Perf { .. }
+                | KernelError::PerfRing { .. }
+                | KernelError::FewOpenFiles { .. },
             ) => exit::NOT_PERMITTED,
             Self::Inspect(ExplainError::Process(ProcessError::Read { source, .. }))
                 if source.kind() == io::ErrorKind::PermissionDenied =>

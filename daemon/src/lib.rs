@@ -35,4 +35,5 @@ pub mod select;
 pub mod sink;
 pub mod source;
 pub mod symbolize;
+pub mod system_limits;
 pub mod unwind;

@@ -47,7 +47,8 @@ fn main() -> ExitCode {
     if !matches!(cli.command, Command::ExecWhenReady(_))
         && let Err(source) = perfusion::error::outlive_long_files()
     {
-        say(&format!("perfusion: {}", perfusion::error::Error::Internal { what: "signal handler", source }));
+        let error = perfusion::error::Error::Internal { what: "signal handler", source };
+        say(&format!("perfusion: {}", perfusion::system_limits::explain(&error)));
         return ExitCode::from(exit::OTHER);
     }
     let done = match &cli.command {
@@ -79,7 +80,7 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            say(&format!("perfusion: {error}"));
+            say(&format!("perfusion: {}", perfusion::system_limits::explain(&error)));
             ExitCode::from(error.exit_code())
         }
     }

@@ -13,13 +13,14 @@ use crate::exact::{self, Account, Ending, Shelf};
 use crate::kernel_features::Limit;
 use crate::launch::{self, Gated};
 use crate::pprof::{self, About};
-use crate::process::{Awaited, ProcessTable, start_ticks, ticks_before_now};
+use crate::process::{Awaited, ProcessTable, name, start_ticks, ticks_before_now};
 use crate::run::{Recorded, Recording, Watcher, loss};
 use crate::sample::frame::{FrameKey, Marker};
 use crate::sink::file;
 use crate::source::MonotonicNs;
 use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
 use crate::source::shim::ShimSource;
+use crate::system_limits::raise_open_files;
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::io::Errno;
 use std::io::IsTerminal as _;
@@ -275,14 +276,6 @@ enum End {
     Terminated,
 }
 
-/// Mapped files and memories of many processes are kept open; the default soft limit of 1,024 is for programs that use select().
-pub(crate) fn raise_open_files() {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
-    // Below the limit less is kept open, and counted.
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).ok();
-}
-
 /// Refuses what is no process.
 pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
     let status =
@@ -304,7 +297,7 @@ pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
 /// does not let this program look, whatever its capabilities (`ptrace_may_access`, kernel/ptrace.c).
 fn check_seen(pid: u32) -> Result<(), Error> {
     let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
-    let name = || target.comm().unwrap_or_default();
+    let name = || name::of(&target);
     if target.is_kernel_thread() {
         return Err(Error::KernelThread { pid, name: name() });
     }
@@ -324,14 +317,14 @@ pub(crate) fn check_managed(target: &Target) -> Result<Option<WhyNot>, Error> {
     let is_young = || target.start_ticks().is_ok_and(|started| started >= ticks_before_now(GROWS_UP));
     let seen = loop {
         let seen = policy::inspect(target, None).map_err(|_| Error::NoProcess { pid })?;
-        if !matches!(seen.why_not, Some(WhyNot::NotDotnet | WhyNot::NoSocket)) || !is_young() {
+        if !matches!(seen.why_not, Some(WhyNot::NotDotnet | WhyNot::NoSocket(_))) || !is_young() {
             break seen;
         }
         std::thread::sleep(LOOK);
     };
     match (seen.runtime, seen.why_not) {
         (policy::Runtime::Native | policy::Runtime::NativeAot | policy::Runtime::Unseen, Some(why)) => {
-            Err(Error::NotManaged { pid, name: target.comm().unwrap_or_default(), why })
+            Err(Error::NotManaged { pid, name: name::of(target), why })
         }
         (_, why_not) => Ok(why_not),
     }

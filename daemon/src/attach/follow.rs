@@ -219,7 +219,15 @@ impl Work {
         let is_starting = || target.threads_called(STARTED, THREADS).is_empty();
         match why_not {
             // It may still become one, or begin to listen.
-            Some(WhyNot::NotDotnet | WhyNot::NoSocket) if is_young => {}
+            Some(WhyNot::NotDotnet) if is_young => {}
+            // The recording may end before it is old enough to be asked again: that is the reason then.
+            Some(why @ WhyNot::NoSocket(_)) if is_young => {
+                if is_dotnet && said.is_none() && !matches!(self.whom, Whom::Started(_)) && !has_ours() {
+                    let reason = format!("process {pid}: {why}");
+                    self.note(&reason);
+                    self.looked_at.insert(program, Look::Busy { since, again: now, said: reason });
+                }
+            }
             // It loads the shim by itself, if it has the program's environment: a second one would tell all of it once more.
             None if matches!(self.whom, Whom::Started(_)) && (is_young || is_starting()) && !has_ours() => {
                 // Nobody looks often for the region of one that has not had any for so long.
@@ -229,6 +237,7 @@ impl Work {
             }
             Some(why) => {
                 self.looked_at.insert(program, Look::Done);
+                self.unsay(said);
                 // Of a program that was started, most children are native, and so may it be itself.
                 let expected = is_dotnet || named && !matches!(self.whom, Whom::Started(_));
                 self.refuse(pid, expected, format!("process {pid}: {why}"));
@@ -236,13 +245,11 @@ impl Work {
             None => {
                 self.looked_at.insert(program, Look::Done);
                 if has_ours() {
-                    return;
+                    return self.unsay(said);
                 }
                 match attach(pid, self.settings) {
                     Ok(attached) => {
-                        if let (Some(said), Ok(mut reasons)) = (said, self.reasons.lock()) {
-                            reasons.retain(|reason| *reason != said);
-                        }
+                        self.unsay(said);
                         let (runtime, took) = (&*attached.info.runtime_version, attached.took);
                         (self.tell)(News::Attached { pid, runtime, took });
                     }
@@ -256,18 +263,33 @@ impl Work {
                         self.looked_at.insert(program, Look::Busy { since, again, said });
                     }
                     Err(AttachError::Ended { .. } | AttachError::NoSuchProcess { .. }) if !named => {}
-                    Err(error) => self.refuse(pid, is_dotnet || named, error.to_string()),
+                    Err(error) => {
+                        self.unsay(said);
+                        self.refuse(pid, is_dotnet || named, error.to_string());
+                    }
                 }
             }
         }
     }
 
-    fn refuse(&self, pid: u32, expected: bool, reason: String) {
-        if expected
-            && let Ok(mut reasons) = self.reasons.lock()
+    fn note(&self, reason: &str) {
+        if let Ok(mut reasons) = self.reasons.lock()
             && reasons.len() < 64
         {
-            reasons.push(reason.clone());
+            reasons.push(reason.to_owned());
+        }
+    }
+
+    /// What was noted is not so any more.
+    fn unsay(&self, said: Option<String>) {
+        if let (Some(said), Ok(mut reasons)) = (said, self.reasons.lock()) {
+            reasons.retain(|reason| *reason != said);
+        }
+    }
+
+    fn refuse(&self, pid: u32, expected: bool, reason: String) {
+        if expected {
+            self.note(&reason);
         }
         (self.tell)(News::Refused { pid, expected, reason });
     }

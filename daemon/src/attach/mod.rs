@@ -8,6 +8,7 @@ pub mod helper;
 pub mod hresult;
 pub mod ipc;
 pub mod launch;
+pub(crate) mod no_socket;
 pub mod place;
 pub mod policy;
 pub mod port;
@@ -317,7 +318,7 @@ fn wait_until_attachable(target: &Target) -> Result<(), AttachError> {
     loop {
         match look(pid, ATTACH_TIMEOUT, || policy::inspect(target, None))? {
             Inspection { why_not: None, .. } => return Ok(()),
-            Inspection { why_not: Some(WhyNot::NoSocket), .. } if Instant::now() < deadline => {
+            Inspection { why_not: Some(WhyNot::NoSocket(_)), .. } if Instant::now() < deadline => {
                 std::thread::sleep(LOOK_AGAIN * 4);
             }
             Inspection { why_not: Some(why), .. } => return Err(AttachError::Unsuitable { pid, why }),

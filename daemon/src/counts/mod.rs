@@ -161,7 +161,7 @@ impl Shared {
 }
 
 fn name(pid: u32) -> String {
-    Target::open(pid).and_then(|target| target.comm()).unwrap_or_default()
+    Target::open(pid).map(|target| crate::process::name::of(&target)).unwrap_or_default()
 }
 
 /// The counting of one recording.

@@ -1,6 +1,6 @@
 //! A dump as text.
 
-use super::{Code, Dump, State, Thread, WokenFrom};
+use super::{Code, Dump, NoStack, State, Thread, WokenFrom};
 use std::io::{self, Write};
 
 /// Prints `dump`, a paragraph a thread; with `addresses` each frame has what `inspect unwind` takes.
@@ -16,8 +16,12 @@ pub(super) fn text(dump: &Dump, addresses: bool, out: &mut dyn Write) -> io::Res
     for thread in &dump.threads {
         writeln!(out)?;
         writeln!(out, "{} \"{}\" ({}): {}", thread.tid, thread.name, thread.role, doing(thread))?;
-        if thread.stack.is_empty() {
-            writeln!(out, "    [no stack: it was not met while it ran]")?;
+        match thread.no_stack {
+            None => {}
+            Some(NoStack::NotMet) => writeln!(out, "    [no stack: it was not met while it ran]")?,
+            Some(NoStack::NotReached) => {
+                writeln!(out, "    [no stack: the scan of waiting threads did not reach it]")?;
+            }
         }
         for frame in &thread.stack {
             write!(out, "    {}", frame.function)?;
@@ -96,6 +100,7 @@ mod tests {
                 module: Some("A".to_owned()),
                 code: Some(Code { target: "7".to_owned(), address: "0x10".to_owned() }),
             }],
+            no_stack: None,
         }
     }
 
@@ -109,7 +114,7 @@ mod tests {
             Thread { wait_reason: None, woken_from: Some(woken), ..runnable },
         ];
         let mut out = Vec::new();
-        let dump = Dump { pid: 7, process: "shop".to_owned(), threads };
+        let dump = Dump { pid: 7, process: "shop".to_owned(), threads_not_reached: 0, threads };
         text(&dump, false, &mut out).unwrap();
         let expected = "shop (pid 7), 3 threads\n\
             \n8 \"worker\" (app): blocked for 12.35 s, futex (interruptible)\n    A.B()  [A]\n\

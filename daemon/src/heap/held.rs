@@ -6,6 +6,7 @@ use super::walk::Survey;
 use super::{check_surveyable, declared, in_all, notes, of_mib, pause, stops};
 use crate::attach::target::Target;
 use crate::error::Error;
+use crate::process::name;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -94,7 +95,7 @@ pub fn find(
     begins: impl FnOnce(&str),
 ) -> Result<Held, String> {
     let said = |error: Error| error.to_string();
-    let name = target.comm().unwrap_or_default();
+    let name = name::of(target);
     check_surveyable(target, &name).map_err(said)?;
     begins(&stops(target.pid(), &name));
     let limit_bytes = of_mib(memory_mib);

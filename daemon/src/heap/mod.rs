@@ -31,16 +31,19 @@ use self::print::Findings;
 use self::types::Type;
 use self::walk::Survey;
 use crate::attach::ipc;
+use crate::attach::no_socket;
 use crate::attach::policy::WhyNot;
 use crate::attach::target::{MapLine, Target};
 use crate::cli;
 use crate::error::{Error, say};
 use crate::leaks::end_on_signal;
 use crate::pprof::{LOSS_PREFIX, NO_LOSS, PprofError, pack};
-use crate::record::{check_managed, check_target, raise_open_files};
+use crate::process::name;
+use crate::record::{check_managed, check_target};
 use crate::report;
 use crate::report::units::counted;
 use crate::sink::file;
+use crate::system_limits::raise_open_files;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal as _;
 use std::path::Path;
@@ -77,7 +80,7 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     // Every assembly of the process is opened for the names in it.
     raise_open_files();
     let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
-    let name = target.comm().unwrap_or_default();
+    let name = name::of(&target);
     check_surveyable(&target, &name)?;
     let tell = |line: &str| {
         if !quiet {
@@ -141,7 +144,7 @@ pub(crate) fn check_surveyable(target: &Target, name: &str) -> Result<(), Error>
     let why_not = check_managed(target)?;
     let seen = ipc::has_socket(target);
     if !matches!(seen, Ok(true)) {
-        let why = seen.map_or_else(WhyNot::SocketUnseen, |_| WhyNot::NoSocket);
+        let why = seen.map_or_else(WhyNot::SocketUnseen, |_| WhyNot::NoSocket(no_socket::reason(target)));
         let why = match why_not {
             // Nobody would load a library here.
             Some(WhyNot::DiagnosticsOff(variable)) => WhyNot::SocketOff(variable),

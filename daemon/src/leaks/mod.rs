@@ -15,14 +15,15 @@ use crate::heap::check_surveyable;
 use crate::heap::held;
 use crate::pprof::proto::Profile;
 use crate::pprof::{self, About, LOSS_PREFIX};
-use crate::process::{Awaited, ProcessTable};
-use crate::record::{check_managed, check_target, raise_open_files};
+use crate::process::{Awaited, ProcessTable, name};
+use crate::record::{check_managed, check_target};
 use crate::report::{self, ReportError};
 use crate::run::loss::{self, Before};
 use crate::run::processor::Processor;
 use crate::source::MonotonicNs;
 use crate::source::order::Order;
 use crate::source::shim::{ShimSource, same};
+use crate::system_limits::raise_open_files;
 use judge::{Judgement, Moment, judge};
 use series::{Process, Stretch, stretches};
 use snapshot::{Group, Place, Places, Snapshot};
@@ -246,7 +247,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, 
     let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
     check_managed(&target)?;
     if options.heap {
-        check_surveyable(&target, &target.comm().unwrap_or_default())?;
+        check_surveyable(&target, &name::of(&target))?;
     }
     let internal = |what| move |source| Error::Internal { what, source };
     attach::place::begin_sweep();

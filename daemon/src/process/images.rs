@@ -7,6 +7,7 @@ use super::published::THREAD_VARIABLE;
 use super::thread_variable::ThreadVariable;
 use crate::sample::frame::ImageId;
 use crate::source::MonotonicNs;
+use crate::system_limits::share_of_open_files;
 use crate::unwind::eh_frame::UnwindSections;
 use crate::unwind::managed::ExceptionDirectory;
 use foldhash::HashMap;
@@ -27,7 +28,7 @@ const MAX_BYTES: usize = 16 << 20;
 const SHARE_OF_PID: usize = 8;
 /// So many are dropped at once where there is no room, one part of all.
 const DROPPED_PART: usize = 16;
-/// Most files kept open.
+/// Most files kept open; fewer where this process may have few open files.
 const MAX_OPEN: usize = 512;
 /// Most bytes of unwind data held at once; that of large files is not.
 const MAX_HELD_BYTES: usize = 16 << 20;
@@ -277,7 +278,8 @@ impl Images {
     }
 
     fn close_least_used(&mut self) {
-        while self.open > MAX_OPEN {
+        let most = share_of_open_files(MAX_OPEN);
+        while self.open > most {
             let open = self.images.values_mut().filter(|known| known.image.file().is_some());
             if let Some(known) = open.min_by_key(|known| (known.in_stacks, known.used)) {
                 known.image.close();

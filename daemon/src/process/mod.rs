@@ -11,6 +11,7 @@ mod lesson;
 mod live;
 pub mod mapping;
 pub mod memory;
+pub mod name;
 pub mod patience;
 mod pe;
 pub mod published;

@@ -336,9 +336,10 @@ impl Processor {
     pub(super) fn managed(&mut self) -> Vec<super::Managed> {
         let found: Vec<(u32, u64)> = self.processes.managed().collect();
         let managed = found.into_iter().map(|(pid, start_ticks)| {
-            let comm = self.names.comm(pid);
+            let info = self.processes.id(pid).and_then(|id| self.processes.info(id));
+            let name = info.map_or_else(|| self.names.comm(pid), |info| info.name.as_str());
             let service =
-                self.services.as_mut().map_or_else(|| comm.into(), |services| services.of(pid, comm).0);
+                self.services.as_mut().map_or_else(|| name.into(), |services| services.of(pid, name).0);
             let is_named = self.services.as_ref().is_none_or(|services| services.is_sure(pid));
             super::Managed { pid, start_ticks, service, is_named }
         });
@@ -1021,7 +1022,7 @@ impl Processor {
             thread_id: detailed.then_some(thread.tid),
             thread_name: self.names.shown(thread),
             thread_role: Some(thread_role::thread_role(self.names.comm(thread.tid))),
-            process: info.map(|info| info.comm.as_str().into()),
+            process: info.map(|info| info.name.as_str().into()),
             container_id: info.and_then(|info| info.home.container.clone()),
             pod: info.and_then(|info| self.pod(&info.home)),
             ..Labels::default()

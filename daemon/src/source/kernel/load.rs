@@ -211,7 +211,7 @@ pub(super) fn attach_sampler(
             SamplePolicy::Frequency(u64::from(frequency_hz)),
             false,
         )
-        .map_err(|source| KernelError::Sampler { cpu, source })
+        .map_err(|source| KernelError::Sampler { cpu, frequency_hz, source })
 }
 
 /// Stops a sampling timer. One that is gone already, with its CPU, is as good.
