@@ -5,6 +5,7 @@
 
 use super::target::Target;
 use crate::process::ticks_before_now;
+use crate::system_limits::name;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::path::Path;
@@ -58,7 +59,10 @@ fn of_directory(target: &Target, directory: &str) -> Option<String> {
     }
     match target.open_in_root(Path::new(directory), OFlags::PATH | OFlags::DIRECTORY) {
         Err(error @ (Errno::NOENT | Errno::NOTDIR)) => {
-            Some(format!("its TMPDIR is {directory}, which it cannot use: {error}; make the directory"))
+            let name = name(error.raw_os_error()).unwrap_or_default();
+            Some(format!(
+                "its TMPDIR is {directory}, which it cannot use: {error} [{name}]; make the directory"
+            ))
         }
         _ => None,
     }
