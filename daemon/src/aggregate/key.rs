@@ -1,5 +1,6 @@
 //! What a value is counted under: the sample types and the label set. Plain data.
 
+use super::thread_role::RoleEvidence;
 use super::window::OTHER;
 use crate::sample::stack::StackSpan;
 use crate::source::Heap;
@@ -223,6 +224,8 @@ pub struct Labels {
     pub thread_name: Option<Arc<str>>,
     /// What the thread is for (`aggregate::thread_role`).
     pub thread_role: Option<&'static str>,
+    /// What decides on that once the methods near the thread's start have names; is no label.
+    pub role_evidence: Option<Arc<RoleEvidence>>,
     /// Name of the process.
     pub process: Option<Arc<str>>,
     /// Container the process runs in.

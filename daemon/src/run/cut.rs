@@ -8,6 +8,7 @@
 use super::names::comm_text;
 use super::naming;
 use super::processor::Processor;
+use super::starts;
 use crate::aggregate::chance::Chances;
 use crate::aggregate::collections::{Kind, Sum};
 use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
@@ -106,6 +107,10 @@ impl Processor {
     /// The window of a cut, with all names that are known by now, and what to forget when it is encoded.
     #[must_use]
     pub fn window(&mut self, cut: Cut) -> (Window, Gone) {
+        let mut cut = cut;
+        self.symbolizer.resolve(cut.labels().flat_map(unnamed).chain(self.starts.unnamed()), &self.processes);
+        self.starts.name(&self.symbolizer);
+        cut.labels_mut().for_each(|labels| self.settle_role(labels));
         let Cut { mut rows, labels, stacks, sites, live, pauses, throws, unsampled, lock_waits, .. } = cut;
         let (lock_events, gone) = (cut.lock_events, cut.gone);
         self.left_out_before = cut.left_out;
@@ -168,6 +173,15 @@ impl Processor {
         self.count_managed(&frames);
         window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
         (window, gone)
+    }
+
+    /// The methods near the thread's start have the names that they will have in this window.
+    fn settle_role(&self, labels: &mut Labels) {
+        if let Some(evidence) = labels.role_evidence.take() {
+            let mut evidence = Arc::unwrap_or_clone(evidence);
+            evidence.name(|frame| starts::named(&self.symbolizer, frame));
+            labels.thread_role = Some(evidence.role());
+        }
     }
 
     /// Allocations, and the objects that are alive.
@@ -348,7 +362,42 @@ pub struct Gone {
     pub(super) pids: HashSet<u32>,
 }
 
+/// The methods of labels that are to be named before their role is sure.
+fn unnamed(labels: &Labels) -> impl Iterator<Item = FrameKey> {
+    labels.role_evidence.iter().flat_map(|evidence| evidence.unnamed()).copied()
+}
+
 impl Cut {
+    fn labels(&self) -> impl Iterator<Item = &Labels> {
+        let of_rows = self.labels.values();
+        let of_sites = self.sites.iter().map(|(_, _, labels)| labels);
+        let of_live = self.live.iter().map(|(_, _, labels)| labels);
+        let of_throws = self.throws.iter().map(|(_, labels, _)| labels);
+        let of_waits = self.lock_waits.iter().map(|(_, labels, _)| labels);
+        of_rows.chain(of_sites).chain(of_live).chain(of_throws).chain(of_waits).chain(self.labels_of_processes())
+    }
+
+    fn labels_of_processes(&self) -> impl Iterator<Item = &Labels> {
+        self.pauses.iter().map(|(labels, _)| labels).chain(self.pools.iter().map(|(labels, _)| labels))
+    }
+
+    fn labels_mut(&mut self) -> impl Iterator<Item = &mut Labels> {
+        let of_rows = self.labels.values_mut();
+        let of_sites = self.sites.iter_mut().map(|(_, _, labels)| labels);
+        let of_live = self.live.iter_mut().map(|(_, _, labels)| labels);
+        let of_throws = self.throws.iter_mut().map(|(_, labels, _)| labels);
+        let of_waits = self.lock_waits.iter_mut().map(|(_, labels, _)| labels);
+        let of_pauses = self.pauses.iter_mut().map(|(labels, _)| labels);
+        let of_pools = self.pools.iter_mut().map(|(labels, _)| labels);
+        of_rows
+            .chain(of_sites)
+            .chain(of_live)
+            .chain(of_throws)
+            .chain(of_waits)
+            .chain(of_pauses)
+            .chain(of_pools)
+    }
+
     /// Makes a window's estimates. `last`: none comes after it.
     fn of(processor: &mut Processor, at: MonotonicNs, running: &[ThreadSnapshot], last: bool) -> Self {
         let stacks = processor.stacks.take();
@@ -476,7 +525,7 @@ fn pause_labels(processor: &mut Processor, region: RegionId, kind: Option<Kind>,
 /// Of what is of a process, and of no thread of it.
 fn process_labels(processor: &mut Processor, region: RegionId) -> Labels {
     let labels = processor.region_labels(region, None);
-    Labels { thread_name: None, thread_role: None, thread_id: None, ..labels }
+    Labels { thread_name: None, thread_role: None, role_evidence: None, thread_id: None, ..labels }
 }
 
 fn throw_labels(processor: &mut Processor, throw: Throw) -> Labels {

@@ -15,6 +15,7 @@ mod naming;
 mod pace;
 pub mod processor;
 pub mod pulse;
+mod starts;
 pub(crate) mod trim;
 
 use crate::aggregate::window::Window;

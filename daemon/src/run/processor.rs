@@ -6,6 +6,7 @@ use super::effort::Effort;
 use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
 use super::naming;
+use super::starts::ThreadStarts;
 use crate::aggregate::chance::Chances;
 use crate::aggregate::collecting::Collecting;
 use crate::aggregate::collections::{Collections, Kind};
@@ -15,7 +16,7 @@ use crate::aggregate::incidents::{Incidents, LockWait, Place, Throw};
 use crate::aggregate::key::{Labels, PodLabels};
 use crate::aggregate::pool::Pools;
 use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
-use crate::aggregate::thread_role::{self, is_collector};
+use crate::aggregate::thread_role::{RoleEvidence, StartFile};
 use crate::aggregate::threads::{Origin, Threads, WaitReason};
 use crate::aggregate::wait_reason;
 use crate::attach::place;
@@ -146,6 +147,7 @@ pub struct Processor {
     pub(super) threads: Threads,
     pub(super) heap: Allocations,
     pub(super) names: ThreadNames,
+    pub(super) starts: ThreadStarts,
     /// Labels of threads that have ended, by id and when they entered the recording.
     pub(super) ended: HashMap<(u32, MonotonicNs), Labels>,
     pub(super) formers: Formers,
@@ -205,8 +207,8 @@ pub struct Processor {
     unnamed: HashSet<u32>,
 }
 
-/// Name and role of a thread.
-type Maker = (Option<Arc<str>>, Option<&'static str>);
+/// Name and role of a thread, and what is to decide on the latter.
+type Maker = (Option<Arc<str>>, Option<&'static str>, Option<Arc<RoleEvidence>>);
 
 /// Waits of which it is not known what ended their blocked part: a thread ran then, which may have had nothing to do with it.
 #[derive(Default)]
@@ -239,6 +241,7 @@ impl Processor {
             threads: Threads::default(),
             heap: Allocations::default(),
             names: ThreadNames::default(),
+            starts: ThreadStarts::default(),
             ended: HashMap::new(),
             formers: Formers::default(),
             questions: Questions::default(),
@@ -462,6 +465,7 @@ impl Processor {
             }
             EventKind::Exec { pid, comm } => {
                 self.names.became(pid, &comm);
+                self.starts.forget(pid);
                 self.forget_spans(pid);
                 if let Some(services) = &mut self.services {
                     services.became_another(pid);
@@ -470,6 +474,7 @@ impl Processor {
             EventKind::Comm { thread, comm } => self.names.kernel(thread.tid, &comm),
             EventKind::Fork { parent, thread } => {
                 self.names.forked(parent.tid, thread.tid);
+                self.starts.forget(thread.tid);
                 if self.has_windows() {
                     let [now, _] = &mut self.begun;
                     now.insert(thread.tid);
@@ -722,7 +727,9 @@ impl Processor {
     /// Names the frames of these stacks, all in one batch.
     pub fn name_stacks(&mut self, stacks: &[StackId]) {
         let frames = stacks.iter().flat_map(|&stack| self.stacks.frames(stack)).copied();
-        self.symbolizer.resolve(frames.chain(self.lock_events.frames()), &self.processes);
+        let frames = frames.chain(self.lock_events.frames()).chain(self.starts.unnamed());
+        self.symbolizer.resolve(frames, &self.processes);
+        self.starts.name(&self.symbolizer);
         let stacks = stacks.iter().map(|&stack| self.stacks.frames(stack));
         let functions = self.wait_functions.called(stacks.clone(), &self.processes);
         self.symbolizer.resolve(functions.iter().map(|&(function, _)| function), &self.processes);
@@ -775,11 +782,14 @@ impl Processor {
     ) -> StackId {
         let mut frames: Vec<FrameKey> = kernel.iter().map(|&address| FrameKey::Kernel(address)).collect();
         if let Some(user) = user {
-            self.walk(thread.pid, (time, time), user, &mut frames);
+            let kernel = frames.len();
+            if self.walk(thread.pid, (time, time), user, &mut frames) {
+                self.saw_start(thread, frames.get(kernel..).unwrap_or_default());
+            }
             // Behind the walk, with which a process is taken up.
             self.look_for_spans(thread.pid);
         }
-        if is_collector(self.names.comm(thread.tid)) {
+        if self.is_collector(thread) {
             frames.push(FrameKey::Marker(Marker::GarbageCollector));
         } else if self.collects(thread, time) {
             // The collection is not the work of the method that happened to allocate: cut there, so that all of it meets.
@@ -793,6 +803,30 @@ impl Processor {
             frames.push(FrameKey::Marker(Marker::StackLost));
         }
         self.stacks.intern_for(&frames, span, thread.pid)
+    }
+
+    /// These are the frames of a whole stack of the thread.
+    fn saw_start(&mut self, thread: ThreadId, frames: &[FrameKey]) {
+        let comm = self.names.comm(thread.tid);
+        self.starts.saw(thread, frames, |frame| {
+            let FrameKey::Native { image, .. } = frame else { return None };
+            let image = self.processes.image(image)?;
+            let name = file_name(&image.path);
+            let file = StartFile::of(name, place::is_ours(name));
+            let is_aot = || thread.pid != thread.tid && comm.starts_with(".NET ") && image.is_native_aot();
+            if file == Some(StartFile::Program) && is_aot() { Some(StartFile::Runtime) } else { file }
+        });
+    }
+
+    /// What says what a thread is for.
+    fn role_evidence(&self, thread: ThreadId) -> RoleEvidence {
+        let info = self.processes.id(thread.pid).and_then(|id| self.processes.info(id));
+        self.starts.evidence(thread, self.names.comm(thread.tid), info.is_some_and(|info| info.is_clr))
+    }
+
+    /// Whether the thread does nothing but collect.
+    fn is_collector(&self, thread: ThreadId) -> bool {
+        RoleEvidence::may_collect(self.names.comm(thread.tid)) && self.role_evidence(thread).is_collector()
     }
 
     /// The process is another program, or gone.
@@ -821,20 +855,19 @@ impl Processor {
         }
     }
 
-    /// Walks a context of the time `now` that was taken at `seen`.
+    /// Walks a context of the time `now` that was taken at `seen`. True when the walk reached the thread's start without a guess.
     fn walk(
         &mut self,
         pid: u32,
         (now, seen): (MonotonicNs, MonotonicNs),
         user: &UserContext,
         frames: &mut Vec<FrameKey>,
-    ) {
+    ) -> bool {
         let finished = self.processes.finish(pid, user, Limits::default());
         self.counters.walked += 1;
         self.counters.guessed_frames += u64::from(finished.guessed);
-        if finished.reached_thread_start && finished.guessed == 0 {
-            self.counters.exact += 1;
-        }
+        let whole = finished.reached_thread_start && finished.guessed == 0;
+        self.counters.exact += u64::from(whole);
         // Of a stack seen a moment ago all names were asked for then, but a shim may have said "not now".
         let withheld = || self.processes.id(pid).is_some_and(|process| self.symbolizer.has_withheld(process));
         let news = if finished.seen_before && !withheld() { &[][..] } else { &finished.frames };
@@ -854,6 +887,7 @@ impl Processor {
             }
         }
         frames.extend(finished.frames);
+        whole
     }
 
     fn shim(&mut self, time: MonotonicNs, pid: u32, region: RegionId, event: ShimEvent) {
@@ -1017,11 +1051,13 @@ impl Processor {
     #[must_use]
     pub fn labels(&self, thread: ThreadId, detailed: bool) -> Labels {
         let info = self.processes.id(thread.pid).and_then(|id| self.processes.info(id));
+        let evidence = self.role_evidence(thread);
         Labels {
             pid: Some(thread.pid),
             thread_id: detailed.then_some(thread.tid),
             thread_name: self.names.shown(thread),
-            thread_role: Some(thread_role::thread_role(self.names.comm(thread.tid))),
+            thread_role: Some(evidence.role()),
+            role_evidence: (!evidence.unnamed().is_empty()).then(|| Arc::new(evidence)),
             process: info.map(|info| info.name.as_str().into()),
             container_id: info.and_then(|info| info.home.container.clone()),
             pod: info.and_then(|info| self.pod(&info.home)),
@@ -1079,9 +1115,12 @@ impl Processor {
         let mut labels = self.region_labels(region, Some(tid));
         let lives = self.region_pid.get(&region).is_some_and(|&pid| lives(ThreadId { pid, tid }));
         match self.makers.get(&(region, tid)) {
-            Some(said) if !lives => (labels.thread_name, labels.thread_role) = said.clone(),
+            Some(said) if !lives => {
+                (labels.thread_name, labels.thread_role, labels.role_evidence) = said.clone();
+            }
             _ => {
-                let said = (labels.thread_name.clone(), labels.thread_role);
+                let said =
+                    (labels.thread_name.clone(), labels.thread_role, labels.role_evidence.clone());
                 self.makers.insert((region, tid), said);
             }
         }
@@ -1140,6 +1179,7 @@ impl Processor {
             pids.insert(thread.pid);
         }
         self.names.keep(&threads);
+        self.starts.keep(&threads);
         self.unnamed.retain(|pid| pids.contains(pid));
         self.pausers.retain(|thread| threads.contains(&thread.tid));
         self.collecting.keep(|tid| threads.contains(&tid), |region| regions.contains(&region));
