@@ -53,6 +53,9 @@ pub const OWN_FRAMES: u32 = 2;
 /// Length of a command name with its terminating zero (`TASK_COMM_LEN`).
 pub const COMM_BYTES: usize = 16;
 
+/// Renames of one thread that are told of in a second (2³⁰ ns).
+pub const MAX_RENAMES: u32 = 128;
+
 /// Default number of threads whose times can be known at once.
 pub const DEFAULT_MAX_THREADS: u32 = 32 * 1024;
 

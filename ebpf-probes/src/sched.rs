@@ -564,14 +564,14 @@ fn close(thread: &mut Thread, now: u64, event: u32) -> u64 {
 
 /// Stores what another CPU reads: the compiler keeps volatile accesses in their order.
 #[inline(always)]
-fn put<T>(field: &mut T, value: T) {
+pub(crate) fn put<T>(field: &mut T, value: T) {
     // SAFETY: a valid, aligned field.
     unsafe { core::ptr::write_volatile(field, value) }
 }
 
 /// Loads what another CPU writes.
 #[inline(always)]
-fn get<T: Copy>(field: &T) -> T {
+pub(crate) fn get<T: Copy>(field: &T) -> T {
     // SAFETY: a valid, aligned field.
     unsafe { core::ptr::read_volatile(field) }
 }

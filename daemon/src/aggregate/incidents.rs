@@ -1,5 +1,6 @@
 //! Exceptions and waits for locks, by where they happened. Each that was told of stands for others of its kind (`Thin` in the shim's `thin.rs`).
 
+use super::key::NameId;
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::RegionId;
 use std::collections::HashMap;
@@ -18,6 +19,8 @@ pub struct Place {
     pub region: RegionId,
     /// The thread; 0 in the place that takes all the rest.
     pub tid: u32,
+    /// What that was called then.
+    pub name: NameId,
     /// Its stack.
     pub stack: StackId,
 }
@@ -138,17 +141,17 @@ impl Incidents {
 }
 
 fn rest(place: Place) -> Place {
-    Place { tid: 0, stack: StackTable::OVERFLOW, ..place }
+    Place { tid: 0, name: NameId::default(), stack: StackTable::OVERFLOW, ..place }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Arc, Incidents, LockWait, MAX_OF_REGION, Place, Throw};
+    use super::{Arc, Incidents, LockWait, MAX_OF_REGION, NameId, Place, Throw};
     use crate::sample::stack::{StackId, StackTable};
     use crate::source::RegionId;
 
     fn place(region: u32, tid: u32) -> Place {
-        Place { region: RegionId(region), tid, stack: StackId(5) }
+        Place { region: RegionId(region), tid, name: NameId::default(), stack: StackId(5) }
     }
 
     fn wait(region: u32, tid: u32, held_at: Option<u32>) -> LockWait {

@@ -211,6 +211,10 @@ impl SpanLabels {
     }
 }
 
+/// Stands for what a thread was called, among what its samples are counted by; 0 for no name (`run::names`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct NameId(pub u32);
+
 /// All labels a value can carry. Absent ones are `None`; strings are shared, so that a clone is cheap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels {

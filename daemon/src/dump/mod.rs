@@ -10,6 +10,7 @@ use crate::cli;
 use crate::error::{Error, say};
 use crate::process::ProcessTable;
 use crate::record::check_target;
+use crate::run::names::whole_text;
 use crate::run::processor::Processor;
 use crate::sample::frame::FrameKey;
 use crate::sample::stack::StackId;
@@ -447,7 +448,7 @@ fn frame(processor: &Processor, key: FrameKey, pid: u32, behind: u64) -> Frame {
 /// The kernel's name of a thread nothing was heard of; empty when it is gone.
 fn comm(id: ThreadId) -> String {
     let text = std::fs::read(format!("/proc/{}/task/{}/comm", id.pid, id.tid)).unwrap_or_default();
-    String::from_utf8_lossy(&text).trim_end().to_owned()
+    whole_text(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned()
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use super::starts;
 use crate::aggregate::chance::Chances;
 use crate::aggregate::collections::{Kind, Sum};
 use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
-use crate::aggregate::incidents::{LockWait, Throw, Thrown, Waited};
+use crate::aggregate::incidents::{self, LockWait, Throw, Thrown, Waited};
 use crate::aggregate::key::{CollectionLabels, Labels, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE};
 use crate::aggregate::pool;
 use crate::aggregate::runtime_wait::{self, LockEvents, RuntimeWaits};
@@ -57,6 +57,7 @@ impl Cutting {
             EventKind::Wake(wake) => wake.tid,
             EventKind::WaitEnd(end) => end.thread.tid,
             EventKind::ThreadEnd(times) => times.thread.tid,
+            EventKind::Rename(rename) => rename.thread.tid,
             // Names serve both windows, and the process table lives through all.
             EventKind::Exec { .. }
             | EventKind::Comm { .. }
@@ -163,7 +164,7 @@ impl Processor {
         sort_by_share(&mut rows);
         for row in &rows {
             let labels = match labels.get(&(row.thread.tid, row.since)) {
-                Some(labels) => labels.clone(),
+                Some(labels) => named(labels.clone(), row.name.clone()),
                 None => Labels::default(),
             };
             self.add_row(&mut window, row, labels, &stacks);
@@ -181,6 +182,23 @@ impl Processor {
             let mut evidence = Arc::unwrap_or_clone(evidence);
             evidence.name(|frame| starts::named(&self.symbolizer, frame));
             labels.thread_role = Some(evidence.role());
+        }
+    }
+
+    /// Who ended a wait, with ids and without.
+    fn waker_texts(&self, waker: Waker) -> (Arc<str>, Arc<str>) {
+        let same = |text: &str| {
+            let text: Arc<str> = text.into();
+            (Arc::clone(&text), text)
+        };
+        match waker {
+            Waker::Timer => same("timer"),
+            Waker::Interrupt => same("interrupt"),
+            Waker::Other => same(OTHER),
+            Waker::Thread { id, comm, .. } => {
+                let name = self.names.completed(id, &comm_text(&comm));
+                (format!("{name} {}/{}", id.pid, id.tid).into(), name)
+            }
         }
     }
 
@@ -253,7 +271,8 @@ impl Processor {
     }
 
     fn add_row(&self, window: &mut Window, row: &Row, mut labels: Labels, stacks: &StackTable) {
-        (labels.waker, labels.waker_name) = row.waker.filter(|_| self.is_detailed()).map(waker_texts).unzip();
+        let waker = row.waker.filter(|_| self.is_detailed());
+        (labels.waker, labels.waker_name) = waker.map(|waker| self.waker_texts(waker)).unzip();
         let marker;
         let frames = match row.place {
             Place::Stack(stack) => naming::without_own_frames(&self.symbolizer, stacks.frames(stack)),
@@ -407,6 +426,7 @@ impl Cut {
         for thread in collecting {
             processor.threads.collected(thread, None);
         }
+        processor.threads.name_renamed(|thread| processor.names.shown(thread));
         let rows = processor.threads.cut(running, &mut carry, last);
         let heap = &mut processor.heap;
         let sites: Vec<(Site, Weight, Option<u64>)> =
@@ -444,7 +464,8 @@ impl Cut {
                 .entry((row.thread.tid, row.since))
                 .or_insert_with(|| processor.labels_of(row.thread, row.since));
         }
-        let mut of_site = |site: &Site| processor.region_labels(site.region, Some(site.tid));
+        let mut of_site =
+            |site: &Site| named(processor.region_labels(site.region, Some(site.tid)), processor.names.text(site.name));
         let sites = sites.into_iter().map(|(site, weight, told_one_in)| {
             let labels = Labels { told_one_in, ..of_site(&site) };
             (site, weight, labels)
@@ -456,9 +477,10 @@ impl Cut {
             let times = times.get(&object.site.region).copied().unwrap_or_default();
             let [watched_ms, proven_ms] =
                 times.map(|time| time.map(|time| at.0.saturating_sub(time.0) / 1_000_000));
-            let Site { region, tid, .. } = object.site;
+            let Site { region, tid, name, .. } = object.site;
             made_by.insert((region, tid));
             let labels = processor.maker_labels(region, tid, |thread| there.contains(&thread));
+            let labels = named(labels, processor.names.text(name));
             let handle = processor.handles.get(&(region, object.sample)).copied();
             (object, survived, Labels { watched_ms, proven_ms, handle, ..labels })
         });
@@ -528,6 +550,19 @@ fn process_labels(processor: &mut Processor, region: RegionId) -> Labels {
     Labels { thread_name: None, thread_role: None, role_evidence: None, thread_id: None, ..labels }
 }
 
+/// Labels of a thread that was called `name` then.
+fn named(labels: Labels, name: Option<Arc<str>>) -> Labels {
+    match name {
+        Some(name) => Labels { thread_name: Some(name), ..labels },
+        None => labels,
+    }
+}
+
+fn place_labels(processor: &mut Processor, place: incidents::Place) -> Labels {
+    let labels = processor.region_labels(place.region, Some(place.tid));
+    named(labels, processor.names.text(place.name))
+}
+
 fn throw_labels(processor: &mut Processor, throw: Throw) -> Labels {
     let name = throw.type_name.as_deref().map(TypeName::of);
     let (exception_type, type_raw) = name.map_or_else(|| (OTHER.into(), None), |name| (name.shown, name.raw));
@@ -536,29 +571,12 @@ fn throw_labels(processor: &mut Processor, throw: Throw) -> Labels {
         exception_message: throw.message,
         type_raw,
         rethrown: processor.tells_rethrown(throw.place.region).then_some(throw.rethrown),
-        ..processor.region_labels(throw.place.region, Some(throw.place.tid))
-    }
-}
-
-/// Who ended a wait, with ids and without.
-fn waker_texts(waker: Waker) -> (Arc<str>, Arc<str>) {
-    let same = |text: &str| {
-        let text: Arc<str> = text.into();
-        (Arc::clone(&text), text)
-    };
-    match waker {
-        Waker::Timer => same("timer"),
-        Waker::Interrupt => same("interrupt"),
-        Waker::Other => same(OTHER),
-        Waker::Thread { id, comm, .. } => {
-            let name = comm_text(&comm);
-            (format!("{name} {}/{}", id.pid, id.tid).into(), (&*name).into())
-        }
+        ..place_labels(processor, throw.place)
     }
 }
 
 fn wait_labels(processor: &mut Processor, wait: LockWait) -> Labels {
-    let labels = processor.region_labels(wait.place.region, Some(wait.place.tid));
+    let labels = place_labels(processor, wait.place);
     let owner = wait.owner.filter(|_| processor.is_detailed());
     let (lock_owner, lock_owner_name) = owner.map(|owner| processor.owner_texts(labels.pid, owner)).unzip();
     Labels { lock_owner, lock_owner_name, ..labels }
@@ -606,6 +624,7 @@ mod tests {
         let row = |tid, [cpu_ns, runnable_ns, blocked_ns]: [f64; 3]| Row {
             thread: ThreadId { pid: 1, tid },
             since: MonotonicNs(0),
+            name: None,
             place: Place::Marker(Marker::Overflow),
             reason: None,
             waker: None,

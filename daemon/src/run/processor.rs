@@ -32,10 +32,11 @@ use crate::sample::stack::{StackId, StackTable};
 use crate::source::kernel::rule_set::{LeftOut, OfService};
 use crate::source::shim::{ShimLimits, ShimSource};
 use crate::source::{
-    Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, RuntimeSample, ShimEvent, Sleeper,
+    Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, Rename, RuntimeSample, ShimEvent, Sleeper,
     Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
 };
 use crate::symbolize::kernel::WakeSites;
+use crate::symbolize::pretty::clean;
 use crate::symbolize::types::{Contexts, TypeName, Types};
 use crate::symbolize::wait_functions::WaitFunctions;
 use crate::symbolize::{Symbolizer, file_name};
@@ -133,6 +134,9 @@ struct Runtime {
 /// To let the other threads run again takes microseconds; a thread that was told to have ended its collection and not to have done that
 /// is at something else by now, and the record was lost.
 const RESTART_NS: u64 = 100_000_000;
+
+/// A thread younger than this that gets its first name was made for it.
+const YOUNG_NS: u64 = 100_000_000;
 
 /// As many as a hostile library may make up.
 const MAX_PAUSERS: usize = 10_000;
@@ -410,7 +414,7 @@ impl Processor {
         match event.kind {
             EventKind::CpuSample(sample) => {
                 self.counters.cpu_samples += 1;
-                self.names.sampled(sample.thread.tid, &comm_text(&sample.comm));
+                self.sampled(sample.thread, &sample.comm, time);
                 let stack =
                     self.stack_for(sample.thread, time, &sample.kernel, sample.user.as_deref(), sample.span);
                 if self.collects(sample.thread, time) {
@@ -422,7 +426,7 @@ impl Processor {
             EventKind::WaitStart(wait) => {
                 self.counters.waits += 1;
                 self.wait_chances.kept(wait.weight);
-                self.names.sampled(wait.thread.tid, &comm_text(&wait.comm));
+                self.sampled(wait.thread, &wait.comm, time);
                 let stack = self.stack_for(wait.thread, time, &wait.kernel, wait.user.as_deref(), wait.span);
                 let suspended = self.stands_still(wait.thread.pid);
                 let syscall = wait.syscall.map(wait_reason::family);
@@ -440,7 +444,7 @@ impl Processor {
                 // What an interrupt found there had nothing to do with it.
                 let by = wake.by.filter(|_| origin == Some(Origin::Thread));
                 let stack = by.map(|by| {
-                    self.names.sampled(by.thread.tid, &comm_text(&by.comm));
+                    self.sampled(by.thread, &by.comm, time);
                     self.stack(by.thread, time, &wake.kernel, by.user.as_deref())
                 });
                 match origin {
@@ -459,6 +463,7 @@ impl Processor {
                 if let Some(service) = &labels.service {
                     OfService::add(&mut self.left_out, service, LeftOut(times.left_out));
                 }
+                self.threads.name_one(times.thread, || self.names.shown(times.thread));
                 if self.threads.thread_end(times) {
                     self.ended.insert((times.thread.tid, times.since), labels);
                 }
@@ -471,7 +476,11 @@ impl Processor {
                     services.became_another(pid);
                 }
             }
-            EventKind::Comm { thread, comm } => self.names.kernel(thread.tid, &comm),
+            EventKind::Rename(rename) => self.renamed(time, &rename),
+            EventKind::Comm { thread, comm } => {
+                self.missed_rename(thread, &comm, time);
+                self.names.kernel(thread.tid, &comm);
+            }
             EventKind::Fork { parent, thread } => {
                 self.names.forked(parent.tid, thread.tid);
                 self.starts.forget(thread.tid);
@@ -501,6 +510,44 @@ impl Processor {
             EventKind::Mmap(_) => {}
             EventKind::Shim { pid, region, event } => self.shim(time, pid, region, event),
         }
+    }
+
+    /// A sample of the thread was taken when the kernel called it `comm`.
+    fn sampled(&mut self, thread: ThreadId, comm: &[u8; 16], at: MonotonicNs) {
+        let comm = comm_text(comm);
+        if !self.names.is_known(thread.tid, &comm, at) {
+            self.missed_rename(thread, &comm, at);
+            self.names.sampled(thread.tid, &comm);
+        }
+    }
+
+    /// The kernel calls the thread `comm`, and if that is news no record has told since when.
+    fn missed_rename(&mut self, thread: ThreadId, comm: &str, at: MonotonicNs) {
+        let tid = thread.tid;
+        if !self.names.is_known(tid, comm, at)
+            && !self.names.is_inherited(tid)
+            && let Some(name) = self.names.shown(thread)
+        {
+            self.threads.renamed(thread, &name, None);
+        }
+    }
+
+    /// A thread gets another name: what it did until now is that of the old one.
+    fn renamed(&mut self, time: MonotonicNs, rename: &Rename) {
+        let Rename { thread, from, to, until, skipped } = rename;
+        let (tid, from, to) = (thread.tid, comm_text(from), comm_text(to));
+        self.missed_rename(*thread, &from, time);
+        let since = until.as_ref().map(|until| until.times.since);
+        let young = since.is_some_and(|since| time.0.saturating_sub(since.0) < YOUNG_NS);
+        // A new thread's first name is the one it was made for; until it is told it has that of its maker.
+        if !(young && self.names.is_inherited(tid)) {
+            let name = self.names.shown(*thread).unwrap_or_else(|| clean(&from).into());
+            self.threads.renamed(*thread, &name, until.as_ref());
+        }
+        if *skipped {
+            self.threads.missed_rename(*thread);
+        }
+        self.names.renamed(tid, &from, &to, time);
     }
 
     /// `pid` becomes another program: what there is of it belongs to the one it was.
@@ -667,7 +714,7 @@ impl Processor {
     /// A thread found asleep. Its frames' code is surely there, since the thread will return to it: what has no name yet is asked for.
     fn sleeper(&mut self, time: MonotonicNs, sleeper: &Sleeper) {
         let (thread, start) = (sleeper.thread, sleeper.start);
-        self.names.sampled(thread.tid, &comm_text(&sleeper.comm));
+        self.sampled(thread, &sleeper.comm, time);
         if let Some(stack) = self.threads.seen_waiting(thread, start) {
             self.ask_again(thread.pid, stack, time);
         } else if let Some(seen) = &sleeper.seen {
@@ -978,7 +1025,8 @@ impl Processor {
                 self.walk(pid, (time, at.seen), &at.user, &mut frames);
                 self.lock_events.note(&frames);
                 let stack = self.intern_event(frames);
-                let place = Place { region, tid: at.tid, stack };
+                let name = self.names.id(ThreadId { pid, tid: at.tid });
+                let place = Place { region, tid: at.tid, name, stack };
                 let (owner, began) = (contention.owner, time.0.saturating_sub(contention.waited_ns));
                 // Of a thread of its own process: whom a process names is its own choice.
                 let held_at = owner.and_then(|tid| {
@@ -989,7 +1037,13 @@ impl Processor {
             ShimEvent::ObjectsDead { samples } => self.heap.dead(region, &samples),
             ShimEvent::ObjectsAlive { samples } => self.heap.alive(region, &samples),
             ShimEvent::ObjectsDropped { level, samples } => self.heap.dropped(region, level, &samples),
-            ShimEvent::ThreadName { tid, name } => self.names.managed(ThreadId { pid, tid }, name),
+            ShimEvent::ThreadName { tid, name } => {
+                let thread = ThreadId { pid, tid };
+                // The kernel was not told of it: the first thread's name is the process's.
+                if let Some(before) = self.names.managed(thread, &name) {
+                    self.threads.renamed(thread, &before, None);
+                }
+            }
             ShimEvent::Mark => {
                 if !self.questions.heard.contains(&region) {
                     self.questions.heard.push(region);
@@ -1017,11 +1071,13 @@ impl Processor {
     fn allocation(&mut self, time: MonotonicNs, pid: u32, region: RegionId, allocation: &Allocation) {
         self.counters.allocations += 1;
         let stack = self.event_stack(pid, (time, allocation.seen), &allocation.user);
-        self.heap.allocated(region, time, allocation, stack);
+        let name = self.names.id(ThreadId { pid, tid: allocation.tid });
+        self.heap.allocated(region, time, allocation, (stack, name));
     }
 
     fn place(&mut self, time: MonotonicNs, pid: u32, region: RegionId, at: &RuntimeSample) -> Place {
-        Place { region, tid: at.tid, stack: self.event_stack(pid, (time, at.seen), &at.user) }
+        let name = self.names.id(ThreadId { pid, tid: at.tid });
+        Place { region, tid: at.tid, name, stack: self.event_stack(pid, (time, at.seen), &at.user) }
     }
 
     /// The stack of an event of the runtime's, see [`Processor::intern_event`].
@@ -1178,7 +1234,8 @@ impl Processor {
             threads.insert(thread.tid);
             pids.insert(thread.pid);
         }
-        self.names.keep(&threads);
+        let names = self.heap.live().map(|object| object.site.name).collect();
+        self.names.keep(&threads, &names);
         self.starts.keep(&threads);
         self.unnamed.retain(|pid| pids.contains(pid));
         self.pausers.retain(|thread| threads.contains(&thread.tid));

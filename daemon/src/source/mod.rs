@@ -222,6 +222,8 @@ pub enum EventKind {
     WaitEnd(WaitEnd),
     /// A thread's last switch: its exact totals since the recording began.
     ThreadEnd(ThreadTimes),
+    /// A thread of the recording gets another name.
+    Rename(Box<Rename>),
     /// `execve` succeeded: the process has a new image; all mappings before this are gone.
     Exec {
         /// The process.
@@ -276,6 +278,21 @@ pub struct CpuSample {
     pub kernel: Vec<u64>,
     /// What it worked for, where it publishes that and was asked.
     pub span: Option<Span>,
+}
+
+/// A thread gets another name, but for one that becomes another program.
+#[derive(Clone, Debug)]
+pub struct Rename {
+    /// The thread.
+    pub thread: ThreadId,
+    /// Its command name so far.
+    pub from: [u8; 16],
+    /// Its command name from now on.
+    pub to: [u8; 16],
+    /// Its times until now; `None` when they changed while they were read.
+    pub until: Option<ThreadSnapshot>,
+    /// Earlier renames were not told of.
+    pub skipped: bool,
 }
 
 /// Why a thread left the CPU.

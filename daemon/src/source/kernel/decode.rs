@@ -1,8 +1,9 @@
 //! Bytes of the BPF ring and of perf's rings → [`Event`]. Total functions: a record that lies about its lengths is an error, never a
 //! panic.
 
+use super::threads;
 use crate::source::{
-    Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Sleeper, SleeperStack, Span, ThreadId,
+    Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Rename, Sleeper, SleeperStack, Span, ThreadId,
     ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
 };
 use crate::unwind::machine::NATIVE;
@@ -10,7 +11,7 @@ use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
     CERTAIN, FLAG_AT_CALL, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED, FLAG_SPAN, FLAG_STACK_SENT,
     FLAG_THROTTLED, FLAG_USER, FLAG_WAKER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED,
-    Header, KIND_CPU_SAMPLE, KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE,
+    FLAG_SKIPPED, Header, KIND_CPU_SAMPLE, KIND_RENAME, RenameRecord, KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE,
     KIND_WAKER_STACK, SleeperRecord, StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord, skipped_bytes,
 };
 use ebpf_common::limits::{MAX_KERNEL_FRAMES, OWN_FRAMES, WAKER_FRAMES};
@@ -125,6 +126,16 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
                 since: MonotonicNs(record.entered_ns),
                 left_out: record.left_out,
             })
+        }
+        KIND_RENAME => {
+            let record: RenameRecord = read(bytes, 0, "a thread's new name")?;
+            EventKind::Rename(Box::new(Rename {
+                thread: ThreadId { pid: record.thread.tgid, tid: record.tid },
+                from: record.from,
+                to: record.to,
+                until: threads::snapshot(record.tid, &record.thread, header.time_ns),
+                skipped: record.flags & FLAG_SKIPPED != 0,
+            }))
         }
         kind => return Err(DecodeError::Kind { kind }),
     };
