@@ -46,6 +46,7 @@ mod soak;
 mod spans;
 mod survive;
 mod threads;
+mod titles;
 mod truth;
 mod types;
 mod unwind;
