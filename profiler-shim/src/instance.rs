@@ -575,12 +575,12 @@ impl Instance {
         self.guard.alive.store(0, Ordering::Release);
     }
 
-    /// Tells the OS ids of the managed threads there are: after an attach, before any event is asked for.
+    /// Tells the OS ids of the managed threads there are, and where the runtime has them: after an attach, before any event is asked for.
     pub fn list_threads(&self) {
         let Some(info) = self.info() else { return };
         info.each_thread(|thread| {
             if let Some(os_tid) = info.os_thread(thread) {
-                self.send(Body::ThreadName { os_tid, name: "" });
+                self.send(Body::ThreadAt { os_tid, address: thread as u64 });
             }
         });
     }

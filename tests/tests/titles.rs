@@ -50,7 +50,8 @@ fn a_thread_that_renames_itself_for_each_task_is_counted_under_each_name() {
     }
     // Samples and stacks are those of the name: nothing else than the naps is waited for, and all CPU time is at a place.
     let unknown = |sample: &Sample| {
-        sample.label("thread_name").starts_with("job-") && sample.stack.last().is_none_or(|frame| frame.function.starts_with('['))
+        sample.label("thread_name").starts_with("job-")
+            && sample.stack.last().is_none_or(|frame| frame.function.starts_with('['))
     };
     let (lost, all) = (profile.sum("cpu", unknown), cpu["job-A"] + cpu["job-B"]);
     assert!(lost * 50 < all, "{lost} of {all} ns nowhere:\n{picture}");
@@ -128,10 +129,12 @@ fn a_programs_thread_with_a_name_of_the_runtimes_is_the_programs(runtime: Runtim
     assert!(!roles.iter().any(|(_, role)| *role == "gc" || *role == "unknown"), "{roles:?}");
     // A worker of the pool is one while it is called otherwise.
     let pool = truth["pool_thread"].to_string();
-    let in_pool = |sample: &Sample| sample.label("thread_id") == pool && sample.label("thread_name") == "my own job";
+    let in_pool =
+        |sample: &Sample| sample.label("thread_id") == pool && sample.label("thread_name") == "my own job";
     let cpu = profile.sum("cpu", in_pool);
     assert_is("the pool's worker", cpu, &truth["cpu_pool"], 0.05, &profile.describe("cpu", in_pool));
-    let role = profile.samples.iter().filter(|sample| in_pool(sample)).map(|sample| sample.label("thread_role"));
+    let role =
+        profile.samples.iter().filter(|sample| in_pool(sample)).map(|sample| sample.label("thread_role"));
     assert_eq!(role.collect::<BTreeSet<_>>(), ["threadpool"].into(), "{}", profile.describe("cpu", in_pool));
 }
 
@@ -158,7 +161,9 @@ fn long_names_of_threads_are_whole_or_end_with_a_character(runtime: Runtime) {
     let truth = app.stop().unwrap();
     let names_of = |tid: &Value, column: &str| -> BTreeSet<&str> {
         let of = profile.samples.iter().filter(|sample| sample.label("thread_id") == tid.to_string());
-        of.filter(|sample| profile.value(sample, column) > 0).map(|sample| sample.label("thread_name")).collect()
+        of.filter(|sample| profile.value(sample, column) > 0)
+            .map(|sample| sample.label("thread_name"))
+            .collect()
     };
     for (number, (whole, cut)) in TITLES.iter().enumerate() {
         for column in ["cpu", "blocked", "alloc_space"] {

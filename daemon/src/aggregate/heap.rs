@@ -332,7 +332,14 @@ impl Allocations {
             return site;
         }
         self.sites_refused += 1;
-        Site { tid: 0, name: NameId::default(), stack: StackTable::OVERFLOW, type_id: 0, size_class: 0, ..site }
+        Site {
+            tid: 0,
+            name: NameId::default(),
+            stack: StackTable::OVERFLOW,
+            type_id: 0,
+            size_class: 0,
+            ..site
+        }
     }
 
     /// These sampled objects were collected.
@@ -528,10 +535,10 @@ pub fn age_bucket_seconds(born: MonotonicNs, now: MonotonicNs) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::NameId;
     use super::{
         Allocations, MAX_OF_REGION, Sampling, Site, age_bucket_seconds, has_survived, size_class, weight,
     };
-    use super::NameId;
     use crate::sample::stack::{StackId, StackTable};
     use crate::source::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId, UserContext};
     use profiler_protocol::live;
@@ -626,7 +633,12 @@ mod tests {
         let site = *heap.sites().next().unwrap().0;
         assert_eq!((heap.told_one_in(&site), heap.watched_one_in(&site)), (Some(32), Some(32)));
         heap.next_window(&mut |stack| stack);
-        heap.allocated(region, MonotonicNs(1), &allocation(2, 10_000, AllocationKind::Sampled), (StackId(0), NameId::default()));
+        heap.allocated(
+            region,
+            MonotonicNs(1),
+            &allocation(2, 10_000, AllocationKind::Sampled),
+            (StackId(0), NameId::default()),
+        );
         assert_eq!((heap.told_one_in(&site), heap.watched_one_in(&site)), (None, Some(32)));
         let large = super::Site { heap: Heap::Large, ..site };
         assert_eq!(heap.watched_one_in(&large), None);
@@ -771,11 +783,21 @@ mod tests {
             heap.dropped(region, level, &[]);
             sample += 1;
         }
-        heap.allocated(region, MonotonicNs(5), &allocation(sample, 64, AllocationKind::Sampled), (StackId(1), NameId::default()));
+        heap.allocated(
+            region,
+            MonotonicNs(5),
+            &allocation(sample, 64, AllocationKind::Sampled),
+            (StackId(1), NameId::default()),
+        );
         // The first two met the 9, the next three the 7, the last none.
         assert_eq!(levels(&heap), [0, 7, 7, 7, 9, 9]);
         heap.region_gone(region);
-        heap.allocated(region, MonotonicNs(5), &allocation(1, 64, AllocationKind::Sampled), (StackId(1), NameId::default()));
+        heap.allocated(
+            region,
+            MonotonicNs(5),
+            &allocation(1, 64, AllocationKind::Sampled),
+            (StackId(1), NameId::default()),
+        );
         assert_eq!(levels(&heap), [0]);
     }
 
@@ -803,7 +825,12 @@ mod tests {
         let (mut heap, region) = (Allocations::default(), RegionId(3));
         let survived = |heap: &Allocations| heap.live().map(|object| heap.survived(&object)).sum::<u32>();
         heap.collection(region, 2, MonotonicNs(0));
-        heap.allocated(region, MonotonicNs(5), &allocation(1, 64, AllocationKind::Sampled), (StackId(1), NameId::default()));
+        heap.allocated(
+            region,
+            MonotonicNs(5),
+            &allocation(1, 64, AllocationKind::Sampled),
+            (StackId(1), NameId::default()),
+        );
         assert_eq!(survived(&heap), 0);
         heap.collection(region, 0, MonotonicNs(0));
         heap.alive(region, &[(1, 1)]);
@@ -823,7 +850,12 @@ mod tests {
     fn only_full_collections_since_it_grew_old_prove_an_object_alive() {
         let (mut heap, region) = (Allocations::default(), RegionId(3));
         let old = |heap: &Allocations| heap.live().find_map(|object| heap.survived_old(&object));
-        heap.allocated(region, MonotonicNs(5), &allocation(1, 64, AllocationKind::Sampled), (StackId(1), NameId::default()));
+        heap.allocated(
+            region,
+            MonotonicNs(5),
+            &allocation(1, 64, AllocationKind::Sampled),
+            (StackId(1), NameId::default()),
+        );
         // Pinned, it stays young however often all is looked at, and grows old at last.
         for _ in 0..9 {
             heap.collection(region, 2, MonotonicNs(0));

@@ -119,6 +119,7 @@ fn fit<T: Estimate>(mut sums: Vec<&mut T>, total: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::super::incidents::Place;
+    use super::super::key::NameId;
     use super::*;
     use crate::sample::stack::StackId;
     use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};
@@ -128,7 +129,7 @@ mod tests {
     }
 
     fn throw(region: u32, tid: u32) -> Throw {
-        let place = Place { region: RegionId(region), tid, stack: StackId(1) };
+        let place = Place { region: RegionId(region), tid, name: NameId::default(), stack: StackId(1) };
         Throw { place, type_name: None, message: None, rethrown: false }
     }
 

@@ -32,7 +32,10 @@ impl StartFile {
     /// By the file's name; `None` for the C library and the dynamic linker. `is_profiler`: the file is the profiler's own.
     #[must_use]
     pub fn of(file: &str, is_profiler: bool) -> Option<Self> {
-        if ["libc.so", "libc-", "libpthread", "ld-musl-", "ld-linux"].iter().any(|libc| file.starts_with(libc)) {
+        if ["libc.so", "libc-", "libpthread", "ld-musl-", "ld-linux"]
+            .iter()
+            .any(|libc| file.starts_with(libc))
+        {
             return None;
         }
         Some(match file {
@@ -335,11 +338,22 @@ mod tests {
     fn a_programs_own_thread_is_the_programs_whatever_it_is_called() {
         let runtime = StartFile::Runtime;
         for name in [
-            ".NET BGC", ".NET Server GC", ".NET Finalizer", ".NET Tiered JIT", ".NET Tiered Com", ".NET TP Worker",
-            ".NET Timer", ".NET SigHandler", "plain",
+            ".NET BGC",
+            ".NET Server GC",
+            ".NET Finalizer",
+            ".NET Tiered JIT",
+            ".NET Tiered Com",
+            ".NET TP Worker",
+            ".NET Timer",
+            ".NET SigHandler",
+            "plain",
         ] {
             assert_eq!(role(name, runtime, &[&[START, OF_PROGRAM]]), "app", "{name}");
-            assert_eq!(role(name, runtime, &[&[], &[START, RUN, OF_PROGRAM]]), "app", "{name}, seen at its start");
+            assert_eq!(
+                role(name, runtime, &[&[], &[START, RUN, OF_PROGRAM]]),
+                "app",
+                "{name}, seen at its start"
+            );
             assert_eq!(role(name, StartFile::Other, &[&[]]), "app", "{name}, of a native library");
             assert_eq!(role(name, StartFile::Program, &[&[]]), "app", "{name}, of a native program");
         }
@@ -352,8 +366,12 @@ mod tests {
     fn the_runtimes_own_threads_are_what_they_are() {
         let runtime = StartFile::Runtime;
         for (name, role_of) in [
-            (".NET BGC", "gc"), (".NET Server GC", "gc"), (".NET Finalizer", "finalizer"),
-            (".NET Tiered JIT", "tiered_jit"), (".NET Tiered Com", "tiered_jit"), (".NET EventPipe", "runtime"),
+            (".NET BGC", "gc"),
+            (".NET Server GC", "gc"),
+            (".NET Finalizer", "finalizer"),
+            (".NET Tiered JIT", "tiered_jit"),
+            (".NET Tiered Com", "tiered_jit"),
+            (".NET EventPipe", "runtime"),
         ] {
             assert_eq!(role(name, runtime, &[&[]]), role_of, "{name}");
             assert_eq!(role(name, runtime, &[]), UNKNOWN, "{name} without a stack");

@@ -232,8 +232,7 @@ impl Image {
         let names = || {
             let sections = section_headers(&self.source, &header)?;
             let names = sections.get(usize::from(header.e_shstrndx.get(LE)))?;
-            let bytes =
-                self.source.bytes(names.sh_offset.get(LE), names.sh_size.get(LE), MAX_NAMES_BYTES)?;
+            let bytes = self.source.bytes(names.sh_offset.get(LE), names.sh_size.get(LE), MAX_NAMES_BYTES)?;
             let of = |section: &elf::SectionHeader64<LE>| {
                 let at = usize::try_from(section.sh_name.get(LE)).ok()?;
                 bytes.get(at..)?.split(|byte| *byte == 0).next().map(<[u8]>::to_vec)

@@ -9,6 +9,7 @@ pub mod image;
 pub mod images;
 mod lesson;
 mod live;
+pub mod managed_thread;
 pub mod mapping;
 pub mod memory;
 pub mod name;

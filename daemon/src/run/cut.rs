@@ -393,7 +393,12 @@ impl Cut {
         let of_live = self.live.iter().map(|(_, _, labels)| labels);
         let of_throws = self.throws.iter().map(|(_, labels, _)| labels);
         let of_waits = self.lock_waits.iter().map(|(_, labels, _)| labels);
-        of_rows.chain(of_sites).chain(of_live).chain(of_throws).chain(of_waits).chain(self.labels_of_processes())
+        of_rows
+            .chain(of_sites)
+            .chain(of_live)
+            .chain(of_throws)
+            .chain(of_waits)
+            .chain(self.labels_of_processes())
     }
 
     fn labels_of_processes(&self) -> impl Iterator<Item = &Labels> {
@@ -464,8 +469,9 @@ impl Cut {
                 .entry((row.thread.tid, row.since))
                 .or_insert_with(|| processor.labels_of(row.thread, row.since));
         }
-        let mut of_site =
-            |site: &Site| named(processor.region_labels(site.region, Some(site.tid)), processor.names.text(site.name));
+        let mut of_site = |site: &Site| {
+            named(processor.region_labels(site.region, Some(site.tid)), processor.names.text(site.name))
+        };
         let sites = sites.into_iter().map(|(site, weight, told_one_in)| {
             let labels = Labels { told_one_in, ..of_site(&site) };
             (site, weight, labels)

@@ -17,6 +17,7 @@ pub mod processor;
 pub mod pulse;
 mod starts;
 pub(crate) mod trim;
+mod untold;
 
 use crate::aggregate::window::Window;
 use crate::attach;

@@ -38,7 +38,8 @@ pub fn whole_text(comm: &[u8]) -> Cow<'_, str> {
 }
 
 /// Whether the kernel's name `comm` is what it keeps of `name`.
-fn is_cut_of(comm: &str, name: &str) -> bool {
+#[must_use]
+pub fn is_cut_of(comm: &str, name: &str) -> bool {
     // A character has four bytes at most.
     comm == name || comm.len() + 3 >= COMM_BYTES && name.len() > comm.len() && name.starts_with(comm)
 }
@@ -137,6 +138,14 @@ impl ThreadNames {
             *known = Kernel { before: Some((from.into(), at)), ..Kernel::of(Name::of(to)) };
         }
         (known.told, known.inherited) = (None, false);
+    }
+
+    /// Whether the kernel's name of the thread may be a part of one that nobody has told.
+    #[must_use]
+    pub fn may_be_cut(&self, thread: ThreadId) -> bool {
+        let comm = self.comm(thread.tid);
+        let is_told = |managed: &Managed| managed.pid == thread.pid && is_cut_of(comm, &managed.name.given);
+        comm.len() + 3 >= COMM_BYTES && !self.managed.get(&thread.tid).is_some_and(is_told)
     }
 
     /// Whether the thread has had no other name than that of the thread that made it.
@@ -353,7 +362,9 @@ mod tests {
         let mut names = ThreadNames::default();
         names.renamed(8, "A", "B", MonotonicNs(5_000));
         assert!(names.is_known(8, "B", MonotonicNs(0)) && names.is_known(8, "A", MonotonicNs(5_100)));
-        assert!(!names.is_known(8, "A", MonotonicNs(5_000_000)) && !names.is_known(8, "C", MonotonicNs(5_100)));
+        assert!(
+            !names.is_known(8, "A", MonotonicNs(5_000_000)) && !names.is_known(8, "C", MonotonicNs(5_100))
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
 use super::naming;
 use super::starts::ThreadStarts;
+use super::untold::UntoldNames;
 use crate::aggregate::chance::Chances;
 use crate::aggregate::collecting::Collecting;
 use crate::aggregate::collections::{Collections, Kind};
@@ -32,8 +33,8 @@ use crate::sample::stack::{StackId, StackTable};
 use crate::source::kernel::rule_set::{LeftOut, OfService};
 use crate::source::shim::{ShimLimits, ShimSource};
 use crate::source::{
-    Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, Rename, RuntimeSample, ShimEvent, Sleeper,
-    Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
+    Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, Rename, RuntimeSample, ShimEvent,
+    Sleeper, Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
 };
 use crate::symbolize::kernel::WakeSites;
 use crate::symbolize::pretty::clean;
@@ -152,6 +153,8 @@ pub struct Processor {
     pub(super) heap: Allocations,
     pub(super) names: ThreadNames,
     pub(super) starts: ThreadStarts,
+    /// Threads whose runtime has told no name of them.
+    pub(super) untold: UntoldNames,
     /// Labels of threads that have ended, by id and when they entered the recording.
     pub(super) ended: HashMap<(u32, MonotonicNs), Labels>,
     pub(super) formers: Formers,
@@ -246,6 +249,7 @@ impl Processor {
             heap: Allocations::default(),
             names: ThreadNames::default(),
             starts: ThreadStarts::default(),
+            untold: UntoldNames::default(),
             ended: HashMap::new(),
             formers: Formers::default(),
             questions: Questions::default(),
@@ -568,6 +572,7 @@ impl Processor {
 
     /// What the events since the last call make it ask of shims.
     pub fn take_questions(&mut self) -> Questions {
+        self.untold.read(&mut self.names);
         std::mem::take(&mut self.questions)
     }
 
@@ -1037,6 +1042,7 @@ impl Processor {
             ShimEvent::ObjectsDead { samples } => self.heap.dead(region, &samples),
             ShimEvent::ObjectsAlive { samples } => self.heap.alive(region, &samples),
             ShimEvent::ObjectsDropped { level, samples } => self.heap.dropped(region, level, &samples),
+            ShimEvent::ThreadAt { tid, address } => self.untold.add(ThreadId { pid, tid }, address),
             ShimEvent::ThreadName { tid, name } => {
                 let thread = ThreadId { pid, tid };
                 // The kernel was not told of it: the first thread's name is the process's.
@@ -1175,8 +1181,7 @@ impl Processor {
                 (labels.thread_name, labels.thread_role, labels.role_evidence) = said.clone();
             }
             _ => {
-                let said =
-                    (labels.thread_name.clone(), labels.thread_role, labels.role_evidence.clone());
+                let said = (labels.thread_name.clone(), labels.thread_role, labels.role_evidence.clone());
                 self.makers.insert((region, tid), said);
             }
         }

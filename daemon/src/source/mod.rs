@@ -727,6 +727,13 @@ pub enum ShimEvent {
         /// Their `Allocation::sample`.
         samples: Vec<u64>,
     },
+    /// A managed thread that was there when the library was loaded.
+    ThreadAt {
+        /// Its id in the initial pid namespace.
+        tid: u32,
+        /// Where the runtime's structure of it is, as the library says.
+        address: u64,
+    },
     /// The instance waits to hear that all it has said up to this was looked at.
     Mark,
     /// A managed thread's OS id and name.

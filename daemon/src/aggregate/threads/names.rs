@@ -120,7 +120,10 @@ impl Thread {
     }
 
     fn is_empty(&self) -> bool {
-        self.on_cpu.is_empty() && self.collected.on_cpu.is_empty() && self.waits.is_empty() && self.first.is_none()
+        self.on_cpu.is_empty()
+            && self.collected.on_cpu.is_empty()
+            && self.waits.is_empty()
+            && self.first.is_none()
     }
 
     /// Rows of the thread, under each of its names.
@@ -150,10 +153,7 @@ impl Thread {
     }
 
     /// The accounts under earlier names in the next window.
-    pub(super) fn carried_names(
-        named: Vec<Named>,
-        carry: &mut dyn FnMut(StackId) -> StackId,
-    ) -> Vec<Named> {
+    pub(super) fn carried_names(named: Vec<Named>, carry: &mut dyn FnMut(StackId) -> StackId) -> Vec<Named> {
         named.into_iter().map(|named| Named { account: named.account.unseen(carry), ..named }).collect()
     }
 }
@@ -189,9 +189,15 @@ impl Named {
 
 /// Shares the times of all accounts by what was sampled in each.
 fn share(named: &mut [Named]) {
-    let mut ran: Vec<f64> = named.iter().map(|named| (named.account.on_cpu.samples() + named.account.collected.on_cpu.samples()) as f64).collect();
+    let mut ran: Vec<f64> = named
+        .iter()
+        .map(|named| (named.account.on_cpu.samples() + named.account.collected.on_cpu.samples()) as f64)
+        .collect();
     if ran.iter().sum::<f64>() == 0.0 {
-        ran = named.iter().map(|named| named.account.on_cpu.ran_ns() + named.account.collected.on_cpu.ran_ns()).collect();
+        ran = named
+            .iter()
+            .map(|named| named.account.on_cpu.ran_ns() + named.account.collected.on_cpu.ran_ns())
+            .collect();
     }
     let waited = |part: fn(&super::Waited) -> f64| {
         let of = |named: &Named| {
@@ -279,8 +285,9 @@ mod tests {
         let rows = threads.finish(&[at(times(total, 0), ON_CPU)]);
         assert_eq!([Some("A"), Some("B"), Some("end")].map(|name| cpu(&rows, name)), [300.0, 100.0, 7.0]);
         assert!(
-            rows.iter().filter(|row| row.name.as_deref() != Some("end")).all(|row| row.place
-                == Place::Stack(StackId(u32::from(row.name.as_deref() == Some("B"))))),
+            rows.iter()
+                .filter(|row| row.name.as_deref() != Some("end"))
+                .all(|row| row.place == Place::Stack(StackId(u32::from(row.name.as_deref() == Some("B"))))),
             "{rows:?}"
         );
     }
@@ -303,7 +310,10 @@ mod tests {
         let rows = threads.finish(&[at(times(15, 100), ON_CPU)]);
         let of = |name| (cpu(&rows, Some(name)), blocked(&rows, Some(name)));
         assert_eq!((of("before"), of("after")), ((10.0, 30.0), (5.0, 70.0)));
-        assert!(rows.iter().all(|row| row.blocked_ns == 0.0 || row.place == Place::Stack(StackId(5))), "{rows:?}");
+        assert!(
+            rows.iter().all(|row| row.blocked_ns == 0.0 || row.place == Place::Stack(StackId(5))),
+            "{rows:?}"
+        );
     }
 
     #[test]

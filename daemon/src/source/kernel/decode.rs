@@ -3,16 +3,17 @@
 
 use super::threads;
 use crate::source::{
-    Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Rename, Sleeper, SleeperStack, Span, ThreadId,
-    ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
+    Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Rename, Sleeper, SleeperStack, Span,
+    ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
 };
 use crate::unwind::machine::NATIVE;
 use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
-    CERTAIN, FLAG_AT_CALL, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED, FLAG_SPAN, FLAG_STACK_SENT,
-    FLAG_THROTTLED, FLAG_USER, FLAG_WAKER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED,
-    FLAG_SKIPPED, Header, KIND_CPU_SAMPLE, KIND_RENAME, RenameRecord, KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE,
-    KIND_WAKER_STACK, SleeperRecord, StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord, skipped_bytes,
+    CERTAIN, FLAG_AT_CALL, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED, FLAG_SKIPPED, FLAG_SPAN,
+    FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER, FLAG_WAKER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START,
+    FLAG_WOKEN_THROTTLED, Header, KIND_CPU_SAMPLE, KIND_RENAME, KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END,
+    KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK, RenameRecord, SleeperRecord, StackRecord, ThreadEndRecord,
+    WaitEndRecord, WakeRecord, skipped_bytes,
 };
 use ebpf_common::limits::{MAX_KERNEL_FRAMES, OWN_FRAMES, WAKER_FRAMES};
 use ebpf_common::machine::GPR;

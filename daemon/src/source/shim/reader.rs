@@ -541,6 +541,10 @@ impl Decoder<'_> {
                 _ if name.is_empty() => return,
                 tid => ShimEvent::ThreadName { tid, name: name.chars().take(THREAD_NAME_CHARS).collect() },
             },
+            Body::ThreadAt { os_tid, address } => match thread(os_tid) {
+                0 => return,
+                tid => ShimEvent::ThreadAt { tid, address },
+            },
             Body::Bye => {
                 if std::mem::replace(self.said_bye, true) {
                     return;
