@@ -467,7 +467,11 @@ impl Processor {
                 if let Some(service) = &labels.service {
                     OfService::add(&mut self.left_out, service, LeftOut(times.left_out));
                 }
-                self.threads.name_one(times.thread, || self.names.shown(times.thread));
+                // Of the program that its process was, if that is another one by now.
+                let former = self.formers.of_thread(times.thread, times.since);
+                let former = former.filter(|_| times.thread.tid == times.thread.pid);
+                let former = former.and_then(|former| former.labels.thread_name.clone());
+                self.threads.name_one(times.thread, || former.or_else(|| self.names.shown(times.thread)));
                 if self.threads.thread_end(times) {
                     self.ended.insert((times.thread.tid, times.since), labels);
                 }

@@ -380,6 +380,7 @@ mod tests {
         CERTAIN, FLAG_SPAN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, KIND_SLEEPER,
         KIND_WAKE, SKIPPED_PAGES_SHIFT, SleeperRecord, StackRecord, WakeRecord,
     };
+    use ebpf_common::key::{STATE_ON_CPU, Thread};
     use proptest::prelude::{any, proptest};
 
     fn sample() -> Vec<u8> {
@@ -521,6 +522,34 @@ mod tests {
         assert!(matches!(&exec.kind, EventKind::Exec { pid: 5, comm } if comm == "name"));
         assert!(matches!(&comm.kind, EventKind::Comm { thread, .. } if thread.tid == 6));
         assert_eq!(exec.time.0, 99);
+    }
+
+    #[test]
+    fn a_rename_has_the_times_until_then_unless_they_were_read_in_the_middle_of_an_update() {
+        let thread = Thread {
+            entered_ns: 100,
+            since_ns: 150,
+            oncpu_ns: 50,
+            tgid: 7,
+            state: STATE_ON_CPU,
+            ..Thread::default()
+        };
+        let of = |thread, flags| {
+            let len = u32::try_from(size_of::<RenameRecord>()).unwrap();
+            let header = Header { kind: KIND_RENAME, len, time_ns: 180 };
+            let (from, to) = (*b"job-A\0\0\0\0\0\0\0\0\0\0\0", *b"job-B\0\0\0\0\0\0\0\0\0\0\0");
+            let record = RenameRecord { header, tid: 8, flags, from, to, thread };
+            match ring_record(bytemuck::bytes_of(&record)).unwrap().kind {
+                EventKind::Rename(rename) => *rename,
+                kind => panic!("{kind:?}"),
+            }
+        };
+        let whole = of(thread, 0);
+        assert_eq!((whole.thread, whole.skipped), (ThreadId { pid: 7, tid: 8 }, false));
+        assert_eq!((&whole.from[..5], &whole.to[..5]), (&b"job-A"[..], &b"job-B"[..]));
+        assert_eq!(whole.until.map(|until| (until.times.oncpu_ns, until.at)), Some((80, MonotonicNs(180))));
+        assert!(of(Thread { oncpu_ns: 49, ..thread }, 0).until.is_none());
+        assert!(of(thread, FLAG_SKIPPED).skipped);
     }
 
     proptest! {
