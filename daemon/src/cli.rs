@@ -165,12 +165,6 @@ pub enum Command {
         /// Into this directory.
         directory: PathBuf,
     },
-    /// Lets go on whoever comes to a diagnostic port whose recorder is gone. Internal.
-    #[command(hide = true)]
-    KeepPort {
-        /// Its path.
-        path: PathBuf,
-    },
     /// Does for the daemon what takes CAP_DAC_OVERRIDE. Internal.
     #[command(hide = true)]
     AttachHelper,
@@ -225,9 +219,9 @@ pub struct Record {
     #[arg(long, requires = "command", conflicts_with = "no_attach")]
     pub exact: bool,
     /// Have the runtimes of CMD and its .NET children (8 and newer) count what they allocate, per type, from their start on, and tell of each
-    /// type so often: low 5, high 100 times a second. They start suspended, through a diagnostic port of ours, and CMD runs up to 14 times slower
-    /// where it allocates much. The last objects of each type are not told of; --exact counts those, too.
-    #[arg(long, value_name = "OFTEN", requires = "command", conflicts_with = "exact")]
+    /// type so often: low 5, high 100 times a second. CMD runs up to 14 times slower where it allocates much. The last objects of each type are
+    /// not told of; --exact counts those, too.
+    #[arg(long, value_name = "OFTEN", requires = "command", conflicts_with_all = ["exact", "no_attach"])]
     pub alloc_counts: Option<AllocCounts>,
     /// Most bytes of user stack copied per CPU sample, in KiB, and per wait up to 32; only what a thread uses is copied.
     #[arg(long, value_name = "KIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(4..=64))]
@@ -749,8 +743,7 @@ mod tests {
             (error, alone)
         };
         for (words, hidden, shown) in [
-            (&["reprot"][..], "keep-port", "'report'"),
-            (&["copi"], "'copy'", "'config'"),
+            (&["copi"][..], "'copy'", "'config'"),
             (&["exec-when-redy"], "exec-when-ready", "unrecognized subcommand"),
             (&["record", "--time-stage", "--all"], "--time-stages'", "unexpected argument '--time-stage'"),
             (&["--time-stage", "record"], "--time-stages'", "unexpected argument '--time-stage'"),

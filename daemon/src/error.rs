@@ -2,9 +2,9 @@
 
 use crate::attach::AttachError;
 use crate::attach::policy::WhyNot;
-use crate::attach::port::PortError;
 use crate::cli::exit;
 use crate::config::load::ConfigError;
+use crate::counts::startup::StartupError;
 use crate::heap::SurveyError;
 use crate::launch::LaunchError;
 use crate::pprof::PprofError;
@@ -95,9 +95,9 @@ pub enum Error {
     /// The program could not be started.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// No diagnostic port.
+    /// The runtimes cannot be told at their start to count.
     #[error(transparent)]
-    Port(#[from] PortError),
+    Startup(#[from] StartupError),
     /// The program could not be started with the shim.
     #[error(transparent)]
     Attach(#[from] AttachError),

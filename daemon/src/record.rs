@@ -82,7 +82,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     }
     // What is needed at all is reported first.
     crate::kernel_features::check().map_err(KernelError::from)?;
-    if options.exact {
+    if options.exact || options.alloc_counts.is_some() {
         // Else its tables could not be opened.
         crate::kernel_features::mapped_files()
             .map_err(|source| AttachError::Unreadable { pid: std::process::id(), source })?;
@@ -105,8 +105,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     // Else a typo would be found when the file of an earlier recording is about to be replaced.
     launch::check(&options.command)?;
     // The program is started first, but waits at its gate, because its pid must be known to select it.
-    // Kept until the program has ended: its children may load it at any time.
-    let mut _library = None;
+    // Kept while it is recorded: its children may load it at any time. They look at its lock and at nothing else to see whether we live.
+    let mut library = None;
     let mut counting = match options.alloc_counts {
         Some(often) => Some(Counting::open(rate(often))?),
         None => None,
@@ -114,11 +114,11 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let gated = if options.command.is_empty() {
         None
     } else {
-        let mut environment: Vec<_> = counting.iter().map(Counting::environment).collect();
+        let mut environment: Vec<_> = counting.iter().flat_map(Counting::environment).collect();
         if with_shim {
             let launch = attach::launch::launch(&settings, options.exact)?;
             environment.extend(launch.environment);
-            _library = Some(launch.library);
+            library = Some(launch.library);
         }
         Some(Gated::spawn(&options.command, &environment)?)
     };
@@ -157,6 +157,9 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     if options.exact {
         shims = shims.with_exact(shelf.clone());
     }
+    if let Some(counting) = &counting {
+        shims = shims.with_counts(counting.starts());
+    }
     // Before it is let go: a shell has children within a millisecond, and those of a process that is not watched are not either.
     if let Some(pid) = gated_pid {
         shims.watch(pid);
@@ -164,9 +167,6 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let recording = Recording::start(kernel, shims, processes)
         .map_err(|source| Error::Internal { what: "starting a thread", source })?;
     let watcher = recording.watcher();
-    if let Some(counting) = &mut counting {
-        counting.start().map_err(|source| Error::Internal { what: "starting a thread", source })?;
-    }
     let child = gated.map(Gated::release).transpose()?;
     let whom = match (&child, &options.cgroup) {
         _ if !with_shim => None,
@@ -186,6 +186,11 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     }
     let (end, child) =
         wait_for_end(options, child, &recording, (began, follower.as_ref()), &mut signals, say)?;
+    // First: whoever starts from now on finds no library, and nobody waits for a recording that is over.
+    drop(library);
+    if let Some(counting) = &mut counting {
+        counting.cease();
+    }
     if let Some(follower) = &mut follower {
         follower.cease();
     }
@@ -336,6 +341,7 @@ fn wishes(options: &Record) -> Wishes {
         exception_messages: options.exception_messages,
         contention: !options.no_contention,
         thread_pool: options.thread_pool,
+        start_session: options.alloc_counts.is_some(),
         ..Wishes::default()
     }
 }

@@ -89,6 +89,8 @@ pub const FEATURE_LIVE_OBJECTS: u64 = 1;
 pub const FEATURE_ALLOCATION_SAMPLED: u64 = 2;
 /// Feature bit: a question may say when its address was seen on a stack.
 pub const FEATURE_SEEN_TIMES: u64 = 4;
+/// Feature bit: the process was loaded by environment, and waits at its start for the first beat.
+pub const FEATURE_WAITS_AT_START: u64 = 8;
 
 /// What an instance is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

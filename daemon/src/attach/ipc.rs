@@ -45,7 +45,6 @@ const COLLECT_TRACING_3: u8 = 0x04;
 /// Version 4 of the event format, "nettrace".
 const NETTRACE: u32 = 1;
 const ATTACH_PROFILER: u8 = 0x01;
-const RESUME_RUNTIME: u8 = 0x01;
 const PROCESS_INFO_2: u8 = 0x04;
 const SERVER_OK: u8 = 0x00;
 
@@ -249,34 +248,27 @@ pub fn listen(
     give_up: Arc<AtomicBool>,
     timeout: Duration,
 ) -> Result<Events, IpcError> {
-    listen_on(Connection::open(target, timeout)?, what, true, give_up)
+    listen_from_start(target, what, true, give_up, timeout)
 }
 
-/// The same over a connection that the runtime has made. Without `stacks`, which cost more than the events, from .NET 9 on; older ones refuse that
-/// ([`IpcError::is_unknown_command`]).
+/// The same without `stacks`, which cost more than the events, from .NET 9 on; older ones refuse that ([`IpcError::is_unknown_command`]).
 ///
 /// # Errors
 /// See [`IpcError`].
-pub(super) fn listen_on(
-    mut connection: Connection,
+pub fn listen_from_start(
+    target: &Target,
     what: &Listen,
     stacks: bool,
     give_up: Arc<AtomicBool>,
+    timeout: Duration,
 ) -> Result<Events, IpcError> {
+    let mut connection = Connection::open(target, timeout)?;
     // No list of all methods at the end.
     let (command, switches) =
         if stacks { (COLLECT_TRACING_2, &[0][..]) } else { (COLLECT_TRACING_3, &[0, 0][..]) };
     let payload = what.request(switches, connection.pid)?;
     let answer = connection.exchange(SET_EVENTS, command, &payload)?;
     connection.events(&answer, give_up)
-}
-
-/// Lets a runtime go on that waits at its start for whoever is at the other end of this connection.
-///
-/// # Errors
-/// See [`IpcError`].
-pub(super) fn resume(mut connection: Connection) -> Result<(), IpcError> {
-    connection.exchange(SET_PROCESS, RESUME_RUNTIME, &[]).map(drop)
 }
 
 /// Ends an event session: the runtime forgets its keywords, sends what it still has, and closes the connection of its events.
@@ -443,21 +435,6 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// One that the runtime itself has made; the kernel says that it is process `pid`'s.
-    pub(super) fn made_by(pid: u32, socket: OwnedFd, timeout: Duration) -> Self {
-        Self { pid, socket, timeout, deadline: Instant::now() + timeout }
-    }
-
-    /// Whose it is.
-    pub(super) fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    /// Its socket.
-    pub(super) fn socket(&self) -> &OwnedFd {
-        &self.socket
-    }
-
     /// One to a runtime that listens: by ourselves, which does for our own user's processes and for whoever may do anything, or else through the
     /// helper, if this process has left that right to one.
     fn open(target: &Target, timeout: Duration) -> Result<Self, IpcError> {

@@ -11,7 +11,6 @@ pub mod launch;
 pub(crate) mod no_socket;
 pub mod place;
 pub mod policy;
-pub mod port;
 pub mod target;
 mod trusted;
 pub mod workers;
@@ -154,6 +153,8 @@ pub struct Wishes {
     pub allocations: bool,
     /// Of those, the objects that live on.
     pub live_objects: bool,
+    /// An event session of ours before the first object, for which programs that are started wait.
+    pub start_session: bool,
 }
 
 impl Default for Wishes {
@@ -165,6 +166,7 @@ impl Default for Wishes {
             thread_pool: false,
             allocations: true,
             live_objects: true,
+            start_session: false,
         }
     }
 }
@@ -211,6 +213,7 @@ impl Wishes {
             | bit(self.thread_pool, load::WITH_THREAD_POOL)
             | bit(!self.allocations, load::WITHOUT_ALLOCATIONS)
             | bit(!self.live_objects, load::WITHOUT_LIVE_OBJECTS)
+            | bit(self.start_session, load::WITH_START_SESSION)
     }
 }
 

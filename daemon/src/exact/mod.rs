@@ -191,6 +191,9 @@ pub struct Process {
     pub runtime: String,
     /// How it ended.
     pub ending: Ending,
+    /// Why it was not counted, where the process itself knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
     /// Nanoseconds from the first instruction that was counted to the last.
     pub counted_ns: u64,
     /// Objects allocated.

@@ -182,9 +182,13 @@ fn of_process(process: &Process, options: Options) -> Vec<String> {
                 "its first {}; it was killed or crashed: what it allocated after that, within a second, is missing",
                 time(process.counted_ns)
             ),
-            Ending::Declined =>
-                "which was not counted: its table was not opened within 3 s, or its runtime refused"
-                    .to_owned(),
+            Ending::Declined => format!(
+                "which was not counted: {}",
+                process
+                    .why
+                    .as_deref()
+                    .unwrap_or("its table was not opened within a second, or its runtime refused")
+            ),
         }
     )];
     let left = process.types.iter().fold(Count::default(), |mut sum, of| {

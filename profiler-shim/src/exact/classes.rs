@@ -100,7 +100,7 @@ impl Classes {
     /// None.
     #[must_use]
     pub fn new() -> Option<Self> {
-        Some(Self { slots: lasting::room(SLOTS * SLOT_WORDS, SLOTS * SLOT_WORDS)?, epoch: AtomicU64::new(1) })
+        Some(Self { slots: lasting::whole(SLOTS * SLOT_WORDS)?, epoch: AtomicU64::new(1) })
     }
 
     /// Changes with every unload, and when objects stand for more or less than before.

@@ -35,7 +35,7 @@ impl Holders {
     #[must_use]
     pub fn new() -> Option<Self> {
         Some(Self {
-            sums: lasting::room(MOST_TYPES * HELD_WORDS, MOST_TYPES * HELD_WORDS)?,
+            sums: lasting::whole(MOST_TYPES * HELD_WORDS)?,
             open: AtomicU64::new(0),
             began_ns: AtomicU64::new(0),
             not_before_ns: AtomicU64::new(0),

@@ -20,6 +20,7 @@ use self::share::Share;
 use super::{Event, EventKind, MonotonicNs, RegionId};
 use crate::attach::target::Target;
 use crate::attach::{Settings, Wishes};
+use crate::counts::Starts;
 use crate::exact::Shelf;
 use crate::process::memory::ProcessMemory;
 use profiler_protocol::consumer::SCRATCH_BYTES;
@@ -92,6 +93,7 @@ impl ShimSource {
                 owner,
                 limits,
                 exact: None,
+                counts: None,
                 next_id: 0,
                 regions: 0,
                 room: Share::default(),
@@ -111,6 +113,13 @@ impl ShimSource {
     #[must_use]
     pub fn with_exact(mut self, shelf: Shelf) -> Self {
         self.shared.exact = Some(shelf);
+        self
+    }
+
+    /// Has event sessions opened for runtimes that wait for one at their start.
+    #[must_use]
+    pub fn with_counts(mut self, starts: Starts) -> Self {
+        self.shared.counts = Some(starts);
         self
     }
 

@@ -11,6 +11,7 @@ use super::region::{Region, RegionKey};
 use super::share::Share;
 use crate::attach::Wishes;
 use crate::attach::target::Target;
+use crate::counts::StartHold;
 use crate::source::{
     Allocation, AllocationKind, Contention, Event, EventKind, Exception, Heap, Method, MonotonicNs, RegionId,
     RuntimeSample, ShimEvent, UserContext, UserRegs,
@@ -19,7 +20,7 @@ use crate::unwind::machine::NATIVE;
 use profiler_protocol::consumer::{Consumer, ConsumerError, Drained, Quota};
 use profiler_protocol::counter::{self, Counter};
 use profiler_protocol::layout::{
-    FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, State, UNIT_BYTES, unpack_runtime,
+    FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, FEATURE_WAITS_AT_START, State, UNIT_BYTES, unpack_runtime,
 };
 use profiler_protocol::record::{AllocationHead, Body, Record, Registers, StackHead};
 use profiler_protocol::request::Request;
@@ -151,6 +152,8 @@ pub(super) struct Reader {
     told: Option<ShimLimits>,
     /// A mark of its has been looked at, and it does not know yet.
     heard: bool,
+    /// Its runtime waits for the first beat, until this is over.
+    hold: Option<StartHold>,
 }
 
 impl Reader {
@@ -186,6 +189,7 @@ impl Reader {
             beat: 0,
             told: None,
             heard: false,
+            hold: None,
         };
         if !ours {
             reader.base = reader.counters();
@@ -245,8 +249,35 @@ impl Reader {
         self.heard = true;
     }
 
+    /// Its process was loaded by environment, and does not go on before the first beat.
+    pub(super) fn waits_at_start(&self) -> bool {
+        self.ours && self.consumer.identity().features & FEATURE_WAITS_AT_START != 0
+    }
+
+    /// How long ago it was made.
+    pub(super) fn age(&self, now: MonotonicNs) -> Duration {
+        let made = self.offset.seen(self.consumer.identity().created_ns);
+        Duration::from_nanos(now.0.saturating_sub(made.0))
+    }
+
+    /// Nobody beats before this is over.
+    pub(super) fn hold_up(&mut self, hold: StartHold) {
+        self.hold = Some(hold);
+    }
+
+    /// The first beat, when it is due.
+    pub(super) fn let_go(&mut self, owner: u64, now: MonotonicNs) -> Result<(), ConsumerError<io::Error>> {
+        match self.hold.take_if(|hold| hold.is_over()) {
+            Some(_) => self.beat(owner, now),
+            None => Ok(()),
+        }
+    }
+
     /// Says that somebody listens.
     pub(super) fn beat(&mut self, owner: u64, now: MonotonicNs) -> Result<(), ConsumerError<io::Error>> {
+        if self.hold.is_some() {
+            return Ok(());
+        }
         // A beat is a change; the clock never gives the same value twice here, but a frozen one must not stop us.
         self.beat = now.0.max(self.beat.wrapping_add(1));
         let period = u64::try_from(BEAT_EVERY.as_nanos()).unwrap_or(0);
