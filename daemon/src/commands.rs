@@ -8,6 +8,7 @@ use crate::exact::summary;
 use crate::ps::{self, Daemon};
 use crate::report::stacks::{Stacks, View};
 use crate::report::together::{WINDOW, Windows};
+use crate::report::units::counted;
 use crate::report::{self, ReportError, collections, flame, folded, groups, top, types};
 use crate::sink::file::{self, FileError};
 use std::io::{self, Write as _};
@@ -51,14 +52,15 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
                 windows,
                 ..if to_file { top::Options::default() } else { top::Options::for_stdout() }
             };
-            let by_type = types::is_known(sample_type).then(|| types::table(&profile, sample_type, &shown));
+            let by_type =
+                types::is_known(&stacks, sample_type).then(|| types::table(&profile, sample_type, &shown));
             let table = match (options.by.as_slice(), by_type) {
                 // With its intervals.
                 ([by], Some(types)) if by == "type" => types,
                 ([], more) => {
                     let functions = top::table(&profile, sample_type, &shown)?;
-                    let of_collections =
-                        collections::is_known(sample_type).then(|| collections::table(&profile, &shown));
+                    let of_collections = (stacks.is_ours() && collections::is_known(sample_type))
+                        .then(|| collections::table(&profile, &shown));
                     match more.or(of_collections) {
                         Some(more) => format!("{functions}\n{more}"),
                         None => functions,
@@ -69,11 +71,18 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
             text.extend(table.into_bytes());
         }
         Format::Folded => {
-            let parked = folded::write(&profile, sample_type, &view, &mut text)?;
+            let folded::LeftOut { parked, negative } =
+                folded::write(&profile, sample_type, &view, &mut text)?;
             if parked > 0 && !quiet {
                 let column = stacks.sample_type(sample_type)?;
                 let unit = stacks.sample_types().nth(column).map_or("", |(_, unit)| unit);
                 say(&top::parked(parked, unit));
+            }
+            if negative > 0 && !quiet {
+                say(&format!(
+                    "{} below zero: folded text has no form for a difference, most tools leave such lines out",
+                    counted(negative, "stack")
+                ));
             }
         }
         Format::Flame => {

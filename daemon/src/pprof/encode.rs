@@ -13,6 +13,7 @@ use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use prost::Message;
 use prost::encoding::{WireType, encode_key};
+use std::borrow::Cow;
 use std::io::{Read, Write};
 use std::time::{Duration, SystemTime};
 
@@ -50,6 +51,9 @@ pub enum PprofError {
     /// It breaks a rule of the format.
     #[error("invalid profile: {0}")]
     Invalid(#[from] Invalid),
+    /// A reader of profiles refuses it.
+    #[error("no profile that can be read: {0}")]
+    Refused(#[from] super::read::Refusal),
     /// It is larger than any real one.
     #[error("the profile unpacks to more than {MAX_UNPACKED_BYTES} bytes")]
     TooLarge,
@@ -228,14 +232,18 @@ pub fn decode(bytes: &[u8]) -> Result<Profile, PprofError> {
 /// # Errors
 /// When it is no message of the kind, or unpacks to more than 2 GiB.
 pub fn unpack(bytes: &[u8]) -> Result<Profile, PprofError> {
-    Ok(if bytes.starts_with(&[0x1f, 0x8b]) {
-        let mut unpacked = Vec::new();
-        MultiGzDecoder::new(bytes).take(MAX_UNPACKED_BYTES + 1).read_to_end(&mut unpacked)?;
-        if u64::try_from(unpacked.len()).is_ok_and(|len| len > MAX_UNPACKED_BYTES) {
-            return Err(PprofError::TooLarge);
-        }
-        Profile::decode(unpacked.as_slice())?
-    } else {
-        Profile::decode(bytes)?
-    })
+    Ok(Profile::decode(&*gunzip(bytes)?)?)
+}
+
+/// The message in a gzip file of one or more members; what is no gzip file as it is.
+pub(super) fn gunzip(bytes: &[u8]) -> Result<Cow<'_, [u8]>, PprofError> {
+    if !bytes.starts_with(&[0x1f, 0x8b]) {
+        return Ok(Cow::Borrowed(bytes));
+    }
+    let mut unpacked = Vec::new();
+    MultiGzDecoder::new(bytes).take(MAX_UNPACKED_BYTES + 1).read_to_end(&mut unpacked)?;
+    if u64::try_from(unpacked.len()).is_ok_and(|len| len > MAX_UNPACKED_BYTES) {
+        return Err(PprofError::TooLarge);
+    }
+    Ok(Cow::Owned(unpacked))
 }

@@ -20,11 +20,15 @@ pub mod builder;
 pub mod encode;
 pub mod narrow;
 pub mod proto;
+pub mod read;
 pub mod split;
 pub mod validate;
 
 pub use encode::{About, PprofError, decode, encode, encode_entries, message, pack, unpack};
 pub use validate::{Invalid, validate};
+
+/// Begins the comment that says which version has recorded a profile.
+pub const PERFUSION_PREFIX: &str = "perfusion ";
 
 /// Comments that begin with this are the loss line, which reports show.
 pub const LOSS_PREFIX: &str = "loss: ";

@@ -2,7 +2,7 @@
 //! they took. All of it is in the samples of `gc_pause`, in labels beside the pauses.
 
 use super::stacks::{Kind, Stacks};
-use super::top::Options;
+use super::top::{NO_DURATION, Options};
 use super::units::{grouped, human, percent};
 use crate::aggregate::key::SampleType;
 use crate::pprof::proto::{Profile, Sample};
@@ -83,7 +83,7 @@ fn add<'a>(of: &mut OfProcess<'a>, stacks: &Stacks<'a>, sample: &'a Sample, paus
     }
 }
 
-fn text((name, pid): Process<'_>, of: OfProcess<'_>, duration_ns: i64, options: &Options) -> String {
+fn text((name, pid): Process<'_>, of: OfProcess<'_>, duration_ns: Option<i64>, options: &Options) -> String {
     let (bold, dim, plain) = if options.colour { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
     let mut text = String::new();
     let mut line = |content: String| writeln!(text, "{content}").unwrap_or_default();
@@ -91,14 +91,18 @@ fn text((name, pid): Process<'_>, of: OfProcess<'_>, duration_ns: i64, options: 
     rows.sort_by_key(|(row, sum)| (std::cmp::Reverse(sum.pause_ns), *row));
     let total = |part: fn(&Sum) -> i64| rows.iter().map(|(_, sum)| part(sum)).fold(0i64, i64::saturating_add);
     let (count, paused) = (total(|sum| sum.count), total(|sum| sum.pause_ns));
-    let ns = |value| human(value, "nanoseconds");
+    let ns = |value: i64| human(value, "nanoseconds");
+    let (length, share) = match duration_ns {
+        Some(duration) => {
+            (format!(" in {}", ns(duration)), format!(", {} of the time", percent(paused, duration)))
+        }
+        None => (String::new(), format!("; {NO_DURATION}")),
+    };
     line(format!(
-        "{bold}collections of {} {pid}{plain}: {} in {}; the program stood still for {}, {} of the time",
+        "{bold}collections of {} {pid}{plain}: {}{length}; the program stood still for {}{share}",
         clean(name),
         grouped(count),
-        ns(duration_ns),
         ns(paused),
-        percent(paused, duration_ns),
     ));
     line(format!(
         "{dim}{:>10} {:>9} {:>10} {:>10} {:>10}  generation, kind, reason{plain}",

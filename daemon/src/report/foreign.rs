@@ -2,6 +2,7 @@
 //! protobuf makes of it.
 
 use crate::pprof::PprofError;
+use crate::pprof::read::Refusal;
 use flate2::read::MultiGzDecoder;
 use std::io::{ErrorKind, Read};
 
@@ -33,8 +34,14 @@ pub(super) fn answer(bytes: &[u8], why: &PprofError) -> Answer {
             ("a gzip file with nothing in it".to_owned(), "record again: no profile was written into it")
         }
         // It has the form of one: what is wrong with it is what a person who writes profiles wants to know.
-        PprofError::Invalid(invalid) if sort(bytes, is_gzip, &unpacked).is_none() => {
-            (format!("one that breaks a rule of the format: {invalid}"), "report it to who wrote the file")
+        PprofError::Refused(Refusal::Concatenated) => (
+            Refusal::Concatenated.to_string(),
+            "part them; `perfusion report FILE FILE...` shows several as one",
+        ),
+        PprofError::Refused(refusal)
+            if *refusal != Refusal::Wire && sort(bytes, is_gzip, &unpacked).is_none() =>
+        {
+            (format!("one that breaks a rule of the format, {refusal}"), "report it to who wrote the file")
         }
         _ => {
             let (what, todo) =
@@ -125,7 +132,7 @@ fn is_folded(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::answer;
-    use crate::pprof::decode;
+    use crate::pprof::read::read;
     use flate2::{Compression, write::GzEncoder};
     use std::io::Write as _;
 
@@ -137,7 +144,7 @@ mod tests {
 
     /// Found and to do, in one line.
     fn said(bytes: &[u8]) -> String {
-        let (found, todo) = answer(bytes, &decode(bytes).unwrap_err());
+        let (found, todo) = answer(bytes, &read(bytes).unwrap_err());
         let said = format!("{found}: {todo}");
         for internal in ["Protobuf", "wire type", "Profile.", "deflate"] {
             assert!(!said.contains(internal), "{said}");

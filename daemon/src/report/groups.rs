@@ -2,9 +2,9 @@
 //! each combination of values. By window it says how much that is per second, window after window.
 
 use super::ReportError;
-use super::stacks::{Stacks, View};
+use super::stacks::{Stacks, Values, View};
 use super::together::{WINDOW, is_of_moments};
-use super::top::{Options, Table};
+use super::top::{NO_DURATION, Options, Table};
 use super::units::{human, percent};
 use crate::pprof::proto::Profile;
 use crate::symbolize::pretty::clean;
@@ -25,21 +25,19 @@ pub fn table(
     let stacks = Stacks::new(profile);
     let column = stacks.sample_type(sample_type)?;
     stacks.check(&View { by: by.to_owned(), ..options.view.clone() })?;
-    let mut groups: HashMap<Vec<Cow<'_, str>>, i64> = HashMap::new();
-    let (mut total, mut of_windows) = (0i64, HashMap::<String, i64>::new());
+    let mut groups: HashMap<Vec<Cow<'_, str>>, i128> = HashMap::new();
+    let mut of_windows = HashMap::<String, i128>::new();
     let by_window = by.iter().position(|label| label == WINDOW);
     let window =
         |names: &[Cow<'_, str>]| by_window.and_then(|at| names.get(at)).map(|window| window.to_string());
-    let (values, idle) = stacks.values(column, &options.view);
+    let Values { values, total, idle } = stacks.values(column, &options.view);
     for (sample, value) in values {
-        total = total.saturating_add(value);
+        let value = i128::from(value);
         let names = stacks.groups(sample, by);
         if let Some(window) = window(&names) {
-            let sum = of_windows.entry(window).or_insert(0);
-            *sum = sum.saturating_add(value);
+            *of_windows.entry(window).or_insert(0) += value;
         }
-        let sum = groups.entry(names).or_insert(0);
-        *sum = sum.saturating_add(value);
+        *groups.entry(names).or_insert(0) += value;
     }
     if by.len() == 1 && by_window.is_some() {
         // A window in which there was nothing is a row, too.
@@ -49,7 +47,7 @@ pub fn table(
     }
     let count = groups.len();
     let mut groups: Vec<_> = groups.into_iter().collect();
-    groups.sort_by_cached_key(|(names, value)| (window(names), Reverse(*value), names.clone()));
+    groups.sort_by_cached_key(|(names, value)| (window(names), Reverse(value.abs()), names.clone()));
     // So many of each window.
     let (mut last, mut rows) = (None, 0);
     groups.retain(|(names, _)| {
@@ -80,18 +78,23 @@ pub fn table(
     if labels.len() > 1 || by_window.is_some() {
         table.dim(&format!("{:>17}{}  {}", "", rate("per second"), columns(&labels, &widths)));
     }
+    let mut without_rate = false;
     for (names, sum) in &groups {
         let length_ns = window(names).and_then(|window| options.windows.get(&window)).copied().unwrap_or(0);
         let per_second = match length_ns {
             ..=0 => "?".to_owned(),
-            _ => human((*sum as f64 * 1e9 / length_ns as f64).round() as i64, table.unit),
+            _ => human((*sum as f64 * 1e9 / length_ns as f64).round() as i128, table.unit),
         };
+        without_rate |= by_window.is_some() && !moments && length_ns <= 0;
         let whole = window(names)
             .filter(|_| moments)
-            .map_or(total, |window| of_windows.get(&window).copied().unwrap_or(0));
+            .map_or(total.whole(), |window| of_windows.get(&window).copied().unwrap_or(0));
         let (value, share) = (human(*sum, table.unit), percent(*sum, whole));
         let numbers = format!("{value:>10} {share:>6}{}  ", rate(&per_second));
         table.row(&numbers, &columns(names, &widths), "");
+    }
+    if without_rate {
+        table.remark(&format!("?: {NO_DURATION}"));
     }
     table.left_out(total, idle);
     Ok(table.text)

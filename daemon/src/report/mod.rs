@@ -9,7 +9,7 @@
 //! report::folded::write(&profile, "blocked", &View::default(), &mut std::io::stdout())?;
 //! let html = report::flame::page(&profile, "shop, pid 4242", None, &View::default())?;
 //! ```
-//! Works on any valid pprof, not only our own. Names in a file are data: control characters are escaped wherever they are shown.
+//! Works on any pprof that `go tool pprof` reads ([`crate::pprof::read`]), not only our own. Names in a file are data: control characters are escaped wherever they are shown.
 
 pub mod clock;
 pub mod collections;
@@ -20,12 +20,13 @@ pub mod groups;
 pub mod stacks;
 pub mod together;
 pub mod top;
+mod tree;
 pub mod types;
 pub mod units;
 
 use crate::exact::{self, Account, path_beside};
 use crate::pprof::proto::Profile;
-use crate::pprof::{PprofError, decode};
+use crate::pprof::{PprofError, read};
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fs::File;
@@ -152,9 +153,9 @@ pub enum ReportError {
 /// Reads and checks a profile; `-` is standard input.
 ///
 /// # Errors
-/// When the file cannot be read or is no valid pprof.
+/// When the file cannot be read or pprof would refuse it, too.
 pub fn load(path: &Path) -> Result<Profile, ReportError> {
-    decoded(path, &read(path)?)
+    decoded(path, &contents(path)?)
 }
 
 /// The same of one that has this sample type, as what is `expected` has.
@@ -176,11 +177,20 @@ pub fn load_with(path: &Path, sample_type: &str, expected: &'static str) -> Resu
     }
 }
 
+/// As pprof reads it. What was dropped or changed on the way is said.
 fn decoded(path: &Path, bytes: &[u8]) -> Result<Profile, ReportError> {
-    decode(bytes).map_err(|source| {
-        let (found, todo) = foreign::answer(bytes, &source);
-        ReportError::NoProfile { path: path.to_owned(), found, todo: todo.into(), source }
-    })
+    match read::read(bytes) {
+        Ok(read::Reading { profile, remarks }) => {
+            for remark in remarks {
+                tracing::warn!("{}: {remark}", shown(path));
+            }
+            Ok(profile)
+        }
+        Err(source) => {
+            let (found, todo) = foreign::answer(bytes, &source);
+            Err(ReportError::NoProfile { path: path.to_owned(), found, todo: todo.into(), source })
+        }
+    }
 }
 
 /// Reads several as one: see [`together`] and [`Together::finish`]. One that is there twice counts once.
@@ -199,7 +209,7 @@ pub fn load_all(
     let (mut known, hasher) = (HashSet::new(), RandomState::new());
     let (mut again, mut gone) = (Vec::new(), Vec::new());
     for path in paths {
-        let bytes = match read(path) {
+        let bytes = match contents(path) {
             // A daemon keeps so much and no more: of many files the oldest may go before they are read.
             Err(ReportError::Read { source, .. })
                 if source.kind() == ErrorKind::NotFound && paths.len() > 1 =>
@@ -250,7 +260,7 @@ pub fn load_account(path: &Path) -> Result<Account, ReportError> {
     let is_json = path == Path::new("-") || path.extension().is_some_and(|end| end == "json");
     let profile = path;
     let path = if is_json { path.to_owned() } else { path_beside(path) };
-    let bytes = match read(&path) {
+    let bytes = match contents(&path) {
         Err(ReportError::Read { source, .. })
             if source.kind() == ErrorKind::NotFound && !is_json && profile.exists() =>
         {
@@ -268,7 +278,7 @@ pub fn load_account(path: &Path) -> Result<Account, ReportError> {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, ReportError> {
+fn contents(path: &Path) -> Result<Vec<u8>, ReportError> {
     let fail = |source: std::io::Error| match source.kind() {
         ErrorKind::IsADirectory => ReportError::Directory { path: path.to_owned() },
         _ => ReportError::Read { path: path.to_owned(), source },

@@ -2,8 +2,8 @@
 
 use super::ReportError;
 use crate::attach::{NOT_ALL_RECORDED, NOT_RECORDED};
-use crate::pprof::proto::{Profile, Sample};
-use crate::pprof::{KERNEL_MAPPING, LIMITED, LOSS_PREFIX, MANAGED_MAPPING, WITHOUT_SHIM};
+use crate::pprof::proto::{Label, Location, Profile, Sample};
+use crate::pprof::{KERNEL_MAPPING, LIMITED, LOSS_PREFIX, MANAGED_MAPPING, WITHOUT_SHIM, read};
 use crate::sample::frame::Marker;
 use crate::symbolize::marker_name;
 use crate::symbolize::pretty::clean;
@@ -22,6 +22,8 @@ pub enum Kind {
     Managed,
     /// Not code: the collector's parent frame, the profiler's remarks.
     Note,
+    /// Code of which another tool's profile names no file.
+    Code,
 }
 
 /// One frame.
@@ -68,9 +70,68 @@ const VALUES_SHOWN: usize = 20;
 /// How samples without the label are called that one groups by.
 pub const WITHOUT: &str = "(none)";
 
+/// How a text label without text is called.
+const EMPTY: &str = "(empty)";
+
+/// How pprof calls a function of which nothing is known.
+const UNKNOWN: &str = "<unknown>";
+
+/// The label that `go tool pprof -diff_base` puts on the samples that were subtracted.
+const BASE: &str = "pprof::base";
+
+/// Sums of a sample type over some samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Total {
+    /// Sum of the values above zero.
+    pub up: i128,
+    /// Sum of the values below zero: a profile may be the difference of two.
+    pub down: i128,
+    /// Sum without signs of those that were subtracted, where samples say so.
+    base: i128,
+}
+
+impl Total {
+    fn add(&mut self, value: i64, is_base: bool) {
+        let value = i128::from(value);
+        if value < 0 {
+            self.down += value;
+        } else {
+            self.up += value;
+        }
+        if is_base {
+            self.base += value.abs();
+        }
+    }
+
+    /// What percentages are of. As `go tool pprof` has it: the sum without signs; of a difference to a known base, the base.
+    #[must_use]
+    pub const fn whole(&self) -> i128 {
+        if self.base > 0 { self.base } else { self.up - self.down }
+    }
+
+    /// The sum with signs.
+    #[must_use]
+    pub const fn net(&self) -> i128 {
+        self.up + self.down
+    }
+}
+
+/// The samples of a view with their values.
+#[derive(Debug, Default)]
+pub struct Values<'a> {
+    /// Each sample that has a value, and its value.
+    pub values: Vec<(&'a Sample, i64)>,
+    /// Their sums.
+    pub total: Total,
+    /// The sum of those that are left out because their thread was parked.
+    pub idle: i128,
+}
+
 /// A profile with its tables indexed.
 pub struct Stacks<'a> {
     profile: &'a Profile,
+    /// This program has recorded it.
+    ours: bool,
     /// Frames of each location, innermost first, by location id.
     locations: HashMap<u64, Vec<Frame<'a>>>,
 }
@@ -83,19 +144,48 @@ impl<'a> Stacks<'a> {
             profile.function.iter().map(|function| (function.id, text(profile, function.name))).collect();
         let mappings: HashMap<u64, &str> =
             profile.mapping.iter().map(|mapping| (mapping.id, text(profile, mapping.filename))).collect();
-        let frames = |location: &crate::pprof::proto::Location| {
+        let ours = read::is_ours(profile);
+        // To pprof a function is its name. What has one name is one function here, too, if it is another tool's: in the first of its files.
+        let mut of_names: HashMap<&str, (Kind, &str)> = HashMap::new();
+        let mut frames = |location: &Location| -> Vec<Frame<'a>> {
             let file = mappings.get(&location.mapping_id).copied();
-            let kind = file.map_or(Kind::Note, kind);
             let module = file.map_or("", |file| file.rsplit('/').next().unwrap_or(file));
-            let frame = |name| Frame { name, module, kind };
-            if location.line.is_empty() {
-                return vec![frame(Cow::Owned(format!("0x{:x}", location.address)))];
+            if ours {
+                let kind = file.map_or(Kind::Note, kind);
+                let frame = |name| Frame { name, module, kind };
+                if location.line.is_empty() {
+                    return vec![frame(Cow::Owned(format!("0x{:x}", location.address)))];
+                }
+                let name = |id| functions.get(&id).copied().unwrap_or_default();
+                return location.line.iter().map(|line| frame(clean(name(line.function_id)))).collect();
             }
-            let name = |id| functions.get(&id).copied().unwrap_or_default();
-            location.line.iter().map(|line| frame(clean(name(line.function_id)))).collect()
+            let kind = foreign_kind(file.unwrap_or_default());
+            let unnamed = || Frame { name: unnamed(module), module, kind };
+            let named = |name: &'a str| {
+                let (kind, module) = *of_names.entry(name).or_insert((kind, module));
+                Frame { name: distinct(name), module, kind }
+            };
+            let names = location.line.iter().map(|line| functions.get(&line.function_id).copied());
+            let mut frames: Vec<Frame<'a>> = names
+                .map(|name| name.filter(|name| !name.is_empty()))
+                .map({
+                    let mut named = named;
+                    move |name| name.map_or_else(unnamed, &mut named)
+                })
+                .collect();
+            if frames.is_empty() {
+                frames.push(unnamed());
+            }
+            frames
         };
         let locations = profile.location.iter().map(|location| (location.id, frames(location))).collect();
-        Self { profile, locations }
+        Self { profile, ours, locations }
+    }
+
+    /// True where this program has recorded the profile: what it says of .NET is not true of others'.
+    #[must_use]
+    pub const fn is_ours(&self) -> bool {
+        self.ours
     }
 
     /// Position of a sample type in the values of a sample.
@@ -119,10 +209,12 @@ impl<'a> Stacks<'a> {
     /// Name of the sample type to show first.
     #[must_use]
     pub fn default_sample_type(&self) -> &'a str {
-        match text(self.profile, self.profile.default_sample_type) {
-            // profile.proto: without a default it is the last one.
-            "" => self.sample_types().last().map_or("", |(name, _)| name),
-            name => name,
+        let default = text(self.profile, self.profile.default_sample_type);
+        let exists = self.sample_types().any(|(name, _)| name == default);
+        // profile.proto: without a default it is the last one. A tool may name one that is not there.
+        match exists && !default.is_empty() {
+            true => default,
+            false => self.sample_types().last().map_or("", |(name, _)| name),
         }
     }
 
@@ -131,23 +223,23 @@ impl<'a> Stacks<'a> {
         self.profile.sample.iter()
     }
 
-    /// The samples that have a value of one type and that `view` shows, each with that value; and the sum of those it leaves out because
-    /// their thread was parked.
+    /// The samples that have a value of one type and that `view` shows.
     #[must_use]
-    pub fn values(&self, column: usize, view: &View) -> (Vec<(&'a Sample, i64)>, i64) {
-        let (mut values, mut idle) = (Vec::new(), 0i64);
+    pub fn values(&self, column: usize, view: &View) -> Values<'a> {
+        let mut values = Values::default();
         for sample in self.samples() {
             let value = sample.value.get(column).copied().unwrap_or(0);
             if value == 0 || !self.is_asked(sample, &view.only) {
                 continue;
             }
             if !view.idle && self.is_idle(sample) {
-                idle = idle.saturating_add(value);
+                values.idle += i128::from(value);
             } else {
-                values.push((sample, value));
+                values.total.add(value, self.label(sample, BASE) == Some("true"));
+                values.values.push((sample, value));
             }
         }
-        (values, idle)
+        values
     }
 
     /// Frames of a sample, innermost first.
@@ -173,7 +265,8 @@ impl<'a> Stacks<'a> {
     #[must_use]
     pub fn own_readable_frames(&self, sample: &Sample) -> Vec<Frame<'a>> {
         let mut frames: Vec<Frame<'a>> = self.readable_frames(sample).collect();
-        let is_edge = |frame: &Frame<'_>| frame.kind == Kind::Note && EDGES.contains(&&*frame.name);
+        let is_edge =
+            |frame: &Frame<'_>| self.ours && frame.kind == Kind::Note && EDGES.contains(&&*frame.name);
         if let Some(edge) = frames.iter().rposition(is_edge) {
             frames.drain(..=edge);
         }
@@ -202,7 +295,8 @@ impl<'a> Stacks<'a> {
         };
         let [name, number] = parts.map(|part| self.shown(sample, part));
         match (name, number) {
-            (name, None) => name,
+            // Another tool may have a label of that name.
+            (name, None) => name.or_else(|| self.shown(sample, by)),
             (name, Some(number)) => Some(Cow::Owned(format!("{} {number}", name.as_deref().unwrap_or(by)))),
         }
     }
@@ -213,13 +307,31 @@ impl<'a> Stacks<'a> {
         by.iter().map(|label| self.group(sample, label).unwrap_or(WITHOUT.into())).collect()
     }
 
-    /// Value of one label, control characters escaped.
+    /// Value of one label, control characters escaped; of several labels of one name texts before numbers, as pprof has them.
     fn shown(&self, sample: &Sample, key: &str) -> Option<Cow<'a, str>> {
-        let label = sample.label.iter().find(|label| text(self.profile, label.key) == key)?;
-        Some(match (text(self.profile, label.str), text(self.profile, label.num_unit)) {
-            ("", "") => Cow::Owned(label.num.to_string()),
-            ("", unit) => Cow::Owned(format!("{} {}", label.num, clean(unit))),
-            (text, _) => clean(text),
+        let mut values = self.values_of(sample, key);
+        let first = values.next()?;
+        let Some(second) = values.next() else { return Some(first) };
+        Some(Cow::Owned([first, second].into_iter().chain(values).collect::<Vec<_>>().join(", ")))
+    }
+
+    /// The values of all labels of one name.
+    fn values_of<'s>(&'s self, sample: &'s Sample, key: &'s str) -> impl Iterator<Item = Cow<'a, str>> + 's {
+        let labels = move || sample.label.iter().filter(move |label| text(self.profile, label.key) == key);
+        let texts = labels().filter(|label| label.str != 0);
+        texts.chain(labels().filter(|label| label.str == 0)).map(|label| self.value_of(label))
+    }
+
+    fn value_of(&self, label: &Label) -> Cow<'a, str> {
+        if label.str != 0 {
+            return match text(self.profile, label.str) {
+                "" => Cow::Borrowed(EMPTY),
+                text => clean(text),
+            };
+        }
+        Cow::Owned(match text(self.profile, label.num_unit) {
+            "" => label.num.to_string(),
+            unit => format!("{} {}", label.num, clean(unit)),
         })
     }
 
@@ -237,6 +349,7 @@ impl<'a> Stacks<'a> {
                         || parts
                             .iter()
                             .any(|part| self.shown(sample, part).is_some_and(|part| part == *value))
+                        || self.values_of(sample, label).any(|one| one == *value)
                 }
             }
         })
@@ -295,7 +408,7 @@ impl<'a> Stacks<'a> {
     /// True for the time of a thread that was parked for want of work.
     #[must_use]
     pub fn is_idle(&self, sample: &Sample) -> bool {
-        self.label(sample, "wait_kind") == Some("idle")
+        self.ours && self.label(sample, "wait_kind") == Some("idle")
     }
 
     /// All comments, control characters escaped.
@@ -360,10 +473,10 @@ impl<'a> Stacks<'a> {
         self.comments().filter_map(|comment| Some(comment.strip_prefix(LOSS_PREFIX)?.to_owned()))
     }
 
-    /// Length of the recording, nanoseconds.
+    /// Length of the recording, nanoseconds; `None` where the profile does not say.
     #[must_use]
-    pub fn duration_ns(&self) -> i64 {
-        self.profile.duration_nanos
+    pub fn duration_ns(&self) -> Option<i64> {
+        Some(self.profile.duration_nanos).filter(|&duration| duration > 0)
     }
 }
 
@@ -384,6 +497,30 @@ fn is_about(comment: &str, what: &str, sample_type: &str) -> bool {
 /// An entry of the string table; empty for an index outside it.
 fn text(profile: &Profile, index: i64) -> &str {
     usize::try_from(index).ok().and_then(|index| profile.string_table.get(index)).map_or("", String::as_str)
+}
+
+/// What pprof calls a function without a name.
+fn unnamed(module: &str) -> Cow<'_, str> {
+    if module.is_empty() { Cow::Borrowed(UNKNOWN) } else { Cow::Owned(format!("[{}]", clean(module))) }
+}
+
+/// A name with control characters escaped, as [`clean`] does. What looks like such an escape already is escaped itself: two names stay two.
+fn distinct(name: &str) -> Cow<'_, str> {
+    const ESCAPE: &str = "\\u{";
+    if name.contains(ESCAPE) {
+        Cow::Owned(clean(&name.replace(ESCAPE, "\\u{5c}u{")).into_owned())
+    } else {
+        clean(name)
+    }
+}
+
+/// The same of another tool's profile.
+fn foreign_kind(file: &str) -> Kind {
+    match file {
+        "" => Kind::Code,
+        _ if file.starts_with("[kernel") => Kind::Kernel,
+        _ => Kind::Native,
+    }
 }
 
 /// Native files have a path or a name in brackets; a managed module is a bare file name.

@@ -6,7 +6,7 @@
 //! functions that waited: who ended it has no part in the table.
 
 use super::ReportError;
-use super::stacks::{Frame, Kind, Stacks, View};
+use super::stacks::{Frame, Kind, Stacks, Total, Values, View};
 use super::together::{Windows, is_of_moments};
 use super::units::{human, percent};
 use crate::aggregate::pool::STARVATION;
@@ -58,8 +58,8 @@ impl Options {
 
 #[derive(Default)]
 struct Row {
-    flat: i64,
-    cum: i64,
+    flat: i128,
+    cum: i128,
 }
 
 /// The table of one sample type, with a heading and, where something was left out, lines that say what.
@@ -70,27 +70,31 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
     let stacks = Stacks::new(profile);
     let column = stacks.sample_type(sample_type)?;
     stacks.check(&options.view)?;
-    let is_owned = OWNED.contains(&sample_type);
+    let is_owned = stacks.is_ours() && OWNED.contains(&sample_type);
     let mut rows: HashMap<Frame<'_>, Row> = HashMap::new();
-    let (mut total, mut owned) = (0i64, false);
-    let (values, idle) = stacks.values(column, &options.view);
+    let mut owned = false;
+    let Values { values, total, idle } = stacks.values(column, &options.view);
+    let whole = total.whole();
     for (sample, value) in values {
-        total = total.saturating_add(value);
+        let value = i128::from(value);
         let frames = stacks.own_readable_frames(sample);
-        let has_owner = is_owned || stacks.label(sample, "wait_reason").is_some();
+        let has_owner = is_owned || stacks.is_ours() && stacks.label(sample, "wait_reason").is_some();
         owned |= has_owner;
         if let Some(frame) = if has_owner { owner(&frames) } else { frames.first() } {
-            let row = rows.entry(frame.clone()).or_default();
-            row.flat = row.flat.saturating_add(value);
+            rows.entry(frame.clone()).or_default().flat += value;
         }
         for frame in frames.into_iter().collect::<HashSet<_>>() {
-            let row = rows.entry(frame).or_default();
-            row.cum = row.cum.saturating_add(value);
+            rows.entry(frame).or_default().cum += value;
         }
     }
+    // What adds up to nothing has not changed.
+    rows.retain(|_, row| (row.flat, row.cum) != (0, 0));
     let count = rows.len();
     let mut rows: Vec<_> = rows.into_iter().collect();
-    let order = |row: &Row| if options.cumulative { (row.cum, row.flat) } else { (row.flat, row.cum) };
+    let order = |row: &Row| {
+        let (flat, cum) = (row.flat.abs(), row.cum.abs());
+        if options.cumulative { (cum, flat) } else { (flat, cum) }
+    };
     rows.sort_by(|(a, x), (b, y)| order(y).cmp(&order(x)).then_with(|| a.cmp(b)));
     rows.truncate(options.limit);
 
@@ -102,13 +106,13 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
         let numbers = format!(
             "{:>10} {:>6} {:>10} {:>6}  ",
             human(row.flat, table.unit),
-            percent(row.flat, total),
+            percent(row.flat, whole),
             human(row.cum, table.unit),
-            percent(row.cum, total)
+            percent(row.cum, whole)
         );
         unnamed |= frame.kind == Kind::Native && frame.name.starts_with('[');
         let module = match frame.kind {
-            Kind::Note => String::new(),
+            Kind::Note | Kind::Code => String::new(),
             Kind::Kernel => " [kernel]".to_owned(),
             // A frame without a name is called by its file already.
             _ if frame.name.starts_with('[') => String::new(),
@@ -122,7 +126,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
              the innermost managed one, else the innermost outside the kernel",
         );
     }
-    if unnamed {
+    if unnamed && stacks.is_ours() {
         table.remark(
             "a file in brackets stands for all its functions without a name: it has no symbols of them",
         );
@@ -151,8 +155,8 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
 /// A table while it is printed.
 pub(super) struct Table<'a> {
     options: &'a Options,
-    /// In which time it happened; `None` of what was there at a moment.
-    duration_ns: Option<i64>,
+    /// In which time it happened; empty for what was there at a moment.
+    length: String,
     /// Unit of the values.
     pub(super) unit: &'a str,
     /// Why there are none.
@@ -171,10 +175,14 @@ impl<'a> Table<'a> {
     pub(super) fn new(stacks: &Stacks<'a>, column: usize, options: &'a Options) -> Self {
         let (name, unit) = stacks.sample_types().nth(column).unwrap_or_default();
         let (not_recorded, partly) = (stacks.not_recorded(name), stacks.partly_recorded(name).collect());
-        let duration_ns = Some(stacks.duration_ns()).filter(|_| !is_of_moments(name));
+        let length = match stacks.duration_ns() {
+            _ if is_of_moments(name) => String::new(),
+            Some(ns) => format!(" in {}", human(ns, "nanoseconds")),
+            None => format!(", {NO_DURATION}"),
+        };
         let lacks = stacks.lacks().collect();
         let estimated = stacks.estimated(name);
-        Self { options, duration_ns, unit, not_recorded, estimated, partly, lacks, text: String::new() }
+        Self { options, length, unit, not_recorded, estimated, partly, lacks, text: String::new() }
     }
 
     fn line(&mut self, parts: &[&str]) {
@@ -186,11 +194,21 @@ impl<'a> Table<'a> {
         if self.options.colour { ["\x1b[1m", "\x1b[2m", "\x1b[0m"] } else { [""; 3] }
     }
 
-    pub(super) fn heading(&mut self, what: &str, total: i64, rows: usize, count: usize, things: &str) {
+    pub(super) fn heading(&mut self, what: &str, total: Total, rows: usize, count: usize, things: &str) {
         let [bold, _, plain] = self.codes();
-        let length = self.duration_ns.map(|ns| format!(" in {}", human(ns, "nanoseconds")));
-        let (total, length) = (human(total, self.unit), length.unwrap_or_default());
-        self.line(&[bold, what, plain, &format!(": total {total}{length}, {rows} of {count} {things}")]);
+        let human = |value: i128| human(value, self.unit);
+        let sum = match total.down {
+            0 => format!("total {}", human(total.up)),
+            down => format!(
+                "difference {} (+{} {}), percentages of {}",
+                signed(&human(total.net())),
+                human(total.up),
+                human(down),
+                human(total.whole())
+            ),
+        };
+        let rest = format!(": {sum}{}, {rows} of {count} {things}", self.length);
+        self.line(&[bold, what, plain, &rest]);
     }
 
     /// Of what has no sum.
@@ -213,7 +231,7 @@ impl<'a> Table<'a> {
     }
 
     /// A sentence below the rows, on as many lines as it takes.
-    fn remark(&mut self, text: &str) {
+    pub(super) fn remark(&mut self, text: &str) {
         let width = self.options.width.unwrap_or(REMARK_WIDTH).min(REMARK_WIDTH);
         let mut line = String::new();
         for word in text.split(' ') {
@@ -237,7 +255,8 @@ impl<'a> Table<'a> {
     }
 
     /// What is not in the table, and why it may be empty.
-    pub(super) fn left_out(&mut self, total: i64, idle: i64) {
+    pub(super) fn left_out(&mut self, total: Total, idle: i128) {
+        let total = total.whole();
         if let Some(estimated) = self.estimated.take().filter(|_| total > 0) {
             self.remark(&estimated);
         }
@@ -259,6 +278,14 @@ impl<'a> Table<'a> {
     }
 }
 
+/// Said where a profile has no duration: nothing can be said per second, then.
+pub(super) const NO_DURATION: &str = "the profile names no duration";
+
+/// A number with its sign.
+fn signed(number: &str) -> String {
+    if number.starts_with('-') || number == "0" { number.to_owned() } else { format!("+{number}") }
+}
+
 /// Most comments of a kind repeated below a table.
 const REMARKS_SHOWN: usize = 5;
 
@@ -267,7 +294,7 @@ const REMARK_WIDTH: usize = 110;
 
 /// What is said of parked threads that are not shown.
 #[must_use]
-pub fn parked(idle: i64, unit: &str) -> String {
+pub fn parked(idle: i128, unit: &str) -> String {
     format!("not shown: {} of parked threads (wait_kind=idle); --idle adds them", human(idle, unit))
 }
 

@@ -2,7 +2,7 @@
 //! sums over the profile's samples, each of which stands for alike objects: one stack, one size class, one age, one generation.
 
 use super::stacks::Stacks;
-use super::top::{Options, fit};
+use super::top::{NO_DURATION, Options, fit};
 use super::units::{counted, grouped, human, percent};
 use crate::aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use crate::aggregate::interval::Estimate;
@@ -70,10 +70,11 @@ pub struct TypeRow {
     pub unwatched: i64,
 }
 
-/// True for a sample type that [`rows`] and [`table`] know.
+/// True for a sample type that [`rows`] and [`table`] know, of a profile that has what they need: our labels, and both columns.
 #[must_use]
-pub fn is_known(sample_type: &str) -> bool {
-    columns(sample_type).is_some()
+pub fn is_known(stacks: &Stacks<'_>, sample_type: &str) -> bool {
+    let has = |column: SampleType| stacks.sample_type(column.name()).is_ok();
+    stacks.is_ours() && columns(sample_type).is_some_and(|columns| columns.into_iter().all(has))
 }
 
 fn columns(sample_type: &str) -> Option<[SampleType; 2]> {
@@ -197,7 +198,7 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     let all = rows(profile, sample_type, options);
     let alive = columns(sample_type) == columns(SampleType::InuseSpace.name());
     let by_objects = columns(sample_type).is_some_and(|[objects, _]| objects.name() == sample_type);
-    let seconds = profile.duration_nanos.max(1) as f64 / 1e9;
+    let seconds = Some(profile.duration_nanos as f64 / 1e9).filter(|&seconds| seconds > 0.0);
     let total: f64 = all.iter().map(|row| if by_objects { row.objects.value } else { row.bytes.value }).sum();
     let unit = if by_objects { "count" } else { "bytes" };
     let (bold, dim, plain) = if options.colour { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
@@ -250,10 +251,17 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
             percent(round(value), round(total)),
             grouped(round(row.objects.value)),
             grouped(row.seen),
-            if alive { age(row.oldest_seconds) } else { human(round(value / seconds), unit) },
+            match seconds {
+                _ if alive => age(row.oldest_seconds),
+                Some(seconds) => human(round(value / seconds), unit),
+                None => "?".to_owned(),
+            },
         );
         let room = options.width.map(|width| width.saturating_sub(numbers.chars().count()));
         line(format!("{numbers}{}", fit(&row.name, "", room).0));
+    }
+    if seconds.is_none() && !alive {
+        line(format!("{dim}?: {NO_DURATION}{plain}"));
     }
     let young =
         all.iter().fold([0.0; 2], |[objects, bytes], row| [objects + row.young[0], bytes + row.young[1]]);

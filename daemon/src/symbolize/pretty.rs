@@ -6,10 +6,13 @@ use std::fmt::Write;
 
 /// Longest name, in bytes, that goes into a profile.
 const MAX_BYTES: usize = 2048;
+/// The longest escaped character, and the end of a name that is cut.
+const ROOM_BYTES: usize = 12 + 3 + 16;
 /// Deepest nesting of generic arguments and generated names that is rewritten.
 const MAX_DEPTH: usize = 16;
 
-/// Control characters and direction overrides escaped, length bounded.
+/// Control characters and direction overrides escaped, length bounded. The end of one that is cut is a number made of all of it: names
+/// that differ only in what is cut stay different.
 #[must_use]
 pub fn clean(text: &str) -> Cow<'_, str> {
     let hidden = |c: char| {
@@ -21,13 +24,19 @@ pub fn clean(text: &str) -> Cow<'_, str> {
     }
     let mut cleaned = String::new();
     for c in text.chars() {
-        if cleaned.len() + 12 > MAX_BYTES {
-            cleaned.push('…');
+        if cleaned.len() + ROOM_BYTES > MAX_BYTES {
+            write!(cleaned, "…{:016x}", fingerprint(text)).unwrap_or_default();
             break;
         }
         if hidden(c) { cleaned.extend(c.escape_unicode()) } else { cleaned.push(c) }
     }
     Cow::Owned(cleaned)
+}
+
+/// FNV-1a: the same in every build.
+fn fingerprint(text: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// The readable form of `Namespace.Type+Nested.Method(parameters)`; nested types may be written with `.` or `/` too.

@@ -1,0 +1,295 @@
+//! A profile of any tool -> a [`Profile`] as `go tool pprof` would see it, or the reason pprof gives for refusing it.
+//!
+//! What this program writes is strict ([`super::validate`]); what it reads follows google/pprof's reader (`profile/encode.go`,
+//! `profile/profile.go`, `profile/prune.go`, `internal/driver/fetch.go`), since a file that opens there is expected to open here:
+//! - a label may stand several times, with text and number, without key; a mapping that is not in the table is none;
+//! - a default type that does not exist is none; a type that stands twice is dropped; frames that the profile wants dropped are;
+//! - strings are bytes: those that are not UTF-8 are shown as `\xe9`, and stay different from each other.
+//!
+//! Where something is dropped or changed on the way, [`Reading::remarks`] says so.
+
+mod check;
+mod prune;
+mod wire;
+
+use super::encode::PprofError;
+use super::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
+use super::{LOSS_PREFIX, PERFUSION_PREFIX};
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use wire::{Fields, Value};
+
+/// A profile that was read.
+#[derive(Debug)]
+pub struct Reading {
+    /// As pprof would see it. Labels may stand several times: it need not be valid in the sense of [`super::validate`].
+    pub profile: Profile,
+    /// One sentence for each kind of thing that was dropped or changed.
+    pub remarks: Vec<String>,
+}
+
+/// Why pprof refuses a profile; its own words are in brackets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No bytes.
+    #[error("nothing (pprof: empty input file)")]
+    Empty,
+    /// Not the wire format, or a field of another type than the format has.
+    #[error("no message of the format (pprof: unrecognized profile format)")]
+    Wire,
+    /// A second time stamp: profiles have one.
+    #[error("two or more profiles one after the other in one file (pprof: concatenated profiles detected)")]
+    Concatenated,
+    /// The string table begins with something.
+    #[error("a string table that does not begin with the empty string (pprof: string_table[0] must be '')")]
+    FirstString,
+    /// A string index outside the table.
+    #[error("the string index {found} in a table of {len} strings (pprof: malformed profile format)")]
+    String {
+        /// The index.
+        found: i64,
+        /// Size of the table.
+        len: usize,
+    },
+    /// No sample types.
+    #[error("no sample types (pprof: profiles have empty common sample type list)")]
+    NoTypes,
+    /// Samples without types of their values.
+    #[error("samples, but no sample types (pprof: missing sample type information)")]
+    SamplesWithoutTypes,
+    /// A sample with another number of values than there are types.
+    #[error(
+        "a sample with {found} values for {types} sample types (pprof: mismatch: sample has {found} values vs. {types} types)"
+    )]
+    Values {
+        /// Values found.
+        found: usize,
+        /// Sample types.
+        types: usize,
+    },
+    /// A sample with a location that is not in the table.
+    #[error("a sample with location {id}, which is not in the table (pprof: sample has nil location)")]
+    NoLocation {
+        /// The location.
+        id: u64,
+    },
+    /// A line with a function that is not in the table.
+    #[error(
+        "location {id} with a function that is not in the table (pprof: location id: {id} has a line with nil function)"
+    )]
+    NoFunction {
+        /// The location.
+        id: u64,
+    },
+    /// Id 0.
+    #[error("a {table} with id 0 (pprof: found {table} with reserved ID=0)")]
+    ReservedId {
+        /// Which table.
+        table: &'static str,
+    },
+    /// An id that stands twice.
+    #[error("two {table}s with id {id} (pprof: multiple {table}s with same id: {id})")]
+    TwiceId {
+        /// Which table.
+        table: &'static str,
+        /// The id.
+        id: u64,
+    },
+}
+
+/// Reads a profile, gzipped or not.
+///
+/// # Errors
+/// When pprof refuses it, too, or when it unpacks to more than 2 GiB.
+pub fn read(bytes: &[u8]) -> Result<Reading, PprofError> {
+    let unpacked = super::encode::gunzip(bytes)?;
+    let mut reading = message(&unpacked)?;
+    drop(unpacked);
+    check::check(&mut reading)?;
+    prune::prune(&mut reading);
+    Ok(reading)
+}
+
+/// True for a profile that this program has written.
+#[must_use]
+pub fn is_ours(profile: &Profile) -> bool {
+    profile.comment.iter().any(|&comment| {
+        let comment = usize::try_from(comment).ok().and_then(|at| profile.string_table.get(at));
+        comment.is_some_and(|text| [PERFUSION_PREFIX, LOSS_PREFIX].iter().any(|ours| text.starts_with(ours)))
+    })
+}
+
+fn message(bytes: &[u8]) -> Result<Reading, Refusal> {
+    if bytes.is_empty() {
+        return Err(Refusal::Empty);
+    }
+    let (mut profile, mut strings) = (Profile::default(), Vec::new());
+    let mut fields = Fields(bytes);
+    while let Some((number, value)) = fields.next()? {
+        match number {
+            1 => profile.sample_type.push(value_type(value)?),
+            2 => profile.sample.push(sample(value)?),
+            3 => profile.mapping.push(mapping(value)?),
+            4 => profile.location.push(location(value)?),
+            5 => profile.function.push(function(value)?),
+            6 => {
+                strings.push(value.bytes()?);
+                if strings.first().is_some_and(|first| !first.is_empty()) {
+                    return Err(Refusal::FirstString);
+                }
+            }
+            7 => profile.drop_frames = value.signed()?,
+            8 => profile.keep_frames = value.signed()?,
+            9 if profile.time_nanos != 0 => return Err(Refusal::Concatenated),
+            9 => profile.time_nanos = value.signed()?,
+            10 => profile.duration_nanos = value.signed()?,
+            11 => profile.period_type = Some(value_type(value)?),
+            12 => profile.period = value.signed()?,
+            13 => value.signeds(&mut profile.comment)?,
+            14 => profile.default_sample_type = value.signed()?,
+            15 => profile.doc_url = value.signed().unwrap_or(0),
+            _ => {}
+        }
+    }
+    let mut remarks = Vec::new();
+    profile.string_table = texts(&strings, &mut remarks);
+    Ok(Reading { profile, remarks })
+}
+
+/// Strings that are not UTF-8 with `\xe9` in place of each wrong byte. One that would be another string of the table then gets a mark more.
+fn texts(strings: &[&[u8]], remarks: &mut Vec<String>) -> Vec<String> {
+    let is_wrong = |bytes: &&[u8]| std::str::from_utf8(bytes).is_err();
+    let wrong = strings.iter().filter(|bytes| is_wrong(bytes)).count();
+    if wrong == 0 {
+        return strings.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect();
+    }
+    remarks.push(format!(
+        "{} not UTF-8: wrong bytes are shown as \\xNN",
+        are(wrong, "name or text", "names and texts")
+    ));
+    let valid: HashSet<&str> = strings.iter().filter_map(|bytes| std::str::from_utf8(bytes).ok()).collect();
+    let text = |bytes: &&[u8]| {
+        let mut text = String::with_capacity(bytes.len());
+        for chunk in bytes.utf8_chunks() {
+            text.push_str(chunk.valid());
+            for byte in chunk.invalid() {
+                write!(text, "\\x{byte:02x}").unwrap_or_default();
+            }
+        }
+        while is_wrong(bytes) && valid.contains(text.as_str()) {
+            text.push(char::REPLACEMENT_CHARACTER);
+        }
+        text
+    };
+    strings.iter().map(text).collect()
+}
+
+/// `1 location is`, `3 locations are`.
+fn are(number: usize, one: &str, many: &str) -> String {
+    if number == 1 { format!("1 {one} is") } else { format!("{number} {many} are") }
+}
+
+fn value_type(value: Value<'_>) -> Result<ValueType, Refusal> {
+    let (mut fields, mut of) = (Fields(value.bytes()?), ValueType::default());
+    while let Some((number, value)) = fields.next()? {
+        match number {
+            1 => of.r#type = value.signed()?,
+            2 => of.unit = value.signed()?,
+            _ => {}
+        }
+    }
+    Ok(of)
+}
+
+fn sample(value: Value<'_>) -> Result<Sample, Refusal> {
+    let (mut fields, mut of) = (Fields(value.bytes()?), Sample::default());
+    while let Some((number, value)) = fields.next()? {
+        match number {
+            1 => value.unsigneds(&mut of.location_id)?,
+            2 => value.signeds(&mut of.value)?,
+            3 => of.label.push(label(value)?),
+            _ => {}
+        }
+    }
+    Ok(of)
+}
+
+fn label(value: Value<'_>) -> Result<Label, Refusal> {
+    let (mut fields, mut of) = (Fields(value.bytes()?), Label::default());
+    while let Some((number, value)) = fields.next()? {
+        match number {
+            1 => of.key = value.signed()?,
+            2 => of.str = value.signed()?,
+            3 => of.num = value.signed()?,
+            4 => of.num_unit = value.signed()?,
+            _ => {}
+        }
+    }
+    Ok(of)
+}
+
+fn mapping(value: Value<'_>) -> Result<Mapping, Refusal> {
+    let (mut fields, mut of) = (Fields(value.bytes()?), Mapping::default());
+    while let Some((number, value)) = fields.next()? {
+        match number {
+            1 => of.id = value.unsigned()?,
+            2 => of.memory_start = value.unsigned()?,
+            3 => of.memory_limit = value.unsigned()?,
+            4 => of.file_offset = value.unsigned()?,
+            5 => of.filename = value.signed()?,
+            6 => of.build_id = value.signed()?,
+            7 => of.has_functions = value.bool()?,
+            8 => of.has_filenames = value.bool()?,
+            9 => of.has_line_numbers = value.bool()?,
+            10 => of.has_inline_frames = value.bool()?,
+            _ => {}
+        }
+    }
+    Ok(of)
+}
+
+fn location(value: Value<'_>) -> Result<Location, Refusal> {
+    let (mut fields, mut of) = (Fields(value.bytes()?), Location::default());
+    while let Some((number, value)) = fields.next()? {
+        match number {
+            1 => of.id = value.unsigned()?,
+            2 => of.mapping_id = value.unsigned()?,
+            3 => of.address = value.unsigned()?,
+            4 => of.line.push(line(value)?),
+            5 => of.is_folded = value.bool()?,
+            _ => {}
+        }
+    }
+    Ok(of)
+}
+
+fn line(value: Value<'_>) -> Result<Line, Refusal> {
+    let (mut fields, mut of) = (Fields(value.bytes()?), Line::default());
+    while let Some((number, value)) = fields.next()? {
+        match number {
+            1 => of.function_id = value.unsigned()?,
+            2 => of.line = value.signed()?,
+            3 => of.column = value.signed()?,
+            _ => {}
+        }
+    }
+    Ok(of)
+}
+
+fn function(value: Value<'_>) -> Result<Function, Refusal> {
+    let (mut fields, mut of) = (Fields(value.bytes()?), Function::default());
+    while let Some((number, value)) = fields.next()? {
+        match number {
+            1 => of.id = value.unsigned()?,
+            2 => of.name = value.signed()?,
+            3 => of.system_name = value.signed()?,
+            4 => of.filename = value.signed()?,
+            5 => of.start_line = value.signed()?,
+            _ => {}
+        }
+    }
+    Ok(of)
+}
+
+#[cfg(test)]
+mod tests;
