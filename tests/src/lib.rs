@@ -8,6 +8,7 @@ pub mod app;
 pub mod bpf;
 pub mod cgroup;
 pub mod environment;
+pub mod foreign;
 pub mod gotool;
 pub mod perfusion;
 pub mod profile;

@@ -20,6 +20,7 @@ mod exact;
 mod exec;
 mod faults;
 mod features;
+mod foreign;
 mod harness;
 mod heap;
 mod held;

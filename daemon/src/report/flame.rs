@@ -5,12 +5,13 @@
 
 use super::ReportError;
 use super::stacks::{Frame, Kind, Stacks, View};
-use super::units::human;
+use super::top::NO_DURATION;
+use super::tree::{Tree, tree};
+use super::units::{base, human};
 use crate::pprof::proto::Profile;
 use crate::symbolize::pretty::clean;
 use serde::Serialize;
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 
 const TEMPLATE: &str = include_str!("assets/page.html");
@@ -24,11 +25,6 @@ const D3_LICENCE: &str = include_str!("assets/LICENSE-d3");
 /// npm's d3-flame-graph 5.0.0, `dist/d3-flamegraph.umd.min.js`.
 const FLAMEGRAPH: &str = include_str!("assets/d3-flamegraph.umd.min.js");
 
-/// Nodes kept while the tree is built; further call paths stay inside their callers.
-const MAX_NODES: usize = 2_000_000;
-/// Nodes written: what a browser draws without delay. The smallest call paths are left out first.
-const MAX_DRAWN: usize = 40_000;
-
 /// The data of the page. Nodes are numbered parents first; node 0 is the root.
 #[derive(Serialize)]
 struct Data<'a> {
@@ -40,36 +36,27 @@ struct Data<'a> {
     comments: Vec<String>,
     types: Vec<Column<'a>>,
     /// (name, module, kind).
-    frames: Vec<(Cow<'a, str>, &'a str, u8)>,
+    frames: Vec<(&'a str, &'a str, u8)>,
     /// Index in `frames` of each node.
     nodes: Vec<usize>,
     parents: Vec<usize>,
+    /// node, number, node, number, …: nodes that stand for so many call paths.
+    more: Vec<usize>,
     left_out: usize,
 }
 
 #[derive(Serialize)]
 struct Column<'a> {
     name: &'a str,
+    /// What values are shown in, and how many of it one of the profile's unit is.
     unit: &'a str,
-    /// node, value, node, value, …
-    busy: Vec<i64>,
-    idle: Vec<i64>,
-}
-
-struct Node {
-    parent: usize,
-    frame: usize,
-    /// (sample type, parked, value).
-    values: Vec<(usize, bool, i64)>,
-}
-
-impl Node {
-    fn add(&mut self, column: usize, idle: bool, value: i64) {
-        match self.values.iter_mut().find(|(of, parked, _)| (*of, *parked) == (column, idle)) {
-            Some((_, _, sum)) => *sum = sum.saturating_add(value),
-            None => self.values.push((column, idle, value)),
-        }
-    }
+    factor: f64,
+    /// node, value, node, value, …: how wide each is.
+    busy: Vec<i128>,
+    idle: Vec<i128>,
+    /// The same with signs, where some values are below zero: the profile is a difference.
+    busy_net: Vec<i128>,
+    idle_net: Vec<i128>,
 }
 
 /// The page. `title` is shown as it is, so it should say what was recorded. `sample_type` is the one to begin with.
@@ -84,7 +71,8 @@ pub fn page(
 ) -> Result<String, ReportError> {
     let stacks = Stacks::new(profile);
     stacks.check(view)?;
-    let mut data = data(&stacks, view);
+    let tree = tree(&stacks, view);
+    let mut data = data(&stacks, view, &tree);
     if let Some(first) = sample_type {
         stacks.sample_type(first)?;
         data.default = first;
@@ -128,123 +116,50 @@ fn markup(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Distinct frames, numbered as they come.
-#[derive(Default)]
-struct Frames<'a> {
-    ids: HashMap<Frame<'a>, usize>,
-    list: Vec<(Cow<'a, str>, &'a str, u8)>,
-}
-
-impl<'a> Frames<'a> {
-    fn id(&mut self, frame: &Frame<'a>) -> usize {
-        if let Some(&id) = self.ids.get(frame) {
-            return id;
+fn data<'a>(stacks: &'a Stacks<'a>, view: &View, tree: &'a Tree<'a>) -> Data<'a> {
+    let column = |(name, unit)| {
+        let (unit, factor) = base(unit);
+        let [busy, idle, busy_net, idle_net] = [const { Vec::new() }; 4];
+        Column { name, unit, factor, busy, idle, busy_net, idle_net }
+    };
+    let mut types: Vec<Column<'_>> = stacks.sample_types().map(column).collect();
+    let mut signed = vec![false; types.len()];
+    for value in tree.nodes.iter().flat_map(|node| &node.values) {
+        if let Some(signed) = signed.get_mut(value.column) {
+            *signed |= value.net != value.width;
         }
-        let id = self.list.len();
-        self.list.push((frame.name.clone(), frame.module, kind_number(frame.kind)));
-        self.ids.insert(frame.clone(), id);
-        id
     }
-}
-
-/// All call paths as one tree; each value of the first label to group by has a branch of its own, in it each of the next, or, where there is no
-/// such label but several processes, each process.
-fn data<'a>(stacks: &'a Stacks<'a>, view: &View) -> Data<'a> {
-    let mut frames = Frames::default();
-    frames.id(&Frame { name: "all".into(), module: "", kind: Kind::Note });
-    let asked = || stacks.samples().filter(|sample| stacks.is_asked(sample, &view.only));
-    let processes: HashSet<Option<i64>> = asked().map(|sample| stacks.number(sample, "pid")).collect();
-    let by_process = view.by.is_empty() && processes.len() > 1;
-    let by: Cow<'_, [String]> =
-        if by_process { Cow::Owned(vec!["process".to_owned()]) } else { Cow::Borrowed(&view.by) };
-    let mut nodes = vec![Node { parent: 0, frame: 0, values: Vec::new() }];
-    let mut children: HashMap<(usize, usize), usize> = HashMap::new();
-    let mut left_out = 0;
-    for sample in asked() {
-        let idle = stacks.is_idle(sample);
-        let mut path: Vec<usize> = stacks.readable_frames(sample).map(|frame| frames.id(&frame)).collect();
-        for name in stacks.groups(sample, &by).into_iter().rev() {
-            path.push(frames.id(&Frame { name, module: "", kind: Kind::Note }));
-        }
-        path.reverse();
-        let mut at = 0;
-        let visit = |node: &mut Node| {
-            for (column, &value) in sample.value.iter().enumerate().filter(|(_, value)| **value > 0) {
-                node.add(column, idle, value);
-            }
-        };
-        visit(&mut nodes[0]);
-        for frame in path {
-            at = match children.get(&(at, frame)) {
-                Some(&node) => node,
-                None if nodes.len() >= MAX_NODES => {
-                    left_out += 1;
-                    break;
-                }
-                None => {
-                    children.insert((at, frame), nodes.len());
-                    nodes.push(Node { parent: at, frame, values: Vec::new() });
-                    nodes.len() - 1
-                }
+    for (node, number) in tree.nodes.iter().zip(0i128..) {
+        for value in &node.values {
+            let Some(column) = types.get_mut(value.column) else { continue };
+            let (widths, nets) = match value.idle {
+                true => (&mut column.idle, &mut column.idle_net),
+                false => (&mut column.busy, &mut column.busy_net),
             };
-            visit(&mut nodes[at]);
-        }
-    }
-    let mut types: Vec<Column<'_>> = stacks
-        .sample_types()
-        .map(|(name, unit)| Column { name, unit, busy: Vec::new(), idle: Vec::new() })
-        .collect();
-    let (drawn, small) = largest(&nodes, types.len());
-    left_out += small;
-    // New numbers of the nodes that are drawn; a parent is never smaller than its child, so it is drawn too.
-    let mut numbers: HashMap<usize, usize> = HashMap::new();
-    let (mut frame_of, mut parents) = (Vec::new(), Vec::new());
-    for (node, index) in nodes.iter().zip(0..).filter(|(_, index)| drawn(*index)) {
-        let number = frame_of.len();
-        numbers.insert(index, number);
-        frame_of.push(node.frame);
-        parents.push(numbers.get(&node.parent).copied().unwrap_or(0));
-        for &(column, idle, value) in &node.values {
-            if let Some(column) = types.get_mut(column) {
-                let pairs = if idle { &mut column.idle } else { &mut column.busy };
-                pairs.extend([i64::try_from(number).unwrap_or(i64::MAX), value]);
+            widths.extend([number, value.width]);
+            if signed.get(value.column) == Some(&true) {
+                nets.extend([number, value.net]);
             }
         }
     }
+    let frame = |frame: &'a Frame<'a>| (frame.name.as_ref(), frame.module, kind_number(frame.kind));
+    let more = tree.nodes.iter().zip(0..).filter(|(node, _)| node.more > 0);
     Data {
-        about: format!("recorded for {}", human(stacks.duration_ns(), "nanoseconds")),
+        about: match stacks.duration_ns() {
+            Some(duration) => format!("recorded for {}", human(duration, "nanoseconds")),
+            None => NO_DURATION.to_owned(),
+        },
         default: stacks.default_sample_type(),
         idle: view.idle,
         loss: loss(stacks.losses().collect()),
         comments: stacks.comments().map(Cow::into_owned).collect(),
         types,
-        frames: frames.list,
-        nodes: frame_of,
-        parents,
-        left_out,
+        frames: tree.frames.iter().map(frame).collect(),
+        nodes: tree.nodes.iter().map(|node| node.frame).collect(),
+        parents: tree.nodes.iter().map(|node| node.parent).collect(),
+        more: more.flat_map(|(node, number)| [number, node.more]).collect(),
+        left_out: tree.left_out,
     }
-}
-
-/// Which nodes to draw, and how many are left out: of more than [`MAX_DRAWN`] those with the largest share of any column.
-fn largest(nodes: &[Node], columns: usize) -> (impl Fn(usize) -> bool, usize) {
-    let mut totals = vec![0f64; columns];
-    for &(column, _, value) in nodes.first().map_or(&[][..], |root| &root.values) {
-        if let Some(total) = totals.get_mut(column) {
-            *total += value as f64;
-        }
-    }
-    let share = |node: &Node| {
-        let shares =
-            node.values.iter().map(|&(column, _, value)| value as f64 / totals.get(column).unwrap_or(&1.0));
-        shares.fold(0.0, f64::max)
-    };
-    let shares: Vec<f64> = nodes.iter().map(share).collect();
-    let mut sorted = shares.clone();
-    sorted.sort_by(|a, b| b.total_cmp(a));
-    // Strictly more than the share of the first one left out, so that equal ones go together and parents stay.
-    let limit = sorted.get(MAX_DRAWN).copied().unwrap_or(-1.0);
-    let small = shares.iter().skip(1).filter(|share| **share <= limit).count();
-    (move |index: usize| index == 0 || shares.get(index).is_some_and(|share| *share > limit), small)
 }
 
 const fn kind_number(kind: Kind) -> u8 {
@@ -253,6 +168,8 @@ const fn kind_number(kind: Kind) -> u8 {
         Kind::Native => 1,
         Kind::Managed => 2,
         Kind::Note => 3,
+        // 4 is the collector's, which the page finds itself.
+        Kind::Code => 5,
     }
 }
 
@@ -268,6 +185,7 @@ fn loss(mut lines: Vec<String>) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tree::{MAX_DRAWN, MAX_LEVELS};
     use super::*;
     use crate::pprof::proto::{Function, Label, Line, Location, Sample, ValueType};
 
@@ -298,7 +216,8 @@ mod tests {
     fn equal_paths_are_one_node_and_values_include_children() {
         let profile = profile(&[(&["a", "b"], 3), (&["a"], 4), (&["a", "b", "c"], 5)]);
         let stacks = Stacks::new(&profile);
-        let data = data(&stacks, &View::default());
+        let tree = tree(&stacks, &View::default());
+        let data = data(&stacks, &View::default(), &tree);
         assert_eq!(data.parents, [0, 0, 1, 2]);
         assert_eq!(data.types[0].busy, [0, 12, 1, 12, 2, 8, 3, 5]);
         assert_eq!(data.left_out, 0);
@@ -313,8 +232,9 @@ mod tests {
             sample.label.push(Label { key, num: pid, ..Label::default() });
         }
         let stacks = Stacks::new(&profile);
-        let data = data(&stacks, &View::default());
-        let name = |node: usize| data.frames[data.nodes[node]].0.as_ref();
+        let tree = tree(&stacks, &View::default());
+        let data = data(&stacks, &View::default(), &tree);
+        let name = |node: usize| data.frames[data.nodes[node]].0;
         assert_eq!([0, 1, 2, 3, 4].map(name), ["all", "process 7", "main", "process 8", "main"]);
     }
 
@@ -326,9 +246,40 @@ mod tests {
         stacks.extend(paths.iter().map(|path| (&path[..], 1)));
         let profile = profile(&stacks);
         let stacks = Stacks::new(&profile);
-        let data = data(&stacks, &View::default());
-        assert_eq!(data.left_out, MAX_DRAWN + 10);
-        assert_eq!(data.types[0].busy, [0, 41_010, 1, 41_010]);
+        let tree = tree(&stacks, &View::default());
+        let data = data(&stacks, &View::default(), &tree);
+        // The root, `big`, the first of its equal children, and one for the rest.
+        assert_eq!(data.nodes.len(), MAX_DRAWN + 2);
+        assert_eq!(data.left_out, 11);
+        assert_eq!(data.more, [MAX_DRAWN + 1, 11]);
+        assert_eq!(data.frames[data.nodes[MAX_DRAWN + 1]].0, "[11 more …]");
+        assert_eq!(data.types[0].busy[..6], [0, 41_010, 1, 41_010, 2, 1]);
+        let children = data.types[0].busy.chunks(2).skip(2).map(|pair| pair[1]).sum::<i128>();
+        assert_eq!(children, 40_010, "what is not drawn is in the rest");
+    }
+
+    #[test]
+    fn what_is_below_the_last_level_is_one_node_that_says_how_deep_it_was() {
+        let names: Vec<String> = (0..MAX_LEVELS + 8_000).map(|n| format!("f{}", n % 10)).collect();
+        let deep: Vec<&str> = names.iter().map(String::as_str).collect();
+        let profile = profile(&[(&deep, 5), (&deep[..MAX_LEVELS + 1], 2), (&deep[..MAX_LEVELS], 1)]);
+        let stacks = Stacks::new(&profile);
+        let tree = tree(&stacks, &View::default());
+        let data = data(&stacks, &View::default(), &tree);
+        assert_eq!(data.nodes.len(), 1 + MAX_LEVELS + 1);
+        assert_eq!(data.frames[data.nodes[MAX_LEVELS + 1]].0, "[8,000 deeper levels]");
+        let last = i128::try_from(MAX_LEVELS).unwrap();
+        assert!(data.types[0].busy.ends_with(&[last, 8, last + 1, 7]));
+    }
+
+    #[test]
+    fn a_difference_has_widths_without_signs_and_values_with_them() {
+        let profile = profile(&[(&["a", "b"], 30), (&["a", "c"], -20), (&["a", "c"], 5)]);
+        let stacks = Stacks::new(&profile);
+        let tree = tree(&stacks, &View::default());
+        let data = data(&stacks, &View::default(), &tree);
+        assert_eq!(data.types[0].busy, [0, 55, 1, 55, 2, 30, 3, 25]);
+        assert_eq!(data.types[0].busy_net, [0, 15, 1, 15, 2, 30, 3, -15]);
     }
 
     #[test]

@@ -1,0 +1,151 @@
+//! Profiles of other tools: what pprof, built from its module, makes of a file, `perfusion report` makes of it, too.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::path::Path;
+
+use perfusion::pprof::read::read;
+use perfusion::report::stacks::{Stacks, View};
+use perfusion::report::top::{self, Options};
+use perfusion::report::{self, folded, units};
+use system_tests::foreign::{Kind, file};
+use system_tests::gotool::{Judged, judge};
+use system_tests::perfusion as harness;
+use system_tests::{Need, begin_beside, long_form};
+
+/// Names longer than this are cut: of those the beginning is compared.
+const COMPARED: usize = 1000;
+
+/// What we make of a file in the form of the judge's answer, and the table that a person sees.
+fn ours(path: &Path) -> Result<(Judged, String, String), String> {
+    let profile = report::load(path).map_err(|error| error.to_string())?;
+    let stacks = Stacks::new(&profile);
+    let name = stacks.default_sample_type();
+    let unit = stacks.sample_types().find(|(of, _)| *of == name).map_or("", |(_, unit)| unit).to_owned();
+    let mut lines = Vec::new();
+    folded::write(&profile, name, &View::default(), &mut lines).map_err(|error| error.to_string())?;
+    let column = stacks.sample_type(name).map_err(|error| error.to_string())?;
+    let mut judged =
+        Judged { total: stacks.values(column, &View::default()).total.whole(), ..Judged::default() };
+    for line in String::from_utf8(lines).map_err(|error| error.to_string())?.lines() {
+        let (stack, value) = line.rsplit_once(' ').ok_or_else(|| format!("no value: {line}"))?;
+        let value: i128 = value.parse().map_err(|error| format!("{line}: {error}"))?;
+        if stack == "[no stack]" {
+            continue;
+        }
+        let frames: Vec<String> = stack.split(';').rev().map(unescaped).collect();
+        judged.functions.entry(frames[0].clone()).or_default().0 += value;
+        for frame in frames.iter().collect::<HashSet<_>>() {
+            judged.functions.entry(frame.clone()).or_default().1 += value;
+        }
+        *judged.stacks.entry(frames).or_default() += value;
+    }
+    judged.functions.retain(|_, sums| *sums != (0, 0));
+    let table = top::table(&profile, name, &Options { limit: usize::MAX, ..Options::default() });
+    Ok((judged, unit, table.map_err(|error| error.to_string())?))
+}
+
+/// A name as it was before it was escaped.
+fn unescaped(text: &str) -> String {
+    let (mut name, mut rest) = (String::new(), text);
+    while let Some((before, after)) = rest.split_once("\\u{") {
+        let (code, after) = after.split_once('}').unwrap();
+        name.push_str(before);
+        name.push(char::from_u32(u32::from_str_radix(code, 16).unwrap()).unwrap());
+        rest = after;
+    }
+    name + rest
+}
+
+/// What both must have alike: long names by their beginnings.
+fn comparable(judged: Judged) -> Judged {
+    let short = |name: String| name.chars().take(COMPARED).collect::<String>();
+    Judged {
+        total: judged.total,
+        functions: judged.functions.into_iter().map(|(name, sums)| (short(name), sums)).collect(),
+        stacks: judged
+            .stacks
+            .into_iter()
+            .map(|(stack, value)| (stack.into_iter().map(short).collect(), value))
+            .collect(),
+    }
+}
+
+/// The table that people see has the judge's functions with the judge's values, as people read them.
+fn check_table(table: &str, judged: &Judged, unit: &str, what: &str) {
+    let mut rows: BTreeMap<(String, String), usize> = BTreeMap::new();
+    for row in table.lines().skip(2).filter(|row| row.contains('%')) {
+        let numbers: String = row.chars().take(36).collect();
+        let (own, whole) = (numbers[..10].trim(), numbers.get(18..).unwrap_or_default());
+        let whole = whole.split('%').next().unwrap_or_default();
+        let whole = whole.rsplit_once(' ').map_or("", |(value, _)| value.trim());
+        *rows.entry((own.to_owned(), whole.to_owned())).or_default() += 1;
+    }
+    let mut expected: BTreeMap<(String, String), usize> = BTreeMap::new();
+    for (own, whole) in judged.functions.values() {
+        let shown = |value: i128| units::human(value, unit);
+        *expected.entry((shown(*own), shown(*whole))).or_default() += 1;
+    }
+    assert_eq!(rows.values().sum::<usize>(), expected.values().sum::<usize>(), "{what}:\n{table}");
+}
+
+fn compare(kind: Kind, seeds: std::ops::Range<u64>) -> (usize, usize) {
+    let scratch = harness::Scratch::new().unwrap();
+    let (mut read, mut refused) = (0, 0);
+    for seed in seeds {
+        let path = scratch.path(&format!("{kind:?}-{seed}.pb.gz"));
+        fs::write(&path, file(kind, seed)).unwrap();
+        let what = format!("{kind:?} {seed}");
+        let (mine, unit, table) = match ours(&path) {
+            Ok(ours) => ours,
+            Err(refusal) => {
+                let judged = judge(&path, "nanoseconds").unwrap();
+                assert!(judged.is_err(), "{what}: refused with `{refusal}`, pprof reads {judged:?}");
+                refused += 1;
+                continue;
+            }
+        };
+        let judged = judge(&path, &unit).unwrap();
+        let judged = judged.unwrap_or_else(|refusal| panic!("{what}: pprof refuses it: {refusal}"));
+        check_table(&table, &judged, &unit, &what);
+        assert_eq!(comparable(mine), comparable(judged), "{what}, {unit}");
+        read += 1;
+    }
+    (read, refused)
+}
+
+#[test]
+fn every_kind_of_foreign_file_is_read_as_pprof_reads_it_or_refused_as_pprof_refuses_it() {
+    let Some(_turn) = begin_beside("foreign::every_kind", &[Need::Go]) else { return };
+    let seeds = if long_form() { 60 } else { 12 };
+    for kind in Kind::ALL {
+        let (read, refused) = compare(kind, 0..seeds);
+        println!("{kind:?}: {read} alike, {refused} refused by both");
+        assert!(read > 0, "{kind:?}: nothing to compare");
+        if matches!(kind, Kind::Tables | Kind::Types | Kind::Bytes | Kind::Container) {
+            assert!(refused > 0, "{kind:?}: nothing that is refused");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_or_changed_anywhere_is_read_or_refused_and_never_ends_the_program() {
+    let Some(_turn) = begin_beside("foreign::cut_or_changed", &[]) else { return };
+    for kind in Kind::ALL {
+        let bytes = file(kind, 3);
+        let steps = (bytes.len() / 200).max(1);
+        for at in (0..bytes.len()).step_by(steps) {
+            let mut changed = bytes.clone();
+            changed[at] ^= 0x55;
+            for bytes in [&bytes[..at], &changed[..]] {
+                if let Ok(reading) = read(bytes) {
+                    let stacks = Stacks::new(&reading.profile);
+                    let name = stacks.default_sample_type();
+                    top::table(&reading.profile, name, &Options::default()).unwrap();
+                    folded::write(&reading.profile, name, &View::default(), &mut Vec::new()).unwrap();
+                    report::flame::page(&reading.profile, "x", None, &View::default()).unwrap();
+                }
+            }
+        }
+    }
+}
