@@ -149,3 +149,59 @@ fn a_file_that_is_cut_or_changed_anywhere_is_read_or_refused_and_never_ends_the_
         }
     }
 }
+
+/// Every node of the flame graph that the stacks make: name and value, sorted.
+fn nodes(stacks: &BTreeMap<Vec<String>, i128>) -> Vec<(String, i128)> {
+    let mut paths: BTreeMap<Vec<&str>, i128> = BTreeMap::new();
+    for (stack, value) in stacks {
+        let root_first: Vec<&str> = stack.iter().rev().map(String::as_str).collect();
+        for depth in 1..=root_first.len() {
+            *paths.entry(root_first[..depth].to_vec()).or_default() += value;
+        }
+    }
+    let mut nodes: Vec<_> =
+        paths.iter().map(|(path, value)| (path[path.len() - 1].to_owned(), *value)).collect();
+    nodes.sort();
+    nodes
+}
+
+#[test]
+fn inferno_reads_each_function_of_folded_text_with_its_own_name_and_value() {
+    let Some(_turn) = begin_beside("foreign::inferno", &[Need::Go]) else { return };
+    let scratch = harness::Scratch::new().unwrap();
+    for seed in 0..if long_form() { 60 } else { 10 } {
+        let path = scratch.path(&format!("{seed}.pb.gz"));
+        fs::write(&path, file(Kind::Names, seed)).unwrap();
+        let profile = report::load(&path).unwrap();
+        let mut folded = Vec::new();
+        folded::write(&profile, "cpu", &View::default(), &mut folded).unwrap();
+        let folded = String::from_utf8(folded).unwrap();
+        let mut options = inferno::flamegraph::Options::default();
+        options.min_width = 0.0;
+        let mut svg = Vec::new();
+        inferno::flamegraph::from_lines(&mut options, folded.lines(), &mut svg).unwrap();
+        let svg = String::from_utf8(svg).unwrap();
+        let title = |title: &str| {
+            let title = title.split("</title>").next()?;
+            let (name, numbers) = title.rsplit_once(" (")?;
+            let value = numbers.split(' ').next()?.replace(',', "").parse::<i128>().ok()?;
+            let text = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&apos;", "'"), ("&amp;", "&")];
+            let name = text.iter().fold(name.to_owned(), |name, (of, is)| name.replace(of, is));
+            Some((unescaped(&name), value))
+        };
+        let mut read: Vec<_> = svg.split("<title>").skip(1).filter_map(title).collect();
+        // Its root, and ours for samples without a stack; pprof's lines have neither.
+        read.retain(|(name, _)| name != "all" && name != "[no stack]");
+        read.sort();
+        let judged = judge(&path, "nanoseconds").unwrap().unwrap();
+        let short = |nodes: Vec<(String, i128)>| -> Vec<_> {
+            nodes
+                .into_iter()
+                .map(|(name, value)| (name.chars().take(COMPARED).collect::<String>(), value))
+                .collect()
+        };
+        let mut expected = short(nodes(&judged.stacks));
+        expected.retain(|(name, _)| name != "[no stack]");
+        assert_eq!(short(read), expected, "{seed}");
+    }
+}

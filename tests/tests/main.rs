@@ -36,6 +36,7 @@ mod node;
 mod object_storage;
 mod operate;
 mod otlp;
+mod pages;
 mod privilege;
 mod process_names;
 mod ps;

@@ -64,6 +64,7 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
         ("libcap2-bin", "a program with capabilities"),
         ("strace", "which processes the daemon touches"),
         ("bpftool", "entries of maps"),
+        ("chromium-headless-shell", "flame graphs in a browser"),
     ];
     debian::install(steps, &needs)?;
     steps.step("tests without privilege");

@@ -17,6 +17,8 @@ pub mod flame;
 pub mod folded;
 mod foreign;
 pub mod groups;
+#[cfg(test)]
+mod odd;
 pub mod stacks;
 pub mod together;
 pub mod top;

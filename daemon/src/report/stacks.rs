@@ -507,6 +507,10 @@ fn unnamed(module: &str) -> Cow<'_, str> {
 /// A name with control characters escaped, as [`clean`] does. What looks like such an escape already is escaped itself: two names stay two.
 fn distinct(name: &str) -> Cow<'_, str> {
     const ESCAPE: &str = "\\u{";
+    // Blanks alone would be seen as no name at all.
+    if name.trim().is_empty() {
+        return Cow::Owned(name.chars().flat_map(char::escape_unicode).collect());
+    }
     if name.contains(ESCAPE) {
         Cow::Owned(clean(&name.replace(ESCAPE, "\\u{5c}u{")).into_owned())
     } else {

@@ -214,7 +214,8 @@
     button.addEventListener("click", () => { type = index; draw(); });
     element("types").append(button);
   }
-  for (const kind of KINDS) {
+  const isCodeShown = data.frames.some(([, , kind]) => KINDS[kind].name === "code");
+  for (const kind of KINDS.filter((each) => each.name !== "code" || isCodeShown)) {
     const mark = document.createElement("i");
     mark.style.background = `hsl(${kind.hue} ${kind.saturation}% ${kind.light}%)`;
     const entry = document.createElement("span");
