@@ -136,3 +136,24 @@ fn a_page_without_types_and_one_with_hostile_names_stand() {
     assert!(dom.contains("<title>test</title>"), "a name ran as a script");
     assert_eq!(frames(&dom).len(), 2 + names.len(), "{:?}", frames(&dom));
 }
+
+#[test]
+fn what_is_too_narrow_to_see_is_drawn_once_its_caller_is_zoomed_to() {
+    let Some(_turn) = begin_beside("pages::zoom", NEEDS) else { return };
+    let stack = |name: String| (vec!["main".to_owned(), "narrow".to_owned(), name], 10);
+    let mut stacks: Vec<_> = (0..1_500).map(|at| stack(format!("f{at}"))).collect();
+    stacks.push((vec!["main".to_owned(), "wide".to_owned()], 35_000));
+    let page = page(&profile(&stacks));
+    // Within the page's own script: its policy runs no other.
+    let script = "draw();
+      setTimeout(() => {
+        const frames = [...document.querySelectorAll('.frame')];
+        const narrow = frames.find((frame) => frame.textContent.startsWith('narrow'));
+        narrow.dispatchEvent(new MouseEvent('click', { bubbles: true }));
+      }, 500);
+    })();";
+    let (before, after) = page.rsplit_once("draw();\n})();").unwrap();
+    assert_eq!(frames(&drawn(&page)).len(), "all main wide narrow more".split(' ').count());
+    let zoomed = drawn(&format!("{before}{script}{after}"));
+    assert!(frames(&zoomed).len() >= 1_500, "{}", frames(&zoomed).len());
+}
