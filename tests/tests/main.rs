@@ -48,6 +48,7 @@ mod scale;
 mod soak;
 mod spans;
 mod standstill;
+mod start;
 mod survive;
 mod threads;
 mod titles;
