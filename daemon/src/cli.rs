@@ -223,8 +223,8 @@ pub struct Record {
     /// not told of; --exact counts those, too.
     #[arg(long, value_name = "OFTEN", requires = "command", conflicts_with_all = ["exact", "no_attach"])]
     pub alloc_counts: Option<AllocCounts>,
-    /// Most bytes of user stack copied per CPU sample, in KiB, and per wait up to 32; only what a thread uses is copied.
-    #[arg(long, value_name = "KIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(4..=64))]
+    /// Most bytes of user stack copied per sample and wait, in KiB (before Linux 5.17 at most 64, of a wait 32); only what a thread uses is copied.
+    #[arg(long, value_name = "KIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(4..=128))]
     pub stack_kib: u32,
     /// Budget for the stacks of waits, in MiB per second: a sixth of it for threads that wait more than 32 times a second, the rest for those whose waits are
     /// few; what four seconds leave of it may be used later, and a recording begins with as much. Above it, waits keep their exact timing and their stacks
@@ -350,7 +350,7 @@ pub struct Dump {
     #[arg(long)]
     pub no_attach: bool,
     /// Most bytes of user stack copied per thread, in KiB; only what a thread uses is copied.
-    #[arg(long, value_name = "KIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(4..=64))]
+    #[arg(long, value_name = "KIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(4..=128))]
     pub stack_kib: u32,
 }
 

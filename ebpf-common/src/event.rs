@@ -46,6 +46,8 @@ pub const FLAG_STACK_SENT: u32 = 256;
 pub const FLAG_SPAN: u32 = 512;
 /// `RenameRecord::flags`: earlier renames of the thread were not told of.
 pub const FLAG_SKIPPED: u32 = 1;
+/// `StackRecord::flags` and `SleeperRecord::flags`: the kernel has begun to end the thread, whose memory may be gone.
+pub const FLAG_EXITING: u32 = 1024;
 /// `StackRecord::flags` and `SleeperRecord::flags` from this bit on: pages from the stack pointer on that were not in memory. The copy
 /// of the stack begins behind them.
 pub const SKIPPED_PAGES_SHIFT: u32 = 24;

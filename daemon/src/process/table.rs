@@ -139,8 +139,10 @@ pub struct Counters {
     pub stack_pieces: u64,
     /// Stacks finished.
     pub stacks: u64,
-    /// Of these, stacks that did not reach the thread's start.
+    /// Of these, stacks that did not reach the thread's start, but for those of the next line.
     pub stacks_broken: u64,
+    /// Of these, stacks of threads that the kernel was ending, whose memory was gone.
+    pub stacks_exiting: u64,
     /// Of these, stacks that reached the thread's start, but over at least one guessed caller.
     pub stacks_guessed: u64,
 }
@@ -150,7 +152,8 @@ impl Counters {
         self.stacks += 1;
         self.stacks_of_gone_processes += u64::from(finished.broken == Some(Marker::TruncatedProcessGone));
         self.stacks_stale += u64::from(finished.broken == Some(Marker::TruncatedStale));
-        self.stacks_broken += u64::from(!finished.reached_thread_start);
+        self.stacks_exiting += u64::from(finished.is_exiting());
+        self.stacks_broken += u64::from(finished.is_broken());
         self.stacks_guessed += u64::from(finished.reached_thread_start && finished.guessed > 0);
     }
 }
@@ -714,7 +717,7 @@ impl ProcessTable {
         self.counters.count(&finished);
         if let Some(process) = self.live.get_mut(&pid) {
             process.stacks += 1;
-            process.stacks_broken += u64::from(!finished.reached_thread_start);
+            process.stacks_broken += u64::from(finished.is_broken());
         }
         finished
     }

@@ -1287,7 +1287,7 @@ fn sure_frames(frames: &[FrameKey]) -> usize {
     let marker = frames.iter().position(|frame| matches!(frame, FrameKey::Marker(_)));
     match frames.last() {
         Some(FrameKey::Marker(
-            Marker::TruncatedNoRule | Marker::TruncatedUnreadable | Marker::TruncatedStale,
+            Marker::TruncatedNoRule | Marker::TruncatedUnreadable | Marker::TruncatedStale | Marker::Exiting,
         )) => {
             let kernel = frames.iter().take_while(|frame| matches!(frame, FrameKey::Kernel(_))).count();
             (kernel + 1).min(marker.unwrap_or(frames.len()))
@@ -1387,8 +1387,9 @@ mod tests {
         assert_eq!(sure_frames(&[]), 0);
         assert_eq!(sure_frames(&[kernel, managed(1), managed(2)]), 3);
         assert_eq!([Marker::TruncatedCopy, Marker::TruncatedDepth].map(ended), [3, 3]);
-        let astray = [Marker::TruncatedNoRule, Marker::TruncatedStale, Marker::TruncatedUnreadable];
-        assert_eq!(astray.map(ended), [2, 2, 2], "where it stood");
+        let astray =
+            [Marker::TruncatedNoRule, Marker::TruncatedStale, Marker::TruncatedUnreadable, Marker::Exiting];
+        assert_eq!(astray.map(ended), [2; 4], "where it stood");
         let guessed = [managed(1), managed(2), FrameKey::Marker(Marker::Guessed), managed(3)];
         assert_eq!(sure_frames(&guessed), 2);
         assert_eq!(sure_frames(&[FrameKey::Marker(Marker::TruncatedStale)]), 0);

@@ -119,6 +119,8 @@ pub struct UserContext {
     pub skipped: u64,
     /// True when the copy ended because the limit was reached, not because memory did.
     pub limited: bool,
+    /// True when the kernel had begun to end the thread. Its memory may have been gone.
+    pub exiting: bool,
     /// Of a thread that was blocked then: how to find out whether it still is.
     pub asleep: Option<Asleep>,
 }

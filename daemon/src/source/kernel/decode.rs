@@ -9,11 +9,11 @@ use crate::source::{
 use crate::unwind::machine::NATIVE;
 use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
-    CERTAIN, FLAG_AT_CALL, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED, FLAG_SKIPPED, FLAG_SPAN,
-    FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER, FLAG_WAKER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START,
-    FLAG_WOKEN_THROTTLED, Header, KIND_CPU_SAMPLE, KIND_RENAME, KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END,
-    KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK, RenameRecord, SleeperRecord, StackRecord, ThreadEndRecord,
-    WaitEndRecord, WakeRecord, skipped_bytes,
+    CERTAIN, FLAG_AT_CALL, FLAG_EXITING, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED, FLAG_SKIPPED,
+    FLAG_SPAN, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER, FLAG_WAKER, FLAG_WALKED_TO_LIMIT,
+    FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, Header, KIND_CPU_SAMPLE, KIND_RENAME, KIND_SLEEPER,
+    KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK, RenameRecord,
+    SleeperRecord, StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord, skipped_bytes,
 };
 use ebpf_common::limits::{MAX_KERNEL_FRAMES, OWN_FRAMES, WAKER_FRAMES};
 use ebpf_common::machine::GPR;
@@ -182,6 +182,7 @@ fn stack_record(bytes: &[u8]) -> Result<StackParts, DecodeError> {
             stack: stack.to_vec(),
             skipped: skipped_bytes(record.flags, stack_pointer(&record.gpr)),
             limited: record.flags & FLAG_LIMITED != 0,
+            exiting: record.flags & FLAG_EXITING != 0,
             asleep: asleep(record.tid, record.exec_ns),
         })
     });
@@ -236,6 +237,7 @@ fn sleeper(bytes: &[u8]) -> Result<EventKind, DecodeError> {
                     stack: stack.to_vec(),
                     skipped: skipped_bytes(record.flags, stack_pointer(&record.gpr)),
                     limited: record.flags & FLAG_LIMITED != 0,
+                    exiting: record.flags & FLAG_EXITING != 0,
                     asleep: asleep(record.tid, record.exec_ns),
                 })
             }),

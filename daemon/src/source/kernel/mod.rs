@@ -62,7 +62,7 @@ pub struct KernelOptions {
     pub selection: Selection,
     /// One of the selected processes that is recorded only when it has become another program.
     pub from_exec: Option<u32>,
-    /// Most bytes of user stack per record, 1–65,536.
+    /// Most bytes of user stack per record, 1–131,072.
     pub stack_copy_bytes: u32,
     /// Bytes of wait records per second, for all CPUs together; above it a coin thins them.
     pub wait_stack_budget_bytes_per_s: u64,
@@ -973,7 +973,7 @@ fn check(options: &KernelOptions) -> Result<(), KernelError> {
     let hz = options.frequency_hz;
     option("sampling frequency", "1 to 10000 Hz", hz.into(), (1..=10_000).contains(&hz))?;
     let copy = options.stack_copy_bytes;
-    option("stack copy", "1 to 65536 bytes", copy.into(), (1..=MAX_STACK_COPY_BYTES).contains(&copy))?;
+    option("stack copy", "1 to 131072 bytes", copy.into(), (1..=MAX_STACK_COPY_BYTES).contains(&copy))?;
     let ring = options.ring_bytes;
     let good = ring.is_power_of_two() && (4096..=1 << 30).contains(&ring);
     option("ring", "a power of two from 4096 to 2^30 bytes", ring.into(), good)?;

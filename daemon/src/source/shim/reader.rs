@@ -641,6 +641,7 @@ fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
             stack: stack.to_vec(),
             skipped: 0,
             limited: head.limited,
+            exiting: false,
             asleep: None,
         },
         seen: MonotonicNs(0),
@@ -654,6 +655,7 @@ fn runtime_sample(head: &StackHead, stack: &[u8], tid: u32, seen: MonotonicNs) -
         stack: stack.to_vec(),
         skipped: 0,
         limited: head.limited,
+        exiting: false,
         asleep: None,
     };
     RuntimeSample { tid, weight: f64::from(head.level).exp2(), user, seen }
