@@ -132,10 +132,10 @@ fn encoded() -> Vec<u8> {
     pprof::encode(&window, &symbolizer, &files, &about).unwrap()
 }
 
-fn folded(profile: &pprof::proto::Profile, sample_type: &str, view: &View) -> (Vec<String>, i64) {
+fn folded(profile: &pprof::proto::Profile, sample_type: &str, view: &View) -> (Vec<String>, i128) {
     let mut output = Vec::new();
-    let parked = report::folded::write(profile, sample_type, view, &mut output).unwrap();
-    (String::from_utf8(output).unwrap().lines().map(str::to_owned).collect(), parked)
+    let left_out = report::folded::write(profile, sample_type, view, &mut output).unwrap();
+    (String::from_utf8(output).unwrap().lines().map(str::to_owned).collect(), left_out.parked)
 }
 
 #[test]

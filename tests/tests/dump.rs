@@ -381,7 +381,7 @@ fn ten_thousand_threads_are_dumped_each_with_its_stack_and_name(runtime: Runtime
     let mut app = app;
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("names.pb.gz");
-    let mut recording = system_tests::Recording::of_pid(app.pid(), &file, &[]).unwrap();
+    let recording = system_tests::Recording::of_pid(app.pid(), &file, &[]).unwrap();
     recording.await_session(&app).unwrap();
     app.perform("pulse").unwrap();
     let_pass(Duration::from_secs(3));

@@ -376,11 +376,12 @@ fn text(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{DecodeError, PerfRecord, perf_records, ring_record, weight};
-    use crate::source::{Asleep, EventKind, MonotonicNs, ProbeWalk, Span, WalkEnd};
+    use crate::source::{Asleep, EventKind, MonotonicNs, ProbeWalk, Span, ThreadId, WalkEnd};
     use crate::unwind::machine::NATIVE;
     use ebpf_common::event::{
-        CERTAIN, FLAG_SPAN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, KIND_SLEEPER,
-        KIND_WAKE, SKIPPED_PAGES_SHIFT, SleeperRecord, StackRecord, WakeRecord,
+        CERTAIN, FLAG_SKIPPED, FLAG_SPAN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE,
+        KIND_RENAME, KIND_SLEEPER, KIND_WAKE, RenameRecord, SKIPPED_PAGES_SHIFT, SleeperRecord,
+        StackRecord, WakeRecord,
     };
     use ebpf_common::key::{STATE_ON_CPU, Thread};
     use proptest::prelude::{any, proptest};
