@@ -8,6 +8,7 @@ use crate::attach::policy::WhyNot;
 use crate::attach::{AttachError, Attached};
 use crate::error::say;
 use crate::source::{MonotonicNs, Progress, ThreadSnapshot};
+use crate::system_limits::explain;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -43,7 +44,7 @@ pub(super) fn observe(
                 }
                 // Native code has its names without a shim.
                 Ok(Err(AttachError::Unsuitable { why: WhyNot::NotDotnet, .. })) => {}
-                Ok(Err(error)) if !quiet => say(&format!("pid {pid}: no managed names: {error}")),
+                Ok(Err(error)) if !quiet => say(&format!("pid {pid}: no managed names: {}", explain(&error))),
                 Ok(Err(_)) | Err(_) => {}
             }
             progressed = Instant::now();
