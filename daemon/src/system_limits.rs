@@ -8,7 +8,7 @@ use std::{fs, io};
 
 /// Descriptors that a recording needs without any process: maps, programs and links of the probes, channels between threads; and
 /// those that loading takes for a moment.
-const OPEN_FILES: u64 = 72;
+const OPEN_FILES: u64 = 58;
 /// The same for each CPU: perf's ring, and the sampling timer with its link.
 const OPEN_FILES_OF_CPU: u64 = 3;
 /// Below this fewer files are kept open than would be of use.

@@ -144,7 +144,7 @@ fn services(apps: &mut [App], scratch: &Scratch) -> Vec<String> {
         "windows: {{length: 2s, aligned: false}}\n\
          selection: {{only: [{{cgroup: /{name}*}}]}}\n\
          files: {{directory: {0}/out, keep_free: 1MiB}}\n\
-         attach: {{policy: none}}\n\
+         attach: {{policy: \"off\"}}\n\
          telemetry: {{listen: null}}\n\
          limits: {{kill_switch: {0}/run/off}}\n",
         directory.display()

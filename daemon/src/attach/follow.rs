@@ -10,6 +10,7 @@ use super::{AttachError, Settings, attach};
 use crate::process::start_ticks;
 use crate::run::Watcher;
 use crate::source::shim::finder;
+use crate::system_limits::explain;
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
@@ -265,7 +266,7 @@ impl Work {
                     Err(AttachError::Ended { .. } | AttachError::NoSuchProcess { .. }) if !named => {}
                     Err(error) => {
                         self.unsay(said);
-                        self.refuse(pid, is_dotnet || named, error.to_string());
+                        self.refuse(pid, is_dotnet || named, explain(&error));
                     }
                 }
             }

@@ -6,6 +6,7 @@
 use super::helper;
 use super::hresult::Hresult;
 use super::target::{Target, printable};
+use crate::system_limits::explain;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Dir, FileType, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
@@ -341,8 +342,8 @@ fn count(len: usize, pid: u32) -> Result<[u8; 4], IpcError> {
 pub fn has_socket(target: &Target) -> Result<bool, String> {
     match candidates(target) {
         Ok(found) => Ok(!found.is_empty()),
-        Err(IpcError::System { step, source, .. }) => Err(format!("{step}: {source}")),
-        Err(error) => Err(error.to_string()),
+        Err(IpcError::System { step, source, .. }) => Err(format!("{step}: {}", explain(&source))),
+        Err(error) => Err(explain(&error)),
     }
 }
 

@@ -8,6 +8,7 @@ use crate::attach::policy::WhyNot;
 use crate::attach::{AttachError, Attached};
 use crate::error::say;
 use crate::source::{MonotonicNs, Progress, ThreadSnapshot};
+use crate::system_limits::explain;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,8 +18,10 @@ const RUNNING: Duration = Duration::from_millis(200);
 const STALLED: Duration = Duration::from_secs(3);
 /// How long all of it may take: threads may begin to wait elsewhere as fast as they are reached.
 const MOST: Duration = Duration::from_secs(60);
-/// Time between two looks at how many threads are known: a look asks the kernel about each of them.
+/// Time between two looks at how many threads are known, at least; a look asks the kernel about each of them, and takes no more than a fifth
+/// of the time.
 const LOOK: Duration = Duration::from_millis(25);
+const LOOK_SHARE: u32 = 4;
 
 /// Records until the shim is in and all threads were seen, or until there is no more progress.
 pub(super) fn observe(
@@ -29,7 +32,7 @@ pub(super) fn observe(
 ) {
     let begin = Instant::now();
     let (mut began, ticks) = (MonotonicNs::now(), crate::process::start_ticks(pid));
-    let (mut most_known, mut progressed, mut looked) = (0, begin, begin);
+    let (mut most_known, mut progressed, mut looked, mut pause) = (0, begin, begin, LOOK);
     loop {
         session.round();
         if let Some(attach) = attaching.take_if(|attach| attach.is_finished()) {
@@ -41,17 +44,20 @@ pub(super) fn observe(
                 }
                 // Native code has its names without a shim.
                 Ok(Err(AttachError::Unsuitable { why: WhyNot::NotDotnet, .. })) => {}
-                Ok(Err(error)) if !quiet => say(&format!("pid {pid}: no managed names: {error}")),
+                Ok(Err(error)) if !quiet => say(&format!("pid {pid}: no managed names: {}", explain(&error))),
                 Ok(Err(_)) | Err(_) => {}
             }
             progressed = Instant::now();
         }
-        if attaching.is_none() && looked.elapsed() >= LOOK {
+        if attaching.is_none() && looked.elapsed() >= pause {
+            let look = Instant::now();
             let (known, all) = known(session, pid, began);
             looked = Instant::now();
+            pause = LOOK.max(look.elapsed() * LOOK_SHARE);
             if known > most_known {
                 (most_known, progressed) = (known, looked);
             }
+            tracing::debug!(known, all, took = ?look.elapsed(), visits = session.kernel.visits(), "threads");
             let visited = session.kernel.visits() > 0;
             let whole = visited && !session.kernel.has_left_out();
             let patience = if whole { RUNNING } else { STALLED };

@@ -691,6 +691,12 @@ impl ProcessTable {
         self.images.evictions
     }
 
+    /// Times a mapped file was not opened because this process may have no more open.
+    #[must_use]
+    pub fn descriptors_short(&self) -> u64 {
+        self.images.descriptors_short
+    }
+
     /// Mapped files that were forgotten to make room for others; no stack has a frame in them.
     #[must_use]
     pub fn images_evicted(&self) -> u64 {

@@ -33,6 +33,7 @@ counters! {
     "mappings_evicted" "times the mappings of the process sampled longest ago were forgotten to make room; they are read again before its next stack";
     "maps_read_again" "times a process's mappings were read again";
     "images_failed" "files that could not be read as programs or libraries";
+    "descriptors_short" "times a mapped file was not opened because this process may have no more open files (RLIMIT_NOFILE)";
     "images_refused" "files not opened because there are too many";
     "images_evicted" "mapped files forgotten to make room for others; no stack has a frame in them";
     "image_evictions" "times unwind data of a file was dropped to stay within memory";

@@ -93,6 +93,7 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
         ("mappings_refused", table.mappings_refused),
         ("mappings_evicted", table.mappings_evicted),
         ("images_failed", table.images_failed),
+        ("descriptors_short", processor.processes.descriptors_short()),
         ("images_refused", processor.processes.images_refused()),
         ("images_evicted", processor.processes.images_evicted()),
         ("image_evictions", processor.processes.image_evictions()),
@@ -114,7 +115,8 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 52] = [
+const OTHER_LOSSES: [&str; 53] = [
+    "descriptors_short",
     "calls_given_up",
     "calls_not_made",
     "stacks_stale",
