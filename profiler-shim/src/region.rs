@@ -35,7 +35,7 @@ impl Mapping {
     #[must_use]
     pub fn new(geometry: Geometry) -> Option<Self> {
         let bytes = usize::try_from(geometry.region_bytes()).ok()?;
-        let memory = syscall::map_sealed_memfd(NAME, bytes)?;
+        let memory = syscall::map_sealed_memfd(NAME, bytes, bytes)?;
         let Some(guard) = syscall::map_private(GUARD_BYTES, true) else {
             // SAFETY: made two lines above, known to nobody.
             unsafe { syscall::unmap(memory, bytes) };
@@ -91,10 +91,17 @@ pub mod lasting {
         unsafe { core::slice::from_raw_parts(memory.cast::<AtomicU64>().as_ptr(), words) }
     }
 
-    /// A sealed memfd of so many words; not there in a forked child.
+    /// True where there is so little address space that the process would lack what exact mode takes.
     #[must_use]
-    pub fn shared(name: &core::ffi::CStr, count: usize) -> Option<&'static [AtomicU64]> {
-        let memory = syscall::map_sealed_memfd(name, count.checked_mul(8)?)?;
+    pub fn is_scarce() -> bool {
+        syscall::address_space() < LEAST_ADDRESS_SPACE
+    }
+
+    /// A sealed memfd of so many words, of which the first `mapped` are there; not in a forked child.
+    #[must_use]
+    pub fn shared(name: &core::ffi::CStr, count: usize, mapped: usize) -> Option<&'static [AtomicU64]> {
+        let memory = syscall::map_sealed_memfd(name, count.checked_mul(8)?, mapped.checked_mul(8)?)?;
+        let count = mapped;
         // SAFETY: just mapped with this size, zeroed; nobody unmaps it.
         Some(unsafe { words(memory, count) })
     }
@@ -130,13 +137,26 @@ pub mod lasting {
         pub fn new(most: usize, least: usize) -> Self {
             let is_limited = most > least && syscall::is_address_space_limited();
             let wanted = if is_limited { [least, 0] } else { [most, least] };
-            let is_small = syscall::address_space() < LEAST_ADDRESS_SPACE;
-            let made = wanted.into_iter().filter(|count| *count != 0 && !is_small).find_map(|most| {
+            let is_scarce = is_scarce();
+            let made = wanted.into_iter().filter(|count| *count != 0 && !is_scarce).find_map(|most| {
                 let memory = syscall::reserve(most.checked_mul(8)?)?;
                 Some((memory, most))
             });
             let (memory, most) = made.unwrap_or((NonNull::<AtomicU64>::dangling().cast(), 0));
             Self { memory, most, open: AtomicUsize::new(0) }
+        }
+
+        /// Makes a room of a part of a mapping, and takes the access to it. Where the kernel does not, as with larger pages, all of it is open.
+        ///
+        /// # Safety
+        /// `rest` is of [`shared`], and nobody touches it but through the room.
+        #[must_use]
+        pub unsafe fn of_part(rest: &'static [AtomicU64]) -> Self {
+            let memory = NonNull::from(rest).cast::<c_void>();
+            // SAFETY: the caller's promise.
+            let is_shut = unsafe { syscall::shut(memory.addr().get(), rest.len().wrapping_mul(8)) };
+            let open = if is_shut { 0 } else { rest.len() };
+            Self { memory, most: rest.len(), open: AtomicUsize::new(open) }
         }
 
         /// Words there could be.

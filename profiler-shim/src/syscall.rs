@@ -164,6 +164,17 @@ pub fn reserve(bytes: usize) -> Option<NonNull<c_void>> {
     Some(memory)
 }
 
+/// Takes the access to a part of what [`map_sealed_memfd`] made, until [`open`] gives it back. False: the kernel does not.
+///
+/// # Safety
+/// `address` and `bytes` are within one such mapping, of which nobody has touched this part.
+#[must_use]
+pub unsafe fn shut(address: usize, bytes: usize) -> bool {
+    // SAFETY: the caller's promise. PROT_NONE. Where pages are larger than the address says, nothing changes.
+    let answer = unsafe { call(MPROTECT, address, bytes, 0, 0, 0, 0) };
+    answer == 0
+}
+
 /// Gives access to a part of what [`reserve`] made: zeroed memory, of which none counts as used before it is written, but where the process has
 /// called `mlockall(MCL_FUTURE)`. False: the kernel has none (`vm.overcommit_memory` 2).
 ///
@@ -208,10 +219,9 @@ fn pointer(address: isize) -> Option<NonNull<c_void>> {
     NonNull::new(core::ptr::with_exposed_provenance_mut(address.cast_unsigned()))
 }
 
-/// A sealed memfd of `bytes` (zeroed), mapped shared and not inherited by forked children; no descriptor is kept.
-/// `name` ends with a zero byte.
+/// A sealed memfd of `bytes` (zeroed), of which the first `mapped` are mapped, shared and not inherited by forked children; no descriptor is kept.
 #[must_use]
-pub fn map_sealed_memfd(name: &core::ffi::CStr, bytes: usize) -> Option<NonNull<c_void>> {
+pub fn map_sealed_memfd(name: &core::ffi::CStr, bytes: usize, mapped: usize) -> Option<NonNull<c_void>> {
     const CLOEXEC_SEALING: usize = 3;
     const NOEXEC_SEAL: usize = 8; // Linux 6.3
     const F_ADD_SEALS: usize = 1033;
@@ -234,17 +244,17 @@ pub fn map_sealed_memfd(name: &core::ffi::CStr, bytes: usize) -> Option<NonNull<
     // SAFETY: our own file.
     let sealed = unsafe { call(FCNTL, file, F_ADD_SEALS, SEAL_SHRINK_GROW, 0, 0, 0) };
     // SAFETY: a new mapping at a place the kernel chooses: PROT_READ|PROT_WRITE, MAP_SHARED.
-    let address = unsafe { call(MMAP, 0, bytes, 3, 1, file, 0) };
+    let address = unsafe { call(MMAP, 0, mapped, 3, 1, file, 0) };
     // SAFETY: our own descriptor, which nobody else knows.
     unsafe { call(CLOSE, file, 0, 0, 0, 0, 0) };
     let memory = pointer(address)?;
     // SAFETY: the mapping just made, in whole.
-    let advised = unsafe { call(MADVISE, memory.addr().get(), bytes, MADV_DONTFORK, 0, 0, 0) };
+    let advised = unsafe { call(MADVISE, memory.addr().get(), mapped, MADV_DONTFORK, 0, 0, 0) };
     // SAFETY: as above. A refusal makes a dump larger.
-    unsafe { call(MADVISE, memory.addr().get(), bytes, MADV_DONTDUMP, 0, 0, 0) };
+    unsafe { call(MADVISE, memory.addr().get(), mapped, MADV_DONTDUMP, 0, 0, 0) };
     if sized != 0 || sealed != 0 || advised != 0 {
         // SAFETY: the mapping just made, which nobody else knows.
-        unsafe { call(MUNMAP, memory.addr().get(), bytes, 0, 0, 0, 0) };
+        unsafe { call(MUNMAP, memory.addr().get(), mapped, 0, 0, 0, 0) };
         return None;
     }
     Some(memory)
@@ -432,7 +442,7 @@ mod tests {
 
     #[test]
     fn the_region_is_found_by_its_name_in_maps() {
-        let memory = map_sealed_memfd(c"perfusion-test", 8192).expect("memory");
+        let memory = map_sealed_memfd(c"perfusion-test", 8192, 8192).expect("memory");
         let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
         let line = format!("{:x}-", memory.addr());
         assert!(maps.lines().any(|l| l.starts_with(&line) && l.ends_with("/memfd:perfusion-test (deleted)")));

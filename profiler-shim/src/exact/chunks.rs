@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn each_object_is_counted_once_whenever_that_is() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS).unwrap());
+        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         let chunks = Chunks::new().unwrap();
         let (first, second) = (chunks.slot(0x1000).unwrap(), chunks.slot(0x2000).unwrap());
         let push = |slot, n: usize| {

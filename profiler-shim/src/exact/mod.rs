@@ -26,7 +26,7 @@ use classes::{Classes, Found};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use holders::Holders;
 use profiler_protocol::exact::{
-    TABLE_NAME, TABLE_WORDS, head, loss, of_collection as row, of_type, reader, reason, state,
+    HEADER_WORDS, TABLE_NAME, TABLE_WORDS, head, loss, of_collection as row, of_type, reader, reason, state,
 };
 use profiler_protocol::layout::pack_runtime;
 use survey::Survey;
@@ -120,7 +120,9 @@ impl Exact {
     /// A profiler with all its memory; `None` when there is none to be had.
     #[must_use]
     pub fn new() -> Option<Self> {
-        let table = Table::new(lasting::shared(TABLE_NAME, TABLE_WORDS)?);
+        // Who is not counted says so in the header.
+        let mapped = if lasting::is_scarce() { HEADER_WORDS } else { TABLE_WORDS };
+        let table = Table::new(lasting::shared(TABLE_NAME, TABLE_WORDS, mapped)?);
         Some(Self {
             table,
             tick: lasting::guard()?.first()?,

@@ -2,21 +2,50 @@
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use profiler_protocol::exact::{
-    MAGIC, MOST_TYPES, NAME_BYTES, NAMES_AT, TABLE_BYTES, TYPE_WORDS, TYPES_AT, VERSION, head, of_type,
+    COLLECTIONS_AT, MAGIC, MOST_TYPES, NAME_BYTES, NAMES_AT, SURVIVALS_AT, TABLE_BYTES, TYPE_WORDS, TYPES_AT,
+    VERSION, head, of_type,
 };
 
+use crate::region::lasting::Room;
 use crate::syscall;
 
-/// The table's words.
+/// The table's words. Collections and what survived each take most of it, and few programs have many: those words are opened in steps.
 pub struct Table {
     words: &'static [AtomicU64],
+    collections: Room,
+    survivals: Room,
 }
 
 impl Table {
-    /// Over fresh memory.
+    /// Over fresh memory: words of `region::lasting::shared`, which are its own.
     #[must_use]
     pub fn new(words: &'static [AtomicU64]) -> Self {
-        Self { words }
+        let begin = |at: usize| at.min(words.len());
+        let (first, rest) = words.split_at_checked(begin(COLLECTIONS_AT)).unwrap_or((words, &[]));
+        let (middle, last) =
+            rest.split_at_checked(begin(SURVIVALS_AT - COLLECTIONS_AT)).unwrap_or((rest, &[]));
+        // SAFETY: parts of one such mapping, which are reached through the rooms alone.
+        let [collections, survivals] = unsafe { [Room::of_part(middle), Room::of_part(last)] };
+        Self { words: first, collections, survivals }
+    }
+
+    /// The word at this place; `None` behind the last, or where there is no memory for it.
+    #[inline]
+    fn word(&self, at: usize) -> Option<&'static AtomicU64> {
+        match self.words.get(at) {
+            Some(word) => Some(word),
+            None => self.later_word(at),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn later_word(&self, at: usize) -> Option<&'static AtomicU64> {
+        let (room, at) = match at.checked_sub(SURVIVALS_AT) {
+            Some(at) => (&self.survivals, at),
+            None => (&self.collections, at.wrapping_sub(COLLECTIONS_AT)),
+        };
+        if room.opens(at.wrapping_add(1)) { room.words().get(at) } else { None }
     }
 
     /// Writes the header; the magic comes last, with release ordering, which pairs with the daemon's first read.
@@ -41,12 +70,12 @@ impl Table {
     /// A word.
     #[must_use]
     pub fn get(&self, at: usize) -> u64 {
-        self.words.get(at).map_or(0, |word| word.load(Ordering::Relaxed))
+        self.word(at).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
     /// Sets a word.
     pub fn set(&self, at: usize, value: u64) {
-        if let Some(word) = self.words.get(at) {
+        if let Some(word) = self.word(at) {
             word.store(value, Ordering::Relaxed);
         }
     }
@@ -54,7 +83,7 @@ impl Table {
     /// Adds to a word that one thread at a time changes.
     #[inline]
     pub fn add(&self, at: usize, by: u64) {
-        if let Some(word) = self.words.get(at) {
+        if let Some(word) = self.word(at) {
             word.store(word.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
         }
     }
@@ -66,7 +95,7 @@ impl Table {
 
     /// The same of several.
     pub fn count_more(&self, at: usize, by: u64) {
-        if let Some(word) = self.words.get(at) {
+        if let Some(word) = self.word(at) {
             word.fetch_add(by, Ordering::Relaxed);
         }
     }

@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn what_is_in_generation_0_and_nobody_told_of_is_found() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS).unwrap());
+        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         let (unseen, survey, chunks) = (Unseen::new(), Survey::new().unwrap(), Chunks::new().unwrap());
         let tell = |address| assert!(chunks.push(chunks.slot(0x1000).unwrap(), Entry::new(address, 1, 3, 0)));
         // The third region is generation 2's: of what is there everybody was told.
