@@ -97,13 +97,34 @@ pub mod lasting {
         syscall::address_space() < LEAST_ADDRESS_SPACE
     }
 
+    /// Words of a sealed memfd from its beginning on, which nobody has touched yet.
+    pub struct TableMemory(&'static [AtomicU64]);
+
     /// A sealed memfd of so many words, of which the first `mapped` are there; not in a forked child.
     #[must_use]
-    pub fn shared(name: &core::ffi::CStr, count: usize, mapped: usize) -> Option<&'static [AtomicU64]> {
+    pub fn shared(name: &core::ffi::CStr, count: usize, mapped: usize) -> Option<TableMemory> {
         let memory = syscall::map_sealed_memfd(name, count.checked_mul(8)?, mapped.checked_mul(8)?)?;
-        let count = mapped;
         // SAFETY: just mapped with this size, zeroed; nobody unmaps it.
-        Some(unsafe { words(memory, count) })
+        Some(TableMemory(unsafe { words(memory, mapped) }))
+    }
+
+    impl TableMemory {
+        /// Those before word `second`, which are open, and rooms from there to word `third` and from there to the end.
+        #[must_use]
+        pub fn in_parts(self, second: usize, third: usize) -> (&'static [AtomicU64], Room, Room) {
+            let (before, last) = self.0.split_at_checked(third).unwrap_or((self.0, &[]));
+            let (first, middle) = before.split_at_checked(second).unwrap_or((before, &[]));
+            (first, room_of(middle), room_of(last))
+        }
+    }
+
+    /// Takes the access to a part of a [`TableMemory`], to which nobody else refers. Where the kernel does not, as with larger pages, all of it is open.
+    fn room_of(part: &'static [AtomicU64]) -> Room {
+        let memory = NonNull::from(part).cast::<c_void>();
+        // SAFETY: of one mapping of a memfd, of which nobody has touched a word.
+        let is_shut = unsafe { syscall::shut(memory.addr().get(), part.len().wrapping_mul(8)) };
+        let open = if is_shut { 0 } else { part.len() };
+        Room { memory, most: part.len(), open: AtomicUsize::new(open) }
     }
 
     /// So many words, all of them open.
@@ -144,19 +165,6 @@ pub mod lasting {
             });
             let (memory, most) = made.unwrap_or((NonNull::<AtomicU64>::dangling().cast(), 0));
             Self { memory, most, open: AtomicUsize::new(0) }
-        }
-
-        /// Makes a room of a part of a mapping, and takes the access to it. Where the kernel does not, as with larger pages, all of it is open.
-        ///
-        /// # Safety
-        /// `rest` is of [`shared`], and nobody touches it but through the room.
-        #[must_use]
-        pub unsafe fn of_part(rest: &'static [AtomicU64]) -> Self {
-            let memory = NonNull::from(rest).cast::<c_void>();
-            // SAFETY: the caller's promise.
-            let is_shut = unsafe { syscall::shut(memory.addr().get(), rest.len().wrapping_mul(8)) };
-            let open = if is_shut { 0 } else { rest.len() };
-            Self { memory, most: rest.len(), open: AtomicUsize::new(open) }
         }
 
         /// Words there could be.

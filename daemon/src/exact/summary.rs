@@ -130,7 +130,8 @@ fn lost(process: &Process) -> String {
         );
     }
     if process.ending == Ending::Declined {
-        all.push("all of it".to_owned());
+        let why = process.why.iter().map(|why| format!(", because of {why}"));
+        all.push(format!("all of it{}", why.collect::<String>()));
     }
     if process.untold {
         all.push(UNTOLD.to_owned());

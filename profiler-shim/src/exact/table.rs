@@ -6,7 +6,7 @@ use profiler_protocol::exact::{
     VERSION, head, of_type,
 };
 
-use crate::region::lasting::Room;
+use crate::region::lasting::{Room, TableMemory};
 use crate::syscall;
 
 /// The table's words. Collections and what survived each take most of it, and few programs have many: those words are opened in steps.
@@ -17,16 +17,11 @@ pub struct Table {
 }
 
 impl Table {
-    /// Over fresh memory: words of `region::lasting::shared`, which are its own.
+    /// Over fresh memory.
     #[must_use]
-    pub fn new(words: &'static [AtomicU64]) -> Self {
-        let begin = |at: usize| at.min(words.len());
-        let (first, rest) = words.split_at_checked(begin(COLLECTIONS_AT)).unwrap_or((words, &[]));
-        let (middle, last) =
-            rest.split_at_checked(begin(SURVIVALS_AT - COLLECTIONS_AT)).unwrap_or((rest, &[]));
-        // SAFETY: parts of one such mapping, which are reached through the rooms alone.
-        let [collections, survivals] = unsafe { [Room::of_part(middle), Room::of_part(last)] };
-        Self { words: first, collections, survivals }
+    pub fn new(memory: TableMemory) -> Self {
+        let (words, collections, survivals) = memory.in_parts(COLLECTIONS_AT, SURVIVALS_AT);
+        Self { words, collections, survivals }
     }
 
     /// The word at this place; `None` behind the last, or where there is no memory for it.
@@ -219,11 +214,12 @@ impl<K: Copy + Default + PartialEq> Run<K> {
 #[cfg(test)]
 mod tests {
     use super::{Run, Table};
-    use core::sync::atomic::AtomicU64;
+    use crate::region::lasting;
+    use profiler_protocol::exact::TABLE_WORDS;
 
     #[test]
     fn what_several_threads_count_at_once_is_all_there() {
-        let table = Table::new(vec![AtomicU64::new(0)].leak());
+        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| (0..100_000).for_each(|_| table.count_more(0, 3)));
