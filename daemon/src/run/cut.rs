@@ -13,7 +13,9 @@ use crate::aggregate::chance::Chances;
 use crate::aggregate::collections::{Kind, Sum};
 use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
 use crate::aggregate::incidents::{self, LockWait, Throw, Thrown, Waited};
-use crate::aggregate::key::{CollectionLabels, Labels, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE};
+use crate::aggregate::key::{
+    CollectionLabels, Labels, NameId, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE,
+};
 use crate::aggregate::pool;
 use crate::aggregate::runtime_wait::{self, LockEvents, RuntimeWaits};
 use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
@@ -174,6 +176,12 @@ impl Processor {
         self.count_managed(&frames);
         window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
         (window, gone)
+    }
+
+    /// What a runtime's thread was called then, as whole as it is known by now.
+    fn name_then(&self, region: RegionId, tid: u32, name: NameId) -> Option<Arc<str>> {
+        let pid = self.region_pid.get(&region).copied().unwrap_or(0);
+        self.names.text(name).map(|name| self.names.completed(ThreadId { pid, tid }, &name))
     }
 
     /// The methods near the thread's start have the names that they will have in this window.
@@ -470,7 +478,8 @@ impl Cut {
                 .or_insert_with(|| processor.labels_of(row.thread, row.since));
         }
         let mut of_site = |site: &Site| {
-            named(processor.region_labels(site.region, Some(site.tid)), processor.names.text(site.name))
+            let name = processor.name_then(site.region, site.tid, site.name);
+            named(processor.region_labels(site.region, Some(site.tid)), name)
         };
         let sites = sites.into_iter().map(|(site, weight, told_one_in)| {
             let labels = Labels { told_one_in, ..of_site(&site) };
@@ -486,7 +495,7 @@ impl Cut {
             let Site { region, tid, name, .. } = object.site;
             made_by.insert((region, tid));
             let labels = processor.maker_labels(region, tid, |thread| there.contains(&thread));
-            let labels = named(labels, processor.names.text(name));
+            let labels = named(labels, processor.name_then(region, tid, name));
             let handle = processor.handles.get(&(region, object.sample)).copied();
             (object, survived, Labels { watched_ms, proven_ms, handle, ..labels })
         });
@@ -566,7 +575,7 @@ fn named(labels: Labels, name: Option<Arc<str>>) -> Labels {
 
 fn place_labels(processor: &mut Processor, place: incidents::Place) -> Labels {
     let labels = processor.region_labels(place.region, Some(place.tid));
-    named(labels, processor.names.text(place.name))
+    named(labels, processor.name_then(place.region, place.tid, place.name))
 }
 
 fn throw_labels(processor: &mut Processor, throw: Throw) -> Labels {

@@ -228,7 +228,8 @@ impl ThreadNames {
     #[must_use]
     pub fn completed(&self, thread: ThreadId, comm: &str) -> Arc<str> {
         let managed = self.managed.get(&thread.tid).filter(|managed| managed.pid == thread.pid);
-        match managed.filter(|managed| is_cut_of(comm, &managed.name.given)) {
+        let is_told = |name: &Name| is_cut_of(comm, &name.given) || is_cut_of(comm, &name.shown);
+        match managed.filter(|managed| is_told(&managed.name)) {
             Some(managed) => Arc::clone(&managed.name.shown),
             None => clean(comm).into(),
         }
