@@ -167,9 +167,9 @@ fn a_peer_that_rewrites_everything_meanwhile_never_panics_the_consumer() {
                 noise ^= noise >> 7;
                 noise ^= noise << 17;
                 // Heads that are believable, commit words of this lap with random sizes, random payloads.
-                poke(&memory, EVENT_HEAD_AT, 20 + noise % (SMALL.units + 76));
+                poke(&memory, EVENT_HEAD_AT, 20 + noise % 1100);
                 poke(&memory, EVENT_TAIL_AT, noise >> 33 & 31);
-                let position = noise % SMALL.units;
+                let position = noise % 1024;
                 let extent = Extent { units: noise >> 20 & 15, bytes: noise >> 40 & 0x7f };
                 poke(
                     &memory,
