@@ -42,6 +42,7 @@ mod process_names;
 mod ps;
 mod pyroscope;
 mod reservations;
+mod receivers;
 mod restart;
 mod runtime;
 mod scale;

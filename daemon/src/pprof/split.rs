@@ -495,10 +495,10 @@ mod tests {
         validate(&narrowed).unwrap();
         let pod = |text: &str| text.replace("pod", "k8s_pod_name");
         let expected = [
-            (1, 1 + 4, pod("x=long pod=web")),
+            (1, 1 + 4, pod("pod=web x=long")),
             (2, 2 + 16, String::new()),
             (2, 8, pod("pod=web")),
-            (1, 32, pod("x=lone pod=api")),
+            (1, 32, pod("pod=api x=lone")),
         ];
         assert_eq!(facts(&narrowed), expected);
         let nothing = narrow(&BTreeMap::new());

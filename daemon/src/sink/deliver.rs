@@ -23,6 +23,8 @@ use std::time::{Duration, Instant, SystemTime};
 const TELL_AGAIN: Duration = Duration::from_secs(3600);
 /// A shorter request, before compression, was not refused for its length.
 const SHORT_BYTES: usize = 8 << 10;
+/// So often a long request is tried again that a receiver refuses which has taken none yet.
+const FIRST_REFUSALS: u32 = 2;
 /// Services whose names are remembered. Of more a name is read from the request.
 const MOST_NAMES: usize = 4096;
 
@@ -318,6 +320,15 @@ impl State {
                 if !self.split(sink, taken, &service, &reason, remote) {
                     self.give_up(sink, *item, &service, &reason, End::TooLarge);
                 }
+            }
+            // Whether its length is the reason shows when shorter ones are taken.
+            Verdict::Refused(reason)
+                if self.sizes.has_taken_none()
+                    && self.turns.attempts(*item) < FIRST_REFUSALS
+                    && remote.raw_bytes(payload) > SHORT_BYTES =>
+            {
+                let blame = self.turns.failed(*item, None, false, now, chance);
+                self.failed(sink, taken, &service, &reason, blame, remote);
             }
             Verdict::Refused(reason) => {
                 self.turns.judged(*item);

@@ -42,11 +42,17 @@ impl Sizes {
             self.certain = Some(self.certain.map_or(bytes, |certain| certain.min(bytes)));
         }
         if self.taken >= bytes {
-            self.taken = 0;
+            self.taken = bytes / 2;
         }
     }
 
-    /// True when nothing so long was taken.
+    /// True when nothing was taken yet, of any length.
+    #[must_use]
+    pub fn has_taken_none(&self) -> bool {
+        self.taken == 0
+    }
+
+    /// True when nothing so long was taken, and something shorter was.
     #[must_use]
     pub fn is_beyond_taken(&self, bytes: usize) -> bool {
         self.taken > 0 && bytes > self.taken

@@ -225,10 +225,10 @@ impl Turns {
         }
     }
 
-    /// True while the receiver is taken to fail.
+    /// How often a request was tried.
     #[must_use]
-    pub fn is_away(&self) -> bool {
-        self.failures > 0
+    pub fn attempts(&self, item: Item) -> u32 {
+        self.requests.get(&item.sequence).map_or(0, |request| request.attempts)
     }
 
     /// Forgets what waits no more.

@@ -133,8 +133,8 @@ mod tests {
         for (error, expected) in all {
             let said = of_certificate(&error);
             assert!(said.contains(expected), "{said}");
-            let names_a_type = |word: &str| word.chars().filter(|letter| letter.is_uppercase()).count() > 1;
-            assert!(!said.split(' ').any(names_a_type) && !said.contains('('), "{said}");
+            let types = ["Error", "CaUsed", "Invalid", "NotValid", "Unknown", "("];
+            assert!(!types.iter().any(|name| said.contains(name)), "{said}");
             let io = io::Error::new(io::ErrorKind::InvalidData, rustls::Error::InvalidCertificate(error));
             assert_eq!(of_connection(&io), said);
         }
