@@ -900,8 +900,8 @@ fn a_disk_short_of_space_keeps_its_floor_at_the_cost_of_as_many_of_the_oldest_as
     );
 }
 
-/// What the daemon gives its sinks when it is told to end.
-const SINKS_HAVE: Duration = Duration::from_secs(5);
+/// What the daemon gives receivers when it is told to end.
+const SINKS_HAVE: Duration = Duration::from_millis(1500);
 /// Then there are the names and the file of the last window, of one program here, and the probes' way out of the kernel: seconds of waiting for RCU where other
 /// tests keep the CPUs busy (four, on two CPUs with ten times as much to do as they can).
 const LAST_WINDOW: Duration = Duration::from_secs(5);

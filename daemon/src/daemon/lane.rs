@@ -450,7 +450,7 @@ pub mod tests {
             work.put(shared.queue.next(work.turn, Instant::now()).unwrap());
         }
         let sums: Vec<(String, u64)> = work.states.sums().map(|sum| (sum.cause, sum.count)).collect();
-        assert_eq!(sums, [("it is broken".to_owned(), 6)]);
+        assert_eq!(sums, [("it is broken; a profile is lost".to_owned(), 6)]);
     }
 
     /// Says what it was given, and comes to the end of its time with the second.

@@ -155,7 +155,7 @@ enum End {
     Refused,
     Denied,
     TooLarge,
-    Tries(u32),
+    Tries,
 }
 
 struct State {
@@ -373,14 +373,14 @@ impl State {
         let (service_of_state, ends) = match blame {
             Blame::Request => (service, Ends::WhenServiceTaken),
             Blame::Receiver => ("", Ends::WhenTaken),
-            Blame::Ended { tries } => {
+            Blame::Ended { .. } => {
                 let raw = remote.raw_bytes(&taken.payload);
                 let may_be_length = raw > SHORT_BYTES && self.sizes.is_beyond_taken(raw);
                 if may_be_length {
                     self.sizes.refused(raw, false, Instant::now());
                 }
                 if !(may_be_length && self.split(sink, taken, service, reason, remote)) {
-                    self.give_up(sink, taken.item, service, reason, End::Tries(tries));
+                    self.give_up(sink, taken.item, service, reason, End::Tries);
                 }
                 return;
             }
@@ -425,7 +425,7 @@ impl State {
                 self.figures.too_large += 1;
                 ("it is one stack, or cannot be split, and is dropped", Ends::WhenQuiet)
             }
-            End::Tries(_) => {
+            End::Tries => {
                 self.figures.tries_over += 1;
                 ("it is dropped, since that was the answer each time", Ends::WhenQuiet)
             }

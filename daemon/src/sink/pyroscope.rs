@@ -9,7 +9,7 @@ use super::http::{Answer, Client, Version};
 use super::parts::{Hurry, Outgoing};
 use super::receiver::{self, Reach, SpoolOptions, retry_after, said, speaks_of_size};
 use super::spool::Limits;
-use super::{Finished, Sink, SinkError};
+use super::{Finished, Sink, SinkError, unpacking};
 use crate::config::units::{Bytes, Span};
 use crate::pprof;
 use crate::pprof::proto::Profile;
@@ -338,6 +338,7 @@ impl Remote for Server {
     }
 
     fn split(&self, payload: &[u8]) -> Vec<Vec<u8>> {
+        let _one = unpacking();
         halves(payload).unwrap_or_default()
     }
 }

@@ -60,7 +60,6 @@ struct State {
     /// Of all of it, and since it was last said.
     count: u64,
     unit: &'static str,
-    then: &'static str,
     ends: Ends,
     /// It has ended then, and may come back.
     ended: Option<Instant>,
@@ -88,7 +87,7 @@ pub struct Line {
 pub struct Sum {
     /// The service; empty where it is about all.
     pub service: String,
-    /// What happened, without numbers.
+    /// What happened, without numbers, and what became of it.
     pub cause: String,
     /// How often.
     pub count: u64,
@@ -108,7 +107,8 @@ pub struct States {
 impl States {
     /// Takes what happened.
     pub fn event(&mut self, event: Event<'_>, now: Instant) {
-        let cause = cause(event.reason);
+        // What was dropped and what waits for one reason are two states.
+        let cause = format!("{}; {}", cause(event.reason), event.then);
         let mut key = (event.service.to_owned(), cause);
         if self.states.len() >= MOST_STATES && !self.states.contains_key(&key) {
             key = (String::new(), "other causes of other services".to_owned());
@@ -125,7 +125,6 @@ impl States {
             said: now,
             count: 0,
             unit: event.unit,
-            then: event.then,
             ends: event.ends,
             ended: Some(now),
             comes_and_goes: false,
@@ -146,7 +145,7 @@ impl States {
         let first_return = state.comes_and_goes && state.count > 0 && state.ends != Ends::WhenQuiet;
         state.count = state.count.saturating_add(event.count);
         state.last = now;
-        (state.then, state.unit) = (event.then, event.unit);
+        state.unit = event.unit;
         event.reason.clone_into(&mut state.reason);
         let lasts = now.saturating_duration_since(state.said) >= SAY_AGAIN;
         let what = match event.detail {
@@ -212,10 +211,8 @@ impl States {
             let lasted = span(state.last.saturating_duration_since(state.since));
             if state.ends == Ends::WhenQuiet {
                 if state.is_named {
-                    let text = format!(
-                        "{} {} in {lasted} of this, which is over: {cause}; {}",
-                        state.count, state.unit, state.then
-                    );
+                    let text =
+                        format!("{} {} in {lasted} of this, which is over: {cause}", state.count, state.unit);
                     self.lines.push(Line { is_warning: false, service: service.clone(), text });
                 } else if !service.is_empty() {
                     let (services, count, _) = more.entry(cause).or_insert((0, 0, state.unit));

@@ -17,7 +17,8 @@ const MOST_ASKED: Duration = Duration::from_secs(3600);
 /// A receiver that fails is asked so often at least while there is a service whose requests it has not
 /// failed on: the failures may be those services' own.
 const UNTRIED_WAIT: Duration = Duration::from_secs(10);
-/// So often a request may fail while the receiver takes others.
+/// So often requests of a service may fail while the receiver takes others: then they have one try
+/// each.
 const MOST_TRIES: u32 = 4;
 /// So often a receiver may fail on one request of its own fault, by what it says, before that is taken
 /// for the request's. It takes 18 minutes: a receiver that is away and says just this costs one
@@ -53,20 +54,22 @@ pub enum Blame {
 struct Service {
     /// In a row.
     failures: u32,
+    /// Those of them between which the receiver took others.
+    tries: u32,
     /// Its requests wait until then.
     until: Instant,
     last: Instant,
+    /// How many the receiver had taken by then.
+    taken_before: u64,
     /// One of its requests came to its end, and none was taken since: the next has one try.
     is_suspect: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Request {
-    /// While the receiver took others.
-    tries: u32,
+    attempts: u32,
+    /// Those of them by which the receiver says that it fails on this request.
     failures: u32,
-    /// How many the receiver had taken when it failed last.
-    taken_before: Option<u64>,
 }
 
 /// Turns of one receiver's requests.
@@ -127,10 +130,13 @@ impl Turns {
                 soonest = Some(soonest.map_or(until, |soonest| soonest.min(until)));
                 continue;
             }
-            let tries =
-                self.requests.get(&item.sequence).map_or(0, |request| request.tries + request.failures);
-            let rank =
-                (self.tried.contains(&item.group), service.map(|service| service.last), tries, item.sequence);
+            let attempts = self.requests.get(&item.sequence).map_or(0, |request| request.attempts);
+            let rank = (
+                self.tried.contains(&item.group),
+                service.map(|service| service.last),
+                attempts,
+                item.sequence,
+            );
             if best.is_none_or(|best| rank < best) {
                 best = Some(rank);
             }
@@ -179,23 +185,20 @@ impl Turns {
         chance: u64,
     ) -> Blame {
         let request = self.requests.entry(item.sequence).or_default();
+        request.attempts += 1;
         request.failures += u32::from(counts);
-        // Only while the receiver takes others is it the request that is tried.
-        if request.taken_before.is_none_or(|before| before < self.taken) && self.taken > 0 {
-            request.tries += 1;
-        }
-        request.taken_before = Some(self.taken);
         let request = *request;
-        let service = self.services.entry(item.group).or_insert(Service {
-            failures: 0,
-            until: now,
-            last: now,
-            is_suspect: false,
-        });
+        let fresh =
+            Service { failures: 0, tries: 0, until: now, last: now, taken_before: 0, is_suspect: false };
+        let taken = self.taken;
+        let service = self.services.entry(item.group).or_insert(fresh);
+        // Only while the receiver takes others is it the service's requests that are tried.
+        service.tries += u32::from(service.taken_before < taken);
+        service.taken_before = taken;
         service.failures += 1;
         service.last = now;
         service.until = now + wait(service.failures, asked, chance);
-        let most = if service.is_suspect { 1 } else { MOST_TRIES };
+        let is_over = if service.is_suspect { taken > 0 } else { service.tries >= MOST_TRIES };
         self.tried.insert(item.group);
         let other = self.failed_last.replace(item.group).is_some_and(|before| before != item.group);
         if other || self.failures > 0 {
@@ -203,14 +206,14 @@ impl Turns {
             if request.failures < MOST_FAILURES {
                 return Blame::Receiver;
             }
-        } else if request.tries < most && request.failures < MOST_FAILURES {
+        } else if !is_over && request.failures < MOST_FAILURES {
             return Blame::Request;
         }
         self.requests.remove(&item.sequence);
         if let Some(service) = self.services.get_mut(&item.group) {
             (service.is_suspect, service.until) = (true, now);
         }
-        Blame::Ended { tries: request.tries.max(request.failures) }
+        Blame::Ended { tries: request.attempts }
     }
 
     /// What was said of its services may have been the receiver's fault.

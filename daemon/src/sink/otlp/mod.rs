@@ -15,7 +15,7 @@ use super::deliver::{Backlog, Lazy, Remote, Verdict};
 use super::http::{Client, Version};
 use super::parts::{Hurry, Outgoing};
 use super::receiver::{self, Reach, SpoolOptions};
-use super::{Finished, Sink, SinkError};
+use super::{Finished, Sink, SinkError, unpacking};
 use crate::config::units::{Bytes, Span};
 use crate::leftover;
 use crate::pprof::PprofError;
@@ -263,6 +263,7 @@ impl Remote for Receiver {
     }
 
     fn split(&self, payload: &[u8]) -> Vec<Vec<u8>> {
+        let _one = unpacking();
         let unpacked = unpacked(payload).unwrap_or_default();
         let Ok(request) = ExportProfilesServiceRequest::decode(unpacked.as_slice()) else {
             return Vec::new();
