@@ -26,8 +26,8 @@ use crate::node::{DEADLINE, free_port, value};
 
 /// The chart's `resources.limits.memory`.
 const CHART_LIMIT: u64 = 512 << 20;
-/// `limits.memory`.
-const MEMORY: u64 = 256 << 20;
+/// `limits.memory`, MiB.
+const MEMORY: u64 = 256;
 /// A daemon that is told to end has ended by then.
 const END: Duration = Duration::from_secs(3);
 
@@ -172,6 +172,7 @@ fn named(scratch: &Scratch, program: &Path, name: &str, arguments: &[&str]) -> A
     program.start().unwrap()
 }
 
+/// MiB.
 fn resident(pid: u32) -> u64 {
     system_tests::perfusion::memory(pid, "VmRSS")
 }
@@ -269,7 +270,7 @@ fn receivers_that_misbehave_cost_neither_the_daemon_nor_each_other() {
     let took = told.elapsed();
     assert!(took < END, "it took {took:?} to end\n{}", outcome.stderr);
     assert_eq!(group.ended_for_memory().unwrap(), 0, "{}", outcome.stderr);
-    assert!(most < MEMORY, "{} MiB were resident\n{}", most >> 20, outcome.stderr);
+    assert!(most < MEMORY, "{most} MiB were resident\n{}", outcome.stderr);
 
     let expected = cpu_of_files(&files);
     assert!(expected.len() > services && expected["deep"] > 0, "{expected:?}");
