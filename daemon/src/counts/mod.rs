@@ -25,7 +25,7 @@ const TYPES: u64 = 0x8_0000 | 0x100_0000;
 /// Informational.
 const LEVEL: u32 = 4;
 /// Most memory a process takes for events that were not read yet; the rest is dropped and counted.
-const BUFFER_MIB: u32 = 64;
+pub const BUFFER_MIB: u32 = 64;
 /// Processes that are counted, at most.
 const PROCESSES: usize = 256;
 /// Processes that are known, at most; of more than these each waits until another one has ended.
@@ -87,6 +87,8 @@ struct Known {
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// What each process may take for events that were not read yet, MiB.
+    buffer_mib: u32,
     known: Mutex<HashMap<Key, Known>>,
     /// Who has nothing more to be answered; a runtime that is hung up on comes again at once. One of each: a runtime makes one connection at a time.
     parked: Mutex<HashMap<Key, Visit>>,
@@ -174,12 +176,13 @@ pub struct Counting {
 }
 
 impl Counting {
-    /// Opens the port.
+    /// Opens the port. Runtimes keep up to so many MiB of events that were not read yet.
     ///
     /// # Errors
     /// See [`PortError`].
-    pub fn open(rate: Rate) -> Result<Self, PortError> {
-        Ok(Self { port: Arc::new(Port::open()?), rate, shared: Arc::default(), accepting: None })
+    pub fn open(rate: Rate, buffer_mib: u32) -> Result<Self, PortError> {
+        let shared = Arc::new(Shared { buffer_mib, ..Shared::default() });
+        Ok(Self { port: Arc::new(Port::open()?), rate, shared, accepting: None })
     }
 
     /// What the program must have in its environment.
@@ -303,7 +306,8 @@ fn serve(mut visit: Visit, rate: Rate, shared: &Shared) {
     }
     match step {
         Some(Step::Listen { stacks }) => {
-            let what = Listen { keywords: rate.keyword() | TYPES, level: LEVEL, buffer_mib: BUFFER_MIB };
+            let what =
+                Listen { keywords: rate.keyword() | TYPES, level: LEVEL, buffer_mib: shared.buffer_mib };
             let result = match visit.listen(&what, stacks, Arc::clone(&shared.give_up)) {
                 Ok(events) => {
                     shared.change(key, |of| (of.session, of.asking) = (Some(events.session()), false));

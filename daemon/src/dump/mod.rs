@@ -22,6 +22,8 @@ use crate::symbolize::pretty::clean;
 use crate::symbolize::{Module, file_name};
 use serde::Serialize;
 use std::io::{self, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -31,6 +33,8 @@ const FREQUENCY_HZ: u32 = 999;
 const RUNNING: Duration = Duration::from_millis(200);
 /// How long the visit to the sleeping threads is waited for: a process can keep its memory from being read.
 const VISIT: Duration = Duration::from_secs(3);
+/// How long the runtime is given to load the shim. One that is stuck does not, and is what a dump is taken for.
+const ATTACH: Duration = Duration::from_secs(3);
 /// How long names are waited for.
 const NAMES: Duration = Duration::from_secs(2);
 /// What the label `wait_reason` has for it.
@@ -224,8 +228,12 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
         order: Order::default(),
         processor: Processor::new(processes),
     };
-    let attaching = (!options.no_attach).then(|| std::thread::spawn(move || attach::attach(pid, settings)));
-    observe(&mut session, pid, attaching, quiet);
+    let give_up = Arc::new(AtomicBool::new(false));
+    let attaching = (!options.no_attach).then(|| {
+        let give_up = Arc::clone(&give_up);
+        std::thread::spawn(move || attach::attach_until(pid, settings, &give_up))
+    });
+    observe(&mut session, pid, attaching, (&give_up, quiet));
 
     let order = &mut session.order;
     session.kernel.visit_last(&mut |event| order.push(event));
@@ -264,12 +272,16 @@ fn observe(
     session: &mut Session,
     pid: u32,
     mut attaching: Option<JoinHandle<Result<Attached, AttachError>>>,
-    quiet: bool,
+    (give_up, quiet): (&AtomicBool, bool),
 ) {
     let (begin, mut ready) = (Instant::now(), None);
     let (mut began, ticks) = (MonotonicNs::now(), crate::process::start_ticks(pid));
     loop {
         session.round();
+        if begin.elapsed() > ATTACH {
+            // Pairs with the loads in `attach::ipc`; nothing else is told by it.
+            give_up.store(true, Ordering::Relaxed);
+        }
         if let Some(attach) = attaching.take_if(|attach| attach.is_finished()) {
             match attach.join() {
                 Ok(Ok(_)) => {
