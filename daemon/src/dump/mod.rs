@@ -2,9 +2,12 @@
 //! wait, the scheduler's hooks what they do meanwhile, the CPU sampler those that run.
 
 mod print;
+mod suspension;
 
 use crate::aggregate::threads::{WaitStateKey, Waiting};
+use crate::attach::ipc::IpcError;
 use crate::attach::policy::WhyNot;
+use crate::attach::target::Target;
 use crate::attach::{self, AttachError, Attached, Settings, Wishes};
 use crate::cli;
 use crate::error::{Error, say};
@@ -21,6 +24,7 @@ use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot};
 use crate::symbolize::pretty::clean;
 use crate::symbolize::{Module, file_name};
 use serde::Serialize;
+use std::collections::HashSet;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +39,8 @@ const RUNNING: Duration = Duration::from_millis(200);
 const VISIT: Duration = Duration::from_secs(3);
 /// How long the runtime is given to load the shim. One that is stuck does not, and is what a dump is taken for.
 const ATTACH: Duration = Duration::from_secs(3);
+/// A thread that is blocked for so long in cooperative mode waits for something else than the runtime itself.
+const BLOCKED_SECONDS: f64 = 0.05;
 /// How long names are waited for.
 const NAMES: Duration = Duration::from_secs(2);
 /// What the label `wait_reason` has for it.
@@ -50,8 +56,21 @@ pub struct Dump {
     pub pid: u32,
     /// Its name.
     pub process: String,
+    /// What its runtime waits for, where that was seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub suspension: Option<Suspension>,
     /// Its threads, the first one first.
     pub threads: Vec<Thread>,
+}
+
+/// Managed threads are to stand still, and some do not let themselves be stopped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Suspension {
+    /// True when the runtime did not answer either: it waits by now. Else the next collection would.
+    pub pending: bool,
+    /// Threads in cooperative mode that are blocked, or, while it waits, run: it waits for each of them. Empty where they cannot be told
+    /// (.NET 8 and older, single-file programs).
+    pub held_up_by: Vec<u32>,
 }
 
 /// One thread.
@@ -233,11 +252,15 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
         let give_up = Arc::clone(&give_up);
         std::thread::spawn(move || attach::attach_until(pid, settings, &give_up))
     });
-    observe(&mut session, pid, attaching, (&give_up, quiet));
+    let target = Target::open(pid).ok();
+    let silent = observe(&mut session, pid, attaching, (&give_up, quiet));
+    // Who is in cooperative mode for a moment only holds up nobody.
+    let before = target.as_ref().and_then(suspension::cooperative);
 
     let order = &mut session.order;
     session.kernel.visit_last(&mut |event| order.push(event));
-    let before = MonotonicNs::now();
+    let after = target.as_ref().and_then(suspension::cooperative);
+    let before_freeze = MonotonicNs::now();
     let at = session.kernel.freeze();
     let snapshots = session.kernel.thread_times();
     session.kernel.drain(&mut |event| order.push(event));
@@ -245,7 +268,7 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     let mut events = Vec::new();
     order.finish(&mut events);
     session.digest(events);
-    session.processor.still_there(&snapshots, before);
+    session.processor.still_there(&snapshots, before_freeze);
     await_names(&mut session);
     let staying = session.shims.detach_all();
     if !staying.is_empty() {
@@ -264,16 +287,40 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     }
     threads.sort_by_key(|thread| (thread.tid != pid, thread.tid));
     let process = processor.labels(ThreadId { pid, tid: pid }, false).process;
-    Ok(Dump { pid, process: process.map_or_else(String::new, |name| clean(&name).into_owned()), threads })
+    let suspension = suspension_of(&threads, before.zip(after), silent);
+    let process = process.map_or_else(String::new, |name| clean(&name).into_owned());
+    Ok(Dump { pid, process, suspension, threads })
 }
 
-/// Records until the shim is in and all threads were seen, or until that takes too long.
+/// What the runtime waits for, by who was in cooperative mode twice.
+fn suspension_of(
+    threads: &[Thread],
+    cooperative: Option<(HashSet<u32>, HashSet<u32>)>,
+    silent: bool,
+) -> Option<Suspension> {
+    let (before, after) = cooperative.unwrap_or_default();
+    let stays = |thread: &&Thread| before.contains(&thread.tid) && after.contains(&thread.tid);
+    let is_blocked = |thread: &Thread| {
+        let waits = !matches!(thread.state, State::Running | State::Runnable);
+        waits && thread.waiting_seconds.is_some_and(|seconds| seconds >= BLOCKED_SECONDS)
+    };
+    let held_up_by: Vec<u32> = threads
+        .iter()
+        .filter(stays)
+        .filter(|thread| silent || is_blocked(thread))
+        .map(|thread| thread.tid)
+        .collect();
+    (silent || !held_up_by.is_empty()).then_some(Suspension { pending: silent, held_up_by })
+}
+
+/// Records until the shim is in and all threads were seen, or until that takes too long. True when the runtime did not answer.
 fn observe(
     session: &mut Session,
     pid: u32,
     mut attaching: Option<JoinHandle<Result<Attached, AttachError>>>,
     (give_up, quiet): (&AtomicBool, bool),
-) {
+) -> bool {
+    let mut silent = false;
     let (begin, mut ready) = (Instant::now(), None);
     let (mut began, ticks) = (MonotonicNs::now(), crate::process::start_ticks(pid));
     loop {
@@ -291,21 +338,32 @@ fn observe(
                 }
                 // Native code has its names without a shim.
                 Ok(Err(AttachError::Unsuitable { why: WhyNot::NotDotnet, .. })) => {}
-                Ok(Err(error)) if !quiet => say(&format!("pid {pid}: no managed names: {error}")),
-                Ok(Err(_)) | Err(_) => {}
+                Ok(Err(error)) => {
+                    silent = is_silence(&error);
+                    if !quiet {
+                        say(&format!("pid {pid}: no managed names: {error}"));
+                    }
+                }
+                Err(_) => {}
             }
         }
         if attaching.is_none() && (session.kernel.visits() > 0 || begin.elapsed() > VISIT) {
             let since = *ready.get_or_insert_with(Instant::now);
             if session.is_complete(pid, began) || since.elapsed() > RUNNING {
-                return;
+                return silent;
             }
         }
         if !crate::process::is_running(pid, ticks) {
-            return;
+            return silent;
         }
         std::thread::sleep(ROUND);
     }
+}
+
+/// True when the runtime was asked and has not answered.
+fn is_silence(error: &AttachError) -> bool {
+    let (AttachError::Busy(error) | AttachError::Ipc(error)) = error else { return false };
+    matches!(**error, IpcError::GivenUp { .. } | IpcError::TimedOut { .. })
 }
 
 fn await_names(session: &mut Session) {
