@@ -69,3 +69,19 @@ fn a_runtime_that_is_stuck_holds_up_no_command(runtime: Runtime) {
     let truth = app.stop().unwrap();
     assert!(truth["rounds"].as_f64() > truth["rounds_before"].as_f64(), "it goes on: {truth}");
 }
+
+on_runtimes!(a_dump_names_who_holds_up_the_runtime: net9 Net9, net10 Net10);
+
+fn a_dump_names_who_holds_up_the_runtime(runtime: Runtime) {
+    let name = format!("heldup::dump on {runtime}");
+    let needs = [record_on(runtime), vec![Need::C]].concat();
+    let Some(_turn) = begin(&name, &needs) else { return };
+    let app = stuck(runtime);
+    let dump = Recording::spawn(command(["dump", "--json"]).arg(app.pid().to_string())).unwrap();
+    let outcome = dump.finish_well(SLACK).unwrap();
+    let dump: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let threads = dump["threads"].as_array().unwrap();
+    let holder = threads.iter().find(|thread| thread["name"] == "holder").expect(&outcome.stdout);
+    assert_eq!(dump["suspension"]["pending"], true, "{}", outcome.stderr);
+    assert_eq!(dump["suspension"]["held_up_by"], serde_json::json!([holder["tid"]]), "{}", outcome.stdout);
+}
