@@ -376,19 +376,17 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> 
     // The verdicts are known, whatever becomes of the survey.
     let aftermath = Aftermath::of(&target, "a survey of its heap");
     let lived = process.is_running();
-    let failed = |why: String| NoHolders::Failed(why);
-    let holders = options.heap.then(|| match (over.load(Ordering::Relaxed), is_gone) {
-        (true, _) => Err(NoHolders::NotAsked("interrupted".to_owned())),
-        (false, true) if process.is_running() => {
-            Err(failed("the library that watched them is gone".to_owned()))
-        }
-        (false, _) => {
-            watch.holders(&target, &over, bounds, quiet).map_err(|why| match process.is_running() {
-                true if over.load(Ordering::Relaxed) => NoHolders::NotAsked(why),
-                true => failed(why),
-                false => failed(format!("process {pid} has ended")),
-            })
-        }
+    let not_asked = |why: String| Err(NoHolders::NotAsked(why));
+    let is_over = over.load(Ordering::Relaxed);
+    let holders = options.heap.then(|| match (is_over, lived, is_gone) {
+        (true, ..) => not_asked("interrupted".to_owned()),
+        (_, false, _) => not_asked(format!("process {pid} has ended")),
+        (_, _, true) => not_asked("the library that watched them is gone".to_owned()),
+        _ => watch.holders(&target, &over, bounds, quiet).map_err(|why| match process.is_running() {
+            true if over.load(Ordering::Relaxed) => NoHolders::NotAsked(why),
+            true => NoHolders::Failed(why),
+            false => NoHolders::Failed(format!("process {pid} has ended")),
+        }),
     });
     let death =
         (options.heap && lived && !over.load(Ordering::Relaxed)).then(|| aftermath.death(WATCHED)).flatten();
