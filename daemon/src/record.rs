@@ -42,7 +42,7 @@ const LONG_ATTACH: Duration = Duration::from_millis(500);
 
 /// The time of a recording begins when the named processes have the shim, and no later than this after the recording did: a runtime that does
 /// not answer holds up nobody.
-const LONGEST_ATTACH: Duration = Duration::from_secs(1);
+const LONGEST_ATTACH: Duration = LONG_ATTACH;
 
 /// What exact values mean beside stacks that are sampled.
 const EXACT_COMMENT: &str = "alloc_objects, alloc_space: exact per process and type; split among stacks by the objects that were sampled";
