@@ -4,8 +4,9 @@
 mod print;
 mod suspension;
 
+pub use suspension::Suspension;
+
 use crate::aggregate::threads::{WaitStateKey, Waiting};
-use crate::attach::ipc::IpcError;
 use crate::attach::policy::WhyNot;
 use crate::attach::target::Target;
 use crate::attach::{self, AttachError, Attached, Settings, Wishes};
@@ -24,7 +25,6 @@ use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot};
 use crate::symbolize::pretty::clean;
 use crate::symbolize::{Module, file_name};
 use serde::Serialize;
-use std::collections::HashSet;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,8 +39,6 @@ const RUNNING: Duration = Duration::from_millis(200);
 const VISIT: Duration = Duration::from_secs(3);
 /// How long the runtime is given to load the shim. One that is stuck does not, and is what a dump is taken for.
 const ATTACH: Duration = Duration::from_secs(3);
-/// A thread that is blocked for so long in cooperative mode waits for something else than the runtime itself.
-const BLOCKED_SECONDS: f64 = 0.05;
 /// How long names are waited for.
 const NAMES: Duration = Duration::from_secs(2);
 /// What the label `wait_reason` has for it.
@@ -61,16 +59,6 @@ pub struct Dump {
     pub suspension: Option<Suspension>,
     /// Its threads, the first one first.
     pub threads: Vec<Thread>,
-}
-
-/// Managed threads are to stand still, and some do not let themselves be stopped.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Suspension {
-    /// True when the runtime did not answer either: it waits by now. Else the next collection would.
-    pub pending: bool,
-    /// Threads in cooperative mode that are blocked, or, while it waits, run: it waits for each of them. Empty where they cannot be told
-    /// (.NET 8 and older, single-file programs).
-    pub held_up_by: Vec<u32>,
 }
 
 /// One thread.
@@ -287,30 +275,9 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     }
     threads.sort_by_key(|thread| (thread.tid != pid, thread.tid));
     let process = processor.labels(ThreadId { pid, tid: pid }, false).process;
-    let suspension = suspension_of(&threads, before.zip(after), silent);
+    let suspension = suspension::of(&threads, before.zip(after), silent);
     let process = process.map_or_else(String::new, |name| clean(&name).into_owned());
     Ok(Dump { pid, process, suspension, threads })
-}
-
-/// What the runtime waits for, by who was in cooperative mode twice.
-fn suspension_of(
-    threads: &[Thread],
-    cooperative: Option<(HashSet<u32>, HashSet<u32>)>,
-    silent: bool,
-) -> Option<Suspension> {
-    let (before, after) = cooperative.unwrap_or_default();
-    let stays = |thread: &&Thread| before.contains(&thread.tid) && after.contains(&thread.tid);
-    let is_blocked = |thread: &Thread| {
-        let waits = !matches!(thread.state, State::Running | State::Runnable);
-        waits && thread.waiting_seconds.is_some_and(|seconds| seconds >= BLOCKED_SECONDS)
-    };
-    let held_up_by: Vec<u32> = threads
-        .iter()
-        .filter(stays)
-        .filter(|thread| silent || is_blocked(thread))
-        .map(|thread| thread.tid)
-        .collect();
-    (silent || !held_up_by.is_empty()).then_some(Suspension { pending: silent, held_up_by })
 }
 
 /// Records until the shim is in and all threads were seen, or until that takes too long. True when the runtime did not answer.
@@ -339,7 +306,7 @@ fn observe(
                 // Native code has its names without a shim.
                 Ok(Err(AttachError::Unsuitable { why: WhyNot::NotDotnet, .. })) => {}
                 Ok(Err(error)) => {
-                    silent = is_silence(&error);
+                    silent = suspension::is_silence(&error);
                     if !quiet {
                         say(&format!("pid {pid}: no managed names: {error}"));
                     }
@@ -358,12 +325,6 @@ fn observe(
         }
         std::thread::sleep(ROUND);
     }
-}
-
-/// True when the runtime was asked and has not answered.
-fn is_silence(error: &AttachError) -> bool {
-    let (AttachError::Busy(error) | AttachError::Ipc(error)) = error else { return false };
-    matches!(**error, IpcError::GivenUp { .. } | IpcError::TimedOut { .. })
 }
 
 fn await_names(session: &mut Session) {

@@ -5,10 +5,14 @@
 //! JSON with the offsets of `Thread` and `ThreadStore`. All of it is memory of the process, which may hold anything: sizes
 //! and counts are bounded, it is read by a thread that can be abandoned, and what it says is said of this process only.
 
-use crate::attach::target::Target;
+use super::{State, Thread};
+use crate::attach::AttachError;
+use crate::attach::ipc::IpcError;
+use crate::attach::target::{MapLine, Target};
 use crate::process::patience::{Holder, wait_for};
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
+use serde::Serialize;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::fs::File;
@@ -26,10 +30,50 @@ const MOST_HEADERS: u16 = 64;
 const MOST_DYNAMIC: usize = 256;
 const MOST_THREADS: usize = 1 << 16;
 
+/// A thread that is blocked for so long in cooperative mode waits for something else than the runtime itself.
+const BLOCKED_SECONDS: f64 = 0.05;
+
+/// Managed threads are to stand still, and some do not let themselves be stopped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Suspension {
+    /// True when the runtime did not answer either: it waits by now. Else the next collection would.
+    pub pending: bool,
+    /// Threads in cooperative mode that are blocked, or, while it waits, run: it waits for each of them. Empty where they cannot be told
+    /// (.NET 8 and older, single-file programs).
+    pub held_up_by: Vec<u32>,
+}
+
+/// What the runtime waits for, by who was in cooperative mode twice.
+pub(super) fn of(
+    threads: &[Thread],
+    cooperative: Option<(HashSet<u32>, HashSet<u32>)>,
+    silent: bool,
+) -> Option<Suspension> {
+    let (before, after) = cooperative.unwrap_or_default();
+    let stays = |thread: &&Thread| before.contains(&thread.tid) && after.contains(&thread.tid);
+    let is_blocked = |thread: &Thread| {
+        let waits = !matches!(thread.state, State::Running | State::Runnable);
+        waits && thread.waiting_seconds.is_some_and(|seconds| seconds >= BLOCKED_SECONDS)
+    };
+    let held_up_by: Vec<u32> = threads
+        .iter()
+        .filter(stays)
+        .filter(|thread| silent || is_blocked(thread))
+        .map(|thread| thread.tid)
+        .collect();
+    (silent || !held_up_by.is_empty()).then_some(Suspension { pending: silent, held_up_by })
+}
+
+/// True when the runtime was asked and has not answered.
+pub(super) fn is_silence(error: &AttachError) -> bool {
+    let (AttachError::Busy(error) | AttachError::Ipc(error)) = error else { return false };
+    matches!(**error, IpcError::GivenUp { .. } | IpcError::TimedOut { .. })
+}
+
 /// Threads in cooperative mode now; `None` where the runtime does not say.
 pub(super) fn cooperative(target: &Target) -> Option<HashSet<u32>> {
     let mut base = None;
-    let find = |line: crate::attach::target::MapLine| {
+    let find = |line: MapLine| {
         let name = line.name.strip_suffix(" (deleted)").unwrap_or(&line.name);
         if line.offset == 0 && name.ends_with("/libcoreclr.so") {
             base = Some(line.start);
