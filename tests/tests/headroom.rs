@@ -70,7 +70,7 @@ fn cell(runtime: Runtime, dotnet: Option<&Path>, megabytes: u32, left: u64) -> S
         (false, _) => "refused",
     };
     confined.leave(left).unwrap();
-    let (of_leaks, _) = confined.survey(&["leaks", "--duration", "1s", "--window", "1s", "--heap"]);
+    let (of_leaks, _) = confined.survey(&["leaks", "--duration", "3s", "--window", "1s", "--heap"]);
     confined.is_well();
     confined.app.stop().unwrap();
     format!("{text}; `leaks --heap` {}", if of_leaks { "taken" } else { "refused" })
@@ -122,7 +122,7 @@ fn a_program_that_dies_of_a_survey_is_said_to_have() {
     let needs = [Need::Root, Need::Perfusion, Need::Clr(Runtime::Net9)];
     let Some(_turn) = begin("headroom::forced", &needs) else { return };
     for args in
-        [&["heap", "--force"][..], &["leaks", "--duration", "1s", "--window", "1s", "--heap", "--force"]]
+        [&["heap", "--force"][..], &["leaks", "--duration", "3s", "--window", "1s", "--heap", "--force"]]
     {
         let mut confined = Confined::start(Runtime::Net9, None, 300).unwrap();
         confined.leave(6 * MIB).unwrap();

@@ -195,13 +195,7 @@ impl Watch {
     ///
     /// # Errors
     /// Why that is not known, for people.
-    fn holders(
-        &mut self,
-        target: &Arc<Target>,
-        over: &Arc<AtomicBool>,
-        bounds: Bounds,
-        quiet: bool,
-    ) -> Result<Holders, String> {
+    fn holders(&mut self, target: &Arc<Target>, over: &Arc<AtomicBool>, bounds: Bounds, quiet: bool) -> Held {
         const NOT_SAID: &str = "which objects are watched cannot be read";
         let before = self.shims.watched(self.pid).ok_or(NOT_SAID)?;
         let by_sample = before.iter().map(|watched| ((watched.region, watched.sample), watched.handle));
@@ -209,7 +203,7 @@ impl Watch {
         let handles = snapshot::handles(&self.look().map_err(|error| error.to_string())?);
         let all: HashSet<u64> = handles.values().flatten().copied().collect();
         if all.is_empty() {
-            return Err("no object is watched".to_owned());
+            return Err(NoHolders::NotAsked("no object is watched".to_owned()));
         }
         let (interrupted, walked) = (Arc::clone(over), Arc::new(AtomicBool::new(false)));
         let walked_too = Arc::clone(&walked);
@@ -257,6 +251,18 @@ enum NoHolders {
     NotAsked(String),
     /// It was asked for.
     Failed(String),
+}
+
+impl From<String> for NoHolders {
+    fn from(why: String) -> Self {
+        Self::Failed(why)
+    }
+}
+
+impl From<&str> for NoHolders {
+    fn from(why: &str) -> Self {
+        Self::Failed(why.to_owned())
+    }
 }
 
 impl fmt::Display for NoHolders {
@@ -383,8 +389,8 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> 
         (_, false, _) => not_asked(format!("process {pid} has ended")),
         (_, _, true) => not_asked("the library that watched them is gone".to_owned()),
         _ => watch.holders(&target, &over, bounds, quiet).map_err(|why| match process.is_running() {
-            true if over.load(Ordering::Relaxed) => NoHolders::NotAsked(why),
-            true => NoHolders::Failed(why),
+            true if over.load(Ordering::Relaxed) => NoHolders::NotAsked(why.to_string()),
+            true => why,
             false => NoHolders::Failed(format!("process {pid} has ended")),
         }),
     });

@@ -1,5 +1,5 @@
-// Small objects, as many MB of them as its argument says, all alive from `ready` on; one thread goes on allocating a little. Truth: how many
-// objects there are.
+// Small objects, as many MB of them as its argument says, all alive from `ready` on; one thread goes on allocating a little, of which 1 MB is
+// alive at a time, each array for some seconds. Truth: how many small objects there are.
 using System;
 using System.Globalization;
 using System.Threading;
@@ -12,7 +12,7 @@ namespace SmallObjects
     {
         const int NodeBytes = 32;
         static Node[][] kept;
-        static volatile object sink;
+        static readonly byte[][] recent = new byte[256][];
 
         static int Main(string[] args)
         {
@@ -28,11 +28,10 @@ namespace SmallObjects
             GC.Collect();
             Workload.Start("allocator", () =>
             {
-                while (!Workload.Stopping)
+                for (int round = 0; !Workload.Stopping; round++)
                 {
-                    for (int at = 0; at < 100; at++)
-                        sink = new byte[64];
-                    Thread.Sleep(5);
+                    recent[round % recent.Length] = new byte[4096];
+                    Thread.Sleep(20);
                 }
             });
             Workload.Truth("objects", kept.Length * 1000.0);
