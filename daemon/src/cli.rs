@@ -239,6 +239,9 @@ pub struct Record {
     /// span_id. Files grow: stacks of different spans are not summed up.
     #[arg(long)]
     pub spans: bool,
+    /// Go on where a process has too little memory left (its cgroups' limits, the machine's memory): the kernel may kill it then.
+    #[arg(long)]
+    pub force: bool,
     /// How much each .NET process tells.
     #[command(flatten)]
     pub limits: Limits,
@@ -402,6 +405,9 @@ pub struct Leaks {
     /// Most memory the runtime takes for that survey, inside the process, for events that were not read yet, in MiB.
     #[arg(long, value_name = "MIB", requires = "heap", default_value_t = BUFFER_MIB, value_parser = clap::value_parser!(u32).range(16..=4096))]
     pub buffer: u32,
+    /// Go on where the process has too little memory left (its cgroups' limits, the machine's memory): the kernel may kill it then.
+    #[arg(long)]
+    pub force: bool,
     /// How much each .NET process tells.
     #[command(flatten)]
     pub limits: Limits,
@@ -440,7 +446,7 @@ pub struct Heap {
     #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Option<u32>,
     /// Compare two surveys that were written with --output, the earlier first.
-    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], group = "source", conflicts_with_all = ["output", "memory", "buffer"])]
+    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], group = "source", conflicts_with_all = ["output", "memory", "buffer", "force"])]
     pub diff: Vec<PathBuf>,
     /// Write the survey here as pprof too: a sample for each way in which objects are held, its stack the way.
     #[arg(short, long, value_name = "FILE")]
@@ -452,16 +458,20 @@ pub struct Heap {
     /// left out first, then what holds the objects; types are counted always.
     #[arg(long, value_name = "MIB", default_value_t = MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
     pub memory: u32,
-    /// Most memory the runtime takes, inside the process, for events that were not read yet, in MiB.
+    /// Most memory the runtime takes, inside the process, for events that were not read yet, in MiB. Less is taken where the limits of the process's
+    /// cgroups leave less.
     #[arg(long, value_name = "MIB", default_value_t = BUFFER_MIB, value_parser = clap::value_parser!(u32).range(16..=4096))]
     pub buffer: u32,
+    /// Go on where the process has too little memory left (its cgroups' limits, the machine's memory): the kernel may kill it then.
+    #[arg(long)]
+    pub force: bool,
 }
 
 const HEAP_HELP: &str = "\
 No library is loaded for this: the runtime itself reports its heap over its diagnostics socket (.NET 6 and newer). So a process that says \
 PERFUSION_ATTACH=off is surveyed as well, if you name it. The survey pauses the app, and \
-says for how long. Ctrl-C ends it: what was switched on in the runtime is switched off before perfusion ends. A second one does not wait for that (exit code 130): the \
-runtime does it itself when it finds perfusion gone.";
+says for how long. It is not begun where the process has too little memory left for it, in any cgroup or on the machine; --force goes on all the same. Ctrl-C ends it within \
+a second: what was switched on in the runtime is switched off before perfusion ends if the runtime answers by then. Else the runtime does it itself when it finds perfusion gone.";
 
 /// Output formats of `report`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

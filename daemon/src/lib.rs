@@ -24,6 +24,7 @@ pub mod leaks;
 pub mod leftover;
 pub mod log_filter;
 pub mod manual;
+pub mod memory_guard;
 pub mod pprof;
 pub mod process;
 pub mod ps;

@@ -5,13 +5,14 @@ use crate::attach::policy::{self, WhyNot};
 use crate::attach::target::Target;
 use crate::attach::{self, AttachError, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
 use crate::cli::{AllocCounts, Record, exit};
-use crate::counts::{Counted, Counting, Rate};
+use crate::counts::{self, Counted, Counting, Rate};
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
 use crate::exact::merge::{COUNTED, EXACT};
 use crate::exact::{self, Account, Ending, Shelf};
 use crate::kernel_features::Limit;
 use crate::launch::{self, Gated};
+use crate::memory_guard::{self, AttachedProcesses, Growing};
 use crate::pprof::{self, About};
 use crate::process::{Awaited, ProcessTable, name, start_ticks, ticks_before_now};
 use crate::run::{Recorded, Recording, Watcher, loss};
@@ -39,6 +40,10 @@ const READING: Duration = Duration::from_millis(200);
 
 /// An attach that takes longer is told of: a recording with a named process is that much longer than it was asked to be.
 const LONG_ATTACH: Duration = Duration::from_millis(500);
+
+/// The time of a recording begins when the named processes have the shim, and no later than this after the recording did: a runtime that does
+/// not answer holds up nobody.
+const LONGEST_ATTACH: Duration = LONG_ATTACH;
 
 /// What exact values mean beside stacks that are sampled.
 const EXACT_COMMENT: &str = "alloc_objects, alloc_space: exact per process and type; split among stacks by the objects that were sampled";
@@ -97,7 +102,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     }
     attach::place::begin_sweep();
     let settings = Settings::new(wishes(options))
-        .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
+        .map_err(|source| Error::Internal { what: "random number", source: source.into() })?
+        .forced(options.force);
     // A shim whose region cannot be opened would only be a burden to the process.
     let with_shim =
         !options.no_attach && !limits.iter().any(|limit| matches!(limit, Limit::MappedFiles { .. }));
@@ -107,8 +113,14 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     // The program is started first, but waits at its gate, because its pid must be known to select it.
     // Kept while it is recorded: its children may load it at any time. They look at its lock and at nothing else to see whether we live.
     let mut library = None;
+    if options.exact {
+        memory_guard::check_start("--exact", memory_guard::EXACT_BYTES, options.force)?;
+    }
     let mut counting = match options.alloc_counts {
-        Some(often) => Some(Counting::open(rate(often))?),
+        Some(often) => {
+            let buffer_mib = memory_guard::counts_buffer(counts::BUFFER_MIB, options.force)?;
+            Some(Counting::open(rate(often), buffer_mib)?)
+        }
         None => None,
     };
     let gated = if options.command.is_empty() {
@@ -176,7 +188,9 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         (None, None) => Some(Whom::Named(options.pid.clone())),
     };
     let late = Late::since(began);
-    let mut follower = whom.map(|whom| follow(whom, settings, watcher, (late.clone(), say)));
+    let attached = AttachedProcesses::default();
+    let telling = (late.clone(), attached.clone(), say);
+    let mut follower = whom.map(|whom| follow(whom, settings, watcher, telling));
 
     say.line(&format!("recording {}; Ctrl-C ends it", describe(options, child.as_ref())));
     if with_shim && follower.is_none() {
@@ -185,7 +199,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         );
     }
     let (end, child) =
-        wait_for_end(options, child, &recording, (began, follower.as_ref()), &mut signals, say)?;
+        wait_for_end(options, child, &recording, (began, follower.as_ref(), &attached), &mut signals, say)?;
     // First: whoever starts from now on finds no library, and nobody waits for a recording that is over.
     drop(library);
     if let Some(counting) = &mut counting {
@@ -227,7 +241,12 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
             write_account(path, account, say)?;
         }
     }
+    let deaths = attached.deaths();
+    deaths.iter().for_each(|death| crate::error::say(&death.to_string()));
     match (end, child) {
+        (End::Time | End::Gone, None) if deaths.iter().any(|death| death.killed_in.is_some()) => {
+            Ok(exit::NO_TARGET)
+        }
         (End::Child(status), _) => Ok(exit_code(status)),
         (End::Time | End::Gone | End::Interrupted, Some(mut child)) => {
             say.line(&format!("waiting for {} to end (Ctrl-C to leave it)", options.command.join(" ")));
@@ -404,9 +423,15 @@ impl Late {
 }
 
 /// Keeps the shim in the .NET processes that are recorded.
-fn follow(whom: Whom, settings: Settings, watcher: Watcher, (late, say): (Late, Say)) -> Follower {
+fn follow(
+    whom: Whom,
+    settings: Settings,
+    watcher: Watcher,
+    (late, attached, say): (Late, AttachedProcesses, Say),
+) -> Follower {
     let pipeline = watcher.clone();
     Follower::start(whom, settings, pipeline, move |news| match news {
+        News::Attaching { pid } => attached.attaching(pid),
         News::Attached { pid, runtime, took } => {
             tracing::info!(pid, runtime, ?took, "attached");
             watcher.watch(pid);
@@ -428,12 +453,14 @@ fn wait_for_end(
     options: &Record,
     mut child: Option<Child>,
     recording: &Recording,
-    (began, follower): (Instant, Option<&Follower>),
+    (began, follower, attached): (Instant, Option<&Follower>, &AttachedProcesses),
     signals: &mut EndSignals,
     say: Say,
 ) -> Result<(End, Option<Child>), Error> {
     let internal = |what| move |source| Error::Internal { what, source };
     let bar = progress(options, say);
+    let grows = options.exact || options.alloc_counts.is_some();
+    let growing = child.as_ref().filter(|_| grows).map(|child| Growing::of(child.id(), options.force));
     let EndSignals { runtime, interrupt, terminate } = signals;
     let end = runtime.block_on(async {
         let mut look = tokio::time::interval(LOOK);
@@ -452,16 +479,24 @@ fn wait_for_end(
             {
                 return Ok::<_, Error>(End::Child(status));
             }
+            attached.look();
+            if let Some(why) = growing.as_ref().and_then(Growing::is_too_much) {
+                crate::error::say(&why);
+                return Ok(End::Time);
+            }
             // A zombie has ended, however long its parent takes to ask for it.
             if !targets.is_empty() && !targets.iter().any(Awaited::is_running) {
                 return Ok(End::Gone);
             }
-            // An attach can take longer than all of a short recording: the time counts from when the named processes have been seen to.
+            // An attach can take as long as a short recording: the time counts from when the named processes have been seen to.
             let since = match follower {
-                Some(follower) if !options.pid.is_empty() => follower.complete_since(),
-                _ => Some(began),
+                Some(follower) if !options.pid.is_empty() => {
+                    let latest = began + LONGEST_ATTACH;
+                    follower.complete_since().map_or(latest, |complete| complete.min(latest))
+                }
+                _ => began,
             };
-            let is_over = since.zip(options.duration).is_some_and(|(at, time)| at.elapsed() >= time);
+            let is_over = options.duration.is_some_and(|time| Instant::now() >= since + time);
             if is_over || !recording.is_running() {
                 return Ok(End::Time);
             }

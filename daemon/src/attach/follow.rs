@@ -6,7 +6,7 @@ use super::place;
 use super::policy::{Inspection, Runtime, WhyNot, inspect};
 use super::target::Target;
 use super::workers;
-use super::{AttachError, Settings, attach};
+use super::{AttachError, Settings, attach_until};
 use crate::process::start_ticks;
 use crate::run::Watcher;
 use crate::source::shim::finder;
@@ -14,6 +14,7 @@ use crate::system_limits::explain;
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
@@ -47,6 +48,11 @@ pub enum Whom {
 /// What happens to a process.
 #[derive(Debug)]
 pub enum News<'a> {
+    /// The shim is about to be loaded.
+    Attaching {
+        /// The process.
+        pid: u32,
+    },
     /// The shim is in.
     Attached {
         /// The process.
@@ -74,6 +80,7 @@ const BUSY: Duration = Duration::from_secs(2);
 pub struct Follower {
     thread: Option<JoinHandle<()>>,
     stop: Option<Sender<()>>,
+    give_up: Arc<AtomicBool>,
     complete: Arc<OnceLock<Instant>>,
     reasons: Arc<Mutex<Vec<String>>>,
 }
@@ -89,7 +96,9 @@ impl Follower {
         let (stop, stopped) = channel();
         let complete = Arc::new(OnceLock::new());
         let reasons = Arc::new(Mutex::new(Vec::new()));
+        let give_up = Arc::new(AtomicBool::new(false));
         let mut work = Work {
+            give_up: Arc::clone(&give_up),
             looked_at: HashMap::new(),
             settings,
             watcher,
@@ -100,7 +109,7 @@ impl Follower {
         };
         let done = Arc::clone(&complete);
         let thread = std::thread::spawn(move || work.run(&stopped, &done));
-        Self { thread: Some(thread), stop: Some(stop), complete, reasons }
+        Self { thread: Some(thread), stop: Some(stop), give_up, complete, reasons }
     }
 
     /// When all processes that were there at the start had been looked at; `None` as long as they have not.
@@ -109,8 +118,10 @@ impl Follower {
         self.complete.get().copied()
     }
 
-    /// Says that no further process is worth the effort. An attach in progress still ends.
+    /// Says that no further process is worth the effort, and that a runtime which has not answered is not waited for any longer.
     pub fn cease(&mut self) {
+        // Pairs with the loads in `ipc`; nothing else is told by it.
+        self.give_up.store(true, Ordering::Relaxed);
         self.stop = None;
     }
 
@@ -129,6 +140,8 @@ impl Follower {
 pub(crate) type Program = (u32, u64, u64, u64);
 
 struct Work {
+    /// Raised when nobody waits for an attach any more.
+    give_up: Arc<AtomicBool>,
     whom: Whom,
     settings: Settings,
     watcher: Watcher,
@@ -248,7 +261,8 @@ impl Work {
                 if has_ours() {
                     return self.unsay(said);
                 }
-                match attach(pid, self.settings) {
+                (self.tell)(News::Attaching { pid });
+                match attach_until(pid, self.settings, &self.give_up) {
                     Ok(attached) => {
                         self.unsay(said);
                         let (runtime, took) = (&*attached.info.runtime_version, attached.took);

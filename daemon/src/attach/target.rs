@@ -302,6 +302,13 @@ impl Target {
         Ok(crate::process::container::container_id(&self.cgroup()?).map(str::to_owned))
     }
 
+    /// Bytes of its memory that are resident, as the kernel counts them.
+    #[must_use]
+    pub fn resident_bytes(&self) -> Option<u64> {
+        let field = self.status_field("status", "VmRSS").ok()?;
+        field.trim().trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)
+    }
+
     /// Its cgroups, as the kernel prints them.
     ///
     /// # Errors

@@ -27,7 +27,7 @@ const TYPES: u64 = 0x8_0000 | 0x100_0000;
 /// Informational.
 const LEVEL: u32 = 4;
 /// Most memory a process takes for events that were not read yet; the rest is dropped and counted.
-const BUFFER_MIB: u32 = 64;
+pub const BUFFER_MIB: u32 = 64;
 /// Processes that are counted, at most.
 const PROCESSES: usize = 256;
 const READ_BYTES: usize = 256 << 10;
@@ -82,6 +82,8 @@ struct Known {
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// Most memory each process takes for events that were not read yet, MiB.
+    buffer_mib: u32,
     known: Mutex<Known>,
     over: AtomicBool,
     give_up: Arc<AtomicBool>,
@@ -174,7 +176,11 @@ impl Starts {
             step: "opening /proc/PID",
             source,
         })?;
-        let what = Listen { keywords: self.rate.keyword() | TYPES, level: LEVEL, buffer_mib: BUFFER_MIB };
+        let what = Listen {
+            keywords: self.rate.keyword() | TYPES,
+            level: LEVEL,
+            buffer_mib: self.shared.buffer_mib,
+        };
         let open =
             |stacks| ipc::listen_from_start(&target, &what, stacks, Arc::clone(&self.shared.give_up), ANSWER);
         match open(false) {
@@ -196,13 +202,15 @@ pub struct Counting {
 }
 
 impl Counting {
-    /// Prepares what programs have in their environment.
+    /// Prepares what programs have in their environment. A runtime keeps up to `buffer_mib` MiB of
+    /// events that were not read yet.
     ///
     /// # Errors
     /// See [`StartupError`].
-    pub fn open(rate: Rate) -> Result<Self, StartupError> {
+    pub fn open(rate: Rate, buffer_mib: u32) -> Result<Self, StartupError> {
         let session = Some(StartupSession::open(rate)?);
-        Ok(Self { session, starts: Starts { rate, shared: Arc::default() } })
+        let shared = Arc::new(Shared { buffer_mib, ..Shared::default() });
+        Ok(Self { session, starts: Starts { rate, shared } })
     }
 
     /// What the program must have in its environment.

@@ -3,8 +3,12 @@
 
 mod observe;
 mod print;
+mod suspension;
+
+pub use suspension::Suspension;
 
 use crate::aggregate::threads::{WaitStateKey, Waiting};
+use crate::attach::target::Target;
 use crate::attach::{self, Settings, Wishes};
 use crate::cli;
 use crate::error::{Error, say};
@@ -24,6 +28,8 @@ use crate::symbolize::{Module, file_name};
 use crate::system_limits::{max_sample_rate, raise_open_files};
 use serde::Serialize;
 use std::io::{self, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// So that a thread that runs is met soon.
@@ -45,6 +51,9 @@ pub struct Dump {
     pub process: String,
     /// Threads that wait and that the scan did not reach before it made no more progress: they have no stack.
     pub threads_not_reached: usize,
+    /// What its runtime waits for, where that was seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub suspension: Option<Suspension>,
     /// Its threads, the first one first.
     pub threads: Vec<Thread>,
 }
@@ -229,12 +238,20 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
         order: Order::default(),
         processor: Processor::new(processes),
     };
-    let attaching = (!options.no_attach).then(|| std::thread::spawn(move || attach::attach(pid, settings)));
-    observe::observe(&mut session, pid, attaching, quiet);
+    let give_up = Arc::new(AtomicBool::new(false));
+    let attaching = (!options.no_attach).then(|| {
+        let give_up = Arc::clone(&give_up);
+        std::thread::spawn(move || attach::attach_until(pid, settings, &give_up))
+    });
+    let target = Target::open(pid).ok();
+    let silent = observe::observe(&mut session, pid, attaching, (&give_up, quiet));
+    // Who is in cooperative mode for a moment only holds up nobody.
+    let before = target.as_ref().and_then(suspension::cooperative);
 
     let order = &mut session.order;
     session.kernel.visit_last(&mut |event| order.push(event));
-    let before = MonotonicNs::now();
+    let after = target.as_ref().and_then(suspension::cooperative);
+    let before_freeze = MonotonicNs::now();
     let at = session.kernel.freeze();
     let snapshots = session.kernel.thread_times();
     session.kernel.drain(&mut |event| order.push(event));
@@ -242,7 +259,7 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     let mut events = Vec::new();
     order.finish(&mut events);
     session.digest(events);
-    session.processor.still_there(&snapshots, before);
+    session.processor.still_there(&snapshots, before_freeze);
     await_names(&mut session);
     let staying = session.shims.detach_all();
     if !staying.is_empty() {
@@ -261,10 +278,11 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     }
     threads.sort_by_key(|thread| (thread.tid != pid, thread.tid));
     let process = processor.labels(ThreadId { pid, tid: pid }, false).process;
+    let suspension = suspension::of(&threads, before.zip(after), silent);
     let process = process.map_or_else(String::new, |name| clean(&name).into_owned());
     let not_reached = |thread: &&Thread| thread.no_stack == Some(NoStack::NotReached);
     let threads_not_reached = threads.iter().filter(not_reached).count();
-    Ok(Dump { pid, process, threads_not_reached, threads })
+    Ok(Dump { pid, process, suspension, threads_not_reached, threads })
 }
 
 fn await_names(session: &mut Session) {

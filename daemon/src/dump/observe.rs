@@ -3,15 +3,18 @@
 //! The kernel shows waiting threads scan by scan, as many in one as the ring has room for. A host that is busy, or a process of many
 //! thousand threads, takes many scans. So there is no fixed time: the scan goes on while it reaches threads it had not reached before.
 
-use super::{Dump, ROUND, Session};
+use super::{Dump, ROUND, Session, suspension};
 use crate::attach::policy::WhyNot;
 use crate::attach::{AttachError, Attached};
 use crate::error::say;
 use crate::source::{MonotonicNs, Progress, ThreadSnapshot};
 use crate::system_limits::explain;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// How long the runtime is given to load the shim. One that is stuck does not, and is what a dump is taken for.
+const ATTACH: Duration = Duration::from_secs(3);
 /// How long threads that run are waited for, once the rest is known. Ten of the scheduler's ticks at the least.
 const RUNNING: Duration = Duration::from_millis(200);
 /// How long a scan may go on without reaching anybody new: a process can keep its memory from being read.
@@ -23,18 +26,24 @@ const MOST: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(25);
 const LOOK_SHARE: u32 = 4;
 
-/// Records until the shim is in and all threads were seen, or until there is no more progress.
+/// Records until the shim is in and all threads were seen, or until there is no more progress. True
+/// when the runtime did not answer.
 pub(super) fn observe(
     session: &mut Session,
     pid: u32,
     mut attaching: Option<JoinHandle<Result<Attached, AttachError>>>,
-    quiet: bool,
-) {
+    (give_up, quiet): (&AtomicBool, bool),
+) -> bool {
+    let mut silent = false;
     let begin = Instant::now();
     let (mut began, ticks) = (MonotonicNs::now(), crate::process::start_ticks(pid));
     let (mut most_known, mut progressed, mut looked, mut pause) = (0, begin, begin, LOOK);
     loop {
         session.round();
+        if begin.elapsed() > ATTACH {
+            // Pairs with the loads in `attach::ipc`; nothing else is told by it.
+            give_up.store(true, Ordering::Relaxed);
+        }
         if let Some(attach) = attaching.take_if(|attach| attach.is_finished()) {
             match attach.join() {
                 Ok(Ok(_)) => {
@@ -44,8 +53,13 @@ pub(super) fn observe(
                 }
                 // Native code has its names without a shim.
                 Ok(Err(AttachError::Unsuitable { why: WhyNot::NotDotnet, .. })) => {}
-                Ok(Err(error)) if !quiet => say(&format!("pid {pid}: no managed names: {}", explain(&error))),
-                Ok(Err(_)) | Err(_) => {}
+                Ok(Err(error)) => {
+                    silent = suspension::is_silence(&error);
+                    if !quiet {
+                        say(&format!("pid {pid}: no managed names: {}", explain(&error)));
+                    }
+                }
+                Err(_) => {}
             }
             progressed = Instant::now();
         }
@@ -62,14 +76,14 @@ pub(super) fn observe(
             let whole = visited && !session.kernel.has_left_out();
             let patience = if whole { RUNNING } else { STALLED };
             if visited && known == all || progressed.elapsed() > patience || begin.elapsed() > MOST {
-                return;
+                return silent;
             }
             if !whole {
                 session.kernel.hurry();
             }
         }
         if !crate::process::is_running(pid, ticks) {
-            return;
+            return silent;
         }
         std::thread::sleep(ROUND);
     }

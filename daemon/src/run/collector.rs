@@ -14,10 +14,12 @@ use crate::source::shim::{INCIDENT_COUNTERS, IncidentCounts, ShimLimits, ShimLoo
 use crate::source::{Event, MonotonicNs, Rates, ThreadSnapshot};
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{SyncSender, TryRecvError, TrySendError};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Rounds in which the shims' last words are read at the end, at most: each takes a bounded number of bytes.
 const LAST_ROUNDS: usize = 16;
+/// How long shims are given to leave at the end, unless somebody waits for it: a collection in progress holds one up.
+const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the collector is told to do.
 #[derive(Debug)]
@@ -109,6 +111,8 @@ pub struct Collector {
     pulse: Pulse,
     /// Counters of exceptions and contentions when the kernel was closed: the profile covers no more.
     of_incidents: Vec<(String, u64)>,
+    /// How long shims are given to leave at the end.
+    leave_within: Duration,
 }
 
 impl Collector {
@@ -137,7 +141,13 @@ impl Collector {
             cut_next: None,
             pulse,
             of_incidents: Vec::new(),
+            leave_within: LEAVE_WITHIN,
         }
+    }
+
+    /// Waits so long at the end for shims to leave.
+    pub fn leaving_within(self, most: Duration) -> Self {
+        Self { leave_within: most, ..self }
     }
 
     /// Drains in rounds until told to finish.
@@ -363,7 +373,7 @@ impl Collector {
         drop(std::mem::take(&mut self.pulse));
         self.close_kernel();
         let began = Instant::now();
-        let staying = self.shims.detach_all();
+        let staying = self.shims.detach_all_within(self.leave_within);
         tracing::debug!(took = ?began.elapsed(), "shims have left");
         if !staying.is_empty() {
             tracing::warn!(pids = ?staying, "the shim has not left these processes yet; it will when its lease runs out");

@@ -380,8 +380,8 @@ mod tests {
     use crate::unwind::machine::NATIVE;
     use ebpf_common::event::{
         CERTAIN, FLAG_SKIPPED, FLAG_SPAN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE,
-        KIND_RENAME, KIND_SLEEPER, KIND_WAKE, RenameRecord, SKIPPED_PAGES_SHIFT, SleeperRecord,
-        StackRecord, WakeRecord,
+        KIND_RENAME, KIND_SLEEPER, KIND_WAKE, RenameRecord, SKIPPED_PAGES_SHIFT, SleeperRecord, StackRecord,
+        WakeRecord,
     };
     use ebpf_common::key::{STATE_ON_CPU, Thread};
     use proptest::prelude::{any, proptest};

@@ -164,7 +164,11 @@ impl ShimSource {
     pub fn wish(&mut self, pid: u32, wishes: Wishes, names: bool) {
         self.watch_if_new(pid);
         if let Some(process) = self.processes.get_mut(&pid) {
-            process.wish(Settings { owner: self.shared.owner }.wishing(wishes).owner, wishes, names);
+            process.wish(
+                Settings { owner: self.shared.owner, force: false }.wishing(wishes).owner,
+                wishes,
+                names,
+            );
             // Said at once.
             self.next_beat = Instant::now();
         }
@@ -323,6 +327,11 @@ impl ShimSource {
     /// Asks the instances made for this recorder to leave and waits until they have, and leaves the others to the next recorder.
     /// What they sent last is there for one more [`ShimSource::drain`]. Answers the pids of instances that did not obey.
     pub fn detach_all(&mut self) -> Vec<u32> {
+        self.detach_all_within(DETACH_TIMEOUT)
+    }
+
+    /// The same, and waits no longer than `most` for all of it: one that does not get to it leaves when its lease runs out.
+    pub fn detach_all_within(&mut self, most: Duration) -> Vec<u32> {
         for reader in self.processes.values_mut().flat_map(|process| &mut process.readers) {
             reader.leave();
         }
@@ -341,10 +350,10 @@ impl ShimSource {
             }
             if working.is_empty() {
                 let since = *obeyed.get_or_insert_with(Instant::now);
-                if !loaded || since.elapsed() >= UNLOAD_TIMEOUT {
+                if !loaded || since.elapsed() >= UNLOAD_TIMEOUT || begin.elapsed() >= most {
                     return working;
                 }
-            } else if begin.elapsed() >= DETACH_TIMEOUT {
+            } else if begin.elapsed() >= most {
                 return working;
             }
             std::thread::sleep(LOOK_AGAIN);
