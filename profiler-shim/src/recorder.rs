@@ -40,5 +40,5 @@ pub fn wait_at_start(info: Info, answer: &dyn Fn() -> u64) -> u64 {
 /// True for the first of some looks, at which the lock is looked at too.
 #[must_use]
 pub fn is_due(look: u64) -> bool {
-    look % LOOKS_OF_LOCK == 0
+    look.is_multiple_of(LOOKS_OF_LOCK)
 }

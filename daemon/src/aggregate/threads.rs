@@ -669,7 +669,7 @@ impl Thread {
             }
         }
 
-        self.waiting_rows(times, &row, rows);
+        self.waiting_rows(times, row, rows);
     }
 
     fn waiting_rows(

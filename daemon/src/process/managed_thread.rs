@@ -110,7 +110,7 @@ fn pointer(memory: &dyn TargetMemory, at: u64) -> Option<u64> {
 
 /// Aligned, and in user space.
 fn is_pointer(word: u64) -> bool {
-    word % 8 == 0 && (0x1_0000..1 << 47).contains(&word)
+    word.is_multiple_of(8) && (0x1_0000..1 << 47).contains(&word)
 }
 
 #[cfg(test)]

@@ -755,7 +755,7 @@ mod tests {
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         spool.put(at(0), b"one").unwrap();
         spool.put(at(0), b"two").unwrap();
-        let path = spool.path(*spool.items.values().nth(0).unwrap());
+        let path = spool.path(*spool.items.values().next().unwrap());
         fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
         for _ in 1..MOST_READS {
             let error = spool.oldest(now(0)).unwrap_err().to_string();
@@ -771,7 +771,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         spool.put(at(0), b"one").unwrap();
-        let path = spool.path(*spool.items.values().nth(0).unwrap());
+        let path = spool.path(*spool.items.values().next().unwrap());
         fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
         assert!(spool.oldest(now(0)).is_err());
         fs::remove_dir(&path).and_then(|()| fs::write(&path, b"one")).unwrap();
@@ -797,7 +797,7 @@ mod tests {
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         spool.put(at(0), &[0; 600]).unwrap();
         spool.put(at(0), &[1; 100]).unwrap();
-        let path = spool.path(*spool.items.values().nth(0).unwrap());
+        let path = spool.path(*spool.items.values().next().unwrap());
         // Nobody removes a directory as a file, root neither.
         let make_lasting = || fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
         let sent = spool.oldest(now(0)).unwrap().unwrap();
@@ -867,12 +867,12 @@ mod tests {
         for text in ["shortened", "made longer", "whole"] {
             spool.put(at(0), text.as_bytes()).unwrap();
         }
-        fs::write(spool.path(*spool.items.values().nth(0).unwrap()), "").unwrap();
+        fs::write(spool.path(*spool.items.values().next().unwrap()), "").unwrap();
         fs::write(spool.path(*spool.items.values().nth(1).unwrap()), "somebody else's text").unwrap();
         assert_eq!(drain(&mut spool, now(0)), [b"whole"]);
         assert_eq!((spool.lost(), spool.bytes()), (Lost { gone: 2, ..Lost::default() }, 0));
         spool.put(at(0), b"longer").unwrap();
-        fs::write(spool.path(*spool.items.values().nth(0).unwrap()), "longer by five").unwrap();
+        fs::write(spool.path(*spool.items.values().next().unwrap()), "longer by five").unwrap();
         drop(spool);
         let spool = Spool::open(directory.path(), ALL).unwrap();
         assert_eq!((spool.lost(), spool.len()), (Lost { gone: 1, ..Lost::default() }, 0));
@@ -883,7 +883,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         spool.put(at(0), &[0; 600]).unwrap();
-        let path = spool.path(*spool.items.values().nth(0).unwrap());
+        let path = spool.path(*spool.items.values().next().unwrap());
         fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
         assert!(spool.put(at(0), &[1; 500]).is_err());
         assert_eq!((spool.len(), spool.lost()), (1, Lost { refused: 1, ..Lost::default() }));

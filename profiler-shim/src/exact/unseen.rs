@@ -131,6 +131,12 @@ fn is_youngest(about: u64) -> bool {
     about & GENERATION == 0
 }
 
+impl Default for Unseen {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Unseen {
     /// Nothing is looked for.
     #[must_use]

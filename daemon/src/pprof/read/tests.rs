@@ -1,3 +1,5 @@
+//! What pprof's reader takes and refuses is taken and refused here, with its reasons.
+
 use super::{Refusal, read};
 use crate::pprof::PprofError;
 use crate::pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
