@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use system_tests::environment::{Need, begin, record_on};
 use system_tests::perfusion::{Recording, SLACK, Scratch, command};
+use system_tests::wait::let_pass;
 use system_tests::{App, Profile, Runtime, Workload, on_runtimes};
 
 /// How long the runtime is stuck. Longer than all commands here together, in a busy machine's time too.
