@@ -58,7 +58,11 @@ fn a_runtime_that_is_stuck_holds_up_no_command(runtime: Runtime) {
             &["leaks", "--duration", "30s", "--heap", "--pid"],
             &["dump"],
         ] {
-            let recording = Recording::spawn(command(args).arg(&pid)).unwrap();
+            let mut recording = Recording::spawn(command(args).arg(&pid)).unwrap();
+            if args[0] == "record" {
+                // Its probes are loaded before, which takes as long as the machine is busy.
+                recording.await_progress("recording pid", SLACK).unwrap();
+            }
             // In the middle of its attach.
             let_pass(Duration::from_secs(1));
             let began = Instant::now();
