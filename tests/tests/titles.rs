@@ -160,7 +160,8 @@ fn long_names_of_threads_are_whole_or_end_with_a_character(runtime: Runtime) {
     let text = run(&mut command(["dump", "--pid", &app.pid().to_string()]), SLACK).unwrap();
     let truth = app.stop().unwrap();
     let names_of = |tid: &Value, column: &str| -> BTreeSet<&str> {
-        let of = profile.samples.iter().filter(|sample| tid.to_string() == sample.label("thread_id"));
+        let tid = tid.to_string();
+        let of = profile.samples.iter().filter(|sample| sample.label("thread_id") == tid);
         of.filter(|sample| profile.value(sample, column) > 0)
             .map(|sample| sample.label("thread_name"))
             .collect()
