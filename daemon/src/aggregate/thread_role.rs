@@ -57,7 +57,7 @@ pub enum StartMethods {
     Unnamed(Vec<FrameKey>),
     /// `Thread.Start` began it, for a method with this role.
     Thread(&'static str),
-    /// They were called from the runtime's own code: of a finalizer, say.
+    /// The runtime's own code called them: a finalizer, say, or what `Thread.Start` was given where its methods are left by a jump (.NET 8).
     CalledByRuntime,
 }
 
@@ -66,7 +66,7 @@ pub enum StartMethods {
 pub struct ThreadStart {
     /// The outermost file.
     pub file: StartFile,
-    /// A stack was seen without managed methods.
+    /// A stack was seen without managed methods, and none with them before it: a thread of `Thread.Start` has such stacks at its start only.
     pub was_native: bool,
     /// The outermost managed methods.
     pub methods: StartMethods,
@@ -143,7 +143,9 @@ impl RoleEvidence {
         let native = self.named.filter(|named| !named.managed).map(|named| named.role);
         match &start.methods {
             StartMethods::Thread(role) => role,
-            StartMethods::CalledByRuntime => native.filter(|role| *role != COLLECTOR).unwrap_or("app"),
+            StartMethods::CalledByRuntime => {
+                native.filter(|role| start.was_native && *role != COLLECTOR).unwrap_or("app")
+            }
             StartMethods::None => match self.named {
                 // It waits for its start, or is over: what it is for was not seen.
                 Some(named) if named.managed => UNKNOWN,
@@ -202,7 +204,18 @@ impl ThreadStart {
         if methods.is_empty() {
             self.was_native = true;
         } else if self.methods == StartMethods::None {
+            self.was_native = false;
             self.methods = StartMethods::Unnamed(methods);
+        }
+    }
+
+    /// True when further stacks say nothing more.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        match self.methods {
+            StartMethods::None => false,
+            StartMethods::Unnamed(_) | StartMethods::CalledByRuntime => self.was_native,
+            StartMethods::Thread(_) => true,
         }
     }
 
@@ -230,13 +243,12 @@ impl ThreadStart {
                 begun = true;
                 continue;
             }
-            if !begun && !name.starts_with("IL_STUB") {
-                self.methods = StartMethods::CalledByRuntime;
-                return;
-            }
             let first = |(of, prefix, _): &&(&str, &str, &str)| *of == &*module && name.starts_with(prefix);
-            let role = FIRST_METHODS.iter().find(first).map_or("app", |(_, _, role)| role);
-            self.methods = StartMethods::Thread(role);
+            self.methods = match FIRST_METHODS.iter().find(first) {
+                Some((_, _, role)) => StartMethods::Thread(role),
+                None if begun => StartMethods::Thread("app"),
+                None => StartMethods::CalledByRuntime,
+            };
             return;
         }
         if begun {
@@ -377,7 +389,7 @@ mod tests {
             assert_eq!(role(name, runtime, &[]), UNKNOWN, "{name} without a stack");
         }
         let finalizes = ("System.GC.RunFinalizers()", CORE);
-        assert_eq!(role(".NET Finalizer", runtime, &[&[finalizes, OF_PROGRAM]]), "finalizer");
+        assert_eq!(role(".NET Finalizer", runtime, &[&[finalizes, OF_PROGRAM], &[]]), "finalizer");
         assert_eq!(role(".NET SigHandler", StartFile::SystemNative, &[&[]]), "runtime");
         assert_eq!(role("perfusion-shim", StartFile::Profiler, &[&[]]), "profiler");
         assert_eq!(role("plain", runtime, &[]), "app");
@@ -392,13 +404,24 @@ mod tests {
         assert_eq!(role("x", StartFile::Runtime, &[&[START, timer]]), "timer");
     }
 
+    /// .NET 8 leaves the methods of `Thread.Start` by jumps: they are on no stack.
+    #[test]
+    fn a_thread_is_the_programs_or_the_pools_without_the_methods_that_started_it() {
+        let of = |name, stacks: &[&[(&str, &str)]]| role(name, StartFile::Runtime, stacks);
+        assert_eq!(of(".NET TP Worker", &[&[WORKER]]), "threadpool");
+        for name in [".NET BGC", ".NET Finalizer", ".NET Tiered Com", ".NET TP Worker"] {
+            assert_eq!(of(name, &[&[], &[OF_PROGRAM]]), "app", "{name}");
+        }
+    }
+
     #[test]
     fn before_methods_have_names_no_thread_with_managed_code_collects() {
         let nameless = ("", "");
         let of = |name, stacks: &[&[(&str, &str)]]| role(name, StartFile::Runtime, stacks);
         assert_eq!(of(".NET BGC", &[&[], &[nameless]]), "app");
         assert_eq!(of(".NET Finalizer", &[&[nameless]]), "app");
-        assert_eq!(of(".NET Finalizer", &[&[], &[nameless]]), "finalizer");
+        assert_eq!(of(".NET Finalizer", &[&[], &[nameless]]), "app");
+        assert_eq!(of(".NET Finalizer", &[&[nameless], &[]]), "finalizer");
         assert_eq!(of(".NET TP Worker", &[&[nameless]]), "threadpool");
     }
 

@@ -23,7 +23,7 @@ impl ThreadStarts {
         let is_managed = |frame: &FrameKey| matches!(frame, FrameKey::Managed { .. });
         let known = self.0.get_mut(&thread.tid).filter(|(pid, _)| *pid == thread.pid);
         // Nothing more is to be learnt of nearly all.
-        if known.as_ref().is_some_and(|(_, start)| start.methods != StartMethods::None) {
+        if known.as_ref().is_some_and(|(_, start)| start.is_known()) {
             return;
         }
         let methods = frames.iter().rev().filter(|frame| is_managed(frame)).take(START_METHODS);

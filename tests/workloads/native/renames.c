@@ -1,6 +1,7 @@
 /* Threads that change their names as they work. On the line `go MODE` a thread of its own works for some seconds, under two names by turns, and the
  * line `did {json}` tells how long it was on a CPU and off it under each, by the thread's CPU clock and the wall clock. Modes: `tasks` (stretches of
- * 30 and 10 ms, and naps), `rapid` (a name each half millisecond), `asleep` (another thread renames it while it sleeps). */
+ * 30 and 10 ms, and naps), `rapid` (a name each half millisecond), `asleep` (another thread renames it while it sleeps for 1.5 s: told
+ * is how long it had the first name at least, `waited_a`, and at most, `waited_b`). */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <semaphore.h>
@@ -87,15 +88,17 @@ int main(void)
         memset(waited, 0, sizeof waited);
         sem_post(&asked);
         if (strcmp(mode, "asleep") == 0) {
-            long long from = now(CLOCK_MONOTONIC);
+            /* When each name was given is known within two readings of the clock: on a busy machine they may lie far apart. */
             pause_for(100000000);
+            long long before_a = now(CLOCK_MONOTONIC);
             pthread_setname_np(worker, "job-A");
-            long long first = now(CLOCK_MONOTONIC);
+            long long behind_a = now(CLOCK_MONOTONIC);
             pause_for(400000000);
+            long long before_b = now(CLOCK_MONOTONIC);
             pthread_setname_np(worker, "job-B");
-            waited[0] = now(CLOCK_MONOTONIC) - first;
-            /* The rest of the sleep. */
-            waited[1] = from + 1500000000 - now(CLOCK_MONOTONIC);
+            long long behind_b = now(CLOCK_MONOTONIC);
+            waited[0] = before_b - behind_a;
+            waited[1] = behind_b - before_a;
         }
         sem_wait(&done);
         printf("did {\"ran_a\":%lld,\"ran_b\":%lld,\"waited_a\":%lld,\"waited_b\":%lld}\n", ran[0], ran[1], waited[0], waited[1]);

@@ -2,6 +2,7 @@
 //! panic.
 
 use super::threads;
+use crate::run::names::whole_text;
 use crate::source::{
     Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Rename, Sleeper, SleeperStack, Span,
     ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
@@ -334,14 +335,15 @@ fn perf_record(bytes: &[u8]) -> Result<PerfRecord, DecodeError> {
     let body = bytes.len().saturating_sub(SAMPLE_ID_BYTES);
     let time = MonotonicNs(long(body.saturating_add(8), "perf record's time")?);
     let text = |from: usize| text(bytes.get(from..body).unwrap_or_default());
+    let name = |from: usize| whole_text(up_to_zero(bytes.get(from..body).unwrap_or_default())).into_owned();
     let kind = match kind {
         RECORD_COMM => {
             let (pid, tid) = (word(8, "comm")?, word(12, "comm")?);
             let misc: u16 = read(bytes, 4, "comm")?;
             if misc & MISC_COMM_EXEC != 0 {
-                EventKind::Exec { pid, comm: text(16) }
+                EventKind::Exec { pid, comm: name(16) }
             } else {
-                EventKind::Comm { thread: ThreadId { pid, tid }, comm: text(16) }
+                EventKind::Comm { thread: ThreadId { pid, tid }, comm: name(16) }
             }
         }
         RECORD_EXIT => EventKind::Exit { thread: ThreadId { pid: word(8, "exit")?, tid: word(16, "exit")? } },
@@ -369,8 +371,12 @@ fn perf_record(bytes: &[u8]) -> Result<PerfRecord, DecodeError> {
 
 /// Text up to the first zero.
 fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(up_to_zero(bytes)).into_owned()
+}
+
+fn up_to_zero(bytes: &[u8]) -> &[u8] {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(bytes.get(..end).unwrap_or_default()).into_owned()
+    bytes.get(..end).unwrap_or_default()
 }
 
 #[cfg(test)]
