@@ -367,7 +367,7 @@ fn bytes(draft: &mut Draft, random: &mut Random) {
     }
     let (key, value) = (draft.text(b"k\xe9y"), draft.text(b"v\x80"));
     draft.samples[0].labels.push([key, value, 0, 0]);
-    match random.below(6) {
+    match random.below(12) {
         0 => draft.functions[1].1 = 9_999,
         1 => draft.samples[0].labels.push([9_999, value, 0, 0]),
         2 => draft.fields.push((14, u64::MAX)),
