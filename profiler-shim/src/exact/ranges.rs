@@ -20,7 +20,7 @@ pub struct Ranges<const W: usize, const FIRST: usize, const BYTES: usize> {
 }
 
 impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BYTES> {
-    /// Room for `most` rows, or `least` where address space is counted ([`lasting::room`]).
+    /// Room for `most` rows, or `least` where address space is counted (see `lasting::Room`).
     #[must_use]
     pub fn new(most: usize, least: usize) -> Option<Self> {
         let words = Room::new(most.wrapping_mul(W), least.wrapping_mul(W));

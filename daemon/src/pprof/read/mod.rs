@@ -1,6 +1,6 @@
 //! A profile of any tool -> a [`Profile`] as `go tool pprof` would see it, or the reason pprof gives for refusing it.
 //!
-//! What this program writes is strict ([`super::validate`]); what it reads follows google/pprof's reader (`profile/encode.go`,
+//! What this program writes is strict ([`super::validate()`]); what it reads follows google/pprof's reader (`profile/encode.go`,
 //! `profile/profile.go`, `profile/prune.go`, `internal/driver/fetch.go`), since a file that opens there is expected to open here:
 //! - a label may stand several times, with text and number, without key; a mapping that is not in the table is none;
 //! - a default type that does not exist is none; a type that stands twice is dropped; frames that the profile wants dropped are;
@@ -22,7 +22,7 @@ use wire::{Fields, Value};
 /// A profile that was read.
 #[derive(Debug)]
 pub struct Reading {
-    /// As pprof would see it. Labels may stand several times: it need not be valid in the sense of [`super::validate`].
+    /// As pprof would see it. Labels may stand several times: it need not be valid in the sense of [`super::validate()`].
     pub profile: Profile,
     /// One sentence for each kind of thing that was dropped or changed.
     pub remarks: Vec<String>,
