@@ -1,4 +1,4 @@
-//! Issue 39, A2: the address space that exact mode reserves costs a program nothing: no dump has it, no lock fills it, no limit turns it into an
+//! The address space that exact mode reserves costs a program nothing: no dump has it, no lock fills it, no limit turns it into an
 //! error of the program's.
 
 use std::path::Path;

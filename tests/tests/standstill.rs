@@ -1,4 +1,4 @@
-//! Issue 39, A3: what children of a recorded program inherit holds up none of them for long, whatever has become of the recorder.
+//! Nothing that children of a recorded program inherit holds them up for long, whatever has become of the recorder.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
