@@ -67,7 +67,7 @@ pub struct Recording {
     /// CPU samples per second and CPU, 1 to 10000.
     #[schemars(range(min = 1, max = 10_000))]
     pub frequency: u32,
-    /// Most bytes of user stack copied per CPU sample, 4KiB to 64KiB, and per wait up to 32KiB; only what a thread uses is copied.
+    /// Most bytes of user stack copied per sample and wait, 4KiB to 128KiB (before Linux 5.17 at most 64KiB, of a wait 32KiB); only what a thread uses is copied.
     pub stack_copy: Bytes,
     /// Budget a second for the stacks of waits, a sixth of it for threads that wait more than 32 times a second; above it waits keep their exact timing and their
     /// stacks are sampled.
