@@ -239,7 +239,7 @@ pub struct Record {
     /// span_id. Files grow: stacks of different spans are not summed up.
     #[arg(long)]
     pub spans: bool,
-    /// Go on where a process has too little memory left (its cgroups' limits, the machine's memory): the kernel may kill it then.
+    /// Go on although a process has too little memory left below its cgroups' limits or on the machine. The kernel may kill it then.
     #[arg(long)]
     pub force: bool,
     /// How much each .NET process tells.
@@ -470,8 +470,8 @@ pub struct Heap {
 const HEAP_HELP: &str = "\
 No library is loaded for this: the runtime itself reports its heap over its diagnostics socket (.NET 6 and newer). So a process that says \
 PERFUSION_ATTACH=off is surveyed as well, if you name it. The survey pauses the app, and \
-says for how long. It is not begun where the process has too little memory left for it, in any cgroup or on the machine; --force goes on all the same. Ctrl-C ends it within \
-a second: what was switched on in the runtime is switched off before perfusion ends if the runtime answers by then. Else the runtime does it itself when it finds perfusion gone.";
+says for how long. It is not begun where the process has too little memory left for it, in a cgroup or on the machine; --force begins it all the same. Ctrl-C ends it within \
+a second. If the runtime answers by then, its events are switched off first. Else the runtime switches them off when the connection is closed.";
 
 /// Output formats of `report`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -25,7 +25,7 @@ const MOST_ATTACHED: usize = 256;
 pub enum MemoryError {
     /// From the start on.
     #[error(
-        "{what} makes the program use {} and more of memory, and {headroom}. The kernel might kill the program, which was not started. \
+        "{what} takes {} of the program's memory or more, and {headroom}. The program was not started, because the kernel might kill it. \
          Raise the limit, or use --force to go on all the same",
         mib(*needed)
     )]
@@ -93,7 +93,7 @@ impl Growing {
     pub fn is_too_much(&self) -> Option<String> {
         let headroom = self.cgroups.headroom().filter(|headroom| headroom.bytes < self.floor)?;
         Some(format!(
-            "the recording ends early, for it makes the program use more and more memory: {headroom}, and {} are to be left. \
+            "the recording ends early, because it takes more and more of the program's memory: {headroom}, and {} must be left. \
              Raise the limit, or use --force to go on all the same",
             mib(self.floor)
         ))

@@ -120,7 +120,7 @@ fn remedy(errno: i32) -> Option<String> {
         23 => format!("fs.file-max is {}: raise it (sysctl fs.file-max)", sysctl("fs.file-max")),
         // EAGAIN, of the calls whose errors are told: making a thread or a process.
         11 => format!(
-            "where a thread or process was to be made, RLIMIT_NPROC is {}, kernel.threads-max is {}, and the cgroup may have a \
+            "no thread or process could be made: RLIMIT_NPROC is {}, kernel.threads-max is {}, and the cgroup may have a \
              pids.max: allow more (ulimit -u, LimitNPROC=, TasksMax=)",
             limit(Resource::Nproc),
             sysctl("kernel.threads-max")

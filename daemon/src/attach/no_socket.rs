@@ -46,14 +46,14 @@ pub(crate) fn reason(target: &Target) -> String {
 fn of_directory(target: &Target, directory: &str) -> Option<String> {
     if directory.len() + NAME_BYTES >= MAX_SOCKET_PATH {
         return Some(format!(
-            "its TMPDIR has {} bytes, and the path of a socket may have {} with the name of {NAME_BYTES}: start it with a shorter one",
+            "its TMPDIR has {} bytes: a socket's path may have {}, and its name takes {NAME_BYTES}; start it with a shorter TMPDIR",
             directory.len(),
             MAX_SOCKET_PATH - 1
         ));
     }
     if !directory.starts_with('/') {
         return Some(format!(
-            "its TMPDIR is {directory}, which is relative to the directory it was started in, and there is none below its present one: \
+            "its TMPDIR is {directory}, which is relative to the directory it was started in and does not exist in its present one: \
              start it with an absolute path"
         ));
     }

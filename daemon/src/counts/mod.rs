@@ -161,7 +161,7 @@ impl Starts {
             Ok(events) => {
                 shared.change(at, |of| of.session = Some(events.session()));
                 let read = read(events, pid).map_err(|why| {
-                    format!("its events stopped to make sense, and what they had told is left out: {why}")
+                    format!("its events cannot be read any more, and none of its counts is used: {why}")
                 });
                 read.map(|tallied| Tallied { is_late, ..tallied })
             }

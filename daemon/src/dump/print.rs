@@ -21,9 +21,11 @@ pub(super) fn text(dump: &Dump, addresses: bool, out: &mut dyn Write) -> io::Res
         writeln!(out, "{} \"{}\" ({}): {}", thread.tid, thread.name, thread.role, doing(thread))?;
         match thread.no_stack {
             None => {}
-            Some(NoStack::NotMet) => writeln!(out, "    [no stack: it was not met while it ran]")?,
+            Some(NoStack::NotMet) => {
+                writeln!(out, "    [no stack: the thread was not sampled while it ran]")?
+            }
             Some(NoStack::NotReached) => {
-                writeln!(out, "    [no stack: the scan of waiting threads did not reach it]")?;
+                writeln!(out, "    [no stack: the scan of waiting threads did not reach the thread]")?;
             }
         }
         for frame in &thread.stack {
@@ -48,15 +50,15 @@ fn waits_for(suspension: &Suspension, threads: &[Thread]) -> String {
         .map(|thread| format!("{} \"{}\"", thread.tid, thread.name))
         .collect();
     match (suspension.pending, named.is_empty()) {
-        (true, true) => "suspension: the runtime has not answered; it may wait for a thread that does not let itself be stopped, and which one \
-                         cannot be told of this runtime"
+        (true, true) => "suspension: the runtime has not answered. It may wait for a thread that cannot be stopped; this version does not show \
+                         which one"
             .to_owned(),
         (true, false) => format!(
-            "suspension: pending. The runtime has not answered, and waits for what is in cooperative mode: thread {}",
+            "suspension: pending. The runtime has not answered. It waits for threads in cooperative mode: thread {}",
             named.join(", thread ")
         ),
         (false, _) => format!(
-            "suspension: a collection waits, now or when it comes, for what is blocked in cooperative mode: thread {}",
+            "suspension: a collection, now or later, waits for threads that are blocked in cooperative mode: thread {}",
             named.join(", thread ")
         ),
     }

@@ -85,7 +85,7 @@ pub enum SurveyError {
     },
     /// It had too little memory left during a survey.
     #[error(
-        "process {pid}: the survey of its heap was ended early: {headroom}, and {} are to be left. Its runtime gives its buffer back. Raise the \
+        "process {pid}: the survey of its heap was ended early: {headroom}, and {} must be left. Its runtime gives its buffer back. Raise the \
          limit, use a smaller --buffer, or use --force to go on all the same",
         mib(*floor)
     )]

@@ -57,8 +57,8 @@ pub(super) fn plan(
     }
     let buffer_mib = fits.max(least);
     let note = format!(
-        "the runtime's buffer is {buffer_mib} MiB instead of {wanted_mib}, for {headroom}; \
-         with the buffer a survey takes {}. Events that find no room in it are lost, and the survey says so",
+        "the runtime's buffer is {buffer_mib} MiB instead of {wanted_mib}, because {headroom}; \
+         a survey takes {} with this buffer. Events that do not fit into it are lost, and the survey says so",
         mib(needed(buffer_mib))
     );
     Ok(Plan { buffer_mib, floor_bytes, note: Some(note) })

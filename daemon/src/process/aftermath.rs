@@ -45,8 +45,8 @@ impl fmt::Display for Death {
         match killed_in {
             Some(cgroup) => write!(
                 f,
-                "process {pid} was killed {after:.1} s after perfusion asked for {what}: the kernel has killed for want of memory in its \
-                 cgroup {} meanwhile (oom_kill). What perfusion asked for takes memory there and may be the cause",
+                "process {pid} was killed {after:.1} s after perfusion asked for {what}: the kernel counted a kill for want of memory in \
+                 its cgroup {} (oom_kill). What perfusion asked for takes memory there and may be the cause",
                 cgroup.display()
             ),
             None => write!(

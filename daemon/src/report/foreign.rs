@@ -36,7 +36,7 @@ pub(super) fn answer(bytes: &[u8], why: &PprofError) -> Answer {
         // It has the form of one: what is wrong with it is what a person who writes profiles wants to know.
         PprofError::Refused(Refusal::Concatenated) => (
             Refusal::Concatenated.to_string(),
-            "part them; `perfusion report FILE FILE...` shows several as one",
+            "split them into files; `perfusion report FILE FILE...` shows several as one",
         ),
         PprofError::Refused(refusal)
             if *refusal != Refusal::Wire && sort(bytes, is_gzip, &unpacked).is_none() =>

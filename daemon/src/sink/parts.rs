@@ -346,7 +346,7 @@ impl Outgoing {
                 Err(error) => Err(PprofError::from(error).into()),
             };
             if let Err(error) = made {
-                tracing::warn!(%error, "of a window that an earlier daemon left not all is sent");
+                tracing::warn!(%error, "a window that an earlier daemon left is not sent whole");
             }
             self.delivery.done(taken.item);
         }

@@ -290,7 +290,7 @@ impl Spool {
                 found => {
                     let path = self.path(item);
                     let error = found.err().map_or_else(String::new, |error| error.to_string());
-                    tracing::warn!(path = %path.display(), error, "is not as it was put: no requests are made of it");
+                    tracing::warn!(path = %path.display(), error, "was changed in the spool: no requests are made of it");
                     self.remove(item.sequence);
                     self.lost.gone += 1;
                 }
