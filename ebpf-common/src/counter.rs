@@ -103,7 +103,7 @@ counters! {
     Renames "renames" "times that a recorded thread was given a name";
     RenamesStored "renames_stored" "renames put into the ring with the thread's times until then";
     RenamesRingFull "renames_ring_full" "renames dropped because the ring was full: the thread's time is shared among its names by the samples";
-    RenamesSkipped "renames_skipped" "renames not told of because the thread had very many in that second: its time is shared among its names by the samples";
+    RenamesSkipped "renames_skipped" "renames not sent because the thread had very many in that second: its time is shared among its names by the samples";
     CpuNotFollowed "cpu_not_followed" "CPUs that came online and could not be sampled (tried once a second)";
 }
 
