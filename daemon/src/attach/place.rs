@@ -105,7 +105,7 @@ impl fmt::Display for Unfit {
             ),
             Self::Shared => f.write_str("others than its owner may write in it"),
             Self::Unquotable => f.write_str(
-                "its path is no UTF-8, has `;` or `=` in it, or, for a start, is not ASCII or too long",
+                "its path is not UTF-8, has `;` or `=` in it, or, for a start, is not ASCII or too long",
             ),
         }
     }

@@ -50,7 +50,7 @@ fn waits_for(suspension: &Suspension, threads: &[Thread]) -> String {
         .map(|thread| format!("{} \"{}\"", thread.tid, thread.name))
         .collect();
     match (suspension.pending, named.is_empty()) {
-        (true, true) => "suspension: the runtime has not answered. It may wait for a thread that cannot be stopped; this version does not show \
+        (true, true) => "suspension: the runtime has not answered. It may wait for a thread that cannot be stopped; this .NET version does not show \
                          which one"
             .to_owned(),
         (true, false) => format!(

@@ -71,7 +71,7 @@ pub enum SurveyError {
     },
     /// It has too little memory left for a survey.
     #[error(
-        "process {pid}: a survey of its heap was not begun: it takes {} of the process's memory at the least, and {headroom}. The kernel might \
+        "process {pid}: a survey of its heap was not begun: it takes at least {} of the process's memory, and {headroom}. The kernel might \
          kill or throttle the process. Raise the limit, or use --force to go on all the same",
         mib(*needed)
     )]

@@ -41,7 +41,10 @@ pub(super) fn answer(bytes: &[u8], why: &PprofError) -> Answer {
         PprofError::Refused(refusal)
             if *refusal != Refusal::Wire && sort(bytes, is_gzip, &unpacked).is_none() =>
         {
-            (format!("one that breaks a rule of the format, {refusal}"), "report it to who wrote the file")
+            (
+                format!("one that breaks a rule of the format, {refusal}"),
+                "report it to the author of the file",
+            )
         }
         _ => {
             let (what, todo) =

@@ -21,7 +21,7 @@ lists! {
     Counter "requests_sent" "of those, taken by the receiver";
     Counter "sent_bytes" "their bytes, as they went over the network";
     Counter "requests_refused" "of those, refused for good: never sent again, and lost";
-    Counter "requests_too_large" "of the refused ones, given up because they were longer than the receiver takes and not to be split";
+    Counter "requests_too_large" "of the refused ones, given up because they were longer than the receiver takes and could not be split";
     Counter "requests_tries_over" "of the refused ones, given up after their number of tries, while others were taken";
     Counter "requests_split" "requests, or windows that an earlier daemon left, that were split into smaller requests, which count as made";
     Counter "requests_evicted" "of those, lost because the spool was full or the disk short of space: the oldest ones";
