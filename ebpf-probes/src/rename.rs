@@ -1,7 +1,7 @@
-//! Tells when a thread gets another name, with its times until then: what it did so far it did under the old one.
+//! Sends a thread's times until now when it gets another name: they belong to the old one.
 //!
-//! A thread may rename itself a million times a second. So each tells of a number of renames in a second only; the daemon books what comes
-//! after that by the names in the samples.
+//! A thread may rename itself a million times a second. So only a number of renames a second is sent for each thread. The daemon attributes what
+//! comes after that by the names in the samples.
 
 use crate::config::Task;
 use crate::emit::small_record;

@@ -1,6 +1,6 @@
-//! Whether the recorder lives that loaded this process's library by environment. A process that was started for a recorder waits for it in two
-//! places, at its start and at its end. It waits only while the recorder holds a lock, which the kernel takes from a killed recorder. The lock's file
-//! is the library, so whoever could load the one can see the other, in every namespace.
+//! Whether the recorder is alive that loaded this process's library by environment. A process that was started for a recorder waits for it at its
+//! start and at its end. It waits only while the recorder holds a lock, which the kernel takes from a killed recorder. The lock's file is the
+//! library, so a process that could load the library can see the lock, in every namespace.
 
 use crate::com::info::Info;
 use crate::syscall;

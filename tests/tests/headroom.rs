@@ -1,4 +1,4 @@
-//! Memory that a command makes a program use, in a program that has little left: it is never killed by us, and whoever asks is told.
+//! Memory that a command makes a program use, when the program has little left. No command kills it, and each reports what it found.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

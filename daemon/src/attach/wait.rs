@@ -1,5 +1,5 @@
-//! How long somebody waits for a runtime, and who may cut that short. A runtime may never answer: each wait for one has an
-//! end, and ends early when a signal or the end of a recording says so.
+//! Waits for a runtime. A runtime may never answer, so each wait has a timeout. A signal or the end of
+//! a recording ends it earlier.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

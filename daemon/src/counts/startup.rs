@@ -1,6 +1,6 @@
-//! What makes a runtime count from its first object on. It looks once, before any tool can be asked, whether somebody wants to hear of allocations
-//! (`ETW::TypeSystemLog::PostRegistrationInit` of dotnet/runtime). So the programs have a session of their own in their environment, which writes
-//! to nowhere: its file is a link to `/dev/null`, in a directory that is removed when the recording ends.
+//! The session that makes a runtime count from its first object on. A runtime checks once at its start, before any tool can connect, whether a
+//! session enables allocation events (`ETW::TypeSystemLog::PostRegistrationInit` of dotnet/runtime). So the environment of the programs begins such
+//! a session. Its output is discarded: its file is a link to `/dev/null`, in a directory that is removed when the recording ends.
 //!
 //! Nothing waits for that file. Where the directory cannot be seen, or is gone, the runtime has no such session and does not count.
 

@@ -1,4 +1,4 @@
-//! What is said while a survey is taken: what was asked of the runtime, and what was seen of it, and nothing else.
+//! Messages while a survey is taken. They say what was asked of the runtime and what was seen of it.
 
 use super::collect::Progress;
 use std::time::{Duration, Instant};

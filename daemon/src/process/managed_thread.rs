@@ -1,10 +1,9 @@
-//! Names of managed threads that are older than the attach. The runtime tells a profiler of a name when it is given, and has no question for it; the
-//! kernel's is cut to 15 bytes. So it is read from outside, from where the runtime has it: its thread has a handle, the handle points to the `Thread`
-//! object, that to the string.
+//! Names of managed threads that are older than the attach. The profiling interface reports a name only when it is set, and the kernel cuts its own to
+//! 15 bytes. So the name is read from outside. The runtime's thread has a handle, the handle points to the `Thread` object, and that to the string.
 //!
-//! None of the offsets is known beforehand, and the collector may move both objects meanwhile. So nothing is taken that does not prove itself: the
-//! object is the one that points back to the runtime's thread (`_DONT_USE_InternalThread`), the name the string that begins with what the kernel has
-//! kept of it. Where that fails the thread keeps the kernel's name.
+//! None of the offsets is known beforehand, and the collector may move both objects meanwhile. So both are checked: the object must point back to
+//! the runtime's thread (`_DONT_USE_InternalThread`), and the string must begin with the kernel's name. Where that fails the thread keeps the
+//! kernel's name.
 
 use super::memory::ProcessMemory;
 use crate::unwind::TargetMemory;

@@ -1,4 +1,4 @@
-//! What went wrong between us and a receiver, in words: errors of libraries name their own types, or
+//! Errors between a sink and its receiver, as sentences. Errors of libraries name their own types, or
 //! say no more than that there was one.
 
 use std::error::Error;

@@ -1,7 +1,7 @@
-//! Threads that change their names. A rename cuts a thread's account as the end of a window cuts those of all: what was counted until then is of the
-//! old name, exactly. All stretches under one name are one account, so that few samples do not stand for many short ones.
+//! Threads that change their names. A rename cuts a thread's account as the end of a window cuts all accounts: times until then belong to the old
+//! name, exactly. All stretches under one name are one account, so that few samples do not stand for many short ones.
 //!
-//! Where a rename was not told of with its times (very many in a second, a full ring), the thread's whole time is shared among its names by its samples
+//! A rename may come without its times (very many in a second, a full ring). Then the thread's whole time is shared among its names by its samples
 //! and kept waits, each of which came with the name.
 
 use super::cut::Counted;
