@@ -19,7 +19,7 @@ pub mod exit {
     pub const OTHER: u8 = 1;
     /// The command line or the configuration was wrong.
     pub const USAGE: u8 = 2;
-    /// No such process, or it ended before the recording began.
+    /// No such process, or it ended before the recording began or during a survey of its heap.
     pub const NO_TARGET: u8 = 3;
     /// A privilege or a kernel feature is missing.
     pub const NOT_PERMITTED: u8 = 4;
@@ -33,7 +33,7 @@ const EXIT_CODES: &str = "Exit codes:
   0    done
   1    an error not listed here
   2    wrong command line or configuration
-  3    no such process, or it ended before it was looked at
+  3    no such process, or it ended before it was looked at or while its heap was surveyed
   4    a privilege or a kernel feature is missing (`perfusion doctor` says which)
   5    the output cannot be written";
 
