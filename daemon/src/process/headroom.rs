@@ -133,7 +133,6 @@ impl Directory {
     }
 
     fn headrooms(&self) -> Vec<Headroom> {
-        let reclaimable = self.reclaimable();
         let pairs: &[(LimitKind, &str)] = if self.is_v1 {
             &[
                 (LimitKind::Limit, "memory.usage_in_bytes"),
@@ -142,11 +141,14 @@ impl Directory {
         } else {
             &[(LimitKind::Max, "memory.current"), (LimitKind::High, "memory.current")]
         };
-        let headroom = |&(kind, usage): &(LimitKind, &str)| {
-            let (limit, used) = (self.number(kind.file())?, self.number(usage)?);
-            Some(Headroom::of(kind, limit, used, reclaimable, &self.cgroup))
-        };
-        pairs.iter().filter_map(headroom).collect()
+        let limits: Vec<(LimitKind, u64, u64)> = pairs
+            .iter()
+            .filter_map(|&(kind, usage)| Some((kind, self.number(kind.file())?, self.number(usage)?)))
+            .collect();
+        // Most have no limit, and the kernel sums over all CPUs for its statistics.
+        let reclaimable = if limits.is_empty() { 0 } else { self.reclaimable() };
+        let headroom = |(kind, limit, used)| Headroom::of(kind, limit, used, reclaimable, &self.cgroup);
+        limits.into_iter().map(headroom).collect()
     }
 
     /// How many processes the kernel has killed here for want of memory.
@@ -182,7 +184,7 @@ impl MemoryCgroups {
             let cgroup = hierarchy.of(target.pid())?;
             Some((hierarchy.place(Path::new("/")), cgroup))
         });
-        Self::from(&text, v1_mount(&mounts).as_ref(), v2, PathBuf::from("/proc/meminfo"))
+        Self::from(&text, &v1_mounts(&mounts), v2, PathBuf::from("/proc/meminfo"))
     }
 
     /// Those of this process, which a program that it starts has too.
@@ -192,15 +194,17 @@ impl MemoryCgroups {
     }
 
     /// `text` is a `/proc/PID/cgroup`; `v2` is where the hierarchy of version 2 is seen whole, and the process's cgroup in it.
-    fn from(text: &str, v1: Option<&Mounted>, v2: Option<(PathBuf, PathBuf)>, meminfo: PathBuf) -> Self {
+    fn from(text: &str, v1: &[Mounted], v2: Option<(PathBuf, PathBuf)>, meminfo: PathBuf) -> Self {
         let mut directories = Vec::new();
         let cgroup = text.lines().find_map(|line| {
             let mut parts = line.splitn(3, ':').skip(1);
             let (controllers, path) = (parts.next()?, parts.next()?);
             controllers.split(',').any(|controller| controller == "memory").then(|| PathBuf::from(path))
         });
-        if let (Some(Mounted { at, root }), Some(cgroup)) = (v1, cgroup) {
-            directories.extend(above(true, at, root, &cgroup));
+        if let Some(cgroup) = cgroup {
+            // A container may see its own part at one place and the host's tree at another.
+            let seen = v1.iter().map(|Mounted { at, root }| above(true, at, root, &cgroup));
+            directories.extend(seen.max_by_key(Vec::len).unwrap_or_default());
         }
         if let Some((at, cgroup)) = v2 {
             directories.extend(above(false, &at, Path::new("/"), &cgroup));
@@ -222,14 +226,16 @@ impl MemoryCgroups {
         OomKills(self.directories.iter().map(Directory::oom_kills).collect())
     }
 
-    /// The nearest cgroup in which the kernel has killed more since.
+    /// The nearest cgroup that still counts, if the kernel has killed more there since. A kill elsewhere below
+    /// one that is farther up is another program's.
     #[must_use]
     pub fn killed_since(&self, before: &OomKills) -> Option<PathBuf> {
-        let pairs = self.directories.iter().zip(&before.0);
-        let mut rose = pairs.filter(|(directory, before)| {
-            matches!((directory.oom_kills(), before), (Some(now), Some(before)) if now > *before)
-        });
-        rose.next().map(|(directory, _)| directory.cgroup.clone())
+        let mut pairs = self.directories.iter().zip(&before.0);
+        let (directory, rose) = pairs.find_map(|(directory, before)| {
+            let (now, before) = (directory.oom_kills()?, (*before)?);
+            Some((directory, now > before))
+        })?;
+        rose.then(|| directory.cgroup.clone())
     }
 }
 
@@ -241,7 +247,9 @@ pub struct OomKills(Vec<Option<u64>>);
 fn above(is_v1: bool, at: &Path, root: &Path, cgroup: &Path) -> Vec<Directory> {
     // One outside of what is mounted here, which the kernel writes with `..`, is not seen.
     let Ok(inside) = cgroup.strip_prefix(root) else { return Vec::new() };
-    if inside.components().any(|part| matches!(part, Component::ParentDir)) {
+    // Nor is one of the host's where the host's tree is not seen: its path means another directory here, or none.
+    let is_outside = inside.components().any(|part| matches!(part, Component::ParentDir));
+    if is_outside || !at.join(inside).is_dir() {
         return Vec::new();
     }
     let directory = |inside: &Path| Directory { is_v1, files: at.join(inside), cgroup: root.join(inside) };
@@ -249,8 +257,8 @@ fn above(is_v1: bool, at: &Path, root: &Path, cgroup: &Path) -> Vec<Directory> {
 }
 
 /// Where version 1 of the memory controller is mounted, of a `mountinfo` (proc_pid_mountinfo(5)).
-fn v1_mount(mountinfo: &str) -> Option<Mounted> {
-    mountinfo.lines().find_map(|line| {
+fn v1_mounts(mountinfo: &str) -> Vec<Mounted> {
+    let mounted = |line: &str| {
         let (own, of_type) = line.split_once(" - ")?;
         let mut own = own.split(' ').skip(3);
         let (root, at) = (own.next()?, own.next()?);
@@ -258,7 +266,8 @@ fn v1_mount(mountinfo: &str) -> Option<Mounted> {
         let (kind, _source, options) = (of_type.next()?, of_type.next()?, of_type.next()?);
         let has_memory = options.split(',').any(|option| option == "memory");
         (kind == "cgroup" && has_memory).then(|| Mounted { at: at.into(), root: root.into() })
-    })
+    };
+    mountinfo.lines().filter_map(mounted).collect()
 }
 
 fn machine(meminfo: &str) -> Option<Headroom> {
@@ -273,7 +282,7 @@ fn machine(meminfo: &str) -> Option<Headroom> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Headroom, LimitKind, MemoryCgroups, Mounted, mib, v1_mount};
+    use super::{Headroom, LimitKind, MemoryCgroups, Mounted, mib, v1_mounts};
     use std::fs;
     use std::path::{Path, PathBuf};
 
@@ -298,7 +307,7 @@ mod tests {
     }
 
     fn v2(root: &Path, cgroup: &str) -> MemoryCgroups {
-        MemoryCgroups::from("0::/x\n", None, Some((root.into(), cgroup.into())), meminfo(root, 6000))
+        MemoryCgroups::from("0::/x\n", &[], Some((root.into(), cgroup.into())), meminfo(root, 6000))
     }
 
     #[test]
@@ -375,7 +384,9 @@ mod tests {
         }
         let of = |text: &str, root_of_mount: &str| {
             let mount = Mounted { at: root.into(), root: root_of_mount.into() };
-            MemoryCgroups::from(text, Some(&mount), None, meminfo(root, 7000)).headroom().unwrap()
+            // Another one of the same hierarchy, which shows less.
+            let less = Mounted { at: root.join("docker"), root: "/elsewhere".into() };
+            MemoryCgroups::from(text, &[less, mount], None, meminfo(root, 7000)).headroom().unwrap()
         };
         let found = of("9:name=systemd:/\n4:cpuset,memory:/docker\n0::/\n", "/");
         assert_eq!((found.bytes, found.kind), (13 * MIB, LimitKind::LimitWithSwap));
@@ -385,6 +396,8 @@ mod tests {
         assert_eq!((inside.bytes, inside.cgroup.as_path()), (13 * MIB, Path::new("/kube/docker")));
         let outside = of("4:memory:/../other\n", "/");
         assert_eq!(outside.kind, LimitKind::Machine);
+        let unseen = of("4:memory:/host/pod\n", "/");
+        assert_eq!(unseen.kind, LimitKind::Machine, "the root's limits seen here may be another's");
     }
 
     #[test]
@@ -403,7 +416,7 @@ mod tests {
         );
         let mount = Mounted { at: root.join("v1"), root: "/".into() };
         let v2 = Some((root.join("v2"), PathBuf::from("/b")));
-        let cgroups = MemoryCgroups::from("4:memory:/a\n", Some(&mount), v2, meminfo(root, 900));
+        let cgroups = MemoryCgroups::from("4:memory:/a\n", &[mount], v2, meminfo(root, 900));
         let found = cgroups.headroom().unwrap();
         assert_eq!((found.bytes, found.kind, found.cgroup), (5 * MIB, LimitKind::Max, "/b".into()));
     }
@@ -417,7 +430,9 @@ mod tests {
         let cgroups = v2(root, "/s/app");
         let before = cgroups.oom_kills();
         assert_eq!(cgroups.killed_since(&before), None);
-        write(root, &[("s/app/memory.events", events(2)), ("s/memory.events", events(5))]);
+        write(root, &[("s/memory.events", events(5))]);
+        assert_eq!(cgroups.killed_since(&before), None, "a neighbour was killed");
+        write(root, &[("s/app/memory.events", events(2)), ("s/memory.events", events(6))]);
         assert_eq!(cgroups.killed_since(&before), Some("/s/app".into()));
         fs::remove_dir_all(root.join("s/app")).unwrap();
         assert_eq!(cgroups.killed_since(&before), Some("/s".into()), "it is gone with what was in it");
@@ -428,12 +443,13 @@ mod tests {
         let text = "32 24 0:28 / /sys/fs/cgroup/cpu rw shared:5 - cgroup cgroup rw,cpu\n\
              33 24 0:29 /docker/1 /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory\n\
              34 24 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
-        let found = v1_mount(text).unwrap();
+        let found = v1_mounts(text);
+        assert_eq!(found.len(), 1);
         assert_eq!(
-            (found.at.as_path(), found.root.as_path()),
+            (found[0].at.as_path(), found[0].root.as_path()),
             (Path::new("/sys/fs/cgroup/memory"), Path::new("/docker/1"))
         );
-        assert!(v1_mount("34 24 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,memory\n").is_none());
+        assert!(v1_mounts("34 24 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,memory\n").is_empty());
     }
 
     #[test]
