@@ -4,9 +4,10 @@
 use crate::attach::target::Target;
 use crate::error::Error;
 use crate::process::aftermath::{Aftermath, Death, SOON};
-use crate::process::headroom::{Headroom, MemoryCgroups, mib};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use crate::process::headroom::{Headroom, MemoryCgroups, OomKills, mib};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What exact mode takes at the start of a program. Its tables grow with the objects that live.
 pub const EXACT_BYTES: u64 = 64 << 20;
@@ -17,6 +18,8 @@ const LEAST_COUNTS_MIB: u32 = 8;
 /// Below so much of what is left a recording that makes a program use more and more ends.
 const FLOOR: u64 = 16 << 20;
 
+/// Longest that the reasons of ends are waited for, of processes that are gone already.
+const REASONS: Duration = Duration::from_millis(300);
 /// Processes that are watched after an attach, at most; each has a descriptor.
 const MOST_ATTACHED: usize = 256;
 
@@ -77,6 +80,7 @@ pub fn counts_buffer(wanted_mib: u32, force: bool) -> Result<u32, Error> {
 /// The memory of a program that was started with something that grows.
 pub struct Growing {
     cgroups: MemoryCgroups,
+    kills: OomKills,
     floor: u64,
 }
 
@@ -85,7 +89,14 @@ impl Growing {
     #[must_use]
     pub fn of(pid: u32, force: bool) -> Self {
         let cgroups = Target::open(pid).map(|target| MemoryCgroups::of(&target)).unwrap_or_default();
-        Self { cgroups, floor: if force { 0 } else { FLOOR } }
+        let kills = cgroups.oom_kills();
+        Self { cgroups, kills, floor: if force { 0 } else { FLOOR } }
+    }
+
+    /// The program's cgroup, if the kernel has killed there for want of memory since.
+    #[must_use]
+    pub fn killed_in(&self) -> Option<PathBuf> {
+        self.cgroups.killed_since(&self.kills)
     }
 
     /// Why the recording is to end now, if it is.
@@ -105,22 +116,34 @@ impl Growing {
 pub struct AttachedProcesses(Arc<Mutex<(Vec<Aftermath>, Vec<Death>)>>);
 
 impl AttachedProcesses {
+    fn lock(&self) -> MutexGuard<'_, (Vec<Aftermath>, Vec<Death>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The shim is about to be loaded into a process.
     pub fn attaching(&self, pid: u32) {
-        if self.0.lock().unwrap_or_else(PoisonError::into_inner).0.len() >= MOST_ATTACHED {
+        if self.lock().0.len() >= MOST_ATTACHED {
             return;
         }
         let Ok(target) = Target::open(pid) else { return };
         let aftermath = Aftermath::of(&target, "its shim to be loaded");
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.push(aftermath);
+        self.lock().0.push(aftermath);
     }
 
-    /// Looks which have ended. To be asked a few times a second.
+    /// The last attach of a process ended before anything was asked of it that costs memory. Its end is not put down to us.
+    pub fn not_asked(&self, pid: u32) {
+        let living = &mut self.lock().0;
+        if let Some(last) = living.iter().rposition(|aftermath| aftermath.pid() == pid) {
+            living.remove(last);
+        }
+    }
+
+    /// Looks which have ended. Does not wait. To be asked a few times a second.
     pub fn look(&self) {
-        let (living, dead) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (living, dead) = &mut *self.lock();
         living.retain(|aftermath| {
-            let death = aftermath.death(Duration::ZERO);
-            let is_over = death.is_some() || aftermath.is_older_than(SOON);
+            let death = aftermath.death_by_now();
+            let is_over = death.is_some() || aftermath.is_older_than(SOON) && !aftermath.is_gone();
             dead.extend(death);
             !is_over
         });
@@ -130,14 +153,22 @@ impl AttachedProcesses {
     #[must_use]
     pub fn take_deaths(&self) -> Vec<Death> {
         self.look();
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner).1)
+        std::mem::take(&mut self.lock().1)
     }
 
-    /// Those that have ended soon after, as far as they were looked at.
+    /// Those that have ended soon after, as far as they were looked at. Waits a moment for the reasons of those that are just gone.
     #[must_use]
     pub fn deaths(&self) -> Vec<Death> {
-        self.look();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
+        let until = Instant::now() + REASONS;
+        loop {
+            self.look();
+            let all = self.lock();
+            if Instant::now() >= until || !all.0.iter().any(Aftermath::is_gone) {
+                return all.1.clone();
+            }
+            drop(all);
+            std::thread::sleep(REASONS / 15);
+        }
     }
 }
 
@@ -177,5 +208,40 @@ mod tests {
         }
         assert_eq!(attached.deaths()[0].pid, child.id());
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn an_end_is_not_put_down_to_an_attach_that_asked_for_nothing() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let attached = AttachedProcesses::default();
+        attached.attaching(child.id());
+        attached.attaching(child.id());
+        attached.not_asked(child.id());
+        assert_eq!(attached.lock().0.len(), 1, "the attach before it may have asked");
+        attached.not_asked(child.id());
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!(attached.deaths(), []);
+    }
+
+    #[test]
+    fn a_look_at_many_that_have_ended_does_not_wait_for_each() {
+        let attached = AttachedProcesses::default();
+        let mut children: Vec<_> = (0..20)
+            .map(|_| {
+                let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+                attached.attaching(child.id());
+                child
+            })
+            .collect();
+        for child in &mut children {
+            drop(child.stdin.take());
+            child.wait().unwrap();
+        }
+        let begin = Instant::now();
+        attached.look();
+        let looked = begin.elapsed();
+        assert_eq!(attached.deaths().len(), 20);
+        assert!(looked < Duration::from_secs(2), "{looked:?}");
     }
 }

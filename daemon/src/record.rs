@@ -432,6 +432,7 @@ fn follow(
     let pipeline = watcher.clone();
     Follower::start(whom, settings, pipeline, move |news| match news {
         News::Attaching { pid } => attached.attaching(pid),
+        News::NotAsked { pid } => attached.not_asked(pid),
         News::Attached { pid, runtime, took } => {
             tracing::info!(pid, runtime, ?took, "attached");
             watcher.watch(pid);

@@ -53,6 +53,11 @@ pub enum News<'a> {
         /// The process.
         pid: u32,
     },
+    /// That attach ended before the runtime was asked to load anything.
+    NotAsked {
+        /// The process.
+        pid: u32,
+    },
     /// The shim is in.
     Attached {
         /// The process.
@@ -262,7 +267,11 @@ impl Work {
                     return self.unsay(said);
                 }
                 (self.tell)(News::Attaching { pid });
-                match attach_until(pid, self.settings, &self.give_up) {
+                let attached = attach_until(pid, self.settings, &self.give_up);
+                if attached.as_ref().is_err_and(|error| !error.is_after_the_request()) {
+                    (self.tell)(News::NotAsked { pid });
+                }
+                match attached {
                     Ok(attached) => {
                         self.unsay(said);
                         let (runtime, took) = (&*attached.info.runtime_version, attached.took);

@@ -148,6 +148,12 @@ pub enum AttachError {
 }
 
 impl AttachError {
+    /// Whether the runtime may have been asked to load the shim before this.
+    #[must_use]
+    pub fn is_after_the_request(&self) -> bool {
+        matches!(self, Self::Ended { .. } | Self::Ipc(_) | Self::NoRegion { .. })
+    }
+
     /// A file of the process's in `/proc` that could not be read. What `process/patience.rs` does not wait for any longer can be read another time.
     pub(crate) fn unread(pid: u32, file: &'static str, source: Errno) -> Self {
         match source {
@@ -316,7 +322,7 @@ fn attach_library(
     let begin = Instant::now();
     let target = Target::open(pid).map_err(|_| AttachError::NoSuchProcess { pid })?;
     let or_ended = |error| if target.is_alive() { error } else { AttachError::Ended { pid } };
-    wait_until_attachable(&target).map_err(or_ended)?;
+    wait_until_attachable(&target, give_up).map_err(or_ended)?;
     check_headroom(&target, settings)?;
     let ipc = |error| or_ended(AttachError::Ipc(Box::new(error)));
     let info =
@@ -361,7 +367,7 @@ fn attach_library(
         }
     }
     drop(placed);
-    wait_for_region(&target, settings.owner).map_err(or_ended)?;
+    wait_for_region(&target, settings.owner, give_up).map_err(or_ended)?;
     Ok(Attached { pid, info, took: begin.elapsed() })
 }
 
@@ -375,13 +381,16 @@ fn check_headroom(target: &Target, settings: Settings) -> Result<(), AttachError
 }
 
 /// A runtime that is starting has its library mapped a little before its socket is there.
-fn wait_until_attachable(target: &Target) -> Result<(), AttachError> {
+fn wait_until_attachable(target: &Target, give_up: &AtomicBool) -> Result<(), AttachError> {
     let pid = target.pid();
     let deadline = Instant::now() + SOCKET_WAIT;
     loop {
         match look(pid, ATTACH_TIMEOUT, || policy::inspect(target, None))? {
             Inspection { why_not: None, .. } => return Ok(()),
-            Inspection { why_not: Some(WhyNot::NoSocket(_)), .. } if Instant::now() < deadline => {
+            // Pairs with the store of whoever has had enough; nothing else is told by it.
+            Inspection { why_not: Some(WhyNot::NoSocket(_)), .. }
+                if Instant::now() < deadline && !give_up.load(Ordering::Relaxed) =>
+            {
                 std::thread::sleep(LOOK_AGAIN * 4);
             }
             Inspection { why_not: Some(why), .. } => return Err(AttachError::Unsuitable { pid, why }),
@@ -405,7 +414,7 @@ fn look<T>(
     }
 }
 
-fn wait_for_region(target: &Target, owner: u64) -> Result<(), AttachError> {
+fn wait_for_region(target: &Target, owner: u64, give_up: &AtomicBool) -> Result<(), AttachError> {
     let begin = Instant::now();
     loop {
         let found = look(target.pid(), ATTACH_TIMEOUT, || finder::find(target, &|_| false))?;
@@ -413,7 +422,9 @@ fn wait_for_region(target: &Target, owner: u64) -> Result<(), AttachError> {
             return Ok(());
         }
         let waited = begin.elapsed();
-        if waited > REGION_WAIT || !target.is_alive() {
+        // Pairs with the store of whoever has had enough; nothing else is told by it.
+        let is_over = waited > REGION_WAIT || give_up.load(Ordering::Relaxed);
+        if is_over || !target.is_alive() {
             return Err(AttachError::NoRegion { pid: target.pid(), waited });
         }
         std::thread::sleep(LOOK_AGAIN);

@@ -296,6 +296,9 @@ impl Work {
 
     fn failed(&mut self, attempt: &Try, error: &AttachError) {
         let Try { program: key, service, failures, .. } = attempt;
+        if !error.is_after_the_request() {
+            self.attached.not_asked(key.0);
+        }
         self.state.counters.attach_failed.add(1);
         if matches!(error, AttachError::NoHeadroom { .. }) {
             self.state.counters.attach_no_headroom.add(1);

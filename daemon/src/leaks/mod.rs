@@ -310,7 +310,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> 
     // One that cannot be read has stacks that say so.
     processes.adopt(pid).ok();
     let processor = Processor::new(processes).without_threads();
-    attach::attach(pid, settings.forced(options.force))?;
+    attach::attach_until(pid, settings.forced(options.force), &over)?;
     let mut shims = ShimSource::new(settings.owner, options.limits.limits());
     shims.watch(pid);
     let tell = |line: &str| {

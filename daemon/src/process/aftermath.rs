@@ -6,6 +6,7 @@ use super::headroom::{MemoryCgroups, OomKills};
 use crate::attach::target::Target;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// An end that comes later than this after a request is not put down to it.
@@ -23,6 +24,8 @@ pub struct Aftermath {
     process: Awaited,
     cgroups: MemoryCgroups,
     kills: OomKills,
+    /// When it was first seen to be gone.
+    gone: OnceLock<Instant>,
 }
 
 /// It ended soon after.
@@ -64,7 +67,14 @@ impl Aftermath {
         let cgroups = MemoryCgroups::of(target);
         let kills = cgroups.oom_kills();
         let pid = target.pid();
-        Self { pid, what, asked: Instant::now(), process: Awaited::new(pid), cgroups, kills }
+        let (asked, process) = (Instant::now(), Awaited::new(pid));
+        Self { pid, what, asked, process, cgroups, kills, gone: OnceLock::new() }
+    }
+
+    /// The process that was asked.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// True when it was asked longer ago than this.
@@ -73,24 +83,41 @@ impl Aftermath {
         self.asked.elapsed() > age
     }
 
-    /// Whether it is gone by now, or goes within `wait`.
+    /// Whether it has been seen to be gone, or is gone now. Why may not be known yet.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        if self.gone.get().is_none() && !self.process.is_running() {
+            self.gone.get_or_init(Instant::now);
+        }
+        self.gone.get().is_some()
+    }
+
+    /// Its end, once it is gone and its cgroup has had time to count a kill. Does not wait.
+    #[must_use]
+    pub fn death_by_now(&self) -> Option<Death> {
+        if !self.is_gone() {
+            return None;
+        }
+        let gone = *self.gone.get()?;
+        let killed_in = self.cgroups.killed_since(&self.kills);
+        if killed_in.is_none() && gone.elapsed() < COUNTED {
+            return None;
+        }
+        let after = gone.saturating_duration_since(self.asked);
+        Some(Death { pid: self.pid, what: self.what, after, killed_in })
+    }
+
+    /// Whether it is gone by now, or goes within `wait`. Takes somewhat longer where it does.
     #[must_use]
     pub fn death(&self, wait: Duration) -> Option<Death> {
         let until = Instant::now() + wait;
-        while self.process.is_running() {
-            if Instant::now() >= until {
-                return None;
+        loop {
+            let death = self.death_by_now();
+            if death.is_some() || !self.is_gone() && Instant::now() >= until {
+                return death;
             }
             std::thread::sleep(LOOK);
         }
-        let after = self.asked.elapsed();
-        let counted = Instant::now() + COUNTED;
-        let mut killed_in = self.cgroups.killed_since(&self.kills);
-        while killed_in.is_none() && Instant::now() < counted {
-            std::thread::sleep(LOOK);
-            killed_in = self.cgroups.killed_since(&self.kills);
-        }
-        Some(Death { pid: self.pid, what: self.what, after, killed_in })
     }
 }
 
