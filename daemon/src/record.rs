@@ -209,8 +209,14 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         follower.cease();
     }
     recording.close();
+    // From here on, for what follows may wait for runtimes.
+    let writing = leave_on_second_signal();
+    let patience = match end {
+        End::Interrupted | End::Terminated => counts::ENDING_ON_SIGNAL,
+        End::Child(_) | End::Time | End::Gone => counts::ENDING,
+    };
     // Before the programs have gone further.
-    let counted = counting.map(Counting::finish);
+    let counted = counting.map(|counting| counting.finish(patience));
     let mut account = account_path.as_deref().map(|path| (path, account(options, &shelf, targets.first())));
     if let End::Gone = end
         && options.duration.is_some()
@@ -218,7 +224,6 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         say.line(&format!("every target has ended, after {:.1?}", began.elapsed()));
     }
     tracing::debug!("the recording is over");
-    let writing = leave_on_second_signal();
     let without_shim = follower.map(Follower::stop).unwrap_or_default();
     tracing::debug!("the follower has ended");
     let recorded = recording.stop().ok_or(Error::Failed)?;

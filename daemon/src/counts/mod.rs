@@ -6,7 +6,7 @@
 pub mod startup;
 pub mod tally;
 
-use crate::attach::ipc::{self, Events, IpcError, Listen};
+use crate::attach::ipc::{self, Events, IpcError, Listen, Wait};
 use crate::attach::target::Target;
 use crate::exact::{Account, Count, Ending, Process, Type};
 use crate::heap::nettrace::{NettraceError, Reader};
@@ -34,7 +34,9 @@ const READ_BYTES: usize = 256 << 10;
 /// Between looks at whether all is over.
 const LOOK: Duration = Duration::from_millis(100);
 /// For a runtime to end its session, and to send what it still has.
-const ENDING: Duration = Duration::from_secs(15);
+pub const ENDING: Duration = Duration::from_secs(15);
+/// The same where somebody has sent a signal and waits for the end.
+pub const ENDING_ON_SIGNAL: Duration = Duration::from_millis(600);
 /// Runtimes that are counted in one process: it has one after the other, by exec.
 const OF_ONE: usize = 8;
 /// For a runtime to open a session. It waits for that no longer than [`START_WAIT_NS`], and has nothing else to do.
@@ -181,8 +183,9 @@ impl Starts {
             level: LEVEL,
             buffer_mib: self.shared.buffer_mib,
         };
-        let open =
-            |stacks| ipc::listen_from_start(&target, &what, stacks, Arc::clone(&self.shared.give_up), ANSWER);
+        let give_up = &self.shared.give_up;
+        let wait = Wait::until(ANSWER, give_up);
+        let open = |stacks| ipc::listen_from_start(&target, &what, stacks, Arc::clone(give_up), wait.clone());
         match open(false) {
             Err(error) if error.is_unknown_command() => open(true),
             opened => opened,
@@ -231,12 +234,13 @@ impl Counting {
         self.session = None;
     }
 
-    /// Ends the counting in all processes.
+    /// Ends the counting in all processes. A runtime that has not ended its session after `patience` is
+    /// not waited for; what it had told by then is counted, and the rest is said to be missing.
     #[must_use]
-    pub fn finish(mut self) -> Counted {
+    pub fn finish(mut self, patience: Duration) -> Counted {
         self.cease();
         let shared = &self.starts.shared;
-        let until = Instant::now() + ENDING;
+        let until = Instant::now() + patience;
         let is_read = || shared.known().runtimes.iter().all(|of| !of.is_served);
         let open: Vec<(u32, u64)> =
             shared.known().runtimes.iter().filter_map(|of| Some((of.pid, of.session?))).collect();
@@ -244,7 +248,7 @@ impl Counting {
             let stop = move || {
                 let target = Target::open(pid).ok()?;
                 // One that has ended, or does not answer, ends its stream by that.
-                ipc::stop_listening(&target, session, ENDING).ok()
+                ipc::stop_listening(&target, session, patience).ok()
             };
             thread::Builder::new().name("stop".into()).spawn(stop).ok();
         }
