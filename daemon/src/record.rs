@@ -38,6 +38,8 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long running processes are read at the start of a recording of the whole host. The others are when they are first seen.
 const READING: Duration = Duration::from_millis(200);
 
+/// The exit code of a program that the kernel has ended for want of memory (SIGKILL), and of a shell that ran one.
+const KILLED: u8 = 128 + 9;
 /// An attach that takes longer is told of: a recording with a named process is that much longer than it was asked to be.
 const LONG_ATTACH: Duration = Duration::from_millis(500);
 
@@ -483,6 +485,15 @@ fn wait_for_end(
             if let Some(child) = &mut child
                 && let Some(status) = child.try_wait().map_err(internal("waiting for the program"))?
             {
+                if exit_code(status) == KILLED
+                    && let Some(cgroup) = growing.as_ref().and_then(Growing::killed_in)
+                {
+                    crate::error::say(&format!(
+                        "the program was killed: the kernel has killed for want of memory in its cgroup {} meanwhile (oom_kill). \
+                         What the recording made the program use may be the cause",
+                        cgroup.display()
+                    ));
+                }
                 return Ok::<_, Error>(End::Child(status));
             }
             attached.look();
