@@ -41,7 +41,8 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
     #[must_use]
     pub fn makes_room(&self, rows: usize) -> bool {
         let words = rows.wrapping_mul(W);
-        self.words.opens(words) && self.scratch.opens(words)
+        // Rows for which there is nothing to sort them in would be sorted wrongly.
+        self.scratch.opens(words) && self.words.opens(words)
     }
 
     /// Rows there are.
