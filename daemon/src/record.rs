@@ -121,6 +121,13 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let mut counting = match options.alloc_counts {
         Some(often) => {
             let buffer_mib = memory_guard::counts_buffer(counts::BUFFER_MIB, options.force)?;
+            if buffer_mib < counts::BUFFER_MIB {
+                say.line(&format!(
+                    "each runtime keeps up to {buffer_mib} MiB of its events instead of {}, for no more memory is left; \
+                     what finds no room is lost and counted",
+                    counts::BUFFER_MIB
+                ));
+            }
             Some(Counting::open(rate(often), buffer_mib)?)
         }
         None => None,
