@@ -20,6 +20,10 @@ const UNTRIED_WAIT: Duration = Duration::from_secs(10);
 /// So often requests of a service may fail while the receiver takes others: then they have one try
 /// each.
 const MOST_TRIES: u32 = 4;
+/// The same of a service that has failed along with another: that may have been the receiver's fault.
+const MOST_SHARED_TRIES: u32 = 8;
+/// Services that are remembered without a request that waits.
+const MOST_SERVICES: usize = 4096;
 /// So often a receiver may fail on one request of its own fault, by what it says, before that is taken
 /// for the request's. It takes 18 minutes: a receiver that is away and says just this costs one
 /// request by then, and one in each hour that follows.
@@ -61,6 +65,8 @@ struct Service {
     last: Instant,
     /// How many the receiver had taken by then.
     taken_before: u64,
+    /// It failed when the receiver was found to.
+    is_shared: bool,
     /// One of its requests came to its end, and none was taken since: the next has one try.
     is_suspect: bool,
 }
@@ -115,7 +121,9 @@ impl Turns {
         }
         // Services that fail are for when there is nothing else to do.
         let is_untroubled = |item: &Item| {
-            !self.services.contains_key(&item.group)
+            self.services
+                .get(&item.group)
+                .is_none_or(|service| service.failures == 0 && !service.is_suspect)
                 && !self.tried.contains(&item.group)
                 && !self.requests.contains_key(&item.sequence)
         };
@@ -188,8 +196,15 @@ impl Turns {
         request.attempts += 1;
         request.failures += u32::from(counts);
         let request = *request;
-        let fresh =
-            Service { failures: 0, tries: 0, until: now, last: now, taken_before: 0, is_suspect: false };
+        let fresh = Service {
+            failures: 0,
+            tries: 0,
+            until: now,
+            last: now,
+            taken_before: 0,
+            is_shared: false,
+            is_suspect: false,
+        };
         let taken = self.taken;
         let service = self.services.entry(item.group).or_insert(fresh);
         // Only while the receiver takes others is it the service's requests that are tried.
@@ -198,33 +213,40 @@ impl Turns {
         service.failures += 1;
         service.last = now;
         service.until = now + wait(service.failures, asked, chance);
-        let is_over = if service.is_suspect { taken > 0 } else { service.tries >= MOST_TRIES };
+        let most = if service.is_shared { MOST_SHARED_TRIES } else { MOST_TRIES };
+        let is_over = if service.is_suspect { taken > 0 } else { service.tries >= most };
         self.tried.insert(item.group);
-        let other = self.failed_last.replace(item.group).is_some_and(|before| before != item.group);
+        let other = self.failed_last.is_some_and(|before| before != item.group);
         if other || self.failures > 0 {
+            self.failed_last = Some(item.group);
             self.receiver_fails(now, asked, chance);
             if request.failures < MOST_FAILURES {
                 return Blame::Receiver;
             }
-        } else if !is_over && request.failures < MOST_FAILURES {
-            return Blame::Request;
+        } else if !is_over {
+            self.failed_last = Some(item.group);
+            if request.failures < MOST_FAILURES {
+                return Blame::Request;
+            }
         }
+        // A service that is over by its tries says nothing of the receiver, and has no more waits. One
+        // request that is over by its failures says nothing of the next one.
         self.requests.remove(&item.sequence);
-        if let Some(service) = self.services.get_mut(&item.group) {
+        if is_over && let Some(service) = self.services.get_mut(&item.group) {
             (service.is_suspect, service.until) = (true, now);
         }
         Blame::Ended { tries: request.attempts }
     }
 
-    /// What was said of its services may have been the receiver's fault.
+    /// What was said of its services may have been the receiver's fault: they wait no longer than it
+    /// does. Their tries count on, since two services that are never taken fail along with each other.
     fn receiver_fails(&mut self, now: Instant, asked: Option<Duration>, chance: u64) {
         self.failures = self.failures.saturating_add(1);
         self.is_certain |= asked.is_some();
         self.since = Some(now);
         self.until = Some(now + wait(self.failures, asked, chance));
-        self.services.retain(|_, service| service.is_suspect);
         for service in self.services.values_mut() {
-            service.until = now;
+            (service.failures, service.until, service.is_shared) = (0, now, true);
         }
     }
 
@@ -238,6 +260,10 @@ impl Turns {
     pub fn forget(&mut self, items: &Items) {
         if self.requests.len() > 64 {
             self.requests.retain(|sequence, _| items.contains_key(sequence));
+        }
+        if self.services.len() > MOST_SERVICES {
+            let waiting: HashSet<u64> = items.values().map(|item| item.group).collect();
+            self.services.retain(|group, _| waiting.contains(group));
         }
     }
 }
@@ -350,6 +376,30 @@ mod tests {
         run.items.extend(items(&[(9, 3)]));
         run.until(before + 11);
         assert_eq!(run.sent.iter().map(|(_, sequence)| *sequence).collect::<Vec<_>>(), [9]);
+    }
+
+    #[test]
+    fn two_services_that_are_never_taken_come_to_an_end_while_others_are_taken() {
+        let mut run = Run::new(&[(1, 1), (2, 2), (3, 1), (4, 2)], &|group, _| group == 3);
+        for number in 5..205 {
+            run.items.extend(items(&[(number, 3)]));
+            run.until((number - 4) * 10);
+        }
+        run.ended.sort_unstable();
+        assert_eq!((run.sent.len(), run.items.len(), run.ended), (200, 0, vec![1, 2, 3, 4]));
+    }
+
+    #[test]
+    fn a_request_that_is_over_by_its_failures_says_nothing_of_the_next_one() {
+        let (all, now) = (items(&[(1, 1), (2, 1)]), Instant::now());
+        let mut turns = Turns::default();
+        turns.taken(Item { sequence: 0, ..all[&1] });
+        for _ in 1..MOST_FAILURES {
+            assert_eq!(turns.failed(all[&1], None, true, now, 0), Blame::Request);
+        }
+        assert_eq!(turns.failed(all[&1], None, true, now, 0), Blame::Ended { tries: MOST_FAILURES });
+        assert_eq!(turns.next(&items(&[(2, 1)]), now), Next::Wait(now + LONGEST_WAIT));
+        assert_eq!(turns.failed(all[&2], None, true, now, 0), Blame::Request);
     }
 
     #[test]
