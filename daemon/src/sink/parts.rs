@@ -67,7 +67,7 @@ impl MemoryBounds {
 pub struct Hurry(Arc<OnceLock<Instant>>);
 
 impl Hurry {
-    /// No part is begun after this. The first call counts.
+    /// No sample is put into a part after this. The first call counts.
     pub fn end_by(&self, deadline: Instant) {
         self.0.set(deadline).ok();
     }
@@ -137,20 +137,18 @@ pub fn each<P: Parts>(
         }
     };
     let mut one = Some(unpacking());
+    let mut part_from = first;
     let Made { left_from, failed, .. } = &mut made;
     stream::samples(finished.profile.bytes(), first, |position, sample| {
-        // Before the first there is nothing that would be made twice.
-        if position == first && hurry.is_over() {
-            *left_from = Some(position);
+        // A part that was begun is left with all of its samples: none is made twice.
+        if hurry.is_over() {
+            *left_from = Some(part_from);
             return Ok::<_, SinkError>(ControlFlow::Break(()));
         }
         if let Some(part) = parts.add(&sample) {
             hand_over(part, one.take().unwrap_or_else(unpacking), failed);
-            if hurry.is_over() {
-                // It begins the next part.
-                *left_from = Some(position);
-                return Ok(ControlFlow::Break(()));
-            }
+            // It begins the next part.
+            part_from = position;
             one = Some(unpacking());
         }
         Ok(ControlFlow::Continue(()))
@@ -265,6 +263,11 @@ impl Outgoing {
             return self.keep(finished, first, at).map(|()| None);
         }
         let one = unpacking();
+        // Others may have had it for long.
+        if self.hurry.is_over() {
+            drop(one);
+            return self.keep(finished, first, at).map(|()| None);
+        }
         let tables = stream::tables(finished.profile.bytes(), self.memory.tables);
         drop(one);
         match tables {
