@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 const SAY_AGAIN: Duration = Duration::from_secs(3600);
 /// A state without an end of its own has ended when nothing of it has come for so long.
 const QUIET: Duration = Duration::from_secs(600);
+/// A state of a service of which nothing is taken any more is forgotten after this: a receiver may ask
+/// for a wait of an hour.
+const FORGOTTEN: Duration = Duration::from_secs(7200);
 /// Services that are named for one cause. Of more the number is said.
 const NAMED: usize = 5;
 /// States that are told apart. What is more is counted under one.
@@ -156,11 +159,11 @@ impl States {
             Some(format!("{WHAT}: {what}; {}", event.then))
         } else if first_return {
             state.ends = Ends::WhenQuiet;
-            Some(format!(
-                "{WHAT}: {what}; {}. It comes and goes: it is said again when it is over",
-                event.then
-            ))
-        } else if lasts && state.is_named {
+            let is_said = state.is_named || event.service.is_empty();
+            is_said.then(|| {
+                format!("{WHAT}: {what}; {}. It comes and goes: it is said again when it is over", event.then)
+            })
+        } else if lasts && (state.is_named || event.service.is_empty()) {
             Some(format!(
                 "{WHAT}: {what}; {} ({} {} since it began, {} ago)",
                 event.then,
@@ -190,6 +193,14 @@ impl States {
     pub fn look(&mut self, now: Instant) {
         let quiet = |at: Instant| now.saturating_duration_since(at) >= QUIET;
         self.end(now, |_, state| state.ends == Ends::WhenQuiet && quiet(state.last));
+        // What waited was given up, or its service is gone: nothing of it will be taken.
+        let is_gone = |state: &State| {
+            state.ends == Ends::WhenServiceTaken
+                && now.saturating_duration_since(state.last) >= FORGOTTEN
+        };
+        for state in self.states.values_mut().filter(|state| state.ended.is_none() && is_gone(state)) {
+            state.ended = Some(now);
+        }
         // Those that did not come back.
         self.states.retain(|_, state| state.ended.is_none_or(|ended| !quiet(ended)));
     }
@@ -218,6 +229,10 @@ impl States {
                     let (services, count, _) = more.entry(cause).or_insert((0, 0, state.unit));
                     (*services, *count) = (*services + 1, *count + state.count);
                 }
+                continue;
+            }
+            // Of more services than are named no line says when each works again.
+            if !state.is_named && !service.is_empty() {
                 continue;
             }
             let (attempts, longest, _) = works.get_or_insert((0_u64, Duration::ZERO, String::new()));
@@ -283,22 +298,23 @@ pub fn say(sink: &str, lines: Vec<Line>) {
 /// lines of one place is not for them: one receiver's would be in the way of another's.
 pub const SAID: &str = "perfusion::receivers";
 
-/// A reason without its numbers: `413: limit 65536` and `413: limit 70000` are one cause. The number
-/// of a status in front of the text stays.
+/// A reason without its numbers: `413: limit 65536` and `413: limit 70000` are one cause. A word with
+/// a digit in it is a number, too, such as the id of a request in hexadecimal. The number of a status
+/// in front of the text stays.
 fn cause(reason: &str) -> String {
-    let mut cause = String::new();
-    let mut in_number = false;
-    let keep = reason.find(": ").map_or(0, |end| end);
-    for (at, letter) in reason.char_indices().take(CAUSE_CHARACTERS) {
-        let is_number = letter.is_ascii_digit() && at >= keep;
-        match (is_number, in_number) {
-            (true, false) => cause.push('#'),
-            (true, true) => {}
-            (false, _) => cause.push(letter),
+    let (head, text) = reason.split_at(reason.find(": ").unwrap_or(0));
+    let is_between = |letter: char| !(letter.is_alphanumeric() || letter == '-' || letter == '_');
+    let mut cause = head.to_owned();
+    for part in text.split_inclusive(is_between) {
+        let word = part.trim_end_matches(is_between);
+        if word.bytes().any(|byte| byte.is_ascii_digit()) {
+            cause.push('#');
+            cause.extend(part.chars().skip(word.chars().count()));
+        } else {
+            cause.push_str(part);
         }
-        in_number = is_number;
     }
-    cause
+    cause.chars().take(CAUSE_CHARACTERS).collect()
 }
 
 /// A time in words, to the second.
@@ -431,6 +447,46 @@ mod tests {
     }
 
     #[test]
+    fn a_receivers_failure_that_a_service_met_first_is_said_again_each_hour() {
+        let (mut states, start) = (States::default(), Instant::now());
+        states.event(event("web", "the receiver answers 503: busy", Ends::WhenServiceTaken), start);
+        for minute in 0..=180 {
+            let now = start + MINUTE * minute;
+            states.event(event("", "the receiver answers 503: busy", Ends::WhenTaken), now);
+        }
+        let said = texts(&mut states);
+        assert_eq!(said.len(), 4, "{said:#?}");
+    }
+
+    #[test]
+    fn a_state_of_a_service_that_is_gone_has_an_end() {
+        let (mut states, start) = (States::default(), Instant::now());
+        states.event(event("web", "the receiver answers 429: slow down", Ends::WhenServiceTaken), start);
+        states.taken("shop", start + MINUTE);
+        states.look(start + MINUTE);
+        assert!(states.trouble().is_some());
+        states.look(start + FORGOTTEN);
+        assert_eq!(states.trouble(), None);
+        states.look(start + FORGOTTEN + QUIET);
+        assert_eq!(states.sums().count(), 0);
+    }
+
+    #[test]
+    fn services_that_come_and_go_together_are_few_lines() {
+        let (mut states, start) = (States::default(), Instant::now());
+        for turn in 0..3_u32 {
+            let now = start + MINUTE * turn;
+            let services: Vec<String> = (0..100).map(|number| format!("service {number}")).collect();
+            for service in &services {
+                states.event(event(service, "the receiver answers 503: busy", Ends::WhenServiceTaken), now);
+            }
+            services.iter().for_each(|service| states.taken(service, now));
+        }
+        let said = texts(&mut states);
+        assert_eq!(said.len(), 3 * NAMED, "{said:#?}");
+    }
+
+    #[test]
     fn numbers_are_no_part_of_a_cause_but_the_status() {
         assert_eq!(
             cause("the receiver answers 413: limit 65536 of 7"),
@@ -438,5 +494,9 @@ mod tests {
         );
         assert_eq!(cause("message of 17 bytes"), "message of # bytes");
         assert_eq!(cause("a:4317: refused (111)"), "a:4317: refused (#)");
+        let ids = ["3f2a1b9c-dead-4bee-a1b2-c3d4e5f60718", "0badcafe-1111-4bee-a1b2-beefbeefbeef"];
+        for id in ids {
+            assert_eq!(cause(&format!("it answers 400: request {id}: no")), "it answers 400: request #: no");
+        }
     }
 }
