@@ -223,6 +223,20 @@ impl State {
         group
     }
 
+    /// Whose request it is. A service has one name as long as there is room for it: what a request
+    /// says may be another way to write it, and a state ends under the name that it began with.
+    fn name_of(&mut self, item: Item, payload: &[u8], remote: &dyn Remote) -> Arc<str> {
+        if let Some(known) = self.names.get(&item.group) {
+            return Arc::clone(known);
+        }
+        let service: Arc<str> = remote.service(payload).into();
+        // Requests of earlier versions are of one group, whosever they are.
+        if item.group != 0 && self.names.len() < MOST_NAMES {
+            self.names.insert(item.group, Arc::clone(&service));
+        }
+        service
+    }
+
     fn event(&mut self, sink: &str, event: Event<'_>) {
         self.states.event(event, Instant::now());
         states::say(sink, self.states.lines());
@@ -281,10 +295,7 @@ impl State {
     fn answered(&mut self, sink: &str, taken: &Taken, verdict: Verdict, remote: &dyn Remote) {
         let Taken { item, payload } = taken;
         let (now, chance) = (Instant::now(), leftover::random().unwrap_or_default());
-        let service = match self.names.get(&item.group) {
-            Some(known) => Arc::clone(known),
-            None => remote.service(payload).into(),
-        };
+        let service = self.name_of(*item, payload, remote);
         match verdict {
             Verdict::Accepted { rejected, remark } => {
                 self.figures.sent += 1;
@@ -316,6 +327,11 @@ impl State {
             Verdict::TooLarge(reason) => {
                 self.turns.judged(*item);
                 let raw = remote.raw_bytes(payload);
+                // Where longer ones are taken, more and shorter ones would be refused all the same.
+                if raw <= SHORT_BYTES && self.sizes.has_taken(raw) {
+                    self.give_up(sink, *item, &service, &reason, End::Refused);
+                    return;
+                }
                 self.sizes.refused(raw, true, now);
                 if !self.split(sink, taken, &service, &reason, remote) {
                     self.give_up(sink, *item, &service, &reason, End::TooLarge);
@@ -499,8 +515,11 @@ impl Delivery {
     /// Requests were made of this window.
     pub fn done(&self, window: Item) {
         let mut state = self.shared.lock();
-        state.figures.split += 1;
-        state.spool.drop_item(window.sequence);
+        // It may have been evicted meanwhile, which is its end then.
+        if state.spool.items().contains_key(&window.sequence) {
+            state.figures.split += 1;
+            state.spool.drop_item(window.sequence);
+        }
     }
 
     /// How long new requests may be, of which the receiver is said to take `most` bytes.

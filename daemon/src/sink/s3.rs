@@ -304,7 +304,11 @@ impl Remote for Bucket {
         });
         match answer {
             Ok(_) => Verdict::Accepted { rejected: 0, remark: None },
-            Err(error) => later(shortened(&error)),
+            // Its key has the service in it, and the cause is the same for all.
+            Err(error) => {
+                let key: &str = key.as_ref();
+                later(shortened(&error.replace(key, "…")))
+            }
         }
     }
 

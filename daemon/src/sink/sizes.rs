@@ -52,6 +52,12 @@ impl Sizes {
         self.taken == 0
     }
 
+    /// True when something so long or longer was taken.
+    #[must_use]
+    pub fn has_taken(&self, bytes: usize) -> bool {
+        self.taken >= bytes.max(1)
+    }
+
     /// True when nothing so long was taken, and something shorter was.
     #[must_use]
     pub fn is_beyond_taken(&self, bytes: usize) -> bool {
@@ -102,6 +108,7 @@ mod tests {
         assert!((limit / 2..=limit).contains(&bounds.bytes), "{bounds:?}");
         assert!((limit..=8 * limit).contains(&bounds.lone_bytes), "{bounds:?}");
         assert!(sizes.is_beyond_taken(limit) && !sizes.is_beyond_taken(tried));
+        assert!(sizes.has_taken(tried) && !sizes.has_taken(limit) && !Sizes::default().has_taken(0));
         // The limit may be another by then.
         assert_eq!(sizes.bounds(MOST, now + REMEMBERED).bytes, MOST);
     }

@@ -278,17 +278,22 @@ impl Spool {
     }
 
     /// The oldest window that requests are to be made of. It stays until [`drop_item`](Self::drop_item)
-    /// and may be evicted meanwhile. One that cannot be read goes, and is counted.
+    /// and may be evicted meanwhile. One that is gone, or not as it was put, is counted. One that cannot
+    /// be read now stays until it is too old: what is in the way, such as too many open files, may pass.
     pub fn window(&mut self, now: Now) -> Option<Taken> {
         self.expire(now);
-        loop {
-            let item = *self.items.values().find(|item| item.kind == Kind::Window)?;
-            match fs::read(self.path(item)) {
+        let windows: Vec<Item> =
+            self.items.values().filter(|item| item.kind == Kind::Window).copied().collect();
+        for item in windows {
+            let path = self.path(item);
+            match fs::read(&path) {
                 Ok(payload) if u64::try_from(payload.len()) == Ok(item.length) => {
                     return Some(Taken { item, payload });
                 }
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "cannot be read: requests are made of it later");
+                }
                 found => {
-                    let path = self.path(item);
                     let error = found.err().map_or_else(String::new, |error| error.to_string());
                     tracing::warn!(path = %path.display(), error, "was changed in the spool: no requests are made of it");
                     self.remove(item.sequence);
@@ -296,6 +301,7 @@ impl Spool {
                 }
             }
         }
+        None
     }
 
     /// This one is of no more use. Another one may be on its way to the receiver.

@@ -195,8 +195,7 @@ impl States {
         self.end(now, |_, state| state.ends == Ends::WhenQuiet && quiet(state.last));
         // What waited was given up, or its service is gone: nothing of it will be taken.
         let is_gone = |state: &State| {
-            state.ends == Ends::WhenServiceTaken
-                && now.saturating_duration_since(state.last) >= FORGOTTEN
+            state.ends == Ends::WhenServiceTaken && now.saturating_duration_since(state.last) >= FORGOTTEN
         };
         for state in self.states.values_mut().filter(|state| state.ended.is_none() && is_gone(state)) {
             state.ended = Some(now);

@@ -121,9 +121,7 @@ impl Turns {
         }
         // Services that fail are for when there is nothing else to do.
         let is_untroubled = |item: &Item| {
-            self.services
-                .get(&item.group)
-                .is_none_or(|service| service.failures == 0 && !service.is_suspect)
+            self.services.get(&item.group).is_none_or(|service| service.failures == 0 && !service.is_suspect)
                 && !self.tried.contains(&item.group)
                 && !self.requests.contains_key(&item.sequence)
         };
