@@ -359,8 +359,15 @@ impl State {
                 }
             }
             Verdict::Denied(reason) => {
-                self.turns.failed(*item, None, false, now, chance);
-                self.give_up(sink, *item, &service, &reason, End::Denied);
+                match self.turns.failed(*item, None, false, now, chance) {
+                    // It would be refused whatever it held, so it is kept.
+                    Blame::Receiver => {
+                        self.failed(sink, taken, &service, &reason, Blame::Receiver, remote);
+                    }
+                    Blame::Request | Blame::Ended { .. } => {
+                        self.give_up(sink, *item, &service, &reason, End::Denied);
+                    }
+                }
             }
             Verdict::Failed(reason) => {
                 let blame = self.turns.failed(*item, None, true, now, chance);
