@@ -301,7 +301,10 @@ fn through_the_framework() -> pprof::proto::Profile {
         duration: Duration::from_secs(10),
         period_ns: 10_101_010,
         main_image: None,
-        comments: vec![format!("{}3 instead of 99", pprof::RATES_LOWERED_PREFIX)],
+        comments: vec![
+            format!("{}3 instead of 99", pprof::RATES_LOWERED_PREFIX),
+            format!("{}nothing", pprof::LOSS_PREFIX),
+        ],
     };
     pprof::decode(&pprof::encode(&window, &symbolizer, &files, &about).unwrap()).unwrap()
 }

@@ -491,7 +491,12 @@ mod tests {
     }
 
     fn connect(line: &Line, target: &Target, timeout: Duration) -> Result<UnixStream, IpcError> {
-        line.connect(target, timeout, Instant::now() + timeout).map(UnixStream::from)
+        // Who waits for it does so by `poll`; these tests have nobody to wait for.
+        line.connect(target, timeout, Instant::now() + timeout).map(|socket| {
+            let stream = UnixStream::from(socket);
+            stream.set_nonblocking(false).unwrap();
+            stream
+        })
     }
 
     #[test]
