@@ -147,9 +147,9 @@ fn folded_stacks_have_readable_names_and_exact_sums() {
             "Garbage Collector;[libfoo.so]+0x1234 5000000",
             "Shop.Program.Main(…);Shop.Work.Burn<System.Int32>(System.Int32) 6666667",
             "Shop.Program.Main(…);Shop.Work.Burn<System.Int32>(System.Int32);[libfoo.so]+0x1234 3333333",
-            "Shop.Program.Main(…);[runtime stub];[managed] 0x9000 1000000",
+            "Shop.Program.Main(…);[runtime stub];[managed]\\u{20}0x9000 1000000",
             "[guessed caller];[unknown image]+0x99 1000000",
-            "[unknown] 0x5555 1000000",
+            "[unknown]\\u{20}0x5555 1000000",
         ]
     );
     let (all, none) = folded(&profile, "blocked", &View { idle: true, ..View::default() });
@@ -157,7 +157,7 @@ fn folded_stacks_have_readable_names_and_exact_sums() {
     // As in the table and the flame graph, parked threads are shown on request only.
     let (blocked, parked) = folded(&profile, "blocked", &View::default());
     assert_eq!((blocked.len(), parked), (1, 8_000_000_000));
-    let wait = "Shop.Program.Main(…);Shop.Work.Wait:For\\u{7}(…)+async;[libfoo.so]+0x1234;";
+    let wait = "Shop.Program.Main(…);Shop.Work.Wait\\u{3b}For\\u{7}(…)+async;[libfoo.so]+0x1234;";
     assert!(
         blocked.iter().any(|line| line.starts_with(wait) && line.ends_with(" 2000000000")),
         "{blocked:#?}"
@@ -169,14 +169,14 @@ fn folded_stacks_have_readable_names_and_exact_sums() {
     };
     let by = grouped(&["thread"]);
     assert!(
-        by[0].starts_with(".NET TP Worker 4;Shop.Program.Main") && by[1].starts_with("main 1;"),
+        by[0].starts_with(".NET TP Worker\\u{20}4;Shop.Program.Main") && by[1].starts_with("main\\u{20}1;"),
         "{by:#?}"
     );
     // Of several the first is the outermost.
     let by = grouped(&["waker_name", "thread_name"]);
     assert!(
         by[0].starts_with("(none);.NET TP Worker;Shop.Program.Main")
-            && by[1].starts_with("pool 1;main;Shop.Program.Main"),
+            && by[1].starts_with("pool\\u{20}1;main;Shop.Program.Main"),
         "{by:#?}"
     );
 }

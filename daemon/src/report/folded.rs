@@ -71,7 +71,7 @@ fn escaped(name: &str) -> Cow<'_, str> {
     // What follows the last space, if readers could take it for a number.
     let before_number = name.rfind(' ').filter(|&at| {
         let end = name.get(at + 1..).unwrap_or_default();
-        !end.is_empty() && end.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | '-' | '+' | 'e' | 'E'))
+        end.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '.' | '-' | '+'))
     });
     let must = |at: usize, c: char| match c {
         ';' => true,
