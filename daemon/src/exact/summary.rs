@@ -130,8 +130,7 @@ fn lost(process: &Process) -> String {
         );
     }
     if process.ending == Ending::Declined {
-        let why = process.why.iter().map(|why| format!(", because of {why}"));
-        all.push(format!("all of it{}", why.collect::<String>()));
+        all.push("all of it".to_owned());
     }
     if process.untold {
         all.push(UNTOLD.to_owned());
@@ -183,13 +182,9 @@ fn of_process(process: &Process, options: Options) -> Vec<String> {
                 "its first {}; it was killed or crashed: what it allocated after that, within a second, is missing",
                 time(process.counted_ns)
             ),
-            Ending::Declined => format!(
-                "which was not counted: {}",
-                process
-                    .why
-                    .as_deref()
-                    .unwrap_or("its table was not opened within a second, or its runtime refused")
-            ),
+            Ending::Declined =>
+                "which was not counted: its table was not opened within 3 s, or its runtime refused"
+                    .to_owned(),
         }
     )];
     let left = process.types.iter().fold(Count::default(), |mut sum, of| {

@@ -4,7 +4,6 @@
 //!
 //! A [`Client`] posts to a receiver, with a deadline for all of it and an answer of bounded length; a [`Peer`] hands an answer over as it comes.
 
-use super::words;
 use crate::leftover;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
@@ -137,7 +136,7 @@ pub enum HttpError {
     #[error("no file with certificate authorities: expected {}, or one named in the configuration", AUTHORITIES.join(" or "))]
     NoAuthorities,
     /// A certificate, ours or theirs.
-    #[error("{}", words::of_tls(.0))]
+    #[error("TLS: {0}")]
     Tls(#[from] rustls::Error),
     /// A header.
     #[error("header {name}: {source}")]
@@ -148,7 +147,7 @@ pub enum HttpError {
         source: InvalidHeaderValue,
     },
     /// No connection, or a handshake that failed.
-    #[error("{to}: {}", words::of_connection(source))]
+    #[error("{to}: {source}")]
     Connect {
         /// Host and port.
         to: String,
@@ -156,7 +155,7 @@ pub enum HttpError {
         source: io::Error,
     },
     /// The conversation failed.
-    #[error("{}", words::of_request(.0))]
+    #[error("HTTP: {0}")]
     Http(#[from] hyper::Error),
     /// The request cannot be written as one.
     #[error("HTTP: {0}")]

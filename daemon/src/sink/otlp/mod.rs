@@ -1,33 +1,26 @@
 //! Profiles to anything that speaks OpenTelemetry's protocol: over gRPC or HTTP, one profile per sample type, from a spool of its own.
 //!
-//! `convert` makes requests of a profile, they wait in the spool packed and ready, `answer` knows what an answer means, and `halve` makes two of one that
-//! is longer than the receiver takes.
+//! `convert` makes requests of a profile, they wait in the spool packed and ready, `answer` knows what an answer means.
 
 pub mod answer;
 pub mod convert;
-pub mod halve;
 pub mod proto;
 
-use self::convert::Converter;
-use self::proto::any_value::Value;
-use self::proto::{ExportProfilesServiceRequest, Resource};
+use self::proto::ExportProfilesServiceRequest;
 use super::deliver::{Backlog, Lazy, Remote, Verdict};
 use super::http::{Client, Version};
-use super::parts::{Hurry, Outgoing};
 use super::receiver::{self, Reach, SpoolOptions};
 use super::{Finished, Sink, SinkError, unpacking};
 use crate::config::units::{Bytes, Span};
 use crate::leftover;
 use crate::pprof::PprofError;
-use crate::pprof::stream::unpacked_bytes;
 use flate2::Compression;
-use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, TE};
 use prost::Message as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -116,7 +109,10 @@ impl OtlpOptions {
 /// The sink.
 pub struct Otlp {
     name: String,
-    outgoing: Outgoing,
+    most_bytes: usize,
+    delivery: Lazy,
+    requests: u64,
+    dropped_samples: u64,
 }
 
 impl Otlp {
@@ -129,25 +125,15 @@ impl Otlp {
         let (client, directory) =
             receiver::open("otlp", &options.url, &options.reach, options.version(), spool)?;
         let name = format!("otlp {}", options.place());
-        let receiver = Receiver { client, protocol: options.protocol };
-        let delivery = Lazy::new(&name, directory, spool.limits(), options.timeout.0, receiver);
-        let most_bytes = usize::try_from(options.max_request.0).unwrap_or(usize::MAX);
-        Ok(Self { name, outgoing: Outgoing::new(delivery, most_bytes, "request") })
+        let receiver = Receiver { sink: name.clone(), client, protocol: options.protocol };
+        Ok(Self {
+            delivery: Lazy::new(&name, directory, spool.limits(), options.timeout.0, receiver),
+            name,
+            most_bytes: usize::try_from(options.max_request.0).unwrap_or(usize::MAX),
+            requests: 0,
+            dropped_samples: 0,
+        })
     }
-}
-
-/// Makes requests of a window's samples from `first` on and puts them into the spool.
-fn make(outgoing: &mut Outgoing, finished: &Finished, first: u64) -> Result<(), SinkError> {
-    let at = finished.start + finished.duration;
-    let Some(tables) = outgoing.tables(finished, first, at)? else { return Ok(()) };
-    let converter = Converter::new(finished, &tables, outgoing.bounds(usize::MAX), fresh_id);
-    outgoing.put(finished, first, at, converter, |request| pack(&request))
-}
-
-fn pack(request: &ExportProfilesServiceRequest) -> Result<Vec<u8>, SinkError> {
-    let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
-    packed.write_all(&request.encode_to_vec()).map_err(PprofError::from)?;
-    Ok(packed.finish().map_err(PprofError::from)?)
 }
 
 impl Sink for Otlp {
@@ -156,37 +142,47 @@ impl Sink for Otlp {
     }
 
     fn place(&self) -> &Path {
-        self.outgoing.delivery.directory()
-    }
-
-    fn within(&mut self, memory: u64) {
-        self.outgoing.within(memory);
-    }
-
-    fn hurries(&mut self, hurry: Hurry) {
-        self.outgoing.hurry = hurry;
+        self.delivery.directory()
     }
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        make(&mut self.outgoing, finished, 0)
+        let one = unpacking();
+        let converted = convert::requests(finished, self.most_bytes, &mut fresh_id)?;
+        self.dropped_samples += converted.dropped_samples;
+        let packed = |request: ExportProfilesServiceRequest| {
+            let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+            packed.write_all(&request.encode_to_vec()).map_err(PprofError::from)?;
+            Ok(packed.finish().map_err(PprofError::from)?)
+        };
+        let requests: Vec<Result<Vec<u8>, SinkError>> = converted.requests.into_iter().map(packed).collect();
+        // Before the disk is waited for.
+        drop(one);
+        let spooled = receiver::each(requests, |request| {
+            let request = request?;
+            self.requests += 1;
+            Ok(self.delivery.put(finished.start + finished.duration, &request)?)
+        });
+        spooled.and(receiver::all_fitted(converted.dropped_samples, "request", self.most_bytes))
     }
 
     fn window_over(&mut self) {
-        self.outgoing.take_up(make);
+        self.delivery.take_up();
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let (mut counters, figures) = self.outgoing.counters();
+        let figures = self.delivery.figures();
+        let mut counters = figures.counters(self.requests).to_vec();
         counters.push(("profiles_rejected", figures.rejected_profiles));
+        counters.push(("samples_too_long", self.dropped_samples));
         counters
     }
 
     fn backlog(&self) -> Option<Backlog> {
-        Some(self.outgoing.delivery.backlog())
+        Some(self.delivery.backlog())
     }
 
     fn close(&mut self, deadline: Instant) {
-        self.outgoing.delivery.close(deadline);
+        self.delivery.close(deadline);
     }
 }
 
@@ -200,39 +196,10 @@ fn fresh_id() -> [u8; 16] {
 }
 
 struct Receiver {
+    /// What messages call it.
+    sink: String,
     client: Client,
     protocol: Protocol,
-}
-
-/// Of a request, whose it is; all else is skipped.
-#[derive(Clone, PartialEq, prost::Message)]
-struct Whose {
-    #[prost(message, repeated, tag = "1")]
-    resource_profiles: Vec<WhoseProfiles>,
-}
-
-/// Likewise.
-#[derive(Clone, PartialEq, prost::Message)]
-struct WhoseProfiles {
-    #[prost(message, optional, tag = "1")]
-    resource: Option<Resource>,
-}
-
-fn unpacked(payload: &[u8]) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    // What was spooled by us is within this; anything else is not worth the memory.
-    GzDecoder::new(payload).take(*REQUEST_BYTES.end()).read_to_end(&mut bytes).ok().map(|_| bytes)
-}
-
-fn service(payload: &[u8]) -> Option<String> {
-    let whose = Whose::decode(unpacked(payload)?.as_slice()).ok()?;
-    let attributes =
-        whose.resource_profiles.into_iter().filter_map(|of| of.resource).flat_map(|of| of.attributes);
-    let name = attributes.into_iter().find(|attribute| attribute.key == "service.name")?;
-    match name.value?.value? {
-        Value::StringValue(text) => Some(text),
-        _ => None,
-    }
 }
 
 impl Remote for Receiver {
@@ -242,35 +209,17 @@ impl Remote for Receiver {
                 let headers = [(CONTENT_TYPE, "application/x-protobuf"), (CONTENT_ENCODING, "gzip")];
                 self.client
                     .post(HTTP_PATH, &headers, payload.to_vec(), deadline)
-                    .map(|got| answer::http(&got))
+                    .map(|got| answer::http(&got, &self.sink))
             }
             Protocol::Grpc => {
                 let headers =
                     [(CONTENT_TYPE, "application/grpc+proto"), (TE, "trailers"), (GRPC_ENCODING, "gzip")];
                 let framed = answer::frame(payload);
-                self.client.post(GRPC_PATH, &headers, framed, deadline).map(|got| answer::grpc(&got))
+                self.client
+                    .post(GRPC_PATH, &headers, framed, deadline)
+                    .map(|got| answer::grpc(&got, &self.sink))
             }
         };
-        answer.unwrap_or_else(|error| receiver::unreached(&error))
-    }
-
-    fn service(&self, payload: &[u8]) -> String {
-        service(payload).unwrap_or_default()
-    }
-
-    fn raw_bytes(&self, payload: &[u8]) -> usize {
-        unpacked_bytes(payload)
-    }
-
-    fn split(&self, payload: &[u8]) -> Vec<Vec<u8>> {
-        let _one = unpacking();
-        let unpacked = unpacked(payload).unwrap_or_default();
-        let Ok(request) = ExportProfilesServiceRequest::decode(unpacked.as_slice()) else {
-            return Vec::new();
-        };
-        drop(unpacked);
-        let halves = halve::halve(&request, fresh_id);
-        let packed: Result<Vec<Vec<u8>>, SinkError> = halves.iter().map(pack).collect();
-        packed.unwrap_or_default()
+        answer.unwrap_or_else(receiver::unreached)
     }
 }
